@@ -1,0 +1,264 @@
+//! The contract between the core and a store. Read this first.
+//!
+//! A store answers five questions; the core does everything else, once. Whoever writes a store implements
+//! [`LockStore`] and keeps the rules below, which the cases of the compliance suite cite by number.
+//!
+//! - **R1, idempotent per claim.** The same [`Claim`] again gives the same grant and the same fence, with the lease
+//!   extended.
+//! - **R2, one token per acquisition**: 128 random bits, never per client or per owner. Once its release was sent a
+//!   token is burnt. So `release(&claim)` undoes an acquire whose outcome is unknown, and can hurt nobody else.
+//! - **R3, waiting.** `acquire` may answer [`Attempt::Contended`] at any time up to `wait`; `wait == 0` is a try. A
+//!   queueing store keeps the claim's place until `release(&claim)`. The core loops until the caller's deadline.
+//! - **R4, validity.** [`Hold::until`] is the moment just **before the request was sent** plus the ttl, on the clock of
+//!   [`StoreInfo::clock`]. The core subtracts [`drift`](crate::drift). A reply that leaves less than the minimum
+//!   useful validity is not an acquisition: the core releases it and goes on.
+//! - **R5, renew never creates.** It extends only what is still held by the claim. Absent, expired or another's:
+//!   [`Renewed::Lost`]. Nothing may resurrect a lease that another owner could have taken. `depth` is written as an
+//!   absolute number, so that a repeated renewal counts once.
+//! - **R6, no false no.** "Could not ask" is an error with [`Effect::Unknown`](crate::Effect::Unknown), never
+//!   `Contended`, never `NotHeld`.
+//! - **R7, foreign hands.** Renewing or releasing someone else's lease changes nothing and says so.
+//! - **R8, cancellation.** Every future may be dropped at any await. The core then calls `release(&claim)`; a store
+//!   sends that release behind whatever it may already have sent for the claim, if the connection still lives.
+//! - **R9, fences.** For one key, if grant X returned before acquire Y was invoked, then fence(Y) > fence(X): across
+//!   release, expiry, crash and restart, as strictly as [`Capability::fencing`] claims. Gaps are fine. Renewal and
+//!   reentry keep the fence.
+//! - **R10, server time.** Expiry is judged by the store's own clock in the same atomic step as the change that
+//!   depends on it, never by a client's wall clock.
+//! - **R11, names.** Every [`LockKey`] is a distinct lock: no folding of case, accents, trailing spaces, braces or
+//!   slashes. What a store can't spell it encodes or hashes.
+//! - **R12, honest capabilities.** What a store can't do it answers with
+//!   [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported). No silent downgrade.
+//!
+//! Two invariants keep backends small: a backend never sleeps, polls, retries, renews or counts reentrancy on its own
+//! (a native blocking wait, such as a watch or a subscription, is fine), and every call ends within `wait` plus the
+//! store's own bound on one operation, whatever the network does.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use crate::{Capability, Claim, Clock, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result, Token};
+
+/// A place that keeps locks. See the [module](self) for the rules.
+///
+/// There are no default methods: in a wrapper they would silently bypass what is wrapped.
+#[async_trait]
+pub trait LockStore: fmt::Debug + Send + Sync + 'static {
+    /// What the store is and can do. No I/O.
+    fn info(&self) -> &StoreInfo;
+
+    /// Asks for a lease, waiting natively for up to [`AcquireRequest::wait`].
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) or [`Unsupported`](crate::ErrorKind::Unsupported) for what the
+    /// store can't do; `Unavailable`, `TimedOut`, `Denied` or `Unexpected` when it could not ask. If the request may
+    /// have been sent, the effect is unknown.
+    ///
+    /// # Cancellation
+    /// The lease may be granted, or come to be granted, after the future was dropped: release the claim.
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt>;
+
+    /// Extends leases; one answer for each renewal, in order.
+    ///
+    /// # Cancellation
+    /// Any of the leases may have been extended; none was created.
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>>;
+
+    /// Ends a lease, or a claim's place in a queue. Idempotent.
+    ///
+    /// # Errors
+    /// As for [`acquire`](Self::acquire).
+    ///
+    /// # Cancellation
+    /// The lease may have ended.
+    async fn release(&self, claim: &Claim) -> Result<Release>;
+
+    /// Reads who holds what. Changes nothing.
+    ///
+    /// # Errors
+    /// As for [`acquire`](Self::acquire), always without effect.
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>>;
+}
+
+/// What a store is.
+#[derive(Clone, Debug)]
+pub struct StoreInfo {
+    /// The scheme of its URL, such as `redis`.
+    pub scheme: &'static str,
+    /// A name for messages, without secrets, such as `redis` or `redis 127.0.0.1:6379`.
+    pub name: Arc<str>,
+    /// What it can do.
+    pub capability: Capability,
+    /// The clock of [`Hold::until`], shared with the core.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// A request for a lease.
+#[derive(Clone, Debug)]
+pub struct AcquireRequest {
+    /// What is asked for.
+    pub claim: Claim,
+    /// How long the lease is to last when it is not renewed.
+    pub ttl: Duration,
+    /// How long the store may wait for the lock to become free. Zero is a try.
+    pub wait: Duration,
+    /// Who goes first among those who wait.
+    pub order: Order,
+    /// What fence is asked for.
+    pub fence: FenceRequest,
+    /// Who asks, in words.
+    pub holder: HolderInfo,
+}
+
+/// Who goes first among those who wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Whoever asks at the right moment.
+    #[default]
+    Any,
+    /// Whoever came first.
+    Fifo,
+}
+
+/// What fence a grant is to carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FenceRequest {
+    /// Grant strictly above this.
+    pub floor: Fence,
+    /// How many consecutive fences the grant is to own; at least 1.
+    pub span: u32,
+    /// Where a new counter starts.
+    pub clock: FenceClock,
+}
+
+impl Default for FenceRequest {
+    fn default() -> Self {
+        Self { floor: Fence::NONE, span: 1, clock: FenceClock::Store }
+    }
+}
+
+/// Where a fence counter starts that the store does not have yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FenceClock {
+    /// At the store's own clock, in microseconds, or above the floor if that is higher.
+    #[default]
+    Store,
+    /// Just above the floor: the members of a quorum must be able to grant exactly what was proposed.
+    Floor,
+}
+
+/// The answer to an [`AcquireRequest`].
+#[derive(Clone, Debug)]
+pub enum Attempt {
+    /// The lease is the claim's.
+    Granted(Hold),
+    /// It is another's.
+    Contended(Contention),
+}
+
+/// What is known of the holder in the way.
+#[derive(Clone, Debug, Default)]
+pub struct Contention {
+    /// When asking again makes sense, if the store knows: zero for at once.
+    pub retry_after: Option<Duration>,
+    /// Who holds the lock.
+    pub holder: Option<HolderInfo>,
+}
+
+/// A request to extend a lease.
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    /// Whose lease.
+    pub claim: Claim,
+    /// How long it is to last from now on.
+    pub ttl: Duration,
+    /// The count of nested holds, to be shown in the store.
+    pub depth: u32,
+    /// Raise the store's fence counter for the key to at least this.
+    pub fence_floor: Option<Fence>,
+}
+
+/// The answer to a [`Renewal`].
+#[derive(Clone, Debug)]
+pub enum Renewed {
+    /// The lease goes on.
+    Held(Hold),
+    /// The lease is over.
+    Lost(LossReason),
+}
+
+/// The answer to a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The lease was the claim's and has ended.
+    Released {
+        /// How many **other** clients were known to wait for it; `None` if the store can't tell.
+        waiters: Option<u32>,
+    },
+    /// The lease was not the claim's at that moment: the work done under it may have overlapped with another's.
+    NotHeld(LossReason),
+}
+
+/// What to inspect.
+#[derive(Clone, Debug)]
+pub enum Query {
+    /// These locks; the answer has one entry for each, in order, also for the free ones.
+    Keys(Vec<LockKey>),
+    /// All locks that are held and whose name starts with this; sorted by name.
+    Prefix(String),
+}
+
+/// Who holds a lock.
+#[derive(Clone, Debug)]
+pub struct KeyState {
+    /// The lock.
+    pub key: LockKey,
+    /// Its holders; empty if it is free.
+    pub holders: Vec<Holder>,
+    /// The last fence that was given out for it, as far as the store remembers.
+    pub fence: Option<Fence>,
+    /// How many clients wait for it, if the store can tell.
+    pub waiters: Option<u32>,
+}
+
+/// One holder of a lock.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// Its token; `None` if it is not a lockkit client.
+    pub token: Option<Token>,
+    /// Who it is, in words.
+    pub info: HolderInfo,
+    /// How it holds the lock.
+    pub mode: Mode,
+    /// Its nested holds.
+    pub depth: u32,
+    /// The first fence of its grant; `None` if it is not a lockkit client.
+    pub fence: Option<Fence>,
+    /// What is left of its lease on the store's clock; `None` if the lease does not run out by time.
+    pub remaining: Option<Duration>,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl<S: LockStore + ?Sized> LockStore for Arc<S> {
+    fn info(&self) -> &StoreInfo {
+        (**self).info()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        (**self).acquire(request).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        (**self).renew(renewals).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        (**self).release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        (**self).inspect(query).await
+    }
+}
