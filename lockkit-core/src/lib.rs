@@ -12,15 +12,35 @@
 
 mod capability;
 mod clock;
+mod engine;
 mod error;
+mod guard;
+mod lock;
+mod locker;
+mod memory;
+mod observe;
+mod owner;
 pub mod store;
 mod types;
+mod wrap;
 
-pub use capability::{Capability, Fencing, Liveness, Waiting};
-pub use clock::{Clock, Moment, ShiftedClock, SystemClock};
-pub use error::{Effect, Error, ErrorKind, Result};
-pub use store::{
-    AcquireRequest, Attempt, Contention, FenceClock, FenceRequest, Holder, KeyState, LockStore, Order, Query, Release,
-    Renewal, Renewed, StoreInfo,
+#[cfg(feature = "metrics")]
+pub use observe::Metrics;
+pub use {
+    capability::{Capability, Fencing, Liveness, Waiting},
+    clock::{Clock, Moment, ShiftedClock, SystemClock},
+    engine::HandOver,
+    error::{Effect, Error, ErrorKind, Result},
+    guard::{Guard, Outcome, Status},
+    lock::Lock,
+    locker::{Locker, LockerBuilder, RwLock},
+    memory::MemoryStore,
+    observe::{Event, Observer},
+    owner::Owner,
+    store::{
+        AcquireRequest, Attempt, Contention, FenceClock, FenceRequest, Holder, KeyState, LockStore, Order, Query,
+        Release, Renewal, Renewed, StoreInfo,
+    },
+    types::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Token, drift},
+    wrap::{Observed, Prefix},
 };
-pub use types::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Token, drift};

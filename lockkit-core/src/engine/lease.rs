@@ -1,0 +1,352 @@
+//! The state of one lease, as this process believes it: `Held -> Suspect -> Lost | Released`.
+//!
+//! All decisions take the present moment as an argument and do no I/O. `Lost` and `Released` are final: whatever a
+//! late reply says, a lease that ended stays ended.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::local::Seat;
+use crate::{Claim, Fence, Hold, LossReason, Moment, drift};
+
+/// A lease and what is believed of it.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    /// Tells leases with the same next event apart.
+    pub(crate) id: u64,
+    pub(crate) claim: Claim,
+    pub(crate) terms: Terms,
+    /// The fence of this holder.
+    pub(crate) fence: Fence,
+    /// How many fences of the grant are left to hand out after this one.
+    pub(crate) spare_fences: u32,
+    /// When this holder got the lease.
+    pub(crate) since: Moment,
+    state: Mutex<State>,
+    ended: Notify,
+}
+
+/// What the holder asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Terms {
+    /// What must be left of a lease for it to be worth having: a quarter of its ttl, and at least 20 ms.
+    pub(crate) fn useful(&self) -> Duration {
+        (self.ttl / 4).max(Duration::from_millis(20))
+    }
+
+    /// How long one renewal may take: a sixth of the ttl, so that two more fit before the deadline, and at most 3 s.
+    pub(crate) fn renewal_timeout(&self) -> Duration {
+        (self.ttl / 6).min(Duration::from_secs(3))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    phase: Phase,
+    /// When belief ends if nothing is heard.
+    deadline: Moment,
+    /// When this holder's time is up, however often the lease is renewed.
+    hold_limit: Option<Moment>,
+    /// Failed renewals in a row.
+    failures: u32,
+    /// When the lease is next looked at; its place in the timer queue.
+    pub(crate) next_event: Moment,
+    /// Nested holds.
+    pub(crate) depth: u32,
+    /// The place at the head of the local queue, if the lock has one.
+    pub(crate) seat: Option<Seat>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Held,
+    Suspect,
+    Lost(LossReason),
+    Released,
+}
+
+/// What the timer finds when it looks at a lease.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// It has ended; forget it.
+    Nothing,
+    /// It was lost just now.
+    Lost(LossReason),
+    /// It wants to be renewed.
+    Renew,
+    /// It has no renewal coming; look again at this moment.
+    Later(Moment),
+}
+
+impl Lease {
+    pub(crate) fn new(id: u64, hold: Hold, terms: Terms, since: Moment, seat: Option<Seat>) -> Self {
+        let hold_limit = terms.max_hold.map(|limit| since + limit);
+        let deadline = hold.until - drift(terms.ttl);
+        Self {
+            id,
+            claim: hold.claim,
+            terms,
+            fence: hold.fence,
+            spare_fences: hold.span.saturating_sub(1),
+            since,
+            state: Mutex::new(State {
+                phase: Phase::Held,
+                deadline,
+                hold_limit,
+                failures: 0,
+                next_event: since,
+                depth: 1,
+                seat,
+            }),
+            ended: Notify::new(),
+        }
+    }
+
+    /// The same lease in the hands of the next holder, with the next fence. The caller ends this one.
+    pub(crate) fn succeed(&self, id: u64, terms: Terms, now: Moment, seat: Option<Seat>, state: &State) -> Self {
+        Self {
+            id,
+            claim: self.claim.clone(),
+            terms,
+            fence: self.fence.offset(1),
+            spare_fences: self.spare_fences - 1,
+            since: now,
+            state: Mutex::new(State {
+                phase: Phase::Held,
+                deadline: state.deadline,
+                hold_limit: terms.max_hold.map(|limit| now + limit),
+                failures: 0,
+                next_event: state.next_event,
+                depth: 1,
+                seat,
+            }),
+            ended: Notify::new(),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes everyone who waits for the end of this lease.
+    pub(crate) fn announce_end(&self) {
+        self.ended.notify_waiters();
+    }
+
+    /// Is notified when the lease ends. Must be created before the state is read.
+    pub(crate) fn end(&self) -> tokio::sync::futures::Notified<'_> {
+        self.ended.notified()
+    }
+}
+
+impl State {
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// When belief ends: the lease's deadline or the holder's limit, whichever is first.
+    pub(crate) fn deadline(&self) -> Moment {
+        self.hold_limit.map_or(self.deadline, |limit| limit.min(self.deadline))
+    }
+
+    /// What is believed at `now`. Finding the deadline passed is how a process that was frozen learns of it.
+    ///
+    /// Returns the reason if the lease was lost by this very look.
+    pub(crate) fn look(&mut self, now: Moment) -> Option<LossReason> {
+        if !self.is_live() || now < self.deadline() {
+            return None;
+        }
+        let reason = match self.phase {
+            _ if self.hold_limit.is_some_and(|limit| limit <= self.deadline) => LossReason::MaxHold,
+            Phase::Suspect => LossReason::Unreachable,
+            _ => LossReason::Expired,
+        };
+        self.phase = Phase::Lost(reason);
+        Some(reason)
+    }
+
+    /// Whether it is held, surely or not.
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.phase, Phase::Held | Phase::Suspect)
+    }
+
+    /// Whether it is held and the last renewal went well.
+    pub(crate) fn is_sure(&self) -> bool {
+        self.phase == Phase::Held
+    }
+
+    /// Ends the holder's belief. Returns what was believed until now.
+    pub(crate) fn release(&mut self) -> Phase {
+        std::mem::replace(&mut self.phase, Phase::Released)
+    }
+
+    /// Records that the lease is lost, unless it had ended already.
+    pub(crate) fn lose(&mut self, reason: LossReason) -> bool {
+        let live = self.is_live();
+        if live {
+            self.phase = Phase::Lost(reason);
+        }
+        live
+    }
+
+    /// Records a successful renewal. A reply that comes after the deadline changes nothing: by then the guard has
+    /// been told, or will be at its next use, that the lease is lost.
+    pub(crate) fn extend(&mut self, until: Moment, terms: &Terms, now: Moment) {
+        if !self.is_live() || now >= self.deadline() {
+            return;
+        }
+        self.phase = Phase::Held;
+        self.failures = 0;
+        self.deadline = self.deadline.max(until - drift(terms.ttl));
+    }
+
+    /// Records a failed renewal; returns when to try again: soon at first, then less often, at most a tenth of the
+    /// ttl apart.
+    pub(crate) fn doubt(&mut self, terms: &Terms, now: Moment) -> Option<Moment> {
+        if !self.is_live() {
+            return None;
+        }
+        self.phase = Phase::Suspect;
+        let longest = (terms.ttl / 10).max(Duration::from_millis(5));
+        let pause = Duration::from_millis(100).saturating_mul(1 << self.failures.min(10)).min(longest);
+        self.failures += 1;
+        Some((now + pause).min(self.deadline()))
+    }
+
+    /// What the timer should do at `now`.
+    pub(crate) fn due(&mut self, terms: &Terms, now: Moment) -> Due {
+        if let Some(reason) = self.look(now) {
+            Due::Lost(reason)
+        } else if !self.is_live() {
+            Due::Nothing
+        } else if terms.renew {
+            Due::Renew
+        } else {
+            Due::Later(self.deadline())
+        }
+    }
+
+    /// When a lease just granted or renewed is next looked at: after a third of what is left of it, up to 10 %
+    /// sooner or later so that leases taken together drift apart, or at its end if it is not renewed.
+    pub(crate) fn schedule(&self, terms: &Terms, now: Moment, jitter: u32) -> Moment {
+        if !terms.renew {
+            return self.deadline();
+        }
+        let third = self.deadline.since(now) / 3;
+        let pause = third * 9 / 10 + third / 5 * (jitter % 1024) / 1024;
+        on_grid(now + pause, terms.ttl).max(now).min(self.deadline())
+    }
+}
+
+/// The next earlier point of a grid that leases of a like ttl share, so that one request renews many of them.
+///
+/// The mesh is a power of two below ttl/256: coarse grids are subsets of finer ones.
+fn on_grid(moment: Moment, ttl: Duration) -> Moment {
+    let mesh = (ttl / 256).as_nanos().max(1).ilog2();
+    Moment::from_nanos(moment.as_nanos() >> mesh << mesh)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LockKey, Mode, Token};
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn terms() -> Terms {
+        Terms { ttl: TTL, renew: true, max_hold: None }
+    }
+
+    fn start() -> Moment {
+        Moment::from_nanos(1_000_000_000_000)
+    }
+
+    fn lease(terms: Terms) -> Lease {
+        let claim = Claim {
+            key: LockKey::new("x").expect("name"),
+            token: Token::random().expect("random"),
+            mode: Mode::Exclusive,
+        };
+        let hold = Hold { claim, fence: Fence::new(7), span: 4, until: start() + terms.ttl, depth: 1 };
+        Lease::new(1, hold, terms, start(), None)
+    }
+
+    #[test]
+    fn belief_ends_before_the_lease_can() {
+        let lease = lease(terms());
+        let mut state = lease.state();
+        assert_eq!(state.deadline(), start() + TTL - drift(TTL));
+        assert_eq!(state.look(start() + TTL - drift(TTL) - Duration::from_nanos(1)), None);
+        assert_eq!(state.look(start() + TTL - drift(TTL)), Some(LossReason::Expired));
+    }
+
+    #[test]
+    fn lost_is_final() {
+        let lease = lease(terms());
+        let mut state = lease.state();
+        assert!(state.lose(LossReason::Taken));
+        state.extend(start() + TTL * 2, &terms(), start() + Duration::from_secs(1));
+        assert_eq!(state.phase(), Phase::Lost(LossReason::Taken));
+        assert!(!state.lose(LossReason::Gone));
+        assert_eq!(state.due(&terms(), start()), Due::Nothing);
+    }
+
+    #[test]
+    fn a_reply_after_the_deadline_comes_too_late() {
+        let lease = lease(terms());
+        let mut state = lease.state();
+        state.extend(start() + TTL * 3, &terms(), start() + TTL);
+        assert_eq!(state.look(start() + TTL), Some(LossReason::Expired));
+    }
+
+    #[test]
+    fn doubt_keeps_the_deadline_and_is_healed_by_a_renewal() {
+        let lease = lease(terms());
+        let mut state = lease.state();
+        let before = state.deadline();
+        let mut now = start();
+        for _ in 0..40 {
+            now = state.doubt(&terms(), now).expect("live");
+        }
+        assert_eq!((state.deadline(), now), (before, before));
+        state.extend(start() + TTL * 2, &terms(), start() + Duration::from_secs(1));
+        assert!(state.is_sure());
+        assert_eq!(state.deadline(), start() + TTL * 2 - drift(TTL));
+    }
+
+    #[test]
+    fn unreachable_and_max_hold_are_told_apart() {
+        let first = lease(terms());
+        first.state().doubt(&terms(), start());
+        assert_eq!(first.state().look(start() + TTL), Some(LossReason::Unreachable));
+
+        let capped = Terms { max_hold: Some(Duration::from_secs(2)), ..terms() };
+        let second = lease(capped);
+        assert_eq!(second.state().look(start() + Duration::from_secs(2)), Some(LossReason::MaxHold));
+    }
+
+    #[test]
+    fn renewals_come_at_a_third_and_share_a_grid() {
+        let lease = lease(terms());
+        let state = lease.state();
+        let soonest = state.schedule(&terms(), start(), 0).since(start());
+        let latest = state.schedule(&terms(), start(), 1023).since(start());
+        assert!(soonest > TTL / 4 && latest < TTL * 2 / 5, "{soonest:?} {latest:?}");
+        let fixed = Terms { renew: false, ..terms() };
+        assert_eq!(state.schedule(&fixed, start(), 0), state.deadline());
+        assert_eq!(
+            on_grid(start() + Duration::from_millis(20), TTL),
+            on_grid(start() + Duration::from_millis(21), TTL)
+        );
+    }
+}

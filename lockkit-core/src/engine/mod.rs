@@ -1,0 +1,269 @@
+//! The machinery behind `Locker`, written once for all stores: the local queue, waiting, renewal, the reaper.
+//!
+//! Ownership runs one way: guards and tasks hold the engine; the engine holds leases; a lease holds its seat in the
+//! local queue. The timer task holds the engine only while it works, so that the last guard and the last `Locker`
+//! take everything with them.
+
+mod backoff;
+mod lease;
+mod local;
+mod reaper;
+mod renew;
+mod wait;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+pub use self::local::HandOver;
+pub(crate) use self::{
+    lease::{Lease, Phase, Terms},
+    wait::{Ask, Limit},
+};
+use self::{
+    local::{Handed, LocalQueues, Seat, Turn},
+    reaper::Outstanding,
+    renew::Timers,
+};
+use crate::{
+    Error, ErrorKind, Event, Hold, HolderInfo, LockKey, LockStore, LossReason, Moment, Observer, Release, Result,
+};
+
+/// What a `Locker` can be told once, for all its locks.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) holder: HolderInfo,
+    pub(crate) hand_over: HandOver,
+    pub(crate) patience: Duration,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+}
+
+/// The machinery of one `Locker`.
+pub(crate) struct Engine {
+    pub(crate) store: Arc<dyn LockStore>,
+    pub(crate) settings: Settings,
+    queues: Arc<LocalQueues>,
+    timers: Arc<Timers>,
+    outstanding: Outstanding,
+    next_id: AtomicU64,
+    closed: AtomicBool,
+    closing: Notify,
+}
+
+/// How a hold ended locally, and what the store still has to be told.
+enum Ending {
+    /// The lease went to the next local waiter, or was never the caller's to end.
+    Done,
+    /// It had been lost before.
+    Lost(LossReason),
+    /// It was one of several nested holds.
+    Nested,
+    /// The store has to be told.
+    Store(Option<Seat>),
+}
+
+impl Engine {
+    pub(crate) fn new(store: Arc<dyn LockStore>, settings: Settings) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            settings,
+            queues: Arc::default(),
+            timers: Arc::default(),
+            outstanding: Outstanding::default(),
+            next_id: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            closing: Notify::new(),
+        })
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.store.info().clock.now()
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Closed, "the locker was shut down"));
+        }
+        Ok(())
+    }
+
+    /// Refuses new acquisitions, then waits until every release under way in the background is done.
+    pub(crate) async fn shutdown(&self, timeout: Duration) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
+        self.closing.notify_waiters();
+        tokio::time::timeout(timeout, self.outstanding.drained()).await.map_err(|_| {
+            let left = self.outstanding.count();
+            Error::new(ErrorKind::TimedOut, format!("{left} releases were still under way after {timeout:?}"))
+                .unknown_effect()
+        })
+    }
+
+    /// Checks what is believed of a lease, and carries out a loss that only this look revealed.
+    pub(crate) fn look(self: &Arc<Self>, lease: &Arc<Lease>) -> Phase {
+        let mut state = lease.state();
+        let lost = state.look(self.now());
+        let phase = state.phase();
+        drop(state);
+        if let Some(reason) = lost {
+            self.after_loss(lease, reason);
+        }
+        phase
+    }
+
+    /// Ends a hold and reports how it stood.
+    pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
+        match self.end(lease) {
+            Ending::Done => Ok(None),
+            Ending::Lost(reason) => Ok(Some(reason)),
+            Ending::Nested => self.write_depth(lease).await,
+            Ending::Store(seat) => self.release_at_store(lease, seat).await,
+        }
+    }
+
+    /// Ends a hold without waiting: what the store has to be told is told in the background.
+    pub(crate) fn let_go(self: &Arc<Self>, lease: &Arc<Lease>) {
+        match self.end(lease) {
+            Ending::Done | Ending::Lost(_) => {}
+            Ending::Nested => {
+                let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
+                self.spawn(async move { drop(engine.write_depth(&lease).await) });
+            }
+            Ending::Store(seat) => {
+                let lapse = self.lapse_of(lease.terms.ttl);
+                self.reap(lease.claim.clone(), lapse, reaper::Certainty::Ordered, seat);
+            }
+        }
+    }
+
+    /// Ends a hold in this process. From here on nobody believes in it, whatever becomes of the store's lease.
+    fn end(self: &Arc<Self>, lease: &Arc<Lease>) -> Ending {
+        let now = self.now();
+        let mut state = lease.state();
+        if let Some(reason) = state.look(now) {
+            drop(state);
+            self.after_loss(lease, reason);
+            return Ending::Lost(reason);
+        }
+        match state.phase() {
+            Phase::Lost(reason) => return Ending::Lost(reason),
+            Phase::Released => return Ending::Done,
+            Phase::Held | Phase::Suspect => {}
+        }
+        if state.depth > 1 {
+            state.depth -= 1;
+            return Ending::Nested;
+        }
+        if self.may_hand_over(lease, &state, now)
+            && let Some(waiter) = self.queues.successor(&lease.claim.key, lease.terms, self.settings.hand_over, now)
+        {
+            let seat = state.seat.take();
+            let next = Arc::new(lease.succeed(self.next_id(), waiter.terms, now, seat, &state));
+            state.release();
+            self.timers.remove(lease, &state);
+            drop(state);
+            self.register(&next, now);
+            lease.announce_end();
+            self.observe(|| Event::Released { key: &lease.claim.key, held: now.since(lease.since) });
+            // A waiter that left in this instant drops the turn, and with it the lease goes on to the next.
+            drop(waiter.wake.send(Turn::Take(Handed::new(next, Arc::clone(self)))));
+            return Ending::Done;
+        }
+        state.release();
+        self.timers.remove(lease, &state);
+        let seat = state.seat.take();
+        drop(state);
+        lease.announce_end();
+        self.observe(|| Event::Released { key: &lease.claim.key, held: now.since(lease.since) });
+        Ending::Store(seat)
+    }
+
+    fn may_hand_over(&self, lease: &Lease, state: &lease::State, now: Moment) -> bool {
+        lease.spare_fences > 0
+            && state.seat.is_some()
+            && state.is_sure()
+            && state.deadline().since(now) >= lease.terms.useful()
+    }
+
+    async fn release_at_store(self: &Arc<Self>, lease: &Lease, seat: Option<Seat>) -> Result<Option<LossReason>> {
+        let mut undo = self.undo_if_dropped(&lease.claim, lease.terms.ttl);
+        let answer = self.store.release(&lease.claim).await;
+        match answer {
+            Ok(Release::Released { waiters }) => {
+                undo.disarm();
+                self.pass(seat, &lease.claim.key, waiters);
+                Ok(None)
+            }
+            Ok(Release::NotHeld(reason)) => {
+                undo.disarm();
+                Ok(Some(reason))
+            }
+            Err(error) => {
+                undo.in_doubt();
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets the next local waiter ask the store, after others if they wait and this process had its run.
+    fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>) {
+        let Some(mut seat) = seat else { return };
+        let ended = self.queues.run_ended(key, self.settings.hand_over, self.now());
+        seat.courtesy = ended && waiters != Some(0);
+    }
+
+    /// Makes a grant a lease of this process.
+    fn admit(self: &Arc<Self>, hold: Hold, terms: Terms, seat: Option<Seat>) -> Arc<Lease> {
+        let now = self.now();
+        let lease = Arc::new(Lease::new(self.next_id(), hold, terms, now, seat));
+        self.register(&lease, now);
+        lease
+    }
+
+    fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What has to be done once when a lease is found to be lost.
+    fn after_loss(self: &Arc<Self>, lease: &Arc<Lease>, reason: LossReason) {
+        let seat = {
+            let mut state = lease.state();
+            self.timers.remove(lease, &state);
+            state.seat.take()
+        };
+        lease.announce_end();
+        self.observe(|| Event::Lost { key: &lease.claim.key, reason, held: self.now().since(lease.since) });
+        match reason {
+            // The store may still keep the lease: a renewal may have come through whose reply did not.
+            LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => {
+                let lapse = self.lapse_of(lease.terms.ttl);
+                self.reap(lease.claim.clone(), lapse, reaper::Certainty::Doubtful, seat);
+            }
+            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded => drop(seat),
+        }
+    }
+
+    pub(crate) fn observe<'a>(&self, event: impl FnOnce() -> Event<'a>) {
+        if let Some(observer) = &self.settings.observer {
+            observer.event(&event());
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.timers.stop();
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("store", &self.store.info().name).finish_non_exhaustive()
+    }
+}

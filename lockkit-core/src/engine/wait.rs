@@ -1,0 +1,329 @@
+//! Getting a lease: the local queue first, then the store, until it is granted, the caller's time is up, or the
+//! store has been out of reach for too long.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+
+use super::{
+    Engine, Lease, Terms,
+    backoff::Backoff,
+    local::{Entered, Seat, Turn},
+    reaper::Undo,
+};
+use crate::{
+    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, Event, FenceRequest, Hold, Liveness, LockKey, Mode,
+    Moment, Order, Result, Token, Waiting,
+};
+
+/// The longest wait that is asked of a store at once.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// How long a process that had its run keeps back while others wait. They are woken by the release and need about
+/// two round trips to get the lock.
+const COURTESY: Duration = Duration::from_millis(1);
+
+/// What a caller asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) key: LockKey,
+    pub(crate) mode: Mode,
+    pub(crate) order: Order,
+    pub(crate) terms: Terms,
+}
+
+/// How long a caller waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Limit {
+    /// Not at all.
+    Try,
+    /// Until the moment; the duration is what it was made of.
+    Until(Moment, Duration),
+    /// For ever.
+    Forever,
+}
+
+impl Limit {
+    /// What is left at `now`; `None` without a limit.
+    pub(crate) fn left(self, now: Moment) -> Option<Duration> {
+        match self {
+            Self::Try => Some(Duration::ZERO),
+            Self::Until(moment, _) => Some(moment.since(now)),
+            Self::Forever => None,
+        }
+    }
+
+    /// How long one call to the store may take before the caller's patience is over: the store answers in time by
+    /// itself, so this is for one that doesn't. A try is bounded by the store's own limit on an operation.
+    fn hard(self, now: Moment) -> Duration {
+        match self {
+            Self::Until(moment, whole) => moment.since(now) + Duration::from_millis(50) + whole / 10,
+            Self::Try | Self::Forever => Duration::MAX,
+        }
+    }
+
+    fn is_over(self, now: Moment) -> bool {
+        self.left(now).is_some_and(|left| left.is_zero())
+    }
+}
+
+impl Ask {
+    /// Only plain exclusive locks queue locally: a queue in front of a fair one would undo its order, and the others
+    /// have many holders at once.
+    fn queues_locally(&self) -> bool {
+        self.mode == Mode::Exclusive && self.order == Order::Any
+    }
+}
+
+/// One claim and what its requests led to so far.
+struct Asking<'a> {
+    engine: &'a Arc<Engine>,
+    ask: &'a Ask,
+    limit: Limit,
+    backoff: Backoff,
+    /// Since when the store gave nothing but errors.
+    failing_since: Option<Moment>,
+}
+
+/// What to do after one call.
+enum Step {
+    Done(Hold),
+    GiveUp,
+    Again(Duration),
+    /// The claim's token is burnt; start over with a new one.
+    Afresh,
+}
+
+impl Engine {
+    /// Gets a lease; `None` if the caller's time was up while another had the lock.
+    pub(crate) async fn acquire(self: &Arc<Self>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
+        self.check_open()?;
+        self.check(ask)?;
+        let start = self.now();
+        let seat = match self.line_up(ask, limit).await? {
+            LinedUp::Head(seat) => seat,
+            LinedUp::Granted(lease) => {
+                self.note_granted(&lease, start, true);
+                return Ok(Some(lease));
+            }
+            LinedUp::GaveUp => return Ok(self.note_contended(ask, start)),
+        };
+        let keep_back = seat.as_ref().is_some_and(|seat| seat.courtesy);
+        if keep_back {
+            sleep(COURTESY.min(limit.left(self.now()).unwrap_or(COURTESY))).await;
+        }
+        let mut asking = Asking {
+            engine: self,
+            ask,
+            limit,
+            backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
+            failing_since: None,
+        };
+        match asking.run().await? {
+            Some(hold) => {
+                let lease = self.admit(hold, ask.terms, seat);
+                self.note_granted(&lease, start, false);
+                Ok(Some(lease))
+            }
+            None => Ok(self.note_contended(ask, start)),
+        }
+    }
+
+    /// Refuses what this store can't do, before anything is sent.
+    fn check(&self, ask: &Ask) -> Result<()> {
+        let info = self.store.info();
+        let capability = &info.capability;
+        let refuse = |kind, message: String| Err(Error::new(kind, message).at("acquire", Some(&ask.key), &info.name));
+        if ask.key.as_str().len() > capability.max_key_bytes {
+            let most = capability.max_key_bytes;
+            return refuse(ErrorKind::InvalidInput, format!("names have at most {most} bytes on this store"));
+        }
+        let unsupported = match (ask.mode, ask.order) {
+            (Mode::Shared, _) if !capability.shared => Some("shared locks"),
+            (Mode::Permit { .. }, _) if !capability.permits => Some("permits"),
+            (_, Order::Fifo) if !capability.fifo => Some("first-come-first-served locks"),
+            _ => None,
+        };
+        if let Some(what) = unsupported {
+            return refuse(ErrorKind::Unsupported, format!("this store has no {what}"));
+        }
+        if let Liveness::Ttl { min, max } = capability.liveness
+            && !(min..=max).contains(&ask.terms.ttl)
+        {
+            let ttl = ask.terms.ttl;
+            return refuse(
+                ErrorKind::InvalidInput,
+                format!("the ttl must be between {min:?} and {max:?}, not {ttl:?}"),
+            );
+        }
+        Ok(())
+    }
+
+    /// Waits for the head of the local queue, or for the lease itself.
+    async fn line_up(self: &Arc<Self>, ask: &Ask, limit: Limit) -> Result<LinedUp> {
+        if !ask.queues_locally() {
+            return Ok(LinedUp::Head(None));
+        }
+        let entered = match limit {
+            Limit::Try => self.queues.try_enter(&ask.key).map(Entered::Head),
+            Limit::Until(..) | Limit::Forever => Some(self.queues.enter(&ask.key, ask.terms)),
+        };
+        let mut place = match entered {
+            None => return Ok(LinedUp::GaveUp),
+            Some(Entered::Head(seat)) => return Ok(LinedUp::Head(Some(seat))),
+            Some(Entered::Line(place)) => place,
+        };
+        let closing = self.closing.notified();
+        self.check_open()?;
+        let left = limit.left(self.now()).unwrap_or(Duration::MAX);
+        tokio::select! {
+            biased;
+            turn = place.turn() => match turn {
+                Some(Turn::Ask(seat)) => Ok(LinedUp::Head(Some(seat))),
+                Some(Turn::Take(handed)) => match handed.accept() {
+                    Some(lease) => Ok(LinedUp::Granted(lease)),
+                    None => Ok(LinedUp::GaveUp),
+                },
+                None => Err(Error::new(ErrorKind::Closed, "the locker is gone")),
+            },
+            () = closing => Err(Error::new(ErrorKind::Closed, "the locker was shut down")),
+            () = sleep(left) => Ok(LinedUp::GaveUp),
+        }
+    }
+
+    fn note_granted(&self, lease: &Lease, start: Moment, handed_over: bool) {
+        let waited = lease.since.since(start);
+        self.observe(|| Event::Acquired { key: &lease.claim.key, fence: lease.fence, waited, handed_over });
+    }
+
+    fn note_contended(&self, ask: &Ask, start: Moment) -> Option<Arc<Lease>> {
+        self.observe(|| Event::Contended { key: &ask.key, waited: self.now().since(start) });
+        None
+    }
+}
+
+enum LinedUp {
+    Head(Option<Seat>),
+    Granted(Arc<Lease>),
+    GaveUp,
+}
+
+impl Asking<'_> {
+    async fn run(&mut self) -> Result<Option<Hold>> {
+        loop {
+            let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
+            let (mut request, mut undo) = (self.request(claim.clone()), None);
+            loop {
+                request.wait = self.limit.left(self.engine.now()).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);
+                let undo = undo.get_or_insert_with(|| self.engine.undo_if_dropped(&claim, request.ttl));
+                undo.rearm();
+                let answer = self.call(&request).await;
+                match self.judge(&request, answer, undo)? {
+                    Step::Done(hold) => return Ok(Some(hold)),
+                    Step::GiveUp => return Ok(None),
+                    Step::Again(pause) => sleep(pause).await,
+                    Step::Afresh => break,
+                }
+            }
+        }
+    }
+
+    fn request(&self, claim: Claim) -> AcquireRequest {
+        // With nobody behind us there is nobody to hand over to. Asking for one fence keeps the counter of a busy
+        // key well below its clock, which is what makes it monotonic after a loss of data.
+        let crowd = self.ask.queues_locally() && self.engine.queues.waiting(&claim.key) > 0;
+        let span = if crowd { self.engine.settings.hand_over.times.saturating_add(1) } else { 1 };
+        AcquireRequest {
+            claim,
+            ttl: self.ask.terms.ttl,
+            wait: Duration::ZERO,
+            order: self.ask.order,
+            fence: FenceRequest { span, ..FenceRequest::default() },
+            holder: self.engine.settings.holder.clone(),
+        }
+    }
+
+    /// One call, bounded by the caller's limit.
+    async fn call(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let call = self.engine.store.acquire(request);
+        match self.limit {
+            Limit::Try | Limit::Forever => call.await,
+            Limit::Until(..) => {
+                let hard = self.limit.hard(self.engine.now());
+                tokio::time::timeout(hard, call).await.unwrap_or_else(|_| {
+                    let info = self.engine.store.info();
+                    Err(Error::new(ErrorKind::TimedOut, "no answer within the caller's time").unknown_effect().at(
+                        "acquire",
+                        Some(&request.claim.key),
+                        &info.name,
+                    ))
+                })
+            }
+        }
+    }
+
+    fn judge(&mut self, request: &AcquireRequest, answer: Result<Attempt>, undo: &mut Undo<'_>) -> Result<Step> {
+        let now = self.engine.now();
+        match answer {
+            Ok(Attempt::Granted(hold)) => {
+                let left = hold.until.since(now).saturating_sub(crate::drift(request.ttl));
+                if left >= self.ask.terms.useful() {
+                    undo.disarm();
+                    return Ok(Step::Done(hold));
+                }
+                // Too late to be of use. The armed undo releases it, which burns the token.
+                let late = Error::new(ErrorKind::TimedOut, "the grant came too late to be of use").unknown_effect();
+                self.failed(late, now).map(|_| Step::Afresh)
+            }
+            Ok(Attempt::Contended(contention)) => {
+                self.failing_since = None;
+                let keeps_place = request.order == Order::Fifo || self.waiting() == Waiting::Queue;
+                if !undo.is_in_doubt() && (request.wait.is_zero() || !keeps_place) {
+                    undo.disarm();
+                }
+                if self.limit.is_over(now) {
+                    return Ok(Step::GiveUp);
+                }
+                Ok(Step::Again(self.pause(&contention, now)))
+            }
+            Err(error) => {
+                if error.effect() == crate::Effect::Unknown {
+                    undo.in_doubt();
+                } else if !undo.is_in_doubt() {
+                    undo.disarm();
+                }
+                self.failed(error, now).map(Step::Again)
+            }
+        }
+    }
+
+    /// How long to wait before asking again after an error, or the error if the caller should have it.
+    fn failed(&mut self, error: Error, now: Moment) -> Result<Duration> {
+        let since = *self.failing_since.get_or_insert(now);
+        let worn_out = now.since(since) >= self.engine.settings.patience;
+        if !error.is_retryable() || worn_out || self.limit.is_over(now) {
+            return Err(error);
+        }
+        self.engine.check_open()?;
+        let pause = self.backoff.pause();
+        Ok(self.within_limit(pause, now))
+    }
+
+    /// How long to wait before asking again after `Contended`.
+    fn pause(&mut self, contention: &Contention, now: Moment) -> Duration {
+        let pause = match (self.waiting(), contention.retry_after) {
+            (Waiting::Poll, Some(after)) => self.backoff.pause().min(after + Duration::from_millis(1)),
+            (Waiting::Notify | Waiting::Queue, Some(after)) => after,
+            (_, None) => self.backoff.pause(),
+        };
+        self.within_limit(pause, now)
+    }
+
+    fn within_limit(&self, pause: Duration, now: Moment) -> Duration {
+        self.limit.left(now).map_or(pause, |left| pause.min(left))
+    }
+
+    fn waiting(&self) -> Waiting {
+        self.engine.store.info().capability.waiting
+    }
+}

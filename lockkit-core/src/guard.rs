@@ -1,0 +1,234 @@
+//! What a holder holds.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use crate::{
+    Error, ErrorKind, Fence, LockKey, LossReason, Result,
+    engine::{Engine, Lease, Phase},
+};
+
+/// A held lock: a **belief with a deadline**, not a proof.
+///
+/// What a guard can promise: at the moment when it was asked, by this process's clock, the lease was still this
+/// holder's, provided that the store kept what it had acknowledged and that clocks run at like rates. What it can't
+/// promise: that a write which starts now lands before the lease ends. No lock service can, for a process may stop
+/// between the check and the write. Only a resource that checks the [fence](Self::fence) gives proof.
+///
+/// The lease is renewed in the background until the guard is released, dropped, or lost. Dropping it ends the belief
+/// at once and releases the lease in the background; [`release`](Self::release) also tells how it went.
+#[derive(Debug)]
+#[must_use = "dropping a guard releases the lock"]
+pub struct Guard {
+    engine: Arc<Engine>,
+    lease: Arc<Lease>,
+    ended: bool,
+}
+
+/// What a guard believes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// The lease is held.
+    Held,
+    /// The last renewal failed; the lease is held until its deadline.
+    Suspect,
+    /// The lease is lost. This is final.
+    Lost(LossReason),
+}
+
+/// How a release went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a lock that was not held any more means that the work done under it may have overlapped with another's"]
+pub enum Outcome {
+    /// The lease was held until now.
+    Released,
+    /// The lease was no longer held: the work done under it may have overlapped with another holder's.
+    NotHeld(LossReason),
+}
+
+impl Guard {
+    pub(crate) fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
+        Self { engine, lease, ended: false }
+    }
+
+    /// The lock's name.
+    #[must_use]
+    pub fn key(&self) -> &LockKey {
+        &self.lease.claim.key
+    }
+
+    /// The fencing token: greater than that of every earlier holder.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.lease.fence
+    }
+
+    /// The token that proves ownership to the store. For tools; whoever has it can end the lease.
+    #[must_use]
+    pub fn token(&self) -> crate::Token {
+        self.lease.claim.token
+    }
+
+    /// What is left of the lease if it is not renewed; zero once it is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        match self.status() {
+            Status::Held | Status::Suspect => self.lease.state().deadline().since(self.engine.now()),
+            Status::Lost(_) => Duration::ZERO,
+        }
+    }
+
+    /// What is believed of the lease. The deadline is checked here and at every other use, so that a process that was
+    /// frozen or suspended learns of a loss before it does anything.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        match self.engine.look(&self.lease) {
+            Phase::Held => Status::Held,
+            Phase::Suspect => Status::Suspect,
+            Phase::Lost(reason) => Status::Lost(reason),
+            // A nested hold of the same owner can't have ended what this one still holds.
+            Phase::Released => Status::Lost(LossReason::Gone),
+        }
+    }
+
+    /// Whether the lease is believed to be held.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !matches!(self.status(), Status::Lost(_))
+    }
+
+    /// Checks that at least `min` of the lease is left, before a step that takes about so long.
+    ///
+    /// # Errors
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease is lost or less is left.
+    pub fn ensure(&self, min: Duration) -> Result<()> {
+        if let Status::Lost(reason) = self.status() {
+            return Err(self.lost_error(reason));
+        }
+        let left = self.remaining();
+        if left < min {
+            let message = format!("only {left:?} of the lease is left, {min:?} is needed");
+            return Err(Error::new(ErrorKind::Lost, message).at("ensure", Some(self.key()), self.store_name()));
+        }
+        Ok(())
+    }
+
+    /// Returns when the lease is lost, and why; at the latest at its deadline. Stays pending as long as it is held.
+    pub async fn lost(&self) -> LossReason {
+        loop {
+            let mut end = pin!(self.lease.end());
+            end.as_mut().enable();
+            if let Status::Lost(reason) = self.status() {
+                return reason;
+            }
+            end.await;
+        }
+    }
+
+    /// Extends the lease now by its full ttl.
+    ///
+    /// # Errors
+    /// [`Lost`](crate::ErrorKind::Lost) if it is no longer held; other kinds when the store could not be asked, in
+    /// which case the lease lasts until its deadline as before.
+    ///
+    /// # Cancellation
+    /// The lease may have been extended.
+    pub async fn renew(&self) -> Result<()> {
+        self.ensure(Duration::ZERO)?;
+        match self.engine.renew_now(&self.lease).await? {
+            None => self.ensure(Duration::ZERO),
+            Some(reason) => Err(self.lost_error(reason)),
+        }
+    }
+
+    /// Runs `work` for as long as the lease is held. If it is lost, `work` is dropped first, before the lease can
+    /// lapse: a twentieth of the ttl (at most 500 ms) before the deadline.
+    ///
+    /// The work must yield now and then for that: a future that blocks its thread can't be stopped by anyone.
+    ///
+    /// # Errors
+    /// [`Lost`](crate::ErrorKind::Lost) if the work was stopped.
+    ///
+    /// # Cancellation
+    /// Drops `work`; the lock stays held.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        let margin = (self.lease.terms.ttl / 20).min(Duration::from_millis(500));
+        // In a box so that it can be dropped before the error is returned.
+        let mut work = Some(Box::pin(work));
+        let mut lost = pin!(self.stop_signal(margin));
+        std::future::poll_fn(move |cx| {
+            // The order matters: after a freeze the work must not be polled once more.
+            if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
+                work = None;
+                return Poll::Ready(Err(self.lost_error(reason)));
+            }
+            if let Status::Lost(reason) = self.status() {
+                work = None;
+                return Poll::Ready(Err(self.lost_error(reason)));
+            }
+            match work.as_mut().map(|work| Pin::as_mut(work).poll(cx)) {
+                Some(Poll::Ready(output)) => Poll::Ready(Ok(output)),
+                Some(Poll::Pending) | None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Ends the hold and tells how it stood. What the store has to do goes on in the background if it fails or this
+    /// future is dropped; from the call on this process no longer believes in the lease.
+    ///
+    /// When the lease goes to another task of this process, the answer is this process's belief: it was held until
+    /// its deadline. Otherwise it is the store's.
+    ///
+    /// # Errors
+    /// When the store could not be asked. The lease then ends by the background release or by its ttl.
+    ///
+    /// # Cancellation
+    /// The release goes on in the background.
+    pub async fn release(mut self) -> Result<Outcome> {
+        self.ended = true;
+        let outcome = self.engine.release(&self.lease).await?;
+        Ok(outcome.map_or(Outcome::Released, Outcome::NotHeld))
+    }
+
+    /// Returns when the lease is lost or within `margin` of its deadline.
+    async fn stop_signal(&self, margin: Duration) -> LossReason {
+        let mut lost = pin!(self.lost());
+        loop {
+            let left = self.remaining();
+            if left <= margin {
+                // Lost already, or about to be for want of a renewal.
+                return match self.status() {
+                    Status::Lost(reason) => reason,
+                    Status::Suspect => LossReason::Unreachable,
+                    Status::Held => LossReason::Expired,
+                };
+            }
+            tokio::select! {
+                reason = &mut lost => return reason,
+                () = tokio::time::sleep(left - margin) => {}
+            }
+        }
+    }
+
+    fn lost_error(&self, reason: LossReason) -> Error {
+        Error::new(ErrorKind::Lost, reason.to_string()).at("hold", Some(self.key()), self.store_name())
+    }
+
+    fn store_name(&self) -> &Arc<str> {
+        &self.engine.store.info().name
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.engine.let_go(&self.lease);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A named lock with its settings: a value, no I/O until it is acquired.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    Guard, KeyState, LockKey, Mode, Order, Owner, Query, Result,
+    engine::{Ask, Engine, Limit, Terms},
+};
+
+/// A lock that can be acquired. Immutable: every setting returns a changed copy.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Lock {
+    engine: Arc<Engine>,
+    key: Result<LockKey>,
+    mode: Mode,
+    order: Order,
+    terms: Terms,
+    owner: Option<Owner>,
+}
+
+impl Lock {
+    /// How long a lease lasts when it is not renewed: 30 s.
+    pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+    pub(crate) fn new(engine: Arc<Engine>, name: &str, mode: Mode) -> Self {
+        let terms = Terms { ttl: Self::DEFAULT_TTL, renew: true, max_hold: None };
+        Self { engine, key: LockKey::new(name), mode, order: Order::Any, terms, owner: None }
+    }
+
+    /// How long a lease lasts when it is not renewed; how long others wait after this process crashed. Stores that
+    /// end leases by session ignore it.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.terms.ttl = ttl;
+        self
+    }
+
+    /// Leaves the lease unrenewed: the guard is lost after the ttl, unless [`Guard::renew`] is called.
+    pub fn no_renewal(mut self) -> Self {
+        self.terms.renew = false;
+        self
+    }
+
+    /// Ends the guard, as [`MaxHold`](crate::LossReason::MaxHold), when it was kept for so long.
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.terms.max_hold = Some(limit);
+        self
+    }
+
+    /// Grants strictly in the order of asking, across processes.
+    ///
+    /// Stores without [`Capability::fifo`](crate::Capability::fifo) refuse it as `Unsupported`.
+    pub fn fifo(mut self) -> Self {
+        self.order = Order::Fifo;
+        self
+    }
+
+    pub(crate) fn owned_by(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+
+    /// Acquires the lock, waiting as long as it takes.
+    ///
+    /// # Errors
+    /// `InvalidInput` and `Unsupported` for what the store can't do; `Closed` after a shutdown; other kinds when the
+    /// store could not be asked for longer than the [patience](crate::LockerBuilder::patience) of the locker.
+    ///
+    /// # Cancellation
+    /// The future may be dropped at any time: the place in the queue is given up, and a lease that was or may come to
+    /// be granted is released in the background.
+    pub async fn acquire(&self) -> Result<Guard> {
+        loop {
+            if let Some(guard) = self.get(Limit::Forever).await? {
+                return Ok(guard);
+            }
+        }
+    }
+
+    /// Acquires the lock if it is free.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), but without patience: the first error is returned.
+    ///
+    /// # Cancellation
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<Guard>> {
+        self.get(Limit::Try).await
+    }
+
+    /// Acquires the lock if it becomes free within `wait`; `None` if another had it all the while.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire). An error, not `None`, also if the store did not answer when the time was up.
+    ///
+    /// # Cancellation
+    /// As [`acquire`](Self::acquire).
+    pub async fn acquire_within(&self, wait: Duration) -> Result<Option<Guard>> {
+        self.get(Limit::Until(self.engine.now() + wait, wait)).await
+    }
+
+    /// Reads who holds the lock.
+    ///
+    /// # Errors
+    /// When the name is bad or the store could not be asked.
+    pub async fn inspect(&self) -> Result<KeyState> {
+        let key = self.key.clone()?;
+        let mut states = self.engine.store.inspect(&Query::Keys(vec![key.clone()])).await?;
+        Ok(states.pop().unwrap_or(KeyState { key, holders: Vec::new(), fence: None, waiters: None }))
+    }
+
+    async fn get(&self, limit: Limit) -> Result<Option<Guard>> {
+        let ask = Ask { key: self.key.clone()?, mode: self.mode, order: self.order, terms: self.terms };
+        let lease = match &self.owner {
+            None => self.engine.acquire(&ask, limit).await?,
+            Some(owner) => owner.acquire(&self.engine, &ask, limit).await?,
+        };
+        Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease)))
+    }
+}

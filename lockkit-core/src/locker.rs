@@ -1,0 +1,175 @@
+//! The entry point: a store made into locks.
+
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+use crate::{
+    Claim, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, Mode, Observer, Owner, Query, Release, Result,
+    StoreInfo, Token,
+    engine::{Engine, Settings},
+};
+
+/// Makes locks of a store. Cheap to clone; all clones share one connection, one local queue and one renewal task.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+/// use lockkit_core::{Locker, MemoryStore};
+///
+/// let locker = Locker::new(MemoryStore::new());
+/// let guard = locker.lock("invoice/42").acquire().await?;
+/// assert!(locker.lock("invoice/42").try_acquire().await?.is_none());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Locker {
+    engine: Arc<Engine>,
+}
+
+/// Builds a [`Locker`] with other than default settings.
+#[derive(Debug)]
+#[must_use]
+pub struct LockerBuilder {
+    store: Arc<dyn LockStore>,
+    settings: Settings,
+}
+
+impl Locker {
+    /// A locker over `store` with default settings.
+    pub fn new(store: impl LockStore) -> Self {
+        Self::builder(store).build()
+    }
+
+    /// A builder of a locker over `store`.
+    pub fn builder(store: impl LockStore) -> LockerBuilder {
+        Self::shared_builder(Arc::new(store))
+    }
+
+    /// A builder of a locker over a store that is shared already.
+    pub fn shared_builder(store: Arc<dyn LockStore>) -> LockerBuilder {
+        let settings = Settings {
+            holder: HolderInfo::this_process(),
+            hand_over: HandOver::default(),
+            patience: Duration::from_secs(5),
+            observer: None,
+        };
+        LockerBuilder { store, settings }
+    }
+
+    /// The exclusive lock of this name. No I/O; a bad name is reported by the first acquisition.
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        Lock::new(Arc::clone(&self.engine), name.as_ref(), Mode::Exclusive)
+    }
+
+    /// The two sides of the readers-writer lock of this name.
+    ///
+    /// Stores without [`Capability::shared`](crate::Capability::shared) refuse the reading side as `Unsupported`.
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        let name = name.as_ref();
+        RwLock {
+            read: Lock::new(Arc::clone(&self.engine), name, Mode::Shared),
+            write: Lock::new(Arc::clone(&self.engine), name, Mode::Exclusive),
+        }
+    }
+
+    /// The semaphore of this name, of which each guard holds one of `permits` permits.
+    ///
+    /// Stores without [`Capability::permits`](crate::Capability::permits) refuse it as `Unsupported`.
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: NonZeroU32) -> Lock {
+        Lock::new(Arc::clone(&self.engine), name.as_ref(), Mode::Permit { limit: permits })
+    }
+
+    /// A new identity for reentrant locks.
+    #[must_use]
+    pub fn owner(&self) -> Owner {
+        Owner::new(self.clone())
+    }
+
+    /// What the store is and can do.
+    #[must_use]
+    pub fn info(&self) -> &StoreInfo {
+        self.engine.store.info()
+    }
+
+    /// Reads who holds what.
+    ///
+    /// # Errors
+    /// When the store could not be asked.
+    pub async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.engine.store.inspect(query).await
+    }
+
+    /// Ends the lease of another holder, named by the token that [`inspect`](Self::inspect) shows, so that a newer
+    /// holder's lease can't be hit. The holder learns of it at its next renewal: within a third of its ttl, it may
+    /// still be at work.
+    ///
+    /// # Errors
+    /// When the name is bad or the store could not be asked.
+    ///
+    /// # Cancellation
+    /// The lease may have ended.
+    pub async fn break_lock(&self, name: impl AsRef<str>, token: Token) -> Result<Release> {
+        let claim = Claim { key: LockKey::new(name.as_ref())?, token, mode: Mode::Exclusive };
+        self.engine.store.release(&claim).await
+    }
+
+    /// Refuses new acquisitions ([`Closed`](crate::ErrorKind::Closed)), then waits until every release that goes on in
+    /// the background is done. Guards stay valid until they are released, dropped or lost.
+    ///
+    /// # Errors
+    /// [`TimedOut`](crate::ErrorKind::TimedOut) if releases were still under way after `timeout`. They go on.
+    pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
+        self.engine.shutdown(timeout).await
+    }
+}
+
+/// The two sides of a readers-writer lock.
+#[derive(Clone, Debug)]
+pub struct RwLock {
+    read: Lock,
+    write: Lock,
+}
+
+impl RwLock {
+    /// The side that many can hold at once.
+    pub fn read(&self) -> Lock {
+        self.read.clone()
+    }
+
+    /// The side that excludes all others.
+    pub fn write(&self) -> Lock {
+        self.write.clone()
+    }
+}
+
+impl LockerBuilder {
+    /// Who holds the locks, in words, as shown to others. Default: [`HolderInfo::this_process`].
+    pub fn holder(mut self, holder: HolderInfo) -> Self {
+        self.settings.holder = holder;
+        self
+    }
+
+    /// How often a lease may go from one task of this process to the next before other processes get their turn.
+    pub fn hand_over(mut self, rule: HandOver) -> Self {
+        self.settings.hand_over = rule;
+        self
+    }
+
+    /// How long a waiting acquisition goes on asking a store that gives nothing but errors before it reports the last
+    /// one. Default: 5 s. A try reports the first error.
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.settings.patience = patience;
+        self
+    }
+
+    /// Who is told what happens.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.settings.observer = Some(Arc::new(observer));
+        self
+    }
+
+    /// The locker. No I/O.
+    #[must_use]
+    pub fn build(self) -> Locker {
+        Locker { engine: Engine::new(self.store, self.settings) }
+    }
+}

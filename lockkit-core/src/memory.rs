@@ -1,0 +1,331 @@
+//! The reference store: locks in this process's memory, with the same rules as every other store.
+//!
+//! For tests, for single processes, and as the measure of what the other stores do. Leases expire here too, and a
+//! clone is another client of the same store.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+
+use crate::{
+    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest,
+    Fencing, Hold, Holder, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query,
+    Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
+};
+
+/// How many free keys keep their own fence counter before all of them are folded into one floor.
+const IDLE_KEYS: usize = 1024;
+
+/// A store in this process's memory. Clones share their locks.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    info: Arc<StoreInfo>,
+    shelf: Arc<Mutex<Shelf>>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    records: BTreeMap<LockKey, Record>,
+    /// No new counter starts at or below this.
+    floor: u64,
+    idle: usize,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    leases: Vec<MemoryLease>,
+    /// The last fence given out.
+    fence: u64,
+    waiters: u32,
+    freed: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct MemoryLease {
+    claim: Claim,
+    fence: u64,
+    span: u32,
+    depth: u32,
+    expires: Moment,
+    info: HolderInfo,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(Arc::new(SystemClock))
+    }
+
+    /// An empty store on a clock of one's own.
+    #[must_use]
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        let capability = Capability {
+            shared: true,
+            permits: true,
+            fifo: false,
+            waiting: Waiting::Notify,
+            liveness: Liveness::Ttl { min: Duration::from_millis(100), max: Duration::from_secs(300) },
+            fencing: Fencing::Hybrid,
+            max_key_bytes: LockKey::MAX_BYTES,
+        };
+        let info = StoreInfo { scheme: "memory", name: "memory".into(), capability, clock };
+        Self { info: Arc::new(info), shelf: Arc::default() }
+    }
+
+    /// Forgets all leases, as a server does that restarts empty. Fences go on from the wall clock.
+    pub fn forget_all(&self) {
+        *self.shelf() = Shelf::default();
+    }
+
+    fn now(&self) -> Moment {
+        self.info.clock.now()
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One atomic attempt.
+    fn attempt(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let now = self.now();
+        let until = now + request.ttl;
+        let mut shelf = self.shelf();
+        let record = shelf.record(&request.claim.key, now);
+        if let Some(lease) = record.leases.iter_mut().find(|lease| lease.claim == request.claim) {
+            lease.expires = until;
+            return Ok(Attempt::Granted(lease.hold()));
+        }
+        if let Some(holder) = record.blocker(request.claim.mode)? {
+            let retry_after = Some(holder.expires.since(now));
+            return Ok(Attempt::Contended(Contention { retry_after, holder: Some(holder.info.clone()) }));
+        }
+        let floor = shelf.floor;
+        let record = shelf.record(&request.claim.key, now);
+        let fence = record.next_fence(request.fence, floor);
+        let lease = MemoryLease {
+            claim: request.claim.clone(),
+            fence,
+            span: request.fence.span.max(1),
+            depth: 1,
+            expires: until,
+            info: request.holder.clone(),
+        };
+        let hold = lease.hold();
+        record.leases.push(lease);
+        Ok(Attempt::Granted(hold))
+    }
+
+    fn renew_one(&self, renewal: &Renewal, now: Moment) -> Renewed {
+        let mut shelf = self.shelf();
+        let record = shelf.record(&renewal.claim.key, now);
+        let Some(lease) = record.leases.iter_mut().find(|lease| lease.claim == renewal.claim) else {
+            return Renewed::Lost(record.why_not_held());
+        };
+        lease.expires = now + renewal.ttl;
+        lease.depth = renewal.depth;
+        let hold = lease.hold();
+        if let Some(floor) = renewal.fence_floor {
+            record.fence = record.fence.max(floor.get());
+        }
+        Renewed::Held(hold)
+    }
+
+    fn state_of(&self, shelf: &Shelf, key: &LockKey, now: Moment) -> KeyState {
+        let record = shelf.records.get(key);
+        let live = record.into_iter().flat_map(|record| &record.leases).filter(|lease| now < lease.expires);
+        KeyState {
+            key: key.clone(),
+            holders: live.map(|lease| lease.holder(now)).collect(),
+            fence: record.map(|record| record.fence).filter(|fence| *fence > 0).map(Fence::new),
+            waiters: Some(record.map_or(0, |record| record.waiters)),
+        }
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[async_trait]
+impl LockStore for MemoryStore {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if request.order == Order::Fifo {
+            return Err(Error::new(ErrorKind::Unsupported, "this store has no first-come-first-served locks"));
+        }
+        let give_up = self.now() + request.wait;
+        let first = self.attempt(request)?;
+        if request.wait.is_zero() || matches!(first, Attempt::Granted(_)) {
+            return Ok(first);
+        }
+        let waiter = Waiter::new(self, &request.claim.key);
+        loop {
+            // Listen first, ask then: what is freed in between is not missed.
+            let freed = waiter.freed.notified();
+            let answer = self.attempt(request)?;
+            let Attempt::Contended(contention) = &answer else { return Ok(answer) };
+            let left = give_up.since(self.now());
+            if left.is_zero() {
+                return Ok(answer);
+            }
+            let expiry = contention.retry_after.map_or(left, |after| after + Duration::from_millis(1));
+            drop(tokio::time::timeout(left.min(expiry), freed).await);
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let now = self.now();
+        renewals.iter().map(|renewal| Ok(self.renew_one(renewal, now))).collect()
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        let mut shelf = self.shelf();
+        let record = shelf.record(&claim.key, self.now());
+        // The mode is not compared: a token is unique, and `break_lock` knows nothing else.
+        let Some(at) = record.leases.iter().position(|lease| lease.claim.token == claim.token) else {
+            let reason = record.why_not_held();
+            return Ok(Release::NotHeld(reason));
+        };
+        record.leases.remove(at);
+        record.freed.notify_waiters();
+        let waiters = Some(record.waiters);
+        shelf.tidy();
+        Ok(Release::Released { waiters })
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        let (now, shelf) = (self.now(), self.shelf());
+        Ok(match query {
+            Query::Keys(keys) => keys.iter().map(|key| self.state_of(&shelf, key, now)).collect(),
+            Query::Prefix(prefix) => {
+                let named = shelf.records.keys().filter(|key| key.as_str().starts_with(prefix));
+                named.map(|key| self.state_of(&shelf, key, now)).filter(|state| !state.holders.is_empty()).collect()
+            }
+        })
+    }
+}
+
+impl Shelf {
+    /// The record of a key, without the leases that ran out.
+    fn record(&mut self, key: &LockKey, now: Moment) -> &mut Record {
+        let record = self.records.entry(key.clone()).or_default();
+        record.leases.retain(|lease| now < lease.expires);
+        record
+    }
+
+    /// Drops the records of free keys when there are many. Their counters are folded into the floor, so that fences
+    /// go on growing.
+    fn tidy(&mut self) {
+        self.idle += 1;
+        if self.idle < IDLE_KEYS {
+            return;
+        }
+        self.idle = 0;
+        let floor = &mut self.floor;
+        self.records.retain(|_, record| {
+            let used = !record.leases.is_empty() || record.waiters > 0;
+            if !used {
+                *floor = (*floor).max(record.fence);
+            }
+            used
+        });
+    }
+}
+
+impl Record {
+    /// The lease that stands in the way of a new one of this mode.
+    fn blocker(&self, mode: Mode) -> Result<Option<&MemoryLease>> {
+        let other_kind = |lease: &&MemoryLease| match (mode, lease.claim.mode) {
+            (Mode::Shared, Mode::Shared) | (Mode::Permit { .. }, Mode::Permit { .. }) => false,
+            (Mode::Exclusive | Mode::Shared | Mode::Permit { .. }, _) => true,
+        };
+        if let Some(lease) = self.leases.iter().find(other_kind) {
+            return Ok(Some(lease));
+        }
+        let Mode::Permit { limit } = mode else { return Ok(None) };
+        if let Some(lease) = self.leases.iter().find(|lease| lease.claim.mode != mode) {
+            let message = format!("the lock is in use as a {}, not as a {mode}", lease.claim.mode);
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        let full = self.leases.len() >= usize::try_from(limit.get()).unwrap_or(usize::MAX);
+        Ok(self.leases.iter().min_by_key(|lease| lease.expires).filter(|_| full))
+    }
+
+    fn next_fence(&mut self, request: FenceRequest, floor: u64) -> u64 {
+        let start = match request.clock {
+            FenceClock::Store if self.fence == 0 => wall_clock_micros(),
+            FenceClock::Store | FenceClock::Floor => 0,
+        };
+        let fence = (self.fence + 1).max(request.floor.get() + 1).max(floor + 1).max(start);
+        self.fence = fence + u64::from(request.span.max(1)) - 1;
+        fence
+    }
+
+    fn why_not_held(&self) -> LossReason {
+        if self.leases.is_empty() { LossReason::Gone } else { LossReason::Taken }
+    }
+}
+
+impl MemoryLease {
+    fn hold(&self) -> Hold {
+        Hold {
+            claim: self.claim.clone(),
+            fence: Fence::new(self.fence),
+            span: self.span,
+            until: self.expires,
+            depth: self.depth,
+        }
+    }
+
+    fn holder(&self, now: Moment) -> Holder {
+        Holder {
+            token: Some(self.claim.token),
+            info: self.info.clone(),
+            mode: self.claim.mode,
+            depth: self.depth,
+            fence: Some(Fence::new(self.fence)),
+            remaining: Some(self.expires.since(now)),
+        }
+    }
+}
+
+/// Counts one that waits for as long as it does.
+struct Waiter<'a> {
+    store: &'a MemoryStore,
+    key: &'a LockKey,
+    freed: Arc<Notify>,
+}
+
+impl<'a> Waiter<'a> {
+    fn new(store: &'a MemoryStore, key: &'a LockKey) -> Self {
+        let mut shelf = store.shelf();
+        let record = shelf.records.entry(key.clone()).or_default();
+        record.waiters += 1;
+        Self { store, key, freed: Arc::clone(&record.freed) }
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let mut shelf = self.store.shelf();
+        if let Some(record) = shelf.records.get_mut(self.key).filter(|record| Arc::ptr_eq(&record.freed, &self.freed)) {
+            record.waiters -= 1;
+        }
+    }
+}
+
+fn wall_clock_micros() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,138 @@
+//! Reentrancy: an explicit identity whose acquisitions of one lock nest.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::{
+    Error, ErrorKind, Lock, LockKey, Locker, LossReason, Result,
+    engine::{Ask, Engine, Lease, Limit, Phase},
+};
+
+/// An identity that may hold the same lock several times at once.
+///
+/// Identity is this value and its clones, never a thread or a task: tasks move between threads, and two tasks may
+/// share one. A nested acquisition renews the lease, which checks that it is still held, keeps its fence, and shows
+/// the new count in the store. The lock is free when the last guard of the owner is gone, in whatever order they go.
+///
+/// One owner used by two tasks gives **no** exclusion between them: that is what reentrancy means.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+/// use lockkit_core::{Locker, MemoryStore};
+///
+/// let locker = Locker::new(MemoryStore::new());
+/// let owner = locker.owner();
+/// let outer = owner.lock("ledger").acquire().await?;
+/// let inner = owner.lock("ledger").acquire().await?;
+/// assert_eq!(inner.fence(), outer.fence());
+/// assert_eq!(locker.lock("ledger").inspect().await?.holders[0].depth, 2);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Owner {
+    locker: Locker,
+    held: Arc<Mutex<HashMap<LockKey, Slot>>>,
+}
+
+/// The lease of one key, behind a gate that lets one task at a time acquire or nest.
+type Slot = Arc<AsyncMutex<Weak<Lease>>>;
+
+impl Owner {
+    pub(crate) fn new(locker: Locker) -> Self {
+        Self { locker, held: Arc::default() }
+    }
+
+    /// The exclusive lock of this name, held by this owner.
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        self.locker.lock(name).owned_by(self.clone())
+    }
+
+    pub(crate) async fn acquire(&self, engine: &Arc<Engine>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
+        let slot = self.slot(&ask.key);
+        let gate = match limit.left(engine.now()) {
+            None => Some(slot.lock().await),
+            Some(left) if left.is_zero() => slot.try_lock().ok(),
+            Some(left) => tokio::time::timeout(left, slot.lock()).await.ok(),
+        };
+        let Some(mut held) = gate else { return Ok(None) };
+        if let Some(lease) = held.upgrade()
+            && let Some(nested) = nest(engine, &lease).await?
+        {
+            return Ok(Some(nested));
+        }
+        let lease = engine.acquire(ask, limit).await?;
+        *held = lease.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        Ok(lease)
+    }
+
+    fn slot(&self, key: &LockKey) -> Slot {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.len() > 64 && !held.contains_key(key) {
+            // What nobody holds and nobody acquires is of no use any more.
+            held.retain(|_, slot| {
+                Arc::strong_count(slot) > 1 || slot.try_lock().is_ok_and(|lease| lease.strong_count() > 0)
+            });
+        }
+        Arc::clone(held.entry(key.clone()).or_default())
+    }
+}
+
+/// Adds a hold to a lease; `None` if it was released in the meantime.
+async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Result<Option<Arc<Lease>>> {
+    match engine.look(lease) {
+        Phase::Released => return Ok(None),
+        Phase::Lost(reason) => return Err(lost(engine, lease, reason)),
+        Phase::Held | Phase::Suspect => {}
+    }
+    {
+        // Counted before it is sent, so that the last other guard can't end the lease under us.
+        let mut state = lease.state();
+        if !state.is_live() {
+            return Ok(None);
+        }
+        state.depth = state.depth.checked_add(1).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidInput, "the lock is nested too deeply").at(
+                "acquire",
+                Some(&lease.claim.key),
+                &engine.store.info().name,
+            )
+        })?;
+    }
+    let hold = Counted { engine, lease: Some(lease) };
+    match engine.renew_now(lease).await? {
+        Some(reason) => Err(lost(engine, lease, reason)),
+        None => Ok(hold.keep()),
+    }
+}
+
+/// A hold that was counted; given back when dropped.
+struct Counted<'a> {
+    engine: &'a Arc<Engine>,
+    lease: Option<&'a Arc<Lease>>,
+}
+
+impl Counted<'_> {
+    fn keep(mut self) -> Option<Arc<Lease>> {
+        self.lease.take().cloned()
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease {
+            self.engine.let_go(lease);
+        }
+    }
+}
+
+fn lost(engine: &Engine, lease: &Lease, reason: LossReason) -> Error {
+    Error::new(ErrorKind::Lost, format!("an outer hold was lost: {reason}")).at(
+        "acquire",
+        Some(&lease.claim.key),
+        &engine.store.info().name,
+    )
+}

@@ -1,0 +1,6 @@
+//! Stores around stores.
+
+mod observed;
+mod prefix;
+
+pub use self::{observed::Observed, prefix::Prefix};
