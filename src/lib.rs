@@ -1,1 +1,12 @@
-//! x
+//! One distributed-lock API over many stores.
+//!
+//! Everything that users hold lives in `lockkit-core` and is re-exported here; each cargo feature adds a store.
+
+mod connect;
+
+pub use lockkit_core::*;
+
+pub use crate::connect::{connect, open};
+
+#[cfg(feature = "redis")]
+pub use lockkit_redis as redis;

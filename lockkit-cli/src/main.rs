@@ -1,0 +1,3 @@
+//! The `lockkit` command.
+
+fn main() {}

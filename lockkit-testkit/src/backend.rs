@@ -1,0 +1,84 @@
+//! What the suite needs to know of a store under test.
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+use lockkit_core::{Clock, LockStore};
+
+/// Any error; a backend reports what it likes.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A store under test. All clients that it opens see the same locks.
+#[async_trait]
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// The name in front of the cases, such as `redis`.
+    fn name(&self) -> &str;
+
+    /// Opens a new client that shares nothing in this process with the others.
+    ///
+    /// # Errors
+    /// When the store can't be reached.
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError>;
+
+    /// Opens a new client whose leases are measured by `clock`, for cases about suspended and frozen processes.
+    /// `None` if the store can't be given a clock.
+    ///
+    /// # Errors
+    /// When the store can't be reached.
+    async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError>;
+
+    /// The private server behind the store, for cases that harm it. `None` leaves those cases out.
+    fn server(&self) -> Option<&dyn Server>;
+}
+
+/// A private server that a case may harm. Every case leaves it running.
+#[async_trait]
+pub trait Server: fmt::Debug + Send + Sync {
+    /// Opens a client whose traffic runs through a fault proxy of its own.
+    ///
+    /// # Errors
+    /// When the store can't be reached.
+    async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, crate::faults::Proxy), BoxError>;
+
+    /// Kills the server at once.
+    ///
+    /// # Errors
+    /// When there is nothing to kill.
+    async fn kill(&self) -> Result<(), BoxError>;
+
+    /// Starts the killed server again on the same port, with or without its data.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    async fn restart(&self, keep_data: bool) -> Result<(), BoxError>;
+
+    /// Stops the server from running until it is thawed. Its sockets stay open.
+    ///
+    /// # Errors
+    /// When there is nothing to freeze.
+    async fn freeze(&self) -> Result<(), BoxError>;
+
+    /// Lets the server run again.
+    ///
+    /// # Errors
+    /// When there is nothing to thaw.
+    async fn thaw(&self) -> Result<(), BoxError>;
+
+    /// Deletes the lock behind the clients' back, as an administrator would.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    async fn delete(&self, name: &str) -> Result<(), BoxError>;
+
+    /// Makes the server forget what it may forget without losing data, such as cached scripts.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    async fn forget_caches(&self) -> Result<(), BoxError>;
+
+    /// Cuts the connections of all clients.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    async fn cut_clients(&self) -> Result<(), BoxError>;
+}

@@ -1,0 +1,78 @@
+//! From a URL to a store, by an explicit match on the scheme: no registry, nothing global.
+
+use std::sync::Arc;
+
+use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, Result};
+
+/// The schemes of all stores, and the feature that each needs.
+const SCHEMES: [(&str, Option<&str>); 5] = [
+    ("memory", None),
+    ("redis", Some("redis")),
+    ("rediss", Some("redis")),
+    ("valkey", Some("redis")),
+    ("valkeys", Some("redis")),
+];
+
+/// Connects to the store at `url` and makes a [`Locker`] of it.
+///
+/// | URL | feature | store |
+/// |---|---|---|
+/// | `memory:` | | a new, empty store in this process |
+/// | `redis://[user:password@]host[:port][/db]` | `redis` | one Redis or Valkey server |
+/// | `rediss://…` | `redis`, `tls` | the same over TLS |
+///
+/// # Errors
+/// `InvalidInput` for a URL that is no URL, has an unknown scheme or option; `Unsupported` for a store whose feature
+/// is off, naming the feature; what the store says if it can't be reached.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit::Result<()> {
+/// let locker = lockkit::connect("memory:").await?;
+/// let guard = locker.lock("invoice/42").acquire().await?;
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+pub async fn connect(url: &str) -> Result<Locker> {
+    Ok(Locker::shared_builder(open(url).await?).build())
+}
+
+/// Connects to the store at `url`, for use with [`Locker::shared_builder`] or a wrapper.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return Err(invalid(format!("not a store URL; it should look like {}", examples())));
+    };
+    match scheme {
+        "memory" if rest.is_empty() => Ok(Arc::new(MemoryStore::new())),
+        "memory" => Err(invalid("the memory store takes no address; write memory:".to_owned())),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "valkey" | "valkeys" => {
+            let config = lockkit_redis::RedisConfig::from_url(url)?;
+            Ok(Arc::new(lockkit_redis::RedisStore::connect(config).await?))
+        }
+        other => Err(unknown(other)),
+    }
+}
+
+fn unknown(scheme: &str) -> Error {
+    match SCHEMES.iter().find(|(known, _)| *known == scheme) {
+        Some((_, Some(feature))) => {
+            let message = format!("this build has no {scheme} store; turn on the cargo feature `{feature}` of lockkit");
+            Error::new(ErrorKind::Unsupported, message)
+        }
+        _ => invalid(format!("there is no store with the scheme {scheme:?}; known are {}", examples())),
+    }
+}
+
+fn examples() -> String {
+    SCHEMES
+        .map(|(scheme, feature)| if feature.is_some() { format!("{scheme}://host") } else { format!("{scheme}:") })
+        .join(", ")
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidInput, message)
+}
