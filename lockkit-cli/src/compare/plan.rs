@@ -1,0 +1,111 @@
+//! What is measured, in what order, for how long.
+
+use std::time::Duration;
+
+/// One measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Step {
+    RoundTrip,
+    Pair,
+    ManyKeys,
+    HandedOver,
+    NotHandedOver,
+    Processes,
+    HandOff,
+    Leases,
+    Compliance,
+}
+
+impl Step {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::RoundTrip,
+        Self::Pair,
+        Self::ManyKeys,
+        Self::HandedOver,
+        Self::NotHandedOver,
+        Self::Processes,
+        Self::HandOff,
+        Self::Leases,
+        Self::Compliance,
+    ];
+
+    /// What goes on, for the progress bar.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::RoundTrip => "bare round trip",
+            Self::Pair => "acquire and release",
+            Self::ManyKeys => "many keys",
+            Self::HandedOver => "hot lock, hand-over on",
+            Self::NotHandedOver => "hot lock, hand-over off",
+            Self::Processes => "hot lock, several processes",
+            Self::HandOff => "hand-off between processes",
+            Self::Leases => "held leases",
+            Self::Compliance => "compliance cases",
+        }
+    }
+}
+
+/// How long and how often.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) quick: bool,
+    /// Rounds of the measures inside this process. Each round visits every store, so that what the machine does
+    /// beside hits all of them alike.
+    pub(crate) rounds: u32,
+    /// How long such a measure takes in a round.
+    pub(crate) slice: Duration,
+    /// Rounds of the measures with worker processes.
+    pub(crate) process_rounds: u32,
+    pub(crate) process_slice: Duration,
+    pub(crate) leases: usize,
+    pub(crate) lease_ttl: Duration,
+}
+
+impl Plan {
+    /// Keys that are used side by side.
+    pub(crate) const KEYS: usize = 64;
+    /// Tasks that fight for the hot lock in one process.
+    pub(crate) const TASKS: usize = 16;
+    /// Processes that fight for the hot lock, and tasks in each of them.
+    pub(crate) const PROCESSES: usize = 4;
+    pub(crate) const TASKS_EACH: usize = 4;
+
+    pub(crate) fn new(quick: bool, leases: usize) -> Self {
+        let millis = Duration::from_millis;
+        if quick {
+            Self {
+                quick,
+                rounds: 2,
+                slice: millis(350),
+                process_rounds: 1,
+                process_slice: millis(1200),
+                leases,
+                lease_ttl: millis(6_000),
+            }
+        } else {
+            Self {
+                quick,
+                rounds: 4,
+                slice: millis(800),
+                process_rounds: 3,
+                process_slice: millis(1500),
+                leases,
+                lease_ttl: millis(30_000),
+            }
+        }
+    }
+
+    /// How often a measure is taken on each store.
+    pub(crate) fn rounds_of(&self, step: Step) -> u32 {
+        match step {
+            Step::RoundTrip | Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.rounds,
+            Step::Processes | Step::HandOff => self.process_rounds,
+            Step::Leases | Step::Compliance => 1,
+        }
+    }
+
+    /// What part of a slice goes by before anything is counted.
+    pub(crate) fn warm_up(slice: Duration) -> Duration {
+        slice / 8
+    }
+}
