@@ -39,7 +39,7 @@ async fn an_abandoned_acquisition_leaves_nothing(ctx: Ctx) -> Outcome {
     }
     locker.shutdown(Duration::from_secs(5)).await?;
     let other = ctx.locker().await?;
-    take(&other, &name, LONG).await?;
+    assert_eq!(take(&other, &name, LONG).await?.release().await?, Ended::Released);
     Ok(())
 }
 
@@ -113,7 +113,7 @@ async fn a_shutdown_drains(ctx: Ctx) -> Outcome {
     drop(guards);
     mine.shutdown(Duration::from_secs(10)).await?;
     for name in &names[..names.len() - 1] {
-        take(&other, name, LONG).await?;
+        assert_eq!(take(&other, name, LONG).await?.release().await?, Ended::Released);
     }
     assert!(kept.is_held(), "a shutdown must not take a guard away");
     assert_eq!(mine.lock(ctx.name()).try_acquire().await.expect_err("closed").kind(), ErrorKind::Closed);

@@ -86,7 +86,7 @@ async fn a_frozen_holder_knows_when_it_wakes(ctx: Ctx) -> Outcome {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async move {
             let guard = take(&locker(store), &frozen_name, SHORT).await.expect("it is free");
-            drop(taken.send(guard.fence()));
+            taken.send(guard.fence()).expect("the case goes on");
             is_thawed.recv().expect("the case goes on");
             let ran = guard.run(async { "the work went on" }).await;
             (guard.status(), ran.map_err(|error| error.kind()))

@@ -123,7 +123,7 @@ async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> Outcome {
         take(&locker, &names[1], LONG).await?,
         take(&locker, &ctx.name(), LONG).await?,
     ];
-    drop(take(&locker, &names[2], LONG).await?.release().await?);
+    assert_eq!(take(&locker, &names[2], LONG).await?.release().await?, Ended::Released);
     let listed = |states: Vec<lockkit_core::KeyState>| {
         states.iter().map(|state| state.key.as_str().to_owned()).collect::<Vec<_>>()
     };

@@ -62,7 +62,7 @@ async fn what_is_not_claimed_is_refused(ctx: Ctx) -> Outcome {
         match lock.try_acquire().await {
             Ok(guard) => {
                 assert!(claimed, "granted, but not claimed: {lock:?}");
-                drop(guard.ok_or("free, but refused")?.release().await?);
+                assert_eq!(guard.ok_or("free, but refused")?.release().await?, Ended::Released);
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
