@@ -240,13 +240,13 @@ impl State {
 
     /// When a lease just granted or renewed is next looked at: after a third of what is left of it, up to 10 %
     /// sooner or later so that leases taken together drift apart, or at its end if it is not renewed.
-    pub(crate) fn schedule(&self, terms: &Terms, now: Moment, jitter: u32) -> Moment {
-        if !terms.renew {
+    pub(crate) fn schedule(&self, renew: bool, ttl: Duration, now: Moment, jitter: u32) -> Moment {
+        if !renew {
             return self.deadline();
         }
         let third = self.deadline.since(now) / 3;
         let pause = third * 9 / 10 + third / 5 * (jitter % 1024) / 1024;
-        on_grid(now + pause, terms.ttl).max(now).min(self.deadline())
+        on_grid(now + pause, ttl).max(now).min(self.deadline())
     }
 }
 
@@ -341,11 +341,10 @@ mod tests {
     fn renewals_come_at_a_third_and_share_a_grid() {
         let lease = lease(terms());
         let state = lease.state();
-        let soonest = state.schedule(&terms(), start(), 0).since(start());
-        let latest = state.schedule(&terms(), start(), 1023).since(start());
+        let soonest = state.schedule(true, TTL, start(), 0).since(start());
+        let latest = state.schedule(true, TTL, start(), 1023).since(start());
         assert!(soonest > TTL / 4 && latest < TTL * 2 / 5, "{soonest:?} {latest:?}");
-        let fixed = Terms { renew: false, ..terms() };
-        assert_eq!(state.schedule(&fixed, start(), 0), state.deadline());
+        assert_eq!(state.schedule(false, TTL, start(), 0), state.deadline());
         assert_eq!(
             on_grid(start() + Duration::from_millis(20), TTL),
             on_grid(start() + Duration::from_millis(21), TTL)

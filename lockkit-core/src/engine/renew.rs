@@ -105,7 +105,7 @@ impl Engine {
     pub(super) fn register(self: &Arc<Self>, lease: &Arc<Lease>, now: Moment) {
         let jitter = self.timers.jitter();
         let mut state = lease.state();
-        let at = state.schedule(&lease.terms, now, jitter);
+        let at = state.schedule(lease.terms.renew, lease.ttl, now, jitter);
         self.timers.plan(lease, &mut state, at);
         drop(state);
         let mut queue = self.timers.queue();
@@ -194,7 +194,7 @@ impl Engine {
                 let margin = state.deadline().since(now);
                 state.extend(hold.until, lease.ttl, now);
                 if state.is_live() {
-                    let at = state.schedule(&lease.terms, now, jitter);
+                    let at = state.schedule(lease.terms.renew, lease.ttl, now, jitter);
                     self.timers.plan(lease, &mut state, at);
                 }
                 drop(state);
