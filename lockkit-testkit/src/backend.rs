@@ -5,6 +5,8 @@ use std::{fmt, sync::Arc};
 use async_trait::async_trait;
 use lockkit_core::{Clock, LockStore};
 
+use crate::faults::Proxy;
+
 /// Any error; a backend reports what it likes.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -20,25 +22,34 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// When the store can't be reached.
     async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError>;
 
-    /// Opens a new client whose leases are measured by `clock`, for cases about suspended and frozen processes.
-    /// `None` if the store can't be given a clock.
+    /// Opens a new client whose leases are measured by `clock`, for cases about suspended processes. `None` if the
+    /// store can't be given a clock.
     ///
     /// # Errors
     /// When the store can't be reached.
     async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError>;
 
-    /// The private server behind the store, for cases that harm it. `None` leaves those cases out.
-    fn server(&self) -> Option<&dyn Server>;
+    /// Starts a private server for one case that will harm it. `None` leaves those cases out.
+    ///
+    /// # Errors
+    /// When the server does not come up.
+    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError>;
 }
 
-/// A private server that a case may harm. Every case leaves it running.
+/// A private server that a case may harm. It is stopped when dropped.
 #[async_trait]
 pub trait Server: fmt::Debug + Send + Sync {
+    /// Opens a client.
+    ///
+    /// # Errors
+    /// When the store can't be reached.
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError>;
+
     /// Opens a client whose traffic runs through a fault proxy of its own.
     ///
     /// # Errors
     /// When the store can't be reached.
-    async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, crate::faults::Proxy), BoxError>;
+    async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError>;
 
     /// Kills the server at once.
     ///
@@ -46,7 +57,7 @@ pub trait Server: fmt::Debug + Send + Sync {
     /// When there is nothing to kill.
     async fn kill(&self) -> Result<(), BoxError>;
 
-    /// Starts the killed server again on the same port, with or without its data.
+    /// Starts the killed server again on the same port, with its data or without.
     ///
     /// # Errors
     /// When it does not come up.
@@ -64,7 +75,7 @@ pub trait Server: fmt::Debug + Send + Sync {
     /// When there is nothing to thaw.
     async fn thaw(&self) -> Result<(), BoxError>;
 
-    /// Deletes the lock behind the clients' back, as an administrator would.
+    /// Deletes a lock behind the clients' back, as an administrator would.
     ///
     /// # Errors
     /// When the server refuses.

@@ -1,1 +1,18 @@
 //! The proof: a compliance suite for lock stores, private throw-away servers to run it on, and faults to inject.
+//!
+//! A store of one's own joins in about ten lines: implement [`Backend`], hand it to [`trials`], run them with
+//! `libtest-mimic`. `docs/writing-a-backend.md` shows it.
+
+mod backend;
+pub mod cases;
+mod check;
+pub mod faults;
+mod memory;
+pub mod servers;
+
+pub use {
+    backend::{Backend, BoxError, Server},
+    cases::{Case, Needs},
+    check::{Report, Verdict, check, run_case, trials},
+    memory::MemoryBackend,
+};

@@ -1,0 +1,122 @@
+//! Futures that are dropped, guards that outlive their runtime.
+
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use lockkit_core::{ErrorKind, Outcome as Ended};
+
+use super::{Ctx, LONG, Outcome, SHORT, cases, locker, take};
+
+cases! { "cancellation":
+    an_abandoned_acquisition_leaves_nothing [NOTHING] "An acquisition dropped at any moment leaves the lock free (R8)."
+    an_acquisition_polled_once_leaves_nothing [NOTHING] "An acquisition dropped after its first poll leaves the lock free (R8)."
+    an_abandoned_waiter_does_not_stall_others [NOTHING] "A waiter that gave up does not hold up those behind it."
+    an_abandoned_release_still_releases [NOTHING] "A release whose future is dropped goes on in the background."
+    a_guard_may_outlive_its_runtime [TTL] "Dropping a guard after its runtime ended does not panic; the lease lapses."
+    a_shutdown_drains [NOTHING] "After a shutdown everything dropped before is free, and new acquisitions are refused."
+}
+
+async fn assert_soon_free(ctx: &Ctx, name: &str) -> Outcome {
+    let free = ctx.locker().await?.lock(name).ttl(LONG).acquire_within(Duration::from_secs(5)).await?;
+    let guard = free.ok_or_else(|| format!("{name} was still held 5 s later"))?;
+    assert_eq!(guard.release().await?, Ended::Released);
+    Ok(())
+}
+
+async fn an_abandoned_acquisition_leaves_nothing(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    for round in 0..200_u64 {
+        let lock = locker.lock(&name).ttl(LONG);
+        let patience = Duration::from_micros(round * 5);
+        drop(tokio::time::timeout(patience, lock.acquire()).await);
+        if round % 20 == 19 {
+            assert_soon_free(&ctx, &name).await?;
+        }
+    }
+    locker.shutdown(Duration::from_secs(5)).await?;
+    let other = ctx.locker().await?;
+    assert_eq!(take(&other, &name, LONG).await?.release().await?, Ended::Released);
+    Ok(())
+}
+
+async fn an_acquisition_polled_once_leaves_nothing(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    for _ in 0..50 {
+        let lock = locker.lock(&name).ttl(LONG);
+        let mut acquire = pin!(lock.acquire());
+        let polled = acquire.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        drop(match polled {
+            Poll::Ready(guard) => Some(guard?),
+            Poll::Pending => None,
+        });
+    }
+    assert_soon_free(&ctx, &name).await
+}
+
+async fn an_abandoned_waiter_does_not_stall_others(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&mine, &name, LONG).await?;
+    for locker in [&mine, &other] {
+        for _ in 0..10 {
+            let lock = locker.lock(&name).ttl(LONG);
+            drop(tokio::time::timeout(Duration::from_millis(20), lock.acquire()).await);
+        }
+    }
+    let lock = other.lock(&name).ttl(LONG);
+    let waiter = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(10)).await });
+    tokio::task::yield_now().await;
+    assert_eq!(guard.release().await?, Ended::Released);
+    drop(waiter.await??.ok_or("the waiter was stalled by those that left")?);
+    assert_soon_free(&ctx, &name).await
+}
+
+async fn an_abandoned_release_still_releases(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    for round in 0..50_u64 {
+        let guard = locker.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(5)).await?.ok_or("still held")?;
+        drop(tokio::time::timeout(Duration::from_micros(round * 5), guard.release()).await);
+    }
+    assert_soon_free(&ctx, &name).await
+}
+
+async fn a_guard_may_outlive_its_runtime(ctx: Ctx) -> Outcome {
+    let name = ctx.name();
+    let (backend, own_name) = (std::sync::Arc::clone(&ctx.backend), name.clone());
+    let guard = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let guard = runtime.block_on(async {
+            let locker = locker(backend.open().await.expect("the store is there"));
+            take(&locker, &own_name, SHORT).await.expect("it is free")
+        });
+        drop(runtime);
+        guard
+    });
+    let guard = guard.join().map_err(|_| "the thread panicked")?;
+    std::thread::spawn(move || drop(guard)).join().map_err(|_| "dropping the guard panicked")?;
+    let free = ctx.locker().await?.lock(&name).ttl(LONG).acquire_within(SHORT + Duration::from_secs(6)).await?;
+    assert!(free.is_some(), "the lease did not lapse");
+    Ok(())
+}
+
+async fn a_shutdown_drains(ctx: Ctx) -> Outcome {
+    let (mine, other) = (ctx.locker().await?, ctx.locker().await?);
+    let names: Vec<_> = (0..50).map(|_| ctx.name()).collect();
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(take(&mine, name, LONG).await?);
+    }
+    let kept = guards.pop().ok_or("no guard")?;
+    drop(guards);
+    mine.shutdown(Duration::from_secs(10)).await?;
+    for name in &names[..names.len() - 1] {
+        assert_eq!(take(&other, name, LONG).await?.release().await?, Ended::Released);
+    }
+    assert!(kept.is_held(), "a shutdown must not take a guard away");
+    assert_eq!(mine.lock(ctx.name()).try_acquire().await.expect_err("closed").kind(), ErrorKind::Closed);
+    assert_eq!(kept.release().await?, Ended::Released);
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! Leases that end.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{ErrorKind, LossReason, Outcome as Ended, ShiftedClock, Status};
+
+use super::{Ctx, LONG, Outcome, SHORT, SLACK, assert_taken, cases, locker, take};
+
+cases! { "expiry":
+    an_unrenewed_lease_lapses [TTL] "Without renewal the lock is free after the ttl, and never before the guard knows."
+    a_renewed_lease_outlives_its_ttl [TTL] "With renewal a lock is held for as long as its guard lives."
+    nothing_remains_after_the_deadline [TTL] "From the deadline on a guard says Lost, and nothing remains of it."
+    the_loss_is_announced_in_time [TTL] "Whoever waits for the loss is told by the deadline, also who comes late."
+    a_ttl_out_of_bounds_is_refused [TTL] "A ttl that the store can't keep is refused as invalid input."
+    a_suspended_process_knows_that_it_lost [CLOCK] "A process that was suspended finds its guard lost at first use."
+    max_hold_ends_a_forgotten_guard [TTL] "A guard with max_hold ends by then, although it is renewed."
+    work_is_stopped_before_the_lease_can_lapse [TTL] "run() drops the work while the lease still lasts."
+    a_manual_renewal_extends [TTL] "renew() extends an unrenewed lease by its ttl."
+}
+
+async fn an_unrenewed_lease_lapses(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = mine.lock(&name).ttl(SHORT).no_renewal().try_acquire().await?.ok_or("should be free")?;
+    let next = other.lock(&name).ttl(LONG).acquire_within(SHORT * 2 + Duration::from_secs(6)).await?;
+    assert!(!guard.is_held(), "the next holder came while the guard still believed");
+    assert_eq!(guard.status(), Status::Lost(LossReason::Expired));
+    let next = next.ok_or("the lease did not lapse")?;
+    assert!(matches!(guard.release().await?, Ended::NotHeld(LossReason::Expired)));
+    assert!(next.is_held());
+    assert_taken(&mine, &name).await
+}
+
+async fn a_renewed_lease_outlives_its_ttl(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&mine, &name, SHORT).await?;
+    let rival = other.lock(&name);
+    tokio::select! {
+        reason = guard.lost() => panic!("lost while it was renewed: {reason}"),
+        answer = rival.acquire_within(SHORT * 5) => assert!(answer?.is_none(), "granted twice"),
+    }
+    assert_eq!(guard.status(), Status::Held);
+    assert_eq!(guard.release().await?, Ended::Released);
+    Ok(())
+}
+
+async fn nothing_remains_after_the_deadline(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let guard = locker.lock(&name).ttl(SHORT).no_renewal().try_acquire().await?.ok_or("should be free")?;
+    assert_eq!(guard.lost().await, LossReason::Expired);
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert!(!guard.is_held());
+    assert_eq!(guard.ensure(Duration::ZERO).expect_err("lost").kind(), ErrorKind::Lost);
+    assert_eq!(guard.renew().await.expect_err("lost").kind(), ErrorKind::Lost);
+    Ok(())
+}
+
+async fn the_loss_is_announced_in_time(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let guard = locker.lock(&name).ttl(SHORT).no_renewal().try_acquire().await?.ok_or("should be free")?;
+    let waited = tokio::time::timeout(guard.remaining() + SLACK, guard.lost()).await;
+    assert_eq!(waited.expect("not announced by the deadline"), LossReason::Expired);
+    let late = tokio::time::timeout(SLACK, guard.lost()).await;
+    assert_eq!(late.expect("a late listener was not told"), LossReason::Expired);
+    Ok(())
+}
+
+async fn a_ttl_out_of_bounds_is_refused(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    for ttl in [Duration::ZERO, Duration::from_millis(1), Duration::MAX] {
+        let error = locker.lock(&name).ttl(ttl).try_acquire().await.expect_err("must be refused");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{ttl:?}");
+    }
+    assert!(locker.lock(&name).inspect().await?.holders.is_empty());
+    Ok(())
+}
+
+async fn a_suspended_process_knows_that_it_lost(ctx: Ctx) -> Outcome {
+    let clock = Arc::new(ShiftedClock::default());
+    let store = ctx.backend.open_with_clock(Arc::<ShiftedClock>::clone(&clock)).await?.ok_or("takes no clock")?;
+    let (locker, name) = (locker(store), ctx.name());
+    let guard = take(&locker, &name, LONG).await?;
+    assert!(guard.is_held());
+    clock.advance(LONG * 2);
+    assert!(!guard.is_held(), "it slept past its lease and did not notice");
+    let ran = guard.run(async { panic!("the work went on after the suspension") }).await;
+    assert_eq!(ran.expect_err("lost").kind(), ErrorKind::Lost);
+    Ok(())
+}
+
+async fn max_hold_ends_a_forgotten_guard(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = mine.lock(&name).ttl(LONG).max_hold(SHORT).try_acquire().await?.ok_or("should be free")?;
+    let next = other.lock(&name).ttl(LONG).acquire_within(SHORT + Duration::from_secs(6)).await?;
+    assert_eq!(guard.status(), Status::Lost(LossReason::MaxHold));
+    assert!(next.is_some(), "the lock was not freed at max_hold");
+    Ok(())
+}
+
+async fn work_is_stopped_before_the_lease_can_lapse(ctx: Ctx) -> Outcome {
+    struct Stopped<'a>(&'a lockkit_core::Guard, &'a std::sync::Mutex<Option<Duration>>);
+    impl Drop for Stopped<'_> {
+        fn drop(&mut self) {
+            *self.1.lock().expect("unpoisoned") = Some(self.0.remaining());
+        }
+    }
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let ttl = Duration::from_secs(2);
+    let guard = locker.lock(&name).ttl(ttl).no_renewal().try_acquire().await?.ok_or("should be free")?;
+    let left_at_stop = std::sync::Mutex::new(None);
+    let ran = guard
+        .run(async {
+            let _stopped = Stopped(&guard, &left_at_stop);
+            std::future::pending::<()>().await;
+        })
+        .await;
+    assert_eq!(ran.expect_err("the work can't end by itself").kind(), ErrorKind::Lost);
+    let left = left_at_stop.lock().expect("unpoisoned").ok_or("the work was not dropped")?;
+    assert!(left > Duration::ZERO, "the work was dropped only after the deadline");
+    assert!(left < ttl / 2, "the work was dropped with {left:?} left");
+    Ok(())
+}
+
+async fn a_manual_renewal_extends(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let ttl = Duration::from_secs(1);
+    let guard = mine.lock(&name).ttl(ttl).no_renewal().try_acquire().await?.ok_or("should be free")?;
+    for _ in 0..4 {
+        assert!(other.lock(&name).acquire_within(ttl / 2).await?.is_none(), "granted twice");
+        guard.renew().await?;
+    }
+    assert_eq!(guard.release().await?, Ended::Released);
+    Ok(())
+}

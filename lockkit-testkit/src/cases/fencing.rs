@@ -1,0 +1,179 @@
+//! Fences: numbers that grow with every grant.
+
+use std::time::Duration;
+
+use lockkit_core::{Fence, FenceClock, FenceRequest, Outcome as Ended, Query, Renewal, Renewed};
+
+use super::{Ctx, LONG, Outcome, SHORT, cases, grant, locker, renew, request, resource::Resource, take};
+
+cases! { "fencing":
+    never_decreases [FENCES] "Fences grow over release, expiry and change of client (R9)."
+    a_grant_owns_its_span [FENCES] "A grant owns as many fences as were asked for: the next one comes after them all."
+    renewal_and_nesting_keep_the_fence [FENCES] "Renewal, reentry and a repeated claim keep the fence (R1, R9)."
+    a_floor_is_kept [FENCES] "A grant is strictly above the floor that was asked for, and so are all after it."
+    a_new_counter_can_start_at_the_floor [FENCES] "Without the store's clock a new lock grants exactly floor + 1."
+    a_renewal_can_raise_the_counter [FENCES] "A floor given with a renewal lifts later grants, not the present fence."
+    a_foreign_renewal_raises_nothing [FENCES] "A floor given with a renewal that is refused has no effect."
+    the_last_fence_is_shown [FENCES] "Inspection shows the fence of the holder."
+    a_stale_holder_is_refused_by_the_resource [FENCES] "A resource that checks fences refuses a holder whose lock went to another."
+    they_survive_a_restart_with_data [SERVER_FENCES] "After a restart with its data the store grants higher fences."
+    they_survive_the_loss_of_all_data [SERVER_FENCES] "After a restart without data the store grants higher fences."
+}
+
+async fn never_decreases(ctx: Ctx) -> Outcome {
+    let (first, second, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let mut last = Fence::NONE;
+    for round in 0..40 {
+        let locker = if round % 3 == 0 { &first } else { &second };
+        let guard = take(locker, &name, LONG).await?;
+        assert!(guard.fence() > last, "{} came after {last}", guard.fence());
+        last = guard.fence();
+        if round % 10 == 9 && matches!(locker.info().capability.liveness, lockkit_core::Liveness::Ttl { .. }) {
+            assert_eq!(guard.release().await?, Ended::Released);
+            let lapsing = locker.lock(&name).ttl(SHORT).no_renewal().try_acquire().await?.ok_or("should be free")?;
+            last = lapsing.fence();
+            lapsing.lost().await;
+            let next = first.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(8)).await?;
+            let next = next.ok_or("the lease did not lapse")?;
+            assert!(next.fence() > last, "{} came after {last}, by expiry", next.fence());
+            last = next.fence();
+            assert_eq!(next.release().await?, Ended::Released);
+        } else {
+            assert_eq!(guard.release().await?, Ended::Released);
+        }
+    }
+    Ok(())
+}
+
+async fn a_grant_owns_its_span(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mut next_free = Fence::NONE;
+    for span in [1, 65, 1, 1000, 3] {
+        let mut asked = request(&key, LONG)?;
+        asked.fence = FenceRequest { span, ..FenceRequest::default() };
+        let hold = grant(&store, &asked).await?;
+        assert!(hold.fence >= next_free, "{} belongs to the grant before", hold.fence);
+        assert_eq!(hold.span, span);
+        next_free = hold.fence.offset(span);
+        store.release(&asked.claim).await?;
+    }
+    Ok(())
+}
+
+async fn renewal_and_nesting_keep_the_fence(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request(&key, LONG)?;
+    let first = grant(&store, &mine).await?;
+    for depth in [1, 2, 1] {
+        match renew(&store, &mine.claim, LONG, depth).await? {
+            Renewed::Held(hold) => assert_eq!((hold.fence, hold.span, hold.depth), (first.fence, first.span, depth)),
+            Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),
+        }
+    }
+    assert_eq!(grant(&store, &mine).await?.fence, first.fence);
+    Ok(())
+}
+
+async fn a_floor_is_kept(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mut mine = request(&key, LONG)?;
+    let first = grant(&store, &mine).await?;
+    store.release(&mine.claim).await?;
+    let floor = first.fence.offset(4_000_000_000);
+    mine = request(&key, LONG)?;
+    mine.fence.floor = floor;
+    let lifted = grant(&store, &mine).await?;
+    assert!(lifted.fence > floor);
+    store.release(&mine.claim).await?;
+    let after = grant(&store, &request(&key, LONG)?).await?;
+    assert!(after.fence > lifted.fence);
+    Ok(())
+}
+
+async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let floor = Fence::new(4_000_000_000_000_000);
+    for step in 0..3 {
+        let mut mine = request(&key, LONG)?;
+        mine.fence = FenceRequest { floor: floor.offset(step * 10), span: 1, clock: FenceClock::Floor };
+        assert_eq!(grant(&store, &mine).await?.fence, floor.offset(step * 10 + 1));
+        store.release(&mine.claim).await?;
+    }
+    Ok(())
+}
+
+async fn a_renewal_can_raise_the_counter(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request(&key, LONG)?;
+    let hold = grant(&store, &mine).await?;
+    let floor = hold.fence.offset(1_000_000_000);
+    let renewal = Renewal { claim: mine.claim.clone(), ttl: LONG, depth: 1, fence_floor: Some(floor) };
+    match store.renew(&[renewal]).await.remove(0)? {
+        Renewed::Held(renewed) => assert_eq!(renewed.fence, hold.fence),
+        Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),
+    }
+    assert_eq!(grant(&store, &mine).await?.fence, hold.fence, "a repeated claim must keep its fence");
+    store.release(&mine.claim).await?;
+    assert!(grant(&store, &request(&key, LONG)?).await?.fence > floor);
+    Ok(())
+}
+
+async fn a_foreign_renewal_raises_nothing(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request(&key, LONG)?;
+    let hold = grant(&store, &mine).await?;
+    let floor = hold.fence.offset(2_000_000_000);
+    let foreign = request(&key, LONG)?.claim;
+    let renewal = Renewal { claim: foreign, ttl: LONG, depth: 1, fence_floor: Some(floor) };
+    assert!(matches!(store.renew(&[renewal]).await.remove(0)?, Renewed::Lost(_)));
+    store.release(&mine.claim).await?;
+    let next = grant(&store, &request(&key, LONG)?).await?;
+    assert!(next.fence > hold.fence && next.fence < floor, "{} after {}", next.fence, hold.fence);
+    Ok(())
+}
+
+async fn the_last_fence_is_shown(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let hold = grant(&store, &request(&key, LONG)?).await?;
+    let state = store.inspect(&Query::Keys(vec![key])).await?.remove(0);
+    assert_eq!(state.holders[0].fence, Some(hold.fence));
+    assert!(state.fence.is_none_or(|last| last >= hold.fence));
+    Ok(())
+}
+
+async fn a_stale_holder_is_refused_by_the_resource(ctx: Ctx) -> Outcome {
+    let (first, second, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let resource = Resource::default();
+    let stale = take(&first, &name, LONG).await?;
+    assert!(resource.admit(stale.fence()));
+    // The lock is taken from a holder that does not notice: what a freeze or a partition looks like from outside.
+    second.break_lock(&name, stale.token()).await?;
+    let fresh = take(&second, &name, LONG).await?;
+    assert!(resource.admit(fresh.fence()));
+    assert!(!resource.admit(stale.fence()), "the stale holder's write came through");
+    assert!(resource.admit(fresh.fence()));
+    Ok(())
+}
+
+async fn across_restart(ctx: &Ctx, keep_data: bool) -> Outcome {
+    let server = ctx.server().await?;
+    let (mine, name) = (locker(server.open().await?), ctx.name());
+    let mut last = Fence::NONE;
+    for _ in 0..3 {
+        let guard = mine.lock(&name).ttl(SHORT).acquire_within(Duration::from_secs(10)).await?.ok_or("not free")?;
+        assert!(guard.fence() > last, "{} came after {last}", guard.fence());
+        last = guard.fence();
+        assert_eq!(guard.release().await?, Ended::Released);
+        server.kill().await?;
+        server.restart(keep_data).await?;
+    }
+    Ok(())
+}
+
+async fn they_survive_a_restart_with_data(ctx: Ctx) -> Outcome {
+    across_restart(&ctx, true).await
+}
+
+async fn they_survive_the_loss_of_all_data(ctx: Ctx) -> Outcome {
+    across_restart(&ctx, false).await
+}

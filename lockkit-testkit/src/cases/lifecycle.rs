@@ -1,0 +1,150 @@
+//! A lock's ordinary life.
+
+use std::time::{Duration, Instant};
+
+use lockkit_core::{LossReason, Outcome as Ended, Query, Release, drift};
+
+use super::{Ctx, LONG, Outcome, assert_taken, cases, grant, request, take};
+
+cases! { "lifecycle":
+    a_free_lock_is_granted [NOTHING] "A free lock is granted at once, with what the ttl leaves of validity."
+    a_held_lock_is_refused [NOTHING] "A held lock is refused to another client, without any effect on its holder."
+    a_released_lock_is_free_at_once [NOTHING] "After a release the lock can be taken at once."
+    a_dropped_guard_frees_its_lock [NOTHING] "Dropping a guard frees the lock in the background."
+    a_second_release_says_so [NOTHING] "Releasing twice is harmless and answered with NotHeld (R7)."
+    names_do_not_interfere [NOTHING] "Locks of different names have nothing to do with each other."
+    many_rounds_leave_nothing_behind [NOTHING] "Taking and releasing a lock again and again leaves it free."
+    the_holder_is_shown_while_it_holds [NOTHING] "Who holds a lock can be read while it is held, and not after."
+    held_locks_are_listed_by_prefix [NOTHING] "All held locks of a prefix are listed by name, and only those."
+    a_broken_lock_is_free [NOTHING] "A lock can be broken by the token that inspection shows, and by no other."
+}
+
+async fn a_free_lock_is_granted(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let guard = take(&locker, &name, LONG).await?;
+    let left = guard.remaining();
+    assert!(left <= LONG - drift(LONG), "{left:?} is more than the ttl allows");
+    assert!(left > LONG / 2 || left > Duration::from_secs(1), "only {left:?} is left");
+    assert!(guard.is_held());
+    assert_eq!(guard.release().await?, Ended::Released);
+    Ok(())
+}
+
+async fn a_held_lock_is_refused(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&mine, &name, LONG).await?;
+    let before = mine.lock(&name).inspect().await?;
+    assert_taken(&other, &name).await?;
+    let after = mine.lock(&name).inspect().await?;
+    assert_eq!(before.holders[0].token, after.holders[0].token, "the holder changed");
+    assert_eq!(after.holders.len(), 1);
+    assert_eq!(guard.release().await?, Ended::Released);
+    Ok(())
+}
+
+async fn a_released_lock_is_free_at_once(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    for _ in 0..20 {
+        assert_eq!(take(&mine, &name, LONG).await?.release().await?, Ended::Released);
+        assert_eq!(take(&other, &name, LONG).await?.release().await?, Ended::Released);
+    }
+    Ok(())
+}
+
+async fn a_dropped_guard_frees_its_lock(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    drop(take(&mine, &name, LONG).await?);
+    let asked = Instant::now();
+    let guard = other.lock(&name).acquire_within(Duration::from_secs(5)).await?;
+    assert!(guard.is_some(), "not free within 5 s of the drop");
+    assert!(asked.elapsed() < Duration::from_secs(2), "it took {:?}", asked.elapsed());
+    Ok(())
+}
+
+async fn a_second_release_says_so(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let request = request(&key, LONG)?;
+    grant(&store, &request).await?;
+    assert!(matches!(store.release(&request.claim).await?, Release::Released { .. }));
+    assert_eq!(store.release(&request.claim).await?, Release::NotHeld(LossReason::Gone));
+    Ok(())
+}
+
+async fn names_do_not_interfere(ctx: Ctx) -> Outcome {
+    let locker = ctx.locker().await?;
+    let (first, second) = (ctx.name(), ctx.name());
+    let guard = take(&locker, &first, LONG).await?;
+    let other = take(&locker, &second, LONG).await?;
+    assert_eq!(other.release().await?, Ended::Released);
+    assert_taken(&locker, &first).await?;
+    assert_eq!(guard.release().await?, Ended::Released);
+    Ok(())
+}
+
+async fn many_rounds_leave_nothing_behind(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let mut last = lockkit_core::Fence::NONE;
+    for _ in 0..300 {
+        let guard = take(&locker, &name, LONG).await?;
+        let fence = guard.fence();
+        assert!(fence > last || fence == lockkit_core::Fence::NONE, "fence {fence} came after {last}");
+        last = fence;
+        assert_eq!(guard.release().await?, Ended::Released);
+    }
+    assert!(locker.lock(&name).inspect().await?.holders.is_empty());
+    Ok(())
+}
+
+async fn the_holder_is_shown_while_it_holds(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.store().await?, ctx.locker().await?, ctx.name());
+    let info = lockkit_core::HolderInfo::new("billing: nightly run ü");
+    let mine = lockkit_core::Locker::shared_builder(mine).holder(info.clone()).build();
+    let guard = take(&mine, &name, LONG).await?;
+    let state = other.lock(&name).inspect().await?;
+    let holder = &state.holders[0];
+    assert_eq!((&holder.info, holder.token, holder.depth), (&info, Some(guard.token()), 1));
+    if guard.fence() != lockkit_core::Fence::NONE {
+        assert_eq!(holder.fence, Some(guard.fence()));
+    }
+    if let Some(remaining) = holder.remaining {
+        assert!(remaining <= LONG && remaining > LONG / 2, "{remaining:?}");
+    }
+    assert_eq!(guard.release().await?, Ended::Released);
+    assert!(other.lock(&name).inspect().await?.holders.is_empty());
+    Ok(())
+}
+
+async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> Outcome {
+    let locker = ctx.locker().await?;
+    let prefix = ctx.name();
+    let names = ["/b*[x]", "/a", "/c"].map(|end| format!("{prefix}{end}"));
+    let guards = [
+        take(&locker, &names[0], LONG).await?,
+        take(&locker, &names[1], LONG).await?,
+        take(&locker, &ctx.name(), LONG).await?,
+    ];
+    assert_eq!(take(&locker, &names[2], LONG).await?.release().await?, Ended::Released);
+    let listed = |states: Vec<lockkit_core::KeyState>| {
+        states.iter().map(|state| state.key.as_str().to_owned()).collect::<Vec<_>>()
+    };
+    let found = listed(locker.inspect(&Query::Prefix(prefix.clone())).await?);
+    assert_eq!(found, [names[1].clone(), names[0].clone()], "held names with the prefix, sorted");
+    let wild = listed(locker.inspect(&Query::Prefix(format!("{prefix}/b*["))).await?);
+    assert_eq!(wild, [names[0].clone()], "a prefix is taken literally");
+    drop(guards);
+    Ok(())
+}
+
+async fn a_broken_lock_is_free(ctx: Ctx) -> Outcome {
+    let (mine, admin, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&mine, &name, LONG).await?;
+    let wrong = lockkit_core::Token::random()?;
+    assert_eq!(admin.break_lock(&name, wrong).await?, Release::NotHeld(LossReason::Taken));
+    let shown = admin.lock(&name).inspect().await?.holders[0].token.ok_or("no token is shown")?;
+    assert!(matches!(admin.break_lock(&name, shown).await?, Release::Released { .. }));
+    let next = take(&admin, &name, LONG).await?;
+    assert!(matches!(guard.release().await?, Ended::NotHeld(_)), "the broken guard's release must say so");
+    assert!(next.is_held());
+    assert_taken(&mine, &name).await?;
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! The compliance suite: named cases, each with one sentence that says what a store must do.
+//!
+//! The numbers R1 to R12 are those of [`lockkit_core::store`]. A case sees a store only through the public API, opens
+//! its own clients, and uses names of its own, so that all cases can run side by side on one store. A case that harms
+//! the server gets a private one.
+
+mod cancellation;
+mod contention;
+mod expiry;
+mod faults;
+mod fencing;
+mod input;
+mod lifecycle;
+mod modes;
+mod ownership;
+mod reentrancy;
+mod resource;
+mod waiting;
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, FenceRequest, Fencing, Guard, Hold, HolderInfo, LockKey, LockStore, Locker, Mode,
+    Order, Renewal, Renewed, Token,
+};
+
+use crate::{Backend, BoxError, Server};
+
+/// One thing that every store must get right.
+pub struct Case {
+    /// Its name, such as `fencing::never_decreases`.
+    pub name: &'static str,
+    /// What the store must do.
+    pub doc: &'static str,
+    /// What the store must be able to do for the case to apply.
+    pub needs: Needs,
+    pub(crate) run: fn(Ctx) -> Pin<Box<dyn Future<Output = Outcome> + Send>>,
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case").field("name", &self.name).field("needs", &self.needs).finish_non_exhaustive()
+    }
+}
+
+/// What a store must be able to do for a case to apply.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// Leases that end by ttl.
+    pub ttl: bool,
+    /// Shared locks.
+    pub shared: bool,
+    /// Permits.
+    pub permits: bool,
+    /// Fences of at least this quality.
+    pub fencing: Fencing,
+    /// A clock that can be injected.
+    pub clock: bool,
+    /// A private server that can be harmed.
+    pub server: bool,
+}
+
+impl Needs {
+    /// Nothing beyond the contract.
+    pub const NOTHING: Self =
+        Self { ttl: false, shared: false, permits: false, fencing: Fencing::None, clock: false, server: false };
+    /// Leases that end by ttl.
+    pub const TTL: Self = Self { ttl: true, ..Self::NOTHING };
+    /// Shared locks.
+    pub const SHARED: Self = Self { shared: true, ..Self::NOTHING };
+    /// Permits.
+    pub const PERMITS: Self = Self { permits: true, ..Self::NOTHING };
+    /// Fences that mean anything.
+    pub const FENCES: Self = Self { fencing: Fencing::BestEffort, ..Self::NOTHING };
+    /// Leases that end by ttl, on a clock that can be injected.
+    pub const CLOCK: Self = Self { ttl: true, clock: true, ..Self::NOTHING };
+    /// A private server, with leases that end by ttl.
+    pub const SERVER: Self = Self { ttl: true, server: true, ..Self::NOTHING };
+    /// A private server that may lose its data without its fences going back.
+    pub const SERVER_FENCES: Self = Self { fencing: Fencing::Hybrid, ..Self::SERVER };
+}
+
+/// All cases, group by group.
+#[must_use]
+pub fn all() -> Vec<&'static Case> {
+    let groups: [&'static [Case]; 11] = [
+        lifecycle::CASES,
+        expiry::CASES,
+        ownership::CASES,
+        reentrancy::CASES,
+        contention::CASES,
+        waiting::CASES,
+        modes::CASES,
+        fencing::CASES,
+        cancellation::CASES,
+        input::CASES,
+        faults::CASES,
+    ];
+    groups.into_iter().flatten().collect()
+}
+
+pub(crate) type Outcome = Result<(), BoxError>;
+
+/// Makes the table of a group: the function's name is the case's, its sentence stands beside it.
+macro_rules! cases {
+    ($group:literal: $($function:ident [$needs:ident] $doc:literal)*) => {
+        pub(super) const CASES: &[$crate::cases::Case] = &[$($crate::cases::Case {
+            name: concat!($group, "::", stringify!($function)),
+            doc: $doc,
+            needs: $crate::cases::Needs::$needs,
+            run: |ctx| Box::pin($function(ctx)),
+        }),*];
+    };
+}
+use cases;
+
+/// The ttl of cases that wait for a lease to end.
+const SHORT: Duration = Duration::from_millis(600);
+
+/// The ttl of cases in which no lease should end.
+const LONG: Duration = Duration::from_secs(20);
+
+/// How late this machine may be at doing what is due.
+const SLACK: Duration = Duration::from_millis(400);
+
+/// A case at work: its store, and names that nobody else uses.
+#[derive(Debug)]
+pub(crate) struct Ctx {
+    backend: Arc<dyn Backend>,
+    prefix: String,
+    names: AtomicU32,
+}
+
+impl Ctx {
+    pub(crate) fn new(case: &Case, backend: Arc<dyn Backend>) -> Self {
+        let unique = Token::random().map(|token| token.reveal()[..12].to_owned()).unwrap_or_default();
+        Self { backend, prefix: format!("{}/{unique}", case.name), names: AtomicU32::new(0) }
+    }
+
+    /// A name that nobody else uses.
+    fn name(&self) -> String {
+        format!("{}/{}", self.prefix, self.names.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A key that nobody else uses.
+    fn key(&self) -> Result<LockKey, BoxError> {
+        Ok(LockKey::new(self.name())?)
+    }
+
+    /// A new client of the store.
+    async fn store(&self) -> Result<Arc<dyn LockStore>, BoxError> {
+        self.backend.open().await
+    }
+
+    /// A new client, as users have it.
+    async fn locker(&self) -> Result<Locker, BoxError> {
+        Ok(locker(self.store().await?))
+    }
+
+    async fn server(&self) -> Result<Box<dyn Server>, BoxError> {
+        self.backend.private_server().await?.ok_or_else(|| "there is no private server".into())
+    }
+}
+
+fn locker(store: Arc<dyn LockStore>) -> Locker {
+    Locker::shared_builder(store).build()
+}
+
+/// A request that tries to get `key`.
+fn request(key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
+    Ok(AcquireRequest {
+        claim: Claim { key: key.clone(), token: Token::random()?, mode: Mode::Exclusive },
+        ttl,
+        wait: Duration::ZERO,
+        order: Order::Any,
+        fence: FenceRequest::default(),
+        holder: HolderInfo::this_process(),
+    })
+}
+
+/// Asks once and expects a grant.
+async fn grant(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
+    match store.acquire(request).await? {
+        Attempt::Granted(hold) => Ok(hold),
+        Attempt::Contended(by) => Err(format!("a free lock was refused; held by {:?}", by.holder).into()),
+    }
+}
+
+/// Renews one lease.
+async fn renew(store: &Arc<dyn LockStore>, claim: &Claim, ttl: Duration, depth: u32) -> Result<Renewed, BoxError> {
+    let renewal = Renewal { claim: claim.clone(), ttl, depth, fence_floor: None };
+    let mut answers = store.renew(&[renewal]).await;
+    assert_eq!(answers.len(), 1, "one answer for each renewal");
+    Ok(answers.remove(0)?)
+}
+
+/// Takes a lock that should be free.
+async fn take(locker: &Locker, name: &str, ttl: Duration) -> Result<Guard, BoxError> {
+    locker.lock(name).ttl(ttl).try_acquire().await?.ok_or_else(|| format!("{name} should be free").into())
+}
+
+/// Tells that a lock can't be had.
+async fn assert_taken(locker: &Locker, name: &str) -> Outcome {
+    match locker.lock(name).try_acquire().await? {
+        None => Ok(()),
+        Some(_) => Err(format!("{name} was granted twice").into()),
+    }
+}
+
+/// Whether the fences of a store mean anything.
+fn fencing_claimed(locker: &Locker) -> bool {
+    locker.info().capability.fencing > Fencing::None
+}

@@ -1,0 +1,129 @@
+//! Whose lease it is.
+
+use std::time::Duration;
+
+use lockkit_core::{Attempt, Claim, LossReason, Query, Release, Renewed, Token};
+
+use super::{Ctx, LONG, Outcome, SHORT, cases, grant, renew, request};
+
+cases! { "ownership":
+    a_foreign_release_changes_nothing [NOTHING] "A release with another token leaves the holder alone and says so (R7)."
+    a_foreign_renewal_changes_nothing [TTL] "A renewal with another token neither extends nor shortens the lease (R7)."
+    a_late_release_spares_the_successor [TTL] "Who lost the lock can't release or renew the next holder's lease (R7)."
+    renewal_never_resurrects [TTL] "Renewing an expired lease fails, and the lock stays free (R5)."
+    renewal_never_creates [NOTHING] "Renewing what was never granted fails, and the lock stays free (R5)."
+    the_same_claim_is_one_lease [NOTHING] "Asking again with the same claim gives the same grant and fence (R1)."
+    repeated_claims_extend_the_lease [TTL] "Asking again with the same claim extends the lease (R1, R4)."
+    many_renewals_have_an_answer_each [TTL] "A batch of renewals has one answer for each, in order."
+}
+
+async fn a_foreign_release_changes_nothing(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request(&key, LONG)?;
+    grant(&store, &mine).await?;
+    let foreign = Claim { token: Token::random()?, ..mine.claim.clone() };
+    assert_eq!(store.release(&foreign).await?, Release::NotHeld(LossReason::Taken));
+    let state = store.inspect(&Query::Keys(vec![key])).await?;
+    assert_eq!(state[0].holders[0].token, Some(mine.claim.token));
+    assert!(matches!(store.release(&mine.claim).await?, Release::Released { .. }));
+    Ok(())
+}
+
+async fn a_foreign_renewal_changes_nothing(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request(&key, LONG)?;
+    grant(&store, &mine).await?;
+    let foreign = Claim { token: Token::random()?, ..mine.claim.clone() };
+    for ttl in [SHORT, LONG * 3] {
+        let answer = renew(&store, &foreign, ttl, 1).await?;
+        assert!(matches!(answer, Renewed::Lost(LossReason::Taken)), "{answer:?}");
+    }
+    let left = store.inspect(&Query::Keys(vec![key])).await?[0].holders[0].remaining.ok_or("no ttl is shown")?;
+    assert!(left <= LONG && left > LONG / 2, "the lease changed to {left:?}");
+    Ok(())
+}
+
+async fn a_late_release_spares_the_successor(ctx: Ctx) -> Outcome {
+    let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
+    let late = request(&key, SHORT)?;
+    grant(&store, &late).await?;
+    let mut next = request(&key, LONG)?;
+    next.wait = SHORT + Duration::from_secs(6);
+    while let Attempt::Contended(_) = other.acquire(&next).await? {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(store.release(&late.claim).await?, Release::NotHeld(LossReason::Taken));
+    assert!(matches!(renew(&store, &late.claim, LONG, 1).await?, Renewed::Lost(LossReason::Taken)));
+    let state = store.inspect(&Query::Keys(vec![key])).await?;
+    assert_eq!(state[0].holders[0].token, Some(next.claim.token));
+    Ok(())
+}
+
+async fn renewal_never_resurrects(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request(&key, SHORT)?;
+    grant(&store, &mine).await?;
+    tokio::time::sleep(SHORT + Duration::from_millis(100)).await;
+    let answer = renew(&store, &mine.claim, LONG, 1).await?;
+    assert!(matches!(answer, Renewed::Lost(LossReason::Gone)), "{answer:?}");
+    assert!(store.inspect(&Query::Keys(vec![key.clone()])).await?[0].holders.is_empty(), "it was resurrected");
+    grant(&store, &request(&key, LONG)?).await?;
+    Ok(())
+}
+
+async fn renewal_never_creates(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let answer = renew(&store, &request(&key, LONG)?.claim, LONG, 1).await?;
+    assert!(matches!(answer, Renewed::Lost(_)), "{answer:?}");
+    assert!(store.inspect(&Query::Keys(vec![key])).await?[0].holders.is_empty());
+    Ok(())
+}
+
+async fn the_same_claim_is_one_lease(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request(&key, LONG)?;
+    let first = grant(&store, &mine).await?;
+    let again = grant(&store, &mine).await?;
+    assert_eq!((first.fence, first.span), (again.fence, again.span));
+    let state = store.inspect(&Query::Keys(vec![key])).await?;
+    assert_eq!((state[0].holders.len(), state[0].holders[0].depth), (1, 1), "a repeated request counted twice");
+    assert!(matches!(store.release(&mine.claim).await?, Release::Released { .. }));
+    assert!(matches!(store.release(&mine.claim).await?, Release::NotHeld(_)), "one release must be enough");
+    Ok(())
+}
+
+async fn repeated_claims_extend_the_lease(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mut mine = request(&key, LONG)?;
+    let first = grant(&store, &mine).await?;
+    mine.ttl = LONG * 2;
+    let again = grant(&store, &mine).await?;
+    assert!(again.until >= first.until + LONG, "the lease must run from the latest request");
+    let left = store.inspect(&Query::Keys(vec![key])).await?[0].holders[0].remaining.ok_or("no ttl is shown")?;
+    assert!(left > LONG, "the store has only {left:?} on record");
+    Ok(())
+}
+
+async fn many_renewals_have_an_answer_each(ctx: Ctx) -> Outcome {
+    let store = ctx.store().await?;
+    let mut renewals = Vec::new();
+    for number in 0..300 {
+        let mine = request(&ctx.key()?, LONG)?;
+        if number % 3 != 0 {
+            grant(&store, &mine).await?;
+        }
+        renewals.push(lockkit_core::Renewal { claim: mine.claim, ttl: LONG * 2, depth: 1 + number, fence_floor: None });
+    }
+    let answers = store.renew(&renewals).await;
+    assert_eq!(answers.len(), renewals.len());
+    for (number, (answer, renewal)) in answers.into_iter().zip(&renewals).enumerate() {
+        match answer? {
+            Renewed::Held(hold) => {
+                assert_ne!(number % 3, 0, "number {number} was never granted");
+                assert_eq!((&hold.claim, hold.depth), (&renewal.claim, renewal.depth));
+            }
+            Renewed::Lost(_) => assert_eq!(number % 3, 0, "number {number} is held"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Nested holds of one owner.
+
+use std::time::Duration;
+
+use lockkit_core::{ErrorKind, Outcome as Ended, Query};
+
+use super::{Ctx, LONG, Outcome, SHORT, assert_taken, cases, grant, renew, request};
+
+cases! { "reentrancy":
+    an_owner_nests [NOTHING] "The same owner gets the lock again, with the same fence; it is free after the last release."
+    guards_end_in_any_order [NOTHING] "Nested guards may be released in any order."
+    another_owner_is_refused [NOTHING] "Another owner in the same task is another holder."
+    without_an_owner_nesting_waits [NOTHING] "Without an owner a nested acquisition waits like any other."
+    the_depth_is_shown [NOTHING] "The count of nested holds is readable in the store."
+    a_repeated_depth_counts_once [NOTHING] "A nested hold is written as an absolute number: repeating it changes nothing (R5)."
+    nesting_in_a_lost_lock_fails [TTL] "When the outer hold is lost a nested acquisition is an error."
+}
+
+async fn an_owner_nests(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let owner = mine.owner();
+    let lock = owner.lock(&name).ttl(LONG);
+    let guards =
+        [lock.acquire().await?, lock.acquire().await?, lock.try_acquire().await?.ok_or("refused to its owner")?];
+    assert!(guards.iter().all(|guard| guard.fence() == guards[0].fence()), "a nested hold has another fence");
+    for guard in guards {
+        assert_taken(&other, &name).await?;
+        assert_eq!(guard.release().await?, Ended::Released);
+    }
+    assert!(other.lock(&name).try_acquire().await?.is_some(), "not free after the last release");
+    Ok(())
+}
+
+async fn guards_end_in_any_order(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let owner = mine.owner();
+    let lock = owner.lock(&name).ttl(LONG);
+    let (outer, inner) = (lock.acquire().await?, lock.acquire().await?);
+    drop(outer);
+    assert!(inner.is_held());
+    assert_taken(&other, &name).await?;
+    drop(inner);
+    assert!(other.lock(&name).acquire_within(Duration::from_secs(5)).await?.is_some());
+    Ok(())
+}
+
+async fn another_owner_is_refused(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let (first, second) = (locker.owner(), locker.owner());
+    let _guard = first.lock(&name).ttl(LONG).acquire().await?;
+    assert!(second.lock(&name).try_acquire().await?.is_none());
+    Ok(())
+}
+
+async fn without_an_owner_nesting_waits(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let _guard = locker.lock(&name).ttl(LONG).acquire().await?;
+    assert!(locker.lock(&name).acquire_within(Duration::from_millis(200)).await?.is_none());
+    Ok(())
+}
+
+async fn the_depth_is_shown(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let owner = locker.owner();
+    let _outer = owner.lock(&name).ttl(LONG).acquire().await?;
+    let inner = owner.lock(&name).acquire().await?;
+    assert_eq!(locker.lock(&name).inspect().await?.holders[0].depth, 2);
+    assert_eq!(inner.release().await?, Ended::Released);
+    assert_eq!(locker.lock(&name).inspect().await?.holders[0].depth, 1);
+    Ok(())
+}
+
+async fn a_repeated_depth_counts_once(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let mine = request(&key, LONG)?;
+    grant(&store, &mine).await?;
+    for depth in [2, 2, 12, 12, 1] {
+        renew(&store, &mine.claim, LONG, depth).await?;
+        let state = store.inspect(&Query::Keys(vec![key.clone()])).await?;
+        assert_eq!(state[0].holders[0].depth, depth);
+    }
+    Ok(())
+}
+
+async fn nesting_in_a_lost_lock_fails(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let owner = locker.owner();
+    let lock = owner.lock(&name).ttl(SHORT).no_renewal();
+    let outer = lock.acquire().await?;
+    outer.lost().await;
+    assert_eq!(lock.acquire().await.expect_err("the outer hold is lost").kind(), ErrorKind::Lost);
+    drop(outer);
+    assert!(lock.acquire_within(Duration::from_secs(5)).await?.is_some(), "a fresh start must be possible");
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! Running cases: one at a time, as trials of a test binary, or all against one store with a report.
+
+use std::{any::Any, sync::Arc, time::Duration};
+
+use libtest_mimic::{Failed, Trial};
+use lockkit_core::{Fencing, LockStore};
+
+use crate::{
+    Backend, BoxError,
+    cases::{self, Case, Ctx, Needs},
+};
+
+/// How long one case may take. A case that waits for ever has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How a case went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The store keeps the rule.
+    Passed,
+    /// It does not; here is what was seen.
+    Failed(String),
+    /// The case does not apply, and why.
+    Ignored(String),
+}
+
+/// How all cases went.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Each case and its verdict, in the order of the suite.
+    pub verdicts: Vec<(&'static Case, Verdict)>,
+}
+
+impl Report {
+    /// How many cases passed.
+    #[must_use]
+    pub fn passed(&self) -> usize {
+        self.verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Passed).count()
+    }
+
+    /// The cases that failed, and what was seen.
+    pub fn failed(&self) -> impl Iterator<Item = (&'static Case, &str)> {
+        self.verdicts.iter().filter_map(|(case, verdict)| match verdict {
+            Verdict::Failed(message) => Some((*case, message.as_str())),
+            Verdict::Passed | Verdict::Ignored(_) => None,
+        })
+    }
+
+    /// The cases that do not apply, and why.
+    pub fn ignored(&self) -> impl Iterator<Item = (&'static Case, &str)> {
+        self.verdicts.iter().filter_map(|(case, verdict)| match verdict {
+            Verdict::Ignored(reason) => Some((*case, reason.as_str())),
+            Verdict::Passed | Verdict::Failed(_) => None,
+        })
+    }
+}
+
+/// Runs every case against a store, one after the other; `progress` is told of each.
+pub async fn check(backend: Arc<dyn Backend>, mut progress: impl FnMut(&Case, &Verdict) + Send) -> Report {
+    let mut report = Report::default();
+    for case in cases::all() {
+        let verdict = run_case(case, Arc::clone(&backend)).await;
+        progress(case, &verdict);
+        report.verdicts.push((case, verdict));
+    }
+    report
+}
+
+/// Runs one case on the present runtime.
+pub async fn run_case(case: &'static Case, backend: Arc<dyn Backend>) -> Verdict {
+    match applies(case, &backend).await {
+        Ok(None) => {}
+        Ok(Some(reason)) => return Verdict::Ignored(reason),
+        Err(error) => return Verdict::Failed(format!("the store under test can't be opened: {error}")),
+    }
+    let task = tokio::spawn((case.run)(Ctx::new(case, backend)));
+    let abort = task.abort_handle();
+    match tokio::time::timeout(LIMIT, task).await {
+        Ok(Ok(Ok(()))) => Verdict::Passed,
+        Ok(Ok(Err(error))) => Verdict::Failed(error.to_string()),
+        Ok(Err(panicked)) => Verdict::Failed(panicked.try_into_panic().map_or_else(|e| e.to_string(), said)),
+        Err(_) => {
+            abort.abort();
+            Verdict::Failed(format!("it did not end within {LIMIT:?}"))
+        }
+    }
+}
+
+/// One trial for every case, named `<backend>::<case>`, for `libtest_mimic::run`.
+///
+/// What does not apply is shown as ignored, with the reason behind the name.
+///
+/// # Errors
+/// When the store can't be opened: a store that is required and absent is a failure, not a pass.
+pub fn trials(backend: Arc<dyn Backend>) -> Result<Vec<Trial>, BoxError> {
+    let runtime = runtime()?;
+    let mut trials = Vec::new();
+    for case in cases::all() {
+        let reason = runtime.block_on(applies(case, &backend))?;
+        let mut name = format!("{}::{}", backend.name(), case.name);
+        if let Some(reason) = &reason {
+            name = format!("{name} ({reason})");
+        }
+        let backend = Arc::clone(&backend);
+        let trial = Trial::test(name, move || match runtime_of_its_own(case, backend)? {
+            Verdict::Passed | Verdict::Ignored(_) => Ok(()),
+            Verdict::Failed(message) => Err(Failed::from(format!("{}\n{message}", case.doc))),
+        });
+        trials.push(trial.with_ignored_flag(reason.is_some()));
+    }
+    Ok(trials)
+}
+
+fn runtime_of_its_own(case: &'static Case, backend: Arc<dyn Backend>) -> Result<Verdict, BoxError> {
+    let runtime = runtime()?;
+    let verdict = runtime.block_on(run_case(case, backend));
+    runtime.shutdown_background();
+    Ok(verdict)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, BoxError> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+/// Why a case does not apply to a store; `None` if it does.
+async fn applies(case: &Case, backend: &Arc<dyn Backend>) -> Result<Option<String>, BoxError> {
+    let store: Arc<dyn LockStore> = backend.open().await?;
+    let capability = &store.info().capability;
+    let Needs { ttl, shared, permits, fencing, clock, server } = case.needs;
+    let has_ttl = matches!(capability.liveness, lockkit_core::Liveness::Ttl { .. });
+    let reason = if ttl && !has_ttl {
+        Some("leases here end with the session, not by ttl".to_owned())
+    } else if shared && !capability.shared {
+        Some("no shared locks".to_owned())
+    } else if permits && !capability.permits {
+        Some("no permits".to_owned())
+    } else if capability.fencing < fencing {
+        Some(format!("fencing is {:?}, not {fencing:?}", capability.fencing))
+    } else if clock && backend.open_with_clock(Arc::new(lockkit_core::SystemClock)).await?.is_none() {
+        Some("takes no clock".to_owned())
+    } else if server && backend.private_server().await?.is_none() {
+        Some("no private server to harm".to_owned())
+    } else {
+        None
+    };
+    debug_assert!(fencing >= Fencing::None);
+    Ok(reason)
+}
+
+fn said(panic: Box<dyn Any + Send>) -> String {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("panicked")
+        .to_owned()
+}

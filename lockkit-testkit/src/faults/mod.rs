@@ -1,0 +1,11 @@
+//! Faults to inflict on real servers, on the way to them, and on processes that use them.
+//!
+//! [`process`] kills and freezes processes. [`Proxy`] stands between a client and a server, and cuts, holds, delays, or
+//! loses what passes.
+
+mod connection;
+pub mod process;
+mod proxy;
+mod trap;
+
+pub use self::proxy::{Direction, Proxy};

@@ -1,0 +1,236 @@
+//! A proxy between a client and a server that is told what to do to their connections.
+
+use super::{connection, trap::Trap};
+use std::{
+    io, mem,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout_at},
+};
+
+/// One direction of the traffic through a [`Proxy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the server: requests.
+    ToServer,
+    /// From the server to the client: replies.
+    ToClient,
+}
+
+/// A TCP proxy on 127.0.0.1 that can cut, hold, delay and lose what passes through it.
+///
+/// At first it lets everything pass. What it is told holds for all its connections, open ones and new ones, until
+/// it is told otherwise. It knows nothing about the protocol that is spoken through it. It ends, with all its
+/// connections, when it is dropped.
+///
+/// ```
+/// # async fn example(server: std::net::SocketAddr) -> std::io::Result<()> {
+/// use lockkit_testkit::faults::{Direction, Proxy};
+///
+/// let proxy = Proxy::start(server).await?;
+/// // ... connect a client to proxy.addr() instead of the server ...
+/// proxy.hold(Direction::ToClient); // The server does what it is asked, and nobody hears of it.
+/// proxy.heal();
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Proxy {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    listening: JoinHandle<()>,
+}
+
+/// What a proxy shares with its connections.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) upstream: SocketAddr,
+    rules: watch::Sender<Rules>,
+    /// The connections since the last cut. Each has a receiver for as long as it lives, so that the channel counts
+    /// them, tells them to end (by the value `true`), and knows when all have ended.
+    connections: Mutex<watch::Sender<bool>>,
+    trap: Mutex<Option<Trap>>,
+    dropped: watch::Sender<bool>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Rules {
+    refuse: bool,
+    /// Indexed by [`Direction`].
+    lanes: [Lane; 2],
+}
+
+/// What is done to one direction.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lane {
+    held: bool,
+    delay: Duration,
+}
+
+impl Proxy {
+    /// Starts a proxy before the server at `upstream`, which need not run yet.
+    ///
+    /// # Errors
+    ///
+    /// If there is no free port.
+    pub async fn start(upstream: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let addr = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            upstream,
+            rules: watch::Sender::default(),
+            connections: Mutex::default(),
+            trap: Mutex::default(),
+            dropped: watch::Sender::default(),
+        });
+        let listening = tokio::spawn(accept(listener, shared.clone()));
+        Ok(Self { addr, shared, listening })
+    }
+
+    /// The address for clients to connect to.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// How many connections are open.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        lock(&self.shared.connections).receiver_count()
+    }
+
+    /// Resets every open connection on both sides, and returns when all are gone. New ones are welcome.
+    pub async fn cut(&self) {
+        let old = mem::take(&mut *lock(&self.shared.connections));
+        old.send_replace(true);
+        old.closed().await;
+    }
+
+    /// Whether new connections are reset as soon as they are made. Open ones stay.
+    pub fn refuse(&self, refuse: bool) {
+        self.shared.rules.send_modify(|rules| rules.refuse = refuse);
+    }
+
+    /// Holds back what is sent in this direction, also that a side hangs up, until [`release`](Self::release).
+    ///
+    /// Both sides still take their connection for a good one. New connections are accepted as ever.
+    pub fn hold(&self, direction: Direction) {
+        self.shared.rules.send_modify(|rules| rules.lanes[direction as usize].held = true);
+    }
+
+    /// Delivers what was held back in this direction, and lets pass what follows.
+    pub fn release(&self, direction: Direction) {
+        self.shared.rules.send_modify(|rules| rules.lanes[direction as usize].held = false);
+    }
+
+    /// Holds back both directions: connections stay open and new ones are accepted, but nothing comes through.
+    pub fn blackhole(&self) {
+        self.hold(Direction::ToServer);
+        self.hold(Direction::ToClient);
+    }
+
+    /// Delivers what is sent in this direction that much later. Pieces sent one after the other are delayed side by
+    /// side.
+    pub fn delay(&self, direction: Direction, delay: Duration) {
+        self.shared.rules.send_modify(|rules| rules.lanes[direction as usize].delay = delay);
+    }
+
+    /// Loses the reply to one request: the effect happens, and the client can't know.
+    ///
+    /// The request is the one with the `nth` occurrence (the first is 1) of `pattern` in what clients send from now on,
+    /// counted over all connections; an empty pattern is in everything. It is forwarded; when the server has
+    /// answered, the answer is thrown away and the connection is reset. That happens once; [`dropped`](Self::dropped)
+    /// tells when. If the server goes away without an answer, the next occurrence is taken instead.
+    ///
+    /// With several requests under way on one connection, all their replies are lost. The server has then read all
+    /// that was forwarded until the first of these replies, so a request with the pattern must not be so long that it
+    /// is sent in several pieces.
+    pub fn drop_reply_after(&self, pattern: impl Into<Vec<u8>>, nth: usize) {
+        self.shared.dropped.send_replace(false);
+        *lock(&self.shared.trap) = Some(Trap::new(pattern.into(), nth));
+    }
+
+    /// Waits until the reply that [`drop_reply_after`](Self::drop_reply_after) asked for was lost.
+    ///
+    /// It returns at once if that has happened already, and never if nothing was asked for.
+    pub async fn dropped(&self) {
+        // It can't fail: the sender lives as long as `self`.
+        let _ = self.shared.dropped.subscribe().wait_for(|&dropped| dropped).await;
+    }
+
+    /// Lets everything pass again, at once and in order, what was held back included, and forgets about dropping a
+    /// reply.
+    pub fn heal(&self) {
+        *lock(&self.shared.trap) = None;
+        self.shared.rules.send_replace(Rules::default());
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.listening.abort();
+        lock(&self.shared.connections).send_replace(true);
+    }
+}
+
+impl Shared {
+    /// Waits until what was read at `read_at` may be delivered.
+    pub(super) async fn may_pass(&self, direction: Direction, read_at: Instant) {
+        let mut rules = self.rules.subscribe();
+        loop {
+            let Lane { held, delay } = rules.borrow_and_update().lanes[direction as usize];
+            if !held && read_at + delay <= Instant::now() {
+                return;
+            }
+            // The rules can change at any time, so each wait is one for a change too. (Waiting for it can't fail, for
+            // the sender is in `self`.)
+            if held {
+                let _ = rules.changed().await;
+            } else {
+                let _ = timeout_at(read_at + delay, rules.changed()).await;
+            }
+        }
+    }
+
+    /// Whether the reply to this piece of what a client sends, after what it sent `before`, is the one to be lost.
+    pub(super) fn trap_springs(&self, before: &mut Vec<u8>, bytes: &[u8]) -> bool {
+        lock(&self.trap).as_mut().is_some_and(|trap| trap.springs(before, bytes))
+    }
+
+    /// Takes note of what became of the reply after the trap sprang.
+    pub(super) fn reply_was_lost(&self, was_lost: bool) {
+        if was_lost {
+            self.dropped.send_replace(true);
+        } else if let Some(trap) = lock(&self.trap).as_mut() {
+            trap.set_again();
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) if shared.rules.borrow().refuse => connection::reset(&client),
+            Ok((client, _)) => {
+                let cut = lock(&shared.connections).subscribe();
+                tokio::spawn(serve(shared.clone(), cut, client));
+            }
+            // Most likely there are too many open files, and that takes a while to get better.
+            Err(_) => sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+async fn serve(shared: Arc<Shared>, cut: watch::Receiver<bool>, client: TcpStream) {
+    connection::serve(&shared, cut, client).await;
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

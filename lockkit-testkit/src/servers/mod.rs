@@ -1,0 +1,97 @@
+//! Private servers that live as long as the test that started them.
+//!
+//! Each server runs in a temporary directory of its own, listens on a free port of 127.0.0.1 only, and is gone when
+//! its handle is dropped, when the test panics, and even when the test process is killed: a small guardian process
+//! sees to it. What all servers have in common (start, kill, freeze, thaw, restart) is in
+//! [`Process`]; a file per kind of server adds how that kind is configured and asked.
+//!
+//! A new kind of server implements `Service` and wraps a [`Process`], as `redis.rs` does.
+
+mod error;
+mod find;
+mod guardian;
+mod process;
+mod redis;
+mod resp;
+
+pub use self::{
+    error::{Result, ServerError},
+    find::{Found, Program},
+    process::{Keep, Process},
+    redis::{Persistence, RedisFlavor, RedisOptions, RedisServer},
+};
+
+use std::{
+    ffi::OsString,
+    fmt,
+    hash::{BuildHasher, RandomState},
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    ops::Range,
+    path::PathBuf,
+    pin::Pin,
+};
+
+/// What one kind of server does in its own way; [`Process`] does the rest.
+pub(crate) trait Service: fmt::Debug + Send + Sync {
+    /// What to call the server in an error.
+    fn name(&self) -> &str;
+
+    /// Fills the data directory, which exists and is empty.
+    fn prepare(&self, place: &Place) -> io::Result<()>;
+
+    /// The program and its arguments.
+    fn command(&self, place: &Place) -> Vec<OsString>;
+
+    /// Asks the server whether it serves by now; the error says what is still missing.
+    ///
+    /// The answer has to come from the process `pid`. In the moment between choosing a port and listening on it another
+    /// server may have taken it, and would be glad to answer in our server's place.
+    fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a>;
+}
+
+/// The answer to [`Service::probe`], boxed so that a [`Process`] is the same type for every kind of server.
+pub(crate) type Probe<'a> = Pin<Box<dyn Future<Output = io::Result<()>> + Send + 'a>>;
+
+/// Where a server lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The server's own temporary directory, which holds the two below.
+    pub(crate) dir: PathBuf,
+    /// What the server keeps across restarts.
+    pub(crate) data: PathBuf,
+    /// What the server printed, over all its restarts.
+    pub(crate) log: PathBuf,
+    /// The port on 127.0.0.1, the same across restarts.
+    pub(crate) port: u16,
+}
+
+impl Place {
+    pub(crate) fn new(dir: PathBuf, port: u16) -> Self {
+        Self { data: dir.join("data"), log: dir.join("log"), dir, port }
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+}
+
+/// The ports that servers get.
+///
+/// They lie below those from which systems take the source ports of outgoing connections. A port from *that* range, as
+/// binding to port 0 would give, is not safe while its server is down: a client on the same machine that keeps trying
+/// to reconnect is sooner or later given the very port it connects to as its source, connects to itself, and the server
+/// can't come back.
+const PORTS: Range<u16> = 20_000..32_000;
+
+/// A port on 127.0.0.1 that was free a moment ago.
+///
+/// It is chosen at random, so that test processes that start servers at the same time rarely choose alike; when they
+/// do, the later server fails to bind, and [`Process`] tries another port.
+pub(crate) fn free_port() -> io::Result<u16> {
+    let random = RandomState::new();
+    (0..100_u32)
+        .map(|attempt| PORTS.start + (random.hash_one(attempt) % PORTS.len() as u64) as u16)
+        .find(|&port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no free port on 127.0.0.1"))
+}

@@ -1,0 +1,239 @@
+//! Private Redis and Valkey servers.
+
+use super::{Place, Probe, Process, Program, Result, ServerError, Service, resp::Connection};
+use std::{ffi::OsString, io, ops::Deref, path::PathBuf};
+
+/// Which server that speaks the Redis protocol to start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RedisFlavor {
+    /// The system's own `redis-server`, from `PATH`.
+    #[default]
+    Installed,
+    /// A newer `redis-server`, see [`Program::Newer`].
+    Newer,
+    /// `valkey-server`, see [`Program::Newer`].
+    Valkey,
+    /// The server program at this path.
+    At(PathBuf),
+}
+
+impl RedisFlavor {
+    /// The program to look for.
+    #[must_use]
+    pub fn program(&self) -> Program {
+        match self {
+            Self::Installed => Program::Installed { command: "redis-server", package: "redis-server" },
+            Self::Newer => Program::Newer { command: "redis-server" },
+            Self::Valkey => Program::Newer { command: "valkey-server" },
+            Self::At(path) => Program::At(path.clone()),
+        }
+    }
+}
+
+/// What a Redis server keeps on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Persistence {
+    /// Nothing: it forgets everything when it is restarted.
+    #[default]
+    None,
+    /// Each write, on disk before it is answered (`appendfsync always`).
+    AppendAlways,
+}
+
+/// How to start a [`RedisServer`].
+///
+/// The default is the system's `redis-server` without a password, without the debug command, and without persistence.
+#[derive(Clone, Debug, Default)]
+pub struct RedisOptions {
+    flavor: RedisFlavor,
+    persistence: Persistence,
+    password: Option<String>,
+    debug_command: bool,
+    args: Vec<String>,
+}
+
+impl RedisOptions {
+    /// Starts this server.
+    #[must_use]
+    pub fn flavor(mut self, flavor: RedisFlavor) -> Self {
+        self.flavor = flavor;
+        self
+    }
+
+    /// Keeps this much on disk.
+    #[must_use]
+    pub fn persistence(mut self, persistence: Persistence) -> Self {
+        self.persistence = persistence;
+        self
+    }
+
+    /// Demands this password (`requirepass`).
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    /// Allows the `DEBUG` command, which Redis 7 and later refuse by default.
+    #[must_use]
+    pub fn debug_command(mut self) -> Self {
+        self.debug_command = true;
+        self
+    }
+
+    /// Adds arguments to the command line, such as `["--maxmemory", "2mb"]`. They go last, and so win.
+    #[must_use]
+    pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+}
+
+/// A private Redis server.
+///
+/// All that can be done to any server (kill, freeze, thaw, restart) is in [`Process`], which it dereferences to.
+#[derive(Debug)]
+pub struct RedisServer {
+    process: Process,
+    password: Option<String>,
+}
+
+impl RedisServer {
+    /// Starts a server and returns when it answers.
+    ///
+    /// # Errors
+    ///
+    /// If the program is not installed, or does not come up; the error has the end of its log.
+    pub async fn start(options: RedisOptions) -> Result<Self> {
+        let password = options.password.clone();
+        let program = options.flavor.program().locate()?;
+        let process = Process::start(Redis { program, options }).await?;
+        Ok(Self { process, password })
+    }
+
+    /// The URL to connect to, with the password if there is one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let login = self.password.as_deref().map(|password| format!(":{}@", percent_encoded(password)));
+        format!("redis://{}{}", login.unwrap_or_default(), self.addr())
+    }
+
+    /// Runs a command, such as `["SET", "key", "value"]`, on a connection of its own.
+    ///
+    /// The reply is rendered as text: `(nil)` for nothing, an array as one line per element.
+    ///
+    /// # Errors
+    ///
+    /// If the server can't be reached, does not answer within some seconds, or answers with an error, which is then
+    /// part of the text.
+    pub async fn command(&self, words: &[&str]) -> Result<String> {
+        let answer = async {
+            let mut connection = Connection::open(self.addr(), self.password.as_deref()).await?;
+            connection.command(words).await
+        };
+        answer.await.map_err(|error| ServerError::io(words.first().unwrap_or(&"an empty command"), error))
+    }
+}
+
+impl Deref for RedisServer {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+/// How a Redis server is started and asked.
+#[derive(Clone, Debug)]
+struct Redis {
+    program: PathBuf,
+    options: RedisOptions,
+}
+
+impl Service for Redis {
+    fn name(&self) -> &str {
+        "Redis"
+    }
+
+    fn prepare(&self, _: &Place) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn command(&self, place: &Place) -> Vec<OsString> {
+        let options = &self.options;
+        let mut command: Vec<OsString> = vec![self.program.clone().into()];
+        let port = place.port.to_string();
+        command.extend(["--bind", "127.0.0.1", "--port", &port, "--daemonize", "no", "--save", ""].map(Into::into));
+        command.extend(["--dir".into(), place.data.clone().into()]);
+        match options.persistence {
+            Persistence::None => command.extend(["--appendonly", "no"].map(Into::into)),
+            Persistence::AppendAlways => {
+                command.extend(["--appendonly", "yes", "--appendfsync", "always"].map(Into::into));
+            }
+        }
+        if let Some(password) = &options.password {
+            command.extend(["--requirepass", password].map(Into::into));
+        }
+        if options.debug_command {
+            command.extend(["--enable-debug-command", "local"].map(Into::into));
+        }
+        command.extend(options.args.iter().map(Into::into));
+        command
+    }
+
+    fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a> {
+        let process_id = async {
+            let mut connection = Connection::open(place.addr(), self.options.password.as_deref()).await?;
+            // A server that is still loading its data refuses PING but not INFO, so it takes both.
+            connection.command(&["PING"]).await?;
+            connection.command(&["INFO", "server"]).await
+        };
+        Box::pin(async move {
+            match process_id.await {
+                Ok(info) if info.lines().any(|line| line == format!("process_id:{pid}")) => Ok(()),
+                Ok(_) => Err(io::Error::other("another server answers on its port")),
+                // Users and passwords that came with `args` are for the test to know. The server is up.
+                Err(error) if is_access_denied(&error.to_string()) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+    }
+}
+
+fn is_access_denied(reply: &str) -> bool {
+    ["NOAUTH", "NOPERM", "WRONGPASS"].iter().any(|code| reply.starts_with(code))
+}
+
+/// Spells a password so that it can stand in a URL.
+fn percent_encoded(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn another_server_on_the_port_is_not_taken_for_ours() -> Result<()> {
+        let server = RedisServer::start(RedisOptions::default()).await?;
+        let service = Redis { program: PathBuf::new(), options: RedisOptions::default() };
+        let place = Place::new(PathBuf::new(), server.port());
+        let pid = server.pid().expect("it runs");
+        assert!(service.probe(&place, pid).await.is_ok());
+        let error = service.probe(&place, pid + 1).await.expect_err("another server");
+        assert_eq!(error.to_string(), "another server answers on its port");
+        Ok(())
+    }
+
+    #[test]
+    fn a_password_survives_its_url() {
+        assert_eq!(percent_encoded("s3cret-~"), "s3cret-~");
+        assert_eq!(percent_encoded("p@ss/ü"), "p%40ss%2F%C3%BC");
+    }
+}
