@@ -52,7 +52,7 @@ pub(crate) async fn contend<L: Ledger>(
     }
     let mut tally = Tally::default();
     while let Some(ended) = running.join_next().await {
-        let one = ended.map_err(|error| Failure::new(SOFTWARE, error))??;
+        let one = ended.map_err(|error| Failure::new(SOFTWARE, error.to_string()))??;
         tally.counts.extend(one.counts);
         tally.total += one.total;
         tally.out_of_turn += one.out_of_turn;
@@ -69,7 +69,8 @@ async fn one_task<L: Ledger>(lock: Lock, window: Window, ledger: Arc<L>) -> Resu
             return Ok(tally);
         }
         let guard = lock.acquire().await?;
-        let in_turn = ledger.pass(guard.fence().get()).map_err(|error| Failure::new(SOFTWARE, error))?;
+        let in_turn =
+            ledger.pass(guard.fence().get()).map_err(|error| Failure::system("read or write the counter", &error))?;
         let got = SystemClock.now();
         tally.total += 1;
         tally.out_of_turn += u64::from(!in_turn);

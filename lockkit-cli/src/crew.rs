@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::{
     exit::{Failure, SOFTWARE, UNAVAILABLE, USAGE},
-    worker::STORE,
+    worker::{STORE, VERB},
 };
 
 /// How long after the order the workers start: enough for all of them to have got it.
@@ -31,13 +31,15 @@ pub(crate) struct Worker {
 impl Worker {
     /// Starts this program again as a worker on the store at this URL, or on none.
     pub(crate) fn spawn(args: &[String], store: Option<&str>) -> Result<Self, Failure> {
-        let failed = |error| Failure::new(SOFTWARE, format!("a worker process could not be started: {error}"));
+        let failed = |error| Failure::system("start a worker process", &error);
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.arg("worker").args(args).env_remove(STORE);
+        command.arg(VERB).args(args).env_remove(STORE);
         if let Some(url) = store {
             command.env(STORE, url);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        // A Ctrl-C is for this process to answer, which then ends its workers.
+        command.process_group(0);
         let mut child = command.spawn().map_err(failed)?;
         match (child.stdin.take(), child.stdout.take()) {
             (Some(orders), Some(answers)) => Ok(Self { child, orders, answers: BufReader::new(answers).lines() }),
@@ -118,12 +120,9 @@ mod tests {
     fn a_worker_that_died_is_quoted_in_one_line() {
         let refused = ExitStatus::from_raw(i32::from(UNAVAILABLE) << 8);
         let failure = cause_of_death("noise\nlockkit: connect: unavailable\n\n", Some(refused));
-        assert_eq!(
-            (failure.code, failure.to_string().as_str()),
-            (UNAVAILABLE, "a worker process failed: connect: unavailable")
-        );
+        assert_eq!((failure.code(), failure.message()), (UNAVAILABLE, "a worker process failed: connect: unavailable"));
         let killed = cause_of_death("", Some(ExitStatus::from_raw(9)));
-        assert_eq!(killed.code, SOFTWARE);
-        assert!(killed.to_string().contains("signal: 9"), "{killed}");
+        assert_eq!(killed.code(), SOFTWARE);
+        assert!(killed.message().contains("signal: 9"), "{killed:?}");
     }
 }

@@ -11,7 +11,7 @@ use crate::exit::{Failure, SOFTWARE};
 pub(crate) fn block_on<T: Send + 'static>(
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
-    let failed = |error| Failure::new(SOFTWARE, error);
+    let failed = |error: std::io::Error| Failure::system("start the runtime", &error);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
         let listen = |kind| signal(kind).map_err(failed);
@@ -21,7 +21,7 @@ pub(crate) fn block_on<T: Send + 'static>(
         // On a thread of the runtime rather than on this one, which can't share its work with the others.
         let mut task = tokio::spawn(work);
         let number = tokio::select! {
-            ended = &mut task => return ended.unwrap_or_else(|error| Err(Failure::new(SOFTWARE, error))),
+            ended = &mut task => return ended.unwrap_or_else(|error| Err(Failure::new(SOFTWARE, error.to_string()))),
             _ = interrupt.recv() => SignalKind::interrupt(),
             _ = terminate.recv() => SignalKind::terminate(),
             _ = hangup.recv() => SignalKind::hangup(),

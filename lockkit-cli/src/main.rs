@@ -7,6 +7,7 @@ mod exit;
 mod interrupt;
 mod ledger;
 mod race;
+mod show;
 mod targets;
 mod worker;
 
@@ -14,9 +15,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Distributed locks from the command line.
+use crate::exit::Outcome;
+
+/// Distributed locks on the command line.
 #[derive(Debug, Parser)]
-#[command(name = "lockkit", version)]
+#[command(name = "lockkit", version, about)]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -24,30 +27,24 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Race(race::RaceArgs),
-    Compare(compare::CompareArgs),
-    #[command(hide = true)]
-    Worker(worker::WorkerArgs),
+    Race(race::Args),
+    Compare(compare::Args),
+    #[command(name = worker::VERB, hide = true)]
+    Worker(worker::Args),
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => {
-            drop(error.print());
-            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
-        }
+    let outcome = match Cli::try_parse() {
+        Ok(cli) => dispatch(cli.verb),
+        Err(error) => exit::from_clap(&error),
     };
-    let result = match cli.verb {
+    exit::report(outcome)
+}
+
+fn dispatch(verb: Verb) -> Outcome {
+    match verb {
         Verb::Race(args) => race::run(args),
         Verb::Compare(args) => compare::run(args),
         Verb::Worker(args) => worker::run(args),
-    };
-    match result {
-        Ok(code) => code,
-        Err(failure) => {
-            eprintln!("lockkit: {failure}");
-            ExitCode::from(failure.code)
-        }
     }
 }

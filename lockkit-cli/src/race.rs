@@ -1,41 +1,47 @@
 //! `lockkit race`: what happens to a counter that several processes change at once, under no lock, under a lock that
 //! only one process knows, and under a lock of a store.
 
-use std::{path::Path, process::ExitCode, time::Duration};
+use std::{path::Path, time::Duration};
 
-use clap::Args;
+use clap::Args as ClapArgs;
 use comfy_table::{CellAlignment, Table, presets};
 use lockkit::{Moment, Token};
 use serde_json::{Value, json};
 
 use crate::{
+    compare::grouped,
     crew::{Worker, number, start_together},
-    exit::{Failure, SOFTWARE, VIOLATED},
+    exit::{Failure, Outcome, VIOLATED},
     interrupt::block_on,
     ledger::{FileLedger, Ledger},
-    targets::Targets,
+    show::{print, print_json},
+    targets::{StoresArgs, Targets},
 };
 
-/// Shows that a counter shared by processes loses updates without a lock, and keeps them with one.
+/// Show what a lock is for: processes that add one to the same number, with and without
 ///
-/// Worker processes read a number from a file, add one and write it back: under no lock, under a lock that each
-/// process keeps to itself, and under each store. Without --store, every server that is found installed is started
-/// for the occasion.
-#[derive(Debug, Args)]
-pub(crate) struct RaceArgs {
-    /// A store to race under; may be given several times.
-    #[arg(long, value_name = "URL", env = "LOCKKIT_STORE", hide_env_values = true)]
-    store: Vec<String>,
-    /// How many processes take part.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=256))]
+/// Worker processes read a number from a file, add one and write it back, again and again: under no lock, under a lock
+/// that each process keeps to itself, and under each store. Prints how many updates were lost.
+///
+/// With --json: an object with workers, total, and schemes: an array of objects with under, shared_lock, expected,
+/// counted, lost, seconds, per_second.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    stores: StoresArgs,
+    /// How many processes take part
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=256))]
     workers: u64,
-    /// How many increments they make together.
-    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    /// How many times they add one, all together
+    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     total: u64,
-    /// Prints JSON instead of a table.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
+
+/// The scheme in which each process has a lock of its own.
+const OWN: &str = "a lock of each process's own";
 
 /// One way to protect the counter.
 #[derive(Debug)]
@@ -69,33 +75,29 @@ impl Score {
 }
 
 /// Runs the race.
-pub(crate) fn run(args: RaceArgs) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: Args) -> Outcome {
     block_on(race(args))
 }
 
-async fn race(args: RaceArgs) -> Result<ExitCode, Failure> {
-    let targets = if args.store.is_empty() { Targets::installed().await? } else { Targets::given(&args.store).await? };
+async fn race(args: Args) -> Outcome {
+    let targets = args.stores.targets().await?;
     let mut scores = Vec::new();
     for scheme in schemes(&targets) {
         scores.push(run_one(&args, &scheme).await?);
     }
     if args.json {
-        println!("{:#}", as_json(&args, &scores));
+        print_json(&as_json(&args, &scores))?;
     } else {
-        println!("{}", as_text(&args, &scores));
-        if targets.list.is_empty() {
-            println!("\nNo store took part. Give one with --store, or install one:");
-            targets.missing.iter().for_each(|how| println!("  {how}"));
-        }
+        print(|out| writeln!(out, "{}{}", as_text(&args, &scores), absentees(&targets)))?;
     }
     match scores.iter().find(|score| score.safe && score.lost() != 0) {
         Some(score) => Err(Failure::new(VIOLATED, format!("{} updates were lost under {}", score.lost(), score.name))),
-        None => Ok(ExitCode::SUCCESS),
+        None => Ok(0),
     }
 }
 
 fn schemes(targets: &Targets) -> Vec<Scheme> {
-    let local = Scheme { name: "a lock of each process's own".into(), url: Some("memory:".into()), safe: false };
+    let local = Scheme { name: OWN.into(), url: Some("memory:".into()), safe: false };
     let mut schemes = vec![Scheme { name: "no lock".into(), url: None, safe: false }, local];
     // `memory:` as a store is the lock of each process's own, which is there already.
     let shared = targets.list.iter().filter(|target| !target.in_process);
@@ -107,8 +109,8 @@ fn schemes(targets: &Targets) -> Vec<Scheme> {
     schemes
 }
 
-async fn run_one(args: &RaceArgs, scheme: &Scheme) -> Result<Score, Failure> {
-    let failed = |error| Failure::new(SOFTWARE, format!("no place for the counter: {error}"));
+async fn run_one(args: &Args, scheme: &Scheme) -> Result<Score, Failure> {
+    let failed = |error| Failure::system("make a counter", &error);
     let dir = tempfile::Builder::new().prefix("lockkit-race-").tempdir().map_err(failed)?;
     let path = dir.path().join("counter");
     let ledger = FileLedger::create(&path).map_err(failed)?;
@@ -137,18 +139,18 @@ fn share(total: u64, workers: u64, index: u64) -> u64 {
     total / workers + u64::from(index < total % workers)
 }
 
-fn as_text(args: &RaceArgs, scores: &[Score]) -> String {
+fn as_text(args: &Args, scores: &[Score]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["UNDER", "EXPECTED", "COUNTED", "LOST", "TIME", "PER SECOND"]);
     for score in scores {
         table.add_row([
             score.name.clone(),
-            score.expected.to_string(),
-            score.count.to_string(),
-            score.lost().to_string(),
-            format!("{:.1?}", score.took),
-            format!("{:.0}", score.per_second()),
+            grouped(score.expected as f64),
+            grouped(score.count as f64),
+            grouped(score.lost() as f64),
+            show_millis(score.took),
+            grouped(score.per_second()),
         ]);
     }
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
@@ -161,28 +163,45 @@ fn as_text(args: &RaceArgs, scores: &[Score]) -> String {
     )
 }
 
+/// A time in milliseconds, whatever its size: times in one column are there to be compared.
+fn show_millis(took: Duration) -> String {
+    format!("{} ms", grouped(took.as_secs_f64() * 1000.0))
+}
+
+/// How a store could take part, if none did.
+fn absentees(targets: &Targets) -> String {
+    if targets.list.iter().any(|target| !target.in_process) {
+        return String::new();
+    }
+    let mut text = "\n\nNo store that processes can share took part. Give one with --store".to_owned();
+    if !targets.missing.is_empty() {
+        text += ", or install one:";
+        targets.missing.iter().for_each(|how| text += &format!("\n  {how}"));
+    }
+    text
+}
+
 /// What the numbers say, in a sentence; also when they say that nothing was shown.
 fn verdict(scores: &[Score]) -> String {
-    let lost = |safe: bool| scores.iter().filter(|score| score.safe == safe && score.lost() != 0).count();
+    let lost = scores.iter().filter(|score| score.safe && score.lost() != 0).count();
     let unprotected = match scores.first() {
         Some(none) if none.lost() == 0 => {
             "Without a lock no update was lost this time: that was luck. Try more workers or a larger total.".to_owned()
         }
-        Some(none) => format!(
-            "Without a lock {} of {} updates were lost; a lock that other processes don't know is no better.",
-            none.lost(),
-            none.expected
-        ),
+        Some(none) => format!("Without a lock {} of {} updates were lost.", none.lost(), none.expected),
         None => String::new(),
     };
-    match (scores.iter().any(|score| score.safe), lost(true)) {
+    let useless = scores.iter().any(|score| score.name == OWN && score.lost() != 0);
+    let own = if useless { " A lock that other processes don't know was no help." } else { "" };
+    let unprotected = unprotected + own;
+    match (scores.iter().any(|score| score.safe), lost) {
         (false, _) => unprotected,
         (true, 0) => format!("{unprotected}\nUnder a lock that all of them share, none was."),
         (true, _) => format!("{unprotected}\nUPDATES WERE LOST UNDER A SHARED LOCK."),
     }
 }
 
-fn as_json(args: &RaceArgs, scores: &[Score]) -> Value {
+fn as_json(args: &Args, scores: &[Score]) -> Value {
     let rows: Vec<_> = scores
         .iter()
         .map(|score| {

@@ -1,8 +1,36 @@
 //! The stores that `race` and `compare` run on: those given by URL, or private servers of what is installed.
 
+use std::fmt;
+
+use clap::Args;
 use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
 
 use crate::exit::{Failure, UNAVAILABLE};
+
+/// Which stores to run on.
+#[derive(Args, Clone)]
+pub(crate) struct StoresArgs {
+    /// URL of a store, such as redis://host:6379; may be given several times. Default: LOCKKIT_STORE, or else a private
+    /// server of every kind that is installed
+    #[arg(long = "store", value_name = "URL", env = "LOCKKIT_STORE", hide_env = true, hide_env_values = true)]
+    urls: Vec<String>,
+}
+
+impl StoresArgs {
+    /// Connects to the stores, or starts what is installed.
+    pub(crate) async fn targets(&self) -> Result<Targets, Failure> {
+        // An empty variable counts as unset.
+        let urls: Vec<_> = self.urls.iter().map(String::as_str).filter(|url| !url.is_empty()).collect();
+        if urls.is_empty() { Targets::installed().await } else { Targets::given(&urls).await }
+    }
+}
+
+impl fmt::Debug for StoresArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // URLs may contain passwords.
+        f.write_str("StoresArgs(..)")
+    }
+}
 
 /// A store to run on.
 #[derive(Debug)]
@@ -27,18 +55,18 @@ pub(crate) struct Targets {
 
 impl Targets {
     /// The stores at these URLs. Fails if one of them can't be reached.
-    pub(crate) async fn given(urls: &[String]) -> Result<Self, Failure> {
+    async fn given(urls: &[&str]) -> Result<Self, Failure> {
         let mut targets = Self::default();
         for url in urls {
             let store = lockkit::open(url).await?;
             let info = store.info();
-            targets.add(info.name.to_string(), url.clone(), info.scheme == "memory", None);
+            targets.add(info.name.to_string(), (*url).to_owned(), info.scheme == "memory", None);
         }
         Ok(targets)
     }
 
     /// A private server of every kind that is installed. Not being installed is no failure; not coming up is.
-    pub(crate) async fn installed() -> Result<Self, Failure> {
+    async fn installed() -> Result<Self, Failure> {
         let mut targets = Self::default();
         for (kind, flavor) in
             [("redis", RedisFlavor::Installed), ("redis", RedisFlavor::Newer), ("valkey", RedisFlavor::Valkey)]
@@ -49,14 +77,14 @@ impl Targets {
                     targets.missing.push(error.to_string());
                     continue;
                 }
-                Err(error) => return Err(Failure::new(UNAVAILABLE, error)),
+                Err(error) => return Err(Failure::new(UNAVAILABLE, error.to_string())),
             };
             let name = format!("{kind} {}", found.version);
             if targets.list.iter().any(|target| target.name == name) {
                 continue;
             }
             let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await;
-            let server = server.map_err(|error| Failure::new(UNAVAILABLE, error))?;
+            let server = server.map_err(|error| Failure::new(UNAVAILABLE, error.to_string()))?;
             targets.add(name, server.url(), false, Some(server));
         }
         Ok(targets)
@@ -97,7 +125,7 @@ mod tests {
 
     #[tokio::test]
     async fn memory_comes_first_and_once() {
-        let targets = Targets::given(&["memory:".into()]).await.expect("memory").with_memory();
+        let targets = Targets::given(&["memory:"]).await.expect("memory").with_memory();
         assert_eq!(targets.list.len(), 1);
         let targets = Targets::default().with_memory();
         assert!(targets.list[0].in_process);
@@ -105,6 +133,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_bad_url_is_bad_input() {
-        assert_eq!(Targets::given(&["no url".into()]).await.expect_err("bad").code, crate::exit::USAGE);
+        assert_eq!(Targets::given(&["no url"]).await.expect_err("bad").code(), crate::exit::USAGE);
     }
 }

@@ -57,7 +57,7 @@ pub(super) async fn many_keys(locker: &Locker, key: &str, slice: Duration) -> Re
     let (until, after) = (SystemClock.now(), done.load(Ordering::Relaxed));
     stop.store(true, Ordering::Relaxed);
     while let Some(ended) = tasks.join_next().await {
-        ended.map_err(|error| Failure::new(SOFTWARE, error))??;
+        ended.map_err(|error| Failure::new(SOFTWARE, error.to_string()))??;
     }
     Ok((after - before) as f64 / until.since(from).as_secs_f64())
 }
@@ -74,7 +74,7 @@ pub(super) async fn hot_lock(
     let ledger = Arc::new(MemoryLedger::default());
     let window = Window::after(SystemClock.now(), Plan::warm_up(slice), slice);
     let tally = contend(&lock, Plan::TASKS, window, Arc::clone(&ledger)).await?;
-    let entered = ledger.read().map_err(|error| Failure::new(SOFTWARE, error))?.count;
+    let entered = ledger.read().map_err(|error| Failure::system("read the counter", &error))?.count;
     Ok(Contest {
         per_second: tally.counts.iter().sum::<u64>() as f64 / window.length().as_secs_f64(),
         fairness: jain(&tally.counts),

@@ -13,11 +13,13 @@ pub(crate) enum Step {
     Processes,
     HandOff,
     Leases,
+    /// The compliance suite, which comes last: all stores at once, for its cases mostly wait.
     Compliance,
 }
 
 impl Step {
-    pub(crate) const ALL: [Self; 9] = [
+    /// The measures that have the machine for themselves, in order.
+    pub(crate) const ALONE: [Self; 8] = [
         Self::RoundTrip,
         Self::Pair,
         Self::ManyKeys,
@@ -26,7 +28,6 @@ impl Step {
         Self::Processes,
         Self::HandOff,
         Self::Leases,
-        Self::Compliance,
     ];
 
     /// What goes on, for the progress bar.
@@ -48,7 +49,6 @@ impl Step {
 /// How long and how often.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    pub(crate) quick: bool,
     /// Rounds of the measures inside this process. Each round visits every store, so that what the machine does
     /// beside hits all of them alike.
     pub(crate) rounds: u32,
@@ -57,6 +57,8 @@ pub(crate) struct Plan {
     /// Rounds of the measures with worker processes.
     pub(crate) process_rounds: u32,
     pub(crate) process_slice: Duration,
+    /// Whether to run the compliance suite.
+    pub(crate) compliance: bool,
     pub(crate) leases: usize,
     pub(crate) lease_ttl: Duration,
 }
@@ -70,25 +72,25 @@ impl Plan {
     pub(crate) const PROCESSES: usize = 4;
     pub(crate) const TASKS_EACH: usize = 4;
 
-    pub(crate) fn new(quick: bool, leases: usize) -> Self {
+    pub(crate) fn new(quick: bool, compliance: bool, leases: usize) -> Self {
         let millis = Duration::from_millis;
         if quick {
             Self {
-                quick,
                 rounds: 2,
                 slice: millis(350),
                 process_rounds: 1,
                 process_slice: millis(1200),
+                compliance,
                 leases,
                 lease_ttl: millis(6_000),
             }
         } else {
             Self {
-                quick,
                 rounds: 4,
                 slice: millis(800),
                 process_rounds: 3,
                 process_slice: millis(1500),
+                compliance,
                 leases,
                 lease_ttl: millis(30_000),
             }

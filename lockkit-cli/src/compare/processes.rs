@@ -26,7 +26,7 @@ const LEAST_HAND_OFFS: u32 = 5;
 
 /// Processes with several tasks each that want the same lock. Each holder makes an entry in a file that they share.
 pub(super) async fn contest(url: &str, key: &str, slice: Duration, dir: &Path) -> Result<Contest, Failure> {
-    let failed = |error| Failure::new(SOFTWARE, format!("no place for the counter: {error}"));
+    let failed = |error| Failure::system("make a counter", &error);
     let path = tempfile::Builder::new().prefix("contest-").tempdir_in(dir).map_err(failed)?;
     let file = path.path().join("ledger");
     let ledger = FileLedger::create(&file).map_err(failed)?;
@@ -57,24 +57,32 @@ fn sum_up(reports: &[Value], slice: Duration, entered: u64) -> Result<Contest, F
     })
 }
 
+/// Hand-offs, and round trips to measure them by.
+#[derive(Debug)]
+pub(super) struct HandOff {
+    pub(super) latencies: Latencies,
+    pub(super) idle_round_trips: Latencies,
+}
+
 /// The time from the call that releases a lock in this process to the moment when a waiter in another has it.
-pub(super) async fn hand_off(url: &str, locker: &Locker, key: &str, slice: Duration) -> Result<Latencies, Failure> {
+pub(super) async fn hand_off(url: &str, locker: &Locker, key: &str, slice: Duration) -> Result<HandOff, Failure> {
     let lock = locker.lock(format!("{key}/hand-off")).ttl(TTL);
     let mut other = Worker::spawn(&words(&format!("take --key {key}/hand-off")), Some(url))?;
     other.hear().await?;
-    let mut latencies = Latencies::new();
+    let mut sum = HandOff { latencies: Latencies::new(), idle_round_trips: Latencies::new() };
     // The first goes are warm-up: the waiter subscribes for the first time.
     for _ in 0..3 {
         hand_off_once(&lock, &mut other).await?;
     }
     let (until, mut done) = (SystemClock.now() + slice, 0);
     while done < LEAST_HAND_OFFS || SystemClock.now() < until {
-        latencies.record(hand_off_once(&lock, &mut other).await?);
+        sum.latencies.record(hand_off_once(&lock, &mut other).await?);
+        sum.idle_round_trips.record(idle_round_trip(&lock).await?);
         done += 1;
     }
     other.tell("").await?;
     other.hear().await?;
-    Ok(latencies)
+    Ok(sum)
 }
 
 async fn hand_off_once(lock: &Lock, other: &mut Worker) -> Result<Duration, Failure> {
@@ -85,6 +93,14 @@ async fn hand_off_once(lock: &Lock, other: &mut Worker) -> Result<Duration, Fail
     let _ = guard.release().await?;
     let got = number(&other.hear().await?, "got")?;
     Ok(Moment::from_nanos(got).since(sent))
+}
+
+/// One question to the store after everybody was idle for as long as before a hand-off.
+async fn idle_round_trip(lock: &Lock) -> Result<Duration, Failure> {
+    tokio::time::sleep(SETTLE).await;
+    let sent = SystemClock.now();
+    lock.inspect().await?;
+    Ok(SystemClock.now().since(sent))
 }
 
 /// Returns when somebody waits for the lock.

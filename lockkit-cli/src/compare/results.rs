@@ -6,6 +6,7 @@ use super::{
     plan::Step,
     stats::{Latencies, median},
 };
+use crate::exit::Failure;
 
 /// Everything that was measured on one store, round by round.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +20,8 @@ pub(crate) struct Results {
     pub(crate) not_handed_over: Vec<Contest>,
     pub(crate) processes: Vec<Contest>,
     pub(crate) hand_off: Option<Latencies>,
+    /// A bare round trip after the same pause as before a hand-off.
+    pub(crate) idle_round_trip: Option<Latencies>,
     pub(crate) held: Option<Held>,
     pub(crate) compliance: Option<Counts>,
     /// Why a measure is missing.
@@ -28,6 +31,8 @@ pub(crate) struct Results {
 /// What a store says of itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traits {
+    /// Whether a question to it is no more than a look into this process's memory.
+    pub(crate) in_process: bool,
     pub(crate) fencing: String,
     pub(crate) waiting: String,
 }
@@ -38,7 +43,7 @@ pub(crate) enum Absence {
     /// There can't be one.
     Inapplicable(&'static str),
     /// It went wrong.
-    Failed { code: u8, message: String },
+    Failed(Failure),
 }
 
 /// A lock that many wanted at once.
@@ -70,11 +75,12 @@ pub(crate) struct Held {
 }
 
 /// Cases of the compliance suite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: usize,
-    pub(crate) failed: usize,
     pub(crate) ignored: usize,
+    /// Each case that failed and what was seen, in a line.
+    pub(crate) failures: Vec<String>,
 }
 
 impl Held {
@@ -109,11 +115,11 @@ impl Results {
         let contests = [&self.handed_over, &self.not_handed_over, &self.processes];
         contests.into_iter().flatten().map(|contest| contest.violations).sum()
     }
+}
 
-    /// How many times as long as a bare round trip this took.
-    pub(crate) fn in_round_trips(&self, latencies: Option<&Latencies>) -> Option<f64> {
-        Some(latencies?.micros(0.5)? / self.round_trip.as_ref()?.micros(0.5)?)
-    }
+/// How many times as long as `unit` something took.
+pub(crate) fn ratio(latencies: Option<&Latencies>, unit: Option<&Latencies>) -> Option<f64> {
+    Some(latencies?.micros(0.5)? / unit?.micros(0.5)?)
 }
 
 /// The median rate of several rounds.

@@ -2,7 +2,7 @@
 
 use super::{
     plan::{Plan, Step},
-    results::{Absence, Held, Results, fairness, rate},
+    results::{Absence, Held, Results, fairness, rate, ratio},
 };
 
 /// A row of the comparison: one measure, a cell for each store.
@@ -50,8 +50,8 @@ fn capabilities(sheet: &mut Sheet<'_>) {
     sheet.text("fencing", "fencing", |store| Some(store.traits.fencing.clone()));
     sheet.text("waiting", "how waiters learn of a release", |store| Some(store.traits.waiting.clone()));
     sheet.text("compliance", "compliance cases: passed / failed / ignored", |store| {
-        let counts = store.compliance?;
-        Some(format!("{} / {} / {}", counts.passed, counts.failed, counts.ignored))
+        let counts = store.compliance.as_ref()?;
+        Some(format!("{} / {} / {}", counts.passed, counts.failures.len(), counts.ignored))
     });
     sheet.group("Guarantees", Step::HandedOver);
     sheet.number("violations", "overlaps seen in all contests below", "", Better::Lower, |store| {
@@ -68,7 +68,8 @@ fn alone(sheet: &mut Sheet<'_>) {
     sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.as_ref()?.micros(0.5));
     sheet.number("pair_p99", "acquire + release, p99", "µs", Better::Lower, |store| store.pair.as_ref()?.micros(0.99));
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
-        store.in_round_trips(store.pair.as_ref())
+        // There is no trip to a store in this process, and nothing to compare with it.
+        ratio(store.pair.as_ref(), store.round_trip.as_ref().filter(|_| !store.traits.in_process))
     });
     sheet.group(format!("{} keys, a task each", Plan::KEYS), Step::ManyKeys);
     sheet.number("many_keys", "acquire + release", "/s", Better::Higher, |store| {
@@ -108,7 +109,13 @@ fn hand_off(sheet: &mut Sheet<'_>) {
         store.hand_off.as_ref()?.micros(0.99)
     });
     sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
-        store.in_round_trips(store.hand_off.as_ref())
+        ratio(store.hand_off.as_ref(), store.round_trip.as_ref())
+    });
+    sheet.number("idle_round_trip_p50", "bare round trip after a like pause, p50", "µs", Better::Neither, |store| {
+        store.idle_round_trip.as_ref()?.micros(0.5)
+    });
+    sheet.number("hand_off_idle_round_trips", "release to acquired, p50", "such trips", Better::Lower, |store| {
+        ratio(store.hand_off.as_ref(), store.idle_round_trip.as_ref())
     });
 }
 
@@ -184,7 +191,7 @@ mod tests {
 
     #[test]
     fn every_row_has_a_cell_for_every_store_and_a_name_of_its_own() {
-        let rows = rows(&[Results::default(), Results::default()], &Plan::new(true, 10));
+        let rows = rows(&[Results::default(), Results::default()], &Plan::new(true, true, 10));
         assert!(rows.iter().all(|row| row.cells.len() == 2));
         assert_eq!(rows.iter().map(|row| row.id).collect::<HashSet<_>>().len(), rows.len());
     }
@@ -195,7 +202,7 @@ mod tests {
         let mut store = Results::default();
         store.absent.insert(Step::Processes, reason.clone());
         store.handed_over.push(Contest { per_second: 5.0, fairness: Some(1.0), violations: 0 });
-        let rows = rows(&[store], &Plan::new(true, 10));
+        let rows = rows(&[store], &Plan::new(true, true, 10));
         let cell = |id| rows.iter().find(|row| row.id == id).map(|row| row.cells[0].clone());
         assert_eq!(cell("processes"), Some(Cell::Absent(Some(reason))));
         assert_eq!(cell("hot_handed_over"), Some(Cell::Number(5.0)));

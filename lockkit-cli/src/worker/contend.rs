@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Orders, TTL};
 use crate::{
     contention::{Window, contend},
-    exit::{Failure, SOFTWARE},
+    exit::Failure,
     ledger::FileLedger,
 };
 
@@ -31,7 +31,7 @@ pub(super) struct ContendArgs {
 }
 
 pub(super) async fn run(args: ContendArgs, mut orders: Orders) -> Result<Value, Failure> {
-    let ledger = FileLedger::open(&args.file).map_err(|error| Failure::new(SOFTWARE, error))?;
+    let ledger = FileLedger::open(&args.file).map_err(|error| Failure::system("open the counter", &error))?;
     let locker = super::connect().await?;
     super::warm_up(&locker, &args.key).await?;
     let start = orders.start().await?;

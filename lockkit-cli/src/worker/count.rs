@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Orders, TTL};
 use crate::{
-    exit::{Failure, SOFTWARE},
+    exit::Failure,
     ledger::{FileLedger, Ledger},
 };
 
@@ -38,7 +38,7 @@ pub(crate) enum Under {
 }
 
 pub(super) async fn run(args: CountArgs, mut orders: Orders) -> Result<Value, Failure> {
-    let ledger = FileLedger::open(&args.file).map_err(|error| Failure::new(SOFTWARE, error))?;
+    let ledger = FileLedger::open(&args.file).map_err(|error| Failure::system("open the counter", &error))?;
     let lock = match args.under {
         Under::Nothing => None,
         Under::Store => {
@@ -65,7 +65,7 @@ async fn add_one_under(lock: &Lock, ledger: &FileLedger) -> Result<(), Failure> 
 }
 
 fn add_one(ledger: &FileLedger) -> Result<(), Failure> {
-    let failed = |error| Failure::new(SOFTWARE, error);
+    let failed = |error: std::io::Error| Failure::system("read or write the counter", &error);
     let (entry, _) = ledger.read().map_err(failed)?.next(0);
     // Real work takes time between reading and writing, and on a machine with one processor another process could
     // not come in between if this one never paused.

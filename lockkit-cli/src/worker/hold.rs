@@ -113,13 +113,14 @@ async fn one_of(under_way: &mut JoinSet<lockkit::Result<Guard>>) -> Result<Optio
     match under_way.join_next().await {
         None => Ok(None),
         Some(Ok(guard)) => Ok(Some(guard?)),
-        Some(Err(error)) => Err(Failure::new(SOFTWARE, error)),
+        Some(Err(error)) => Err(Failure::new(SOFTWARE, error.to_string())),
     }
 }
 
 /// The memory of this process that is in RAM, from `/proc`.
 fn resident_bytes() -> Result<u64, Failure> {
-    let status = fs::read_to_string("/proc/self/status").map_err(|error| Failure::new(SOFTWARE, error))?;
+    let status =
+        fs::read_to_string("/proc/self/status").map_err(|error| Failure::system("read /proc/self/status", &error))?;
     kibibytes(&status, "VmRSS:")
         .map(|kib| kib * 1024)
         .ok_or_else(|| Failure::new(SOFTWARE, "/proc/self/status has no VmRSS"))

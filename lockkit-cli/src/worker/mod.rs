@@ -11,16 +11,18 @@ mod take;
 
 use std::{
     io::{self, Write},
-    process::ExitCode,
     time::Duration,
 };
 
-use clap::{Args, Subcommand};
+use clap::{Args as ClapArgs, Subcommand};
 use lockkit::{Clock, Locker, Moment, SystemClock};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::exit::{Failure, SOFTWARE, USAGE};
+use crate::exit::{Failure, Outcome, USAGE};
+
+/// The verb, which is for this program alone.
+pub(crate) const VERB: &str = "__worker";
 
 /// The environment variable with the URL of the store: an argument would show its password to all users.
 pub(crate) const STORE: &str = "LOCKKIT_STORE";
@@ -29,8 +31,8 @@ pub(crate) const STORE: &str = "LOCKKIT_STORE";
 pub(crate) const TTL: Duration = Duration::from_secs(10);
 
 /// One worker process of `race` or `compare`.
-#[derive(Debug, Args)]
-pub(crate) struct WorkerArgs {
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
     #[command(subcommand)]
     job: Job,
 }
@@ -48,12 +50,12 @@ enum Job {
 }
 
 /// Does one job and reports.
-pub(crate) fn run(args: WorkerArgs) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: Args) -> Outcome {
     // One thread: there are several of these processes, on a machine that also runs the store.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::new(SOFTWARE, error))?;
+        .map_err(|error| Failure::system("start the runtime", &error))?;
     let orders = Orders::listen();
     let report = runtime.block_on(async {
         match args.job {
@@ -64,7 +66,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<ExitCode, Failure> {
         }
     })?;
     say(&report)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(0)
 }
 
 /// A locker on the store that the environment names.
@@ -83,7 +85,7 @@ async fn warm_up(locker: &Locker, key: &str) -> Result<(), Failure> {
 /// Prints one line to whoever gives the orders.
 fn say(line: &Value) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| Failure::new(SOFTWARE, error))
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| Failure::system("write the report", &error))
 }
 
 /// The orders that come on stdin.
