@@ -1,3 +1,62 @@
-//! The `lockkit` command.
+//! The `lockkit` command: run programs under a lock, see who holds what, and free what is stuck.
 
-fn main() {}
+mod break_lock;
+mod completions;
+mod duration;
+mod exit;
+mod ls;
+mod man;
+mod show;
+mod store;
+mod who;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::exit::Outcome;
+
+/// Distributed locks on the command line.
+#[derive(Debug, Parser)]
+#[command(name = "lockkit", version, after_long_help = format!("Exit status:\n{}", exit::CODES))]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Ls(ls::Args),
+    Who(who::Args),
+    Break(break_lock::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::try_parse() {
+        Ok(cli) => dispatch(cli.verb),
+        Err(error) => exit::from_clap(&error),
+    };
+    exit::report(outcome)
+}
+
+fn dispatch(verb: Verb) -> Outcome {
+    match verb {
+        Verb::Ls(args) => ls::run(&args),
+        Verb::Who(args) => who::run(&args),
+        Verb::Break(args) => break_lock::run(args),
+        Verb::Completions(args) => completions::run(&args, Cli::command()),
+        Verb::Man(args) => man::run(&args, Cli::command()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}
