@@ -6,6 +6,7 @@ mod duration;
 mod exit;
 mod ls;
 mod man;
+mod run;
 mod show;
 mod store;
 mod who;
@@ -26,11 +27,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    Run(run::Args),
     Ls(ls::Args),
     Who(who::Args),
     Break(break_lock::Args),
     Completions(completions::Args),
     Man(man::Args),
+    #[command(name = run::exec::VERB, hide = true)]
+    Exec(run::exec::Args),
+    #[command(name = run::watchdog::VERB, hide = true)]
+    Watch(run::watchdog::Args),
 }
 
 fn main() -> ExitCode {
@@ -43,11 +49,14 @@ fn main() -> ExitCode {
 
 fn dispatch(verb: Verb) -> Outcome {
     match verb {
+        Verb::Run(args) => run::run(args),
         Verb::Ls(args) => ls::run(&args),
         Verb::Who(args) => who::run(&args),
         Verb::Break(args) => break_lock::run(args),
         Verb::Completions(args) => completions::run(&args, Cli::command()),
         Verb::Man(args) => man::run(&args, Cli::command()),
+        Verb::Exec(args) => run::exec::run(&args),
+        Verb::Watch(args) => run::watchdog::run(&args),
     }
 }
 

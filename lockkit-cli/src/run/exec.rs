@@ -1,0 +1,49 @@
+//! `lockkit __exec`: what stands between `lockkit run` and CMD for an instant, and becomes CMD.
+//!
+//! A process can ask the kernel to be killed when its parent dies, but only for itself, and between `fork` and `exec`
+//! nothing can be run without unsafe code. So this does it, and then replaces itself by CMD.
+
+use std::{ffi::OsString, io, os::unix::process::CommandExt, process::Command};
+
+use clap::Args as ClapArgs;
+
+use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND, Outcome};
+
+/// The hidden subcommand.
+pub(crate) const VERB: &str = "__exec";
+
+/// Become a command that dies with its parent
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    /// Who the parent must be
+    parent: i32,
+    /// The command
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    die_with_parent().map_err(|error| Failure::system("tie CMD to lockkit", &error))?;
+    // It may have died before the kernel was asked.
+    if rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(args.parent) {
+        return Err(Failure::new(LOST, "CMD was not started: lockkit run is gone"));
+    }
+    let Some((program, arguments)) = args.command.split_first() else {
+        return Err(Failure::new(NOT_FOUND, "there is no CMD"));
+    };
+    let error = Command::new(program).args(arguments).exec();
+    let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+    Err(Failure::new(code, format!("could not run {program:?}: {error}")))
+}
+
+#[cfg(target_os = "linux")]
+fn die_with_parent() -> io::Result<()> {
+    use rustix::process::{Signal, set_parent_process_death_signal};
+    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+/// Elsewhere the watchdog alone has to see to it.
+#[cfg(not(target_os = "linux"))]
+fn die_with_parent() -> io::Result<()> {
+    Ok(())
+}
