@@ -37,6 +37,8 @@ enum Verb {
     Exec(run::exec::Args),
     #[command(name = run::watchdog::VERB, hide = true)]
     Watch(run::watchdog::Args),
+    #[command(name = run::exec::DIE, hide = true)]
+    Die,
 }
 
 fn main() -> ExitCode {
@@ -57,6 +59,7 @@ fn dispatch(verb: Verb) -> Outcome {
         Verb::Man(args) => man::run(&args, Cli::command()),
         Verb::Exec(args) => run::exec::run(&args),
         Verb::Watch(args) => run::watchdog::run(&args),
+        Verb::Die => run::exec::die(),
     }
 }
 

@@ -34,7 +34,7 @@ use self::{
     signals::Signals,
     supervise::End,
     watchdog::Watchdog,
-    work::Work,
+    work::{Ended, Work},
 };
 use crate::{
     duration,
@@ -104,12 +104,12 @@ impl Args {
 
 pub(crate) fn run(args: Args) -> Outcome {
     // All on this one thread: the parent-death signal of CMD comes when the thread that started it ends.
-    block_on(async {
+    let ended = block_on(async {
         let mut signals = Signals::listen().map_err(|error| Failure::system("listen for signals", &error))?;
         let bell = Bell::default();
         let builder = tokio::select! {
             builder = args.store.builder() => builder?,
-            signal = signals.next() => return Ok(signals::exit_code(signal)),
+            signal = signals.next() => return Ok(Ended::waiting(signal)),
         };
         let locker = builder.holder(args.holder()).observer(bell.clone()).build();
         let enclosing = Enclosing::from_env();
@@ -118,7 +118,7 @@ pub(crate) fn run(args: Args) -> Outcome {
             signal = signals.next() => {
                 // What was asked for must not come to be granted to nobody.
                 drop(locker.shutdown(UNDO_WITHIN).await);
-                return Ok(signals::exit_code(signal));
+                return Ok(Ended::waiting(signal));
             }
         };
         let result = match obtained {
@@ -130,7 +130,11 @@ pub(crate) fn run(args: Args) -> Outcome {
             drop(locker.shutdown(UNDO_WITHIN).await);
         }
         result
-    })
+    })?;
+    if ended.interrupted {
+        exec::die_of_interrupt();
+    }
+    Ok(ended.code)
 }
 
 /// The lease of an enclosing run, or one of our own.
@@ -148,7 +152,7 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, bell: Bell)
 }
 
 /// Runs CMD under the lease and ends the lease.
-async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut Signals) -> Outcome {
+async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut Signals) -> Result<Ended, Failure> {
     let run = nest::run_id()?;
     let mut desk = None;
     let mut inside = enclosing.clone();
@@ -179,7 +183,7 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
     let end = supervise::supervise(&hold, &plan, &mut work, &mut watchdog, desk, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.
     let bitten = watchdog.dismiss();
-    let code = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;
+    let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;
     match end {
         End::Lost(why) => {
             Err(Failure::new(LOST, format!("CMD was stopped: the lease of {:?} was lost: {why}", args.key)))
@@ -188,15 +192,15 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
             LOST,
             format!("CMD was killed: lockkit stood still while the lease of {:?} ran out", args.key),
         )),
-        End::Over => released(args, hold, code).await,
+        End::Over => released(args, hold).await.map(|()| ended),
     }
 }
 
 /// Ends the lease after CMD has ended by itself.
-async fn released(args: &Args, hold: Hold, code: u8) -> Outcome {
+async fn released(args: &Args, hold: Hold) -> Result<(), Failure> {
     let left = hold.remaining();
     match hold.release().await {
-        Ok(None) => Ok(code),
+        Ok(None) => Ok(()),
         Ok(Some(why)) => Err(Failure::new(
             LOST,
             format!(
@@ -207,7 +211,7 @@ async fn released(args: &Args, hold: Hold, code: u8) -> Outcome {
         Err(error) => {
             // The lease was held until CMD's end. That it lasts longer than need be is no harm to CMD's work.
             say(&format!("{:?} stays locked for up to {}: {error}", args.key, duration::spoken(left)));
-            Ok(code)
+            Ok(())
         }
     }
 }

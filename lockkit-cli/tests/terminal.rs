@@ -41,6 +41,18 @@ fn ctrl_c_reaches_cmd_once() {
 }
 
 #[test]
+fn ctrl_c_ends_a_loop_around_lockkit() {
+    let (redis, mut line) = (Redis::start(), Line::new());
+    let script = "bash -c 'for i in 1 2; do $LOCKKIT run --key k -- sh -c \"echo up >$LINE; exec sleep 60\"; done'";
+    let mut terminal = Terminal::start(&redis, &line, script);
+    assert_eq!(line.hear(), "up");
+    // The shell has said so in the instant before it becomes `sleep`; either dies of it.
+    terminal.typed("\x03");
+    assert_eq!(terminal.end().0, 130);
+    assert!(!redis.is_held("k"));
+}
+
+#[test]
 fn a_loss_reaches_all_of_cmd_but_not_the_neighbours_in_the_group() {
     let (redis, mut line) = (Redis::start(), Line::new());
     let stubborn = "exec 3>$LINE; trap '' TERM; sh -c 'trap \\\"\\\" TERM; echo up >&3; while :; do sleep 0.01; done' & echo up >&3; while :; do sleep 0.01; done";

@@ -6,7 +6,9 @@
 use std::{ffi::OsString, io, os::unix::process::CommandExt, process::Command};
 
 use clap::Args as ClapArgs;
+use rustix::process::{Signal, getpid, getppid, kill_process};
 
+use super::work::this_program;
 use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND, Outcome};
 
 /// The hidden subcommand.
@@ -25,7 +27,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     die_with_parent().map_err(|error| Failure::system("tie CMD to lockkit", &error))?;
     // It may have died before the kernel was asked.
-    if rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(args.parent) {
+    if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(args.parent) {
         return Err(Failure::new(LOST, "CMD was not started: lockkit run is gone"));
     }
     let Some((program, arguments)) = args.command.split_first() else {
@@ -36,10 +38,27 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Err(Failure::new(code, format!("could not run {program:?}: {error}")))
 }
 
+/// The hidden subcommand that dies of SIGINT.
+pub(crate) const DIE: &str = "__die";
+
+/// Ends this process as Ctrl-C would have, had it not been caught: an exit code of 130 would tell a shell that the
+/// interrupt was dealt with, and its loop would go on. What was caught is reset only by becoming another program.
+pub(super) fn die_of_interrupt() {
+    if let Ok(mut command) = this_program() {
+        // Should it fail, the exit code has to do.
+        drop(command.arg(DIE).exec());
+    }
+}
+
+/// Dies of SIGINT; where that is ignored, with the exit code.
+pub(crate) fn die() -> Outcome {
+    let _ = kill_process(getpid(), Signal::INT);
+    Ok(130)
+}
+
 #[cfg(target_os = "linux")]
 fn die_with_parent() -> io::Result<()> {
-    use rustix::process::{Signal, set_parent_process_death_signal};
-    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
 /// Elsewhere the watchdog alone has to see to it.

@@ -43,11 +43,6 @@ impl Signals {
     }
 }
 
-/// The exit code of a process that a signal ended, as shells have it.
-pub(super) fn exit_code(signal: Signal) -> u8 {
-    u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX)
-}
-
 /// Whether the terminal sends Ctrl-C and Ctrl-\ to this process's group, and so to CMD, by itself.
 pub(super) fn in_foreground() -> bool {
     terminal().and_then(|terminal| Ok(tcgetpgrp(terminal)? == getpgrp())).unwrap_or(false)

@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command},
 };
 
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{exec, signals, targets::Targets};
@@ -59,11 +59,29 @@ impl Work {
         !matches!(waitid(WaitId::Pid(leader), options), Ok(None))
     }
 
-    /// Takes CMD's exit code.
-    pub(super) fn reap(mut self) -> io::Result<u8> {
+    /// Buries CMD.
+    pub(super) fn reap(mut self) -> io::Result<Ended> {
         let status = self.child.wait()?;
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-        Ok(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
+        let code = code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
+        Ok(Ended { code, interrupted: status.signal() == Some(Signal::INT.as_raw()) && signals::in_foreground() })
+    }
+}
+
+/// How CMD ended, or the wait for its lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    /// The exit code.
+    pub(super) code: u8,
+    /// Whether it died of Ctrl-C.
+    pub(super) interrupted: bool,
+}
+
+impl Ended {
+    /// The end of the wait for a lock, by a signal.
+    pub(super) fn waiting(signal: Signal) -> Self {
+        let code = u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX);
+        Self { code, interrupted: signal == Signal::INT && signals::in_foreground() }
     }
 }
 
