@@ -1,5 +1,8 @@
 //! The `lockkit` command: run programs under a lock, see who holds what, and free what is stuck.
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("lockkit run keeps its promises with the help of Linux: parent-death signals, pidfds, /proc");
+
 mod break_lock;
 mod completions;
 mod duration;

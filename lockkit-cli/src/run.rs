@@ -174,7 +174,7 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
     let mut work = match Work::start(&args.command, vars, run) {
         Ok(work) => work,
         Err(error) => {
-            watchdog.dismiss();
+            watchdog.dismiss().await;
             drop(hold);
             return Err(Failure::system("start CMD", &error));
         }
@@ -182,15 +182,22 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
     watchdog.guard(work.targets());
     let end = supervise::supervise(&hold, &plan, &mut work, &mut watchdog, desk, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.
-    let bitten = watchdog.dismiss();
+    let bitten = watchdog.dismiss().await;
     let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;
     match end {
-        End::Lost(why) => {
-            Err(Failure::new(LOST, format!("CMD was stopped: the lease of {:?} was lost: {why}", args.key)))
+        End::Stopped { why, in_time: true } => {
+            Err(Failure::new(LOST, format!("stopped CMD before its lease of {:?} could lapse: {why}", args.key)))
         }
+        End::Stopped { why, in_time: false } => Err(Failure::new(
+            LOST,
+            format!(
+                "stopped CMD, its work may have overlapped with another's: the lease of {:?} is lost: {why}",
+                args.key
+            ),
+        )),
         End::Over if bitten => Err(Failure::new(
             LOST,
-            format!("CMD was killed: lockkit stood still while the lease of {:?} ran out", args.key),
+            format!("stopped CMD before its lease of {:?} could lapse: lockkit itself stood still", args.key),
         )),
         End::Over => released(args, hold).await.map(|()| ended),
     }
@@ -204,7 +211,7 @@ async fn released(args: &Args, hold: Hold) -> Result<(), Failure> {
         Ok(Some(why)) => Err(Failure::new(
             LOST,
             format!(
-                "the lease of {:?} was lost while CMD ran ({why}); its work may have overlapped with another's",
+                "CMD has ended, its work may have overlapped with another's: the lease of {:?} is lost: {why}",
                 args.key
             ),
         )),

@@ -2,7 +2,10 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use support::{Line, Redis, Running, code, complaint, lock};
 
@@ -32,6 +35,12 @@ fn stubborn(ttl: &str) -> Stubborn {
     Stubborn { redis, line, running }
 }
 
+/// Sends a signal to the watchdog of a run.
+fn signal_watchdog(lockkit: &str, signal: &str) {
+    let found = Command::new("pkill").args([&format!("-{signal}"), "-P", lockkit, "-f", "__watch"]).status();
+    assert!(found.expect("pkill, of procps").success());
+}
+
 #[test]
 fn cmd_is_gone_before_the_lease_of_a_frozen_server_lapses() {
     let Stubborn { redis, mut line, running } = stubborn("2s");
@@ -45,7 +54,7 @@ fn cmd_is_gone_before_the_lease_of_a_frozen_server_lapses() {
     assert!(gone > asked + Duration::from_millis(1200), "{:?} too early", gone - asked);
     let output = running.end();
     assert_eq!(code(&output), 74);
-    assert!(complaint(&output).contains("CMD was stopped: the lease of \"k\" was lost"), "{}", complaint(&output));
+    assert!(complaint(&output).contains("stopped CMD before its lease of \"k\" could lapse"), "{}", complaint(&output));
 }
 
 #[test]
@@ -90,7 +99,8 @@ fn a_deleted_lock_stops_cmd() {
     assert!(gone - start < Duration::from_millis(900), "{:?}", gone - start);
     let output = running.end();
     assert_eq!(code(&output), 74);
-    assert!(complaint(&output).contains("no such lease any more"), "{}", complaint(&output));
+    let said = complaint(&output);
+    assert!(said.contains("may have overlapped") && said.contains("no such lease any more"), "{said}");
 }
 
 #[test]
@@ -132,6 +142,20 @@ fn cmd_dies_with_lockkit() {
 }
 
 #[test]
+fn cmd_itself_dies_with_lockkit_even_without_a_watchdog() {
+    let redis = Redis::start();
+    let mut line = Line::new();
+    let mut command = redis.run("k", &[], "exec 3>$LINE; echo $PPID >&3; echo up >&3; read x <$GO");
+    line.give(&mut command);
+    let mut running = Running::start(command);
+    let lockkit = line.hear();
+    assert_eq!(line.hear(), "up");
+    signal_watchdog(&lockkit, "KILL");
+    running.signal("KILL");
+    line.end();
+}
+
+#[test]
 fn cmd_does_not_outlive_its_lease_while_lockkit_stands_still() {
     let Stubborn { redis, mut line, mut running } = stubborn("2s");
     redis.await_renewal("k");
@@ -158,4 +182,24 @@ fn cmd_does_not_outlive_its_lease_in_a_stopped_job() {
     assert_eq!(line.end().0, "");
     running.signal("CONT");
     assert_eq!(code(&running.end()), 74);
+}
+
+#[test]
+fn a_watchdog_that_stands_still_or_is_gone_does_no_harm() {
+    for signal in ["STOP", "KILL"] {
+        let redis = Redis::start();
+        let mut line = Line::new();
+        let mut command = redis.run("k", &["--ttl", "1s"], "exec 3>$LINE; echo $PPID >&3; read x <$GO; exit 8");
+        line.give(&mut command);
+        let running = Running::start(command);
+        let lockkit = line.hear();
+        let found =
+            Command::new("pkill").args([&format!("-{signal}"), "-P", &lockkit, "-f", "__watch"]).status().unwrap();
+        assert!(found.success());
+        redis.await_renewal("k");
+        redis.await_renewal("k");
+        line.go();
+        assert_eq!(code(&running.end()), 8, "{signal}");
+        assert!(!redis.is_held("k"));
+    }
 }

@@ -6,7 +6,7 @@
 use std::{ffi::OsString, io, os::unix::process::CommandExt, process::Command};
 
 use clap::Args as ClapArgs;
-use rustix::process::{Signal, getpid, getppid, kill_process};
+use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
 use super::work::this_program;
 use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND, Outcome};
@@ -25,7 +25,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    die_with_parent().map_err(|error| Failure::system("tie CMD to lockkit", &error))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| Failure::system("tie CMD to lockkit", &error.into()))?;
     // It may have died before the kernel was asked.
     if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(args.parent) {
         return Err(Failure::new(LOST, "CMD was not started: lockkit run is gone"));
@@ -44,25 +45,12 @@ pub(crate) const DIE: &str = "__die";
 /// Ends this process as Ctrl-C would have, had it not been caught: an exit code of 130 would tell a shell that the
 /// interrupt was dealt with, and its loop would go on. What was caught is reset only by becoming another program.
 pub(super) fn die_of_interrupt() {
-    if let Ok(mut command) = this_program() {
-        // Should it fail, the exit code has to do.
-        drop(command.arg(DIE).exec());
-    }
+    // Should it fail, the exit code has to do.
+    drop(this_program().arg(DIE).exec());
 }
 
 /// Dies of SIGINT; where that is ignored, with the exit code.
 pub(crate) fn die() -> Outcome {
     let _ = kill_process(getpid(), Signal::INT);
     Ok(130)
-}
-
-#[cfg(target_os = "linux")]
-fn die_with_parent() -> io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
-}
-
-/// Elsewhere the watchdog alone has to see to it.
-#[cfg(not(target_os = "linux"))]
-fn die_with_parent() -> io::Result<()> {
-    Ok(())
 }

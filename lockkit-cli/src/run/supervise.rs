@@ -22,8 +22,13 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 pub(super) enum End {
     /// CMD ended by itself.
     Over,
-    /// CMD was stopped, for this reason.
-    Lost(String),
+    /// CMD was stopped.
+    Stopped {
+        /// Why.
+        why: String,
+        /// Whether that was done before the lease could lapse.
+        in_time: bool,
+    },
 }
 
 /// Returns when CMD has ended, or was stopped because its lease would have.
@@ -69,7 +74,7 @@ pub(super) async fn supervise(
     // Dropping the desk tells those who borrowed from it and were out of reach.
     drop(over);
     work.ended().await;
-    End::Lost(why)
+    End::Stopped { why, in_time: !hold.remaining().is_zero() }
 }
 
 /// The time between TERM and KILL.

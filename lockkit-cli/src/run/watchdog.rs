@@ -10,7 +10,7 @@ use std::{
     io::{self, Write},
     os::unix::process::CommandExt,
     process::{Child, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use clap::Args as ClapArgs;
@@ -32,6 +32,9 @@ const BITTEN: u8 = 1;
 /// The longest sleep. Sleep stands still while the machine is suspended, the deadline does not.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
+/// How long the watchdog may take to leave. It takes longest when it is in the middle of killing.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
+
 /// Kill what carries a mark when standard input says so
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
@@ -48,13 +51,18 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     pub(super) fn start(run: &str) -> io::Result<Self> {
-        let mut command = this_program()?;
+        let mut command = this_program();
         command.arg(VERB).arg(run);
         // A run around this one must not take it for a part of its CMD: it has to outlive that.
         command.env_remove(nest::HELD).env_remove(nest::RUNS);
         // It must not die of the Ctrl-C that is meant for CMD, nor keep open what somebody reads CMD's output from.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Self { child: command.spawn()?, last: None })
+        let child = command.spawn()?;
+        if let Some(pipe) = &child.stdin {
+            // One that stands still must not make this process do so, once the pipe is full.
+            rustix::io::ioctl_fionbio(pipe, true)?;
+        }
+        Ok(Self { child, last: None })
     }
 
     /// Allows CMD to run for as long as the lease lasts.
@@ -74,11 +82,22 @@ impl Watchdog {
         }
     }
 
-    /// Ends the watch; returns whether the watchdog had to kill.
-    pub(super) fn dismiss(&mut self) -> bool {
+    /// Ends the watch; returns whether the watchdog had to kill. The lease is renewed meanwhile.
+    pub(super) async fn dismiss(&mut self) -> bool {
         self.tell("done\n");
         drop(self.child.stdin.take());
-        self.child.wait().is_ok_and(|status| status.code() == Some(i32::from(BITTEN)))
+        let patience = Instant::now() + GONE_WITHIN;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return status.code() == Some(i32::from(BITTEN)),
+                Ok(None) if Instant::now() < patience => tokio::time::sleep(Duration::from_millis(1)).await,
+                // It stands still.
+                _ => {
+                    drop(self.child.kill().and_then(|()| self.child.wait()));
+                    return false;
+                }
+            }
+        }
     }
 
     /// If the watchdog was killed, CMD still dies with this process, and this process still minds the deadline.

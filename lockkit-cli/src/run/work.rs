@@ -31,7 +31,7 @@ impl Work {
         let own_group = signals::terminal().is_err();
         // Before the child exists, so that its end can't be missed.
         let children = signal(SignalKind::child())?;
-        let mut starter = this_program()?;
+        let mut starter = this_program();
         starter.arg(exec::VERB).arg(std::process::id().to_string()).arg("--").args(command).envs(vars);
         if own_group {
             starter.process_group(0);
@@ -86,9 +86,8 @@ impl Ended {
 }
 
 /// A command that runs this very program, also if its file was replaced since.
-pub(super) fn this_program() -> io::Result<Command> {
-    let path = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
-    let mut command = Command::new(path);
+pub(super) fn this_program() -> Command {
+    let mut command = Command::new("/proc/self/exe");
     command.arg0("lockkit");
-    Ok(command)
+    command
 }
