@@ -7,7 +7,7 @@ use std::{
 
 use lockkit::{Error, ErrorKind};
 
-/// A lock let two in at once, as `race` and `compare` saw it.
+/// A lock let two in at once, or a compliance case failed.
 pub(crate) const VIOLATED: u8 = 1;
 /// Bad usage or bad input.
 pub(crate) const USAGE: u8 = 64;
@@ -35,7 +35,8 @@ pub(crate) const CODES: &str = "   0  done (run: CMD's own)
   75  the lock was not acquired, or not held by the token to break
  126  run: CMD can't be executed
  127  run: there is no such CMD
-128+N run: CMD was killed by signal N, or lockkit by N while it waited for the lock";
+128+N run: CMD was killed by signal N, or lockkit by N while it waited for the lock;
+      race, compare: interrupted by signal N";
 
 /// How a verb ended: the exit code, or what to say first.
 pub(crate) type Outcome = Result<u8, Failure>;
