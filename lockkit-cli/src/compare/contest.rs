@@ -14,7 +14,7 @@ use super::{
     results::{Absence, Results, Traits},
 };
 use crate::{
-    exit::{Failure, SOFTWARE},
+    exit::{Failure, SOFTWARE, say},
     targets::Target,
 };
 
@@ -38,18 +38,21 @@ pub(super) async fn measure_all(targets: Vec<Target>, plan: &Plan) -> Result<Vec
         .prefix("lockkit-compare-")
         .tempdir()
         .map_err(|error| Failure::system("make a temporary directory", &error))?;
-    let bar = progress_bar(contestants.len(), plan);
+    let names: Vec<_> = contestants.iter().map(|contestant| contestant.target.name.as_str()).collect();
+    let seconds = plan.about_in_all(names.len()).as_secs();
+    say(&format!("comparing {}; this takes about {seconds} s", names.join(", ")));
+    let bar = progress_bar(names.len(), plan);
     for step in Step::ALONE {
         for _ in 0..plan.rounds_of(step) {
             for contestant in &mut contestants {
                 bar.set_message(format!("{}: {}", contestant.target.name, step.title()));
                 contestant.go(step, plan, dir.path()).await;
-                bar.inc(1);
+                bar.inc(millis(plan.about(step)));
             }
         }
     }
     if plan.compliance {
-        check_all(&mut contestants, &bar).await?;
+        check_all(&mut contestants, plan, &bar).await?;
     } else {
         for contestant in &mut contestants {
             contestant.results.absent.insert(Step::Compliance, Absence::Inapplicable("compliance was left out"));
@@ -60,14 +63,16 @@ pub(super) async fn measure_all(targets: Vec<Target>, plan: &Plan) -> Result<Vec
 }
 
 /// Runs the compliance suite on all stores at once.
-async fn check_all(contestants: &mut [Contestant], bar: &ProgressBar) -> Result<(), Failure> {
+async fn check_all(contestants: &mut [Contestant], plan: &Plan, bar: &ProgressBar) -> Result<(), Failure> {
+    let cases = contestants.len() * lockkit_testkit::cases::all().len();
+    let each = millis(plan.about(Step::Compliance)) / u64::try_from(cases).unwrap_or(u64::MAX).max(1);
     let mut running = JoinSet::new();
     for (index, contestant) in contestants.iter().enumerate() {
         let (backend, bar, name) = (backend(&contestant.target), bar.clone(), contestant.target.name.clone());
         running.spawn(async move {
             let progress = |case: &str| {
                 bar.set_message(format!("{name}: {case}"));
-                bar.inc(1);
+                bar.inc(each);
             };
             (index, compliance(backend, progress).await)
         });
@@ -79,18 +84,19 @@ async fn check_all(contestants: &mut [Contestant], bar: &ProgressBar) -> Result<
     Ok(())
 }
 
-/// Drawn only if stderr is a terminal.
+/// Tells how far the measures are, by the time that they take. Drawn only if stderr is a terminal.
 fn progress_bar(stores: usize, plan: &Plan) -> ProgressBar {
-    let rounds: u32 = Step::ALONE.iter().map(|step| plan.rounds_of(*step)).sum();
-    let cases = if plan.compliance { lockkit_testkit::cases::all().len() } else { 0 };
-    let steps = stores * (cases + usize::try_from(rounds).unwrap_or_default());
-    let bar =
-        ProgressBar::with_draw_target(Some(u64::try_from(steps).unwrap_or(u64::MAX)), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} {wide_msg}") {
+    let whole = millis(plan.about_in_all(stores));
+    let bar = ProgressBar::with_draw_target(Some(whole), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {percent:>3}% {wide_msg}") {
         bar.set_style(style.progress_chars("=> "));
     }
     bar.enable_steady_tick(Duration::from_millis(500));
     bar
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Contestant {

@@ -106,8 +106,40 @@ impl Plan {
         }
     }
 
+    /// About how long a measure takes in one round on one store: for the progress bar, and to tell the user.
+    pub(crate) fn about(&self, step: Step) -> Duration {
+        let millis = Duration::from_millis;
+        match step {
+            Step::RoundTrip => self.slice / 3,
+            Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.slice + self.slice / 8,
+            Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
+            // Taking and releasing them, and one cycle of renewals.
+            Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,
+            Step::Compliance if self.compliance => millis(20_000),
+            Step::Compliance => Duration::ZERO,
+        }
+    }
+
+    /// About how long all measures take.
+    pub(crate) fn about_in_all(&self, stores: usize) -> Duration {
+        let alone = Step::ALONE.iter().map(|step| self.about(*step) * self.rounds_of(*step)).sum::<Duration>();
+        alone * u32::try_from(stores).unwrap_or(u32::MAX) + self.about(Step::Compliance)
+    }
+
     /// What part of a slice goes by before anything is counted.
     pub(crate) fn warm_up(slice: Duration) -> Duration {
         slice / 8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_says_how_long_it_takes() {
+        let seconds = |quick| Plan::new(quick, false, 10_000).about_in_all(1).as_secs();
+        assert!((8..=12).contains(&seconds(true)), "{}", seconds(true));
+        assert!((30..=45).contains(&seconds(false)), "{}", seconds(false));
     }
 }
