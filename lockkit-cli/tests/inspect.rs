@@ -6,7 +6,7 @@ use serde_json::json;
 use support::{Line, Redis, Running, code, complaint, lock, stdout};
 
 /// A run that holds a lock until the line says go.
-fn hold(redis: &Redis, key: &str, line: &mut Line) -> Running {
+fn hold(redis: &Redis, key: &str, line: &Line) -> Running {
     let mut command =
         redis.run(key, &["--ttl", "60s", "--holder", "the holder"], "exec 3>$LINE; echo up >&3; read x <$GO");
     line.give(&mut command);
@@ -21,9 +21,9 @@ fn ls_lists_what_is_held() {
     let output = redis.lockkit(&["ls"]).output().unwrap();
     assert_eq!((code(&output), stdout(&output).lines().count()), (0, 1));
 
-    let mut lines = [Line::new(), Line::new(), Line::new()];
+    let lines = [Line::new(), Line::new(), Line::new()];
     let keys = ["a/1", "a/2", "b\u{1b}[31m*"];
-    let running: Vec<_> = keys.iter().zip(&mut lines).map(|(key, line)| hold(&redis, key, line)).collect();
+    let running: Vec<_> = keys.iter().zip(&lines).map(|(key, line)| hold(&redis, key, line)).collect();
 
     let output = redis.lockkit(&["ls"]).output().unwrap();
     assert_eq!(code(&output), 0);
@@ -56,8 +56,8 @@ fn who_tells_of_free_held_and_foreign_locks() {
     let who = redis.who("k");
     assert_eq!((&who["key"], &who["held"], &who["holders"]), (&json!("k"), &json!(false), &json!([])));
 
-    let mut line = Line::new();
-    let running = hold(&redis, "k", &mut line);
+    let line = Line::new();
+    let running = hold(&redis, "k", &line);
     let output = redis.lockkit(&["who", "k"]).output().unwrap();
     assert_eq!(code(&output), 0);
     let token = redis.who("k")["holders"][0]["token"].as_str().unwrap().to_owned();
@@ -77,8 +77,8 @@ fn who_tells_of_free_held_and_foreign_locks() {
 #[test]
 fn break_ends_the_lease_of_that_token_only() {
     let redis = Redis::start();
-    let mut line = Line::new();
-    let running = hold(&redis, "k", &mut line);
+    let line = Line::new();
+    let running = hold(&redis, "k", &line);
     let token = redis.who("k")["holders"][0]["token"].as_str().unwrap().to_owned();
 
     let other = "0123456789abcdef0123456789abcdef";

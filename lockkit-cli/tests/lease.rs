@@ -25,7 +25,7 @@ struct Stubborn {
 /// Starts the stubborn CMD and returns when all three processes are up.
 fn stubborn(ttl: &str) -> Stubborn {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &["--ttl", ttl], STUBBORN);
     line.give(&mut command);
     let running = Running::start(command);
@@ -43,7 +43,7 @@ fn signal_watchdog(lockkit: &str, signal: &str) {
 
 #[test]
 fn cmd_is_gone_before_the_lease_of_a_frozen_server_lapses() {
-    let Stubborn { redis, mut line, running } = stubborn("2s");
+    let Stubborn { redis, line, running } = stubborn("2s");
     redis.await_renewal("k");
     let asked = Instant::now();
     let lapse = asked + redis.left("k");
@@ -60,7 +60,7 @@ fn cmd_is_gone_before_the_lease_of_a_frozen_server_lapses() {
 #[test]
 fn cmd_may_end_in_good_order() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let script = "exec 2>/dev/null 3>$LINE; trap 'sleep 0.2; echo bye >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.01; done";
     let mut command = redis.run("k", &["--ttl", "3s"], script);
     line.give(&mut command);
@@ -74,7 +74,7 @@ fn cmd_may_end_in_good_order() {
 #[test]
 fn a_short_outage_is_survived() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &["--ttl", "3s"], "exec 3>$LINE; echo up >&3; read x <$GO; exit 8");
     line.give(&mut command);
     let running = Running::start(command);
@@ -91,7 +91,7 @@ fn a_short_outage_is_survived() {
 
 #[test]
 fn a_deleted_lock_stops_cmd() {
-    let Stubborn { redis, mut line, running } = stubborn("1s");
+    let Stubborn { redis, line, running } = stubborn("1s");
     let start = Instant::now();
     assert_eq!(redis.command(&["DEL", &lock("k")]), "1");
     let (_, gone) = line.end();
@@ -105,7 +105,7 @@ fn a_deleted_lock_stops_cmd() {
 
 #[test]
 fn a_lock_in_other_hands_stops_cmd_and_stays_there() {
-    let Stubborn { redis, mut line, running } = stubborn("1s");
+    let Stubborn { redis, line, running } = stubborn("1s");
     redis.command(&["SET", &lock("k"), "somebody else", "PX", "60000"]);
     line.end();
     let output = running.end();
@@ -117,7 +117,7 @@ fn a_lock_in_other_hands_stops_cmd_and_stays_there() {
 #[test]
 fn a_loss_that_is_found_at_the_end_is_said() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &["--ttl", "60s"], "exec 3>$LINE; echo up >&3; read x <$GO; exit 0");
     line.give(&mut command);
     let running = Running::start(command);
@@ -131,7 +131,7 @@ fn a_loss_that_is_found_at_the_end_is_said() {
 
 #[test]
 fn cmd_dies_with_lockkit() {
-    let Stubborn { redis, mut line, mut running } = stubborn("30s");
+    let Stubborn { redis, line, mut running } = stubborn("30s");
     let start = Instant::now();
     running.signal("KILL");
     let (_, gone) = line.end();
@@ -144,7 +144,7 @@ fn cmd_dies_with_lockkit() {
 #[test]
 fn cmd_itself_dies_with_lockkit_even_without_a_watchdog() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &[], "exec 3>$LINE; echo $PPID >&3; echo up >&3; read x <$GO");
     line.give(&mut command);
     let mut running = Running::start(command);
@@ -157,7 +157,7 @@ fn cmd_itself_dies_with_lockkit_even_without_a_watchdog() {
 
 #[test]
 fn cmd_does_not_outlive_its_lease_while_lockkit_stands_still() {
-    let Stubborn { redis, mut line, mut running } = stubborn("2s");
+    let Stubborn { redis, line, mut running } = stubborn("2s");
     redis.await_renewal("k");
     running.signal("STOP");
     let lapse = Instant::now() + redis.left("k");
@@ -173,7 +173,7 @@ fn cmd_does_not_outlive_its_lease_while_lockkit_stands_still() {
 fn cmd_does_not_outlive_its_lease_in_a_stopped_job() {
     // Ctrl-Z stops lockkit and CMD; when the job goes on, CMD must not have lived to see it.
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &["--ttl", "1s"], "exec 3>$LINE; echo up >&3; kill -STOP $$; echo woke >&3");
     line.give(&mut command);
     let mut running = Running::start(command);
@@ -188,7 +188,7 @@ fn cmd_does_not_outlive_its_lease_in_a_stopped_job() {
 fn a_watchdog_that_stands_still_or_is_gone_does_no_harm() {
     for signal in ["STOP", "KILL"] {
         let redis = Redis::start();
-        let mut line = Line::new();
+        let line = Line::new();
         let mut command = redis.run("k", &["--ttl", "1s"], "exec 3>$LINE; echo $PPID >&3; read x <$GO; exit 8");
         line.give(&mut command);
         let running = Running::start(command);

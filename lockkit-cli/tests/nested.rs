@@ -45,7 +45,7 @@ fn a_run_on_another_lock_may_lie_between() {
 #[test]
 fn the_lease_is_kept_as_long_as_a_nested_run_needs_it() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let script = format!(
         "{LOCKKIT} run --key k --no-wait -- sh -c 'exec 3>$LINE; echo up >&3; read x <$GO' >/dev/null 2>&1 &
          read x <$LINE.started; exit 3"
@@ -99,7 +99,7 @@ fn what_is_held_on_another_store_is_not_borrowed() {
 #[test]
 fn a_forged_or_stale_environment_opens_nothing() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; echo $LOCKKIT_HELD >&3; read x <$GO");
     line.give(&mut command);
     let holder = Running::start(command);
@@ -122,7 +122,7 @@ fn a_forged_or_stale_environment_opens_nothing() {
 #[test]
 fn a_nested_run_is_stopped_with_the_lease() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let stubborn = "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo up >&3; while :; do sleep 0.01; done";
     let script = format!("{LOCKKIT} run --key k --no-wait -- setsid -w sh -c '{stubborn}'; exit $?");
     let mut command = redis.run("k", &["--ttl", "2s"], &script);
@@ -141,7 +141,7 @@ fn a_nested_run_is_stopped_with_the_lease() {
 #[test]
 fn a_nested_run_finds_out_by_itself_that_the_lease_is_lost() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let stubborn = "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo $PPID >&3; while :; do sleep 0.01; done";
     let script = format!("{LOCKKIT} run --key k --no-wait -- sh -c '{stubborn}'; echo \"inner $?\" >&2; read x <$GO");
     let mut command = redis.run("k", &["--ttl", "3s"], &script);

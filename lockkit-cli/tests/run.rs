@@ -39,7 +39,7 @@ fn the_holder_is_named_after_cmd() {
     let redis = Redis::start();
     let output = redis.run("k", &[], r#"echo "$PPID""#).output().unwrap();
     assert_eq!(code(&output), 0);
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO");
     line.give(&mut command);
     let running = Running::start(command);
@@ -53,7 +53,7 @@ fn the_holder_is_named_after_cmd() {
 #[test]
 fn a_held_lock_is_not_acquired() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &["--holder", "the first"], "exec 3>$LINE; echo up >&3; read x <$GO");
     line.give(&mut command);
     let first = Running::start(command);
@@ -83,7 +83,7 @@ fn a_held_lock_is_not_acquired() {
 #[test]
 fn who_gives_up_waiting_leaves_nothing_behind() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO");
     line.give(&mut command);
     let first = Running::start(command);
@@ -113,7 +113,7 @@ fn a_cmd_that_can_not_run_frees_the_lock() {
 fn signals_that_end_reach_all_of_cmd() {
     let redis = Redis::start();
     for signal in ["TERM", "INT", "HUP", "QUIT"] {
-        let mut line = Line::new();
+        let line = Line::new();
         // A grandchild, too, and one that has left the group.
         let child = format!("trap 'echo child >&3; exit' {signal}; echo up >&3; while :; do sleep 0.02; done");
         let script = format!(
@@ -145,7 +145,7 @@ fn signals_that_end_reach_all_of_cmd() {
 fn other_signals_reach_cmd_alone() {
     let redis = Redis::start();
     for signal in ["USR1", "USR2"] {
-        let mut line = Line::new();
+        let line = Line::new();
         let script = format!(
             "exec 3>$LINE; trap 'echo cmd >&3' {signal}
              sh -c \"trap 'echo child >&3' {signal}; echo up >&3; read x <$GO; echo child ends >&3\" &
@@ -166,7 +166,7 @@ fn other_signals_reach_cmd_alone() {
 #[test]
 fn what_was_ignored_stays_ignored() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let script = "exec 3>$LINE; trap 'echo term >&3' TERM; echo up >&3; while :; do read x <$GO && exit 5; done";
     let mut inner = redis.run("k", &[], script);
     line.give(&mut inner);
@@ -189,7 +189,7 @@ fn what_was_ignored_stays_ignored() {
 #[test]
 fn what_cmd_leaves_behind_does_not_keep_the_lock() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &[], "(exec 3>$LINE; echo up >&3; read x <$GO) >/dev/null 2>&1 & exit 3");
     line.give(&mut command);
     let running = Running::start(command);
@@ -215,7 +215,7 @@ fn an_unreachable_store_is_said_to_be() {
 #[test]
 fn a_release_that_fails_does_not_change_the_exit_code() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO; exit 6");
     line.give(&mut command);
     let running = Running::start(command);
@@ -230,7 +230,7 @@ fn a_release_that_fails_does_not_change_the_exit_code() {
 #[test]
 fn waiters_are_gone_with_their_process() {
     let redis = Redis::start();
-    let mut line = Line::new();
+    let line = Line::new();
     let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; read x <$GO");
     line.give(&mut command);
     let first = Running::start(command);

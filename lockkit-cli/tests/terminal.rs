@@ -19,7 +19,7 @@ fn cmd_reads_from_the_terminal() {
 
 #[test]
 fn ctrl_c_reaches_cmd_once() {
-    let (redis, mut line) = (Redis::start(), Line::new());
+    let (redis, line) = (Redis::start(), Line::new());
     let script = "exec 3>$LINE; trap 'echo int >&3' INT; trap 'exit 9' USR1; echo up >&3; echo $$ >&3; while :; do read x <$GO; done";
     let mut terminal = Terminal::start(
         &redis,
@@ -42,7 +42,7 @@ fn ctrl_c_reaches_cmd_once() {
 
 #[test]
 fn ctrl_c_ends_a_loop_around_lockkit() {
-    let (redis, mut line) = (Redis::start(), Line::new());
+    let (redis, line) = (Redis::start(), Line::new());
     let script = "bash -c 'for i in 1 2; do $LOCKKIT run --key k -- sh -c \"echo up >$LINE; exec sleep 60\"; done'";
     let mut terminal = Terminal::start(&redis, &line, script);
     assert_eq!(line.hear(), "up");
@@ -54,7 +54,7 @@ fn ctrl_c_ends_a_loop_around_lockkit() {
 
 #[test]
 fn a_loss_reaches_all_of_cmd_but_not_the_neighbours_in_the_group() {
-    let (redis, mut line) = (Redis::start(), Line::new());
+    let (redis, line) = (Redis::start(), Line::new());
     let stubborn = "exec 3>$LINE; trap '' TERM; sh -c 'trap \\\"\\\" TERM; echo up >&3; while :; do sleep 0.01; done' & echo up >&3; while :; do sleep 0.01; done";
     let script = format!("$LOCKKIT run --key k --ttl 1s -- sh -c \"{}\"; echo code $?", stubborn.replace('$', "\\$"));
     let terminal = Terminal::start(&redis, &line, &script);
@@ -81,7 +81,7 @@ fn a_pipe_to_what_reads_the_terminal_works() {
 
 #[test]
 fn the_token_is_asked_for() {
-    let (redis, mut line) = (Redis::start(), Line::new());
+    let (redis, line) = (Redis::start(), Line::new());
     let mut command = redis.run("k", &["--ttl", "60s"], "exec 3>$LINE; echo up >&3; read x <$GO");
     line.give(&mut command);
     let running = support::Running::start(command);

@@ -10,6 +10,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
@@ -127,7 +128,7 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 /// long as it lives. Scripts open it with `exec 3>$LINE` and say what they like.
 pub(crate) struct Line {
     dir: TempDir,
-    reader: Option<BufReader<File>>,
+    heard: Receiver<String>,
 }
 
 impl Line {
@@ -136,7 +137,14 @@ impl Line {
         for name in ["line", "go"] {
             assert!(Command::new("mkfifo").arg(dir.path().join(name)).status().unwrap().success());
         }
-        Self { dir, reader: None }
+        let (say, heard) = mpsc::channel();
+        let path = dir.path().join("line");
+        // On a thread of its own, so that a test need not wait for ever: opening waits for somebody at the other end.
+        std::thread::spawn(move || {
+            let lines = BufReader::new(File::open(path).unwrap()).lines();
+            lines.map_while(Result::ok).take_while(|line| say.send(line.clone()).is_ok()).for_each(drop);
+        });
+        Self { dir, heard }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
@@ -148,20 +156,23 @@ impl Line {
         command.env("LINE", self.path()).env("GO", self.dir.path().join("go"));
     }
 
-    /// The next line that somebody says. Waits for somebody to open the line.
-    pub(crate) fn hear(&mut self) -> String {
-        let path = self.path();
-        let reader = self.reader.get_or_insert_with(|| BufReader::new(File::open(path).unwrap()));
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+    /// The next line that somebody says.
+    #[track_caller]
+    pub(crate) fn hear(&self) -> String {
+        self.heard.recv_timeout(PATIENCE).expect("nobody says anything")
     }
 
     /// Returns when the last of those who hold the line open is gone, with the rest of what they said.
-    pub(crate) fn end(&mut self) -> (String, Instant) {
+    #[track_caller]
+    pub(crate) fn end(&self) -> (String, Instant) {
         let mut rest = String::new();
-        self.reader.as_mut().expect("heard of before").read_to_string(&mut rest).unwrap();
-        (rest, Instant::now())
+        loop {
+            match self.heard.recv_timeout(PATIENCE) {
+                Ok(line) => rest = rest + &line + "\n",
+                Err(RecvTimeoutError::Disconnected) => return (rest, Instant::now()),
+                Err(RecvTimeoutError::Timeout) => panic!("somebody is still there"),
+            }
+        }
     }
 
     /// Lets a script go on that waits at `read x <$GO`.
@@ -203,7 +214,9 @@ impl Running {
         self.child().try_wait().unwrap().is_none()
     }
 
+    #[track_caller]
     pub(crate) fn end(mut self) -> Output {
+        eventually("the end of lockkit", || !self.is_running());
         self.0.take().unwrap().wait_with_output().unwrap()
     }
 }
