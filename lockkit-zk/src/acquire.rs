@@ -1,0 +1,295 @@
+//! Getting a place in the queue, waiting in it, and being granted the lock.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{AcquireRequest, Attempt, Contention, Error, ErrorKind, Hold, HolderInfo, Moment, Result, Token};
+use tokio::time::{Instant, timeout_at};
+use zookeeper_client::{self as zk, CreateMode};
+
+use crate::{
+    error::{self, Failure, Sent},
+    fence::{self, Record},
+    name::{self, LOCK},
+    queue::{self, Place},
+    session::{Claimed, Grant, Node, Session, Stage},
+    value::{self, Value},
+};
+
+/// How often a directory is made again that vanished under our hands: the servers remove empty ones now and then.
+const DIRECTORY_TRIES: u32 = 3;
+
+/// When to ask again for a lock whose directory has to become empty first.
+const WRAP_PAUSE: Duration = Duration::from_millis(20);
+
+/// One call of `acquire`.
+pub(crate) struct Acquisition<'a> {
+    session: &'a Arc<Session>,
+    request: &'a AcquireRequest,
+    token: &'a Token,
+    /// The path of the lock.
+    lock: String,
+    /// What the names of the claim's nodes begin with.
+    protection: String,
+    /// The bound on one operation.
+    bound: Duration,
+    /// The moment before the last request that could tell that the lock is ours.
+    asked: Moment,
+}
+
+/// The claim's node and all children of the lock, as seen together.
+struct Queue {
+    node: Node,
+    children: Vec<String>,
+}
+
+/// How a wait for the node before ended.
+enum Woken {
+    /// Something changed.
+    Changed,
+    /// The node before was the holder's, it is gone, and nothing has changed since the queue was read but that.
+    Next,
+    /// The caller's time is up, or the session's.
+    Over,
+}
+
+impl<'a> Acquisition<'a> {
+    pub(crate) fn new(session: &'a Arc<Session>, request: &'a AcquireRequest, bound: Duration) -> Self {
+        let token = &request.claim.token;
+        let lock = session.names.lock(&request.claim.key);
+        Self { session, request, token, lock, protection: name::protection(token), bound, asked: session.now() }
+    }
+
+    /// Asks, and waits for as long as the request says.
+    pub(crate) async fn run(mut self) -> Result<Attempt> {
+        let deadline = Instant::now() + self.request.wait;
+        let mut queue = self.enter().await?;
+        while !queue::is_safe(&queue.node.name) {
+            // Its sequence numbers are about to wrap, so the lock's directory is made anew. That takes a moment in which
+            // nobody is in the queue; until it comes nobody of ours enters.
+            if !self.leave_and_renew_directory(&queue).await? {
+                return Ok(again(None, WRAP_PAUSE));
+            }
+            queue = self.line_up().await?;
+        }
+        loop {
+            match queue::place(&queue.children, &queue.node.name) {
+                Place::First => return self.grant(queue, None).await.map(Attempt::Granted),
+                Place::Absent => return Err(self.vanished()),
+                Place::Behind { holder, .. } if self.request.wait.is_zero() => return self.leave(&queue, holder).await,
+                Place::Behind { before, holder } => {
+                    match self.wait(&queue, before, before == holder, deadline).await? {
+                        Woken::Changed => {}
+                        Woken::Next => return self.grant(queue, Some(Record::NONE)).await.map(Attempt::Granted),
+                        Woken::Over => return Ok(again(None, Duration::ZERO)),
+                    }
+                }
+            }
+            self.asked = self.session.now();
+            queue.children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
+        }
+    }
+
+    /// Finds the claim's place in the queue, or takes one.
+    async fn enter(&mut self) -> Result<Queue> {
+        match self.session.claimed(self.token).map(|claimed| claimed.stage) {
+            Some(Stage::Queued(node) | Stage::Held(node, _)) => {
+                let children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
+                if children.contains(&node.name) {
+                    return Ok(Queue { node, children });
+                }
+            }
+            Some(Stage::Asked) => {
+                if let Some(queue) = self.find().await.map_err(|failure| self.doubtful(&failure))? {
+                    return Ok(queue);
+                }
+            }
+            Some(Stage::Gone) | None => {}
+        }
+        self.line_up().await
+    }
+
+    /// Makes the claim's node and reads the queue, in one round trip.
+    async fn line_up(&mut self) -> Result<Queue> {
+        let lock = self.lock.clone();
+        let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false };
+        self.session.claims().insert(*self.token, asked);
+        for _ in 0..DIRECTORY_TRIES {
+            match self.create_and_list().await {
+                Err(failure) if failure.is(&zk::Error::NoNode) => self.session.make_directory(&self.lock).await?,
+                Err(failure) => {
+                    if failure.is_answer() {
+                        self.session.claims().remove(self.token);
+                    }
+                    return Err(self.doubtful(&failure));
+                }
+                Ok(queue) => return self.without_strays(queue).await,
+            }
+        }
+        self.session.claims().remove(self.token);
+        Err(Error::new(ErrorKind::Unavailable, "the directory of the lock vanishes as soon as it is made"))
+    }
+
+    async fn create_and_list(&mut self) -> Result<Queue, Failure> {
+        let prefix = format!("{}/{}{LOCK}", self.lock, self.protection);
+        let session = self.session;
+        let data = Value { depth: 1, span: self.request.fence.span, fence: None, holder: self.request.holder.clone() };
+        self.asked = session.now();
+        let options = session.options(CreateMode::EphemeralSequential);
+        // Both are on their way before either is awaited; the servers answer the second as of after the first.
+        let created = Box::pin(session.client.create(&prefix, data.text().as_bytes(), &options));
+        let listed = Box::pin(session.client.list_children(&self.lock));
+        let (stat, sequence) = session.write(self.asked, self.bound, created).await?;
+        if !session.owns(stat.ephemeral_owner) {
+            // A reconnect ended in another session: what we know belongs to the old one.
+            session.end();
+            return Err(Failure::Driver(zk::Error::SessionExpired));
+        }
+        let node = Node { name: format!("{}{LOCK}{sequence}", self.protection), czxid: stat.czxid };
+        session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
+        let children = session.read(self.asked, self.bound, listed).await?;
+        Ok(Queue { node, children })
+    }
+
+    /// Deletes what an earlier attempt of this claim left behind, in another session or in this one: its request may
+    /// have been carried out long after we gave up on it.
+    async fn without_strays(&mut self, mut queue: Queue) -> Result<Queue> {
+        let own = &queue.node.name;
+        let strays: Vec<_> =
+            queue::of_claim(&queue.children, &self.protection).filter(|node| node != own).map(str::to_owned).collect();
+        for stray in &strays {
+            self.delete(stray).await.map_err(|failure| self.doubtful(&failure))?;
+        }
+        queue.children.retain(|child| !strays.contains(child));
+        Ok(queue)
+    }
+
+    /// Looks for the node of a claim whose creation was not answered. A node with the claim's name that another session
+    /// made is none of ours: it ends with that session, whatever we believe (CURATOR-498).
+    async fn find(&mut self) -> Result<Option<Queue>, Failure> {
+        self.asked = self.session.now();
+        let children = self.list().await?;
+        let named: Vec<_> = queue::of_claim(&children, &self.protection).map(str::to_owned).collect();
+        for name in named {
+            let path = format!("{}/{name}", self.lock);
+            let stat = self.session.client.check_stat(&path);
+            let Some(stat) = self.session.read(self.session.now(), self.bound, Box::pin(stat)).await? else { continue };
+            if !self.session.owns(stat.ephemeral_owner) {
+                self.delete(&name).await?;
+                continue;
+            }
+            let node = Node { name, czxid: stat.czxid };
+            self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
+            return Ok(Some(Queue { node, children }));
+        }
+        Ok(None)
+    }
+
+    /// Waits for the node before ours to change or go.
+    async fn wait(&self, queue: &Queue, before: &str, is_holder: bool, deadline: Instant) -> Result<Woken> {
+        let path = format!("{}/{before}", self.lock);
+        let watched = Box::pin(self.session.client.get_and_watch_data(&path));
+        let (data, _, watcher) = match self.session.read(self.session.now(), self.bound, watched).await {
+            Ok(watched) => watched,
+            Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
+            Err(failure) => return Err(self.doubtful(&failure)),
+        };
+        // A holder that raises the fences of the lock says so in its own node, which ends our watch. So if the lock had
+        // no record and the holder goes without a word, there still is none.
+        let plain =
+            is_holder && !queue::has_record(&queue.children) && Value::parse(&data).is_none_or(|v| v.fence.is_none());
+        let event = tokio::select! {
+            event = timeout_at(deadline, watcher.changed()) => event,
+            () = self.session.ended() => return Ok(Woken::Over),
+        };
+        match event {
+            Ok(event) if event.event_type == zk::EventType::NodeDeleted && plain => Ok(Woken::Next),
+            Ok(event) if event.event_type == zk::EventType::Session => Ok(Woken::Over),
+            Ok(_) => Ok(Woken::Changed),
+            Err(_) => Ok(Woken::Over),
+        }
+    }
+
+    /// The lock is ours. `record` is the lock's fence record, if that is known.
+    async fn grant(&self, queue: Queue, record: Option<Record>) -> Result<Hold> {
+        let granted = match self.session.claimed(self.token).map(|claimed| claimed.stage) {
+            Some(Stage::Held(node, grant)) if node == queue.node => grant,
+            _ => self.settle_fence(&queue, record).await?,
+        };
+        let (fence, span, depth) = (granted.fence, granted.span, granted.depth);
+        if self.session.proven() < self.session.now() + self.request.ttl / 3 {
+            // It was a long wait. Whoever is to rely on the lease should have something of it.
+            let sign = self.session.sign_of_life().await;
+            sign.map_err(|failure| self.doubtful(&failure))?;
+        }
+        self.session.update(self.token, |claimed| claimed.stage = Stage::Held(queue.node, granted));
+        if self.session.is_over() {
+            return Err(error::session_over());
+        }
+        let until = self.session.proven().min(self.asked + self.request.ttl);
+        Ok(Hold { claim: self.request.claim.clone(), fence, span, until, depth })
+    }
+
+    /// Decides on the fences of the grant, and writes down what they take from the grants to come.
+    async fn settle_fence(&self, queue: &Queue, record: Option<Record>) -> Result<Grant> {
+        let request = &self.request.fence;
+        let (record, version) = match record {
+            Some(record) => (record, None),
+            None if !queue::has_record(&queue.children) => (Record::NONE, None),
+            None => self.session.read_record(&self.lock, self.bound).await?,
+        };
+        let (fence, write) = fence::grant(record, queue.node.czxid, request)?;
+        let holder = self.request.holder.clone();
+        let grant = Grant { fence, span: request.span, depth: 1, explicit: write.is_some(), holder };
+        if let Some(record) = write {
+            let own = (queue.node.name.as_str(), grant.value());
+            self.session.write_record(&self.lock, record, version, own, self.bound).await?;
+        }
+        Ok(grant)
+    }
+
+    /// Gives up the place in the queue again: a try leaves nothing behind.
+    async fn leave(&self, queue: &Queue, holder: &str) -> Result<Attempt> {
+        let path = format!("{}/{holder}", self.lock);
+        let sent = self.session.now();
+        let asked = Box::pin(self.session.client.get_data(&path));
+        self.delete(&queue.node.name).await.map_err(|failure| self.doubtful(&failure))?;
+        self.session.claims().remove(self.token);
+        let data = self.session.read(sent, self.bound, asked).await;
+        Ok(again(data.ok().map(|(data, _)| value::holder(&data)), Duration::ZERO))
+    }
+
+    async fn leave_and_renew_directory(&self, queue: &Queue) -> Result<bool> {
+        self.delete(&queue.node.name).await.map_err(|failure| self.doubtful(&failure))?;
+        self.session.claims().remove(self.token);
+        self.session.renew_directory(&self.lock, self.bound).await
+    }
+
+    /// Deletes a node of the lock; that it is not there is as good.
+    async fn delete(&self, node: &str) -> Result<(), Failure> {
+        self.session.delete(&format!("{}/{node}", self.lock), self.bound).await.map(drop)
+    }
+
+    async fn list(&self) -> Result<Vec<String>, Failure> {
+        let listed = Box::pin(self.session.client.list_children(&self.lock));
+        match self.session.read(self.session.now(), self.bound, listed).await {
+            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// The error of a request after which the claim may have a node.
+    fn doubtful(&self, failure: &Failure) -> Error {
+        error::map(failure, Sent::Yes)
+    }
+
+    /// The node of the claim was deleted by somebody else. Asking again makes a new one.
+    fn vanished(&self) -> Error {
+        self.session.claims().remove(self.token);
+        Error::new(ErrorKind::Unavailable, "the node of the claim was deleted while it waited")
+    }
+}
+
+/// The lock is another's; when to ask again.
+fn again(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
+    Attempt::Contended(Contention { retry_after: Some(retry_after), holder })
+}
