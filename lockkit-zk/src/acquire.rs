@@ -4,14 +4,15 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{AcquireRequest, Attempt, Contention, Error, ErrorKind, Hold, HolderInfo, Moment, Result, Token};
 use tokio::time::{Instant, timeout_at};
-use zookeeper_client::{self as zk, CreateMode};
+use zookeeper_client::{self as zk, CreateMode, OneshotWatcher, Stat};
 
 use crate::{
+    alone::{Ask, Watch},
     error::{self, Failure, Sent},
     fence::{self, Record},
     name::{self, LOCK},
     queue::{self, Place},
-    session::{Claimed, Grant, Node, Session, Stage},
+    session::{self, Claimed, Grant, Node, Session, Stage},
     value::{self, Value},
 };
 
@@ -63,7 +64,7 @@ impl<'a> Acquisition<'a> {
     pub(crate) async fn run(mut self) -> Result<Attempt> {
         let deadline = Instant::now() + self.request.wait;
         let mut queue = self.enter().await?;
-        while !queue::is_safe(&queue.node.name) {
+        while !queue::is_safe(queue.node.sequence) {
             // Its sequence numbers are about to wrap, so the lock's directory is made anew. That takes a moment in which
             // nobody is in the queue; until it comes nobody of ours enters.
             if !self.leave_and_renew_directory(&queue).await? {
@@ -79,7 +80,10 @@ impl<'a> Acquisition<'a> {
                 Place::Behind { before, holder } => {
                     match self.wait(&queue, before, before == holder, deadline).await? {
                         Woken::Changed => {}
-                        Woken::Next => return self.grant(queue, Some(Record::NONE)).await.map(Attempt::Granted),
+                        Woken::Next => {
+                            self.asked = self.session.now();
+                            return self.grant(queue, Some(Record::NONE)).await.map(Attempt::Granted);
+                        }
                         Woken::Over => return Ok(again(None, Duration::ZERO)),
                     }
                 }
@@ -129,25 +133,53 @@ impl<'a> Acquisition<'a> {
         Err(Error::new(ErrorKind::Unavailable, "the directory of the lock vanishes as soon as it is made"))
     }
 
+    /// Makes the claim's node and finds out what else is in the queue.
     async fn create_and_list(&mut self) -> Result<Queue, Failure> {
         let prefix = format!("{}/{}{LOCK}", self.lock, self.protection);
         let session = self.session;
         let data = Value { depth: 1, span: self.request.fence.span, fence: None, holder: self.request.holder.clone() };
-        self.asked = session.now();
         let options = session.options(CreateMode::EphemeralSequential);
-        // Both are on their way before either is awaited; the servers answer the second as of after the first.
+        let ask = session::lock(&session.alone).ask(&self.lock);
+        self.asked = session.now();
+        // All are on their way before any is awaited; the servers answer what is read as of after what is written.
         let created = Box::pin(session.client.create(&prefix, data.text().as_bytes(), &options));
-        let listed = Box::pin(session.client.list_children(&self.lock));
+        let listed = (ask != Ask::Nothing).then(|| Box::pin(session.client.list_children(&self.lock)));
+        let watched = (ask == Ask::ListAndWatch).then(|| Box::pin(session.client.check_and_watch_stat(&self.lock)));
         let (stat, sequence) = session.write(self.asked, self.bound, created).await?;
         if !session.owns(stat.ephemeral_owner) {
             // A reconnect ended in another session: what we know belongs to the old one.
             session.end();
             return Err(Failure::Driver(zk::Error::SessionExpired));
         }
-        let node = Node { name: format!("{}{LOCK}{sequence}", self.protection), czxid: stat.czxid };
+        let name = format!("{}{LOCK}{sequence}", self.protection);
+        let node = Node { name, czxid: stat.czxid, sequence: sequence.into_i64() };
         session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
-        let children = session.read(self.asked, self.bound, listed).await?;
+        let children = match listed {
+            Some(listed) => session.read(self.asked, self.bound, listed).await?,
+            None if session::lock(&session.alone).confirm(&self.lock, node.sequence) => {
+                let children = vec![node.name.clone()];
+                return Ok(Queue { node, children });
+            }
+            None => self.list().await?,
+        };
+        let watch = match watched {
+            Some(watched) => session.read(self.asked, self.bound, watched).await?.into(),
+            None => None,
+        };
+        self.learn(&node, &children, watch);
         Ok(Queue { node, children })
+    }
+
+    /// Takes note of whether the new node was alone in the directory, and of the watch on that, if it is the directory
+    /// in which the node was made: it must be the older of the two.
+    fn learn(&self, node: &Node, children: &[String], watch: Option<(Option<Stat>, OneshotWatcher)>) {
+        let mut alone = session::lock(&self.session.alone);
+        if children.len() != 1 || children[0] != node.name {
+            return alone.forget(&self.lock);
+        }
+        let watch = watch.filter(|(stat, _)| stat.is_some_and(|stat| stat.czxid < node.czxid));
+        let watch = watch.map(|(_, watcher)| Box::pin(async move { drop(watcher.changed().await) }) as Watch);
+        alone.seen(&self.lock, node.sequence, watch);
     }
 
     /// Deletes what an earlier attempt of this claim left behind, in another session or in this one: its request may
@@ -167,7 +199,7 @@ impl<'a> Acquisition<'a> {
     /// made is none of ours: it ends with that session, whatever we believe (CURATOR-498).
     async fn find(&mut self) -> Result<Option<Queue>, Failure> {
         self.asked = self.session.now();
-        let children = self.list().await?;
+        let children = self.session.list_settled(&self.lock, self.bound).await?;
         let named: Vec<_> = queue::of_claim(&children, &self.protection).map(str::to_owned).collect();
         for name in named {
             let path = format!("{}/{name}", self.lock);
@@ -177,7 +209,8 @@ impl<'a> Acquisition<'a> {
                 self.delete(&name).await?;
                 continue;
             }
-            let node = Node { name, czxid: stat.czxid };
+            let Some(sequence) = queue::sequence(&name) else { continue };
+            let node = Node { name, czxid: stat.czxid, sequence };
             self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
             return Ok(Some(Queue { node, children }));
         }
@@ -270,11 +303,7 @@ impl<'a> Acquisition<'a> {
     }
 
     async fn list(&self) -> Result<Vec<String>, Failure> {
-        let listed = Box::pin(self.session.client.list_children(&self.lock));
-        match self.session.read(self.session.now(), self.bound, listed).await {
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
-            other => other,
-        }
+        self.session.list(&self.lock, self.bound).await
     }
 
     /// The error of a request after which the claim may have a node.

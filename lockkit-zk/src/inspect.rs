@@ -39,12 +39,8 @@ pub(crate) async fn inspect(link: &Link, query: &Query, bound: Duration) -> Resu
 }
 
 async fn keys(session: &Session, bound: Duration) -> Result<Vec<LockKey>> {
-    let listed = Box::pin(session.client.list_children(session.names.root()));
-    match session.read(session.now(), bound, listed).await {
-        Ok(nodes) => Ok(nodes.iter().filter_map(|node| session.names.key(node)).collect()),
-        Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
-        Err(failure) => Err(read_only(&failure)),
-    }
+    let nodes = session.list(session.names.root(), bound).await.map_err(|failure| read_only(&failure))?;
+    Ok(nodes.iter().filter_map(|node| session.names.key(node)).collect())
 }
 
 async fn states(session: &Session, keys: &[LockKey], bound: Duration) -> Result<Vec<KeyState>> {
@@ -77,8 +73,7 @@ async fn state(
             let (fence, waiters) = (holder.fence, Some(u32::try_from(waiters).unwrap_or(u32::MAX)));
             return Ok(KeyState { key: key.clone(), holders: vec![holder], fence, waiters });
         }
-        let listed = Box::pin(session.client.list_children(path));
-        children = self::children(session.read(session.now(), bound, listed).await)?;
+        children = session.list(path, bound).await.map_err(|failure| read_only(&failure))?;
     }
     Err(Error::new(ErrorKind::Unavailable, "the lock changes hands faster than it can be looked at"))
 }

@@ -25,6 +25,7 @@
 //! The layout of the nodes is described in `docs/backends/zookeeper.md`.
 
 mod acquire;
+mod alone;
 mod config;
 mod error;
 mod fence;

@@ -2,16 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Claim, Error, LossReason, Release, Result};
-use zookeeper_client as zk;
-
 use crate::{
     error::{self, Failure, Sent},
     link::Link,
     name,
     queue::{self, Place},
-    session::{Claimed, Session, Stage},
+    session::{self, Claimed, Node, Session, Stage},
 };
+use lockkit_core::{Claim, Error, LossReason, Release, Result};
 
 /// Releases a claim, whoever made it. It is definite only when no node of the claim is left.
 ///
@@ -22,9 +20,11 @@ pub(crate) async fn release(link: &Link, claim: &Claim, bound: Duration) -> Resu
     let session = link.session().await?;
     let claimed = session.claimed(&claim.token);
     let release = match &claimed {
-        Some(Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), .. }) => {
-            let path = format!("{}/{}", session.names.lock(&claim.key), node.name);
-            release_node(&session, claim, &claimed, &path, bound).await
+        Some(Claimed { stage: Stage::Queued(node), lock, releasing, .. }) => {
+            release_node(&session, claim, (lock, node), Had { lease: false, releasing: *releasing }, bound).await
+        }
+        Some(Claimed { stage: Stage::Held(node, _), lock, releasing, .. }) => {
+            release_node(&session, claim, (lock, node), Had { lease: true, releasing: *releasing }, bound).await
         }
         Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) | None => release_all(&session, claim, bound).await,
     };
@@ -36,21 +36,31 @@ pub(crate) async fn release(link: &Link, claim: &Claim, bound: Duration) -> Resu
     Ok(release)
 }
 
+/// What a claim had when its release was asked for.
+struct Had {
+    /// The lock, and not only a place in the queue.
+    lease: bool,
+    /// A release before, which got no answer.
+    releasing: bool,
+}
+
 /// Deletes the node of a claim of this session.
 async fn release_node(
-    session: &Arc<Session>,
+    session: &Session,
     claim: &Claim,
-    claimed: &Option<Claimed>,
-    path: &str,
+    (lock, node): (&str, &Node),
+    had: Had,
     bound: Duration,
 ) -> Result<Release, Failure> {
     session.update(&claim.token, |claimed| claimed.releasing = true);
-    let deleted = session.delete(path, bound).await?;
-    let Some(Claimed { stage, releasing, .. }) = claimed else { return Ok(Release::NotHeld(LossReason::Gone)) };
-    match stage {
+    let deleted = session.delete(&format!("{lock}/{}", node.name), bound).await?;
+    if deleted {
+        session::lock(&session.alone).deleted(lock, node.sequence);
+    }
+    match had {
         // If it is gone because an earlier deletion of ours got no answer, the lease was ours until then.
-        Stage::Held(..) if deleted || *releasing => Ok(Release::Released { waiters: None }),
-        Stage::Queued(_) if deleted => Ok(Release::NotHeld(LossReason::Taken)),
+        Had { lease: true, releasing } if deleted || releasing => Ok(Release::Released { waiters: None }),
+        Had { lease: false, .. } if deleted => Ok(Release::NotHeld(LossReason::Taken)),
         _ => Ok(Release::NotHeld(why_not(session, claim, bound).await?)),
     }
 }
@@ -58,7 +68,7 @@ async fn release_node(
 /// Deletes whatever nodes the claim has.
 async fn release_all(session: &Arc<Session>, claim: &Claim, bound: Duration) -> Result<Release, Failure> {
     let lock = session.names.lock(&claim.key);
-    let children = list(session, &lock, bound).await?;
+    let children = session.list_settled(&lock, bound).await?;
     let mut held = false;
     for node in queue::of_claim(&children, &name::protection(&claim.token)) {
         let first = queue::place(&children, node) == Place::First;
@@ -66,24 +76,16 @@ async fn release_all(session: &Arc<Session>, claim: &Claim, bound: Duration) -> 
         held |= first && deleted;
     }
     if held {
-        let others = u32::try_from(children.len() - 1).unwrap_or(u32::MAX);
-        return Ok(Release::Released { waiters: Some(others) });
+        let waiters = queue::holder(&children).and_then(|(_, waiters)| u32::try_from(waiters).ok());
+        return Ok(Release::Released { waiters });
     }
     Ok(Release::NotHeld(why_not(session, claim, bound).await?))
 }
 
 /// Why a claim does not hold its lock.
 pub(crate) async fn why_not(session: &Session, claim: &Claim, bound: Duration) -> Result<LossReason, Failure> {
-    let children = list(session, &session.names.lock(&claim.key), bound).await?;
+    let children = session.list(&session.names.lock(&claim.key), bound).await?;
     Ok(if queue::holder(&children).is_some() { LossReason::Taken } else { LossReason::Gone })
-}
-
-async fn list(session: &Session, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
-    let listed = Box::pin(session.client.list_children(lock));
-    match session.read(session.now(), bound, listed).await {
-        Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
-        other => other,
-    }
 }
 
 fn doubtful(failure: &Failure) -> Error {

@@ -22,7 +22,10 @@ use crate::{
 /// What has to be asked about single leases is asked for all of them before the first answer is awaited. As long
 /// as the watches on their nodes are silent nothing has to be: then a thousand leases cost one small write.
 pub(crate) async fn renew(link: &Link, renewals: &[Renewal], bound: Duration) -> Vec<Result<Renewed>> {
-    let session = match link.session().await {
+    // What ended with its session is said at once, whether or not there is a new one.
+    let ended = |renewal: &Renewal| link.present().is_none() && link.was_held(&renewal.claim.token);
+    let session = if renewals.iter().all(ended) { Err(error::session_over()) } else { link.session().await };
+    let session = match session {
         Ok(session) => session,
         Err(e) => return renewals.iter().map(|renewal| without_session(link, &renewal.claim, &e)).collect(),
     };
@@ -122,7 +125,9 @@ impl<'a> Plan<'a> {
         }
         outcome.and_then(|()| alive.clone()).map_err(|failure| error::map(&failure, Sent::Yes))?;
         let mut grant = Grant { depth: self.renewal.depth, ..grant.clone() };
-        session.update(&claim.token, |claimed| claimed.stage = Stage::Held(node.clone(), grant.clone()));
+        if !set_grant(session, claim, node, &grant) {
+            return Ok(Renewed::Lost(LossReason::Gone));
+        }
         if let Some(floor) = self.renewal.fence_floor {
             self.raise(session, lock, node, &mut grant, floor, bound).await?;
         }
@@ -149,7 +154,9 @@ impl<'a> Plan<'a> {
                 return Err(Failure::Driver(zk::Error::SessionExpired));
             }
             session.update(&self.renewal.claim.token, |claimed| claimed.watched = true);
-            tokio::spawn(mind(Arc::downgrade(session), self.renewal.claim.token, watcher));
+            if let Known::Held { node, .. } = &self.known {
+                tokio::spawn(mind(Arc::downgrade(session), self.renewal.claim.token, node.clone(), watcher));
+            }
         }
         Ok(())
     }
@@ -165,9 +172,7 @@ impl<'a> Plan<'a> {
         floor: Fence,
         bound: Duration,
     ) -> Result<()> {
-        let children = Box::pin(session.client.list_children(lock));
-        let children = session.read(session.now(), bound, children).await;
-        let children = children.map_err(|failure| error::map(&failure, Sent::Yes))?;
+        let children = session.list(lock, bound).await.map_err(|failure| error::map(&failure, Sent::Yes))?;
         let (record, version) = if queue::has_record(&children) {
             session.read_record(lock, bound).await?
         } else {
@@ -177,19 +182,34 @@ impl<'a> Plan<'a> {
         grant.explicit = true;
         let kept = grant.clone();
         session.write_record(lock, raised, version, (&node.name, kept.value()), bound).await?;
-        session.update(&self.renewal.claim.token, |claimed| claimed.stage = Stage::Held(node.clone(), kept));
+        set_grant(session, &self.renewal.claim, node, &kept);
         Ok(())
     }
 }
 
 /// Waits for news of a node that is held. It does not keep the session alive.
-async fn mind(session: Weak<Session>, token: Token, watcher: OneshotWatcher) {
+async fn mind(session: Weak<Session>, token: Token, node: Node, watcher: OneshotWatcher) {
     let event = watcher.changed().await;
     let Some(session) = session.upgrade() else { return };
-    session.update(&token, |claimed| match event.event_type {
-        zk::EventType::NodeDeleted if !claimed.releasing => claimed.stage = Stage::Gone,
+    session.update(&token, |claimed| match &claimed.stage {
+        Stage::Held(held, _) if *held != node => {}
+        Stage::Held(..) if event.event_type == zk::EventType::NodeDeleted && !claimed.releasing => {
+            claimed.stage = Stage::Gone;
+        }
         _ => claimed.watched = false,
     });
+}
+
+/// Takes note of a grant, unless the claim has lost its node meanwhile; tells whether it has not.
+fn set_grant(session: &Session, claim: &Claim, node: &Node, grant: &Grant) -> bool {
+    let mut held = false;
+    session.update(&claim.token, |claimed| {
+        if matches!(&claimed.stage, Stage::Held(own, _) if own == node) {
+            claimed.stage = Stage::Held(node.clone(), grant.clone());
+            held = true;
+        }
+    });
+    held
 }
 
 impl Session {

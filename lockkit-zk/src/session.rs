@@ -7,18 +7,20 @@
 use std::{
     collections::{HashMap, HashSet},
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
 use lockkit_core::{Clock, Fence, HolderInfo, Moment, Result, Token};
 use tokio::{
     sync::{Notify, watch},
+    task::AbortHandle,
     time::{sleep, timeout},
 };
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, CreateOptions, StateWatcher};
 
 use crate::{
+    alone::Alone,
     config::ZkConfig,
     error::{self, Failure, Sent},
     name::Names,
@@ -37,6 +39,7 @@ pub(crate) struct Session {
     clock: Arc<dyn Clock>,
     proof: Mutex<Proof>,
     claims: Mutex<HashMap<Token, Claimed>>,
+    pub(crate) alone: Mutex<Alone>,
     over: watch::Sender<bool>,
     past: Arc<Past>,
     /// Asks for a sign of life now; each one's end is announced.
@@ -44,6 +47,7 @@ pub(crate) struct Session {
     signs: watch::Sender<Option<Result<(), Failure>>>,
     /// Whether the session's own node was made.
     own_node: Mutex<bool>,
+    task: OnceLock<AbortHandle>,
 }
 
 /// The claims that were granted in sessions that are over, until somebody was told.
@@ -78,7 +82,9 @@ pub(crate) enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) name: String,
+    /// The number of the transaction that made it.
     pub(crate) czxid: i64,
+    pub(crate) sequence: i64,
 }
 
 /// What was granted.
@@ -117,16 +123,19 @@ impl Session {
             clock: Arc::clone(&config.clock),
             proof: Mutex::new(Proof::new(opened, timeout)),
             claims: Mutex::default(),
+            alone: Mutex::default(),
             over: watch::Sender::new(false),
             past,
             poke: Arc::default(),
             signs: watch::Sender::new(None),
             own_node: Mutex::default(),
+            task: OnceLock::new(),
             client,
         });
         let states = session.client.state_watcher();
         let pause = timeout / Proof::WRITES_PER_TIMEOUT;
-        tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke), pause));
+        let task = tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke), pause));
+        _ = session.task.set(task.abort_handle());
         Ok(session)
     }
 
@@ -140,6 +149,10 @@ impl Session {
     }
 
     pub(crate) fn is_over(&self) -> bool {
+        // Without its runtime a session is of no use: the driver's task is gone too.
+        if self.task.get().is_some_and(AbortHandle::is_finished) {
+            self.end();
+        }
         *self.over.borrow()
     }
 
@@ -223,6 +236,26 @@ impl Session {
         let options = self.options(CreateMode::Container);
         let made = self.write(self.now(), self.timeout, Box::pin(self.client.mkdir(path, &options))).await;
         made.map_err(|failure| error::map(&failure, Sent::ReadOnly))
+    }
+
+    /// The children of a lock; none if it has no directory.
+    pub(crate) async fn list(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
+        let sent = self.now();
+        match self.read(sent, bound, Box::pin(self.client.list_children(lock))).await {
+            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// The children of a lock, after all that was asked of it before, on whatever connection, has been decided.
+    ///
+    /// After a lost connection the next server may not have heard yet of what the last one was asked to do. The leader,
+    /// asked to catch up with, has: since the session moved, it refuses what the last one still sends it.
+    pub(crate) async fn list_settled(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
+        let caught_up = Box::pin(self.client.sync(lock));
+        let listed = self.list(lock, bound);
+        let (caught_up, listed) = tokio::join!(self.read(self.now(), bound, caught_up), listed);
+        caught_up.and(listed)
     }
 
     /// Deletes a node; tells whether it was there.

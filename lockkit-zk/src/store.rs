@@ -10,6 +10,8 @@ use lockkit_core::{
 
 use crate::{acquire::Acquisition, config::ZkConfig, error, inspect, link::Link, release, renew};
 
+/// Shorter leases would be over before anything could be done under them.
+const MIN_TTL: Duration = Duration::from_millis(100);
 /// A lease is worth having if a quarter of its ttl is left, and what is left comes from the session. Beyond this
 /// multiple of the session's timeout that would never be.
 const LONGEST_TTL: u32 = 2;
@@ -77,9 +79,9 @@ impl ZkStore {
             return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
         }
         let longest = self.link.session_timeout() * LONGEST_TTL;
-        if request.ttl > longest || request.ttl.is_zero() {
+        if !(MIN_TTL..=longest).contains(&request.ttl) {
             let message = format!(
-                "a lease lasts as long as the session: the ttl is at most {longest:?}, not {:?}; ask for a longer session",
+                "a lease can't outlast its session: the ttl lies between {MIN_TTL:?} and {longest:?} here; it is {:?}",
                 request.ttl
             );
             return Err(Error::new(ErrorKind::InvalidInput, message));
