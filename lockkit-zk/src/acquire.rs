@@ -218,24 +218,48 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Waits for the node before ours to change or go.
+    ///
+    /// When the holder goes and we are the next, the lock is ours without another look, if nothing else can have
+    /// changed. There are two such things, and both would be told of before the end of the holder's node, because
+    /// the servers and the driver keep the order of events:
+    /// - our own node was deleted; there is a watch on it too;
+    /// - the holder raised the fences of the lock; it says so in its own node.
     async fn wait(&self, queue: &Queue, before: &str, is_holder: bool, deadline: Instant) -> Result<Woken> {
-        let path = format!("{}/{before}", self.lock);
-        let watched = Box::pin(self.session.client.get_and_watch_data(&path));
-        let (data, _, watcher) = match self.session.read(self.session.now(), self.bound, watched).await {
+        let (client, sent) = (&self.session.client, self.session.now());
+        let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
+        let may_be_next = is_holder && !queue::has_record(&queue.children);
+        let own = may_be_next.then(|| Box::pin(client.get_and_watch_data(&own_path)));
+        let watched = Box::pin(client.get_and_watch_data(&path));
+        let own = match own {
+            Some(own) => Some(self.session.read(sent, self.bound, own).await),
+            None => None,
+        };
+        let own = match own {
+            None => None,
+            Some(Ok((_, _, watcher))) => Some(watcher),
+            Some(Err(failure)) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
+            Some(Err(failure)) => return Err(self.doubtful(&failure)),
+        };
+        let (data, _, watcher) = match self.session.read(sent, self.bound, watched).await {
             Ok(watched) => watched,
             Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
             Err(failure) => return Err(self.doubtful(&failure)),
         };
-        // A holder that raises the fences of the lock says so in its own node, which ends our watch. So if the lock had
-        // no record and the holder goes without a word, there still is none.
-        let plain =
-            is_holder && !queue::has_record(&queue.children) && Value::parse(&data).is_none_or(|v| v.fence.is_none());
+        let is_next = own.is_some() && Value::parse(&data).is_none_or(|value| value.fence.is_none());
+        let own_changed = async {
+            match own {
+                Some(own) => own.changed().await,
+                None => std::future::pending().await,
+            }
+        };
         let event = tokio::select! {
+            biased;
+            _ = own_changed => return Ok(Woken::Changed),
             event = timeout_at(deadline, watcher.changed()) => event,
             () = self.session.ended() => return Ok(Woken::Over),
         };
         match event {
-            Ok(event) if event.event_type == zk::EventType::NodeDeleted && plain => Ok(Woken::Next),
+            Ok(event) if event.event_type == zk::EventType::NodeDeleted && is_next => Ok(Woken::Next),
             Ok(event) if event.event_type == zk::EventType::Session => Ok(Woken::Over),
             Ok(_) => Ok(Woken::Changed),
             Err(_) => Ok(Woken::Over),
@@ -321,4 +345,60 @@ impl<'a> Acquisition<'a> {
 /// The lock is another's; when to ask again.
 fn again(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
     Attempt::Contended(Contention { retry_after: Some(retry_after), holder })
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::{Claim, Fence, FenceRequest, LockKey, LockStore, Locker, Mode, Order};
+    use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
+
+    use super::*;
+    use crate::{ZkConfig, ZkStore};
+
+    fn request(floor: u64) -> AcquireRequest {
+        AcquireRequest {
+            claim: Claim {
+                key: LockKey::new("a").expect("name"),
+                token: Token::random().expect("random"),
+                mode: Mode::Exclusive,
+            },
+            ttl: Duration::from_secs(10),
+            wait: Duration::ZERO,
+            order: Order::Any,
+            fence: FenceRequest { floor: Fence::new(floor), ..FenceRequest::default() },
+            holder: HolderInfo::new("test"),
+        }
+    }
+
+    /// In this build the numbers end at 40, so the directory is made anew again and again, once with a fence record.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_directory_whose_numbers_run_out_is_made_anew() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]);
+        let store = ZkStore::connect(config.clone()).await.expect("connect");
+        let mut last = Fence::NONE;
+        for round in 0..130 {
+            let request = request(if round == 70 { 1 << 52 } else { 0 });
+            let Attempt::Granted(hold) = store.acquire(&request).await.expect("acquire") else { panic!("it is free") };
+            assert!(hold.fence > last, "{} came after {last}", hold.fence);
+            last = hold.fence;
+            store.release(&request.claim).await.expect("release");
+        }
+        let (mut crowd, highest) = (Vec::new(), Arc::new(std::sync::Mutex::new(last)));
+        for _ in 0..3 {
+            let locker = Locker::builder(ZkStore::connect(config.clone()).await.expect("connect")).build();
+            let highest = Arc::clone(&highest);
+            crowd.push(tokio::spawn(async move {
+                for _ in 0..60 {
+                    let guard = locker.lock("a").acquire().await.expect("acquire");
+                    let before = std::mem::replace(&mut *highest.lock().expect("unpoisoned"), guard.fence());
+                    assert!(guard.fence() > before, "{} came after {before}", guard.fence());
+                    _ = guard.release().await.expect("release");
+                }
+            }));
+        }
+        for member in crowd {
+            member.await.expect("no panic");
+        }
+    }
 }

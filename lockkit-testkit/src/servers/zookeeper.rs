@@ -68,7 +68,17 @@ impl ZooKeeperServer {
     ///
     /// If Java or the archive is not installed, or the server does not come up.
     pub async fn start(flavor: ZooKeeperFlavor) -> Result<Self> {
-        let service = ZooKeeper { java: JAVA.locate()?, archive: flavor.locate()?, member: None };
+        Self::start_with(flavor, &[]).await
+    }
+
+    /// The same with arguments for the virtual machine, such as `-Dznode.container.checkIntervalMs=100`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub async fn start_with(flavor: ZooKeeperFlavor, arguments: &[&str]) -> Result<Self> {
+        let arguments = arguments.iter().map(OsString::from).collect();
+        let service = ZooKeeper { java: JAVA.locate()?, archive: flavor.locate()?, arguments, member: None };
         Ok(Self { process: Process::start(service).await? })
     }
 
@@ -116,6 +126,7 @@ impl ZooKeeperEnsemble {
             let member = |number| ZooKeeper {
                 java: java.clone(),
                 archive: archive.clone(),
+                arguments: Vec::new(),
                 member: Some(Member { number, ports: ports.clone() }),
             };
             // None of them serves before a majority is there, so they start side by side.
@@ -161,6 +172,7 @@ impl ZooKeeperEnsemble {
 struct ZooKeeper {
     java: PathBuf,
     archive: PathBuf,
+    arguments: Vec<OsString>,
     member: Option<Member>,
 }
 
@@ -202,6 +214,7 @@ impl Service for ZooKeeper {
         command.extend(["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"].map(Into::into));
         // A test's server need not survive a power failure, and waiting for the disk would drown what is measured.
         command.extend(["-Dzookeeper.forceSync=no", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"].map(Into::into));
+        command.extend(self.arguments.iter().cloned());
         command.extend(["-cp".into(), class_path(&self.archive)]);
         command.push("org.apache.zookeeper.server.quorum.QuorumPeerMain".into());
         command.push(place.data.join("zoo.cfg").into());
