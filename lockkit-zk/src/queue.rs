@@ -3,6 +3,10 @@
 //! The rule is Curator's, to the letter (`LockInternals`, `StandardLockInternalsDriver`), because exclusion between the
 //! two rests on both seeing the same order: all children take part, whoever made them, sorted as text by what follows
 //! the last `lock-`, or by the whole name where there is none. The first holds the lock.
+//!
+//! One thing is added. kazoo names its nodes `<hex>__lock__<number>`, and Curator, which sorts them by the hex digits,
+//! does not see them where they belong. We sort them by their numbers, and so wait for those that came before. That can
+//! only make us wait longer, and never in a circle, since everyone waits for lower numbers only.
 
 use crate::name::LOCK;
 
@@ -78,7 +82,7 @@ fn contenders(children: &[String]) -> impl Iterator<Item = &str> {
 }
 
 fn key(child: &str) -> &str {
-    child.rfind(LOCK).map_or(child, |at| &child[at + LOCK.len()..])
+    [LOCK, "__lock__", "__rlock__"].into_iter().find_map(|mark| Some(child.rsplit_once(mark)?.1)).unwrap_or(child)
 }
 
 #[cfg(test)]
@@ -107,8 +111,12 @@ mod tests {
         assert_eq!(place(&children, "lock-0000000002"), Place::Behind { before: "0000000001", holder: "0000000001" });
         let ours = place(&children, "clock-lock-0000000004");
         assert_eq!(ours, Place::Behind { before: "x-lock-0000000003", holder: "0000000001" });
-        let kazoo = queue(&["f0__lock__0000000000", "_c_a-lock-0000000001"]);
-        assert_eq!(place(&kazoo, "_c_a-lock-0000000001"), Place::First);
+        for kazoo in ["f0__lock__0000000000", "f0__rlock__0000000000"] {
+            let children = queue(&[kazoo, "_c_a-lock-0000000001"]);
+            assert_eq!(place(&children, "_c_a-lock-0000000001"), Place::Behind { before: kazoo, holder: kazoo });
+        }
+        let later = queue(&["00__lock__0000000002", "_c_a-lock-0000000001"]);
+        assert_eq!(place(&later, "_c_a-lock-0000000001"), Place::First);
     }
 
     #[test]
