@@ -13,12 +13,14 @@ mod guardian;
 mod process;
 mod redis;
 mod resp;
+mod zookeeper;
 
 pub use self::{
     error::{Result, ServerError},
     find::{Found, Program},
     process::{Keep, Process},
     redis::{Persistence, RedisFlavor, RedisOptions, RedisServer},
+    zookeeper::{ZooKeeperEnsemble, ZooKeeperFlavor, ZooKeeperServer},
 };
 
 use std::{
