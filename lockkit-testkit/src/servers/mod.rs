@@ -10,6 +10,8 @@
 mod error;
 mod find;
 mod guardian;
+mod mysql;
+mod mysql_wire;
 mod process;
 mod redis;
 mod resp;
@@ -17,6 +19,7 @@ mod resp;
 pub use self::{
     error::{Result, ServerError},
     find::{Found, Program},
+    mysql::{MySqlFlavor, MySqlOptions, MySqlServer},
     process::{Keep, Process},
     redis::{Persistence, RedisFlavor, RedisOptions, RedisServer},
 };
