@@ -42,4 +42,4 @@ mod transaction;
 
 pub use config::{MySqlConfig, Tls};
 pub use store::MySqlStore;
-pub use transaction::{TransactionLock, lock_in_transaction, lock_in_transaction_on};
+pub use transaction::{TransactionLock, lock_in_transaction};

@@ -16,6 +16,7 @@ use crate::{
 /// A row, as the statements of [`Statements`](crate::statements::Statements) read it.
 #[derive(Clone, Debug)]
 pub(crate) struct Lock {
+    pub(crate) id: u64,
     pub(crate) name: Vec<u8>,
     /// The counter: the last fence that was given out.
     pub(crate) last: u64,
@@ -52,7 +53,7 @@ impl Lock {
                 remaining: Duration::from_micros(micros),
             }),
         };
-        Ok(Self { name: column(row, 0)?, last: column(row, 4)?, lease })
+        Ok(Self { id: column(row, 8)?, name: column(row, 0)?, last: column(row, 4)?, lease })
     }
 
     /// The state to show; the key is known to be that of the row.

@@ -18,6 +18,8 @@ const SIZES: [usize; 4] = [1, 8, 64, 512];
 
 /// The statements on one table.
 pub(crate) struct Statements {
+    /// The table's name, quoted.
+    pub(crate) table: String,
     acquire: Arc<str>,
     acquire_from_floor: Arc<str>,
     look: Arc<str>,
@@ -33,7 +35,7 @@ pub(crate) struct Statements {
 /// The columns that [`look`](Statements::look), [`inspect`](Statements::inspect) and [`page`](Statements::page) read.
 /// What is left of the lease is NULL, or not above zero, if the lock is free.
 const COLUMNS: &str = "resource_name, token, fence, span, fence_last, `count`, node_info, \
-     TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires)";
+     TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), id";
 
 impl Statements {
     /// The statements on the table with this quoted name.
@@ -41,6 +43,7 @@ impl Statements {
         let text = |text: String| -> Arc<str> { text.into() };
         let now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
         Self {
+            table: table.to_owned(),
             acquire: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"))),
             acquire_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)")),
             look: text(format!("SELECT {COLUMNS} FROM {table} WHERE resource_name = ?")),
@@ -132,8 +135,14 @@ pub(crate) fn insert_or_lock(table: &str) -> Statement<'static> {
 }
 
 /// Reads a lock as it is, not as it was when the transaction began, and locks its row. Argument: the name.
-pub(crate) fn look_locked(table: &str) -> Statement<'static> {
+pub(crate) fn lock_by_name(table: &str) -> Statement<'static> {
     query(&format!("SELECT {COLUMNS} FROM {table} WHERE resource_name = ? FOR UPDATE").into())
+}
+
+/// The same by the row's id, and without its neighbourhood: by name, MariaDB also locks the gap in front of it. Argument:
+/// the id.
+pub(crate) fn lock_by_id(table: &str) -> Statement<'static> {
+    query(&format!("SELECT {COLUMNS} FROM {table} WHERE id = ? FOR UPDATE").into())
 }
 
 /// How many rows a statement takes.

@@ -199,6 +199,8 @@ impl Service for MySql {
             option("--socket=", &place.dir.join("socket")),
             option("--pid-file=", &pid_file(place)),
             option("--init-file=", &init_file(place)),
+            // MariaDB removes what looks like its temporary tables there when it starts: also those of other servers.
+            option("--tmpdir=", &place.dir),
         ]);
         if self.brand == Brand::MySql {
             command.extend(["--mysqlx=OFF", "--performance-schema=OFF", "--secure-file-priv=NULL"].map(Into::into));
