@@ -12,7 +12,8 @@ use std::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Program {
-    /// What the system's package manager installed: a command on `PATH`.
+    /// What the system's package manager installed: a command on `PATH`, or in a directory for administrators, which
+    /// users often do not have on their `PATH`.
     Installed {
         /// The command, such as `redis-server`.
         command: &'static str,
@@ -61,6 +62,7 @@ impl Program {
             Self::Installed { command, package } => {
                 let path = env::var_os("PATH").unwrap_or_default();
                 env::split_paths(&path)
+                    .chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from))
                     .map(|dir| dir.join(command))
                     .find(|path| is_program(path))
                     .ok_or_else(|| ServerError::missing(format!("no {command} on PATH: apt-get install {package}")))

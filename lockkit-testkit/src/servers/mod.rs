@@ -10,6 +10,8 @@
 mod error;
 mod find;
 mod guardian;
+mod mysql;
+mod mysql_wire;
 mod process;
 mod redis;
 mod resp;
@@ -18,6 +20,7 @@ mod zookeeper;
 pub use self::{
     error::{Result, ServerError},
     find::{Found, Program},
+    mysql::{MySqlFlavor, MySqlOptions, MySqlServer},
     process::{Keep, Process},
     redis::{Persistence, RedisFlavor, RedisOptions, RedisServer},
     zookeeper::{ZooKeeperEnsemble, ZooKeeperFlavor, ZooKeeperServer},
