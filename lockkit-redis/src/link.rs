@@ -35,7 +35,7 @@ use crate::{
     config::RedisConfig,
     error::{self, Sent},
     scripts::Script,
-    stream,
+    stream::{self, UnderWay},
     wake::Wake,
 };
 
@@ -69,6 +69,7 @@ pub(crate) struct Connection {
     driver: AbortHandle,
     epoch: u64,
     broken: Arc<AtomicBool>,
+    under_way: UnderWay,
     received: AtomicU64,
     struck: AtomicBool,
 }
@@ -154,7 +155,8 @@ impl Link {
             .set_write_backpressure_boundary(WRITE_BUFFER)
             .set_connection_timeout(None)
             .set_response_timeout(None);
-        let stream = stream::open(&self.config).await.map_err(error::map_open)?;
+        let under_way = UnderWay::default();
+        let stream = stream::open(&self.config, Arc::clone(&under_way)).await.map_err(error::map_open)?;
         let (inner, driver) = MultiplexedConnection::new_with_config(&self.login, stream, config)
             .await
             .map_err(|e| error::map(&e, Sent::No))?;
@@ -165,6 +167,7 @@ impl Link {
             driver: tokio::spawn(driver).abort_handle(),
             epoch,
             broken,
+            under_way,
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
         });
@@ -237,7 +240,10 @@ impl Link {
     ) -> Result<T> {
         let received = connection.received.load(Ordering::Relaxed);
         let struck = connection.struck.load(Ordering::Relaxed);
-        match timeout(bound, exchange).await {
+        let operation = Operation::begin(&connection.under_way);
+        let outcome = timeout(bound, exchange).await;
+        drop(operation);
+        match outcome {
             Ok(Ok(reply)) => {
                 connection.received.fetch_add(1, Ordering::Relaxed);
                 if connection.struck.load(Ordering::Relaxed) {
@@ -271,6 +277,22 @@ impl Link {
         drop(current);
         drop(dropped);
         self.wake.detach(connection.epoch);
+    }
+}
+
+/// Counts as under way until it is dropped.
+struct Operation<'a>(&'a UnderWay);
+
+impl<'a> Operation<'a> {
+    fn begin(under_way: &'a UnderWay) -> Self {
+        under_way.fetch_add(1, Ordering::Relaxed);
+        Self(under_way)
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
