@@ -202,7 +202,7 @@ impl RedisStore {
     /// Asks, and asks again whenever the lock was released, until it is granted or there is reason to report back:
     /// the holder's lease has run out, `wait` is over, or it is time to make sure that no message was lost.
     async fn wait(&self, plan: &Plan<'_>, wait: Duration) -> Result<Attempt> {
-        let deadline = Instant::now() + wait;
+        let deadline = Instant::now().checked_add(wait);
         // Listen before asking, so that a release between the answer and the wait is not missed.
         let mut interest: Option<Interest> = self.wake.listen_if_subscribed(&plan.lock);
         loop {
@@ -220,7 +220,8 @@ impl RedisStore {
                 continue;
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
-            let pause = lapses.min(SAFETY_POLL).min(deadline.saturating_duration_since(Instant::now()));
+            let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let pause = lapses.min(SAFETY_POLL).min(rest);
             if timeout(pause, interest.rung()).await.is_err() {
                 return Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: Some(holder) }));
             }
