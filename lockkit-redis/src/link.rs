@@ -36,6 +36,7 @@ use crate::{
     error::{self, Sent},
     scripts::Script,
     stream::{self, UnderWay},
+    timer::Timers,
     wake::Wake,
 };
 
@@ -70,6 +71,7 @@ pub(crate) struct Connection {
     epoch: u64,
     broken: Arc<AtomicBool>,
     under_way: UnderWay,
+    timers: Timers,
     received: AtomicU64,
     struck: AtomicBool,
 }
@@ -168,6 +170,7 @@ impl Link {
             epoch,
             broken,
             under_way,
+            timers: Timers::new(),
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
         });
@@ -241,23 +244,23 @@ impl Link {
         let received = connection.received.load(Ordering::Relaxed);
         let struck = connection.struck.load(Ordering::Relaxed);
         let operation = Operation::begin(&connection.under_way);
-        let outcome = timeout(bound, exchange).await;
+        let outcome = connection.timers.within(bound, exchange).await;
         drop(operation);
         match outcome {
-            Ok(Ok(reply)) => {
+            Some(Ok(reply)) => {
                 connection.received.fetch_add(1, Ordering::Relaxed);
                 if connection.struck.load(Ordering::Relaxed) {
                     connection.struck.store(false, Ordering::Relaxed);
                 }
                 Ok(reply)
             }
-            Ok(Err(e)) => {
+            Some(Err(e)) => {
                 if e.is_unrecoverable_error() {
                     self.give_up(connection);
                 }
                 Err(error::map(&e, sent))
             }
-            Err(_) => {
+            None => {
                 if connection.received.load(Ordering::Relaxed) == received {
                     if struck && connection.struck.load(Ordering::Relaxed) {
                         self.give_up(connection);
