@@ -1,46 +1,47 @@
 //! Getting a place in the queue, waiting in it, and being granted the lock.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use lockkit_core::{AcquireRequest, Attempt, Contention, Error, ErrorKind, Hold, HolderInfo, Moment, Result, Token};
 use tokio::time::{Instant, timeout_at};
-use zookeeper_client::{self as zk, CreateMode, OneshotWatcher, Stat};
+use zookeeper_client as zk;
 
 use crate::{
-    alone::{Ask, Watch},
     error::{self, Failure, Sent},
     fence::{self, Record},
-    name::{self, LOCK},
+    name,
     queue::{self, Place},
-    session::{self, Claimed, Grant, Node, Session, Stage},
+    session::{Grant, Node, Session, Stage},
     value::{self, Value},
 };
-
-/// How often a directory is made again that vanished under our hands: the servers remove empty ones now and then.
-const DIRECTORY_TRIES: u32 = 3;
 
 /// When to ask again for a lock whose directory has to become empty first.
 const WRAP_PAUSE: Duration = Duration::from_millis(20);
 
 /// One call of `acquire`.
 pub(crate) struct Acquisition<'a> {
-    session: &'a Arc<Session>,
-    request: &'a AcquireRequest,
-    token: &'a Token,
+    pub(crate) session: &'a Arc<Session>,
+    pub(crate) request: &'a AcquireRequest,
+    pub(crate) token: &'a Token,
     /// The path of the lock.
-    lock: String,
+    pub(crate) lock: String,
     /// What the names of the claim's nodes begin with.
-    protection: String,
+    pub(crate) protection: String,
     /// The bound on one operation.
-    bound: Duration,
+    pub(crate) bound: Duration,
     /// The moment before the last request that could tell that the lock is ours.
-    asked: Moment,
+    pub(crate) asked: Moment,
 }
 
 /// The claim's node and all children of the lock, as seen together.
-struct Queue {
-    node: Node,
-    children: Vec<String>,
+pub(crate) struct Queue {
+    pub(crate) node: Node,
+    pub(crate) children: Vec<String>,
 }
 
 /// How a wait for the node before ended.
@@ -93,130 +94,6 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Finds the claim's place in the queue, or takes one.
-    async fn enter(&mut self) -> Result<Queue> {
-        match self.session.claimed(self.token).map(|claimed| claimed.stage) {
-            Some(Stage::Queued(node) | Stage::Held(node, _)) => {
-                let children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
-                if children.contains(&node.name) {
-                    return Ok(Queue { node, children });
-                }
-            }
-            Some(Stage::Asked) => {
-                if let Some(queue) = self.find().await.map_err(|failure| self.doubtful(&failure))? {
-                    return Ok(queue);
-                }
-            }
-            Some(Stage::Gone) | None => {}
-        }
-        self.line_up().await
-    }
-
-    /// Makes the claim's node and reads the queue, in one round trip.
-    async fn line_up(&mut self) -> Result<Queue> {
-        let lock = self.lock.clone();
-        let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false };
-        self.session.claims().insert(*self.token, asked);
-        for _ in 0..DIRECTORY_TRIES {
-            match self.create_and_list().await {
-                Err(failure) if failure.is(&zk::Error::NoNode) => self.session.make_directory(&self.lock).await?,
-                Err(failure) => {
-                    if failure.is_answer() {
-                        self.session.claims().remove(self.token);
-                    }
-                    return Err(self.doubtful(&failure));
-                }
-                Ok(queue) => return self.without_strays(queue).await,
-            }
-        }
-        self.session.claims().remove(self.token);
-        Err(Error::new(ErrorKind::Unavailable, "the directory of the lock vanishes as soon as it is made"))
-    }
-
-    /// Makes the claim's node and finds out what else is in the queue.
-    async fn create_and_list(&mut self) -> Result<Queue, Failure> {
-        let prefix = format!("{}/{}{LOCK}", self.lock, self.protection);
-        let session = self.session;
-        let data = Value { depth: 1, span: self.request.fence.span, fence: None, holder: self.request.holder.clone() };
-        let options = session.options(CreateMode::EphemeralSequential);
-        let ask = session::lock(&session.alone).ask(&self.lock);
-        self.asked = session.now();
-        // All are on their way before any is awaited; the servers answer what is read as of after what is written.
-        let created = Box::pin(session.client.create(&prefix, data.text().as_bytes(), &options));
-        let listed = (ask != Ask::Nothing).then(|| Box::pin(session.client.list_children(&self.lock)));
-        let watched = (ask == Ask::ListAndWatch).then(|| Box::pin(session.client.check_and_watch_stat(&self.lock)));
-        let (stat, sequence) = session.write(self.asked, self.bound, created).await?;
-        if !session.owns(stat.ephemeral_owner) {
-            // A reconnect ended in another session: what we know belongs to the old one.
-            session.end();
-            return Err(Failure::Driver(zk::Error::SessionExpired));
-        }
-        let name = format!("{}{LOCK}{sequence}", self.protection);
-        let node = Node { name, czxid: stat.czxid, sequence: sequence.into_i64() };
-        session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
-        let children = match listed {
-            Some(listed) => session.read(self.asked, self.bound, listed).await?,
-            None if session::lock(&session.alone).confirm(&self.lock, node.sequence) => {
-                let children = vec![node.name.clone()];
-                return Ok(Queue { node, children });
-            }
-            None => self.list().await?,
-        };
-        let watch = match watched {
-            Some(watched) => session.read(self.asked, self.bound, watched).await?.into(),
-            None => None,
-        };
-        self.learn(&node, &children, watch);
-        Ok(Queue { node, children })
-    }
-
-    /// Takes note of whether the new node was alone in the directory, and of the watch on that, if it is the directory
-    /// in which the node was made: it must be the older of the two.
-    fn learn(&self, node: &Node, children: &[String], watch: Option<(Option<Stat>, OneshotWatcher)>) {
-        let mut alone = session::lock(&self.session.alone);
-        if children.len() != 1 || children[0] != node.name {
-            return alone.forget(&self.lock);
-        }
-        let watch = watch.filter(|(stat, _)| stat.is_some_and(|stat| stat.czxid < node.czxid));
-        let watch = watch.map(|(_, watcher)| Box::pin(async move { drop(watcher.changed().await) }) as Watch);
-        alone.seen(&self.lock, node.sequence, watch);
-    }
-
-    /// Deletes what an earlier attempt of this claim left behind, in another session or in this one: its request may
-    /// have been carried out long after we gave up on it.
-    async fn without_strays(&mut self, mut queue: Queue) -> Result<Queue> {
-        let own = &queue.node.name;
-        let strays: Vec<_> =
-            queue::of_claim(&queue.children, &self.protection).filter(|node| node != own).map(str::to_owned).collect();
-        for stray in &strays {
-            self.delete(stray).await.map_err(|failure| self.doubtful(&failure))?;
-        }
-        queue.children.retain(|child| !strays.contains(child));
-        Ok(queue)
-    }
-
-    /// Looks for the node of a claim whose creation was not answered. A node with the claim's name that another session
-    /// made is none of ours: it ends with that session, whatever we believe (CURATOR-498).
-    async fn find(&mut self) -> Result<Option<Queue>, Failure> {
-        self.asked = self.session.now();
-        let children = self.session.list_settled(&self.lock, self.bound).await?;
-        let named: Vec<_> = queue::of_claim(&children, &self.protection).map(str::to_owned).collect();
-        for name in named {
-            let path = format!("{}/{name}", self.lock);
-            let stat = self.session.client.check_stat(&path);
-            let Some(stat) = self.session.read(self.session.now(), self.bound, Box::pin(stat)).await? else { continue };
-            if !self.session.owns(stat.ephemeral_owner) {
-                self.delete(&name).await?;
-                continue;
-            }
-            let Some(sequence) = queue::sequence(&name) else { continue };
-            let node = Node { name, czxid: stat.czxid, sequence };
-            self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
-            return Ok(Some(Queue { node, children }));
-        }
-        Ok(None)
-    }
-
     /// Waits for the node before ours to change or go.
     ///
     /// When the holder goes and we are the next, the lock is ours without another look, if nothing else can have
@@ -224,8 +101,11 @@ impl<'a> Acquisition<'a> {
     /// the servers and the driver keep the order of events:
     /// - our own node was deleted; there is a watch on it too;
     /// - the holder raised the fences of the lock; it says so in its own node.
+    ///
+    /// What happened while the connection was lost is told in any order, so then we look.
     async fn wait(&self, queue: &Queue, before: &str, is_holder: bool, deadline: Instant) -> Result<Woken> {
         let (client, sent) = (&self.session.client, self.session.now());
+        let mut states = client.state_watcher();
         let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
         let may_be_next = is_holder && !queue::has_record(&queue.children);
         let own = may_be_next.then(|| Box::pin(client.get_and_watch_data(&own_path)));
@@ -259,7 +139,11 @@ impl<'a> Acquisition<'a> {
             () = self.session.ended() => return Ok(Woken::Over),
         };
         match event {
-            Ok(event) if event.event_type == zk::EventType::NodeDeleted && is_next => Ok(Woken::Next),
+            Ok(event) if event.event_type == zk::EventType::NodeDeleted && is_next => {
+                let mut changed = std::pin::pin!(states.changed());
+                let reconnected = changed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+                Ok(if reconnected { Woken::Changed } else { Woken::Next })
+            }
             Ok(event) if event.event_type == zk::EventType::Session => Ok(Woken::Over),
             Ok(_) => Ok(Woken::Changed),
             Err(_) => Ok(Woken::Over),
@@ -322,16 +206,16 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Deletes a node of the lock; that it is not there is as good.
-    async fn delete(&self, node: &str) -> Result<(), Failure> {
+    pub(crate) async fn delete(&self, node: &str) -> Result<(), Failure> {
         self.session.delete(&format!("{}/{node}", self.lock), self.bound).await.map(drop)
     }
 
-    async fn list(&self) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn list(&self) -> Result<Vec<String>, Failure> {
         self.session.list(&self.lock, self.bound).await
     }
 
     /// The error of a request after which the claim may have a node.
-    fn doubtful(&self, failure: &Failure) -> Error {
+    pub(crate) fn doubtful(&self, failure: &Failure) -> Error {
         error::map(failure, Sent::Yes)
     }
 

@@ -27,11 +27,14 @@
 mod acquire;
 mod alone;
 mod config;
+mod connect;
+mod enter;
 mod error;
 mod fence;
 mod inspect;
 mod link;
 mod name;
+mod nodes;
 mod proof;
 mod queue;
 mod release;

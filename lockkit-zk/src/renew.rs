@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Claim, Error, ErrorKind, Fence, Hold, LossReason, Moment, Renewal, Renewed, Result, Token};
+use lockkit_core::{Claim, Error, Fence, Hold, LossReason, Moment, Renewal, Renewed, Result, Token};
 use zookeeper_client::{self as zk, OneshotWatcher, Stat};
 
 use crate::{
@@ -110,8 +110,7 @@ impl<'a> Plan<'a> {
                 link.forget(&claim.token);
                 return Ok(Renewed::Lost(LossReason::SessionEnded));
             }
-            let reason = why_not(session, claim, bound).await;
-            return reason.map(Renewed::Lost).map_err(|failure| error::map(&failure, Sent::ReadOnly));
+            return lose(session, claim, bound).await;
         };
         let outcome = self.check(session, check, asked, bound).await;
         if session.is_over() {
@@ -120,13 +119,12 @@ impl<'a> Plan<'a> {
         }
         if outcome.as_ref().is_err_and(|failure| failure.is(&zk::Error::NoNode)) {
             session.update(&claim.token, |claimed| claimed.stage = Stage::Gone);
-            let reason = why_not(session, claim, bound).await;
-            return reason.map(Renewed::Lost).map_err(|failure| error::map(&failure, Sent::ReadOnly));
+            return lose(session, claim, bound).await;
         }
         outcome.and_then(|()| alive.clone()).map_err(|failure| error::map(&failure, Sent::Yes))?;
         let mut grant = Grant { depth: self.renewal.depth, ..grant.clone() };
         if !set_grant(session, claim, node, &grant) {
-            return Ok(Renewed::Lost(LossReason::Gone));
+            return lose(session, claim, bound).await;
         }
         if let Some(floor) = self.renewal.fence_floor {
             self.raise(session, lock, node, &mut grant, floor, bound).await?;
@@ -187,6 +185,15 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Says that a claim does not hold its lock, and why. If its node is known to be gone it is forgotten.
+async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renewed> {
+    let reason = why_not(session, claim, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+    if session.claimed(&claim.token).is_some_and(|claimed| matches!(claimed.stage, Stage::Gone)) {
+        session.claims().remove(&claim.token);
+    }
+    Ok(Renewed::Lost(reason))
+}
+
 /// Waits for news of a node that is held. It does not keep the session alive.
 async fn mind(session: Weak<Session>, token: Token, node: Node, watcher: OneshotWatcher) {
     let event = watcher.changed().await;
@@ -210,48 +217,4 @@ fn set_grant(session: &Session, claim: &Claim, node: &Node, grant: &Grant) -> bo
         }
     });
     held
-}
-
-impl Session {
-    /// Reads the fence record of a lock that has one, and the version of its node.
-    pub(crate) async fn read_record(&self, lock: &str, bound: Duration) -> Result<(fence::Record, Option<i32>)> {
-        let path = format!("{lock}/{}", queue::FENCE);
-        let read = self.read(self.now(), bound, Box::pin(self.client.get_data(&path))).await;
-        let (data, stat) = read.map_err(|failure| error::map(&failure, Sent::Yes))?;
-        let odd = || Error::new(ErrorKind::Unexpected, "the fence record of the lock is not one").unknown_effect();
-        Ok((fence::Record::parse(&data).ok_or_else(odd)?, Some(stat.version)))
-    }
-
-    /// Writes the fence record of a lock, of which `version` is known, together with the data of the holder's node: both
-    /// or none.
-    pub(crate) async fn write_record(
-        &self,
-        lock: &str,
-        record: fence::Record,
-        version: Option<i32>,
-        own: (&str, crate::value::Value),
-        bound: Duration,
-    ) -> Result<()> {
-        let failed = |failure: Failure| error::map(&failure, Sent::Yes);
-        let (path, text) = (format!("{lock}/{}", queue::FENCE), record.text());
-        let mut both = self.client.new_multi_writer();
-        match version {
-            Some(_) => both.add_set_data(&path, text.as_bytes(), version),
-            None => both.add_create(&path, text.as_bytes(), &self.options(zk::CreateMode::Persistent)),
-        }
-        .and_then(|()| both.add_set_data(&format!("{lock}/{}", own.0), own.1.text().as_bytes(), None))
-        .map_err(|e| failed(e.into()))?;
-        let sent = self.now();
-        let written = both.commit();
-        let written = Box::pin(async move { written.await.map_err(zk::Error::from) });
-        match self.write(sent, bound, written).await {
-            Ok(_) => Ok(()),
-            Err(failure) if failure.is_answer() => {
-                // Another holder wrote it: the lock is not ours any more, or will not be for long.
-                let taken = Error::new(ErrorKind::Unavailable, "the lock changed hands while its fence was settled");
-                Err(taken.unknown_effect())
-            }
-            Err(failure) => Err(failed(failure)),
-        }
-    }
 }

@@ -7,7 +7,10 @@
 use std::{
     collections::{HashMap, HashSet},
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,15 +22,10 @@ use tokio::{
 };
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, CreateOptions, StateWatcher};
 
-use crate::{
-    alone::Alone,
-    config::ZkConfig,
-    error::{self, Failure, Sent},
-    name::Names,
-    proof::Proof,
-    queue,
-    value::Value,
-};
+use crate::{alone::Alone, config::ZkConfig, connect, error::Failure, name::Names, proof::Proof, value::Value};
+
+/// How often a session looks for what it left behind after the outcome of a creation was not known.
+const SWEEPS: u32 = 3;
 
 /// A session, alive or over.
 pub(crate) struct Session {
@@ -48,6 +46,8 @@ pub(crate) struct Session {
     /// Whether the session's own node was made.
     own_node: Mutex<bool>,
     task: OnceLock<AbortHandle>,
+    /// How many of the next signs of life are to look for nodes that were left behind.
+    sweeps: AtomicU32,
 }
 
 /// The claims that were granted in sessions that are over, until somebody was told.
@@ -113,7 +113,7 @@ impl Session {
     /// Establishes a session. It lives on its own from then on, until it is dropped or over.
     pub(crate) async fn open(config: &ZkConfig, names: Names, past: Arc<Past>) -> Result<Arc<Self>> {
         let opened = config.clock.now();
-        let client = connect(config).await?;
+        let client = connect::connect(config).await?;
         let timeout = client.session_timeout();
         let session = Arc::new(Self {
             id: client.session_id().0,
@@ -130,6 +130,7 @@ impl Session {
             signs: watch::Sender::new(None),
             own_node: Mutex::default(),
             task: OnceLock::new(),
+            sweeps: AtomicU32::new(0),
             client,
         });
         let states = session.client.state_watcher();
@@ -231,72 +232,6 @@ impl Session {
         answer
     }
 
-    /// Makes a node and all that is missing above it, as containers, which the servers remove when they are empty.
-    pub(crate) async fn make_directory(&self, path: &str) -> Result<()> {
-        let options = self.options(CreateMode::Container);
-        let made = self.write(self.now(), self.timeout, Box::pin(self.client.mkdir(path, &options))).await;
-        made.map_err(|failure| error::map(&failure, Sent::ReadOnly))
-    }
-
-    /// The children of a lock; none if it has no directory.
-    pub(crate) async fn list(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
-        let sent = self.now();
-        match self.read(sent, bound, Box::pin(self.client.list_children(lock))).await {
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
-            other => other,
-        }
-    }
-
-    /// The children of a lock, after all that was asked of it before, on whatever connection, has been decided.
-    ///
-    /// After a lost connection the next server may not have heard yet of what the last one was asked to do. The leader,
-    /// asked to catch up with, has: since the session moved, it refuses what the last one still sends it.
-    pub(crate) async fn list_settled(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
-        let caught_up = Box::pin(self.client.sync(lock));
-        let listed = self.list(lock, bound);
-        let (caught_up, listed) = tokio::join!(self.read(self.now(), bound, caught_up), listed);
-        caught_up.and(listed)
-    }
-
-    /// Deletes a node; tells whether it was there.
-    pub(crate) async fn delete(&self, path: &str, bound: Duration) -> Result<bool, Failure> {
-        match self.write(self.now(), bound, Box::pin(self.client.delete(path, None))).await {
-            Ok(()) => Ok(true),
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// Replaces the directory of a lock by a new one, whose sequence numbers start over, if nobody is in it. Its fence
-    /// record moves along, in the same transaction. Tells whether it was done, by us or by another.
-    pub(crate) async fn renew_directory(&self, lock: &str, bound: Duration) -> Result<bool> {
-        let failed = |failure: Failure| error::map(&failure, Sent::ReadOnly);
-        let record_path = format!("{lock}/{}", queue::FENCE);
-        let record = self.read(self.now(), bound, Box::pin(self.client.get_data(&record_path))).await;
-        let mut all = self.client.new_multi_writer();
-        let planned = match record {
-            Ok((data, stat)) => all
-                .add_delete(&record_path, Some(stat.version))
-                .and_then(|()| all.add_delete(lock, None))
-                .and_then(|()| all.add_create(lock, b"", &self.options(CreateMode::Container)))
-                .and_then(|()| all.add_create(&record_path, &data, &self.options(CreateMode::Persistent))),
-            Err(failure) if failure.is(&zk::Error::NoNode) => all.add_delete(lock, None),
-            Err(failure) => return Err(failed(failure)),
-        };
-        planned.map_err(|e| failed(e.into()))?;
-        let sent = self.now();
-        let done = all.commit();
-        let done = Box::pin(async move { done.await.map_err(zk::Error::from) });
-        match self.write(sent, bound, done).await {
-            Ok(_) => Ok(true),
-            // Somebody is in it.
-            Err(failure) if failure.is(&zk::Error::NotEmpty) => Ok(false),
-            // Another was faster.
-            Err(failure) if failure.is_answer() => Ok(true),
-            Err(failure) => Err(failed(failure)),
-        }
-    }
-
     /// Makes sure that the last proof of life is recent, with one request for all who ask at the same time.
     pub(crate) async fn sign_of_life(&self) -> Result<(), Failure> {
         if lock(&self.proof).is_fresh(self.now()) {
@@ -315,6 +250,11 @@ impl Session {
         timeout(self.timeout, sign).await.unwrap_or(Err(Failure::TimedOut(self.timeout)))
     }
 
+    /// Takes note that the outcome of a creation is not known.
+    pub(crate) fn is_in_doubt(&self) {
+        self.sweeps.store(SWEEPS, Ordering::Relaxed);
+    }
+
     /// Gives a sign of life: a write if anything depends on the session, else a read.
     async fn pulse(&self) {
         let sent = self.now();
@@ -324,7 +264,12 @@ impl Session {
             let path = self.names.root();
             self.read(sent, self.timeout, Box::pin(self.client.check_stat(path))).await.map(drop)
         };
+        let settled = sign.is_ok();
         self.signs.send_replace(Some(sign));
+        if settled && self.sweeps.load(Ordering::Relaxed) > 0 && self.sweep(self.timeout).await.is_ok() {
+            // Set again meanwhile, it is one less than it could be.
+            self.sweeps.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Writes to the session's own node. If the node is not this session's, neither is any other: a server may answer a
@@ -379,40 +324,6 @@ impl Session {
 
 /// The answer to a request that has been sent.
 pub(crate) type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, zk::Error>> + Send + 'a>>;
-
-async fn connect(config: &ZkConfig) -> Result<Client> {
-    let mut connector = Client::connector()
-        .with_session_timeout(config.session)
-        .with_connection_timeout(config.timeout * 2)
-        // The core tries again, and knows for how long.
-        .with_fail_eagerly();
-    if let Some((scheme, credentials)) = &config.auth {
-        connector = connector.with_auth(scheme, credentials);
-    }
-    let servers = config.connect_string();
-    #[cfg(feature = "tls")]
-    if let Some(tls) = &config.tls {
-        let connector = connector.with_tls(tls_options(tls)?);
-        let client = connector.secure_connect(&servers).await;
-        return client.map_err(|e| error::map(&Failure::Driver(e), Sent::ReadOnly));
-    }
-    connector.connect(&servers).await.map_err(|e| error::map(&Failure::Driver(e), Sent::ReadOnly))
-}
-
-#[cfg(feature = "tls")]
-fn tls_options(tls: &crate::config::Tls) -> Result<zk::TlsOptions> {
-    use lockkit_core::{Error, ErrorKind};
-    let read = |path: &std::path::Path| {
-        let wrong = |e| Error::new(ErrorKind::InvalidInput, format!("can't read {}", path.display())).with_source(e);
-        std::fs::read_to_string(path).map_err(wrong)
-    };
-    let wrong = |e: zk::Error| Error::new(ErrorKind::InvalidInput, "the PEM files are not usable").with_source(e);
-    let mut options = zk::TlsOptions::new().with_pem_ca(&read(&tls.ca)?).map_err(wrong)?;
-    if let Some((cert, key)) = &tls.identity {
-        options = options.with_pem_identity(&read(cert)?, &read(key)?).map_err(wrong)?;
-    }
-    Ok(options)
-}
 
 /// The task of a session: it notices its end, and gives signs of life. It keeps the session alive only while it works.
 async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify>, pause: Duration) {

@@ -37,7 +37,7 @@ fn main() -> ExitCode {
             let case = *case;
             let trial = Trial::test(name, move || {
                 let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-                let outcome = runtime.block_on(Setting::new(client, case));
+                let outcome = runtime.block_on(Setting::run(client, case));
                 runtime.shutdown_background();
                 Ok(outcome.map_err(|e| e.to_string())?)
             });
@@ -148,7 +148,8 @@ struct Setting {
 }
 
 impl Setting {
-    async fn new(client: Client, case: Case) -> Result<(), BoxError> {
+    /// Runs a case on a server of its own.
+    async fn run(client: Client, case: Case) -> Result<(), BoxError> {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?;
         let locker = connect(&server).await?;
         let other = Other::start(client, &server)?;
