@@ -10,3 +10,14 @@ pub use crate::connect::{connect, open};
 
 #[cfg(feature = "redis")]
 pub use lockkit_redis as redis;
+
+/// The examples of the documentation, compiled and run.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../docs/writing-a-backend.md")]
+    mod writing_a_backend {}
+    #[doc = include_str!("../docs/observability.md")]
+    mod observability {}
+}

@@ -7,10 +7,14 @@ use std::{
 
 use lockkit::{Error, ErrorKind};
 
+/// A lock let two in at once, or a compliance case failed.
+pub(crate) const VIOLATED: u8 = 1;
 /// Bad usage or bad input.
 pub(crate) const USAGE: u8 = 64;
 /// The store can't be used now.
 pub(crate) const UNAVAILABLE: u8 = 69;
+/// A worker process of `race` or `compare` failed for a reason of its own.
+pub(crate) const SOFTWARE: u8 = 70;
 /// The lease was lost while CMD ran; or the output could not be written.
 pub(crate) const LOST: u8 = 74;
 /// Another holder has the lock.
@@ -22,20 +26,23 @@ pub(crate) const NOT_FOUND: u8 = 127;
 
 /// All exit codes, for the help and the manual.
 pub(crate) const CODES: &str = "   0  done (run: CMD's own)
+   1  race, compare: a lock let two in at once, or a compliance case failed
   64  bad usage or bad input
   69  the store can't be used: unreachable, no answer, access denied
+  70  race, compare: a worker process failed
   74  run: the lease was lost while CMD ran, its work may have overlapped with another's;
       otherwise: the output could not be written
   75  the lock was not acquired, or not held by the token to break
  126  run: CMD can't be executed
  127  run: there is no such CMD
-128+N run: CMD was killed by signal N, or lockkit by N while it waited for the lock";
+128+N run: CMD was killed by signal N, or lockkit by N while it waited for the lock;
+      race, compare: interrupted by signal N";
 
 /// How a verb ended: the exit code, or what to say first.
 pub(crate) type Outcome = Result<u8, Failure>;
 
 /// An exit code and the line that explains it.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     code: u8,
     message: String,
@@ -44,6 +51,14 @@ pub(crate) struct Failure {
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
+    }
+
+    pub(crate) fn code(&self) -> u8 {
+        self.code
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 
     /// The system refused something that it usually grants.

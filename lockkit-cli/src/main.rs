@@ -1,18 +1,27 @@
-//! The `lockkit` command: run programs under a lock, see who holds what, and free what is stuck.
+//! The `lockkit` command: run programs under a lock, see who holds what, free what is
+//! stuck, and compare stores.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("lockkit run keeps its promises with the help of Linux: parent-death signals, pidfds, /proc");
 
 mod break_lock;
+mod compare;
 mod completions;
+mod contention;
+mod crew;
 mod duration;
 mod exit;
+mod interrupt;
+mod ledger;
 mod ls;
 mod man;
+mod race;
 mod run;
 mod show;
 mod store;
+mod targets;
 mod who;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -34,8 +43,12 @@ enum Verb {
     Ls(ls::Args),
     Who(who::Args),
     Break(break_lock::Args),
+    Race(race::Args),
+    Compare(compare::Args),
     Completions(completions::Args),
     Man(man::Args),
+    #[command(name = worker::VERB, hide = true)]
+    Worker(worker::Args),
     #[command(name = run::exec::VERB, hide = true)]
     Exec(run::exec::Args),
     #[command(name = run::watchdog::VERB, hide = true)]
@@ -58,8 +71,11 @@ fn dispatch(verb: Verb) -> Outcome {
         Verb::Ls(args) => ls::run(&args),
         Verb::Who(args) => who::run(&args),
         Verb::Break(args) => break_lock::run(args),
+        Verb::Race(args) => race::run(args),
+        Verb::Compare(args) => compare::run(args),
         Verb::Completions(args) => completions::run(&args, Cli::command()),
         Verb::Man(args) => man::run(&args, Cli::command()),
+        Verb::Worker(args) => worker::run(args),
         Verb::Exec(args) => run::exec::run(&args),
         Verb::Watch(args) => run::watchdog::run(&args),
         Verb::Die => run::exec::die(),

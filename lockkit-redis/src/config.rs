@@ -1,6 +1,6 @@
 //! Where the server is and how to talk to it.
 
-use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock};
 use url::{Host, Url};
@@ -8,7 +8,7 @@ use url::{Host, Url};
 use crate::name::Names;
 
 /// The options that a URL may carry after `?`.
-const OPTIONS: &str = "prefix, timeout";
+const OPTIONS: &str = "prefix, timeout, ca";
 
 /// How to reach one Redis or Valkey server.
 ///
@@ -34,6 +34,7 @@ pub struct RedisConfig {
     pub(crate) username: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) tls: bool,
+    pub(crate) ca: Option<PathBuf>,
     pub(crate) prefix: String,
     pub(crate) timeout: Duration,
     pub(crate) clock: Arc<dyn Clock>,
@@ -57,13 +58,14 @@ impl RedisConfig {
             username: None,
             password: None,
             tls: false,
+            ca: None,
             prefix: Self::PREFIX.to_owned(),
             timeout: Self::TIMEOUT,
             clock: Arc::new(SystemClock),
         }
     }
 
-    /// Reads `redis://[user[:password]@]host[:port][/database][?prefix=lockkit:&timeout=2s]`.
+    /// Reads `redis://[user[:password]@]host[:port][/database][?prefix=lockkit:&timeout=2s&ca=file]`.
     ///
     /// The scheme is `redis` or `valkey`; `rediss` or `valkeys` for TLS. User and password are percent-decoded.
     ///
@@ -103,6 +105,7 @@ impl RedisConfig {
             match &*option {
                 "prefix" => self.prefix = value.into_owned(),
                 "timeout" => self.timeout = duration(&value)?,
+                "ca" => self.ca = Some(PathBuf::from(&*value)),
                 _ => return Err(invalid(format!("no option {option:?}; there are: {OPTIONS}"))),
             }
             seen.push(option);
@@ -135,6 +138,13 @@ impl RedisConfig {
     #[must_use]
     pub fn tls(mut self, tls: bool) -> Self {
         self.tls = tls;
+        self
+    }
+
+    /// The file with the certificates, in PEM, of the authorities to trust with TLS; the public ones otherwise.
+    #[must_use]
+    pub fn ca(mut self, file: impl Into<PathBuf>) -> Self {
+        self.ca = Some(file.into());
         self
     }
 
@@ -179,6 +189,9 @@ impl RedisConfig {
         if self.username.is_some() && self.password.is_none() {
             return Err(invalid("a user needs a password"));
         }
+        if self.ca.is_some() && !self.tls {
+            return Err(invalid("an authority is of use only with TLS: rediss://"));
+        }
         if self.tls && !cfg!(feature = "tls") {
             return Err(invalid("TLS needs the feature \"tls\" of lockkit or lockkit-redis"));
         }
@@ -203,6 +216,7 @@ impl fmt::Debug for RedisConfig {
             .field("username", &self.username)
             .field("password", &self.password.as_ref().map(|_| ".."))
             .field("tls", &self.tls)
+            .field("ca", &self.ca)
             .field("prefix", &self.prefix)
             .field("timeout", &self.timeout)
             .field("clock", &self.clock)
@@ -273,7 +287,8 @@ mod tests {
             ("redis:///0", "no host"),
             ("redis://u:hunter2@h:99999", "not a URL"),
             ("redis://u:hunter2@h/x", "database"),
-            ("redis://u:hunter2@h/0?retry=1", "prefix, timeout"),
+            ("redis://u:hunter2@h/0?retry=1", "prefix, timeout, ca"),
+            ("redis://u:hunter2@h/0?ca=x", "rediss"),
             ("redis://u:hunter2@h?prefix=a&prefix=b", "twice"),
             ("redis://u:hunter2@h?prefix={a}", "braces"),
             ("redis://u:hunter2@h?timeout=0s", "250ms"),

@@ -1,5 +1,7 @@
 //! From the driver's errors to lockkit's: the one place that knows them.
 
+use std::io;
+
 use lockkit_core::{Error, ErrorKind, LockKey};
 use redis::{RedisError, ServerErrorKind};
 
@@ -22,11 +24,7 @@ pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
     let (kind, message) = match error.kind() {
         redis::ErrorKind::Io => {
             let kind = if error.is_timeout() { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
-            let message = match std::error::Error::source(error) {
-                Some(source) => source.to_string(),
-                None => error.to_string(),
-            };
-            return with_effect(Error::new(kind, one_line(&message)), sent).with_source(error.clone());
+            return with_effect(Error::new(kind, one_line(&error.to_string())), sent).with_source(error.clone());
         }
         redis::ErrorKind::AuthenticationFailed => (ErrorKind::Denied, "the server refused the login".to_owned()),
         redis::ErrorKind::RESP3NotSupported => {
@@ -43,6 +41,17 @@ pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
         }
     };
     Error::new(kind, message).with_source(error.clone())
+}
+
+/// Maps an error of opening the stream, before anything was sent. Those of TLS are not transient.
+pub(crate) fn map_open(error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::TimedOut => ErrorKind::TimedOut,
+        io::ErrorKind::InvalidInput => ErrorKind::InvalidInput,
+        io::ErrorKind::InvalidData => ErrorKind::Denied,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, one_line(&error.to_string())).with_source(error)
 }
 
 /// Names an error that the server answered, by its code. Without effect.
@@ -132,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_broken_connection_leaves_the_effect_open_once_something_was_sent() {
-        let io = RedisError::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+        let io = RedisError::from(io::Error::from(io::ErrorKind::ConnectionReset));
         for (sent, effect) in [(Sent::No, Effect::None), (Sent::ReadOnly, Effect::None), (Sent::Yes, Effect::Unknown)] {
             let error = map(&io, sent);
             assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, effect));

@@ -35,6 +35,9 @@ mod renew;
 mod scripts;
 mod server;
 mod store;
+mod stream;
+#[cfg(feature = "tls")]
+mod tls;
 mod value;
 mod wake;
 

@@ -69,7 +69,6 @@ impl RedisStore {
     pub fn new(config: RedisConfig) -> Result<Self> {
         let names = config.check()?;
         let wake = Arc::new(Wake::default());
-        let link = Link::new(&config, Arc::clone(&wake))?;
         let info = StoreInfo {
             scheme: "redis",
             name: config.display_name().into(),
@@ -82,9 +81,11 @@ impl RedisStore {
                 fencing: Fencing::Hybrid,
                 max_key_bytes: LockKey::MAX_BYTES,
             },
-            clock: config.clock,
+            clock: Arc::clone(&config.clock),
         };
-        Ok(Self { info, names, link, wake, timeout: config.timeout, warnings: Vec::new() })
+        let timeout = config.timeout;
+        let link = Link::new(config, Arc::clone(&wake));
+        Ok(Self { info, names, link, wake, timeout, warnings: Vec::new() })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).

@@ -37,11 +37,15 @@ if first == 1 or first <= floor then
   first = math.max(ARGV[6] and 0 or now, floor + 1)
   last = first + span - 1
   local seconds = 604800 + math.max(0, math.ceil((last - now) / 1000000))
-  call('SET', counter, string.format('%.0f', last), 'EX', string.format('%.0f', seconds))
+  local text = string.format('%.0f', last)
+  if text ~= string.format('%d', last) then
+    return redis.error_reply('LOCKKIT the server is a 32-bit build; its scripts can not spell a fence')
+  end
+  call('SET', counter, text, 'EX', string.format('%.0f', seconds))
 end
 if last > 9007199254740991 then
   return redis.error_reply('LOCKKIT the fence counter is beyond 2^53')
 end
 
-call('SET', lock, string.format('%s%.0f%s', head, first, ARGV[3]), 'PX', ttl)
+call('SET', lock, string.format('%s%d%s', head, first, ARGV[3]), 'PX', ttl)
 return first

@@ -42,7 +42,7 @@ async fn a_restarted_server_is_found_again_and_fences_go_on() {
     let error = attempt(&store, &claim("a")).await.expect_err("down");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
     assert!(error.message().contains("refused"), "{error}");
-    assert!(started.elapsed() < Duration::from_millis(200), "fails fast");
+    assert!(started.elapsed() < Duration::from_secs(1), "fails fast");
     server.restart();
     assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Gone);
     let after = hold(&store, &claim("a")).await;
@@ -71,7 +71,7 @@ async fn a_request_under_way_when_the_server_dies_has_an_unknown_effect() {
 #[tokio::test]
 async fn a_frozen_server_times_out_and_the_release_runs_behind() {
     let server = Server::start();
-    let store = RedisStore::connect(server.config().timeout(Duration::from_millis(100))).await.expect("connect");
+    let store = RedisStore::connect(server.config().timeout(Duration::from_millis(500))).await.expect("connect");
     let mine = claim("a");
     // Once, so that the server knows the script: a request by an unknown hash would have no effect to undo.
     hold(&store, &claim("b")).await;
@@ -79,7 +79,7 @@ async fn a_frozen_server_times_out_and_the_release_runs_behind() {
     let started = Instant::now();
     let error = attempt(&store, &mine).await.expect_err("frozen");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown), "{error}");
-    assert!(started.elapsed() < Duration::from_millis(200));
+    assert!(started.elapsed() < Duration::from_secs(2));
     let (release, ()) = tokio::join!(store.release(&mine), async {
         tokio::time::sleep(Duration::from_millis(30)).await;
         server.signal("-CONT");
@@ -98,7 +98,7 @@ async fn a_short_ttl_shortens_the_bound() {
     let started = Instant::now();
     let error = store.acquire(&short).await.expect_err("frozen");
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(started.elapsed() < Duration::from_millis(150));
+    assert!(started.elapsed() < Duration::from_secs(1), "not the two seconds of the store");
     server.signal("-CONT");
 }
 
@@ -107,7 +107,7 @@ async fn a_short_ttl_shortens_the_bound() {
 async fn a_black_hole_is_left_behind() {
     let server = Server::start();
     let (front, hole) = proxy(port(&server)).await;
-    let config = lockkit_redis::RedisConfig::new("127.0.0.1", front).timeout(Duration::from_millis(100));
+    let config = lockkit_redis::RedisConfig::new("127.0.0.1", front).timeout(Duration::from_millis(400));
     let store = Arc::new(RedisStore::connect(config).await.expect("connect"));
     let mine = claim("a");
     hold(&store, &mine).await;
@@ -115,6 +115,7 @@ async fn a_black_hole_is_left_behind() {
     let (waiter, wanted) = (Arc::clone(&store), request(&claim("a"), TTL));
     let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
     eventually("a subscription", || subscribers(&mut server.raw(), "a") == 1).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
     hole.send_replace(true);
     // A burst that times out together counts once.
     let burst = tokio::join!(attempt(&store, &mine), attempt(&store, &mine), attempt(&store, &mine));

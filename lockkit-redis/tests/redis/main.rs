@@ -6,4 +6,6 @@ mod contract;
 mod faults;
 mod inspect;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
 mod waiting;

