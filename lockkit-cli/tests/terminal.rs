@@ -20,7 +20,7 @@ fn cmd_reads_from_the_terminal() {
 #[test]
 fn ctrl_c_reaches_cmd_once() {
     let (redis, line) = (Redis::start(), Line::new());
-    let script = "exec 3>$LINE; trap 'echo int >&3' INT; trap 'exit 9' USR1; echo up >&3; echo $$ >&3; while :; do read x <$GO; done";
+    let script = "exec 3>$LINE; trap 'echo int >&3; sleep 0.1' INT; trap 'exit 9' USR1; echo up >&3; echo $$ >&3; while :; do read x <$GO; done";
     let mut terminal = Terminal::start(
         &redis,
         &line,
@@ -90,7 +90,7 @@ fn the_token_is_asked_for() {
 
     let mut terminal = Terminal::start(&redis, &line, "$LOCKKIT break k");
     terminal.await_text("token to break: ");
-    assert!(terminal.screen.contains(&token), "{}", terminal.screen);
+    assert!(terminal.screen().contains(&token), "{}", terminal.screen());
     terminal.typed(&format!("{token}\n"));
     terminal.await_text("broke k");
     assert_eq!(terminal.end().0, 0);

@@ -10,7 +10,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, getpgid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
 };
 
-use super::signals;
+use super::signals::{self, Route};
 
 /// How often what was killed is looked for again.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -30,17 +30,14 @@ pub(super) struct Targets {
 }
 
 impl Targets {
-    /// Passes on a signal that this process got: one that is meant to end to all of them, another to CMD alone.
+    /// Passes on a signal that this process got.
     pub(super) fn forward(&self, signal: Signal) {
-        match signal {
-            // The terminal has sent it to CMD too, and twice Ctrl-C often means: drop everything.
-            Signal::INT | Signal::QUIT if !self.own_group && signals::in_foreground() => {}
-            Signal::USR1 | Signal::USR2 => {
-                if let Some(leader) = self.leader {
-                    let _ = kill_process(leader, signal);
-                }
+        match (Route::of(signal, self.own_group, signals::in_foreground()), self.leader) {
+            (Route::All, _) => self.signal(signal),
+            (Route::Leader, Some(leader)) => {
+                let _ = kill_process(leader, signal);
             }
-            _ => self.signal(signal),
+            (Route::Leader, None) | (Route::Nobody, _) => {}
         }
     }
 

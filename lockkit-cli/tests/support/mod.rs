@@ -8,6 +8,7 @@ mod terminal;
 use std::{
     fs::File,
     io::{BufRead, BufReader, Read, Write},
+    os::unix::fs::OpenOptionsExt,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
@@ -176,9 +177,14 @@ impl Line {
     }
 
     /// Lets a script go on that waits at `read x <$GO`.
+    #[track_caller]
     pub(crate) fn go(&self) {
-        let mut go = File::options().write(true).open(self.dir.path().join("go")).unwrap();
-        go.write_all(b"go\n").unwrap();
+        let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        // Refused for as long as nobody reads.
+        eventually("somebody who waits for go", || {
+            let go = File::options().write(true).custom_flags(nonblock).open(self.dir.path().join("go"));
+            go.is_ok_and(|mut go| go.write_all(b"go\n").is_ok())
+        });
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     process::{Child, Command, Stdio},
-    time::Instant,
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
 };
 
 use super::{Line, PATIENCE, Redis};
@@ -11,7 +11,8 @@ use super::{Line, PATIENCE, Redis};
 /// A shell command line in a terminal of its own.
 pub(crate) struct Terminal {
     child: Child,
-    pub(crate) screen: String,
+    shown: Receiver<String>,
+    screen: String,
 }
 
 impl Terminal {
@@ -21,8 +22,18 @@ impl Terminal {
         command.args(["-qefc", script, "/dev/null"]).env("LOCKKIT_STORE", redis.url()).env("SHELL", "/bin/sh");
         command.env("LOCKKIT", env!("CARGO_BIN_EXE_lockkit"));
         line.give(&mut command);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script, of util-linux");
-        Self { child, screen: String::new() }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script, of util-linux");
+        let mut output = child.stdout.take().unwrap();
+        let (show, shown) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut chunk = [0; 256];
+            while let Ok(length @ 1..) = output.read(&mut chunk) {
+                if show.send(String::from_utf8_lossy(&chunk[..length]).into_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, shown, screen: String::new() }
     }
 
     pub(crate) fn typed(&mut self, keys: &str) {
@@ -30,19 +41,37 @@ impl Terminal {
     }
 
     /// Waits until the screen shows something.
+    #[track_caller]
     pub(crate) fn await_text(&mut self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
-        let mut chunk = [0; 256];
         while !self.screen.contains(text) {
-            assert!(Instant::now() < deadline, "{:?}", self.screen);
-            let length = self.child.stdout.as_mut().unwrap().read(&mut chunk).unwrap();
-            assert!(length > 0, "the terminal was closed: {:?}", self.screen);
-            self.screen.push_str(&String::from_utf8_lossy(&chunk[..length]));
+            match self.shown.recv_timeout(PATIENCE) {
+                Ok(shown) => self.screen.push_str(&shown),
+                Err(error) => panic!("no {text:?}, {error}: {:?}", self.screen),
+            }
         }
     }
 
+    pub(crate) fn screen(&self) -> &str {
+        &self.screen
+    }
+
+    /// The exit code, and all that was shown.
+    #[track_caller]
     pub(crate) fn end(mut self) -> (i32, String) {
-        self.child.stdout.take().unwrap().read_to_string(&mut self.screen).unwrap();
-        (self.child.wait().unwrap().code().unwrap(), self.screen)
+        loop {
+            match self.shown.recv_timeout(PATIENCE) {
+                Ok(shown) => self.screen.push_str(&shown),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("no end: {:?}", self.screen),
+            }
+        }
+        (self.child.wait().unwrap().code().unwrap(), std::mem::take(&mut self.screen))
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
