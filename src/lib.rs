@@ -8,5 +8,20 @@ pub use lockkit_core::*;
 
 pub use crate::connect::{connect, open};
 
+#[cfg(feature = "mysql")]
+pub use lockkit_mysql as mysql;
 #[cfg(feature = "redis")]
 pub use lockkit_redis as redis;
+#[cfg(feature = "zk")]
+pub use lockkit_zk as zk;
+
+/// The examples of the documentation, compiled and run.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../README.md")]
+    mod readme {}
+    #[doc = include_str!("../docs/writing-a-backend.md")]
+    mod writing_a_backend {}
+    #[doc = include_str!("../docs/observability.md")]
+    mod observability {}
+}

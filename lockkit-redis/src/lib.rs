@@ -1,1 +1,46 @@
-//! x
+//! Locks on one Redis 6.2+ or Valkey server.
+//!
+//! ```no_run
+//! use lockkit_redis::RedisStore;
+//!
+//! # async fn connect() -> lockkit_core::Result<()> {
+//! let store = RedisStore::from_url("redis://127.0.0.1:6379/0?prefix=shop:").await?;
+//! for warning in store.warnings() {
+//!     eprintln!("{warning}");
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A lock is a plain string with a time to live, set and deleted by Lua scripts, each one atomic step and one round
+//! trip. So other clients that use `SET key value NX PX ttl` exclude us, and we them (see [`RedisConfig::prefix`]).
+//!
+//! - **Exclusion** holds as long as the server keeps its data and its clock is not set forward. A restart without
+//!   persistence, a failover to a replica, or eviction can give a lock away while it is held: check the fence at the
+//!   resource.
+//! - **Fences** are a counter per lock that starts at the server's clock in microseconds, so they grow even when the
+//!   server lost its data, unless its clock was set back as well.
+//! - **Waiting** is by subscription: a release wakes the waiters within about a millisecond, without polling.
+//! - **Failures** are errors: an operation that got no answer never pretends that the lock is free, held or lost. One
+//!   connection serves the whole store; it is made when it is needed and replaced when it is dead.
+//!
+//! The layout of the keys is described in `docs/backends/redis.md`.
+
+mod config;
+mod error;
+mod inspect;
+mod link;
+mod name;
+mod renew;
+mod scripts;
+mod server;
+mod store;
+mod stream;
+mod timer;
+#[cfg(feature = "tls")]
+mod tls;
+mod value;
+mod wake;
+
+pub use config::RedisConfig;
+pub use store::RedisStore;

@@ -20,6 +20,8 @@ pub(crate) struct Lease {
     pub(crate) id: u64,
     pub(crate) claim: Claim,
     pub(crate) terms: Terms,
+    /// How long the lease lasts without renewal: the ttl asked for, or what the session gives.
+    pub(crate) ttl: Duration,
     /// The fence of this holder.
     pub(crate) fence: Fence,
     /// How many fences of the grant are left to hand out after this one.
@@ -38,16 +40,14 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Option<Duration>,
 }
 
-impl Terms {
-    /// What must be left of a lease for it to be worth having: a quarter of its ttl, and at least 20 ms.
-    pub(crate) fn useful(&self) -> Duration {
-        (self.ttl / 4).max(Duration::from_millis(20))
-    }
+/// What must be left of a lease for it to be worth having: a quarter of its ttl, and at least 20 ms.
+pub(super) fn useful(ttl: Duration) -> Duration {
+    (ttl / 4).max(Duration::from_millis(20))
+}
 
-    /// How long one renewal may take: a sixth of the ttl, so that two more fit before the deadline, and at most 3 s.
-    pub(crate) fn renewal_timeout(&self) -> Duration {
-        (self.ttl / 6).min(Duration::from_secs(3))
-    }
+/// How long one renewal may take: a sixth of the ttl, so that two more fit before the deadline, and at most 3 s.
+pub(super) fn renewal_timeout(ttl: Duration) -> Duration {
+    (ttl / 6).min(Duration::from_secs(3))
 }
 
 #[derive(Debug)]
@@ -89,13 +89,14 @@ pub(crate) enum Due {
 }
 
 impl Lease {
-    pub(crate) fn new(id: u64, hold: Hold, terms: Terms, since: Moment, seat: Option<Seat>) -> Self {
+    pub(crate) fn new(id: u64, hold: Hold, terms: Terms, ttl: Duration, since: Moment, seat: Option<Seat>) -> Self {
         let hold_limit = terms.max_hold.map(|limit| since + limit);
-        let deadline = hold.until - drift(terms.ttl);
+        let deadline = hold.until - drift(ttl);
         Self {
             id,
             claim: hold.claim,
             terms,
+            ttl,
             fence: hold.fence,
             spare_fences: hold.span.saturating_sub(1),
             since,
@@ -118,6 +119,7 @@ impl Lease {
             id,
             claim: self.claim.clone(),
             terms,
+            ttl: self.ttl,
             fence: self.fence.offset(1),
             spare_fences: self.spare_fences - 1,
             since: now,
@@ -201,23 +203,23 @@ impl State {
 
     /// Records a successful renewal. A reply that comes after the deadline changes nothing: by then the guard has
     /// been told, or will be at its next use, that the lease is lost.
-    pub(crate) fn extend(&mut self, until: Moment, terms: &Terms, now: Moment) {
+    pub(crate) fn extend(&mut self, until: Moment, ttl: Duration, now: Moment) {
         if !self.is_live() || now >= self.deadline() {
             return;
         }
         self.phase = Phase::Held;
         self.failures = 0;
-        self.deadline = self.deadline.max(until - drift(terms.ttl));
+        self.deadline = self.deadline.max(until - drift(ttl));
     }
 
     /// Records a failed renewal; returns when to try again: soon at first, then less often, at most a tenth of the
     /// ttl apart.
-    pub(crate) fn doubt(&mut self, terms: &Terms, now: Moment) -> Option<Moment> {
+    pub(crate) fn doubt(&mut self, ttl: Duration, now: Moment) -> Option<Moment> {
         if !self.is_live() {
             return None;
         }
         self.phase = Phase::Suspect;
-        let longest = (terms.ttl / 10).max(Duration::from_millis(5));
+        let longest = (ttl / 10).max(Duration::from_millis(5));
         let pause = Duration::from_millis(100).saturating_mul(1 << self.failures.min(10)).min(longest);
         self.failures += 1;
         Some((now + pause).min(self.deadline()))
@@ -238,13 +240,13 @@ impl State {
 
     /// When a lease just granted or renewed is next looked at: after a third of what is left of it, up to 10 %
     /// sooner or later so that leases taken together drift apart, or at its end if it is not renewed.
-    pub(crate) fn schedule(&self, terms: &Terms, now: Moment, jitter: u32) -> Moment {
-        if !terms.renew {
+    pub(crate) fn schedule(&self, renew: bool, ttl: Duration, now: Moment, jitter: u32) -> Moment {
+        if !renew {
             return self.deadline();
         }
         let third = self.deadline.since(now) / 3;
         let pause = third * 9 / 10 + third / 5 * (jitter % 1024) / 1024;
-        on_grid(now + pause, terms.ttl).max(now).min(self.deadline())
+        on_grid(now + pause, ttl).max(now).min(self.deadline())
     }
 }
 
@@ -278,7 +280,7 @@ mod tests {
             mode: Mode::Exclusive,
         };
         let hold = Hold { claim, fence: Fence::new(7), span: 4, until: start() + terms.ttl, depth: 1 };
-        Lease::new(1, hold, terms, start(), None)
+        Lease::new(1, hold, terms, terms.ttl, start(), None)
     }
 
     #[test]
@@ -295,7 +297,7 @@ mod tests {
         let lease = lease(terms());
         let mut state = lease.state();
         assert!(state.lose(LossReason::Taken));
-        state.extend(start() + TTL * 2, &terms(), start() + Duration::from_secs(1));
+        state.extend(start() + TTL * 2, TTL, start() + Duration::from_secs(1));
         assert_eq!(state.phase(), Phase::Lost(LossReason::Taken));
         assert!(!state.lose(LossReason::Gone));
         assert_eq!(state.due(&terms(), start()), Due::Nothing);
@@ -305,7 +307,7 @@ mod tests {
     fn a_reply_after_the_deadline_comes_too_late() {
         let lease = lease(terms());
         let mut state = lease.state();
-        state.extend(start() + TTL * 3, &terms(), start() + TTL);
+        state.extend(start() + TTL * 3, TTL, start() + TTL);
         assert_eq!(state.look(start() + TTL), Some(LossReason::Expired));
     }
 
@@ -316,10 +318,10 @@ mod tests {
         let before = state.deadline();
         let mut now = start();
         for _ in 0..40 {
-            now = state.doubt(&terms(), now).expect("live");
+            now = state.doubt(TTL, now).expect("live");
         }
         assert_eq!((state.deadline(), now), (before, before));
-        state.extend(start() + TTL * 2, &terms(), start() + Duration::from_secs(1));
+        state.extend(start() + TTL * 2, TTL, start() + Duration::from_secs(1));
         assert!(state.is_sure());
         assert_eq!(state.deadline(), start() + TTL * 2 - drift(TTL));
     }
@@ -327,7 +329,7 @@ mod tests {
     #[test]
     fn unreachable_and_max_hold_are_told_apart() {
         let first = lease(terms());
-        first.state().doubt(&terms(), start());
+        first.state().doubt(TTL, start());
         assert_eq!(first.state().look(start() + TTL), Some(LossReason::Unreachable));
 
         let capped = Terms { max_hold: Some(Duration::from_secs(2)), ..terms() };
@@ -339,11 +341,10 @@ mod tests {
     fn renewals_come_at_a_third_and_share_a_grid() {
         let lease = lease(terms());
         let state = lease.state();
-        let soonest = state.schedule(&terms(), start(), 0).since(start());
-        let latest = state.schedule(&terms(), start(), 1023).since(start());
+        let soonest = state.schedule(true, TTL, start(), 0).since(start());
+        let latest = state.schedule(true, TTL, start(), 1023).since(start());
         assert!(soonest > TTL / 4 && latest < TTL * 2 / 5, "{soonest:?} {latest:?}");
-        let fixed = Terms { renew: false, ..terms() };
-        assert_eq!(state.schedule(&fixed, start(), 0), state.deadline());
+        assert_eq!(state.schedule(false, TTL, start(), 0), state.deadline());
         assert_eq!(
             on_grid(start() + Duration::from_millis(20), TTL),
             on_grid(start() + Duration::from_millis(21), TTL)

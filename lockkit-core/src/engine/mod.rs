@@ -7,6 +7,7 @@
 mod backoff;
 mod lease;
 mod local;
+mod poll;
 mod reaper;
 mod renew;
 mod wait;
@@ -29,11 +30,13 @@ pub(crate) use self::{
 };
 use self::{
     local::{Handed, LocalQueues, Seat, Turn},
+    poll::Poller,
     reaper::Outstanding,
     renew::Timers,
 };
 use crate::{
-    Error, ErrorKind, Event, Hold, HolderInfo, LockKey, LockStore, LossReason, Moment, Observer, Release, Result,
+    Error, ErrorKind, Event, Hold, HolderInfo, Liveness, LockKey, LockStore, LossReason, Moment, Observer, Release,
+    Result,
 };
 
 /// What a `Locker` can be told once, for all its locks.
@@ -51,6 +54,7 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     queues: Arc<LocalQueues>,
     timers: Arc<Timers>,
+    poller: Poller,
     outstanding: Outstanding,
     next_id: AtomicU64,
     closed: AtomicBool,
@@ -76,6 +80,7 @@ impl Engine {
             settings,
             queues: Arc::default(),
             timers: Arc::default(),
+            poller: Poller::default(),
             outstanding: Outstanding::default(),
             next_id: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -147,12 +152,17 @@ impl Engine {
         let now = self.now();
         let mut state = lease.state();
         if let Some(reason) = state.look(now) {
+            state.depth -= 1;
             drop(state);
             self.after_loss(lease, reason);
             return Ending::Lost(reason);
         }
         match state.phase() {
-            Phase::Lost(reason) => return Ending::Lost(reason),
+            Phase::Lost(reason) => {
+                // Counted down also now: an owner starts afresh when the last hold of a lost lease is gone.
+                state.depth -= 1;
+                return Ending::Lost(reason);
+            }
             Phase::Released => return Ending::Done,
             Phase::Held | Phase::Suspect => {}
         }
@@ -188,7 +198,7 @@ impl Engine {
         lease.spare_fences > 0
             && state.seat.is_some()
             && state.is_sure()
-            && state.deadline().since(now) >= lease.terms.useful()
+            && state.deadline().since(now) >= lease::useful(lease.ttl)
     }
 
     async fn release_at_store(self: &Arc<Self>, lease: &Lease, seat: Option<Seat>) -> Result<Option<LossReason>> {
@@ -221,7 +231,11 @@ impl Engine {
     /// Makes a grant a lease of this process.
     fn admit(self: &Arc<Self>, hold: Hold, terms: Terms, seat: Option<Seat>) -> Arc<Lease> {
         let now = self.now();
-        let lease = Arc::new(Lease::new(self.next_id(), hold, terms, now, seat));
+        let ttl = match self.store.info().capability.liveness {
+            Liveness::Ttl { .. } => terms.ttl,
+            Liveness::Session => hold.until.since(now),
+        };
+        let lease = Arc::new(Lease::new(self.next_id(), hold, terms, ttl, now, seat));
         self.register(&lease, now);
         lease
     }

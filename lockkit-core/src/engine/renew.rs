@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     Engine, Lease,
     backoff::Random,
-    lease::{Due, State},
+    lease::{Due, State, renewal_timeout},
 };
 use crate::{Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result};
 
@@ -105,7 +105,7 @@ impl Engine {
     pub(super) fn register(self: &Arc<Self>, lease: &Arc<Lease>, now: Moment) {
         let jitter = self.timers.jitter();
         let mut state = lease.state();
-        let at = state.schedule(&lease.terms, now, jitter);
+        let at = state.schedule(lease.terms.renew, lease.ttl, now, jitter);
         self.timers.plan(lease, &mut state, at);
         drop(state);
         let mut queue = self.timers.queue();
@@ -140,7 +140,7 @@ impl Engine {
                         let deadline = state.deadline();
                         self.timers.plan(&lease, &mut state, deadline);
                         drop(state);
-                        batches.entry(lease.terms.ttl.as_millis().max(1).ilog2()).or_default().push(lease);
+                        batches.entry(lease.ttl.as_millis().max(1).ilog2()).or_default().push(lease);
                     }
                 }
             }
@@ -154,7 +154,7 @@ impl Engine {
     /// Renews leases with one call to the store and draws the consequences.
     async fn renew(self: &Arc<Self>, leases: &[Arc<Lease>]) {
         let renewals: Vec<_> = leases.iter().map(|lease| renewal(lease)).collect();
-        let limit = leases.iter().map(|lease| lease.terms.renewal_timeout()).min().unwrap_or_default();
+        let limit = leases.iter().map(|lease| renewal_timeout(lease.ttl)).min().unwrap_or_default();
         match timeout(limit, self.store.renew(&renewals)).await {
             Ok(answers) => {
                 for (lease, answer) in leases.iter().zip(answers) {
@@ -192,9 +192,9 @@ impl Engine {
         match answer {
             Ok(Renewed::Held(hold)) => {
                 let margin = state.deadline().since(now);
-                state.extend(hold.until, &lease.terms, now);
+                state.extend(hold.until, lease.ttl, now);
                 if state.is_live() {
-                    let at = state.schedule(&lease.terms, now, jitter);
+                    let at = state.schedule(lease.terms.renew, lease.ttl, now, jitter);
                     self.timers.plan(lease, &mut state, at);
                 }
                 drop(state);
@@ -210,7 +210,7 @@ impl Engine {
                 Ok(Some(reason))
             }
             Err(error) => {
-                if let Some(at) = state.doubt(&lease.terms, now) {
+                if let Some(at) = state.doubt(lease.ttl, now) {
                     let at = if lease.terms.renew { at } else { state.deadline() };
                     self.timers.plan(lease, &mut state, at);
                     let left = state.deadline().since(now);

@@ -8,6 +8,7 @@ use tokio::time::sleep;
 use super::{
     Engine, Lease, Terms,
     backoff::Backoff,
+    lease::useful,
     local::{Entered, Seat, Turn},
     reaper::Undo,
 };
@@ -90,6 +91,8 @@ enum Step {
     Done(Hold),
     GiveUp,
     Again(Duration),
+    /// Ask again when the lock is seen to be free, or after this time.
+    AgainWhenFree(Duration),
     /// The claim's token is burnt; start over with a new one.
     Afresh,
 }
@@ -222,6 +225,7 @@ impl Asking<'_> {
                     Step::Done(hold) => return Ok(Some(hold)),
                     Step::GiveUp => return Ok(None),
                     Step::Again(pause) => sleep(pause).await,
+                    Step::AgainWhenFree(limit) => self.engine.until_free(&self.ask.key, limit).await,
                     Step::Afresh => break,
                 }
             }
@@ -266,8 +270,7 @@ impl Asking<'_> {
         let now = self.engine.now();
         match answer {
             Ok(Attempt::Granted(hold)) => {
-                let left = hold.until.since(now).saturating_sub(crate::drift(request.ttl));
-                if left >= self.ask.terms.useful() {
+                if self.is_useful(&hold, now) {
                     undo.disarm();
                     return Ok(Step::Done(hold));
                 }
@@ -284,7 +287,7 @@ impl Asking<'_> {
                 if self.limit.is_over(now) {
                     return Ok(Step::GiveUp);
                 }
-                Ok(Step::Again(self.pause(&contention, now)))
+                Ok(self.after_contention(&contention, now))
             }
             Err(error) => {
                 if error.effect() == crate::Effect::Unknown {
@@ -309,14 +312,31 @@ impl Asking<'_> {
         Ok(self.within_limit(pause, now))
     }
 
-    /// How long to wait before asking again after `Contended`.
-    fn pause(&mut self, contention: &Contention, now: Moment) -> Duration {
-        let pause = match (self.waiting(), contention.retry_after) {
-            (Waiting::Poll, Some(after)) => self.backoff.pause().min(after + Duration::from_millis(1)),
-            (Waiting::Notify | Waiting::Queue, Some(after)) => after,
-            (_, None) => self.backoff.pause(),
-        };
-        self.within_limit(pause, now)
+    /// What to do after `Contended`. A store that waits natively was waited for already, unless it gives another time.
+    fn after_contention(&mut self, contention: &Contention, now: Moment) -> Step {
+        match (self.waiting(), contention.retry_after) {
+            (Waiting::Poll, lapse) => {
+                let lapse = lapse.map_or(LONGEST_WAIT, |lapse| lapse + Duration::from_millis(1));
+                Step::AgainWhenFree(self.within_limit(lapse, now))
+            }
+            (Waiting::Notify | Waiting::Queue, Some(after)) => Step::Again(self.within_limit(after, now)),
+            (Waiting::Notify | Waiting::Queue, None) => {
+                let pause = self.backoff.pause();
+                Step::Again(self.within_limit(pause, now))
+            }
+        }
+    }
+
+    /// Whether enough is left of a grant to be worth having.
+    fn is_useful(&self, hold: &Hold, now: Moment) -> bool {
+        let left = hold.until.since(now);
+        match self.engine.store.info().capability.liveness {
+            Liveness::Ttl { .. } => {
+                let ttl = self.ask.terms.ttl;
+                left.saturating_sub(crate::drift(ttl)) >= useful(ttl)
+            }
+            Liveness::Session => left >= useful(Duration::ZERO),
+        }
     }
 
     fn within_limit(&self, pause: Duration, now: Moment) -> Duration {

@@ -71,12 +71,12 @@ async fn a_second_release_says_so(ctx: Ctx) -> Outcome {
 }
 
 async fn names_do_not_interfere(ctx: Ctx) -> Outcome {
-    let locker = ctx.locker().await?;
+    let (locker, rival) = (ctx.locker().await?, ctx.locker().await?);
     let (first, second) = (ctx.name(), ctx.name());
     let guard = take(&locker, &first, LONG).await?;
     let other = take(&locker, &second, LONG).await?;
     assert_eq!(other.release().await?, Ended::Released);
-    assert_taken(&locker, &first).await?;
+    assert_taken(&rival, &first).await?;
     assert_eq!(guard.release().await?, Ended::Released);
     Ok(())
 }
@@ -123,7 +123,7 @@ async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> Outcome {
         take(&locker, &names[1], LONG).await?,
         take(&locker, &ctx.name(), LONG).await?,
     ];
-    drop(take(&locker, &names[2], LONG).await?.release().await?);
+    assert_eq!(take(&locker, &names[2], LONG).await?.release().await?, Ended::Released);
     let listed = |states: Vec<lockkit_core::KeyState>| {
         states.iter().map(|state| state.key.as_str().to_owned()).collect::<Vec<_>>()
     };

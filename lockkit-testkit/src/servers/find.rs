@@ -73,8 +73,8 @@ impl Program {
                 })?;
                 Some(dir.join(command)).filter(|path| is_program(path)).ok_or_else(|| {
                     ServerError::missing(format!(
-                        "no {command} in {}: put the program, or a script that `exec`s it, there, or set LOCKKIT_SERVERS to \
-                         the directory that has it",
+                        "no {command} in {}: put the program, or a script that `exec`s it, there, or set LOCKKIT_SERVERS \
+                         to the directory that has it",
                         dir.display()
                     ))
                 })
@@ -84,6 +84,27 @@ impl Program {
                 .ok_or_else(|| ServerError::missing(format!("{} is not a program", path.display()))),
         }
     }
+}
+
+/// An archive of a server that runs on a virtual machine, such as a `.jar`.
+pub(super) fn archive(path: &Path, package: &str) -> Result<PathBuf> {
+    Some(path.to_owned())
+        .filter(|path| path.is_file())
+        .ok_or_else(|| ServerError::missing(format!("no {}: apt-get install {package}", path.display())))
+}
+
+/// The same of a version that is newer than the system's: in the directory of such servers, or in the tree of a package
+/// that was unpacked next to it.
+pub(super) fn newer_archive(name: &str) -> Result<PathBuf> {
+    let dir = newer_servers()
+        .ok_or_else(|| ServerError::missing(format!("nowhere to look for a newer {name}: set LOCKKIT_SERVERS")))?;
+    let places = [dir.join(name), dir.join("../tree/usr/share/java").join(name)];
+    places.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+        ServerError::missing(format!(
+            "no {name} in {}: put the archive with its libraries there, or set LOCKKIT_SERVERS to the directory that has it",
+            dir.display()
+        ))
+    })
 }
 
 /// The directory of servers that are newer than the system's.

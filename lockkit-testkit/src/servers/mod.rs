@@ -15,6 +15,7 @@ mod mysql_wire;
 mod process;
 mod redis;
 mod resp;
+mod zookeeper;
 
 pub use self::{
     error::{Result, ServerError},
@@ -22,6 +23,7 @@ pub use self::{
     mysql::{MySqlFlavor, MySqlOptions, MySqlServer},
     process::{Keep, Process},
     redis::{Persistence, RedisFlavor, RedisOptions, RedisServer},
+    zookeeper::{ZooKeeperEnsemble, ZooKeeperFlavor, ZooKeeperServer},
 };
 
 use std::{

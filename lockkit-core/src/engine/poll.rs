@@ -1,0 +1,193 @@
+//! The poller: for stores that can't wake waiters, one task per `Locker` asks for all awaited locks at once.
+//!
+//! Each lock has its own pace. It is asked for after 2 ms at first; every time nothing has changed the next pause is
+//! half as long again, up to 250 ms; a new holder makes it fast again, for what changes hands will change hands
+//! again. Locks whose time comes at about the same moment share one query, so that a thousand waiters for locks that
+//! are held for long cost the store four queries a second.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until, timeout},
+};
+
+use super::{Engine, backoff::Random};
+use crate::{KeyState, LockKey, Query, Token};
+
+const FASTEST: Duration = Duration::from_millis(2);
+const SLOWEST: Duration = Duration::from_millis(250);
+
+/// The locks that somebody of this `Locker` waits for.
+#[derive(Debug, Default)]
+pub(super) struct Poller {
+    awaited: Mutex<Awaited>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Awaited {
+    locks: HashMap<LockKey, Watched>,
+    /// Whether the task runs.
+    running: bool,
+    random: Option<Random>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    waiters: usize,
+    freed: Arc<Notify>,
+    pause: Duration,
+    due: Instant,
+    holder: Option<Token>,
+}
+
+impl Engine {
+    /// Returns when the lock was seen to be free, or could not be asked for, or after `limit`.
+    pub(super) async fn until_free(self: &Arc<Self>, key: &LockKey, limit: Duration) {
+        let interest = Interest::new(self, key);
+        let freed = interest.freed.notified();
+        self.start_polling();
+        drop(timeout(limit, freed).await);
+    }
+
+    fn start_polling(self: &Arc<Self>) {
+        let mut awaited = self.poller.awaited();
+        if awaited.running {
+            drop(awaited);
+            return self.poller.changed.notify_one();
+        }
+        awaited.running = true;
+        drop(awaited);
+        let engine = Arc::clone(self);
+        tokio::spawn(async move {
+            // If the runtime drops this task, the next waiter has to start another.
+            let aborted = Running(&engine.poller);
+            while let Some(next) = engine.poller.next_due() {
+                tokio::select! {
+                    () = sleep_until(next) => engine.poll_once().await,
+                    () = engine.poller.changed.notified() => {}
+                }
+            }
+            // The mark was cleared together with the look at the empty list; by now it may be another task's.
+            std::mem::forget(aborted);
+        });
+    }
+
+    async fn poll_once(&self) {
+        let keys = self.poller.take_due(Instant::now());
+        if keys.is_empty() {
+            return;
+        }
+        match self.store.inspect(&Query::Keys(keys.clone())).await {
+            Ok(states) => self.poller.seen(&states),
+            // Whoever waits asks for itself and finds out what is wrong; its patience is its own.
+            Err(_) => self.poller.wake(&keys),
+        }
+    }
+}
+
+impl Poller {
+    /// When the next lock is to be asked for; `None`, and the end of the task, if nobody waits.
+    fn next_due(&self) -> Option<Instant> {
+        let mut awaited = self.awaited();
+        let next = awaited.locks.values().map(|lock| lock.due).min();
+        if next.is_none() {
+            awaited.running = false;
+        }
+        next
+    }
+
+    /// The locks to ask for now: those that are due, and those that would be within a quarter of their pause.
+    fn take_due(&self, now: Instant) -> Vec<LockKey> {
+        let mut awaited = self.awaited();
+        let mut random = awaited.random.take().unwrap_or_else(Random::seeded);
+        let due = awaited.locks.iter_mut().filter(|(_, lock)| lock.due <= now + lock.pause / 4);
+        let keys = due
+            .map(|(key, lock)| {
+                lock.due = now + lock.pause * 7 / 8 + lock.pause / 4 * (random.next() % 256) / 256;
+                key.clone()
+            })
+            .collect();
+        awaited.random = Some(random);
+        keys
+    }
+
+    fn seen(&self, states: &[KeyState]) {
+        let mut awaited = self.awaited();
+        for state in states {
+            let Some(lock) = awaited.locks.get_mut(&state.key) else { continue };
+            let holder = state.holders.first().and_then(|holder| holder.token);
+            if state.holders.is_empty() {
+                lock.freed.notify_waiters();
+            }
+            if state.holders.is_empty() || holder != lock.holder {
+                lock.pause = FASTEST;
+            } else {
+                lock.pause = (lock.pause * 3 / 2).min(SLOWEST);
+            }
+            lock.holder = holder;
+        }
+    }
+
+    fn wake(&self, keys: &[LockKey]) {
+        let mut awaited = self.awaited();
+        for key in keys {
+            if let Some(lock) = awaited.locks.get_mut(key) {
+                lock.pause = SLOWEST;
+                lock.freed.notify_waiters();
+            }
+        }
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, Awaited> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Clears the mark of the running task if that is dropped.
+struct Running<'a>(&'a Poller);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.awaited().running = false;
+    }
+}
+
+/// One that waits; the lock is asked for as long as there is one.
+struct Interest<'a> {
+    engine: &'a Engine,
+    key: &'a LockKey,
+    freed: Arc<Notify>,
+}
+
+impl<'a> Interest<'a> {
+    fn new(engine: &'a Engine, key: &'a LockKey) -> Self {
+        let mut awaited = engine.poller.awaited();
+        let lock = awaited.locks.entry(key.clone()).or_insert_with(|| Watched {
+            waiters: 0,
+            freed: Arc::default(),
+            pause: FASTEST,
+            due: Instant::now() + FASTEST,
+            holder: None,
+        });
+        lock.waiters += 1;
+        Self { engine, key, freed: Arc::clone(&lock.freed) }
+    }
+}
+
+impl Drop for Interest<'_> {
+    fn drop(&mut self) {
+        let mut awaited = self.engine.poller.awaited();
+        if let Some(lock) = awaited.locks.get_mut(self.key) {
+            lock.waiters -= 1;
+            if lock.waiters == 0 {
+                awaited.locks.remove(self.key);
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The life of locks as users see it, on the memory store.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use lockkit_core::{
+    ErrorKind, Event, Fence, HandOver, Locker, LossReason, MemoryStore, Observed, Observer, Outcome, Result, Status,
+};
+
+#[derive(Clone, Debug, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Log {
+    fn event(&self, event: &Event<'_>) {
+        let line = match event {
+            Event::Acquired { handed_over, .. } => format!("acquired, handed over: {handed_over}"),
+            Event::Contended { .. } => "contended".to_owned(),
+            Event::Renewed { margin, .. } => format!("renewed, late: {}", margin.is_zero()),
+            Event::Lost { reason, .. } => format!("lost: {reason:?}"),
+            Event::Released { .. } => "released".to_owned(),
+            _ => "other".to_owned(),
+        };
+        self.0.lock().expect("unpoisoned").push(line);
+    }
+}
+
+impl Log {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().expect("unpoisoned"))
+    }
+}
+
+#[tokio::test]
+async fn a_lease_goes_from_task_to_task_with_the_next_fence() -> Result<()> {
+    let log = Log::default();
+    let locker = Locker::builder(MemoryStore::new()).observer(log.clone()).build();
+    // The first holder came when nobody waited, so that its grant has one fence only; the second's has a span.
+    let first = locker.lock("x").acquire().await?;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let lock = locker.lock("x");
+        waiting.push(tokio::spawn(async move {
+            let guard = lock.acquire().await?;
+            let fence = guard.fence();
+            tokio::task::yield_now().await;
+            assert_eq!(guard.release().await?, Outcome::Released);
+            Ok::<Fence, lockkit_core::Error>(fence)
+        }));
+        tokio::task::yield_now().await;
+    }
+    let mut fences = vec![first.fence()];
+    assert_eq!(first.release().await?, Outcome::Released);
+    for task in waiting {
+        fences.push(task.await.expect("no panic")?);
+    }
+    assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
+    assert_eq!(fences[3], fences[1].offset(2), "consecutive fences of one grant");
+    let acquired: Vec<_> = log.take().into_iter().filter(|line| line.starts_with("acquired")).collect();
+    assert_eq!(acquired.iter().filter(|line| line.ends_with("true")).count(), 2, "{acquired:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn hand_over_ends_after_its_times() -> Result<()> {
+    let log = Log::default();
+    let rule = HandOver { times: 3, within: Duration::from_secs(10) };
+    let locker = Locker::builder(MemoryStore::new()).hand_over(rule).observer(log.clone()).build();
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let lock = locker.lock("x");
+            tokio::spawn(async move {
+                for _ in 0..25 {
+                    drop(lock.acquire().await?);
+                }
+                Ok::<_, lockkit_core::Error>(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no panic")?;
+    }
+    let mut run = 0;
+    for line in log.take().iter().filter(|line| line.starts_with("acquired")) {
+        run = if line.ends_with("true") { run + 1 } else { 0 };
+        assert!(run <= 3, "handed over {run} times in a row");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn observers_are_told_of_renewal_and_loss() -> Result<()> {
+    let log = Log::default();
+    let store = MemoryStore::new();
+    let locker = Locker::builder(Observed::new(store.clone())).observer(log.clone()).build();
+    let guard = locker.lock("x").ttl(Duration::from_millis(300)).acquire().await?;
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    store.forget_all();
+    assert_eq!(guard.lost().await, LossReason::Gone);
+    assert_eq!(guard.status(), Status::Lost(LossReason::Gone));
+    drop(guard);
+    let lines = log.take();
+    assert_eq!(lines.first().map(String::as_str), Some("acquired, handed over: false"));
+    assert!(lines.contains(&"renewed, late: false".to_owned()), "{lines:?}");
+    assert_eq!(lines.last().map(String::as_str), Some("lost: Gone"), "{lines:?}");
+    assert_eq!(lines.iter().filter(|line| line.starts_with("lost")).count(), 1, "{lines:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_head_lets_the_next_one_ask() -> Result<()> {
+    let store = MemoryStore::new();
+    let locker = Locker::new(store.clone());
+    let lapsing = locker.lock("x").ttl(Duration::from_millis(200)).no_renewal().acquire().await?;
+    // The guard is kept, but its lease ends: those behind it must not wait for the guard.
+    let next = locker.lock("x").acquire_within(Duration::from_secs(5)).await?;
+    assert!(next.is_some());
+    assert!(!lapsing.is_held());
+    Ok(())
+}
+
+#[tokio::test]
+async fn waiters_are_told_of_a_shutdown() -> Result<()> {
+    let locker = Locker::new(MemoryStore::new());
+    let guard = locker.lock("x").acquire().await?;
+    let lock = locker.lock("x");
+    let waiting = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    tokio::task::yield_now().await;
+    locker.shutdown(Duration::from_secs(1)).await?;
+    let error = waiting.await.expect("no panic").expect_err("closed");
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert!(guard.is_held());
+    Ok(())
+}
+
+#[tokio::test]
+async fn nested_guards_share_one_fate() -> Result<()> {
+    let store = MemoryStore::new();
+    let owner = Locker::new(store.clone()).owner();
+    let lock = owner.lock("x").ttl(Duration::from_millis(300));
+    let (outer, inner) = (lock.acquire().await?, lock.acquire().await?);
+    store.forget_all();
+    assert_eq!(inner.lost().await, LossReason::Gone);
+    assert!(!outer.is_held());
+    assert_eq!(outer.release().await?, Outcome::NotHeld(LossReason::Gone));
+    assert_eq!(inner.release().await?, Outcome::NotHeld(LossReason::Gone));
+    assert!(lock.try_acquire().await?.is_some());
+    Ok(())
+}
+
+#[tokio::test]
+async fn run_gives_the_output_of_work_that_ends_in_time() -> Result<()> {
+    let locker = Locker::new(MemoryStore::new());
+    let guard = locker.lock("x").acquire().await?;
+    assert_eq!(guard.run(async { 42 }).await?, 42);
+    guard.ensure(Duration::from_secs(1))?;
+    assert_eq!(guard.ensure(Duration::from_secs(60)).expect_err("too long").kind(), ErrorKind::Lost);
+    Ok(())
+}
+
+#[tokio::test]
+async fn dropping_everything_ends_the_background_task() -> Result<()> {
+    let store = MemoryStore::new();
+    let locker = Locker::new(store.clone());
+    let guard = locker.lock("x").acquire().await?;
+    drop(locker);
+    assert!(guard.is_held(), "a guard outlives its locker");
+    assert_eq!(guard.release().await?, Outcome::Released);
+    tokio::time::timeout(Duration::from_secs(5), async {
+        while tokio::runtime::Handle::current().metrics().num_alive_tasks() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("a task of a locker that is gone goes on");
+    Ok(())
+}
+
+#[cfg(feature = "metrics")]
+#[test]
+fn metrics_have_their_documented_names() {
+    use lockkit_core::Metrics;
+    use metrics_util::debugging::DebuggingRecorder;
+
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let store = MemoryStore::new();
+            let metrics = Metrics::classified(|key| if key.as_str().starts_with("job/") { "job" } else { "other" });
+            let locker = Locker::builder(Observed::new(store.clone())).observer(metrics).build();
+            let guard = locker.lock("job/1").ttl(Duration::from_millis(200)).acquire().await.expect("free");
+            assert!(locker.lock("job/1").try_acquire().await.expect("asked").is_none());
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            store.forget_all();
+            guard.lost().await;
+            drop(locker.lock("job/2").acquire().await.expect("free"));
+        });
+    });
+    let found: Vec<_> = snapshotter.snapshot().into_vec().into_iter().map(|(key, ..)| key.key().to_string()).collect();
+    for name in [
+        "lockkit_acquire_wait_seconds",
+        "lockkit_hold_seconds",
+        "lockkit_renew_margin_seconds",
+        "lockkit_lost_total",
+        "lockkit_store_seconds",
+    ] {
+        assert!(found.iter().any(|key| key.contains(name)), "{name} is missing in {found:?}");
+    }
+    assert!(found.iter().any(|key| key.contains("class = job")), "{found:?}");
+    assert!(!found.iter().any(|key| key.contains("job/1")), "a lock's name became a label: {found:?}");
+}

@@ -1,0 +1,100 @@
+//! Waiting on a store that can't wake anyone.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, KeyState, LockStore, Locker, MemoryStore, Query, Release, Renewal, Renewed, Result,
+    StoreInfo, Waiting,
+};
+
+/// The memory store without its wake-ups, counting what it is asked.
+#[derive(Debug)]
+struct Polled {
+    inner: MemoryStore,
+    info: StoreInfo,
+    inspections: Arc<AtomicUsize>,
+    attempts: Arc<AtomicUsize>,
+}
+
+impl Polled {
+    fn new(inner: &MemoryStore) -> Self {
+        let mut info = inner.info().clone();
+        info.capability.waiting = Waiting::Poll;
+        Self { inner: inner.clone(), info, inspections: Arc::default(), attempts: Arc::default() }
+    }
+}
+
+#[async_trait]
+impl LockStore for Polled {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.attempts.fetch_add(1, Ordering::SeqCst);
+        self.inner.acquire(&AcquireRequest { wait: Duration::ZERO, ..request.clone() }).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        self.inner.renew(renewals).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.inner.release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.inspections.fetch_add(1, Ordering::SeqCst);
+        self.inner.inspect(query).await
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_is_found_soon_after_a_release() -> Result<()> {
+    let store = MemoryStore::new();
+    let (holder, waiter) = (Locker::new(store.clone()), Locker::new(Polled::new(&store)));
+    let guard = holder.lock("x").acquire().await?;
+    let waiting = tokio::spawn(async move { waiter.lock("x").acquire().await.map(drop) });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let released = Instant::now();
+    assert_eq!(guard.release().await?, lockkit_core::Outcome::Released);
+    waiting.await.expect("no panic")?;
+    assert!(released.elapsed() < Duration::from_millis(250), "{:?}", released.elapsed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_thousand_waiters_cost_few_queries() -> Result<()> {
+    let store = MemoryStore::new();
+    let holder = Locker::new(store.clone());
+    let polled = Polled::new(&store);
+    let (inspections, attempts) = (Arc::clone(&polled.inspections), Arc::clone(&polled.attempts));
+    let locker = Locker::new(polled);
+    let mut guards = Vec::new();
+    let mut waiters = Vec::new();
+    for number in 0..1000 {
+        guards.push(holder.lock(number.to_string()).acquire().await?);
+        let lock = locker.lock(number.to_string());
+        waiters.push(tokio::spawn(async move { lock.acquire().await.map(drop) }));
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    inspections.store(0, Ordering::SeqCst);
+    attempts.store(0, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (inspections, attempts) = (inspections.load(Ordering::SeqCst), attempts.load(Ordering::SeqCst));
+    // 1000 locks polled one by one at 250 ms would be 8000 queries.
+    assert!((4..200).contains(&inspections), "{inspections} queries in 2 s for 1000 waiters");
+    assert_eq!(attempts, 0, "nothing was free, and yet it was asked for");
+    drop(guards);
+    for waiter in waiters {
+        waiter.await.expect("no panic")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! From the driver's errors to lockkit's: the one place that knows them.
+
+use std::io;
+
+use lockkit_core::{Error, ErrorKind, LockKey};
+use redis::{RedisError, ServerErrorKind};
+
+/// What is known of a request that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// Not a byte of it left.
+    No,
+    /// It was, or may have been, sent; and it would change something.
+    Yes,
+    /// It may have been sent, but only reads.
+    ReadOnly,
+}
+
+/// Maps an error of the driver.
+///
+/// An error that the **server** answered has no effect: no lock was taken or freed, for that is the last thing that a
+/// script does and the only one that can't fail after it. (A fence counter may have moved, which is harmless.)
+pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
+    let detail = || one_line(error.detail().unwrap_or_default());
+    let (kind, message) = match error.kind() {
+        redis::ErrorKind::Io => {
+            let kind = if error.is_timeout() { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
+            return with_effect(Error::new(kind, one_line(&error.to_string())), sent).with_source(error.clone());
+        }
+        redis::ErrorKind::AuthenticationFailed => (ErrorKind::Denied, "the server refused the login".to_owned()),
+        redis::ErrorKind::RESP3NotSupported => {
+            (ErrorKind::Unsupported, "the server does not speak RESP3; lockkit needs Redis 6.2 or Valkey".to_owned())
+        }
+        redis::ErrorKind::Server(ServerErrorKind::ExecAbort) => (ErrorKind::Unexpected, detail()),
+        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => {
+            return server_error(error.code().unwrap_or_default(), &detail()).with_source(error.clone());
+        }
+        redis::ErrorKind::InvalidClientConfig => (ErrorKind::InvalidInput, one_line(&error.to_string())),
+        _ => {
+            let unexpected = Error::new(ErrorKind::Unexpected, one_line(&error.to_string()));
+            return with_effect(unexpected, sent).with_source(error.clone());
+        }
+    };
+    Error::new(kind, message).with_source(error.clone())
+}
+
+/// Maps an error of opening the stream, before anything was sent. Those of TLS are not transient.
+pub(crate) fn map_open(error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::TimedOut => ErrorKind::TimedOut,
+        io::ErrorKind::InvalidInput => ErrorKind::InvalidInput,
+        io::ErrorKind::InvalidData => ErrorKind::Denied,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::new(kind, one_line(&error.to_string())).with_source(error)
+}
+
+/// Names an error that the server answered, by its code. Without effect.
+fn server_error(code: &str, detail: &str) -> Error {
+    // Redis 6.2 reports the error of a command in a script as `ERR Error running script (..): .. -READONLY ..`.
+    let within = |detail: &str| {
+        let inner = detail.split_once(": -")?.1;
+        let (code, detail) = inner.split_once(' ')?;
+        Some(server_error(code, detail))
+    };
+    if code == "ERR"
+        && detail.starts_with("Error running script")
+        && let Some(error) = within(detail)
+    {
+        return error;
+    }
+    let kind = match code {
+        "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
+        "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "OOM" | "BUSY" | "MISCONF"
+        | "NOREPLICAS" => ErrorKind::Unavailable,
+        "MOVED" | "ASK" | "CROSSSLOT" | "NOPROTO" => ErrorKind::Unsupported,
+        "ERR" if detail.contains("max number of clients") => ErrorKind::Unavailable,
+        "ERR" if detail.contains("AUTH") || detail.contains("invalid password") => ErrorKind::Denied,
+        "ERR" if detail.contains("unknown command") => ErrorKind::Unsupported,
+        _ => ErrorKind::Unexpected,
+    };
+    let message = match code {
+        "MOVED" | "ASK" | "CROSSSLOT" => "the server is part of a cluster; this store is for a single one".to_owned(),
+        "ERR" | "LOCKKIT" => detail.to_owned(),
+        _ => format!("{code} {detail}"),
+    };
+    Error::new(kind, message)
+}
+
+/// No answer in time.
+pub(crate) fn timed_out(bound: std::time::Duration, sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
+}
+
+/// An answer that the script never gives.
+pub(crate) fn odd_reply(sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::Unexpected, "the server gave an answer that its script never gives"), sent)
+}
+
+/// Rule R12: what is asked for is beyond one Redis server.
+pub(crate) fn unsupported(what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("one Redis server does not do {what}"))
+}
+
+/// Adds what is at the key of a lock, or of its counter, to the error that it caused.
+pub(crate) fn wrong_type(cause: Error, key: &LockKey, lock_type: &str, counter_type: &str) -> Error {
+    let message = match (lock_type, counter_type) {
+        ("none" | "string", "string") if cause.message().contains("not an integer") => {
+            format!("the fence counter of {key:?} is no number")
+        }
+        ("none" | "string", "none" | "string") => return cause,
+        ("none" | "string", other) => format!("the fence counter of {key:?} is no number but a {other}"),
+        (other, _) => format!("the key of {key:?} is no lock but a {other}"),
+    };
+    Error::new(ErrorKind::Unexpected, message).with_source(cause)
+}
+
+fn with_effect(error: Error, sent: Sent) -> Error {
+    if sent == Sent::Yes { error.unknown_effect() } else { error }
+}
+
+/// One line of at most 200 characters.
+fn one_line(text: &str) -> String {
+    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::Effect;
+
+    use super::*;
+
+    fn server(code: &str, detail: &str) -> Error {
+        map(&redis::make_extension_error(code.into(), Some(detail.into())), Sent::Yes)
+    }
+
+    #[test]
+    fn a_server_error_has_no_effect() {
+        for (code, detail, kind) in [
+            ("WRONGPASS", "invalid username-password pair", ErrorKind::Denied),
+            ("NOPERM", "this user has no permissions", ErrorKind::Denied),
+            ("READONLY", "You can't write against a read only replica.", ErrorKind::Unavailable),
+            ("OOM", "command not allowed", ErrorKind::Unavailable),
+            ("ERR", "max number of clients reached", ErrorKind::Unavailable),
+            ("CROSSSLOT", "Keys in request don't hash to the same slot", ErrorKind::Unsupported),
+            ("WRONGTYPE", "Operation against a key", ErrorKind::Unexpected),
+            ("ERR", "a\r\nb", ErrorKind::Unexpected),
+            ("ERR", "Error running script (call to f_1): @user_script:3: x", ErrorKind::Unexpected),
+            (
+                "ERR",
+                "Error running script (call to f_1): @user_script:3: @user_script: 3: -READONLY You can't write",
+                ErrorKind::Unavailable,
+            ),
+        ] {
+            let error = server(code, detail);
+            assert_eq!((error.kind(), error.effect()), (kind, Effect::None), "{code} {detail}");
+            assert_eq!(error.to_string().lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_broken_connection_leaves_the_effect_open_once_something_was_sent() {
+        let io = RedisError::from(io::Error::from(io::ErrorKind::ConnectionReset));
+        for (sent, effect) in [(Sent::No, Effect::None), (Sent::ReadOnly, Effect::None), (Sent::Yes, Effect::Unknown)] {
+            let error = map(&io, sent);
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, effect));
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! From a lock's name to its keys and back (rule R11).
+//!
+//! | prefix    | name                                             | lock key                                |
+//! |-----------|--------------------------------------------------|-----------------------------------------|
+//! | not empty | any                                              | prefix + name, `{` `}` `%` as `%7B`...  |
+//! | empty     | begins with `{` and ends in `:fence`,            | `lockkit:esc:` + name                   |
+//! |           | or begins with `lockkit:esc:`                    |                                         |
+//! | empty     | any other                                        | the name                                |
+//!
+//! The fence counter lies in the hash slot of its lock wherever that is possible, so that one script may touch both:
+//!
+//! | lock key                                             | fence counter      |
+//! |------------------------------------------------------|--------------------|
+//! | no `}`                                               | `{` key `}:fence`  |
+//! | hash tag `t` (between the first `{` and the next `}`)| `{t}:` key `:fence`|
+//! | `}`, but no tag (only with an empty prefix)          | `{}` key `:fence`  |
+//!
+//! No two names share a lock key, no two lock keys share a counter, and no lock key is a counter: every counter begins
+//! with `{` and ends in `:fence`, which no lock key does.
+
+use lockkit_core::{Error, ErrorKind, LockKey, Result};
+
+/// Begins the lock keys of names that can't be keys themselves when the prefix is empty.
+const ESCAPE: &str = "lockkit:esc:";
+const COUNTER_END: &str = ":fence";
+
+/// How a store spells its keys.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    prefix: String,
+}
+
+impl Names {
+    /// Keys under `prefix`, or bare names if it is empty.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the prefix contains a brace: it would be a hash tag, and put all locks into one
+    /// slot of a cluster.
+    pub(crate) fn new(prefix: &str) -> Result<Self> {
+        if prefix.contains(['{', '}']) {
+            return Err(Error::new(ErrorKind::InvalidInput, "the key prefix must not contain braces"));
+        }
+        Ok(Self { prefix: prefix.to_owned() })
+    }
+
+    /// The key of a lock; also the channel on which its releases are announced.
+    pub(crate) fn lock(&self, name: &LockKey) -> String {
+        let name = name.as_str();
+        let mut key = String::with_capacity(self.prefix.len() + name.len() + ESCAPE.len());
+        if self.prefix.is_empty() {
+            key.push_str(if needs_escape(name) { ESCAPE } else { "" });
+            key.push_str(name);
+        } else {
+            key.push_str(&self.prefix);
+            encode(name, &mut key);
+        }
+        key
+    }
+
+    /// The name of the lock with this key; `None` if no name has it.
+    pub(crate) fn name(&self, key: &[u8]) -> Option<LockKey> {
+        let key = str::from_utf8(key).ok()?;
+        let name = if !self.prefix.is_empty() {
+            decode(key.strip_prefix(&self.prefix)?)?
+        } else if let Some(escaped) = key.strip_prefix(ESCAPE) {
+            escaped.to_owned()
+        } else {
+            key.to_owned()
+        };
+        let name = LockKey::new(name).ok()?;
+        (self.lock(&name) == key).then_some(name)
+    }
+
+    /// The patterns for `SCAN` that together match the key of every lock whose name starts with `start`.
+    pub(crate) fn patterns(&self, start: &str) -> Vec<String> {
+        let pattern = |beginning: &str, rest: &str| {
+            let mut pattern = String::with_capacity(beginning.len() + rest.len() + 1);
+            for c in beginning.chars().chain(rest.chars()) {
+                if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+                    pattern.push('\\');
+                }
+                pattern.push(c);
+            }
+            pattern.push('*');
+            pattern
+        };
+        if self.prefix.is_empty() {
+            return vec![pattern("", start), pattern(ESCAPE, start)];
+        }
+        let mut encoded = String::with_capacity(start.len());
+        encode(start, &mut encoded);
+        vec![pattern(&self.prefix, &encoded)]
+    }
+}
+
+/// The fence counter of the lock with this key.
+pub(crate) fn counter(lock: &str) -> String {
+    let mut key = String::with_capacity(lock.len() + 2 + COUNTER_END.len());
+    push_counter(&mut key, lock);
+    key
+}
+
+/// Appends the fence counter of the lock with this key.
+pub(crate) fn push_counter(text: &mut String, lock: &str) {
+    let parts = match hash_tag(lock) {
+        Some(tag) => ["{", tag, "}:", lock],
+        None if lock.contains('}') => ["{}", "", "", lock],
+        None => ["{", lock, "}", ""],
+    };
+    for part in parts {
+        text.push_str(part);
+    }
+    text.push_str(COUNTER_END);
+}
+
+/// The part of a key that decides its slot: between the first `{` and the next `}`, if it is not empty.
+/// (Redis cluster specification, "Hash tags".)
+fn hash_tag(key: &str) -> Option<&str> {
+    let (_, rest) = key.split_once('{')?;
+    let (tag, _) = rest.split_once('}')?;
+    (!tag.is_empty()).then_some(tag)
+}
+
+fn needs_escape(name: &str) -> bool {
+    name.starts_with(ESCAPE) || (name.starts_with('{') && name.ends_with(COUNTER_END))
+}
+
+fn encode(name: &str, into: &mut String) {
+    for c in name.chars() {
+        match c {
+            '%' => into.push_str("%25"),
+            '{' => into.push_str("%7B"),
+            '}' => into.push_str("%7D"),
+            c => into.push(c),
+        }
+    }
+}
+
+/// Undoes [`encode`]; `None` for what it never writes.
+fn decode(text: &str) -> Option<String> {
+    let mut name = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('%') {
+        name.push_str(before);
+        name.push(match after.get(..2)? {
+            "25" => '%',
+            "7B" => '{',
+            "7D" => '}',
+            _ => return None,
+        });
+        rest = &after[2..];
+    }
+    name.push_str(rest);
+    Some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// All strings of up to `parts` pieces that could confuse the encoding.
+    fn tricky(parts: usize) -> Vec<String> {
+        let pieces = ["{", "}", "%", "7B", "a", ":fence", "lockkit:esc:", ":"];
+        let mut all = vec![String::new()];
+        let mut last = all.clone();
+        for _ in 0..parts {
+            last = last.iter().flat_map(|start| pieces.iter().map(move |piece| format!("{start}{piece}"))).collect();
+            all.extend(last.iter().cloned());
+        }
+        all.retain(|name| !name.is_empty());
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    #[test]
+    fn no_two_names_share_a_key_and_no_lock_is_a_counter() {
+        for prefix in ["", "lockkit:", "a%7B"] {
+            let names = Names::new(prefix).expect("prefix");
+            let mut seen: HashMap<String, String> = HashMap::new();
+            for name in tricky(5) {
+                let lock = names.lock(&LockKey::new(name.as_str()).expect("name"));
+                let counter = counter(&lock);
+                for key in [lock, counter] {
+                    if let Some(other) = seen.insert(key.clone(), name.clone()) {
+                        panic!("prefix {prefix:?}: {name:?} and {other:?} share {key:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_survives_its_key() {
+        for prefix in ["", "lockkit:", "a%7B", "x*["] {
+            let names = Names::new(prefix).expect("prefix");
+            for name in tricky(4) {
+                let name = LockKey::new(name).expect("name");
+                assert_eq!(names.name(names.lock(&name).as_bytes()), Some(name.clone()), "{name}");
+                let counter = counter(&names.lock(&name));
+                assert_eq!(names.name(counter.as_bytes()), None, "{counter} is a counter");
+            }
+        }
+    }
+
+    #[test]
+    fn a_counter_lies_in_the_slot_of_its_lock() {
+        let slot = |key: &str| hash_tag(key).unwrap_or(key).to_owned();
+        for name in tricky(4) {
+            let name = LockKey::new(name).expect("name");
+            let lock = Names::new("lockkit:").expect("prefix").lock(&name);
+            assert!(!lock.contains(['{', '}']));
+            assert_eq!(slot(&counter(&lock)), slot(&lock));
+            let lock = Names::new("").expect("prefix").lock(&name);
+            if hash_tag(&lock).is_some() || !lock.contains('}') {
+                assert_eq!(slot(&counter(&lock)), slot(&lock), "{lock}");
+            }
+        }
+    }
+
+    #[test]
+    fn patterns_are_literal() {
+        let names = Names::new("app[1]:").expect("prefix");
+        assert_eq!(names.patterns("a*{"), [r"app\[1\]:a\*%7B*"]);
+        assert_eq!(Names::new("").expect("prefix").patterns("j?"), [r"j\?*", r"lockkit:esc:j\?*"]);
+    }
+
+    #[test]
+    fn a_prefix_has_no_braces() {
+        assert_eq!(Names::new("{x}").expect_err("braces").kind(), ErrorKind::InvalidInput);
+    }
+}

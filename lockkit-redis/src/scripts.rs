@@ -1,0 +1,59 @@
+//! The Lua scripts. Each runs as one atomic step on the server, which is what the rules of the contract rest on.
+
+use std::sync::LazyLock;
+
+use redis::Cmd;
+
+pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/acquire.lua")));
+pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/renew.lua")));
+pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/release.lua")));
+pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
+
+/// A script and its name on the server.
+#[derive(Debug)]
+pub(crate) struct Script {
+    code: &'static str,
+    sha: String,
+}
+
+impl Script {
+    fn new(code: &'static str) -> Self {
+        Self { code, sha: redis::Script::new(code).get_hash().to_owned() }
+    }
+
+    /// A command that runs the script by its hash, to which the keys and arguments are to be added.
+    ///
+    /// `bytes` is a guess at their size in all, so that the command is built without growing.
+    pub(crate) fn by_hash(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
+        let mut cmd = Cmd::with_capacity(3 + keys + arguments, 7 + self.sha.len() + 4 + bytes);
+        cmd.arg("EVALSHA").arg(&self.sha).arg(keys);
+        cmd
+    }
+
+    /// The same command with the code in place of the hash, for a server that does not know it (`NOSCRIPT`).
+    pub(crate) fn by_code(&self, by_hash: &Cmd) -> Cmd {
+        let mut cmd = Cmd::new();
+        cmd.arg("EVAL").arg(self.code);
+        for argument in by_hash.args_iter().skip(2) {
+            if let redis::Arg::Simple(bytes) = argument {
+                cmd.arg(bytes);
+            }
+        }
+        cmd
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_replaces_the_hash() {
+        let mut by_hash = RELEASE.by_hash(1, 1, 2);
+        by_hash.arg("k").arg("t");
+        let by_code = RELEASE.by_code(&by_hash).get_packed_command();
+        let text = String::from_utf8(by_code).expect("text");
+        assert!(text.starts_with("*5\r\n$4\r\nEVAL\r\n"), "{text}");
+        assert!(text.ends_with("\r\n$1\r\n1\r\n$1\r\nk\r\n$1\r\nt\r\n"), "{text}");
+    }
+}

@@ -1,0 +1,54 @@
+-- Extends leases that are still held by their claims. Never creates one (R5).
+--
+-- KEYS[1 .. n]         the locks
+-- KEYS[n+1 .. 2n]      their fence counters, only if floors are given
+-- ARGV[1]              ttl in ms
+-- ARGV[2]              n
+-- ARGV[3 .. n+2]       head that each value is to have, "<token>:<depth>:"
+-- ARGV[n+3 .. 2n+2]    floors: raise the counter to at least this; optional
+--
+-- Returns for each lock  its value  it is held and extended
+--                        0          there is no such lock
+--                        1          it is another's
+--                        2          it is held and was extended, but its counter is no number
+
+local call, pcall, sub = redis.call, redis.pcall, string.sub
+local ttl, n = ARGV[1], tonumber(ARGV[2])
+
+-- Raises a counter, never below what the lease itself owns (the counter may have expired in the meantime).
+local function raise(counter, floor, value)
+  local stored = pcall('GET', counter)
+  local number = tonumber(stored or 0)
+  if not number then
+    return false
+  end
+  local fence, span = string.match(value, '^%x+:%d+:(%d+):(%d+):')
+  local last = math.max(tonumber(floor), fence + span - 1)
+  if number < last then
+    local time = call('TIME')
+    local seconds = 604800 + math.max(0, math.ceil(last / 1000000 - time[1]))
+    call('SET', counter, string.format('%.0f', last), 'EX', string.format('%.0f', seconds))
+  end
+  return true
+end
+
+local answers = {}
+for i = 1, n do
+  local lock, head = KEYS[i], ARGV[i + 2]
+  local value = pcall('GET', lock)
+  if not value then
+    answers[i] = 0
+  elseif type(value) ~= 'string' or sub(value, 1, 33) ~= sub(head, 1, 33) then
+    answers[i] = 1
+  else
+    if sub(value, 1, #head) == head then
+      call('PEXPIRE', lock, ttl)
+    else
+      value = head .. string.match(value, '^%x+:%d+:(.*)$')
+      call('SET', lock, value, 'PX', ttl)
+    end
+    local floor = ARGV[n + 2 + i]
+    answers[i] = (not floor or raise(KEYS[n + i], floor, value)) and value or 2
+  end
+end
+return answers

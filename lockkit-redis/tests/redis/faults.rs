@@ -1,0 +1,288 @@
+//! Servers that die, freeze, forget and refuse.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Query, Release, Renewal};
+use lockkit_redis::RedisStore;
+
+use crate::support::*;
+
+#[tokio::test]
+async fn a_forgotten_script_is_sent_again() {
+    let server = Server::start();
+    let store = server.store().await;
+    let mut connection = server.raw();
+    let mut forget = || raw::<()>(&mut connection, "SCRIPT FLUSH");
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    forget();
+    held(renew(&store, &renewal(&mine)).await);
+    forget();
+    assert_eq!(store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect")[0].holders.len(), 1);
+    forget();
+    contended(store.acquire(&request(&claim("a"), Duration::from_millis(10))).await.expect("acquire"));
+    forget();
+    free(&store, &mine).await;
+}
+
+#[tokio::test]
+async fn a_restarted_server_is_found_again_and_fences_go_on() {
+    let mut server = Server::start();
+    let store = server.store().await;
+    let mine = claim("a");
+    let before = hold(&store, &mine).await;
+    server.kill();
+    eventually("the end of the connection", || std::net::TcpStream::connect(("127.0.0.1", port(&server))).is_err())
+        .await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let started = Instant::now();
+    let error = attempt(&store, &claim("a")).await.expect_err("down");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert!(error.message().contains("refused"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(1), "fails fast");
+    server.restart();
+    assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Gone);
+    let after = hold(&store, &claim("a")).await;
+    assert!(after.fence > before.fence, "the server came back empty");
+    raw::<()>(&mut server.raw(), "FLUSHALL");
+    assert!(hold(&store, &claim("a")).await.fence > after.fence);
+}
+
+fn port(server: &Server) -> u16 {
+    server.url("").rsplit(':').next().and_then(|rest| rest.trim_end_matches('/').parse().ok()).expect("port")
+}
+
+#[tokio::test]
+async fn a_request_under_way_when_the_server_dies_has_an_unknown_effect() {
+    let mut server = Server::start();
+    let store = Arc::new(server.store().await);
+    server.signal("-STOP");
+    let (inner, mine) = (Arc::clone(&store), claim("a"));
+    let asking = tokio::spawn(async move { attempt(&inner, &mine).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.kill();
+    let error = asking.await.expect("task").expect_err("died");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+}
+
+#[tokio::test]
+async fn a_frozen_server_times_out_and_the_release_runs_behind() {
+    let server = Server::start();
+    let store = RedisStore::connect(server.config().timeout(Duration::from_millis(500))).await.expect("connect");
+    let mine = claim("a");
+    // Once, so that the server knows the script: a request by an unknown hash would have no effect to undo.
+    hold(&store, &claim("b")).await;
+    server.signal("-STOP");
+    let started = Instant::now();
+    let error = attempt(&store, &mine).await.expect_err("frozen");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(2));
+    let (release, ()) = tokio::join!(store.release(&mine), async {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        server.signal("-CONT");
+    });
+    assert!(matches!(release, Ok(Release::Released { .. })), "the acquisition took effect, then its end: {release:?}");
+    assert_eq!(raw::<i32>(&mut server.raw(), "EXISTS lockkit:a"), 0);
+}
+
+#[tokio::test]
+async fn a_short_ttl_shortens_the_bound() {
+    let server = Server::start();
+    let store = server.store().await;
+    server.signal("-STOP");
+    let mut short = request(&claim("a"), Duration::ZERO);
+    short.ttl = Duration::from_millis(200);
+    let started = Instant::now();
+    let error = store.acquire(&short).await.expect_err("frozen");
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(started.elapsed() < Duration::from_secs(1), "not the two seconds of the store");
+    server.signal("-CONT");
+}
+
+/// A black hole in the network: what was accepted leads nowhere, but new connections work.
+#[tokio::test]
+async fn a_black_hole_is_left_behind() {
+    let server = Server::start();
+    let (front, hole) = proxy(port(&server)).await;
+    let config = lockkit_redis::RedisConfig::new("127.0.0.1", front).timeout(Duration::from_millis(400));
+    let store = Arc::new(RedisStore::connect(config).await.expect("connect"));
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    // Somebody waits through all of it.
+    let (waiter, wanted) = (Arc::clone(&store), request(&claim("a"), TTL));
+    let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
+    eventually("a subscription", || subscribers(&mut server.raw(), "a") == 1).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    hole.send_replace(true);
+    // A burst that times out together counts once.
+    let burst = tokio::join!(attempt(&store, &mine), attempt(&store, &mine), attempt(&store, &mine));
+    for answer in [burst.0, burst.1, burst.2] {
+        assert_eq!(answer.expect_err("hole").kind(), ErrorKind::TimedOut);
+    }
+    assert_eq!(renew(&store, &renewal(&mine)).await.expect_err("hole").kind(), ErrorKind::TimedOut);
+    held(renew(&store, &renewal(&mine)).await);
+    eventually("the waiter subscribes anew", || subscribers(&mut server.raw(), "a") >= 1).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    free(&store, &mine).await;
+    granted(waiting.await.expect("task").expect("acquire"));
+}
+
+/// Forwards connections; those that exist when `true` is sent forward nothing any more, and stay open.
+async fn proxy(to: u16) -> (u16, tokio::sync::watch::Sender<bool>) {
+    let (hole, watch) = tokio::sync::watch::channel(false);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let port = listener.local_addr().expect("address").port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut watch = watch.clone();
+            watch.mark_unchanged();
+            tokio::spawn(async move {
+                let mut server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await.expect("server");
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                    _ = watch.changed() => tokio::time::sleep(Duration::from_secs(60)).await,
+                }
+            });
+        }
+    });
+    (port, hole)
+}
+
+#[tokio::test]
+async fn waiters_survive_the_loss_of_the_connection() {
+    let server = Server::start();
+    let (holder, waiter) = (server.store().await, server.store().await);
+    let mine = claim("a");
+    hold(&holder, &mine).await;
+    let wanted = request(&claim("a"), TTL);
+    let mut connection = server.raw();
+    let (grant, ()) = tokio::join!(waiter.acquire(&wanted), async {
+        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        raw::<i32>(&mut connection, "CLIENT KILL TYPE pubsub");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(subscribers(&mut connection, "a"), 1, "subscribed anew");
+        free(&holder, &mine).await;
+    });
+    granted(grant.expect("acquire"));
+}
+
+#[tokio::test]
+async fn many_operations_share_one_reconnection() {
+    let mut server = Server::start();
+    let store = Arc::new(server.store().await);
+    server.kill();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    server.restart();
+    let tasks: Vec<_> = (0..200)
+        .map(|i| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move { attempt(&store, &claim(&i.to_string())).await })
+        })
+        .collect();
+    for task in tasks {
+        granted(task.await.expect("task").expect("acquire"));
+    }
+    let info: String = raw(&mut server.raw(), "INFO stats");
+    let total = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("total");
+    assert!(total.trim().parse::<u32>().expect("number") <= 3, "one for the store, some for the test: {total}");
+}
+
+#[tokio::test]
+async fn wrong_credentials_are_denied_and_never_shown() {
+    let server = Server::start_with(&["--requirepass", "right-secret"]);
+    let try_with = async |config: lockkit_redis::RedisConfig| RedisStore::connect(config).await.expect_err("denied");
+    for error in [try_with(server.config()).await, try_with(server.config().password("wrong-secret")).await] {
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+    }
+    let config = server.config().password("right-secret");
+    assert!(!format!("{config:?}").contains("secret"));
+    let store = RedisStore::connect(config).await.expect("connect");
+    assert!(!format!("{store:?}").contains("secret"));
+    hold(&store, &claim("a")).await;
+}
+
+#[tokio::test]
+async fn a_user_without_permission_is_denied() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    raw::<()>(&mut connection, "ACL SETUSER app on >pw ~lockkit:* ~{lockkit:* resetchannels +@all -@admin -info");
+    let url = server.url("").replace("redis://", "redis://app:pw@");
+    let store = RedisStore::from_url(&url).await.expect("connect");
+    assert!(store.warnings()[0].contains("INFO"), "{:?}", store.warnings());
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    let error = store.acquire(&request(&claim("a"), TTL)).await.expect_err("no channels");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: None });
+    let other = RedisStore::from_url(&format!("{url}?prefix=other:")).await.expect("connect");
+    let error = attempt(&other, &mine).await.expect_err("no such keys");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+}
+
+/// The permissions that docs/backends/redis.md asks for are enough.
+#[tokio::test]
+async fn the_documented_permissions_suffice() {
+    const COMMANDS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
+                            +unsubscribe +type +info +scan +pubsub";
+    let server = Server::start();
+    let mut connection = server.raw();
+    let rule = format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {COMMANDS}");
+    raw::<()>(&mut connection, &rule);
+    let store = RedisStore::from_url(&server.url("").replace("redis://", "redis://app:pw@")).await.expect("connect");
+    assert!(store.warnings().is_empty(), "{:?}", store.warnings());
+    let mine = claim("a");
+    let grant = hold(&store, &mine).await;
+    contended(store.acquire(&request(&claim("a"), Duration::from_millis(20))).await.expect("acquire"));
+    hold(&store, &mine).await;
+    let deeper = Renewal { depth: 2, fence_floor: Some(grant.fence.offset(5)), ..renewal(&mine) };
+    held(renew(&store, &deeper).await);
+    for query in [Query::Prefix("a".into()), Query::Keys(vec![mine.key.clone()])] {
+        let states = store.inspect(&query).await.expect("inspect");
+        assert_eq!((states[0].holders.len(), states[0].waiters), (1, Some(0)));
+    }
+    assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(0) });
+    raw::<i32>(&mut connection, "RPUSH lockkit:b x");
+    assert!(attempt(&store, &claim("b")).await.expect_err("list").message().contains("list"));
+}
+
+#[tokio::test]
+async fn an_unfit_server_is_refused_or_warned_of() {
+    let server = Server::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"]);
+    let warnings = server.store().await;
+    assert!(warnings.warnings()[0].contains("volatile-lru"));
+    raw::<()>(&mut server.raw(), "REPLICAOF 127.0.0.1 1");
+    let error = RedisStore::connect(server.config()).await.expect_err("replica");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("replica"));
+    let error = attempt(&warnings, &claim("a")).await.expect_err("read only");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    raw::<()>(&mut server.raw(), "REPLICAOF NO ONE");
+    hold(&warnings, &claim("a")).await;
+}
+
+#[tokio::test]
+async fn a_full_server_is_unavailable() {
+    let server = Server::start();
+    let store = server.store().await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    raw::<()>(&mut server.raw(), "CONFIG SET maxmemory 1");
+    let error = attempt(&store, &claim("b")).await.expect_err("full");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    free(&store, &mine).await;
+}
+
+#[tokio::test]
+async fn nothing_listens() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|s| s.local_addr()).expect("port").port();
+    let config = lockkit_redis::RedisConfig::new("127.0.0.1", port);
+    let error = RedisStore::connect(config.clone()).await.expect_err("refused");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert!(error.to_string().starts_with("connect on redis 127.0.0.1:"), "{error}");
+    let lazy = RedisStore::new(config).expect("no I/O yet");
+    assert_eq!(lazy.release(&claim("a")).await.expect_err("refused").effect(), Effect::None);
+}

@@ -1,0 +1,159 @@
+//! Who waits is woken, and leaves nothing behind.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Attempt, LockStore, Release};
+use lockkit_redis::RedisStore;
+
+use crate::support::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_wakes_the_waiter() {
+    let server = Server::start();
+    let (holder, waiter) = (server.store().await, Arc::new(server.store().await));
+    let mut connection = server.raw();
+    let mut latencies = Vec::new();
+    for round in 0..20 {
+        let mine = claim("a");
+        hold(&holder, &mine).await;
+        let theirs = claim("a");
+        let (store, wanted) = (Arc::clone(&waiter), request(&theirs, TTL));
+        let waiting =
+            tokio::spawn(async move { (granted(store.acquire(&wanted).await.expect("acquire")), Instant::now()) });
+        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let released = Instant::now();
+        let release = holder.release(&mine).await.expect("release");
+        assert_eq!(release, Release::Released { waiters: Some(1) }, "round {round}");
+        let (grant, woken) = waiting.await.expect("task");
+        latencies.push(woken - released);
+        assert_eq!(grant.claim, theirs);
+        free(&waiter, &theirs).await;
+    }
+    latencies.sort();
+    println!("release to grant: median {:?}, worst {:?}", latencies[10], latencies[19]);
+    assert!(latencies[10] < Duration::from_millis(20), "{latencies:?}");
+}
+
+#[tokio::test]
+async fn a_lapsed_lease_sends_the_waiter_back_to_ask_again() {
+    let server = Server::start();
+    let store = server.store().await;
+    let mut short = request(&claim("a"), Duration::ZERO);
+    short.ttl = Duration::from_millis(300);
+    granted(store.acquire(&short).await.expect("acquire"));
+    let started = Instant::now();
+    let wanted = request(&claim("a"), Duration::MAX);
+    let contention = contended(store.acquire(&wanted).await.expect("acquire"));
+    let waited = started.elapsed();
+    assert_eq!(contention.retry_after, Some(Duration::ZERO));
+    assert!(waited > Duration::from_millis(250) && waited < Duration::from_secs(2), "{waited:?}");
+    granted(store.acquire(&wanted).await.expect("acquire"));
+}
+
+#[tokio::test]
+async fn a_wait_ends_when_it_is_over() {
+    let server = Server::start();
+    let store = server.store().await;
+    hold(&store, &claim("a")).await;
+    let started = Instant::now();
+    let answer = store.acquire(&request(&claim("a"), Duration::from_millis(150))).await.expect("acquire");
+    assert!(matches!(answer, Attempt::Contended(_)));
+    let waited = started.elapsed();
+    assert!(waited >= Duration::from_millis(150) && waited < Duration::from_secs(2), "{waited:?}");
+}
+
+#[tokio::test]
+async fn a_dropped_waiter_leaves_no_interest_and_the_channel_is_given_up() {
+    let server = Server::start();
+    let (holder, waiter) = (server.store().await, server.store().await);
+    let mine = claim("a");
+    hold(&holder, &mine).await;
+    let mut connection = server.raw();
+    for after in [0, 50, 100, 200, 400, 1000, 5000] {
+        let wanted = request(&claim("a"), TTL);
+        let waiting = waiter.acquire(&wanted);
+        _ = tokio::time::timeout(Duration::from_micros(after), waiting).await;
+    }
+    {
+        let (one, two) = (request(&claim("a"), TTL), request(&claim("a"), TTL));
+        let both = async { tokio::join!(waiter.acquire(&one), waiter.acquire(&two)) };
+        _ = tokio::time::timeout(Duration::from_millis(20), both).await;
+    }
+    assert_eq!(subscribers(&mut connection, "a"), 1, "it lingers");
+    free(&holder, &mine).await;
+    let mine = claim("a");
+    hold(&holder, &mine).await;
+    tokio::time::sleep(Duration::from_millis(1050)).await;
+    assert_eq!(subscribers(&mut connection, "a"), 1, "it lingers until a message");
+    free(&holder, &mine).await;
+    eventually("the channel is given up", || subscribers(&mut connection, "a") == 0).await;
+    // And it works again from there.
+    let mine = claim("a");
+    hold(&holder, &mine).await;
+    let theirs = request(&claim("a"), TTL);
+    let (grant, ()) = tokio::join!(waiter.acquire(&theirs), async {
+        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        free(&holder, &mine).await;
+    });
+    granted(grant.expect("acquire"));
+}
+
+#[tokio::test]
+async fn a_store_does_not_count_itself_among_the_waiters() {
+    let server = Server::start();
+    let store = server.store().await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    contended(store.acquire(&request(&claim("a"), Duration::from_millis(20))).await.expect("acquire"));
+    assert_eq!(subscribers(&mut server.raw(), "a"), 1);
+    assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(0) });
+}
+
+#[tokio::test]
+async fn idle_channels_are_limited() {
+    let server = Server::start();
+    let (holder, waiter) = (server.store().await, server.store().await);
+    for i in 0..100 {
+        let name = format!("k{i}");
+        hold(&holder, &claim(&name)).await;
+        contended(waiter.acquire(&request(&claim(&name), Duration::from_millis(1))).await.expect("acquire"));
+    }
+    let mut connection = server.raw();
+    eventually("64 channels", || raw::<Vec<String>>(&mut connection, "PUBSUB CHANNELS").len() == 64).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contenders_take_turns() {
+    let server = Server::start();
+    let stores: Vec<_> = [server.store().await, server.store().await, server.store().await].map(Arc::new).into();
+    let mut tasks = Vec::new();
+    let counter = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    for i in 0..12 {
+        let (store, counter): (Arc<RedisStore>, _) = (Arc::clone(&stores[i % 3]), Arc::clone(&counter));
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..50 {
+                let mine = claim("a");
+                let wanted = request(&mine, TTL);
+                loop {
+                    if let Attempt::Granted(_) = store.acquire(&wanted).await.expect("acquire") {
+                        break;
+                    }
+                }
+                let seen = counter.load(std::sync::atomic::Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                counter.store(seen + 1, std::sync::atomic::Ordering::Relaxed);
+                free(&store, &mine).await;
+            }
+        }));
+    }
+    let started = Instant::now();
+    for task in tasks {
+        task.await.expect("task");
+    }
+    assert_eq!(counter.load(std::sync::atomic::Ordering::Relaxed), 600);
+    println!("600 turns of 12 contenders: {:?}", started.elapsed());
+}
