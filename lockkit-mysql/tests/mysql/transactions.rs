@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Effect, ErrorKind, LockStore};
+use lockkit_core::{Effect, ErrorKind};
 use lockkit_mysql::{TransactionLock, lock_in_transaction};
 use sqlx::{Connection as _, Executor as _, MySqlConnection};
 
