@@ -13,6 +13,7 @@
 use std::{
     collections::HashMap,
     fmt,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -27,9 +28,9 @@ use sqlx::{
     query::Query,
 };
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, Id},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, Sleep, sleep_until, timeout, timeout_at},
 };
 
 use crate::{
@@ -92,15 +93,26 @@ struct Shared {
 }
 
 struct Idle {
-    connection: MySqlConnection,
+    line: Line,
     since: Instant,
     breaks: u64,
+}
+
+/// A connection to the server, with a timer of its own.
+///
+/// Every statement has a bound, and almost none reaches it. To set a timer anew each time, the runtime takes a lock and,
+/// if no other is due before, wakes the thread that waits for events. To put off one that is set costs nothing of this.
+struct Line {
+    driver: MySqlConnection,
+    alarm: Pin<Box<Sleep>>,
+    /// Both belong to it. When it ends, they may not be touched any more.
+    runtime: Id,
 }
 
 /// A connection in use. Dropping it puts it back, or away if it was left in the middle of a statement.
 pub(crate) struct Connection {
     /// `None` once it broke.
-    driver: Option<MySqlConnection>,
+    line: Option<Line>,
     /// Set while a statement runs: whose it is, if it is about a claim.
     running: Option<Option<Token>>,
     breaks: u64,
@@ -140,16 +152,16 @@ impl Pool {
         };
         let breaks = self.shared.breaks.load(Ordering::Acquire);
         let mut connection = Connection {
-            driver: None,
+            line: None,
             running: None,
             breaks,
             bound,
             permit: Some(permit),
             shared: Arc::clone(&self.shared),
         };
-        while let Some(idle) = self.shared.pop() {
+        while let Some(idle) = self.shared.pop(Handle::current().id()) {
             let doubtful = idle.breaks != breaks || idle.since.elapsed() > IDLE;
-            connection.driver = Some(idle.connection);
+            connection.line = Some(idle.line);
             if !doubtful || connection.is_alive().await {
                 return Ok(connection);
             }
@@ -196,9 +208,19 @@ impl Shared {
         }
     }
 
-    /// The connection that was used last, whose caches are warm.
-    fn pop(&self) -> Option<Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    /// The connection of this runtime that was used last, whose caches are warm. If there is none, one of another runtime
+    /// is closed to make room.
+    fn pop(&self, runtime: Id) -> Option<Idle> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        match idle.iter().rposition(|idle| idle.line.runtime == runtime) {
+            Some(at) => Some(idle.remove(at)),
+            None => {
+                let foreign = idle.pop();
+                drop(idle);
+                drop(foreign);
+                None
+            }
+        }
     }
 
     fn push(&self, idle: Idle) {
@@ -225,9 +247,8 @@ impl Connection {
         statement: Statement<'_>,
         token: Option<Token>,
     ) -> Result<Result<MySqlQueryResult, sqlx::Error>> {
-        let bound = self.bound;
-        let driver = self.begin(token)?;
-        let Some(outcome) = timed(statement.execute(driver), bound).await else {
+        let line = self.begin(token)?;
+        let Some(outcome) = before(&mut line.alarm, statement.execute(&mut line.driver)).await else {
             return Err(self.gave_up(Sent::Yes));
         };
         Ok(self.ended(outcome))
@@ -238,9 +259,8 @@ impl Connection {
     /// # Errors
     /// When it fails or the deadline has come; without effect.
     pub(crate) async fn rows(&mut self, statement: Statement<'_>) -> Result<Vec<MySqlRow>> {
-        let bound = self.bound;
-        let driver = self.begin(None)?;
-        let Some(outcome) = timed(statement.fetch_all(driver), bound).await else {
+        let line = self.begin(None)?;
+        let Some(outcome) = before(&mut line.alarm, statement.fetch_all(&mut line.driver)).await else {
             return Err(self.gave_up(Sent::ReadOnly));
         };
         self.ended(outcome).map_err(|e| error::map(e, Sent::ReadOnly))
@@ -251,21 +271,21 @@ impl Connection {
     /// # Errors
     /// As [`execute`](Self::execute).
     pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
-        let bound = self.bound;
-        let driver = self.begin(None)?;
+        let line = self.begin(None)?;
         let statement = sqlx::raw_sql(sqlx::AssertSqlSafe(text));
-        let Some(outcome) = timed(statement.execute(driver), bound).await else {
+        let Some(outcome) = before(&mut line.alarm, statement.execute(&mut line.driver)).await else {
             return Err(self.gave_up(Sent::Yes));
         };
         self.ended(outcome).map_err(|e| error::map(e, Sent::Yes))
     }
 
     /// From here until [`ended`](Self::ended) a drop finds the connection in the middle of a statement.
-    fn begin(&mut self, token: Option<Token>) -> Result<&mut MySqlConnection> {
-        match &mut self.driver {
-            Some(driver) if self.running.is_none() => {
+    fn begin(&mut self, token: Option<Token>) -> Result<&mut Line> {
+        match &mut self.line {
+            Some(line) if self.running.is_none() => {
                 self.running = Some(token);
-                Ok(driver)
+                line.alarm.as_mut().reset(self.bound.at);
+                Ok(line)
             }
             // It broke, or was left in the middle of a statement, and whoever has it did not notice.
             _ => Err(Error::new(ErrorKind::Unavailable, "the connection broke before")),
@@ -278,7 +298,7 @@ impl Connection {
             && !error::is_row_busy(failed)
         {
             // After most errors it could go on, but errors are rare, and a new connection is in a known state.
-            self.driver = None;
+            self.line = None;
             if error::number(failed).is_none() {
                 self.shared.breaks.fetch_add(1, Ordering::AcqRel);
             }
@@ -294,11 +314,11 @@ impl Connection {
     /// Asks an idle connection whether it is still there. A dead one must not cost the whole time.
     async fn is_alive(&mut self) -> bool {
         let patience = self.bound.at.saturating_duration_since(Instant::now()) / 3;
-        let Some(driver) = &mut self.driver else { return false };
-        if matches!(timeout(patience, driver.ping()).await, Ok(Ok(()))) {
+        let Some(line) = &mut self.line else { return false };
+        if matches!(timeout(patience, line.driver.ping()).await, Ok(Ok(()))) {
             return true;
         }
-        self.driver = None;
+        self.line = None;
         false
     }
 
@@ -308,20 +328,22 @@ impl Connection {
             sqlx::raw_sql(SETUP).execute(&mut driver).await?;
             Ok(driver)
         };
-        let Some(outcome) = timed(connect, self.bound).await else {
+        let Ok(outcome) = timeout_at(self.bound.at, connect).await else {
             return Err(error::timed_out(self.bound.whole, Sent::No));
         };
-        self.driver = Some(outcome.map_err(|e| error::map(e, Sent::No))?);
+        let driver = outcome.map_err(|e| error::map(e, Sent::No))?;
+        let alarm = Box::pin(sleep_until(self.bound.at));
+        self.line = Some(Line { driver, alarm, runtime: Handle::current().id() });
         Ok(())
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let (Some(driver), permit) = (self.driver.take(), self.permit.take()) else { return };
+        let (Some(line), permit) = (self.line.take(), self.permit.take()) else { return };
         let Some(token) = self.running.take() else {
             // Back before the permit is, so that whoever gets the permit finds it.
-            self.shared.push(Idle { connection: driver, since: Instant::now(), breaks: self.breaks });
+            self.shared.push(Idle { line, since: Instant::now(), breaks: self.breaks });
             return drop(permit);
         };
         // Without a runtime, all that is left is to hang up.
@@ -329,7 +351,7 @@ impl Drop for Connection {
         let mark = token.map(|token| RunningOn::new(&self.shared, token));
         let linger = self.shared.linger;
         runtime.spawn(async move {
-            let mut driver = driver;
+            let mut driver = line.driver;
             // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping,
             // the server is then done with the statement, or stands still and may do it later.
             drop(timeout(linger, driver.ping()).await);
@@ -369,9 +391,13 @@ impl Drop for RunningOn {
     }
 }
 
-/// `None` if the deadline has come.
-async fn timed<F: Future>(work: F, bound: Bound) -> Option<F::Output> {
-    timeout_at(bound.at, work).await.ok()
+/// What a future gives, or `None` if the alarm goes off before.
+async fn before<F: Future>(alarm: &mut Pin<Box<Sleep>>, work: F) -> Option<F::Output> {
+    tokio::select! {
+        biased;
+        output = work => Some(output),
+        () = alarm.as_mut() => None,
+    }
 }
 
 /// Reads a column; what does not fit is an error.
