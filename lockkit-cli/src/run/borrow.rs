@@ -17,6 +17,7 @@ use super::{
     desk::Loan,
     hold::Bell,
     nest::{Enclosing, Entry},
+    plan::Plan,
 };
 use crate::exit::Failure;
 
@@ -107,10 +108,11 @@ impl Borrowed {
         lost.or_else(|| self.bell.error()).unwrap_or_else(|| "the enclosing run has not renewed it".to_owned())
     }
 
-    /// Asks at every third of what is left, so that one answer may fail to come.
+    /// Asks at every third of the time until CMD would be stopped, so that an answer may fail to come or be late.
     pub(super) async fn keep(&self) -> Infallible {
+        let term = Plan::of(self.entry.ttl).term;
         while !self.remaining().is_zero() {
-            let pause = (self.remaining() / 3).max(SHORTEST_PAUSE);
+            let pause = (self.remaining().saturating_sub(term) / 3).max(SHORTEST_PAUSE);
             tokio::select! {
                 () = sleep(pause) => self.ask().await,
                 () = self.loan.ended() => self.lose("the enclosing run has ended".to_owned()),
