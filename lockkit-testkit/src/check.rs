@@ -3,7 +3,7 @@
 use std::{any::Any, sync::Arc, time::Duration};
 
 use libtest_mimic::{Failed, Trial};
-use lockkit_core::LockStore;
+use lockkit_core::{Fencing, LockStore};
 
 use crate::{
     Backend, BoxError,
@@ -126,7 +126,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, BoxError> {
 async fn applies(case: &Case, backend: &Arc<dyn Backend>) -> Result<Option<String>, BoxError> {
     let store: Arc<dyn LockStore> = backend.open().await?;
     let capability = &store.info().capability;
-    let Needs { ttl, shared, permits, fencing, clock, server } = case.needs;
+    let Needs { ttl, shared, permits, fences, hybrid, clock, server } = case.needs;
     let has_ttl = matches!(capability.liveness, lockkit_core::Liveness::Ttl { .. });
     let reason = if ttl && !has_ttl {
         Some("leases here end with the session, not by ttl".to_owned())
@@ -134,8 +134,10 @@ async fn applies(case: &Case, backend: &Arc<dyn Backend>) -> Result<Option<Strin
         Some("no shared locks".to_owned())
     } else if permits && !capability.permits {
         Some("no permits".to_owned())
-    } else if capability.fencing < fencing {
-        Some(format!("fencing is {:?}, not {fencing:?}", capability.fencing))
+    } else if fences && capability.fencing == Fencing::None {
+        Some("no fences".to_owned())
+    } else if hybrid && capability.fencing != Fencing::Hybrid {
+        Some(format!("fencing is {:?}, not Hybrid", capability.fencing))
     } else if clock && backend.open_with_clock(Arc::new(lockkit_core::SystemClock)).await?.is_none() {
         Some("takes no clock".to_owned())
     } else if server && backend.private_server().await?.is_none() {
