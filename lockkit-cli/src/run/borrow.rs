@@ -76,8 +76,8 @@ async fn question(locker: &Locker, entry: &Entry) -> lockkit::Result<Answer> {
     let is_ours = |holder: &&Holder| holder.token == Some(entry.token);
     Ok(match holders.iter().find(is_ours) {
         Some(holder) => {
-            // A lease that does not run out by time is believed in for as long as one that does.
-            let left = holder.remaining.unwrap_or(entry.ttl);
+            // Where time does not end leases, the outer run believes in it for so long after each renewal.
+            let left = holder.remaining.unwrap_or(entry.lasts);
             Answer::Holds { fence: holder.fence, deadline: asked + left.saturating_sub(drift(left)) }
         }
         None if holders.is_empty() => Answer::Lost(LossReason::Gone),
@@ -88,6 +88,10 @@ async fn question(locker: &Locker, entry: &Entry) -> lockkit::Result<Answer> {
 impl Borrowed {
     pub(super) fn ttl(&self) -> Duration {
         self.entry.ttl
+    }
+
+    pub(super) fn lasts(&self) -> Duration {
+        self.entry.lasts
     }
 
     pub(super) fn fence(&self) -> Fence {
@@ -110,7 +114,7 @@ impl Borrowed {
 
     /// Asks at every third of the time until CMD would be stopped, so that an answer may fail to come or be late.
     pub(super) async fn keep(&self) -> Infallible {
-        let term = Plan::of(self.entry.ttl).term;
+        let term = Plan::of(self.entry.lasts).term;
         while !self.remaining().is_zero() {
             let pause = (self.remaining().saturating_sub(term) / 3).max(SHORTEST_PAUSE);
             tokio::select! {

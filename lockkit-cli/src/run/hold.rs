@@ -24,6 +24,7 @@ pub(super) enum Hold {
 pub(super) struct Own {
     guard: Guard,
     ttl: Duration,
+    lasts: Duration,
     bell: Bell,
 }
 
@@ -35,13 +36,23 @@ impl Own {
 
 impl Hold {
     pub(super) fn own(guard: Guard, ttl: Duration, bell: Bell) -> Self {
-        Self::Own(Own { guard, ttl, bell })
+        let lasts = guard.remaining().min(ttl);
+        Self::Own(Own { guard, ttl, lasts, bell })
     }
 
+    /// The ttl that was asked for.
     pub(super) fn ttl(&self) -> Duration {
         match self {
             Self::Own(own) => own.ttl,
             Self::Borrowed(borrowed) => borrowed.ttl(),
+        }
+    }
+
+    /// How long the lease lasts when it has just been renewed. Stores that end leases by session don't ask for a ttl.
+    pub(super) fn lasts(&self) -> Duration {
+        match self {
+            Self::Own(own) => own.lasts,
+            Self::Borrowed(borrowed) => borrowed.lasts(),
         }
     }
 
