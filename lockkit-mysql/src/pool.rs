@@ -11,12 +11,11 @@
 //!   server has answered, so that a release of the same claim can be sent behind that (rule R8), and then closed.
 
 use std::{
-    collections::HashMap,
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -29,13 +28,14 @@ use sqlx::{
 };
 use tokio::{
     runtime::{Handle, Id},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, Sleep, sleep_until, timeout, timeout_at},
 };
 
 use crate::{
     config::MySqlConfig,
     error::{self, Sent},
+    running_on::RunningOn,
 };
 
 /// A connection that was idle for longer than this is asked whether it is still there: servers close idle ones.
@@ -86,10 +86,7 @@ struct Shared {
     idle: Mutex<Vec<Idle>>,
     /// Raised whenever a connection broke: then those that are older are not trusted without asking.
     breaks: AtomicU64,
-    /// The claims of statements that run on although nobody waits for them, each with what ends when they do.
-    running_on: Mutex<HashMap<Token, Vec<watch::Receiver<()>>>>,
-    /// How many those are: the common case, none, is known without the map.
-    running_on_count: AtomicUsize,
+    running_on: Arc<RunningOn>,
 }
 
 struct Idle {
@@ -132,8 +129,7 @@ impl Pool {
             reserved: Arc::new(Semaphore::new(reserved)),
             idle: Mutex::default(),
             breaks: AtomicU64::new(0),
-            running_on: Mutex::default(),
-            running_on_count: AtomicUsize::new(0),
+            running_on: Arc::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -175,14 +171,8 @@ impl Pool {
     /// # Errors
     /// When it has not by the deadline. What was given up may still come to have an effect.
     pub(crate) async fn settled(&self, token: &Token, bound: Bound) -> Result<()> {
-        while self.shared.running_on_count.load(Ordering::Acquire) > 0 {
-            let running = self.shared.running_on().get(token).and_then(|running| running.first().cloned());
-            let Some(mut running) = running else { break };
-            // Its sender never sends. It is dropped when the statement has ended, and its entry is gone by then.
-            let ended = timeout_at(bound.at, running.changed()).await;
-            ended.map(drop).map_err(|_| error::timed_out(bound.whole, Sent::Yes))?;
-        }
-        Ok(())
+        let settled = timeout_at(bound.at, self.shared.running_on.settled(token)).await;
+        settled.map_err(|_| error::timed_out(bound.whole, Sent::Yes))
     }
 }
 
@@ -225,10 +215,6 @@ impl Shared {
 
     fn push(&self, idle: Idle) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
-    }
-
-    fn running_on(&self) -> MutexGuard<'_, HashMap<Token, Vec<watch::Receiver<()>>>> {
-        self.running_on.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -348,7 +334,7 @@ impl Drop for Connection {
         };
         // Without a runtime, all that is left is to hang up.
         let Ok(runtime) = Handle::try_current() else { return };
-        let mark = token.map(|token| RunningOn::new(&self.shared, token));
+        let mark = token.map(|token| RunningOn::mark(&self.shared.running_on, token));
         let linger = self.shared.linger;
         runtime.spawn(async move {
             let mut driver = line.driver;
@@ -357,37 +343,6 @@ impl Drop for Connection {
             drop(timeout(linger, driver.ping()).await);
             drop((driver, mark, permit));
         });
-    }
-}
-
-/// The mark of a statement that runs on.
-struct RunningOn {
-    shared: Arc<Shared>,
-    token: Token,
-    ended: watch::Receiver<()>,
-    /// Dropped after the mark was taken away: that wakes who waits for the end.
-    _ends: watch::Sender<()>,
-}
-
-impl RunningOn {
-    fn new(shared: &Arc<Shared>, token: Token) -> Self {
-        let (ends, ended) = watch::channel(());
-        shared.running_on().entry(token).or_default().push(ended.clone());
-        shared.running_on_count.fetch_add(1, Ordering::AcqRel);
-        Self { shared: Arc::clone(shared), token, ended, _ends: ends }
-    }
-}
-
-impl Drop for RunningOn {
-    fn drop(&mut self) {
-        let mut running_on = self.shared.running_on();
-        if let Some(running) = running_on.get_mut(&self.token) {
-            running.retain(|ended| !ended.same_channel(&self.ended));
-            if running.is_empty() {
-                running_on.remove(&self.token);
-            }
-        }
-        self.shared.running_on_count.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
