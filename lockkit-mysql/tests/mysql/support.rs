@@ -45,10 +45,12 @@ impl Ctx {
         self.shared.get_or_init(|| self.private(&[])).await
     }
 
-    /// A server for one test, with the table.
+    /// A server for one test, with the table. It leaves writing to the disk to the operating system, so that a disk that
+    /// is busy for half a second does not look like a fault of the store.
     pub(crate) async fn private(&self, args: &[&str]) -> MySqlServer {
         let ddl = schema::ddl(MySqlConfig::TABLE).expect("ddl");
-        let options = MySqlOptions::default().flavor(self.flavor.clone()).init(ddl).args(args.iter().copied());
+        let args = ["--innodb-flush-log-at-trx-commit=2"].iter().chain(args).copied();
+        let options = MySqlOptions::default().flavor(self.flavor.clone()).init(ddl).args(args);
         MySqlServer::start(options).await.expect("a server")
     }
 
