@@ -76,8 +76,10 @@ pub(crate) async fn raw(server: &MySqlServer) -> MySqlConnection {
     MySqlConnection::connect(&server.url()).await.expect("raw connection")
 }
 
-/// Begins a transaction that keeps the rows of these claims locked, as an administrator's forgotten session would.
+/// Begins a transaction that keeps the rows of these claims locked, as an administrator's forgotten session would. At the
+/// default isolation it would also lock the gap in front of them, and with it the new names of other tests.
 pub(crate) async fn lock_rows(raw: &mut MySqlConnection, claims: &[&Claim]) {
+    raw.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").await.expect("isolation");
     raw.execute("BEGIN").await.expect("begin");
     for claim in claims {
         let lock = "SELECT id FROM resource_lock WHERE resource_name = ? FOR UPDATE";
