@@ -9,7 +9,7 @@ use support::{code, stdout};
 
 fn lockkit(store: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));
-    command.env("LOCKKIT_STORE", store).args(arguments).output().unwrap()
+    command.env("LOCKKIT_STORE", store).args(arguments).output().expect("lockkit runs")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -330,7 +330,7 @@ async fn a_held_lock_survives_a_restart_with_data(ctx: Ctx) -> Outcome {
 async fn a_restart_without_data_is_noticed(ctx: Ctx) -> Outcome {
     let server = ctx.server().await?;
     let (mine, name) = (locker(server.open().await?), ctx.name());
-    let ttl = Duration::from_secs(2);
+    let ttl = Duration::from_secs(4);
     let guard = take(&mine, &name, ttl).await?;
     let (fence, fenced) = (guard.fence(), fencing_claimed(&mine));
     server.kill().await?;
