@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// Give up at once, with exit status 75, when the lock is not free
     #[arg(long)]
     no_wait: bool,
-    /// Who holds the lock, in words, as shown to others [default: CMD@host:pid]
+    /// Who holds the lock, in words, as shown to others; by default CMD@host:pid
     #[arg(long, value_name = "TEXT")]
     holder: Option<String>,
     /// The command and its arguments
