@@ -5,12 +5,14 @@ use std::sync::Arc;
 use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, Result};
 
 /// The schemes of all stores, and the feature that each needs.
-const SCHEMES: [(&str, Option<&str>); 5] = [
+const SCHEMES: [(&str, Option<&str>); 7] = [
     ("memory", None),
     ("redis", Some("redis")),
     ("rediss", Some("redis")),
     ("valkey", Some("redis")),
     ("valkeys", Some("redis")),
+    ("redlock", Some("redlock")),
+    ("redlocks", Some("redlock")),
 ];
 
 /// Connects to the store at `url` and makes a [`Locker`] of it.
@@ -20,6 +22,7 @@ const SCHEMES: [(&str, Option<&str>); 5] = [
 /// | `memory:` | | a new, empty store in this process |
 /// | `redis://[user:password@]host[:port][/db]` | `redis` | one Redis or Valkey server |
 /// | `rediss://…` | `redis`, `tls` | the same over TLS |
+/// | `redlock://[user:password@]host[:port],host[:port],…[/db]` | `redlock` | a majority of several such servers |
 ///
 /// # Errors
 /// `InvalidInput` for a URL that is no URL, has an unknown scheme or option; `Unsupported` for a store whose feature
@@ -53,6 +56,8 @@ pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
             let config = lockkit_redis::RedisConfig::from_url(url)?;
             Ok(Arc::new(lockkit_redis::RedisStore::connect(config).await?))
         }
+        #[cfg(feature = "redlock")]
+        "redlock" | "redlocks" => Ok(Arc::new(lockkit_redlock::RedlockStore::from_url(url).await?)),
         other => Err(unknown(other)),
     }
 }

@@ -10,6 +10,8 @@ pub use crate::connect::{connect, open};
 
 #[cfg(feature = "redis")]
 pub use lockkit_redis as redis;
+#[cfg(feature = "redlock")]
+pub use lockkit_redlock as redlock;
 
 /// The examples of the documentation, compiled and run.
 #[cfg(doctest)]

@@ -239,8 +239,10 @@ impl Drop for Pursuit<'_> {
         }
         self.entry.give_up();
         if stragglers.is_empty() && self.may_hold.is_empty() {
-            // Every node has said that it granted nothing.
-            self.quorum.book.forget(&self.entry);
+            // Every node has said that it granted nothing. (At the door something may still be under way.)
+            if self.entry.is_settled() {
+                self.quorum.book.forget(&self.entry);
+            }
         } else {
             follow(self.quorum, &self.entry, stragglers, std::mem::take(&mut self.may_hold));
         }
@@ -326,4 +328,3 @@ pub(crate) async fn undo(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize) {
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
-

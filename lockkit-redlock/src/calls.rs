@@ -15,7 +15,11 @@ use tokio::{runtime::Handle, time::Sleep};
 pub(crate) type Call<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Calls under way, each with the index of its node.
-pub(crate) struct Calls<T: Send + 'static>(Vec<(usize, Call<T>)>);
+pub(crate) struct Calls<T: Send + 'static> {
+    pending: Vec<(usize, Call<T>)>,
+    /// Answers that came together with one that was handed out.
+    ready: Vec<(usize, T)>,
+}
 
 /// What [`Calls::next`] brings.
 pub(crate) enum Next<T> {
@@ -27,20 +31,20 @@ pub(crate) enum Next<T> {
 
 impl<T: Send + 'static> Calls<T> {
     pub(crate) fn with_capacity(nodes: usize) -> Self {
-        Self(Vec::with_capacity(nodes))
+        Self { pending: Vec::with_capacity(nodes), ready: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, node: usize, call: impl Future<Output = T> + Send + 'static) {
-        self.0.push((node, Box::pin(call)));
+        self.pending.push((node, Box::pin(call)));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.pending.is_empty() && self.ready.is_empty()
     }
 
     /// The nodes that have not answered yet.
     pub(crate) fn pending(&self) -> impl Iterator<Item = usize> {
-        self.0.iter().map(|(node, _)| *node)
+        self.pending.iter().map(|(node, _)| *node)
     }
 
     /// The next answer, in the order in which they come. What is there counts, even if the time is up as well.
@@ -53,9 +57,10 @@ impl<T: Send + 'static> Calls<T> {
         .await
     }
 
-    /// Takes all calls out.
+    /// Takes all calls out, also those with an answer that nobody has heard.
     pub(crate) fn take(&mut self) -> Vec<(usize, Call<T>)> {
-        std::mem::take(&mut self.0)
+        let heard = self.ready.drain(..).map(|(node, answer)| (node, Box::pin(std::future::ready(answer)) as Call<T>));
+        heard.chain(self.pending.drain(..)).collect()
     }
 
     /// The next answer, however long it takes; `None` when all have answered.
@@ -64,31 +69,38 @@ impl<T: Send + 'static> Calls<T> {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, T)>> {
-        if self.0.is_empty() { Poll::Ready(None) } else { poll_any(&mut self.0, cx).map(Some) }
+        if self.is_empty() {
+            return Poll::Ready(None);
+        }
+        if self.ready.is_empty() {
+            // All of them, also when one is ready: the first time it is asked, a call is sent.
+            poll_all(&mut self.pending, cx, |node, answer| self.ready.push((node, answer)));
+        }
+        self.ready.pop().map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
     }
 }
 
-/// Few calls, so that asking all of them each time is cheap.
-fn poll_any<T>(calls: &mut Vec<(usize, Call<T>)>, cx: &mut Context<'_>) -> Poll<(usize, T)> {
-    for at in 0..calls.len() {
-        if let Poll::Ready(answer) = calls[at].1.as_mut().poll(cx) {
-            let (node, _) = calls.swap_remove(at);
-            return Poll::Ready((node, answer));
+/// There are few, so that asking all of them each time is cheap.
+fn poll_all<T>(calls: &mut Vec<(usize, Call<T>)>, cx: &mut Context<'_>, mut answered: impl FnMut(usize, T)) {
+    calls.retain_mut(|(node, call)| match call.as_mut().poll(cx) {
+        Poll::Ready(answer) => {
+            answered(*node, answer);
+            false
         }
-    }
-    Poll::Pending
+        Poll::Pending => true,
+    });
 }
 
 impl<T: Send + 'static> Drop for Calls<T> {
     fn drop(&mut self) {
-        if !self.0.is_empty() {
+        self.ready.clear();
+        if !self.pending.is_empty() {
             // Not `Self`: a runtime that is shutting down drops the task at once, and dropping it must not spawn another.
-            let mut rest = self.take();
-            in_background(async move {
-                while !rest.is_empty() {
-                    poll_fn(|cx| poll_any(&mut rest, cx)).await;
-                }
-            });
+            let mut rest = std::mem::take(&mut self.pending);
+            in_background(poll_fn(move |cx| {
+                poll_all(&mut rest, cx, |_, _| {});
+                if rest.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            }));
         }
     }
 }

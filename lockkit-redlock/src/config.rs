@@ -21,6 +21,8 @@ impl RedlockConfig {
     pub const SHORTEST_TIMEOUT: Duration = Duration::from_millis(50);
     /// The node timeout is never longer by default.
     pub const LONGEST_TIMEOUT: Duration = Duration::from_millis(500);
+    /// Renewals and releases wait for a majority no longer than this.
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
     /// All at its default.
     #[must_use]
@@ -60,6 +62,14 @@ impl RedlockConfig {
     pub(crate) fn timeout_for(&self, ttl: Duration) -> Duration {
         let by_ttl = || (ttl / 200).clamp(Self::SHORTEST_TIMEOUT, Self::LONGEST_TIMEOUT);
         self.node_timeout.unwrap_or_else(by_ttl)
+    }
+
+    /// The limit of a renewal or a release of a lease of `ttl`.
+    ///
+    /// Longer than that of an acquisition, for nothing is won by giving up: the belief in the lease has its own deadline,
+    /// whoever releases believes no more, and a majority that answers ends the wait anyway.
+    pub(crate) fn patience_for(&self, ttl: Duration) -> Duration {
+        (ttl / 8).min(Self::PATIENCE).max(self.timeout_for(ttl))
     }
 
     /// The shortest ttl that leaves something of a lease when both rounds of an acquisition take as long as they may:

@@ -35,11 +35,15 @@ mod fence;
 mod inspect;
 mod node;
 mod quorum;
+#[cfg(feature = "redis")]
+mod redis;
 mod renew;
 mod stats;
 mod store;
 mod wait;
 
+#[cfg(feature = "redis")]
+pub use redis::RedisNodes;
 pub use {
     config::RedlockConfig,
     error::{NodeError, NodeErrors},

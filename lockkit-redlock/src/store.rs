@@ -228,11 +228,7 @@ impl Quorum {
         exclusive(claim)?;
         let entry = self.book.end(&claim.token);
         let at_nodes = Arc::new(entry.as_ref().map_or(claim, |entry| &entry.claim).clone());
-        let limit = match (&entry, self.config.node_timeout) {
-            (_, Some(limit)) => limit,
-            (Some(entry), None) => self.config.timeout_for(entry.ttl),
-            (None, None) => RedlockConfig::LONGEST_TIMEOUT,
-        };
+        let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| self.config.patience_for(entry.ttl));
         let mut calls = Calls::with_capacity(self.nodes.len());
         for node in 0..self.nodes.len() {
             let (quorum, claim) = (Arc::clone(self), Arc::clone(&at_nodes));
@@ -285,7 +281,8 @@ impl Quorum {
             && !(min..=max).contains(&request.ttl)
         {
             let ttl = request.ttl;
-            let message = format!("with these node timeouts the ttl must lie between {min:?} and {max:?}; it is {ttl:?}");
+            let message =
+                format!("with these node timeouts the ttl must lie between {min:?} and {max:?}; it is {ttl:?}");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         Ok(())
