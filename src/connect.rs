@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, Result};
 
 /// The schemes of all stores, and the feature that each needs.
-const SCHEMES: [(&str, Option<&str>); 7] = [
+const SCHEMES: [(&str, Option<&str>); 10] = [
     ("memory", None),
     ("redis", Some("redis")),
     ("rediss", Some("redis")),
@@ -13,6 +13,9 @@ const SCHEMES: [(&str, Option<&str>); 7] = [
     ("valkeys", Some("redis")),
     ("redlock", Some("redlock")),
     ("redlocks", Some("redlock")),
+    ("mysql", Some("mysql")),
+    ("mariadb", Some("mysql")),
+    ("zk", Some("zk")),
 ];
 
 /// Connects to the store at `url` and makes a [`Locker`] of it.
@@ -23,6 +26,8 @@ const SCHEMES: [(&str, Option<&str>); 7] = [
 /// | `redis://[user:password@]host[:port][/db]` | `redis` | one Redis or Valkey server |
 /// | `rediss://…` | `redis`, `tls` | the same over TLS |
 /// | `redlock://[user:password@]host[:port],host[:port],…[/db]` | `redlock` | a majority of several such servers |
+/// | `mysql://user:password@host[:port]/db` | `mysql` | a table of a MySQL or MariaDB server |
+/// | `zk://host[:port],…[/chroot]` | `zk` | a ZooKeeper ensemble |
 ///
 /// # Errors
 /// `InvalidInput` for a URL that is no URL, has an unknown scheme or option; `Unsupported` for a store whose feature
@@ -52,12 +57,13 @@ pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
         "memory" if rest.is_empty() => Ok(Arc::new(MemoryStore::new())),
         "memory" => Err(invalid("the memory store takes no address; write memory:".to_owned())),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" | "valkey" | "valkeys" => {
-            let config = lockkit_redis::RedisConfig::from_url(url)?;
-            Ok(Arc::new(lockkit_redis::RedisStore::connect(config).await?))
-        }
+        "redis" | "rediss" | "valkey" | "valkeys" => Ok(Arc::new(lockkit_redis::RedisStore::from_url(url).await?)),
         #[cfg(feature = "redlock")]
         "redlock" | "redlocks" => Ok(Arc::new(lockkit_redlock::RedlockStore::from_url(url).await?)),
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => Ok(Arc::new(lockkit_mysql::MySqlStore::from_url(url).await?)),
+        #[cfg(feature = "zk")]
+        "zk" => Ok(Arc::new(lockkit_zk::ZkStore::from_url(url).await?)),
         other => Err(unknown(other)),
     }
 }

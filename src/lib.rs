@@ -8,10 +8,14 @@ pub use lockkit_core::*;
 
 pub use crate::connect::{connect, open};
 
+#[cfg(feature = "mysql")]
+pub use lockkit_mysql as mysql;
 #[cfg(feature = "redis")]
 pub use lockkit_redis as redis;
 #[cfg(feature = "redlock")]
 pub use lockkit_redlock as redlock;
+#[cfg(feature = "zk")]
+pub use lockkit_zk as zk;
 
 /// The examples of the documentation, compiled and run.
 #[cfg(doctest)]

@@ -1,3 +1,93 @@
-//! The `lockkit` command.
+//! The `lockkit` command: run programs under a lock, see who holds what, free what is
+//! stuck, and compare stores.
 
-fn main() {}
+#[cfg(not(target_os = "linux"))]
+compile_error!("lockkit run keeps its promises with the help of Linux: parent-death signals, pidfds, /proc");
+
+mod break_lock;
+mod compare;
+mod completions;
+mod contention;
+mod crew;
+mod duration;
+mod exit;
+mod interrupt;
+mod ledger;
+mod ls;
+mod man;
+mod race;
+mod run;
+mod show;
+mod store;
+mod targets;
+mod who;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::exit::Outcome;
+
+/// Distributed locks on the command line.
+#[derive(Debug, Parser)]
+#[command(name = "lockkit", version, after_long_help = format!("Exit status:\n{}", exit::CODES))]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Run(run::Args),
+    Ls(ls::Args),
+    Who(who::Args),
+    Break(break_lock::Args),
+    Race(race::Args),
+    Compare(compare::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+    #[command(name = worker::VERB, hide = true)]
+    Worker(worker::Args),
+    #[command(name = run::exec::VERB, hide = true)]
+    Exec(run::exec::Args),
+    #[command(name = run::watchdog::VERB, hide = true)]
+    Watch(run::watchdog::Args),
+    #[command(name = run::exec::DIE, hide = true)]
+    Die,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::try_parse() {
+        Ok(cli) => dispatch(cli.verb),
+        Err(error) => exit::from_clap(&error),
+    };
+    exit::report(outcome)
+}
+
+fn dispatch(verb: Verb) -> Outcome {
+    match verb {
+        Verb::Run(args) => run::run(args),
+        Verb::Ls(args) => ls::run(&args),
+        Verb::Who(args) => who::run(&args),
+        Verb::Break(args) => break_lock::run(args),
+        Verb::Race(args) => race::run(args),
+        Verb::Compare(args) => compare::run(args),
+        Verb::Completions(args) => completions::run(&args, Cli::command()),
+        Verb::Man(args) => man::run(&args, Cli::command()),
+        Verb::Worker(args) => worker::run(args),
+        Verb::Exec(args) => run::exec::run(&args),
+        Verb::Watch(args) => run::watchdog::run(&args),
+        Verb::Die => run::exec::die(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

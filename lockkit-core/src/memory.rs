@@ -25,6 +25,8 @@ const IDLE_KEYS: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     info: Arc<StoreInfo>,
+    /// What expiry is judged by, whatever clock a client has.
+    judge: Arc<dyn Clock>,
     shelf: Arc<Mutex<Shelf>>,
 }
 
@@ -74,8 +76,16 @@ impl MemoryStore {
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };
-        let info = StoreInfo { scheme: "memory", name: "memory".into(), capability, clock };
-        Self { info: Arc::new(info), shelf: Arc::default() }
+        let info = StoreInfo { scheme: "memory", name: "memory".into(), capability, clock: Arc::clone(&clock) };
+        Self { info: Arc::new(info), judge: clock, shelf: Arc::default() }
+    }
+
+    /// Another client of this store, whose own clock is `clock`: the leases that it is granted end on that clock for
+    /// itself, and on the store's for everyone else.
+    #[must_use]
+    pub fn client_with_clock(&self, clock: Arc<dyn Clock>) -> Self {
+        let info = StoreInfo { clock, ..StoreInfo::clone(&self.info) };
+        Self { info: Arc::new(info), ..self.clone() }
     }
 
     /// Forgets all leases, as a server does that restarts empty. Fences go on from the wall clock.
@@ -83,8 +93,15 @@ impl MemoryStore {
         *self.shelf() = Shelf::default();
     }
 
+    /// The present moment for this client.
     fn now(&self) -> Moment {
         self.info.clock.now()
+    }
+
+    /// The present moment for the store, read while the shelf is locked: the judgement and what depends on it are one
+    /// step (rule R10).
+    fn store_now(&self) -> Moment {
+        self.judge.now()
     }
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
@@ -93,13 +110,13 @@ impl MemoryStore {
 
     /// One atomic attempt.
     fn attempt(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let now = self.now();
-        let until = now + request.ttl;
+        let until = self.now() + request.ttl;
         let mut shelf = self.shelf();
+        let now = self.store_now();
         let record = shelf.record(&request.claim.key, now);
         if let Some(lease) = record.leases.iter_mut().find(|lease| lease.claim == request.claim) {
-            lease.expires = until;
-            return Ok(Attempt::Granted(lease.hold()));
+            lease.expires = now + request.ttl;
+            return Ok(Attempt::Granted(lease.hold(until)));
         }
         if let Some(holder) = record.blocker(request.claim.mode)? {
             let retry_after = Some(holder.expires.since(now));
@@ -113,23 +130,24 @@ impl MemoryStore {
             fence,
             span: request.fence.span.max(1),
             depth: 1,
-            expires: until,
+            expires: now + request.ttl,
             info: request.holder.clone(),
         };
-        let hold = lease.hold();
+        let hold = lease.hold(until);
         record.leases.push(lease);
         Ok(Attempt::Granted(hold))
     }
 
-    fn renew_one(&self, renewal: &Renewal, now: Moment) -> Renewed {
+    fn renew_one(&self, renewal: &Renewal, sent: Moment) -> Renewed {
         let mut shelf = self.shelf();
+        let now = self.store_now();
         let record = shelf.record(&renewal.claim.key, now);
         let Some(lease) = record.leases.iter_mut().find(|lease| lease.claim == renewal.claim) else {
             return Renewed::Lost(record.why_not_held());
         };
         lease.expires = now + renewal.ttl;
         lease.depth = renewal.depth;
-        let hold = lease.hold();
+        let hold = lease.hold(sent + renewal.ttl);
         if let Some(floor) = renewal.fence_floor {
             record.fence = record.fence.max(floor.get());
         }
@@ -164,6 +182,8 @@ impl LockStore for MemoryStore {
         if request.order == Order::Fifo {
             return Err(Error::new(ErrorKind::Unsupported, "this store has no first-come-first-served locks"));
         }
+        // Nothing here ever waits for anything, so that a loop of acquisitions would starve its runtime.
+        tokio::task::consume_budget().await;
         let give_up = self.now() + request.wait;
         let first = self.attempt(request)?;
         if request.wait.is_zero() || matches!(first, Attempt::Granted(_)) {
@@ -185,13 +205,13 @@ impl LockStore for MemoryStore {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let now = self.now();
-        renewals.iter().map(|renewal| Ok(self.renew_one(renewal, now))).collect()
+        let sent = self.now();
+        renewals.iter().map(|renewal| Ok(self.renew_one(renewal, sent))).collect()
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         let mut shelf = self.shelf();
-        let record = shelf.record(&claim.key, self.now());
+        let record = shelf.record(&claim.key, self.store_now());
         // The mode is not compared: a token is unique, and `break_lock` knows nothing else.
         let Some(at) = record.leases.iter().position(|lease| lease.claim.token == claim.token) else {
             let reason = record.why_not_held();
@@ -205,7 +225,8 @@ impl LockStore for MemoryStore {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        let (now, shelf) = (self.now(), self.shelf());
+        let shelf = self.shelf();
+        let now = self.store_now();
         Ok(match query {
             Query::Keys(keys) => keys.iter().map(|key| self.state_of(&shelf, key, now)).collect(),
             Query::Prefix(prefix) => {
@@ -278,14 +299,8 @@ impl Record {
 }
 
 impl MemoryLease {
-    fn hold(&self) -> Hold {
-        Hold {
-            claim: self.claim.clone(),
-            fence: Fence::new(self.fence),
-            span: self.span,
-            until: self.expires,
-            depth: self.depth,
-        }
+    fn hold(&self, until: Moment) -> Hold {
+        Hold { claim: self.claim.clone(), fence: Fence::new(self.fence), span: self.span, until, depth: self.depth }
     }
 
     fn holder(&self, now: Moment) -> Holder {

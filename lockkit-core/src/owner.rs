@@ -83,17 +83,19 @@ impl Owner {
 
 /// Adds a hold to a lease; `None` if it was released in the meantime.
 async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Result<Option<Arc<Lease>>> {
-    match engine.look(lease) {
-        Phase::Released => return Ok(None),
-        Phase::Lost(reason) => return Err(lost(engine, lease, reason)),
-        Phase::Held | Phase::Suspect => {}
-    }
+    engine.look(lease);
     {
-        // Counted before it is sent, so that the last other guard can't end the lease under us.
         let mut state = lease.state();
-        if !state.is_live() {
-            return Ok(None);
+        match state.phase() {
+            // Others than guards may keep the lease alive for a moment: what counts is whether a guard does.
+            Phase::Lost(reason) if state.depth > 0 => {
+                drop(state);
+                return Err(lost(engine, lease, reason));
+            }
+            Phase::Lost(_) | Phase::Released => return Ok(None),
+            Phase::Held | Phase::Suspect => {}
         }
+        // Counted before it is sent, so that the last other guard can't end the lease under us.
         state.depth = state.depth.checked_add(1).ok_or_else(|| {
             Error::new(ErrorKind::InvalidInput, "the lock is nested too deeply").at(
                 "acquire",

@@ -23,6 +23,7 @@ const ACQUIRE: &str = include_str!("../src/scripts/acquire.lua");
 const RELEASE: &str = include_str!("../src/scripts/release.lua");
 const TTL: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(400);
+const TURNS: usize = 20;
 const TASKS: usize = 64;
 const RENEWED: usize = 20_000;
 
@@ -45,12 +46,13 @@ async fn run(port: u16, server: String, rounds: usize) -> Result<(), Error> {
     let mut costs = [[0.0; 3]; 3];
     for round in 0..rounds {
         let mut rates = [0.0; 2];
-        for step in 0..2 {
-            let who = (step + round) % 2;
-            rates[who] = match who {
-                0 => one_task(ours(&store, 0)).await?,
-                _ => one_task(theirs(&bare, 0)).await?,
-            };
+        // In short turns: what a single task does in a while depends on where the threads happen to run.
+        for turn in 0..2 * TURNS {
+            let who = (turn + round) % 2;
+            rates[who] += match who {
+                0 => one_task(ours(&store, 0), SLICE / TURNS as u32).await?,
+                _ => one_task(theirs(&bare, 0), SLICE / TURNS as u32).await?,
+            } / TURNS as f64;
         }
         one.push(rates);
         let mut rates = [0.0; 3];
@@ -88,9 +90,12 @@ async fn run(port: u16, server: String, rounds: usize) -> Result<(), Error> {
 }
 
 /// Runs pairs one after the other for a slice of time; pairs per second.
-async fn one_task<F: Future<Output = Result<(), Error>>>(mut pair: impl FnMut() -> F) -> Result<f64, Error> {
+async fn one_task<F>(mut pair: impl FnMut() -> F, slice: Duration) -> Result<f64, Error>
+where
+    F: Future<Output = Result<(), Error>>,
+{
     let (start, mut pairs) = (Instant::now(), 0_u32);
-    while start.elapsed() < SLICE {
+    while start.elapsed() < slice {
         for _ in 0..16 {
             pair().await?;
         }
@@ -105,7 +110,7 @@ where
     P: FnMut() -> F + Send + 'static,
     F: Future<Output = Result<(), Error>> + Send + 'static,
 {
-    let tasks: Vec<_> = (0..TASKS).map(|i| tokio::spawn(one_task(pair(i)))).collect();
+    let tasks: Vec<_> = (0..TASKS).map(|i| tokio::spawn(one_task(pair(i), SLICE))).collect();
     let mut rate = 0.0;
     for task in tasks {
         rate += task.await??;
@@ -171,12 +176,11 @@ fn theirs(bare: &Bare, i: usize) -> impl FnMut() -> Pair + use<> {
     let counter: Arc<str> = format!("{{{lock}}}:fence").into();
     let token: Arc<str> = format!("{}:", claim.token.reveal()).into();
     let head: Arc<str> = format!("{token}1:").into();
-    let mut bare = bare.clone();
+    let bare = bare.clone();
     move || {
         let (lock, counter, token, head) = (lock.clone(), counter.clone(), token.clone(), head.clone());
         let mut connection = bare.connection.clone();
         let (acquire, release) = (bare.acquire.clone(), bare.release.clone());
-        _ = &mut bare;
         Box::pin(async move {
             let mut request = redis::cmd("EVALSHA");
             request.arg(&*acquire).arg(2).arg(&*lock).arg(&*counter);

@@ -18,7 +18,8 @@ pub(crate) enum Sent {
 
 /// Maps an error of the driver.
 ///
-/// An error that the **server** answered has no effect: the scripts change nothing before their last fallible command.
+/// An error that the **server** answered has no effect: no lock was taken or freed, for that is the last thing that a
+/// script does and the only one that can't fail after it. (A fence counter may have moved, which is harmless.)
 pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
     let detail = || one_line(error.detail().unwrap_or_default());
     let (kind, message) = match error.kind() {
@@ -56,6 +57,18 @@ pub(crate) fn map_open(error: io::Error) -> Error {
 
 /// Names an error that the server answered, by its code. Without effect.
 fn server_error(code: &str, detail: &str) -> Error {
+    // Redis 6.2 reports the error of a command in a script as `ERR Error running script (..): .. -READONLY ..`.
+    let within = |detail: &str| {
+        let inner = detail.split_once(": -")?.1;
+        let (code, detail) = inner.split_once(' ')?;
+        Some(server_error(code, detail))
+    };
+    if code == "ERR"
+        && detail.starts_with("Error running script")
+        && let Some(error) = within(detail)
+    {
+        return error;
+    }
     let kind = match code {
         "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
         "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "OOM" | "BUSY" | "MISCONF"
@@ -132,6 +145,12 @@ mod tests {
             ("CROSSSLOT", "Keys in request don't hash to the same slot", ErrorKind::Unsupported),
             ("WRONGTYPE", "Operation against a key", ErrorKind::Unexpected),
             ("ERR", "a\r\nb", ErrorKind::Unexpected),
+            ("ERR", "Error running script (call to f_1): @user_script:3: x", ErrorKind::Unexpected),
+            (
+                "ERR",
+                "Error running script (call to f_1): @user_script:3: @user_script: 3: -READONLY You can't write",
+                ErrorKind::Unavailable,
+            ),
         ] {
             let error = server(code, detail);
             assert_eq!((error.kind(), error.effect()), (kind, Effect::None), "{code} {detail}");

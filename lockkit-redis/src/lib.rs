@@ -36,6 +36,7 @@ mod scripts;
 mod server;
 mod store;
 mod stream;
+mod timer;
 #[cfg(feature = "tls")]
 mod tls;
 mod value;

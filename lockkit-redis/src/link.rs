@@ -37,7 +37,8 @@ use crate::{
     error::{self, Sent},
     scripts::Script,
     server::ServerFacts,
-    stream,
+    stream::{self, UnderWay},
+    timer::Timers,
     wake::Wake,
 };
 
@@ -71,6 +72,8 @@ pub(crate) struct Connection {
     driver: AbortHandle,
     epoch: u64,
     broken: Arc<AtomicBool>,
+    under_way: UnderWay,
+    timers: Timers,
     received: AtomicU64,
     struck: AtomicBool,
 }
@@ -156,7 +159,8 @@ impl Link {
             .set_write_backpressure_boundary(WRITE_BUFFER)
             .set_connection_timeout(None)
             .set_response_timeout(None);
-        let stream = stream::open(&self.config).await.map_err(error::map_open)?;
+        let under_way = UnderWay::default();
+        let stream = stream::open(&self.config, Arc::clone(&under_way)).await.map_err(error::map_open)?;
         let (inner, driver) = MultiplexedConnection::new_with_config(&self.login, stream, config)
             .await
             .map_err(|e| error::map(&e, Sent::No))?;
@@ -166,6 +170,8 @@ impl Link {
             driver: tokio::spawn(driver).abort_handle(),
             epoch,
             broken,
+            under_way,
+            timers: Timers::new(),
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
         });
@@ -242,21 +248,24 @@ impl Link {
     ) -> Result<T> {
         let received = connection.received.load(Ordering::Relaxed);
         let struck = connection.struck.load(Ordering::Relaxed);
-        match timeout(bound, exchange).await {
-            Ok(Ok(reply)) => {
+        let operation = Operation::begin(&connection.under_way);
+        let outcome = connection.timers.within(bound, exchange).await;
+        drop(operation);
+        match outcome {
+            Some(Ok(reply)) => {
                 connection.received.fetch_add(1, Ordering::Relaxed);
                 if connection.struck.load(Ordering::Relaxed) {
                     connection.struck.store(false, Ordering::Relaxed);
                 }
                 Ok(reply)
             }
-            Ok(Err(e)) => {
+            Some(Err(e)) => {
                 if e.is_unrecoverable_error() {
                     self.give_up(connection);
                 }
                 Err(error::map(&e, sent))
             }
-            Err(_) => {
+            None => {
                 if connection.received.load(Ordering::Relaxed) == received {
                     if struck && connection.struck.load(Ordering::Relaxed) {
                         self.give_up(connection);
@@ -276,6 +285,22 @@ impl Link {
         drop(current);
         drop(dropped);
         self.wake.detach(connection.epoch);
+    }
+}
+
+/// Counts as under way until it is dropped.
+struct Operation<'a>(&'a UnderWay);
+
+impl<'a> Operation<'a> {
+    fn begin(under_way: &'a UnderWay) -> Self {
+        under_way.fetch_add(1, Ordering::Relaxed);
+        Self(under_way)
+    }
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

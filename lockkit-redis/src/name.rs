@@ -95,13 +95,22 @@ impl Names {
 
 /// The fence counter of the lock with this key.
 pub(crate) fn counter(lock: &str) -> String {
-    match lock.split_once('}') {
-        None => format!("{{{lock}}}{COUNTER_END}"),
-        Some(_) => match hash_tag(lock) {
-            Some(tag) => format!("{{{tag}}}:{lock}{COUNTER_END}"),
-            None => format!("{{}}{lock}{COUNTER_END}"),
-        },
+    let mut key = String::with_capacity(lock.len() + 2 + COUNTER_END.len());
+    push_counter(&mut key, lock);
+    key
+}
+
+/// Appends the fence counter of the lock with this key.
+pub(crate) fn push_counter(text: &mut String, lock: &str) {
+    let parts = match hash_tag(lock) {
+        Some(tag) => ["{", tag, "}:", lock],
+        None if lock.contains('}') => ["{}", "", "", lock],
+        None => ["{", lock, "}", ""],
+    };
+    for part in parts {
+        text.push_str(part);
     }
+    text.push_str(COUNTER_END);
 }
 
 /// The part of a key that decides its slot: between the first `{` and the next `}`, if it is not empty.

@@ -93,7 +93,8 @@ async fn send(store: &RedisStore, connection: &Connection, renewals: &[Renewal],
                             .map(|(item, part)| (item.index, read(&renewals[item.index], part, sent))),
                     ),
                     Ok(_) => fail(&mut answers, chunk, &error::odd_reply(Sent::Yes)),
-                    Err(e) => fail(&mut answers, chunk, &e),
+                    // Some of the chunk may have been extended before the error.
+                    Err(e) => fail(&mut answers, chunk, &e.unknown_effect()),
                 }
             }
         }
@@ -114,9 +115,11 @@ fn script(store: &RedisStore, renewals: &[Renewal], chunk: &[Item]) -> Cmd {
         script.arg(name::counter(&lock));
     }
     script.arg(chunk[0].ttl).arg(chunk.len());
-    for item in chunk {
-        let renewal = &renewals[item.index];
-        script.arg(value::head(&renewal.claim.token, renewal.depth));
+    let mut head = String::with_capacity(48);
+    for renewal in chunk.iter().map(|item| &renewals[item.index]) {
+        head.clear();
+        value::push_head(&mut head, &renewal.claim.token, renewal.depth);
+        script.arg(&head);
     }
     for floor in chunk.iter().filter_map(|item| renewals[item.index].fence_floor) {
         script.arg(floor.get());

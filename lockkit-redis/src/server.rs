@@ -60,7 +60,7 @@ fn field<'a>(info: &'a str, name: &str) -> &'a str {
 /// Judges the answer to `INFO`: refuses what can't keep locks, and warns of what may lose them.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for a replica, a member of a cluster, or a server that is too old.
+/// [`ErrorKind::Unsupported`] for a replica, a member of a cluster, or a server that is too old or a 32-bit build.
 pub(crate) fn judge(info: &str) -> Result<Vec<String>> {
     let field = |name: &str| field(info, name);
     let refuse = |why: String| Err(Error::new(ErrorKind::Unsupported, why));
@@ -69,6 +69,9 @@ pub(crate) fn judge(info: &str) -> Result<Vec<String>> {
     }
     if field("cluster_enabled") == "1" {
         return refuse("the server is part of a cluster; this store is for a single one".into());
+    }
+    if field("arch_bits") == "32" {
+        return refuse("the server is a 32-bit build; its scripts can't spell a fence".into());
     }
     let version = field("redis_version");
     let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
@@ -91,7 +94,7 @@ pub(crate) fn judge(info: &str) -> Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    const SOUND: &str = "# Server\r\nredis_version:7.0.15\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\
+    const SOUND: &str = "# Server\r\nredis_version:7.0.15\r\narch_bits:64\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\
                          role:master\r\ncluster_enabled:0\r\n";
 
     #[test]
@@ -108,6 +111,7 @@ mod tests {
             ("cluster_enabled:0", "cluster_enabled:1", "cluster"),
             ("7.0.15", "6.0.16", "6.2"),
             ("7.0.15", "5.0.7", "6.2"),
+            ("bits:64", "bits:32", "32-bit"),
         ] {
             let error = judge(&SOUND.replace(from, to)).expect_err(to);
             assert_eq!(error.kind(), ErrorKind::Unsupported);

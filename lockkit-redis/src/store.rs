@@ -4,9 +4,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, FenceClock, Fencing, Hold,
-    HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release, Renewal,
-    Renewed, Result, StoreInfo, Waiting,
+    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceClock,
+    Fencing, Hold, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release,
+    Renewal, Renewed, Result, StoreInfo, Token, Waiting,
 };
 use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, timeout};
@@ -174,7 +174,9 @@ impl RedisStore {
         };
         match reply {
             Ok(reply) => plan.read(reply, sent),
-            Err(e) if e.kind() == ErrorKind::Unexpected => Err(self.explain(&connection, plan, e).await),
+            Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
+                Err(self.explain(&connection, plan, e).await)
+            }
             Err(e) => Err(e),
         }
     }
@@ -208,7 +210,7 @@ impl RedisStore {
     /// Asks, and asks again whenever the lock was released, until it is granted or there is reason to report back:
     /// the holder's lease has run out, `wait` is over, or it is time to make sure that no message was lost.
     async fn wait(&self, plan: &Plan<'_>, wait: Duration) -> Result<Attempt> {
-        let deadline = Instant::now() + wait;
+        let deadline = Instant::now().checked_add(wait);
         // Listen before asking, so that a release between the answer and the wait is not missed.
         let mut interest: Option<Interest> = self.wake.listen_if_subscribed(&plan.lock);
         loop {
@@ -226,7 +228,8 @@ impl RedisStore {
                 continue;
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
-            let pause = lapses.min(SAFETY_POLL).min(deadline.saturating_duration_since(Instant::now()));
+            let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let pause = lapses.min(SAFETY_POLL).min(rest);
             if timeout(pause, interest.rung()).await.is_err() {
                 return Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: Some(holder) }));
             }
@@ -236,9 +239,9 @@ impl RedisStore {
     async fn release_claim(&self, claim: &Claim) -> Result<Release> {
         exclusive(claim)?;
         let lock = self.names.lock(&claim.key);
-        let mut request = RELEASE.by_hash(1, 1, lock.len() + 33);
-        let mut token = claim.token.reveal();
-        token.push(':');
+        let mut token = String::with_capacity(Token::TEXT_LEN + 1);
+        value::push_token(&mut token, &claim.token);
+        let mut request = RELEASE.by_hash(1, 1, lock.len() + token.len());
         request.arg(&lock).arg(token);
         let connection = self.link.connection().await?;
         let reply = self.link.run(&connection, &RELEASE, &request, self.timeout, Sent::Yes).await?;
@@ -273,10 +276,16 @@ impl<'a> Plan<'a> {
         }
         check_floor(fence.floor.offset(fence.span))?;
         let lock = store.names.lock(&claim.key);
-        let counter = name::counter(&lock);
-        let tail = value::tail(fence.span, &request.holder);
-        let mut script = ACQUIRE.by_hash(2, 6, lock.len() + counter.len() + tail.len() + 80);
-        script.arg(&lock).arg(counter).arg(value::head(&claim.token, 1)).arg(ttl_ms).arg(tail).arg(fence.span);
+        let mut script = ACQUIRE.by_hash(2, 6, 2 * lock.len() + request.holder.as_str().len() + 100);
+        let mut text = String::with_capacity((lock.len() + 10).max(HolderInfo::MAX_BYTES / 2));
+        name::push_counter(&mut text, &lock);
+        script.arg(&lock).arg(&text);
+        text.clear();
+        value::push_head(&mut text, &claim.token, 1);
+        script.arg(&text).arg(ttl_ms);
+        text.clear();
+        value::push_tail(&mut text, fence.span, &request.holder);
+        script.arg(&text).arg(fence.span);
         if fence.clock == FenceClock::Floor {
             script.arg(fence.floor.get()).arg(1);
         } else if fence.floor != Fence::NONE {

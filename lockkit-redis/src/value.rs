@@ -48,24 +48,29 @@ pub(crate) fn numbers(value: &[u8]) -> Option<(Fence, u32, u32)> {
     Some((Fence::new(fence), u32::try_from(span).ok()?, u32::try_from(depth).ok()?))
 }
 
-/// `<token>:<depth>:`, the beginning of a value.
-pub(crate) fn head(token: &Token, depth: u32) -> String {
-    let mut head = token.reveal();
-    head.reserve(12);
-    head.push(':');
-    push_number(&mut head, depth);
-    head.push(':');
-    head
+/// Appends `<token>:`, by which a lease is recognised.
+pub(crate) fn push_token(text: &mut String, token: &Token) {
+    for byte in token.as_bytes() {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
+        }
+    }
+    text.push(':');
 }
 
-/// `:<span>:<holder>`, the end of a value.
-pub(crate) fn tail(span: u32, holder: &HolderInfo) -> String {
-    let mut tail = String::with_capacity(holder.as_str().len() + 12);
-    tail.push(':');
-    push_number(&mut tail, span);
-    tail.push(':');
-    tail.push_str(holder.as_str());
-    tail
+/// Appends `<token>:<depth>:`, the beginning of a value.
+pub(crate) fn push_head(text: &mut String, token: &Token, depth: u32) {
+    push_token(text, token);
+    push_number(text, depth);
+    text.push(':');
+}
+
+/// Appends `:<span>:<holder>`, the end of a value.
+pub(crate) fn push_tail(text: &mut String, span: u32, holder: &HolderInfo) {
+    text.push(':');
+    push_number(text, span);
+    text.push(':');
+    text.push_str(holder.as_str());
 }
 
 fn push_number(text: &mut String, number: u32) {
@@ -101,7 +106,11 @@ mod tests {
         let token = Token::random().expect("random");
         for (depth, span, holder) in [(1, 1, "web-3:4711"), (12, u32::MAX, ""), (0, 1, "a:b:1:2:é")] {
             let holder = HolderInfo::new(holder);
-            let text = format!("{}1795163327687740{}", head(&token, depth), tail(span, &holder));
+            let mut text = String::new();
+            push_head(&mut text, &token, depth);
+            text.push_str("1795163327687740");
+            push_tail(&mut text, span, &holder);
+            assert!(text.starts_with(&format!("{}:{depth}:1795163327687740:{span}:", token.reveal())));
             let fence = Fence::new(1_795_163_327_687_740);
             assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(Lease { token, depth, fence, span, holder }));
         }

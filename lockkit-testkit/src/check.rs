@@ -3,7 +3,7 @@
 use std::{any::Any, sync::Arc, time::Duration};
 
 use libtest_mimic::{Failed, Trial};
-use lockkit_core::{Fencing, LockStore};
+use lockkit_core::LockStore;
 
 use crate::{
     Backend, BoxError,
@@ -143,7 +143,6 @@ async fn applies(case: &Case, backend: &Arc<dyn Backend>) -> Result<Option<Strin
     } else {
         None
     };
-    debug_assert!(fencing >= Fencing::None);
     Ok(reason)
 }
 

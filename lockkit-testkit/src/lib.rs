@@ -4,6 +4,7 @@
 //! `libtest-mimic`. `docs/writing-a-backend.md` shows it.
 
 mod backend;
+pub mod broken;
 pub mod cases;
 mod check;
 pub mod faults;

@@ -24,7 +24,7 @@ impl Backend for MemoryBackend {
     }
 
     async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
-        Ok(Some(Arc::new(MemoryStore::with_clock(clock))))
+        Ok(Some(Arc::new(self.store.client_with_clock(clock))))
     }
 
     async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {

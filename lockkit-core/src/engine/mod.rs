@@ -152,12 +152,17 @@ impl Engine {
         let now = self.now();
         let mut state = lease.state();
         if let Some(reason) = state.look(now) {
+            state.depth -= 1;
             drop(state);
             self.after_loss(lease, reason);
             return Ending::Lost(reason);
         }
         match state.phase() {
-            Phase::Lost(reason) => return Ending::Lost(reason),
+            Phase::Lost(reason) => {
+                // Counted down also now: an owner starts afresh when the last hold of a lost lease is gone.
+                state.depth -= 1;
+                return Ending::Lost(reason);
+            }
             Phase::Released => return Ending::Done,
             Phase::Held | Phase::Suspect => {}
         }

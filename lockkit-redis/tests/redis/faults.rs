@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Query, Release};
+use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Query, Release, Renewal};
 use lockkit_redis::RedisStore;
 
 use crate::support::*;
@@ -221,6 +221,32 @@ async fn a_user_without_permission_is_denied() {
     let other = RedisStore::from_url(&format!("{url}?prefix=other:")).await.expect("connect");
     let error = attempt(&other, &mine).await.expect_err("no such keys");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+}
+
+/// The permissions that docs/backends/redis.md asks for are enough.
+#[tokio::test]
+async fn the_documented_permissions_suffice() {
+    const COMMANDS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
+                            +unsubscribe +type +info +scan +pubsub";
+    let server = Server::start();
+    let mut connection = server.raw();
+    let rule = format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {COMMANDS}");
+    raw::<()>(&mut connection, &rule);
+    let store = RedisStore::from_url(&server.url("").replace("redis://", "redis://app:pw@")).await.expect("connect");
+    assert!(store.warnings().is_empty(), "{:?}", store.warnings());
+    let mine = claim("a");
+    let grant = hold(&store, &mine).await;
+    contended(store.acquire(&request(&claim("a"), Duration::from_millis(20))).await.expect("acquire"));
+    hold(&store, &mine).await;
+    let deeper = Renewal { depth: 2, fence_floor: Some(grant.fence.offset(5)), ..renewal(&mine) };
+    held(renew(&store, &deeper).await);
+    for query in [Query::Prefix("a".into()), Query::Keys(vec![mine.key.clone()])] {
+        let states = store.inspect(&query).await.expect("inspect");
+        assert_eq!((states[0].holders.len(), states[0].waiters), (1, Some(0)));
+    }
+    assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(0) });
+    raw::<i32>(&mut connection, "RPUSH lockkit:b x");
+    assert!(attempt(&store, &claim("b")).await.expect_err("list").message().contains("list"));
 }
 
 #[tokio::test]

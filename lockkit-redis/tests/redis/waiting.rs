@@ -46,7 +46,7 @@ async fn a_lapsed_lease_sends_the_waiter_back_to_ask_again() {
     short.ttl = Duration::from_millis(300);
     granted(store.acquire(&short).await.expect("acquire"));
     let started = Instant::now();
-    let wanted = request(&claim("a"), TTL);
+    let wanted = request(&claim("a"), Duration::MAX);
     let contention = contended(store.acquire(&wanted).await.expect("acquire"));
     let waited = started.elapsed();
     assert_eq!(contention.retry_after, Some(Duration::ZERO));

@@ -9,11 +9,12 @@ use std::{
 
 use lockkit_core::{ErrorKind, Outcome as Ended};
 
-use super::{Ctx, LONG, Outcome, SHORT, cases, locker, take};
+use super::{Ctx, LONG, Outcome, SHORT, abandon_after, cases, locker, request, take, wait_for_waiter};
 
 cases! { "cancellation":
     an_abandoned_acquisition_leaves_nothing [NOTHING] "An acquisition dropped at any moment leaves the lock free (R8)."
     an_acquisition_polled_once_leaves_nothing [NOTHING] "An acquisition dropped after its first poll leaves the lock free (R8)."
+    a_forgotten_acquisition_lapses [TTL] "An acquisition dropped at any moment and never released lapses by its ttl."
     an_abandoned_waiter_does_not_stall_others [NOTHING] "A waiter that gave up does not hold up those behind it."
     an_abandoned_release_still_releases [NOTHING] "A release whose future is dropped goes on in the background."
     a_guard_may_outlive_its_runtime [TTL] "Dropping a guard after its runtime ended does not panic; the lease lapses."
@@ -32,7 +33,7 @@ async fn an_abandoned_acquisition_leaves_nothing(ctx: Ctx) -> Outcome {
     for round in 0..200_u64 {
         let lock = locker.lock(&name).ttl(LONG);
         let patience = Duration::from_micros(round * 5);
-        drop(tokio::time::timeout(patience, lock.acquire()).await);
+        drop(abandon_after(patience, lock.acquire()).await);
         if round % 20 == 19 {
             assert_soon_free(&ctx, &name).await?;
         }
@@ -57,6 +58,25 @@ async fn an_acquisition_polled_once_leaves_nothing(ctx: Ctx) -> Outcome {
     assert_soon_free(&ctx, &name).await
 }
 
+async fn a_forgotten_acquisition_lapses(ctx: Ctx) -> Outcome {
+    let store = ctx.store().await?;
+    let mut keys = Vec::new();
+    for round in 0..60_u64 {
+        let key = ctx.key()?;
+        // What is left of a process that crashed: whatever was sent until then, and no release.
+        let forgotten = request(&key, SHORT)?;
+        drop(abandon_after(Duration::from_micros(round * 5), store.acquire(&forgotten)).await);
+        keys.push(key);
+    }
+    tokio::time::sleep(SHORT).await;
+    let locker = ctx.locker().await?;
+    for key in &keys {
+        let free = locker.lock(key.as_str()).ttl(LONG).acquire_within(Duration::from_secs(6)).await?;
+        assert!(free.is_some(), "a lock whose acquisition was cut off never became free");
+    }
+    Ok(())
+}
+
 async fn an_abandoned_waiter_does_not_stall_others(ctx: Ctx) -> Outcome {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
@@ -68,7 +88,7 @@ async fn an_abandoned_waiter_does_not_stall_others(ctx: Ctx) -> Outcome {
     }
     let lock = other.lock(&name).ttl(LONG);
     let waiter = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(10)).await });
-    tokio::task::yield_now().await;
+    wait_for_waiter(&mine.lock(&name)).await?;
     assert_eq!(guard.release().await?, Ended::Released);
     drop(waiter.await??.ok_or("the waiter was stalled by those that left")?);
     assert_soon_free(&ctx, &name).await
@@ -78,7 +98,7 @@ async fn an_abandoned_release_still_releases(ctx: Ctx) -> Outcome {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     for round in 0..50_u64 {
         let guard = locker.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(5)).await?.ok_or("still held")?;
-        drop(tokio::time::timeout(Duration::from_micros(round * 5), guard.release()).await);
+        drop(abandon_after(Duration::from_micros(round * 5), guard.release()).await);
     }
     assert_soon_free(&ctx, &name).await
 }

@@ -2,12 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{ErrorKind, LossReason, Outcome as Ended, ShiftedClock, Status};
+use lockkit_core::{Attempt, ErrorKind, LossReason, Outcome as Ended, Query, Renewed, ShiftedClock, Status, drift};
 
-use super::{Ctx, LONG, Outcome, SHORT, SLACK, assert_taken, cases, locker, take};
+use super::{Ctx, LONG, Outcome, SHORT, SLACK, assert_taken, cases, grant, locker, renew, request, take};
 
 cases! { "expiry":
     an_unrenewed_lease_lapses [TTL] "Without renewal the lock is free after the ttl, and never before the guard knows."
+    the_lease_of_a_dead_holder_lapses [TTL] "A lease that nobody renews or releases is free after its ttl, and not before (R10)."
+    no_ttl_is_rounded_down [TTL] "A lease lasts its whole ttl, also when that is not a whole number of seconds."
+    another_clock_takes_nothing [CLOCK] "A client whose clock is wrong by an hour neither takes a held lock nor keeps its own for longer (R10)."
     a_renewed_lease_outlives_its_ttl [TTL] "With renewal a lock is held for as long as its guard lives."
     nothing_remains_after_the_deadline [TTL] "From the deadline on a guard says Lost, and nothing remains of it."
     the_loss_is_announced_in_time [TTL] "Whoever waits for the loss is told by the deadline, also who comes late."
@@ -28,6 +31,61 @@ async fn an_unrenewed_lease_lapses(ctx: Ctx) -> Outcome {
     assert!(matches!(guard.release().await?, Ended::NotHeld(LossReason::Expired)));
     assert!(next.is_held());
     assert_taken(&mine, &name).await
+}
+
+async fn the_lease_of_a_dead_holder_lapses(ctx: Ctx) -> Outcome {
+    let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
+    // Without a locker: a living one releases what it loses.
+    let dead = grant(&store, &request(&key, SHORT)?).await?;
+    let next = request(&key, LONG)?;
+    while let Attempt::Contended(_) = other.acquire(&next).await? {
+        let late = store.info().clock.now().since(dead.until);
+        assert!(late < Duration::from_secs(2), "still held {late:?} after its end");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let early = dead.until.since(store.info().clock.now());
+    assert!(early <= drift(SHORT), "granted again {early:?} before its end");
+    Ok(())
+}
+
+async fn no_ttl_is_rounded_down(ctx: Ctx) -> Outcome {
+    let (mine, other) = (ctx.locker().await?, ctx.locker().await?);
+    let mut holds = Vec::new();
+    for millis in [1490, 1900, 2990] {
+        let (mine, other, name) = (mine.clone(), other.clone(), ctx.name());
+        holds.push(tokio::spawn(async move {
+            let ttl = Duration::from_millis(millis);
+            let guard = mine.lock(&name).ttl(ttl).no_renewal().try_acquire().await?;
+            let next = other.lock(&name).ttl(LONG).acquire_within(ttl + Duration::from_secs(6)).await?;
+            // Looked at before anything else: it is this instant that counts.
+            let believed = guard.as_ref().is_some_and(lockkit_core::Guard::is_held);
+            assert!(!believed, "the lock was granted again while its holder still believed in its {ttl:?}");
+            Ok::<_, lockkit_core::Error>(guard.is_some() && next.is_some())
+        }));
+    }
+    for hold in holds {
+        assert!(hold.await??, "a free lock was refused");
+    }
+    Ok(())
+}
+
+async fn another_clock_takes_nothing(ctx: Ctx) -> Outcome {
+    let ahead = Arc::new(ShiftedClock::default());
+    ahead.advance(Duration::from_secs(3600));
+    let odd = ctx.backend.open_with_clock(ahead).await?.ok_or("takes no clock")?;
+    let (sane, held, lapsing) = (ctx.store().await?, ctx.key()?, ctx.key()?);
+    let mine = request(&held, LONG)?;
+    grant(&sane, &mine).await?;
+    let taken = matches!(odd.acquire(&request(&held, LONG)?).await?, Attempt::Granted(_));
+    assert!(!taken, "a client with another clock took a held lock");
+    let state = odd.inspect(&Query::Keys(vec![held])).await?;
+    assert_eq!(state[0].holders[0].token, Some(mine.claim.token), "it can't see the holder");
+    assert!(matches!(renew(&sane, &mine.claim, LONG, 1).await?, Renewed::Held(_)), "the lease was lost");
+    // The other way round: what it is granted itself must not last for an hour.
+    grant(&odd, &request(&lapsing, SHORT)?).await?;
+    let free = locker(sane).lock(lapsing.as_str()).acquire_within(SHORT + Duration::from_secs(6)).await?;
+    assert!(free.is_some(), "the lease of a client with another clock did not lapse");
+    Ok(())
 }
 
 async fn a_renewed_lease_outlives_its_ttl(ctx: Ctx) -> Outcome {

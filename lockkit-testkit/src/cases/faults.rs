@@ -19,6 +19,7 @@ cases! { "faults":
     a_lost_reply_is_asked_again [SERVER] "When the reply to an acquire is lost, asking again gives the same lease (R1)."
     a_lost_reply_leaves_nothing [SERVER] "When the reply to an acquire is lost and the caller gives up, the lock is freed (R6, R8)."
     a_late_reply_is_no_grant [SERVER] "A reply that comes after the ttl grants nothing (R4)."
+    validity_counts_from_the_request [SERVER] "However late the reply comes, a lease is valid for its ttl from the request on (R4)."
     a_frozen_holder_knows_when_it_wakes [SERVER] "A process frozen past its lease finds it lost before it does anything."
     a_frozen_server_grants_nothing_twice [SERVER] "When the server stands still for two ttls, no two guards are valid at once."
     a_partitioned_holder_loses_in_time [SERVER] "A holder cut off from the server knows by its deadline; healing brings nothing back."
@@ -27,6 +28,7 @@ cases! { "faults":
     a_storm_of_cuts_loses_no_update [SERVER] "Connections cut again and again: no update is lost, no fence is stale."
     a_deleted_lock_is_lost [SERVER] "A lock that an administrator deleted is lost at the next renewal."
     a_killed_server_is_an_error [SERVER] "While the server is down, acquiring fails as unavailable, and works again after it came back."
+    a_killed_server_denies_nothing [SERVER] "While the server is down, renewing, releasing and inspecting fail; nothing is said to be lost (R6)."
     a_held_lock_survives_a_restart_with_data [SERVER] "A server killed and restarted with its data within the ttl costs its holders nothing."
     a_restart_without_data_is_noticed [SERVER] "A server restarted empty: the holder learns of its loss by the next renewal."
 }
@@ -72,6 +74,43 @@ async fn a_late_reply_is_no_grant(ctx: Ctx) -> Outcome {
     let error = mine.lock(&name).ttl(SHORT).try_acquire().await.expect_err("the reply came after the ttl");
     assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Unavailable), "{error}");
     assert!(other.lock(&name).ttl(LONG).acquire_within(SHORT + Duration::from_secs(6)).await?.is_some());
+    Ok(())
+}
+
+async fn validity_counts_from_the_request(ctx: Ctx) -> Outcome {
+    let server = ctx.server().await?;
+    let (slow, proxy) = server.open_through_proxy().await?;
+    let (other, key) = (server.open().await?, ctx.key()?);
+    // Warm up, so that what is held back is the reply and not the first words of a connection or of a script.
+    let before = request(&key, LONG)?;
+    grant(&slow, &before).await?;
+    renew(&slow, &before.claim, LONG, 1).await?;
+    slow.release(&before.claim).await?;
+    let mine = request(&key, LONG)?;
+    for round in ["acquire", "renew"] {
+        proxy.hold(Direction::ToClient);
+        let (store, asked) = (Arc::clone(&slow), mine.clone());
+        let asking = tokio::spawn(async move {
+            match round {
+                "acquire" => grant(&store, &asked).await.map(|hold| hold.until),
+                _ => match renew(&store, &asked.claim, LONG, 2).await? {
+                    Renewed::Held(hold) => Ok(hold.until),
+                    Renewed::Lost(reason) => Err(format!("lost: {reason}").into()),
+                },
+            }
+        });
+        // As soon as the effect shows, the request was sent: from here on no time may be counted.
+        let depth = if round == "acquire" { 1 } else { 2 };
+        while !other.inspect(&Query::Keys(vec![key.clone()])).await?[0].holders.iter().any(|by| by.depth == depth) {
+            assert!(!asking.is_finished(), "{round}: it ended before its effect showed: {:?}", asking.await);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let latest = slow.info().clock.now() + LONG;
+        proxy.release(Direction::ToClient);
+        let until = asking.await??;
+        let late = until.since(latest);
+        assert!(late.is_zero(), "{round}: valid until {late:?} later than request + ttl");
+    }
     Ok(())
 }
 
@@ -149,7 +188,9 @@ async fn a_black_holed_connection_is_replaced(ctx: Ctx) -> Outcome {
     assert_eq!(take(&mine, &name, LONG).await?.release().await?, Ended::Released);
     let opened = proxy.connections();
     proxy.hold(Direction::ToServer);
-    let error = mine.lock(&name).ttl(SHORT).try_acquire().await.expect_err("nothing comes through");
+    let lock = mine.lock(&name).ttl(SHORT);
+    let asked = tokio::time::timeout(Duration::from_secs(10), lock.try_acquire()).await;
+    let error = asked.map_err(|_| "a call has no bound of its own")?.expect_err("nothing comes through");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     let lock = mine.lock(&name).ttl(Duration::from_secs(4));
     let waiting = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(30)).await });
@@ -250,6 +291,24 @@ async fn a_killed_server_is_an_error(ctx: Ctx) -> Outcome {
     server.restart(true).await?;
     let guard = mine.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(10)).await?;
     assert!(guard.is_some());
+    Ok(())
+}
+
+async fn a_killed_server_denies_nothing(ctx: Ctx) -> Outcome {
+    let server = ctx.server().await?;
+    let (store, key) = (server.open().await?, ctx.key()?);
+    let mine = request(&key, LONG)?;
+    grant(&store, &mine).await?;
+    server.kill().await?;
+    // The first call may find the old connection broken, the second finds no new one.
+    for _ in 0..2 {
+        let renewed = renew(&store, &mine.claim, LONG, 1).await.map(|answer| format!("{answer:?}"));
+        let released = store.release(&mine.claim).await.map(|answer| format!("{answer:?}"));
+        let seen = store.inspect(&Query::Keys(vec![key.clone()])).await;
+        for answer in [renewed.map_err(drop), released.map_err(drop), seen.map(|s| format!("{s:?}")).map_err(drop)] {
+            assert!(answer.is_err(), "{answer:?} was answered while the server was down");
+        }
+    }
     Ok(())
 }
 

@@ -80,7 +80,7 @@ const ODD: &[&str] = &[
 ];
 
 async fn odd_names_are_distinct(ctx: Ctx) -> Outcome {
-    let locker = ctx.locker().await?;
+    let (locker, other) = (ctx.locker().await?, ctx.locker().await?);
     let base = ctx.name();
     let mut held = Vec::new();
     for odd in ODD {
@@ -89,7 +89,7 @@ async fn odd_names_are_distinct(ctx: Ctx) -> Outcome {
     }
     for (odd, guard) in ODD.iter().zip(&held) {
         assert!(guard.is_held(), "{odd:?}");
-        assert!(locker.lock(format!("{base}{odd}")).try_acquire().await?.is_none(), "{odd:?} was granted twice");
+        assert!(other.lock(format!("{base}{odd}")).try_acquire().await?.is_none(), "{odd:?} was granted twice");
     }
     Ok(())
 }

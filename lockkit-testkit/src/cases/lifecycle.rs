@@ -71,12 +71,12 @@ async fn a_second_release_says_so(ctx: Ctx) -> Outcome {
 }
 
 async fn names_do_not_interfere(ctx: Ctx) -> Outcome {
-    let locker = ctx.locker().await?;
+    let (locker, rival) = (ctx.locker().await?, ctx.locker().await?);
     let (first, second) = (ctx.name(), ctx.name());
     let guard = take(&locker, &first, LONG).await?;
     let other = take(&locker, &second, LONG).await?;
     assert_eq!(other.release().await?, Ended::Released);
-    assert_taken(&locker, &first).await?;
+    assert_taken(&rival, &first).await?;
     assert_eq!(guard.release().await?, Ended::Released);
     Ok(())
 }

@@ -20,17 +20,18 @@ mod waiting;
 use std::{
     fmt,
     future::Future,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
-    time::Duration,
+    task::Poll,
+    time::{Duration, Instant},
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, FenceRequest, Fencing, Guard, Hold, HolderInfo, LockKey, LockStore, Locker, Mode,
-    Order, Renewal, Renewed, Token,
+    AcquireRequest, Attempt, Claim, FenceRequest, Fencing, Guard, Hold, HolderInfo, Lock, LockKey, LockStore, Locker,
+    Mode, Order, Renewal, Renewed, Token,
 };
 
 use crate::{Backend, BoxError, Server};
@@ -214,6 +215,38 @@ async fn assert_taken(locker: &Locker, name: &str) -> Outcome {
         None => Ok(()),
         Some(_) => Err(format!("{name} was granted twice").into()),
     }
+}
+
+/// Polls a future for so long and drops it then, wherever it is; at once after the first poll if that is no time at
+/// all.
+///
+/// tokio's timers count in milliseconds, in which most acquisitions are over and done. This one asks at every turn.
+async fn abandon_after<F: Future>(patience: Duration, future: F) -> Option<F::Output> {
+    let (started, mut future) = (Instant::now(), pin!(future));
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending if started.elapsed() >= patience => Poll::Ready(None),
+        Poll::Pending => {
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+/// Returns when somebody surely waits for the lock at the store: when the store says so, or after a while if it can't.
+async fn wait_for_waiter(lock: &Lock) -> Outcome {
+    for _ in 0..1000 {
+        match lock.inspect().await?.waiters {
+            Some(0) => tokio::time::sleep(Duration::from_millis(10)).await,
+            Some(_) => return Ok(()),
+            None => {
+                tokio::time::sleep(SLACK).await;
+                return Ok(());
+            }
+        }
+    }
+    Err("a waiter is not shown".into())
 }
 
 /// Whether the fences of a store mean anything.

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use lockkit_core::{ErrorKind, Outcome as Ended};
+use lockkit_core::{ErrorKind, Mode, Order, Outcome as Ended};
 
 use super::{Ctx, LONG, Outcome, cases};
 
@@ -72,11 +72,21 @@ async fn what_is_not_claimed_is_refused(ctx: Ctx) -> Outcome {
     }
     // The store itself must refuse too, not only the core in front of it.
     let store = ctx.store().await?;
+    let mut refused = Vec::new();
     if !capability.shared {
+        refused.push((Mode::Shared, Order::Any, "the store has no shared locks"));
+    }
+    if !capability.permits {
+        refused.push((Mode::Permit { limit: TWO }, Order::Any, "the store has no permits"));
+    }
+    if !capability.fifo {
+        refused.push((Mode::Exclusive, Order::Fifo, "the store has no order"));
+    }
+    for (mode, order, what) in refused {
         let mut request = super::request(&ctx.key()?, LONG)?;
-        request.claim.mode = lockkit_core::Mode::Shared;
-        let error = store.acquire(&request).await.expect_err("the store has no shared locks");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        (request.claim.mode, request.order) = (mode, order);
+        let error = store.acquire(&request).await.expect_err(what);
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{what}");
     }
     Ok(())
 }

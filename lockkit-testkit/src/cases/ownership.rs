@@ -1,15 +1,18 @@
 //! Whose lease it is.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkit_core::{Attempt, Claim, LossReason, Query, Release, Renewed, Token};
 
-use super::{Ctx, LONG, Outcome, SHORT, cases, grant, renew, request};
+use super::{Ctx, LONG, Outcome, SHORT, SLACK, cases, grant, renew, request};
+use crate::faults::Direction;
 
 cases! { "ownership":
     a_foreign_release_changes_nothing [NOTHING] "A release with another token leaves the holder alone and says so (R7)."
     a_foreign_renewal_changes_nothing [TTL] "A renewal with another token neither extends nor shortens the lease (R7)."
     a_late_release_spares_the_successor [TTL] "Who lost the lock can't release or renew the next holder's lease (R7)."
+    a_release_that_races_expiry_spares_the_successor [SERVER] "A release that is under way while the lease lapses leaves the next holder's alone (R7)."
+    two_claims_of_one_client_are_two [NOTHING] "Two claims of one client exclude each other as those of two clients do (R2)."
     renewal_never_resurrects [TTL] "Renewing an expired lease fails, and the lock stays free (R5)."
     renewal_never_creates [NOTHING] "Renewing what was never granted fails, and the lock stays free (R5)."
     the_same_claim_is_one_lease [NOTHING] "Asking again with the same claim gives the same grant and fence (R1)."
@@ -56,6 +59,42 @@ async fn a_late_release_spares_the_successor(ctx: Ctx) -> Outcome {
     assert!(matches!(renew(&store, &late.claim, LONG, 1).await?, Renewed::Lost(LossReason::Taken)));
     let state = store.inspect(&Query::Keys(vec![key])).await?;
     assert_eq!(state[0].holders[0].token, Some(next.claim.token));
+    Ok(())
+}
+
+async fn a_release_that_races_expiry_spares_the_successor(ctx: Ctx) -> Outcome {
+    let server = ctx.server().await?;
+    let (slow, proxy) = server.open_through_proxy().await?;
+    let (other, key) = (server.open().await?, ctx.key()?);
+    let late = request(&key, SHORT)?;
+    grant(&slow, &late).await?;
+    // A store that needs several steps has the lapse of its lease between them; one that needs one step is through.
+    proxy.delay(Direction::ToClient, SHORT + SLACK);
+    let releasing = tokio::spawn(async move { slow.release(&late.claim).await });
+    let (next, asked) = (request(&key, LONG)?, Instant::now());
+    while let Attempt::Contended(_) = other.acquire(&next).await? {
+        assert!(asked.elapsed() < SHORT + Duration::from_secs(6), "neither release nor lapse made the lock free");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Whatever came of it, even an error if the store takes so long for none: it is over.
+    drop(releasing.await?);
+    let state = other.inspect(&Query::Keys(vec![key])).await?;
+    let holder = state[0].holders.first().and_then(|holder| holder.token);
+    assert_eq!(holder, Some(next.claim.token), "the successor's lease was deleted");
+    Ok(())
+}
+
+async fn two_claims_of_one_client_are_two(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let (first, second) = (request(&key, LONG)?, request(&key, LONG)?);
+    grant(&store, &first).await?;
+    let both = matches!(store.acquire(&second).await?, Attempt::Granted(_));
+    assert!(!both, "both claims of one client were granted");
+    assert!(matches!(renew(&store, &second.claim, LONG, 1).await?, Renewed::Lost(LossReason::Taken)));
+    assert_eq!(store.release(&second.claim).await?, Release::NotHeld(LossReason::Taken));
+    let state = store.inspect(&Query::Keys(vec![key])).await?;
+    assert_eq!(state[0].holders[0].token, Some(first.claim.token));
+    assert!(matches!(store.release(&first.claim).await?, Release::Released { .. }));
     Ok(())
 }
 
@@ -115,7 +154,7 @@ async fn many_renewals_have_an_answer_each(ctx: Ctx) -> Outcome {
         renewals.push(lockkit_core::Renewal { claim: mine.claim, ttl: LONG * 2, depth: 1 + number, fence_floor: None });
     }
     let answers = store.renew(&renewals).await;
-    assert_eq!(answers.len(), renewals.len());
+    assert_eq!(answers.len(), renewals.len(), "one answer for each renewal");
     for (number, (answer, renewal)) in answers.into_iter().zip(&renewals).enumerate() {
         match answer? {
             Renewed::Held(hold) => {

@@ -77,7 +77,7 @@ async fn a_repeated_depth_counts_once(ctx: Ctx) -> Outcome {
     for depth in [2, 2, 12, 12, 1] {
         renew(&store, &mine.claim, LONG, depth).await?;
         let state = store.inspect(&Query::Keys(vec![key.clone()])).await?;
-        assert_eq!(state[0].holders[0].depth, depth);
+        assert_eq!(state[0].holders[0].depth, depth, "a repeated depth was not written as it is");
     }
     Ok(())
 }

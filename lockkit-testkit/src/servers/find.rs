@@ -12,7 +12,8 @@ use std::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Program {
-    /// What the system's package manager installed: a command on `PATH`.
+    /// What the system's package manager installed: a command on `PATH`, or in a directory for administrators, which
+    /// users often do not have on their `PATH`.
     Installed {
         /// The command, such as `redis-server`.
         command: &'static str,
@@ -61,6 +62,7 @@ impl Program {
             Self::Installed { command, package } => {
                 let path = env::var_os("PATH").unwrap_or_default();
                 env::split_paths(&path)
+                    .chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from))
                     .map(|dir| dir.join(command))
                     .find(|path| is_program(path))
                     .ok_or_else(|| ServerError::missing(format!("no {command} on PATH: apt-get install {package}")))
@@ -82,6 +84,27 @@ impl Program {
                 .ok_or_else(|| ServerError::missing(format!("{} is not a program", path.display()))),
         }
     }
+}
+
+/// An archive of a server that runs on a virtual machine, such as a `.jar`.
+pub(super) fn archive(path: &Path, package: &str) -> Result<PathBuf> {
+    Some(path.to_owned())
+        .filter(|path| path.is_file())
+        .ok_or_else(|| ServerError::missing(format!("no {}: apt-get install {package}", path.display())))
+}
+
+/// The same of a version that is newer than the system's: in the directory of such servers, or in the tree of a package
+/// that was unpacked next to it.
+pub(super) fn newer_archive(name: &str) -> Result<PathBuf> {
+    let dir = newer_servers()
+        .ok_or_else(|| ServerError::missing(format!("nowhere to look for a newer {name}: set LOCKKIT_SERVERS")))?;
+    let places = [dir.join(name), dir.join("../tree/usr/share/java").join(name)];
+    places.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+        ServerError::missing(format!(
+            "no {name} in {}: put the archive with its libraries there, or set LOCKKIT_SERVERS to the directory that has it",
+            dir.display()
+        ))
+    })
 }
 
 /// The directory of servers that are newer than the system's.

@@ -10,15 +10,20 @@
 mod error;
 mod find;
 mod guardian;
+mod mysql;
+mod mysql_wire;
 mod process;
 mod redis;
 mod resp;
+mod zookeeper;
 
 pub use self::{
     error::{Result, ServerError},
     find::{Found, Program},
+    mysql::{MySqlFlavor, MySqlOptions, MySqlServer},
     process::{Keep, Process},
     redis::{Persistence, RedisFlavor, RedisOptions, RedisServer},
+    zookeeper::{ZooKeeperEnsemble, ZooKeeperFlavor, ZooKeeperServer},
 };
 
 use std::{

@@ -1,0 +1,60 @@
+//! Durations as people write them: `250ms`, `10s`, `5m`, `1h`.
+
+use std::time::Duration;
+
+/// Reads a duration.
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err("write a whole number and its unit, such as 250ms, 10s, 5m or 1h".to_owned()),
+    };
+    let number: u64 = match number {
+        "" => return Err(format!("there is no number before {unit:?}")),
+        number => number.parse().map_err(|_| "the number is too large".to_owned())?,
+    };
+    // A century is for ever, and far from where arithmetic on clocks ends.
+    const LONGEST: u64 = 100 * 366 * 24 * 3_600_000;
+    match number.checked_mul(scale) {
+        Some(millis) if millis <= LONGEST => Ok(Duration::from_millis(millis)),
+        _ => Err("the longest duration is a hundred years".to_owned()),
+    }
+}
+
+/// Writes a duration as a person would say it: two digits of what matters.
+pub(crate) fn spoken(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    match millis {
+        0..1_000 => format!("{millis}ms"),
+        1_000..60_000 => format!("{}.{}s", millis / 1000, millis % 1000 / 100),
+        60_000..3_600_000 => format!("{}m{:02}s", millis / 60_000, millis % 60_000 / 1000),
+        _ => format!("{}h{:02}m", millis / 3_600_000, millis % 3_600_000 / 60_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_a_number_and_a_unit() {
+        for (text, millis) in [("250ms", 250), ("10s", 10_000), ("5m", 300_000), ("1h", 3_600_000), ("0s", 0)] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        let endless = "9".repeat(40) + "s";
+        for text in ["", "10", "s", "-1s", "1.5s", "10 s", "1d", "10S", "1s2s", "99999999999999h", &endless, "١s"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_spoken_briefly() {
+        for (millis, text) in [(0, "0ms"), (250, "250ms"), (29_340, "29.3s"), (65_000, "1m05s"), (7_320_000, "2h02m")] {
+            assert_eq!(spoken(Duration::from_millis(millis)), text);
+        }
+    }
+}

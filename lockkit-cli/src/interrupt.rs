@@ -1,0 +1,34 @@
+//! Work that leaves nothing behind when it is interrupted: no temporary file, no server, no worker process.
+
+use std::future::Future;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::exit::{Failure, SOFTWARE};
+
+/// Runs `work` on a runtime of its own; on SIGINT, SIGTERM or SIGHUP drops it, with all that it has open, and fails
+/// with the code that shells give to a program which died of that signal.
+pub(crate) fn block_on<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> Result<T, Failure> {
+    let failed = |error: std::io::Error| Failure::system("start the runtime", &error);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(async {
+        let listen = |kind| signal(kind).map_err(failed);
+        let mut interrupt = listen(SignalKind::interrupt())?;
+        let mut terminate = listen(SignalKind::terminate())?;
+        let mut hangup = listen(SignalKind::hangup())?;
+        // On a thread of the runtime rather than on this one, which can't share its work with the others.
+        let mut task = tokio::spawn(work);
+        let number = tokio::select! {
+            ended = &mut task => return ended.unwrap_or_else(|error| Err(Failure::new(SOFTWARE, error.to_string()))),
+            _ = interrupt.recv() => SignalKind::interrupt(),
+            _ = terminate.recv() => SignalKind::terminate(),
+            _ = hangup.recv() => SignalKind::hangup(),
+        };
+        task.abort();
+        drop(task.await);
+        let code = 128 + u8::try_from(number.as_raw_value()).unwrap_or_default();
+        Err(Failure::new(code, "interrupted"))
+    })
+}

@@ -1,0 +1,156 @@
+//! The lease of an enclosing run, as a run inside it believes in it.
+//!
+//! The outer run renews it. The inner one asks the store, again and again, whether the token still holds the lock and for
+//! how long, and believes no more than that.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use lockkit::{Fence, Holder, LockKey, Locker, LossReason, Moment, Query, drift};
+use tokio::time::{sleep, timeout};
+
+use super::{
+    desk::Loan,
+    hold::Bell,
+    nest::{Enclosing, Entry},
+};
+use crate::exit::Failure;
+
+/// The shortest pause between two questions.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// A borrowed lease.
+#[derive(Debug)]
+pub(super) struct Borrowed {
+    locker: Locker,
+    entry: Entry,
+    fence: Fence,
+    loan: Loan,
+    bell: Bell,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    deadline: Moment,
+    lost: Option<String>,
+}
+
+/// What the store says about a token.
+enum Answer {
+    Holds { fence: Option<Fence>, deadline: Moment },
+    Lost(LossReason),
+}
+
+/// The lease of an enclosing run on `key`, if one has it on this store.
+pub(super) async fn borrow(
+    locker: &Locker,
+    key: &LockKey,
+    enclosing: &Enclosing,
+    bell: &Bell,
+) -> Result<Option<Borrowed>, Failure> {
+    // The innermost first: the same name may be held on several stores.
+    for entry in enclosing.held.iter().rev().filter(|entry| entry.key == *key) {
+        let Some(loan) = Loan::ask(&entry.run).await else { continue };
+        if let Answer::Holds { fence, deadline } = question(locker, entry).await? {
+            let state = Mutex::new(State { deadline, lost: None });
+            let (locker, entry, bell) = (locker.clone(), entry.clone(), bell.clone());
+            let fence = fence.unwrap_or(Fence::NONE);
+            return Ok(Some(Borrowed { locker, entry, fence, loan, bell, state }));
+        }
+    }
+    Ok(None)
+}
+
+/// Asks the store whether the entry's token holds the lock.
+async fn question(locker: &Locker, entry: &Entry) -> lockkit::Result<Answer> {
+    // Taken before the question is sent, for the answer is as old as that when it comes.
+    let asked = locker.info().clock.now();
+    let mut states = locker.inspect(&Query::Keys(vec![entry.key.clone()])).await?;
+    let holders = states.pop().map(|state| state.holders).unwrap_or_default();
+    let is_ours = |holder: &&Holder| holder.token == Some(entry.token);
+    Ok(match holders.iter().find(is_ours) {
+        Some(holder) => {
+            // A lease that does not run out by time is believed in for as long as one that does.
+            let left = holder.remaining.unwrap_or(entry.ttl);
+            Answer::Holds { fence: holder.fence, deadline: asked + left.saturating_sub(drift(left)) }
+        }
+        None if holders.is_empty() => Answer::Lost(LossReason::Gone),
+        None => Answer::Lost(LossReason::Taken),
+    })
+}
+
+impl Borrowed {
+    pub(super) fn ttl(&self) -> Duration {
+        self.entry.ttl
+    }
+
+    pub(super) fn fence(&self) -> Fence {
+        self.fence
+    }
+
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    pub(super) fn remaining(&self) -> Duration {
+        let state = self.state();
+        if state.lost.is_some() { Duration::ZERO } else { state.deadline.since(self.locker.info().clock.now()) }
+    }
+
+    pub(super) fn trouble(&self) -> String {
+        let lost = self.state().lost.clone();
+        lost.or_else(|| self.bell.error()).unwrap_or_else(|| "the enclosing run has not renewed it".to_owned())
+    }
+
+    /// Asks at every third of what is left, so that one answer may fail to come.
+    pub(super) async fn keep(&self) -> Infallible {
+        while !self.remaining().is_zero() {
+            let pause = (self.remaining() / 3).max(SHORTEST_PAUSE);
+            tokio::select! {
+                () = sleep(pause) => self.ask().await,
+                () = self.loan.ended() => self.lose("the enclosing run has ended".to_owned()),
+            }
+        }
+        pending().await
+    }
+
+    async fn ask(&self) {
+        match timeout(self.remaining(), question(&self.locker, &self.entry)).await {
+            Ok(Ok(Answer::Holds { deadline, .. })) => {
+                self.bell.set_error(None);
+                let mut state = self.state();
+                state.deadline = state.deadline.max(deadline);
+            }
+            Ok(Ok(Answer::Lost(reason))) => return self.lose(reason.to_string()),
+            Ok(Err(error)) => self.bell.set_error(Some(error.to_string())),
+            Err(_) => self.bell.set_error(Some("the store did not answer".to_owned())),
+        }
+        self.bell.ring();
+    }
+
+    /// Asks one last time after CMD has ended; says why the lease was lost if it was.
+    pub(super) async fn check(&self) -> Option<String> {
+        if self.remaining().is_zero() {
+            return Some(self.trouble());
+        }
+        match timeout(self.remaining(), question(&self.locker, &self.entry)).await {
+            Ok(Ok(Answer::Lost(reason))) => Some(reason.to_string()),
+            // No answer is no reason to doubt what was believed in until a moment ago.
+            _ => None,
+        }
+    }
+
+    fn lose(&self, why: String) {
+        self.state().lost.get_or_insert(why);
+        self.bell.ring();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

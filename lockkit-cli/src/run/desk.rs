@@ -1,0 +1,148 @@
+//! Where runs inside a run come to borrow its lease.
+//!
+//! That the store still names the token is not enough to borrow: the outer run may be about to release it, and what was
+//! left running in the background would go on without a lease. So a borrower first connects to the outer run's desk, a
+//! socket named after the run, and the outer run keeps the lease until every borrower has hung up. A borrower that
+//! finds nobody at the desk acquires the lock as anyone else.
+
+use std::{
+    future::Future,
+    io,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream},
+    },
+    pin::pin,
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+/// What the desk says to a borrower.
+const WELCOME: u8 = b'k';
+
+/// How long a borrower waits for it.
+const WELCOME_WITHIN: Duration = Duration::from_secs(2);
+
+/// The lending side.
+#[derive(Debug)]
+pub(super) struct Desk {
+    listener: UnixListener,
+    borrowers: JoinSet<()>,
+}
+
+/// The borrowing side: as long as it lives, the lease is not released.
+#[derive(Debug)]
+pub(super) struct Loan {
+    stream: UnixStream,
+}
+
+impl Desk {
+    /// Opens the desk of a run.
+    pub(super) fn open(run: &str) -> io::Result<Self> {
+        let listener = StdListener::bind_addr(&address(run)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, borrowers: JoinSet::new() })
+    }
+
+    /// Lends until `over` is done and every borrower has hung up, and then closes. Who came too late to be welcomed
+    /// does not borrow.
+    pub(super) async fn serve_until(mut self, over: impl Future<Output = ()>) {
+        let mut over = pin!(over);
+        let mut is_over = false;
+        while !(is_over && self.borrowers.is_empty()) {
+            tokio::select! {
+                () = &mut over, if !is_over => is_over = true,
+                _ = self.borrowers.join_next(), if !self.borrowers.is_empty() => {}
+                arrival = self.listener.accept() => match arrival {
+                    Ok((stream, _)) if is_trusted(&stream) => drop(self.borrowers.spawn(attend(stream))),
+                    Ok(_) => {}
+                    // Out of descriptors, perhaps; it would be the same again at once.
+                    Err(_) => sleep(Duration::from_millis(20)).await,
+                },
+            }
+        }
+    }
+}
+
+impl Loan {
+    /// Goes to the desk of a run; `None` if nobody is there.
+    pub(super) async fn ask(run: &str) -> Option<Self> {
+        let stream = StdStream::connect_addr(&address(run).ok()?).ok()?;
+        stream.set_nonblocking(true).ok()?;
+        let mut stream = UnixStream::from_std(stream).ok()?;
+        if !is_trusted(&stream) {
+            return None;
+        }
+        let welcome = timeout(WELCOME_WITHIN, stream.read_u8()).await;
+        matches!(welcome, Ok(Ok(WELCOME))).then_some(Self { stream })
+    }
+
+    /// Returns when the outer run is gone.
+    pub(super) async fn ended(&self) {
+        loop {
+            let ready = self.stream.readable().await;
+            match self.stream.try_read(&mut [0; 16]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && ready.is_ok() => {}
+                Ok(1..) => {}
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Welcomes a borrower and waits until it hangs up.
+async fn attend(mut stream: UnixStream) {
+    if stream.write_u8(WELCOME).await.is_ok() {
+        // It never says anything.
+        while stream.read_u8().await.is_ok() {}
+    }
+}
+
+/// Everyone on the machine can see the names of such sockets, but only the same user's processes are let in, or root's.
+fn is_trusted(stream: &UnixStream) -> bool {
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == rustix::process::geteuid().as_raw())
+}
+
+/// A name without a file, that goes with its process.
+fn address(run: &str) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("lockkit-run-{run}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_desk_closes_when_the_last_borrower_has_gone() {
+        let run = lockkit::Token::random().expect("random").reveal();
+        let desk = Desk::open(&run).expect("desk");
+        let (end, over) = oneshot::channel::<()>();
+        let desk = tokio::spawn(desk.serve_until(async { drop(over.await) }));
+        let first = Loan::ask(&run).await.expect("welcome");
+        drop(end);
+        let second = Loan::ask(&run).await.expect("still open, for the first one is here");
+        drop(first);
+        assert!(timeout(Duration::from_millis(50), second.ended()).await.is_err());
+        assert!(!desk.is_finished());
+        drop(second);
+        desk.await.expect("closed");
+        assert!(Loan::ask(&run).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_borrower_learns_that_the_outer_run_is_gone() {
+        let run = lockkit::Token::random().expect("random").reveal();
+        let desk = tokio::spawn(Desk::open(&run).expect("desk").serve_until(std::future::pending()));
+        let loan = Loan::ask(&run).await.expect("welcome");
+        desk.abort();
+        loan.ended().await;
+    }
+}

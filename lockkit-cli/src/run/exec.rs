@@ -1,0 +1,56 @@
+//! `lockkit __exec`: what stands between `lockkit run` and CMD for an instant, and becomes CMD.
+//!
+//! A process can ask the kernel to be killed when its parent dies, but only for itself, and between `fork` and `exec`
+//! nothing can be run without unsafe code. So this does it, and then replaces itself by CMD.
+
+use std::{ffi::OsString, io, os::unix::process::CommandExt, process::Command};
+
+use clap::Args as ClapArgs;
+use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+
+use super::work::this_program;
+use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND, Outcome};
+
+/// The hidden subcommand.
+pub(crate) const VERB: &str = "__exec";
+
+/// Become a command that dies with its parent
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    /// Who the parent must be
+    parent: i32,
+    /// The command
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| Failure::system("tie CMD to lockkit", &error.into()))?;
+    // It may have died before the kernel was asked.
+    if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(args.parent) {
+        return Err(Failure::new(LOST, "CMD was not started: lockkit run is gone"));
+    }
+    let Some((program, arguments)) = args.command.split_first() else {
+        return Err(Failure::new(NOT_FOUND, "there is no CMD"));
+    };
+    let error = Command::new(program).args(arguments).exec();
+    let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+    Err(Failure::new(code, format!("could not run {program:?}: {error}")))
+}
+
+/// The hidden subcommand that dies of SIGINT.
+pub(crate) const DIE: &str = "__die";
+
+/// Ends this process as Ctrl-C would have, had it not been caught: an exit code of 130 would tell a shell that the
+/// interrupt was dealt with, and its loop would go on. What was caught is reset only by becoming another program.
+pub(super) fn die_of_interrupt() {
+    // Should it fail, the exit code has to do.
+    drop(this_program().arg(DIE).exec());
+}
+
+/// Dies of SIGINT; where that is ignored, with the exit code.
+pub(crate) fn die() -> Outcome {
+    let _ = kill_process(getpid(), Signal::INT);
+    Ok(130)
+}

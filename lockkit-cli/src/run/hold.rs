@@ -1,0 +1,162 @@
+//! The lease that CMD runs under: our own, or borrowed from an enclosing run.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use lockkit::{Event, Fence, Guard, LossReason, Observer, Outcome, Status, Token};
+use tokio::sync::Notify;
+
+use super::borrow::Borrowed;
+
+/// A lease with a deadline.
+#[derive(Debug)]
+pub(super) enum Hold {
+    Own(Own),
+    Borrowed(Borrowed),
+}
+
+/// A lease of this run.
+#[derive(Debug)]
+pub(super) struct Own {
+    guard: Guard,
+    ttl: Duration,
+    bell: Bell,
+}
+
+impl Own {
+    pub(super) fn token(&self) -> Token {
+        self.guard.token()
+    }
+}
+
+impl Hold {
+    pub(super) fn own(guard: Guard, ttl: Duration, bell: Bell) -> Self {
+        Self::Own(Own { guard, ttl, bell })
+    }
+
+    pub(super) fn ttl(&self) -> Duration {
+        match self {
+            Self::Own(own) => own.ttl,
+            Self::Borrowed(borrowed) => borrowed.ttl(),
+        }
+    }
+
+    pub(super) fn fence(&self) -> Fence {
+        match self {
+            Self::Own(own) => own.guard.fence(),
+            Self::Borrowed(borrowed) => borrowed.fence(),
+        }
+    }
+
+    /// What is left of the lease if nothing more is heard; zero once it is lost.
+    pub(super) fn remaining(&self) -> Duration {
+        match self {
+            Self::Own(own) => own.guard.remaining(),
+            Self::Borrowed(borrowed) => borrowed.remaining(),
+        }
+    }
+
+    /// Returns when [`remaining`](Self::remaining) has become more, or nothing.
+    pub(super) async fn changed(&self) {
+        match self {
+            Self::Own(own) => tokio::select! {
+                () = own.bell.rung() => {}
+                _ = own.guard.lost() => {}
+            },
+            Self::Borrowed(borrowed) => borrowed.bell().rung().await,
+        }
+    }
+
+    /// Returns when the lease is lost.
+    pub(super) async fn lost(&self) {
+        while !self.remaining().is_zero() {
+            tokio::select! {
+                () = self.changed() => {}
+                () = tokio::time::sleep(self.remaining()) => {}
+            }
+        }
+    }
+
+    /// Keeps the lease, as long as it is polled, as far as that is not done in the background.
+    pub(super) async fn keep(&self) -> Infallible {
+        match self {
+            Self::Own(_) => pending().await,
+            Self::Borrowed(borrowed) => borrowed.keep().await,
+        }
+    }
+
+    /// What is wrong with the lease.
+    pub(super) fn trouble(&self) -> String {
+        match self {
+            Self::Own(own) => {
+                let (reason, certain) = match own.guard.status() {
+                    Status::Lost(reason @ (LossReason::Expired | LossReason::Unreachable)) => (reason, false),
+                    Status::Lost(reason) => (reason, true),
+                    Status::Suspect => (LossReason::Unreachable, false),
+                    Status::Held => (LossReason::Expired, false),
+                };
+                match own.bell.error() {
+                    Some(error) if !certain => error,
+                    _ => reason.to_string(),
+                }
+            }
+            Self::Borrowed(borrowed) => borrowed.trouble(),
+        }
+    }
+
+    /// Ends the hold. `Ok(Some(_))` if it had been lost before.
+    pub(super) async fn release(self) -> lockkit::Result<Option<String>> {
+        match self {
+            Self::Own(own) => Ok(match own.guard.release().await? {
+                Outcome::Released => None,
+                Outcome::NotHeld(reason) => Some(reason.to_string()),
+            }),
+            Self::Borrowed(borrowed) => Ok(borrowed.check().await),
+        }
+    }
+}
+
+/// Rings when a lease was renewed, and remembers why the last renewal failed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bell(Arc<BellState>);
+
+#[derive(Debug, Default)]
+struct BellState {
+    rung: Notify,
+    error: Mutex<Option<String>>,
+}
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        self.0.rung.notify_one();
+    }
+
+    pub(super) async fn rung(&self) {
+        self.0.rung.notified().await;
+    }
+
+    pub(super) fn set_error(&self, error: Option<String>) {
+        *self.0.error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    }
+
+    pub(super) fn error(&self) -> Option<String> {
+        self.0.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Observer for Bell {
+    fn event(&self, event: &Event<'_>) {
+        match event {
+            Event::Renewed { .. } => {
+                self.set_error(None);
+                self.ring();
+            }
+            Event::RenewalFailed { error, .. } => self.set_error(Some(error.to_string())),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! When CMD is told to end, and when it is made to.
+
+use std::time::Duration;
+
+/// How long CMD has after TERM when the lease is lost already: somebody else may be at work.
+pub(super) const AFTER_LOSS: Duration = Duration::from_millis(100);
+
+/// What must be left of the lease for each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// At this or less, CMD gets TERM.
+    pub(super) term: Duration,
+    /// At this or less, CMD gets KILL.
+    pub(super) kill: Duration,
+    /// At this or less, the watchdog kills what this process has not.
+    pub(super) bite: Duration,
+}
+
+impl Plan {
+    /// The steps for a lease of this ttl: a third of it to end in good order, up to 5 s, and a twentieth, between 50 and
+    /// 500 ms, for the kernel to bury what was killed. Renewals begin when two thirds are left.
+    pub(super) fn of(ttl: Duration) -> Self {
+        let term = (ttl / 3).min(Duration::from_secs(5));
+        let kill = (ttl / 20).clamp(Duration::from_millis(50), Duration::from_millis(500)).min(term / 2);
+        Self { term, kill, bite: kill / 2 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_step_comes_before_the_next_whatever_the_ttl() {
+        for millis in [100, 101, 150, 1_000, 3_000, 30_000, 300_000] {
+            let ttl = Duration::from_millis(millis);
+            let plan = Plan::of(ttl);
+            assert!(plan.term < ttl / 2 && plan.kill < plan.term && plan.bite < plan.kill, "{plan:?}");
+            assert!(plan.bite >= Duration::from_millis(8), "{plan:?}");
+        }
+        assert_eq!(Plan::of(Duration::from_secs(30)).term, Duration::from_secs(5));
+        assert_eq!(Plan::of(Duration::from_secs(30)).kill, Duration::from_millis(500));
+    }
+}

@@ -1,0 +1,97 @@
+//! The race between the end of CMD and the end of the lease.
+
+use std::{pin::pin, time::Duration};
+
+use rustix::process::Signal;
+use tokio::time::sleep;
+
+use super::{
+    desk::Desk,
+    hold::Hold,
+    plan::{AFTER_LOSS, Plan},
+    signals::Signals,
+    watchdog::Watchdog,
+    work::Work,
+};
+
+/// The longest sleep. Sleep stands still while the machine is suspended, the lease does not.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// How the race went.
+#[derive(Debug)]
+pub(super) enum End {
+    /// CMD ended by itself.
+    Over,
+    /// CMD was stopped.
+    Stopped {
+        /// Why.
+        why: String,
+        /// Whether that was done before the lease could lapse.
+        in_time: bool,
+    },
+}
+
+/// Returns when CMD has ended, or was stopped because its lease would have.
+pub(super) async fn supervise(
+    hold: &Hold,
+    plan: &Plan,
+    work: &mut Work,
+    watchdog: &mut Watchdog,
+    desk: Option<Desk>,
+    signals: &mut Signals,
+) -> End {
+    let targets = work.targets().clone();
+    let mut keep = pin!(hold.keep());
+    let mut over = Box::pin(async {
+        match desk {
+            Some(desk) => desk.serve_until(work.ended()).await,
+            None => work.ended().await,
+        }
+    });
+    let why = loop {
+        let left = hold.remaining();
+        if left <= plan.term {
+            break hold.trouble();
+        }
+        watchdog.allow(left, plan);
+        tokio::select! {
+            // The lease first: after a freeze it must not be said that CMD ended in time.
+            biased;
+            never = &mut keep => match never {},
+            () = hold.changed() => {}
+            () = sleep((left - plan.term).min(LONGEST_SLEEP)) => {}
+            () = &mut over => return End::Over,
+            signal = signals.next() => targets.forward(signal),
+        }
+    };
+    targets.signal(Signal::TERM);
+    tokio::select! {
+        () = &mut over => {}
+        () = grace(hold, plan) => {}
+    }
+    // Also when CMD has ended: what it started may not have.
+    targets.kill();
+    // Dropping the desk tells those who borrowed from it and were out of reach.
+    drop(over);
+    work.ended().await;
+    End::Stopped { why, in_time: !hold.remaining().is_zero() }
+}
+
+/// The time between TERM and KILL.
+async fn grace(hold: &Hold, plan: &Plan) {
+    let left = hold.remaining();
+    let until_kill = async {
+        match left.is_zero() {
+            true => sleep(AFTER_LOSS).await,
+            false => sleep(left.saturating_sub(plan.kill)).await,
+        }
+    };
+    let after_loss = async {
+        hold.lost().await;
+        sleep(AFTER_LOSS).await;
+    };
+    tokio::select! {
+        () = until_kill => {}
+        () = after_loss => {}
+    }
+}

@@ -1,0 +1,206 @@
+//! `lockkit __watch`: a second process that kills CMD when `lockkit run` can't.
+//!
+//! CMD must not go on without a lease when `lockkit run` is killed or stands still: stopped, swapped out, or on a
+//! machine that was suspended. The watchdog is told over a pipe until when CMD may run. When that moment passes, or the
+//! pipe is closed without a farewell, it kills.
+//!
+//! One line per message: `work LEADER OWN_GROUP`, `until NANOSECONDS`, `done`.
+
+use std::{
+    io::{self, Write},
+    os::unix::process::CommandExt,
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use clap::Args as ClapArgs;
+use lockkit::{Clock, Moment, SystemClock};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::Pid,
+};
+
+use super::{nest, plan::Plan, targets::Targets, work::this_program};
+use crate::exit::{Failure, Outcome};
+
+/// The hidden subcommand.
+pub(crate) const VERB: &str = "__watch";
+
+/// How the watchdog ends when it had to kill.
+const BITTEN: u8 = 1;
+
+/// The longest sleep. Sleep stands still while the machine is suspended, the deadline does not.
+const LONGEST_SLEEP: Duration = Duration::from_millis(250);
+
+/// How long the watchdog may take to leave. It takes longest when it is in the middle of killing.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Kill what carries a mark when standard input says so
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    /// The mark
+    run: String,
+}
+
+/// The leash on the watchdog, in the hand of `lockkit run`.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    child: Child,
+    last: Option<Moment>,
+}
+
+impl Watchdog {
+    pub(super) fn start(run: &str) -> io::Result<Self> {
+        let mut command = this_program();
+        command.arg(VERB).arg(run);
+        // A run around this one must not take it for a part of its CMD: it has to outlive that.
+        command.env_remove(nest::HELD).env_remove(nest::RUNS);
+        // It must not die of the Ctrl-C that is meant for CMD, nor keep open what somebody reads CMD's output from.
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn()?;
+        if let Some(pipe) = &child.stdin {
+            // One that stands still must not make this process do so, once the pipe is full.
+            rustix::io::ioctl_fionbio(pipe, true)?;
+        }
+        Ok(Self { child, last: None })
+    }
+
+    /// Allows CMD to run for as long as the lease lasts.
+    pub(super) fn allow(&mut self, left: Duration, plan: &Plan) {
+        let until = SystemClock.now() + left.saturating_sub(plan.bite);
+        // A lease is only ever extended; what is said again differs by the time it takes to say it.
+        if self.last.is_none_or(|last| until.since(last) > Duration::from_millis(1)) {
+            self.last = Some(until);
+            self.tell(&format!("until {}\n", until.as_nanos()));
+        }
+    }
+
+    /// Says whom to kill.
+    pub(super) fn guard(&mut self, targets: &Targets) {
+        if let Some(leader) = targets.leader {
+            self.tell(&format!("work {} {}\n", leader.as_raw_nonzero(), targets.own_group));
+        }
+    }
+
+    /// Ends the watch; returns whether the watchdog had to kill. The lease is renewed meanwhile.
+    pub(super) async fn dismiss(&mut self) -> bool {
+        self.tell("done\n");
+        drop(self.child.stdin.take());
+        let patience = Instant::now() + GONE_WITHIN;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return status.code() == Some(i32::from(BITTEN)),
+                Ok(None) if Instant::now() < patience => tokio::time::sleep(Duration::from_millis(1)).await,
+                // It stands still.
+                _ => {
+                    drop(self.child.kill().and_then(|()| self.child.wait()));
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// If the watchdog was killed, CMD still dies with this process, and this process still minds the deadline.
+    fn tell(&mut self, message: &str) {
+        if let Some(pipe) = &mut self.child.stdin {
+            drop(pipe.write_all(message.as_bytes()));
+        }
+    }
+}
+
+/// What the watchdog knows.
+#[derive(Debug)]
+struct Watch {
+    targets: Targets,
+    until: Option<Moment>,
+    heard: Vec<u8>,
+    done: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let targets = Targets { run: args.run.clone(), leader: None, own_group: false };
+    let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
+    let bite = watch.listen().map_err(|error| Failure::system("watch", &error))?;
+    if bite {
+        watch.targets.kill();
+        return Ok(BITTEN);
+    }
+    Ok(0)
+}
+
+impl Watch {
+    /// Listens until CMD is done or must be killed; returns which.
+    fn listen(&mut self) -> io::Result<bool> {
+        // Not through Rust's buffer, which would hide from `poll` what it has read ahead.
+        let input = io::stdin();
+        let mut chunk = [0; 256];
+        loop {
+            let left = self.until.map_or(LONGEST_SLEEP, |until| until.since(SystemClock.now()));
+            if left.is_zero() {
+                return Ok(true);
+            }
+            if !readable(left.min(LONGEST_SLEEP))? {
+                continue;
+            }
+            match rustix::io::read(&input, &mut chunk)? {
+                0 => return Ok(true),
+                length => self.hear(&chunk[..length]),
+            }
+            if self.done {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn hear(&mut self, bytes: &[u8]) {
+        self.heard.extend_from_slice(bytes);
+        while let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.heard.drain(..=end).collect();
+            self.obey(String::from_utf8_lossy(&line).trim_end());
+        }
+    }
+
+    fn obey(&mut self, line: &str) {
+        let words: Vec<_> = line.split(' ').collect();
+        match words[..] {
+            ["work", leader, own_group] => {
+                self.targets.leader = leader.parse().ok().and_then(Pid::from_raw);
+                self.targets.own_group = own_group == "true";
+            }
+            ["until", nanos] => self.until = nanos.parse().ok().map(Moment::from_nanos),
+            ["done"] => self.done = true,
+            _ => {}
+        }
+    }
+}
+
+/// Whether there is something to read within `limit`.
+fn readable(limit: Duration) -> io::Result<bool> {
+    let stdin = io::stdin();
+    let mut wanted = [PollFd::new(&stdin, PollFlags::IN)];
+    let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
+    match poll(&mut wanted, Some(&limit)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_may_come_in_pieces() {
+        let targets = Targets { run: "x".to_owned(), leader: None, own_group: false };
+        let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
+        watch.hear(b"work 12 tr");
+        assert_eq!(watch.targets.leader, None);
+        watch.hear(b"ue\nuntil 77\nnonsense\nunt");
+        assert_eq!(watch.targets.leader, Pid::from_raw(12));
+        assert!(watch.targets.own_group && !watch.done);
+        assert_eq!(watch.until, Some(Moment::from_nanos(77)));
+        watch.hear(b"il 99\ndone\n");
+        assert_eq!((watch.until, watch.done), (Some(Moment::from_nanos(99)), true));
+    }
+}

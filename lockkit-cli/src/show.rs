@@ -1,0 +1,105 @@
+//! What `ls`, `who` and `break` print: tables for people, JSON for scripts.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, Table, presets};
+use lockkit::{Holder, KeyState};
+use serde_json::{Value, json};
+
+use crate::{
+    duration::spoken,
+    exit::{Failure, LOST},
+};
+
+/// Writes to stdout. A reader that has seen enough and went away, as `head` does, is no error.
+pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match write(&mut out).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(LOST, format!("could not write the output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a JSON value on lines of its own.
+pub(crate) fn print_json(value: &Value) -> Result<(), Failure> {
+    print(|out| writeln!(out, "{value:#}"))
+}
+
+/// A lock as JSON. Tokens are for those who ask about one lock.
+pub(crate) fn lock_json(state: &KeyState, tokens: bool) -> Value {
+    json!({
+        "key": state.key.as_str(),
+        "held": !state.holders.is_empty(),
+        "fence": state.fence.map(|fence| fence.get()),
+        "waiters": state.waiters,
+        "holders": state.holders.iter().map(|holder| holder_json(holder, tokens)).collect::<Vec<_>>(),
+    })
+}
+
+fn holder_json(holder: &Holder, tokens: bool) -> Value {
+    let mut value = json!({
+        "holder": holder.info.as_str(),
+        "foreign": holder.token.is_none(),
+        "mode": holder.mode.to_string(),
+        "depth": holder.depth,
+        "fence": holder.fence.map(|fence| fence.get()),
+        "remaining_ms": holder.remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+    });
+    if tokens {
+        value["token"] = holder.token.map(|token| token.reveal()).into();
+    }
+    value
+}
+
+/// A table without lines, so that it can be read by eye and cut by `awk`.
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2)).set_cell_alignment(CellAlignment::Left);
+    }
+    table
+}
+
+/// Text that can do no harm to a terminal: a lock's name may contain anything.
+pub(crate) fn plain(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            clean.extend(c.escape_default());
+        } else {
+            clean.push(c);
+        }
+    }
+    clean
+}
+
+/// Who holds a lock, in words.
+pub(crate) fn holder(holder: &Holder) -> String {
+    match (holder.info.as_str(), holder.token) {
+        ("", None) => "another program".to_owned(),
+        (text, None) => format!("another program ({text})"),
+        ("", Some(_)) => "somebody".to_owned(),
+        (text, Some(_)) => text.to_owned(),
+    }
+}
+
+/// What is left of a lease, in words.
+pub(crate) fn left(holder: &Holder) -> String {
+    holder.remaining.map_or_else(|| "-".to_owned(), spoken)
+}
+
+/// Who holds a lock and for how long, as half a sentence.
+pub(crate) fn held_by(state: &KeyState) -> String {
+    let Some(first) = state.holders.first() else { return "held by somebody until just now".to_owned() };
+    let others = match state.holders.len() - 1 {
+        0 => String::new(),
+        others => format!(" and {others} more"),
+    };
+    let lease = first
+        .remaining
+        .map_or_else(|| "a lease without end".to_owned(), |left| format!("{} of its lease left", spoken(left)));
+    format!("held by {}{others}, {lease}", holder(first))
+}

@@ -1,0 +1,138 @@
+//! The stores that `race` and `compare` run on: those given by URL, or private servers of what is installed.
+
+use std::fmt;
+
+use clap::Args;
+use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
+
+use crate::exit::{Failure, UNAVAILABLE};
+
+/// Which stores to run on.
+#[derive(Args, Clone)]
+pub(crate) struct StoresArgs {
+    /// URL of a store, such as redis://host:6379; may be given several times. Default: LOCKKIT_STORE, or else a private
+    /// server of every kind that is installed
+    #[arg(long = "store", value_name = "URL", env = "LOCKKIT_STORE", hide_env = true, hide_env_values = true)]
+    urls: Vec<String>,
+}
+
+impl StoresArgs {
+    /// Connects to the stores, or starts what is installed.
+    pub(crate) async fn targets(&self) -> Result<Targets, Failure> {
+        // An empty variable counts as unset.
+        let urls: Vec<_> = self.urls.iter().map(String::as_str).filter(|url| !url.is_empty()).collect();
+        if urls.is_empty() { Targets::installed().await } else { Targets::given(&urls).await }
+    }
+}
+
+impl fmt::Debug for StoresArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // URLs may contain passwords.
+        f.write_str("StoresArgs(..)")
+    }
+}
+
+/// A store to run on.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// What to call it: short, without secrets, different for each target.
+    pub(crate) name: String,
+    /// Where it is. May have a password in it, so it is never shown.
+    pub(crate) url: String,
+    /// Whether only this process can reach it, as `memory:`.
+    pub(crate) in_process: bool,
+    /// The server, if it was started for this run; it ends with the target.
+    _server: Option<RedisServer>,
+}
+
+/// What there is to run on, and what else there could be.
+#[derive(Debug, Default)]
+pub(crate) struct Targets {
+    pub(crate) list: Vec<Target>,
+    /// How to get the servers that are not installed, a sentence each.
+    pub(crate) missing: Vec<String>,
+}
+
+impl Targets {
+    /// The stores at these URLs. Fails if one of them can't be reached.
+    async fn given(urls: &[&str]) -> Result<Self, Failure> {
+        let mut targets = Self::default();
+        for url in urls {
+            let store = lockkit::open(url).await?;
+            let info = store.info();
+            targets.add(info.name.to_string(), (*url).to_owned(), info.scheme == "memory", None);
+        }
+        Ok(targets)
+    }
+
+    /// A private server of every kind that is installed. Not being installed is no failure; not coming up is.
+    async fn installed() -> Result<Self, Failure> {
+        let mut targets = Self::default();
+        for (kind, flavor) in
+            [("redis", RedisFlavor::Installed), ("redis", RedisFlavor::Newer), ("valkey", RedisFlavor::Valkey)]
+        {
+            let found = match flavor.program().find() {
+                Ok(found) => found,
+                Err(error) if error.is_missing() => {
+                    targets.missing.push(error.to_string());
+                    continue;
+                }
+                Err(error) => return Err(Failure::new(UNAVAILABLE, error.to_string())),
+            };
+            let name = format!("{kind} {}", found.version);
+            if targets.list.iter().any(|target| target.name == name) {
+                continue;
+            }
+            let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await;
+            let server = server.map_err(|error| Failure::new(UNAVAILABLE, error.to_string()))?;
+            targets.add(name, server.url(), false, Some(server));
+        }
+        Ok(targets)
+    }
+
+    /// Puts the store inside this process first.
+    pub(crate) fn with_memory(mut self) -> Self {
+        if !self.list.iter().any(|target| target.in_process) {
+            let memory = Target { name: "memory".into(), url: "memory:".into(), in_process: true, _server: None };
+            self.list.insert(0, memory);
+        }
+        self
+    }
+
+    fn add(&mut self, name: String, url: String, in_process: bool, server: Option<RedisServer>) {
+        // The same store twice is a fair thing to ask for: it shows how much two runs on one store differ.
+        let name = distinct(name, |name| self.list.iter().any(|target| target.name == name));
+        self.list.push(Target { name, url, in_process, _server: server });
+    }
+}
+
+fn distinct(name: String, taken: impl Fn(&str) -> bool) -> String {
+    if !taken(&name) {
+        return name;
+    }
+    (2..).map(|number| format!("{name} #{number}")).find(|name| !taken(name)).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_store_twice_gets_two_names() {
+        assert_eq!(distinct("redis".into(), |_| false), "redis");
+        assert_eq!(distinct("redis".into(), |name| ["redis", "redis #2"].contains(&name)), "redis #3");
+    }
+
+    #[tokio::test]
+    async fn memory_comes_first_and_once() {
+        let targets = Targets::given(&["memory:"]).await.expect("memory").with_memory();
+        assert_eq!(targets.list.len(), 1);
+        let targets = Targets::default().with_memory();
+        assert!(targets.list[0].in_process);
+    }
+
+    #[tokio::test]
+    async fn a_bad_url_is_bad_input() {
+        assert_eq!(Targets::given(&["no url"]).await.expect_err("bad").code(), crate::exit::USAGE);
+    }
+}

@@ -1,0 +1,70 @@
+//! `lockkit compare` as a user runs it.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use lockkit_testkit::servers::{RedisOptions, RedisServer};
+use serde_json::Value;
+
+fn compare(dir: &Path, args: &[&str]) -> Output {
+    let out = dir.join("out");
+    Command::new(env!("CARGO_BIN_EXE_lockkit"))
+        .args(["compare", "--quick", "--no-compliance", "--leases", "200", "--out"])
+        .arg(out)
+        .args(args)
+        .env_remove("LOCKKIT_STORE")
+        .output()
+        .expect("lockkit runs")
+}
+
+fn row<'a>(json: &'a Value, id: &str) -> &'a Value {
+    json["rows"].as_array().expect("an array").iter().find(|row| row["id"] == id).expect("a row")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_comparison_prints_a_table_and_writes_both_files() {
+    let server = RedisServer::start(RedisOptions::default().password("s3cret")).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let output = compare(dir.path(), &["--store", &server.url()]);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let markdown = fs::read_to_string(dir.path().join("out/comparison.md")).unwrap();
+    let json = fs::read_to_string(dir.path().join("out/comparison.json")).unwrap();
+    for what in [&text, &markdown, &json] {
+        assert!(!what.contains("s3cret"), "{what}");
+        assert!(what.contains("release to acquired, p50"), "{what}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let stores: Vec<_> = json["stores"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    assert_eq!(stores[0], "memory");
+    for row in json["rows"].as_array().unwrap() {
+        let title = row["title"].as_str().unwrap();
+        assert!(markdown.contains(&format!("| {title} |")), "{title} in {markdown}");
+        let left_out = row["id"] == "compliance";
+        assert_eq!(row["values"][stores[1]].is_null(), left_out, "{row}");
+    }
+    assert_eq!(row(&json, "violations")["values"][stores[1]], 0.0);
+    assert_eq!(row(&json, "lease_lost")["values"][stores[1]], 0.0);
+    let processes = row(&json, "processes");
+    assert!(processes["values"]["memory"].is_null() && processes["absent"]["memory"].is_string(), "{processes}");
+
+    // What it took it gave back, and nothing but the fences' counters is left, which expire by themselves.
+    let left = server.command(&["KEYS", "*"]).await.unwrap();
+    assert!(left.lines().all(|key| key.ends_with("fence") || key == "(nil)" || key.is_empty()), "{left}");
+}
+
+#[test]
+fn bad_input_costs_no_time() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("out"), "in the way").unwrap();
+    let output = compare(dir.path(), &["--store", "memory:"]);
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    let dir = tempfile::tempdir().unwrap();
+    let output = compare(dir.path(), &["--store", "redis://127.0.0.1:1"]);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+}

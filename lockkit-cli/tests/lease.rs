@@ -1,0 +1,205 @@
+//! `lockkit run` when the lease is in danger: CMD must be gone before it can lapse.
+
+mod support;
+
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use support::{Line, Redis, Running, code, complaint, lock};
+
+/// CMD with a child, and a grandchild that left session and group, all of which do not heed TERM.
+const STUBBORN: &str = r#"
+    exec 2>/dev/null 3>$LINE; trap '' TERM HUP
+    loop='trap "" TERM HUP; echo up >&3; while :; do sleep 0.01; done'
+    sh -c "$loop" & setsid sh -c "$loop" & eval "$loop"
+"#;
+
+struct Stubborn {
+    redis: Redis,
+    line: Line,
+    running: Running,
+}
+
+/// Starts the stubborn CMD and returns when all three processes are up.
+fn stubborn(ttl: &str) -> Stubborn {
+    let redis = Redis::start();
+    let line = Line::new();
+    let mut command = redis.run("k", &["--ttl", ttl], STUBBORN);
+    line.give(&mut command);
+    let running = Running::start(command);
+    for _ in 0..3 {
+        assert_eq!(line.hear(), "up");
+    }
+    Stubborn { redis, line, running }
+}
+
+/// Sends a signal to the watchdog of a run.
+fn signal_watchdog(lockkit: &str, signal: &str) {
+    let found = Command::new("pkill").args([&format!("-{signal}"), "-P", lockkit, "-f", "__watch"]).status();
+    assert!(found.expect("pkill, of procps").success());
+}
+
+#[test]
+fn cmd_is_gone_before_the_lease_of_a_frozen_server_lapses() {
+    let Stubborn { redis, line, running } = stubborn("2s");
+    redis.await_renewal("k");
+    let asked = Instant::now();
+    let lapse = asked + redis.left("k");
+    redis.freeze();
+    let (_, gone) = line.end();
+    assert!(gone < lapse, "{:?} too late", gone - lapse);
+    // Nor was it stopped without need.
+    assert!(gone > asked + Duration::from_millis(1200), "{:?} too early", gone - asked);
+    let output = running.end();
+    assert_eq!(code(&output), 74);
+    assert!(complaint(&output).contains("stopped CMD before its lease of \"k\" could lapse"), "{}", complaint(&output));
+}
+
+#[test]
+fn cmd_may_end_in_good_order() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let script = "exec 2>/dev/null 3>$LINE; trap 'sleep 0.2; echo bye >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.01; done";
+    let mut command = redis.run("k", &["--ttl", "3s"], script);
+    line.give(&mut command);
+    let running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    redis.freeze();
+    assert_eq!(line.end().0, "bye\n");
+    assert_eq!(code(&running.end()), 74);
+}
+
+#[test]
+fn a_short_outage_is_survived() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let mut command = redis.run("k", &["--ttl", "3s"], "exec 3>$LINE; echo up >&3; read x <$GO; exit 8");
+    line.give(&mut command);
+    let running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    redis.await_renewal("k");
+    redis.freeze();
+    // Past the renewal that is due after a third of the ttl. That nothing happens can't be awaited.
+    std::thread::sleep(Duration::from_millis(1300));
+    redis.thaw();
+    redis.await_renewal("k");
+    line.go();
+    assert_eq!(code(&running.end()), 8);
+}
+
+#[test]
+fn a_deleted_lock_stops_cmd() {
+    let Stubborn { redis, line, running } = stubborn("1s");
+    let start = Instant::now();
+    assert_eq!(redis.command(&["DEL", &lock("k")]), "1");
+    let (_, gone) = line.end();
+    // The next renewal is at most 0.37 s away, and KILL comes 0.1 s after TERM.
+    assert!(gone - start < Duration::from_millis(900), "{:?}", gone - start);
+    let output = running.end();
+    assert_eq!(code(&output), 74);
+    let said = complaint(&output);
+    assert!(said.contains("may have overlapped") && said.contains("no such lease any more"), "{said}");
+}
+
+#[test]
+fn a_lock_in_other_hands_stops_cmd_and_stays_there() {
+    let Stubborn { redis, line, running } = stubborn("1s");
+    redis.command(&["SET", &lock("k"), "somebody else", "PX", "60000"]);
+    line.end();
+    let output = running.end();
+    assert_eq!(code(&output), 74);
+    assert!(complaint(&output).contains("another holder has the lock"), "{}", complaint(&output));
+    assert_eq!(redis.command(&["GET", &lock("k")]), "somebody else");
+}
+
+#[test]
+fn a_loss_that_is_found_at_the_end_is_said() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let mut command = redis.run("k", &["--ttl", "60s"], "exec 3>$LINE; echo up >&3; read x <$GO; exit 0");
+    line.give(&mut command);
+    let running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    redis.command(&["DEL", &lock("k")]);
+    line.go();
+    let output = running.end();
+    assert_eq!(code(&output), 74);
+    assert!(complaint(&output).contains("may have overlapped"), "{}", complaint(&output));
+}
+
+#[test]
+fn cmd_dies_with_lockkit() {
+    let Stubborn { redis, line, mut running } = stubborn("30s");
+    let start = Instant::now();
+    running.signal("KILL");
+    let (_, gone) = line.end();
+    assert!(gone - start < Duration::from_secs(10), "{:?}", gone - start);
+    assert!(running.end().status.code().is_none());
+    // Nobody was there to release it.
+    assert!(redis.is_held("k"));
+}
+
+#[test]
+fn cmd_itself_dies_with_lockkit_even_without_a_watchdog() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let mut command = redis.run("k", &[], "exec 3>$LINE; echo $PPID >&3; echo up >&3; read x <$GO");
+    line.give(&mut command);
+    let mut running = Running::start(command);
+    let lockkit = line.hear();
+    assert_eq!(line.hear(), "up");
+    signal_watchdog(&lockkit, "KILL");
+    running.signal("KILL");
+    line.end();
+}
+
+#[test]
+fn cmd_does_not_outlive_its_lease_while_lockkit_stands_still() {
+    let Stubborn { redis, line, mut running } = stubborn("2s");
+    redis.await_renewal("k");
+    running.signal("STOP");
+    let lapse = Instant::now() + redis.left("k");
+    let (_, gone) = line.end();
+    assert!(gone < lapse, "{:?} too late", gone - lapse);
+    running.signal("CONT");
+    let output = running.end();
+    assert_eq!(code(&output), 74);
+    complaint(&output);
+}
+
+#[test]
+fn cmd_does_not_outlive_its_lease_in_a_stopped_job() {
+    // Ctrl-Z stops lockkit and CMD; when the job goes on, CMD must not have lived to see it.
+    let redis = Redis::start();
+    let line = Line::new();
+    let mut command = redis.run("k", &["--ttl", "1s"], "exec 3>$LINE; echo up >&3; kill -STOP $$; echo woke >&3");
+    line.give(&mut command);
+    let mut running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    running.signal("STOP");
+    assert_eq!(line.end().0, "");
+    running.signal("CONT");
+    assert_eq!(code(&running.end()), 74);
+}
+
+#[test]
+fn a_watchdog_that_stands_still_or_is_gone_does_no_harm() {
+    for signal in ["STOP", "KILL"] {
+        let redis = Redis::start();
+        let line = Line::new();
+        let mut command = redis.run("k", &["--ttl", "1s"], "exec 3>$LINE; echo $PPID >&3; read x <$GO; exit 8");
+        line.give(&mut command);
+        let running = Running::start(command);
+        let lockkit = line.hear();
+        let found =
+            Command::new("pkill").args([&format!("-{signal}"), "-P", &lockkit, "-f", "__watch"]).status().unwrap();
+        assert!(found.success());
+        redis.await_renewal("k");
+        redis.await_renewal("k");
+        line.go();
+        assert_eq!(code(&running.end()), 8, "{signal}");
+        assert!(!redis.is_held("k"));
+    }
+}

@@ -1,0 +1,162 @@
+//! A run inside a run on the same lock.
+
+mod support;
+
+use support::{Line, Redis, Running, code, lock, stdout};
+
+const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
+
+#[test]
+fn a_nested_run_reenters() {
+    let redis = Redis::start();
+    let script = format!(
+        "echo $LOCKKIT_FENCE
+         {LOCKKIT} run --key k --no-wait -- sh -c 'echo $LOCKKIT_FENCE; exit 5'; echo $?
+         {LOCKKIT} who k --json"
+    );
+    let output = redis.run("k", &["--ttl", "7s"], &script).output().unwrap();
+    assert_eq!(code(&output), 0);
+    let text = stdout(&output);
+    let lines: Vec<_> = text.splitn(4, '\n').collect();
+    assert_eq!(lines[0], lines[1]);
+    assert_eq!(lines[2], "5");
+    // The inner run has released nothing.
+    let who: serde_json::Value = serde_json::from_str(lines[3]).unwrap();
+    assert_eq!(who["holders"][0]["fence"].to_string(), lines[0]);
+    assert!(!redis.is_held("k"));
+}
+
+#[test]
+fn a_run_on_another_lock_may_lie_between() {
+    let redis = Redis::start();
+    let script = format!(
+        "echo $LOCKKIT_KEY $LOCKKIT_FENCE $LOCKKIT_TTL_MS
+         {LOCKKIT} run --key other --no-wait -- {LOCKKIT} run --key k --no-wait -- {LOCKKIT} run --key other --no-wait -- \
+            {LOCKKIT} run --key k --no-wait -- sh -c 'echo $LOCKKIT_KEY $LOCKKIT_FENCE $LOCKKIT_TTL_MS'"
+    );
+    let output = redis.run("k", &["--ttl", "7s"], &script).output().unwrap();
+    assert_eq!(code(&output), 0, "{output:?}");
+    let text = stdout(&output);
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[0].starts_with("k ") && lines[0].ends_with(" 7000"), "{text}");
+    assert_eq!(lines[0], lines[1]);
+}
+
+#[test]
+fn the_lease_is_kept_as_long_as_a_nested_run_needs_it() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let script = format!(
+        "{LOCKKIT} run --key k --no-wait -- sh -c 'exec 3>$LINE; echo up >&3; read x <$GO' >/dev/null 2>&1 &
+         read x <$LINE.started; exit 3"
+    );
+    let started = line.path().with_extension("started");
+    assert!(std::process::Command::new("mkfifo").arg(&started).status().unwrap().success());
+    let mut command = redis.run("k", &["--ttl", "1s"], &script.replace("$LINE.started", started.to_str().unwrap()));
+    line.give(&mut command);
+    let mut outer = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    std::fs::write(&started, "go\n").unwrap();
+    // The outer CMD ends now. Two renewals later its lease must still be there.
+    redis.await_renewal("k");
+    redis.await_renewal("k");
+    assert!(outer.is_running());
+    line.go();
+    assert_eq!(code(&outer.end()), 3);
+    assert!(!redis.is_held("k"));
+}
+
+#[test]
+fn a_nested_run_on_a_lease_that_is_over_acquires_for_itself() {
+    let redis = Redis::start();
+    // The lock is deleted under the outer run, and so the inner one gets one of its own.
+    let inner = format!("{LOCKKIT} run --key k --no-wait -- sh -c 'echo $LOCKKIT_FENCE'");
+    let script = format!("echo $LOCKKIT_FENCE; echo up >&2; read x <$GO; {inner}");
+    let line = Line::new();
+    let mut command = redis.run("k", &["--ttl", "60s"], &script);
+    line.give(&mut command);
+    let mut outer = Running::start(command);
+    assert_eq!(outer.complaint(), "up");
+    redis.command(&["DEL", &lock("k")]);
+    line.go();
+    let output = outer.end();
+    // The outer one finds that out at its end.
+    assert_eq!(code(&output), 74);
+    let fences: Vec<u64> = stdout(&output).lines().map(|line| line.parse().unwrap()).collect();
+    assert!(fences[0] < fences[1], "{fences:?}");
+}
+
+#[test]
+fn what_is_held_on_another_store_is_not_borrowed() {
+    let (redis, other) = (Redis::start(), Redis::start());
+    let script = format!("LOCKKIT_STORE={} {LOCKKIT} run --key k --no-wait -- {LOCKKIT} who k --json", other.url());
+    let output = redis.run("k", &["--holder", "outer"], &script).output().unwrap();
+    assert_eq!(code(&output), 0);
+    let who: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(who["holders"][0]["holder"].as_str().unwrap().starts_with("lockkit@"), "{who}");
+}
+
+#[test]
+fn a_forged_or_stale_environment_opens_nothing() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let mut command = redis.run("k", &[], "exec 3>$LINE; echo up >&3; echo $LOCKKIT_HELD >&3; read x <$GO");
+    line.give(&mut command);
+    let holder = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    let held = line.hear();
+    // A token that is not the holder's, at a desk that is there.
+    let mut parts: Vec<_> = held.split(':').collect();
+    parts[1] = "0123456789abcdef0123456789abcdef";
+    let run = "fedcba9876543210fedcba9876543210";
+    // The holder's token, at a desk that is not.
+    let stale = [&held[..held.rfind(':').unwrap()], run].join(":");
+    for forged in [parts.join(":"), stale, "nonsense".to_owned()] {
+        let output = redis.run("k", &["--no-wait"], "echo ran").env("LOCKKIT_HELD", &forged).output().unwrap();
+        assert_eq!((code(&output), stdout(&output)), (75, String::new()), "{forged}");
+    }
+    line.go();
+    assert_eq!(code(&holder.end()), 0);
+}
+
+#[test]
+fn a_nested_run_is_stopped_with_the_lease() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let stubborn = "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo up >&3; while :; do sleep 0.01; done";
+    let script = format!("{LOCKKIT} run --key k --no-wait -- setsid -w sh -c '{stubborn}'; exit $?");
+    let mut command = redis.run("k", &["--ttl", "2s"], &script);
+    line.give(&mut command);
+    let outer = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    redis.await_renewal("k");
+    let lapse = std::time::Instant::now() + redis.left("k");
+    redis.freeze();
+    let (_, gone) = line.end();
+    assert!(gone < lapse, "{:?} too late", gone - lapse);
+    let output = outer.end();
+    assert_eq!(output.status.code(), Some(74), "{output:?}");
+}
+
+#[test]
+fn a_nested_run_finds_out_by_itself_that_the_lease_is_lost() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let stubborn = "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo $PPID >&3; while :; do sleep 0.01; done";
+    let script = format!("{LOCKKIT} run --key k --no-wait -- sh -c '{stubborn}'; echo \"inner $?\" >&2; read x <$GO");
+    let mut command = redis.run("k", &["--ttl", "3s"], &script);
+    line.give(&mut command);
+    let mut outer = Running::start(command);
+    line.hear();
+    redis.await_renewal("k");
+    // The outer run stands still, and its watchdog lets CMD live until the lease would have lapsed.
+    outer.signal("STOP");
+    let lapse = std::time::Instant::now() + redis.left("k");
+    redis.command(&["DEL", &lock("k")]);
+    let (_, gone) = line.end();
+    assert!(gone + std::time::Duration::from_millis(500) < lapse, "only {:?} before", lapse - gone);
+    assert!(outer.complaint().contains("no such lease any more"));
+    assert_eq!(outer.complaint(), "inner 74");
+    outer.signal("CONT");
+    assert_eq!(outer.end().status.code(), Some(74));
+}

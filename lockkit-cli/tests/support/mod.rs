@@ -1,0 +1,259 @@
+//! What the tests of the command share: a private server, the command, and ways to await what it does.
+
+// Each test program uses its own part of this. And clippy knows a helper of tests only by its attribute.
+#![allow(dead_code, unused_imports, clippy::unwrap_used)]
+
+mod terminal;
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    time::{Duration, Instant},
+};
+
+use lockkit_testkit::servers::{RedisOptions, RedisServer};
+use tempfile::TempDir;
+
+pub(crate) use terminal::Terminal;
+
+/// How long anything awaited may take. Not how long it does take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A private Redis server, for code that does not wait asynchronously.
+pub(crate) struct Redis {
+    runtime: tokio::runtime::Runtime,
+    server: RedisServer,
+}
+
+impl Redis {
+    pub(crate) fn start() -> Self {
+        Self::start_with(RedisOptions::default())
+    }
+
+    pub(crate) fn start_with(options: RedisOptions) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let server = runtime.block_on(RedisServer::start(options)).unwrap();
+        Self { runtime, server }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.server.url()
+    }
+
+    /// `lockkit` on this server.
+    pub(crate) fn lockkit(&self, args: &[&str]) -> Command {
+        let mut command = lockkit(args);
+        command.env("LOCKKIT_STORE", self.url());
+        command
+    }
+
+    /// `lockkit run` on this server with a shell script as CMD.
+    pub(crate) fn run(&self, key: &str, options: &[&str], script: &str) -> Command {
+        let mut command = self.lockkit(&["run", "--key", key]);
+        command.args(options).args(["--", "sh", "-c", script]);
+        command
+    }
+
+    pub(crate) fn command(&self, words: &[&str]) -> String {
+        self.runtime.block_on(self.server.command(words)).unwrap()
+    }
+
+    pub(crate) fn freeze(&self) {
+        self.runtime.block_on(self.server.freeze()).unwrap();
+    }
+
+    pub(crate) fn thaw(&self) {
+        self.server.thaw().unwrap();
+    }
+
+    pub(crate) fn kill(&self) {
+        self.runtime.block_on(self.server.kill()).unwrap();
+    }
+
+    /// Whether the lock is held, as `lockkit who` sees it.
+    pub(crate) fn is_held(&self, key: &str) -> bool {
+        self.who(key)["held"].as_bool().unwrap()
+    }
+
+    pub(crate) fn who(&self, key: &str) -> serde_json::Value {
+        let output = self.lockkit(&["who", key, "--json"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// What is left of the lease, on the server's clock.
+    pub(crate) fn left(&self, key: &str) -> Duration {
+        let millis: i64 = self.command(&["PTTL", &lock(key)]).parse().unwrap();
+        Duration::from_millis(millis.max(0) as u64)
+    }
+
+    /// Returns just after the lease was renewed, so that the next renewal is far.
+    pub(crate) fn await_renewal(&self, key: &str) {
+        let mut last = self.left(key);
+        eventually("a renewal", || {
+            let before = std::mem::replace(&mut last, self.left(key));
+            last > before
+        });
+    }
+}
+
+/// The name of a plain lock's key on the server.
+pub(crate) fn lock(key: &str) -> String {
+    format!("lockkit:{key}")
+}
+
+/// The command, in a session of its own, so that the terminal of whoever runs the tests plays no part.
+pub(crate) fn lockkit(args: &[&str]) -> Command {
+    let mut command = Command::new("setsid");
+    command.arg(env!("CARGO_BIN_EXE_lockkit")).args(args);
+    command.env_remove("LOCKKIT_STORE").env_remove("LOCKKIT_HELD").env_remove("LOCKKIT_RUNS");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(3));
+    }
+}
+
+/// A line between a test and the processes that CMD consists of: a named pipe that they hold open for writing, each as
+/// long as it lives. Scripts open it with `exec 3>$LINE` and say what they like.
+pub(crate) struct Line {
+    dir: TempDir,
+    heard: Receiver<String>,
+}
+
+impl Line {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["line", "go"] {
+            assert!(Command::new("mkfifo").arg(dir.path().join(name)).status().unwrap().success());
+        }
+        let (say, heard) = mpsc::channel();
+        let path = dir.path().join("line");
+        // On a thread of its own, so that a test need not wait for ever: opening waits for somebody at the other end.
+        std::thread::spawn(move || {
+            let lines = BufReader::new(File::open(path).unwrap()).lines();
+            lines.map_while(Result::ok).take_while(|line| say.send(line.clone()).is_ok()).for_each(drop);
+        });
+        Self { dir, heard }
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.path().join("line")
+    }
+
+    /// Gives a command's CMD the line as `$LINE`, and a pipe to wait at as `$GO`.
+    pub(crate) fn give(&self, command: &mut Command) {
+        command.env("LINE", self.path()).env("GO", self.dir.path().join("go"));
+    }
+
+    /// The next line that somebody says.
+    #[track_caller]
+    pub(crate) fn hear(&self) -> String {
+        self.heard.recv_timeout(PATIENCE).expect("nobody says anything")
+    }
+
+    /// Returns when the last of those who hold the line open is gone, with the rest of what they said.
+    #[track_caller]
+    pub(crate) fn end(&self) -> (String, Instant) {
+        let mut rest = String::new();
+        loop {
+            match self.heard.recv_timeout(PATIENCE) {
+                Ok(line) => rest = rest + &line + "\n",
+                Err(RecvTimeoutError::Disconnected) => return (rest, Instant::now()),
+                Err(RecvTimeoutError::Timeout) => panic!("somebody is still there"),
+            }
+        }
+    }
+
+    /// Lets a script go on that waits at `read x <$GO`.
+    #[track_caller]
+    pub(crate) fn go(&self) {
+        let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        // Refused for as long as nobody reads.
+        eventually("somebody who waits for go", || {
+            let go = File::options().write(true).custom_flags(nonblock).open(self.dir.path().join("go"));
+            go.is_ok_and(|mut go| go.write_all(b"go\n").is_ok())
+        });
+    }
+}
+
+/// A running command that is killed when the test fails.
+pub(crate) struct Running(Option<Child>);
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        Self(Some(command.spawn().unwrap()))
+    }
+
+    fn child(&mut self) -> &mut Child {
+        self.0.as_mut().unwrap()
+    }
+
+    pub(crate) fn signal(&mut self, signal: &str) {
+        let pid = self.child().id().to_string();
+        assert!(Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+    }
+
+    /// The next line of its stderr.
+    pub(crate) fn complaint(&mut self) -> String {
+        let mut line = Vec::new();
+        let stderr = self.child().stderr.as_mut().unwrap();
+        let mut byte = [0];
+        while stderr.read(&mut byte).unwrap() == 1 && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
+        String::from_utf8(line).unwrap()
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child().try_wait().unwrap().is_none()
+    }
+
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Output {
+        eventually("the end of lockkit", || !self.is_running());
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The exit code, after a check that an error came with exactly one line.
+#[track_caller]
+pub(crate) fn code(output: &Output) -> i32 {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.lines().count() <= 1, "more than one line: {stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    output.status.code().unwrap_or_else(|| panic!("{output:?}"))
+}
+
+/// The one line on stderr.
+#[track_caller]
+pub(crate) fn complaint(output: &Output) -> String {
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    stderr.trim_end().to_owned()
+}
+
+#[track_caller]
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}

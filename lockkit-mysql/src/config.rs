@@ -1,0 +1,388 @@
+//! Where the server is and how to talk to it.
+
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+
+use lockkit_core::{Clock, Error, Result, SystemClock};
+use sqlx::{
+    ConnectOptions,
+    mysql::{MySqlConnectOptions, MySqlSslMode},
+};
+use url::{Host, Url};
+
+use crate::{error::invalid, name};
+
+/// The options that a URL may carry after `?`.
+const OPTIONS: &str = "ca, connections, create, table, timeout, tls";
+
+/// How to reach one MySQL or MariaDB server, and which table to keep the locks in.
+///
+/// ```
+/// use std::time::Duration;
+/// use lockkit_mysql::MySqlConfig;
+///
+/// let config: MySqlConfig = "mysql://app:secret@127.0.0.1:3306/shop?table=shop_lock&timeout=500ms".parse()?;
+/// let same = MySqlConfig::new("127.0.0.1", 3306, "shop")
+///     .username("app")
+///     .password("secret")
+///     .table("shop_lock")
+///     .timeout(Duration::from_millis(500));
+/// assert_eq!(format!("{config:?}"), format!("{same:?}"));
+/// assert!(!format!("{config:?}").contains("secret"));
+/// # Ok::<(), lockkit_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct MySqlConfig {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) database: String,
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) table: String,
+    pub(crate) create: bool,
+    pub(crate) timeout: Duration,
+    pub(crate) connections: u32,
+    pub(crate) tls: Tls,
+    pub(crate) ca: Option<PathBuf>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// Whether to encrypt the connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Tls {
+    /// Not at all.
+    #[default]
+    Off,
+    /// Yes, but without asking who the server is: whoever can redirect the connection can read along.
+    Encrypt,
+    /// Yes, and the server must have a certificate for its name, from an authority that is trusted.
+    Verify,
+}
+
+impl MySqlConfig {
+    /// The default port.
+    pub const PORT: u16 = 3306;
+    /// The default table.
+    pub const TABLE: &str = "resource_lock";
+    /// The default bound on one operation.
+    pub const TIMEOUT: Duration = Duration::from_secs(2);
+    /// How many connections a store opens at most by default. One in eight, and at least one, is kept for renewals and
+    /// releases.
+    pub const CONNECTIONS: u32 = 16;
+
+    /// A database on a server, with all else at its default.
+    #[must_use]
+    pub fn new(host: impl Into<String>, port: u16, database: impl Into<String>) -> Self {
+        Self {
+            host: host.into(),
+            port,
+            database: database.into(),
+            username: None,
+            password: None,
+            table: Self::TABLE.to_owned(),
+            create: false,
+            timeout: Self::TIMEOUT,
+            connections: Self::CONNECTIONS,
+            tls: Tls::Off,
+            ca: None,
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    /// Reads `mysql://[user[:password]@]host[:port]/database[?option=value&…]`.
+    ///
+    /// The scheme is `mysql` or `mariadb`. User, password and database are percent-decoded. The options are those of the
+    /// methods of the same names: `table=resource_lock`, `timeout=2s`, `connections=16`, `create=true`,
+    /// `tls=off|encrypt|verify`, `ca=/path/to/authority.pem`.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) says what is wrong. It never repeats the URL, which may
+    /// contain a password.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let url = Url::parse(url).map_err(|e| invalid(format!("not a URL: {e}")))?;
+        if !matches!(url.scheme(), "mysql" | "mariadb") {
+            return Err(invalid(format!("the scheme is mysql or mariadb, not {:?}", url.scheme())));
+        }
+        let host = match url.host() {
+            Some(Host::Domain(name)) if !name.is_empty() => percent_decode(name)?,
+            Some(Host::Ipv4(address)) => address.to_string(),
+            Some(Host::Ipv6(address)) => address.to_string(),
+            _ => return Err(invalid("the URL names no host")),
+        };
+        let database = percent_decode(url.path().trim_start_matches('/'))?;
+        let mut config = Self::new(host, url.port().unwrap_or(Self::PORT), database);
+        config.username = Some(percent_decode(url.username())?).filter(|name| !name.is_empty());
+        config.password = url.password().map(percent_decode).transpose()?;
+        config.read_options(&url)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn read_options(&mut self, url: &Url) -> Result<()> {
+        let mut seen = Vec::new();
+        for (option, value) in url.query_pairs() {
+            if seen.contains(&option) {
+                return Err(invalid(format!("the option {option:?} is given twice")));
+            }
+            match &*option {
+                "table" => self.table = value.into_owned(),
+                "timeout" => self.timeout = duration(&value)?,
+                "connections" => {
+                    self.connections = value.parse().map_err(|_| invalid("connections is a number"))?;
+                }
+                "create" => {
+                    self.create = value.parse().map_err(|_| invalid("create is true or false"))?;
+                }
+                "tls" => self.tls = tls(&value)?,
+                "ca" => self.ca = Some(PathBuf::from(value.into_owned())),
+                _ => return Err(invalid(format!("no option {option:?}; there are: {OPTIONS}"))),
+            }
+            seen.push(option);
+        }
+        Ok(())
+    }
+
+    /// Who to log in as; `root` otherwise.
+    #[must_use]
+    pub fn username(mut self, username: impl Into<String>) -> Self {
+        self.username = Some(username.into());
+        self
+    }
+
+    /// The password. It is never shown.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    /// The table of the locks; `resource_lock` by default. Stores that use the same table see the same locks.
+    #[must_use]
+    pub fn table(mut self, table: impl Into<String>) -> Self {
+        self.table = table.into();
+        self
+    }
+
+    /// Whether connecting makes the table if it is missing; by default that is an error. It never changes a table that
+    /// is there.
+    #[must_use]
+    pub fn create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// The bound on one operation; 2 s by default. A request for a lease never waits longer than a quarter of its ttl.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How many connections to open at most; at least 2, and 16 by default. They are opened when they are needed.
+    #[must_use]
+    pub fn connections(mut self, connections: u32) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// Whether to encrypt the connections; not by default. It needs the feature `tls` of this crate.
+    ///
+    /// Without it a password is still not sent in the clear: the servers take part of a hash, or encrypt it by a key of
+    /// their own.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = tls;
+        self
+    }
+
+    /// A file with the certificates of the authorities to trust, for [`Tls::Verify`]; those of the web otherwise.
+    #[must_use]
+    pub fn ca(mut self, file: impl Into<PathBuf>) -> Self {
+        self.ca = Some(file.into());
+        self
+    }
+
+    /// The clock that leases are measured by, for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// What the store is called in messages: no secrets.
+    pub(crate) fn display_name(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        format!("mysql {host}:{}/{}", self.port, self.database)
+    }
+
+    /// What the driver wants to know. What it would set on its own for each connection is left to the pool, which sets
+    /// everything in one round trip.
+    pub(crate) fn driver_options(&self) -> MySqlConnectOptions {
+        let mode = match self.tls {
+            Tls::Off => MySqlSslMode::Disabled,
+            Tls::Encrypt => MySqlSslMode::Required,
+            Tls::Verify => MySqlSslMode::VerifyIdentity,
+        };
+        let mut options = MySqlConnectOptions::new()
+            .host(&self.host)
+            .port(self.port)
+            .database(&self.database)
+            .username(self.username.as_deref().unwrap_or("root"))
+            .ssl_mode(mode)
+            .pipes_as_concat(false)
+            .no_engine_substitution(false)
+            .timezone(None)
+            .set_names(false)
+            .disable_statement_logging();
+        if let Some(password) = &self.password {
+            options = options.password(password);
+        }
+        if let Some(ca) = &self.ca {
+            options = options.ssl_ca(ca);
+        }
+        options
+    }
+
+    /// Checks what the types leave open, and gives the table's name as statements spell it.
+    pub(crate) fn check(&self) -> Result<String> {
+        if self.host.is_empty() {
+            return Err(invalid("no host"));
+        }
+        if self.database.is_empty() {
+            return Err(invalid("no database; it is the path of the URL"));
+        }
+        if self.timeout.is_zero() {
+            return Err(invalid("the timeout must not be zero"));
+        }
+        if self.connections < 2 {
+            return Err(invalid("it takes 2 connections at least, one of them for renewals"));
+        }
+        if self.tls != Tls::Off && !cfg!(feature = "tls") {
+            return Err(invalid("TLS needs the feature \"tls\" of lockkit or lockkit-mysql"));
+        }
+        name::quoted_table(&self.table)
+    }
+}
+
+impl FromStr for MySqlConfig {
+    type Err = Error;
+
+    fn from_str(url: &str) -> Result<Self> {
+        Self::from_url(url)
+    }
+}
+
+impl fmt::Debug for MySqlConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlConfig")
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .field("database", &self.database)
+            .field("username", &self.username)
+            .field("password", &self.password.as_ref().map(|_| ".."))
+            .field("table", &self.table)
+            .field("create", &self.create)
+            .field("timeout", &self.timeout)
+            .field("connections", &self.connections)
+            .field("tls", &self.tls)
+            .field("ca", &self.ca)
+            .field("clock", &self.clock)
+            .finish()
+    }
+}
+
+fn tls(text: &str) -> Result<Tls> {
+    match text {
+        "off" => Ok(Tls::Off),
+        "encrypt" => Ok(Tls::Encrypt),
+        "verify" => Ok(Tls::Verify),
+        _ => Err(invalid("tls is off, encrypt or verify")),
+    }
+}
+
+/// Reads `250ms`, `2s` or `1m`.
+fn duration(text: &str) -> Result<Duration> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => Duration::ZERO,
+    };
+    let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
+    if duration.is_zero() {
+        Err(invalid(format!("no duration: {text:?}; write 250ms, 2s or 1m")))
+    } else {
+        Ok(duration)
+    }
+}
+
+fn percent_decode(text: &str) -> Result<String> {
+    let malformed = || invalid("malformed percent-encoding in the URL");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        if *byte == b'%' {
+            let digits = after.get(..2).and_then(|digits| str::from_utf8(digits).ok()).ok_or_else(malformed)?;
+            bytes.push(u8::from_str_radix(digits, 16).map_err(|_| malformed())?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*byte);
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| malformed())
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_url_says_it_all() {
+        let url = "mariadb://a%40b:p%2Fw%25%3A@[::1]:7000/my%20db?table=t1&timeout=250ms&connections=4&create=true";
+        let config = MySqlConfig::from_url(url).expect("url");
+        assert_eq!((config.host.as_str(), config.port, config.database.as_str()), ("::1", 7000, "my db"));
+        assert_eq!((config.username.as_deref(), config.password.as_deref()), (Some("a@b"), Some("p/w%:")));
+        assert_eq!((config.table.as_str(), config.timeout), ("t1", Duration::from_millis(250)));
+        assert_eq!((config.connections, config.create), (4, true));
+        assert_eq!(config.display_name(), "mysql [::1]:7000/my db");
+        let config = MySqlConfig::from_url("mysql://h/d").expect("url");
+        assert_eq!((config.host.as_str(), config.port, config.tls), ("h", 3306, Tls::Off));
+        assert_eq!((config.username, config.password, config.create), (None, None, false));
+        assert_eq!(config.table, "resource_lock");
+    }
+
+    #[test]
+    fn a_wrong_url_is_explained_without_its_password() {
+        for (url, hint) in [
+            ("http://h/d", "scheme"),
+            ("mysql:///d", "no host"),
+            ("mysql://u:hunter2@h", "no database"),
+            ("mysql://u:hunter2@h:99999/d", "not a URL"),
+            ("mysql://u:hunter2@h/d?retry=1", "ca, connections, create, table, timeout, tls"),
+            ("mysql://u:hunter2@h/d?table=a&table=b", "twice"),
+            ("mysql://u:hunter2@h/d?table=a`b", "ASCII"),
+            ("mysql://u:hunter2@h/d?timeout=0s", "250ms"),
+            ("mysql://u:hunter2@h/d?timeout=2", "250ms"),
+            ("mysql://u:hunter2@h/d?connections=1", "2 connections"),
+            ("mysql://u:hunter2@h/d?create=yes", "true or false"),
+            ("mysql://u:hunter2@h/d?tls=on", "verify"),
+            ("mysql://u:hunter2%zz@h/d", "percent"),
+        ] {
+            let error = MySqlConfig::from_url(url).expect_err(url);
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
+            assert!(error.message().contains(hint), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}");
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn tls_is_not_silently_left_out() {
+        let error = MySqlConfig::from_url("mysql://h/d?tls=verify").expect_err("no TLS in this build");
+        assert!(error.message().contains("feature"), "{error}");
+    }
+}

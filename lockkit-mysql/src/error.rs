@@ -1,0 +1,153 @@
+//! From the driver's errors to lockkit's: the one place that knows them.
+
+use std::time::Duration;
+
+use lockkit_core::{Error, ErrorKind};
+use sqlx::mysql::MySqlDatabaseError;
+
+/// What is known of a statement that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// Not a byte of it left.
+    No,
+    /// It was, or may have been, sent; and it would change something.
+    Yes,
+    /// It may have been sent, but only reads.
+    ReadOnly,
+}
+
+/// Maps an error of the driver.
+///
+/// A statement runs in autocommit, so an error that the **server** answered to it means that it was rolled back, as
+/// far as the error is one that comes before the commit. Of errors that are not known to, the effect is left open.
+pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
+    let mapped = match &error {
+        sqlx::Error::Database(refusal) => match refusal.try_downcast_ref::<MySqlDatabaseError>() {
+            Some(refusal) => server_error(refusal.number(), refusal.message(), sent),
+            None => with_effect(Error::new(ErrorKind::Unexpected, one_line(refusal.message())), sent),
+        },
+        sqlx::Error::Io(cause) => {
+            let timed_out = cause.kind() == std::io::ErrorKind::TimedOut;
+            let kind = if timed_out { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
+            with_effect(Error::new(kind, one_line(&lost(cause))), sent)
+        }
+        sqlx::Error::Tls(cause) => Error::new(ErrorKind::Unavailable, one_line(&format!("TLS failed: {cause}"))),
+        sqlx::Error::Configuration(cause) => Error::new(ErrorKind::InvalidInput, one_line(&cause.to_string())),
+        other => with_effect(Error::new(ErrorKind::Unexpected, one_line(&other.to_string())), sent),
+    };
+    mapped.with_source(error)
+}
+
+/// Whether the server answered that it gave up a lock on the row, or all locks because of a deadlock. The connection
+/// is as good as before.
+pub(crate) fn is_row_busy(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1205 | 1213))
+}
+
+/// The server's number of an error, if it was the server that answered it.
+pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
+    let refusal = error.as_database_error()?;
+    refusal.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+}
+
+/// Names an error that the server answered, by its number.
+fn server_error(number: u16, text: &str, sent: Sent) -> Error {
+    let text = one_line(text);
+    let (kind, message) = match number {
+        1213 => (ErrorKind::Deadlock, "the server ended a deadlock by this statement".to_owned()),
+        1205 => (ErrorKind::Unavailable, "another transaction keeps the row locked".to_owned()),
+        1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
+        1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),
+        1290 | 1792 | 1836 | 3100 => (ErrorKind::Unavailable, format!("the server takes no writes: {text}")),
+        1045 | 1698 | 3118 | 4151 => (ErrorKind::Denied, format!("the server refused the login: {text}")),
+        1044 | 1142 | 1143 | 1227 | 1370 => (ErrorKind::Denied, text),
+        1049 => (ErrorKind::InvalidInput, text),
+        1146 => (ErrorKind::Unexpected, format!("the table is missing: {text}; `schema::ddl` says how to make it")),
+        1054 | 1064 | 1366 | 1406 => (ErrorKind::Unexpected, text),
+        1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1317 | 1927 | 3169 | 4031 => {
+            return with_effect(Error::new(ErrorKind::Unavailable, format!("the connection was ended: {text}")), sent);
+        }
+        _ => return with_effect(Error::new(ErrorKind::Unexpected, format!("error {number}: {text}")), sent),
+    };
+    Error::new(kind, message)
+}
+
+/// No answer in time.
+pub(crate) fn timed_out(bound: Duration, sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
+}
+
+/// All connections were in use for too long.
+pub(crate) fn busy(bound: Duration) -> Error {
+    Error::new(ErrorKind::TimedOut, format!("no connection came free in {bound:?}; `connections` allows more"))
+}
+
+/// An answer that the statement never gives.
+pub(crate) fn odd_reply(sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::Unexpected, "the server gave an answer that its statement never gives"), sent)
+}
+
+/// Rule R12: what is asked for is beyond this store.
+pub(crate) fn unsupported(what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("a table of locks does not do {what}"))
+}
+
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, message)
+}
+
+fn lost(cause: &std::io::Error) -> String {
+    match cause.kind() {
+        std::io::ErrorKind::UnexpectedEof => "the server closed the connection".to_owned(),
+        _ => cause.to_string(),
+    }
+}
+
+fn with_effect(error: Error, sent: Sent) -> Error {
+    if sent == Sent::Yes { error.unknown_effect() } else { error }
+}
+
+/// One line of at most 200 characters.
+fn one_line(text: &str) -> String {
+    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::Effect;
+
+    use super::*;
+
+    #[test]
+    fn what_the_server_refused_has_no_effect() {
+        for (number, kind) in [
+            (1213, ErrorKind::Deadlock),
+            (1205, ErrorKind::Unavailable),
+            (1040, ErrorKind::Unavailable),
+            (1290, ErrorKind::Unavailable),
+            (1836, ErrorKind::Unavailable),
+            (1045, ErrorKind::Denied),
+            (1044, ErrorKind::Denied),
+            (1142, ErrorKind::Denied),
+            (1049, ErrorKind::InvalidInput),
+            (1146, ErrorKind::Unexpected),
+        ] {
+            let error = server_error(number, "a\r\nb", Sent::Yes);
+            assert_eq!((error.kind(), error.effect()), (kind, Effect::None), "{number}");
+            assert_eq!(error.to_string().lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn what_ended_half_way_is_open() {
+        for number in [1053, 1317, 1927, 9999] {
+            assert_eq!(server_error(number, "gone", Sent::Yes).effect(), Effect::Unknown, "{number}");
+            assert_eq!(server_error(number, "gone", Sent::ReadOnly).effect(), Effect::None, "{number}");
+        }
+        let eof = || sqlx::Error::Io(std::io::ErrorKind::UnexpectedEof.into());
+        for (sent, effect) in [(Sent::No, Effect::None), (Sent::ReadOnly, Effect::None), (Sent::Yes, Effect::Unknown)] {
+            let error = map(eof(), sent);
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, effect));
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Removing the rows of locks that nobody uses any more.
+
+use std::time::Duration;
+
+use lockkit_core::Result;
+
+use crate::{
+    error::invalid,
+    pool::{Bound, Lane, column},
+    store::MySqlStore,
+};
+
+/// How many rows are looked up at once.
+const PAGE: u32 = 500;
+/// A shorter period would remove rows that are about to be used again.
+const SHORTEST: Duration = Duration::from_secs(60);
+
+/// Reads names without locking anything, then removes one row per statement, and only if it is still unused: a delete of
+/// many rows would lock them in an order of its own, and get into deadlocks with those that use them.
+pub(crate) async fn remove_unused(store: &MySqlStore, unused_for: Duration) -> Result<u64> {
+    if unused_for < SHORTEST {
+        return Err(invalid(format!("locks unused for less than {SHORTEST:?} are not removed")));
+    }
+    let micros = i64::try_from(unused_for.as_micros()).map_err(|_| invalid("the period is too long"))?;
+    let (mut removed, mut last) = (0, 0_u64);
+    loop {
+        let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+        let page = connection.rows(store.statements.idle().bind(last).bind(micros).bind(PAGE)).await?;
+        drop(connection);
+        for row in &page {
+            last = column(row, 0)?;
+            let name: &[u8] = column(row, 1)?;
+            let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+            let remove = store.statements.remove().bind(name).bind(micros);
+            removed += connection.execute(remove, None).await?.rows_affected();
+        }
+        if page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX) {
+            return Ok(removed);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Reading who holds what.
+
+use std::collections::HashMap;
+
+use lockkit_core::{KeyState, LockKey, Query, Result};
+
+use crate::{
+    name::{after_prefix, to_column},
+    pool::{Bound, Connection, Lane},
+    row::Lock,
+    statements::Size,
+    store::MySqlStore,
+};
+
+/// How many held locks are read at once.
+const PAGE: u32 = 1000;
+
+/// Reads locks by name, hundreds in one statement, or by the beginning of their names.
+pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<KeyState>> {
+    let mut states = Vec::new();
+    match query {
+        Query::Keys(keys) => {
+            for keys in keys.chunks(Size::MOST) {
+                let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+                read(store, &mut connection, keys, &mut states).await?;
+            }
+        }
+        Query::Prefix(prefix) => {
+            let mut last = Vec::new();
+            loop {
+                let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+                let page = page(store, &mut connection, prefix, &last).await?;
+                let is_last = page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
+                last = page.last().map(|lock| lock.name.clone()).unwrap_or_default();
+                // Rows whose names no lockkit client could have written are not its locks.
+                states.extend(page.into_iter().filter_map(Lock::into_named_state));
+                if is_last {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(states)
+}
+
+/// Adds the states of these locks, in order, also of those that have no row.
+async fn read(
+    store: &MySqlStore,
+    connection: &mut Connection,
+    keys: &[LockKey],
+    states: &mut Vec<KeyState>,
+) -> Result<()> {
+    let size = Size::of(keys.len());
+    let mut statement = store.statements.inspect(size);
+    for key in size.fill(keys) {
+        statement = statement.bind(to_column(key));
+    }
+    let mut found = HashMap::with_capacity(keys.len());
+    for row in connection.rows(statement).await? {
+        let lock = Lock::read(&row)?;
+        found.insert(lock.name.clone(), lock);
+    }
+    for key in keys {
+        // A name may stand in the query twice.
+        states.push(match found.get(to_column(key)) {
+            Some(lock) => lock.clone().into_state(key.clone()),
+            None => KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: None },
+        });
+    }
+    Ok(())
+}
+
+async fn page(store: &MySqlStore, connection: &mut Connection, prefix: &str, last: &[u8]) -> Result<Vec<Lock>> {
+    let statement = store.statements.page().bind(last).bind(prefix.as_bytes()).bind(after_prefix(prefix)).bind(PAGE);
+    connection.rows(statement).await?.iter().map(Lock::read).collect()
+}

@@ -1,0 +1,390 @@
+//! The store's connections.
+//!
+//! The driver has a pool of its own, which is not used, for three reasons. It hides why no connection could be had. It
+//! has no room set aside, so that renewals would queue up behind whoever came first. And what a dropped future leaves
+//! behind would go back into it: **a statement whose future is dropped runs on** on the server, and may yet take a lock
+//! that nobody wants any more. So here
+//!
+//! - every wait, for a connection or for an answer, ends at the operation's deadline: the driver has no such bound;
+//! - some connections are only for renewals and releases;
+//! - a connection that was left in the middle of a statement serves nobody again. It is kept in the background until the
+//!   server has answered, so that a release of the same claim can be sent behind that (rule R8), and then closed.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::{Error, ErrorKind, Result, Token};
+use sqlx::{
+    Connection as _, MySqlConnection, Row as _,
+    mysql::{MySqlArguments, MySqlConnectOptions, MySqlQueryResult, MySqlRow},
+    query::Query,
+};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Instant, timeout, timeout_at},
+};
+
+use crate::{
+    config::MySqlConfig,
+    error::{self, Sent},
+};
+
+/// A connection that was idle for longer than this is asked whether it is still there: servers close idle ones.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// What every connection is set to, in one round trip. `time_zone` because all times are in UTC; `sql_mode` because some
+/// modes change what a statement means (`SIMULTANEOUS_ASSIGNMENT` would break the order of assignments that the
+/// statements rely on); `innodb_lock_wait_timeout` because no row here is locked for longer than a statement.
+const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION autocommit = 1, \
+     SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', SESSION innodb_lock_wait_timeout = 1; \
+     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+
+/// A statement with its arguments.
+pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
+
+/// Which connections an operation may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Those for everybody.
+    Common,
+    /// Those for everybody, and those that are set aside for renewals and releases.
+    Reserved,
+}
+
+/// When an operation must have ended, and what it was given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    at: Instant,
+    whole: Duration,
+}
+
+impl Bound {
+    pub(crate) fn new(whole: Duration) -> Self {
+        Self { at: Instant::now() + whole, whole }
+    }
+}
+
+/// The connections of a store.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: MySqlConnectOptions,
+    linger: Duration,
+    common: Arc<Semaphore>,
+    reserved: Arc<Semaphore>,
+    idle: Mutex<Vec<Idle>>,
+    /// Raised whenever a connection broke: then those that are older are not trusted without asking.
+    breaks: AtomicU64,
+    /// The claims of statements that run on although nobody waits for them, each with what ends when they do.
+    running_on: Mutex<HashMap<Token, Vec<watch::Receiver<()>>>>,
+    /// How many those are: the common case, none, is known without the map.
+    running_on_count: AtomicUsize,
+}
+
+struct Idle {
+    connection: MySqlConnection,
+    since: Instant,
+    breaks: u64,
+}
+
+/// A connection in use. Dropping it puts it back, or away if it was left in the middle of a statement.
+pub(crate) struct Connection {
+    /// `None` once it broke.
+    driver: Option<MySqlConnection>,
+    /// Set while a statement runs: whose it is, if it is about a claim.
+    running: Option<Option<Token>>,
+    breaks: u64,
+    bound: Bound,
+    permit: Option<OwnedSemaphorePermit>,
+    shared: Arc<Shared>,
+}
+
+impl Pool {
+    pub(crate) fn new(config: &MySqlConfig) -> Self {
+        let all = usize::try_from(config.connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        let reserved = (all / 8).max(1);
+        let shared = Shared {
+            options: config.driver_options(),
+            linger: config.timeout,
+            common: Arc::new(Semaphore::new(all - reserved)),
+            reserved: Arc::new(Semaphore::new(reserved)),
+            idle: Mutex::default(),
+            breaks: AtomicU64::new(0),
+            running_on: Mutex::default(),
+            running_on_count: AtomicUsize::new(0),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// A connection that can be trusted, or a new one.
+    ///
+    /// # Errors
+    /// When there is none by the deadline; without effect.
+    pub(crate) async fn connection(&self, lane: Lane, bound: Bound) -> Result<Connection> {
+        let permit = match self.shared.permit(lane) {
+            Some(permit) => permit,
+            None => {
+                let permit = timeout_at(bound.at, self.shared.wait_for_permit(lane)).await;
+                permit.ok().flatten().ok_or_else(|| error::busy(bound.whole))?
+            }
+        };
+        let breaks = self.shared.breaks.load(Ordering::Acquire);
+        let mut connection = Connection {
+            driver: None,
+            running: None,
+            breaks,
+            bound,
+            permit: Some(permit),
+            shared: Arc::clone(&self.shared),
+        };
+        while let Some(idle) = self.shared.pop() {
+            let doubtful = idle.breaks != breaks || idle.since.elapsed() > IDLE;
+            connection.driver = Some(idle.connection);
+            if !doubtful || connection.is_alive().await {
+                return Ok(connection);
+            }
+        }
+        connection.connect().await?;
+        Ok(connection)
+    }
+
+    /// Waits until the server has answered whatever was sent for the claim and given up.
+    ///
+    /// # Errors
+    /// When it has not by the deadline. What was given up may still come to have an effect.
+    pub(crate) async fn settled(&self, token: &Token, bound: Bound) -> Result<()> {
+        while self.shared.running_on_count.load(Ordering::Acquire) > 0 {
+            let running = self.shared.running_on().get(token).and_then(|running| running.first().cloned());
+            let Some(mut running) = running else { break };
+            // Its sender never sends. It is dropped when the statement has ended, and its entry is gone by then.
+            let ended = timeout_at(bound.at, running.changed()).await;
+            ended.map(drop).map_err(|_| error::timed_out(bound.whole, Sent::Yes))?;
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn permit(&self, lane: Lane) -> Option<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.common).try_acquire_owned().ok();
+        match lane {
+            Lane::Common => permit,
+            Lane::Reserved => permit.or_else(|| Arc::clone(&self.reserved).try_acquire_owned().ok()),
+        }
+    }
+
+    /// `None` never comes: the semaphores are not closed.
+    async fn wait_for_permit(&self, lane: Lane) -> Option<OwnedSemaphorePermit> {
+        let common = Arc::clone(&self.common).acquire_owned();
+        match lane {
+            Lane::Common => common.await.ok(),
+            Lane::Reserved => tokio::select! {
+                biased;
+                permit = Arc::clone(&self.reserved).acquire_owned() => permit.ok(),
+                permit = common => permit.ok(),
+            },
+        }
+    }
+
+    /// The connection that was used last, whose caches are warm.
+    fn pop(&self) -> Option<Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn push(&self, idle: Idle) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
+    }
+
+    fn running_on(&self) -> MutexGuard<'_, HashMap<Token, Vec<watch::Receiver<()>>>> {
+        self.running_on.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connection {
+    /// Runs a statement that changes something, possibly a claim.
+    ///
+    /// # Errors
+    /// When it fails or the deadline has come. The error says whether it may have had an effect.
+    pub(crate) async fn execute(&mut self, statement: Statement<'_>, token: Option<Token>) -> Result<MySqlQueryResult> {
+        self.execute_raw(statement, token).await?.map_err(|e| error::map(e, Sent::Yes))
+    }
+
+    /// The same, but with the driver's own error if it was the server that refused.
+    pub(crate) async fn execute_raw(
+        &mut self,
+        statement: Statement<'_>,
+        token: Option<Token>,
+    ) -> Result<Result<MySqlQueryResult, sqlx::Error>> {
+        let bound = self.bound;
+        let driver = self.begin(token)?;
+        let Some(outcome) = timed(statement.execute(driver), bound).await else {
+            return Err(self.gave_up(Sent::Yes));
+        };
+        Ok(self.ended(outcome))
+    }
+
+    /// Runs a statement that only reads.
+    ///
+    /// # Errors
+    /// When it fails or the deadline has come; without effect.
+    pub(crate) async fn rows(&mut self, statement: Statement<'_>) -> Result<Vec<MySqlRow>> {
+        let bound = self.bound;
+        let driver = self.begin(None)?;
+        let Some(outcome) = timed(statement.fetch_all(driver), bound).await else {
+            return Err(self.gave_up(Sent::ReadOnly));
+        };
+        self.ended(outcome).map_err(|e| error::map(e, Sent::ReadOnly))
+    }
+
+    /// Runs statements given as text.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
+        let bound = self.bound;
+        let driver = self.begin(None)?;
+        let statement = sqlx::raw_sql(sqlx::AssertSqlSafe(text));
+        let Some(outcome) = timed(statement.execute(driver), bound).await else {
+            return Err(self.gave_up(Sent::Yes));
+        };
+        self.ended(outcome).map_err(|e| error::map(e, Sent::Yes))
+    }
+
+    /// From here until [`ended`](Self::ended) a drop finds the connection in the middle of a statement.
+    fn begin(&mut self, token: Option<Token>) -> Result<&mut MySqlConnection> {
+        match &mut self.driver {
+            Some(driver) if self.running.is_none() => {
+                self.running = Some(token);
+                Ok(driver)
+            }
+            // It broke, or was left in the middle of a statement, and whoever has it did not notice.
+            _ => Err(Error::new(ErrorKind::Unavailable, "the connection broke before")),
+        }
+    }
+
+    fn ended<T>(&mut self, outcome: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
+        self.running = None;
+        if let Err(failed) = &outcome
+            && !error::is_row_busy(failed)
+        {
+            // After most errors it could go on, but errors are rare, and a new connection is in a known state.
+            self.driver = None;
+            if error::number(failed).is_none() {
+                self.shared.breaks.fetch_add(1, Ordering::AcqRel);
+            }
+        }
+        outcome
+    }
+
+    fn gave_up(&self, sent: Sent) -> Error {
+        self.shared.breaks.fetch_add(1, Ordering::AcqRel);
+        error::timed_out(self.bound.whole, sent)
+    }
+
+    /// Asks an idle connection whether it is still there. A dead one must not cost the whole time.
+    async fn is_alive(&mut self) -> bool {
+        let patience = self.bound.at.saturating_duration_since(Instant::now()) / 3;
+        let Some(driver) = &mut self.driver else { return false };
+        if matches!(timeout(patience, driver.ping()).await, Ok(Ok(()))) {
+            return true;
+        }
+        self.driver = None;
+        false
+    }
+
+    async fn connect(&mut self) -> Result<()> {
+        let connect = async {
+            let mut driver = MySqlConnection::connect_with(&self.shared.options).await?;
+            sqlx::raw_sql(SETUP).execute(&mut driver).await?;
+            Ok(driver)
+        };
+        let Some(outcome) = timed(connect, self.bound).await else {
+            return Err(error::timed_out(self.bound.whole, Sent::No));
+        };
+        self.driver = Some(outcome.map_err(|e| error::map(e, Sent::No))?);
+        Ok(())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let (Some(driver), permit) = (self.driver.take(), self.permit.take()) else { return };
+        let Some(token) = self.running.take() else {
+            // Back before the permit is, so that whoever gets the permit finds it.
+            self.shared.push(Idle { connection: driver, since: Instant::now(), breaks: self.breaks });
+            return drop(permit);
+        };
+        // Without a runtime, all that is left is to hang up.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mark = token.map(|token| RunningOn::new(&self.shared, token));
+        let linger = self.shared.linger;
+        runtime.spawn(async move {
+            let mut driver = driver;
+            // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping,
+            // the server is then done with the statement, or stands still and may do it later.
+            drop(timeout(linger, driver.ping()).await);
+            drop((driver, mark, permit));
+        });
+    }
+}
+
+/// The mark of a statement that runs on.
+struct RunningOn {
+    shared: Arc<Shared>,
+    token: Token,
+    ended: watch::Receiver<()>,
+    /// Dropped after the mark was taken away: that wakes who waits for the end.
+    _ends: watch::Sender<()>,
+}
+
+impl RunningOn {
+    fn new(shared: &Arc<Shared>, token: Token) -> Self {
+        let (ends, ended) = watch::channel(());
+        shared.running_on().entry(token).or_default().push(ended.clone());
+        shared.running_on_count.fetch_add(1, Ordering::AcqRel);
+        Self { shared: Arc::clone(shared), token, ended, _ends: ends }
+    }
+}
+
+impl Drop for RunningOn {
+    fn drop(&mut self) {
+        let mut running_on = self.shared.running_on();
+        if let Some(running) = running_on.get_mut(&self.token) {
+            running.retain(|ended| !ended.same_channel(&self.ended));
+            if running.is_empty() {
+                running_on.remove(&self.token);
+            }
+        }
+        self.shared.running_on_count.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// `None` if the deadline has come.
+async fn timed<F: Future>(work: F, bound: Bound) -> Option<F::Output> {
+    timeout_at(bound.at, work).await.ok()
+}
+
+/// Reads a column; what does not fit is an error.
+pub(crate) fn column<'r, T>(row: &'r MySqlRow, index: usize) -> Result<T>
+where
+    T: sqlx::Decode<'r, sqlx::MySql> + sqlx::Type<sqlx::MySql>,
+{
+    row.try_get(index).map_err(|e| error::map(e, Sent::ReadOnly))
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let idle = self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).len();
+        f.debug_struct("Pool").field("idle", &idle).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,221 @@
+//! The statements, each written once.
+//!
+//! Each that changes a lock is **one** single-row update by the unique key in autocommit: one round trip, one short row
+//! lock, no deadlock. Time is the server's (`UTC_TIMESTAMP(6)`, the start of the statement, so that waiting for the row
+//! lock only ever makes a lease look longer to others than to its holder). Nothing is decided by the number of affected
+//! rows as such, which counts found or changed rows depending on the driver: each of these changes a column for certain
+//! if it finds its row, so that the two are the same.
+
+use std::sync::Arc;
+
+use sqlx::AssertSqlSafe;
+
+use crate::pool::Statement;
+
+/// How many rows a statement with a list of names takes. The driver and the server keep each statement prepared, so
+/// that there must be few of them; a list is filled up by repeating its last name.
+const SIZES: [usize; 4] = [1, 8, 64, 512];
+
+/// The statements on one table.
+pub(crate) struct Statements {
+    /// The table's name, quoted.
+    pub(crate) table: String,
+    acquire: Arc<str>,
+    acquire_from_floor: Arc<str>,
+    look: Arc<str>,
+    insert: Arc<str>,
+    release: Arc<str>,
+    renew: [Arc<str>; SIZES.len()],
+    inspect: [Arc<str>; SIZES.len()],
+    page: Arc<str>,
+    idle: Arc<str>,
+    remove: Arc<str>,
+}
+
+/// The columns that [`look`](Statements::look), [`inspect`](Statements::inspect) and [`page`](Statements::page) read.
+/// What is left of the lease is NULL, or not above zero, if the lock is free.
+const COLUMNS: &str = "resource_name, token, fence, span, fence_last, `count`, node_info, \
+     TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), id";
+
+impl Statements {
+    /// The statements on the table with this quoted name.
+    pub(crate) fn new(table: &str) -> Self {
+        let text = |text: String| -> Arc<str> { text.into() };
+        let now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+        Self {
+            table: table.to_owned(),
+            acquire: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"))),
+            acquire_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)")),
+            look: text(format!("SELECT {COLUMNS} FROM {table} WHERE resource_name = ?")),
+            insert: text(format!(
+                "INSERT IGNORE INTO {table} (resource_name, create_time, update_time) \
+                 VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))"
+            )),
+            release: text(format!(
+                "UPDATE {table} SET token = NULL, expires = NULL, `count` = 0, version = version + 1, \
+                 update_time = UTC_TIMESTAMP(6) \
+                 WHERE resource_name = ? AND token = ? AND expires > UTC_TIMESTAMP(6)"
+            )),
+            renew: SIZES.map(|size| text(renew(table, size))),
+            inspect: SIZES.map(|size| {
+                text(format!("SELECT {COLUMNS} FROM {table} WHERE resource_name IN ({})", list("?", size)))
+            }),
+            page: text(format!(
+                "SELECT {COLUMNS} FROM {table} WHERE resource_name > ? AND resource_name >= ? AND resource_name < ? \
+                 AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?"
+            )),
+            idle: text(format!(
+                "SELECT id, resource_name FROM {table} WHERE id > ? AND {} ORDER BY id LIMIT ?",
+                unused()
+            )),
+            remove: text(format!("DELETE FROM {table} WHERE resource_name = ? AND {}", unused())),
+        }
+    }
+
+    /// Takes a free lock. Arguments: the least fence, the span, the token, the holder, the ttl in µs, the name. Gives
+    /// the fence as the insert id.
+    pub(crate) fn acquire(&self, with_clock: bool) -> Statement<'static> {
+        query(if with_clock { &self.acquire } else { &self.acquire_from_floor })
+    }
+
+    /// Reads one lock. Argument: the name.
+    pub(crate) fn look(&self) -> Statement<'static> {
+        query(&self.look)
+    }
+
+    /// Makes the row of a lock, free, if there is none. Argument: the name.
+    pub(crate) fn insert(&self) -> Statement<'static> {
+        query(&self.insert)
+    }
+
+    /// Ends a lease. Arguments: the name, the token.
+    pub(crate) fn release(&self) -> Statement<'static> {
+        query(&self.release)
+    }
+
+    /// Extends leases. Arguments: the ttl in µs, the depth or NULL, the least that the counter is to become; then as many names
+    /// as the size says, for the index; then as many pairs of a name and a token.
+    pub(crate) fn renew(&self, size: Size) -> Statement<'static> {
+        query(&self.renew[size.index])
+    }
+
+    /// Reads locks. Arguments: names, as many as the size says.
+    pub(crate) fn inspect(&self, size: Size) -> Statement<'static> {
+        query(&self.inspect[size.index])
+    }
+
+    /// Reads locks that are held, in the order of their names. Arguments: the last name of the page before, the first
+    /// name, the first name beyond, how many.
+    pub(crate) fn page(&self) -> Statement<'static> {
+        query(&self.page)
+    }
+
+    /// Reads ids and names of locks that are long unused. Arguments: the last id of the page before, since when in µs, how many.
+    pub(crate) fn idle(&self) -> Statement<'static> {
+        query(&self.idle)
+    }
+
+    /// Removes a lock that is long unused. Arguments: the name, since when in µs.
+    pub(crate) fn remove(&self) -> Statement<'static> {
+        query(&self.remove)
+    }
+}
+
+/// Makes the row of a lock if there is none, and locks it for the transaction in any case. Argument: the name.
+pub(crate) fn insert_or_lock(table: &str) -> Statement<'static> {
+    // The assignment changes nothing. An INSERT IGNORE would take a shared lock on a row that is there, and two
+    // transactions that both go on to an exclusive one are a deadlock.
+    query(
+        &format!(
+            "INSERT INTO {table} (resource_name, create_time, update_time) \
+         VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) ON DUPLICATE KEY UPDATE version = version"
+        )
+        .into(),
+    )
+}
+
+/// Reads a lock as it is, not as it was when the transaction began, and locks its row. Argument: the name.
+pub(crate) fn lock_by_name(table: &str) -> Statement<'static> {
+    query(&format!("SELECT {COLUMNS} FROM {table} WHERE resource_name = ? FOR UPDATE").into())
+}
+
+/// The same by the row's id, and without its neighbourhood: by name, MariaDB also locks the gap in front of it. Argument:
+/// the id.
+pub(crate) fn lock_by_id(table: &str) -> Statement<'static> {
+    query(&format!("SELECT {COLUMNS} FROM {table} WHERE id = ? FOR UPDATE").into())
+}
+
+/// How many rows a statement takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    index: usize,
+}
+
+impl Size {
+    /// The most rows of one statement.
+    pub(crate) const MOST: usize = SIZES[SIZES.len() - 1];
+
+    /// The smallest that takes so many rows.
+    pub(crate) fn of(rows: usize) -> Self {
+        let index = SIZES.iter().position(|size| rows <= *size).unwrap_or(SIZES.len() - 1);
+        Self { index }
+    }
+
+    /// As many as the statement takes: these, and the last one again and again.
+    pub(crate) fn fill<T>(self, items: &[T]) -> impl Iterator<Item = &T> {
+        items.iter().chain(std::iter::repeat_with(|| items.last()).flatten()).take(SIZES[self.index])
+    }
+}
+
+/// Assignments take effect from left to right, so that the fence is computed from the old counter and the new counter
+/// from the fence. That the lock was free is in the `WHERE`; who holds it by the same claim is found by looking.
+///
+/// The fence is never below the server's clock, although a counter that is there would do: a server that lost the last
+/// second of its data in a crash has the counter, but an old one.
+fn acquire(table: &str, fence: &str) -> String {
+    format!(
+        "UPDATE {table} SET fence = LAST_INSERT_ID({fence}), span = ?, fence_last = fence + span - 1, token = ?, \
+         node_info = ?, `count` = 1, expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+         version = version + 1, update_time = UTC_TIMESTAMP(6) \
+         WHERE resource_name = ? AND (expires IS NULL OR expires <= UTC_TIMESTAMP(6))"
+    )
+}
+
+fn renew(table: &str, size: usize) -> String {
+    format!(
+        "UPDATE {table} SET expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, `count` = COALESCE(?, `count`), \
+         fence_last = GREATEST(fence_last, ?), version = version + 1, update_time = UTC_TIMESTAMP(6) \
+         WHERE resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
+        list("?", size),
+        list("(?, ?)", size)
+    )
+}
+
+/// Free for longer than some µs, and with a counter that the server's clock has left behind, so that a new row goes on
+/// above it.
+fn unused() -> &'static str {
+    "(expires IS NULL OR expires < UTC_TIMESTAMP(6)) AND update_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND \
+     AND fence_last < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+}
+
+fn list(item: &str, size: usize) -> String {
+    vec![item; size].join(", ")
+}
+
+fn query(text: &Arc<str>) -> Statement<'static> {
+    // The table's name, checked and quoted, is all in it that is not written here.
+    sqlx::query(AssertSqlSafe(Arc::clone(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_filled_up() {
+        let filled: Vec<_> = Size::of(3).fill(&[1, 2, 3]).copied().collect();
+        assert_eq!(filled, [1, 2, 3, 3, 3, 3, 3, 3]);
+        assert_eq!(Size::of(1).fill(&[7]).count(), 1);
+        assert_eq!(Size::of(512).fill(&[0; 512]).count(), 512);
+    }
+}

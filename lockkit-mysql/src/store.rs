@@ -1,0 +1,277 @@
+//! The store: five questions, each one statement where the answer is the usual one.
+
+use std::{fmt, time::Duration};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Capability, Claim, Contention, Error, ErrorKind, Fence, FenceClock, Fencing, Hold,
+    KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Order, Query, Release, Renewal, Renewed, Result,
+    StoreInfo, Waiting,
+};
+
+use crate::{
+    config::MySqlConfig,
+    error::{self, Sent},
+    gc, inspect,
+    name::to_column,
+    pool::{Bound, Connection, Lane, Pool},
+    renew, row, schema, server,
+    statements::Statements,
+};
+
+const MIN_TTL: Duration = Duration::from_millis(100);
+const MAX_TTL: Duration = Duration::from_secs(5 * 60);
+/// Beyond this the server's arithmetic would leave the integers.
+const MAX_FENCE: u64 = 1 << 62;
+
+/// A lock store in a table of a MySQL or MariaDB server.
+pub struct MySqlStore {
+    pub(crate) info: StoreInfo,
+    pub(crate) pool: Pool,
+    pub(crate) statements: Statements,
+    pub(crate) timeout: Duration,
+    warnings: Vec<String>,
+}
+
+impl MySqlStore {
+    /// Connects, and checks that the server and the table can keep locks. The table is made if it is missing and
+    /// [`create`](MySqlConfig::create) allows it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a wrong configuration, and for a table that is missing or wrong, with what makes
+    /// it right; [`ErrorKind::Unsupported`] for a server that is too old; `Denied`, `Unavailable` or `TimedOut` if it
+    /// can't be asked or takes no writes.
+    pub async fn connect(config: MySqlConfig) -> Result<Self> {
+        let mut store = Self::new(config.clone())?;
+        store.warnings = store.check(&config).await.map_err(|e| e.at("connect", None, &store.info.name))?;
+        Ok(store)
+    }
+
+    /// Connects to the database that a URL names. See [`MySqlConfig::from_url`] for its form.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn from_url(url: &str) -> Result<Self> {
+        Self::connect(MySqlConfig::from_url(url)?).await
+    }
+
+    /// A store that connects when it is first used, and checks neither server nor table: for a quorum, whose members may
+    /// be down when it starts.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a wrong configuration.
+    pub fn new(config: MySqlConfig) -> Result<Self> {
+        let statements = Statements::new(&config.check()?);
+        let pool = Pool::new(&config);
+        let info = StoreInfo {
+            scheme: "mysql",
+            name: config.display_name().into(),
+            capability: Capability {
+                shared: false,
+                permits: false,
+                fifo: false,
+                waiting: Waiting::Poll,
+                liveness: Liveness::Ttl { min: MIN_TTL, max: MAX_TTL },
+                fencing: Fencing::Hybrid,
+                max_key_bytes: LockKey::MAX_BYTES,
+            },
+            clock: config.clock,
+        };
+        Ok(Self { info, pool, statements, timeout: config.timeout, warnings: Vec::new() })
+    }
+
+    /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Removes the rows of locks that nobody has used for at least `unused_for`, and says how many. Nothing depends on
+    /// it but the size of the table.
+    ///
+    /// A row is kept while its lock is held, and while its fence counter is ahead of the server's clock, so that the
+    /// fences of a removed lock go on growing when it is used again.
+    ///
+    /// # Errors
+    /// As those of [`LockStore::release`]; some rows may have been removed. A period below one minute is
+    /// [`ErrorKind::InvalidInput`].
+    ///
+    /// # Cancellation
+    /// Some rows may have been removed.
+    pub async fn remove_unused(&self, unused_for: Duration) -> Result<u64> {
+        gc::remove_unused(self, unused_for).await.map_err(|e| e.at("remove unused", None, &self.info.name))
+    }
+
+    async fn check(&self, config: &MySqlConfig) -> Result<Vec<String>> {
+        let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+        let warnings = server::check(&mut connection).await?;
+        if config.create {
+            schema::create_if_missing(&mut connection, config).await?;
+        }
+        schema::check_table(&mut connection, config).await?;
+        Ok(warnings)
+    }
+}
+
+#[async_trait]
+impl LockStore for MySqlStore {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.attempt(request).await.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        renew::renew(self, renewals).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.release_claim(claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        inspect::inspect(self, query).await.map_err(|e| e.at("inspect", None, &self.info.name))
+    }
+}
+
+impl MySqlStore {
+    async fn attempt(&self, request: &AcquireRequest) -> Result<Attempt> {
+        exclusive(&request.claim)?;
+        if request.order != Order::Any {
+            return Err(error::unsupported("first-in-first-out order"));
+        }
+        let (ttl, fence) = (microseconds(request.ttl)?, request.fence);
+        if fence.span == 0 {
+            return Err(error::invalid("a grant owns at least one fence"));
+        }
+        check_floor(fence.floor)?;
+        let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+        if let Some(hold) = self.take(&mut connection, request, ttl).await? {
+            return Ok(Attempt::Granted(hold));
+        }
+        match self.look(&mut connection, &request.claim.key).await? {
+            None => {
+                let insert = self.statements.insert().bind(to_column(&request.claim.key));
+                connection.execute(insert, None).await?;
+                match self.take(&mut connection, request, ttl).await? {
+                    Some(hold) => Ok(Attempt::Granted(hold)),
+                    None => Ok(contended(self.look(&mut connection, &request.claim.key).await?)),
+                }
+            }
+            Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
+                self.take_again(&mut connection, request).await
+            }
+            found => Ok(contended(found)),
+        }
+    }
+
+    /// The usual case, in one round trip: takes the lock if its row is there and free.
+    async fn take(&self, connection: &mut Connection, request: &AcquireRequest, ttl: i64) -> Result<Option<Hold>> {
+        let AcquireRequest { claim, fence, .. } = request;
+        let statement = self
+            .statements
+            .acquire(fence.clock == FenceClock::Store)
+            .bind(fence.floor.get() + 1)
+            .bind(fence.span)
+            .bind(claim.token.as_bytes().as_slice())
+            .bind(request.holder.as_str())
+            .bind(ttl)
+            .bind(to_column(&claim.key));
+        let sent = self.info.clock.now();
+        let done = connection.execute(statement, Some(claim.token)).await?;
+        match (done.last_insert_id(), done.rows_affected()) {
+            (0, 0) => Ok(None),
+            (first, 1) if first > 0 => {
+                let (fence, until) = (Fence::new(first), sent + request.ttl);
+                Ok(Some(Hold { claim: claim.clone(), fence, span: request.fence.span, until, depth: 1 }))
+            }
+            _ => Err(error::odd_reply(Sent::Yes)),
+        }
+    }
+
+    /// The claim has the lease already (rule R1): extends it, and gives the grant that is on record.
+    async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
+        let renewal = renew::Terms { ttl: microseconds(request.ttl)?, depth: None, floor: 0 };
+        let sent = self.info.clock.now();
+        renew::extend(self, connection, &[&request.claim], renewal).await.map_err(|failed| failed.error)?;
+        match self.look(connection, &request.claim.key).await? {
+            Some(row::Lock { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
+                Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))
+            }
+            found => Ok(contended(found)),
+        }
+    }
+
+    async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::Lock>> {
+        row::only(&connection.rows(self.statements.look().bind(to_column(key))).await?)
+    }
+
+    async fn release_claim(&self, claim: &Claim) -> Result<Release> {
+        exclusive(claim)?;
+        let bound = Bound::new(self.timeout);
+        // Behind whatever was sent for the claim and given up; else that could take the lock after its release.
+        self.pool.settled(&claim.token, bound).await?;
+        let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
+        let token = claim.token.as_bytes().as_slice();
+        let statement = self.statements.release().bind(to_column(&claim.key)).bind(token);
+        match connection.execute(statement, Some(claim.token)).await?.rows_affected() {
+            1 => Ok(Release::Released { waiters: None }),
+            0 => {
+                let found = self.look(&mut connection, &claim.key).await?;
+                Ok(Release::NotHeld(why_not(found.as_ref().and_then(|lock| lock.lease.as_ref()))))
+            }
+            _ => Err(error::odd_reply(Sent::Yes)),
+        }
+    }
+
+    /// The bound on an operation that asks for a lease of `ttl`: an answer that comes later is of little use.
+    pub(crate) fn bound(&self, ttl: Duration) -> Bound {
+        Bound::new(self.timeout.min(ttl / 4))
+    }
+}
+
+/// Another has the lock, or had it when it was asked for and it makes sense to ask again at once.
+fn contended(found: Option<row::Lock>) -> Attempt {
+    let free = Contention { retry_after: Some(Duration::ZERO), holder: None };
+    Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, row::Lease::into_contention))
+}
+
+/// Why a lease is not the claim's, given whose it is.
+pub(crate) fn why_not(found: Option<&row::Lease>) -> LossReason {
+    if found.is_some() { LossReason::Taken } else { LossReason::Gone }
+}
+
+/// # Errors
+/// [`ErrorKind::Unsupported`] if the claim is not exclusive.
+pub(crate) fn exclusive(claim: &Claim) -> Result<()> {
+    match claim.mode {
+        Mode::Exclusive => Ok(()),
+        other => Err(error::unsupported(&format!("the mode {other}"))),
+    }
+}
+
+/// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`] if the store does not take it.
+pub(crate) fn microseconds(ttl: Duration) -> Result<i64> {
+    if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
+        let message = format!("the ttl must lie between {MIN_TTL:?} and {MAX_TTL:?}; it is {ttl:?}");
+        return Err(Error::new(ErrorKind::InvalidInput, message));
+    }
+    Ok(i64::try_from(ttl.as_nanos().div_ceil(1000)).unwrap_or(i64::MAX))
+}
+
+/// # Errors
+/// [`ErrorKind::InvalidInput`] if the counter could not go there.
+pub(crate) fn check_floor(floor: Fence) -> Result<()> {
+    if floor.get() < MAX_FENCE { Ok(()) } else { Err(error::invalid("fences in a table end at 2^62")) }
+}
+
+impl fmt::Debug for MySqlStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlStore").field("name", &self.info.name).field("pool", &self.pool).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,127 @@
+//! A lock that lives and dies with the user's own transaction.
+
+use lockkit_core::{Contention, Error, LockKey, Result};
+use sqlx::{MySql, Transaction};
+
+use crate::{
+    config::MySqlConfig,
+    error::{self, Sent},
+    name::{quoted_table, to_column},
+    pool::{Bound, Lane, Statement},
+    row::{self, Lease, Lock},
+    statements::{insert_or_lock, lock_by_id, lock_by_name},
+    store::MySqlStore,
+};
+
+const OPERATION: &str = "lock in transaction";
+
+/// Locks a name in the default table until the transaction ends: the pessimistic lock, a lock on the row of the name.
+///
+/// When everything that the lock protects lies in the **same database** and is done within **one short transaction**,
+/// this beats a lease: it needs no ttl, no renewal and no fence, it can't be lost while the transaction can still commit,
+/// and it is free the moment the transaction ends, also when the client dies. For everything else (work outside the
+/// database, or that takes longer than a transaction should) take a lease.
+///
+/// It waits for other transactions for as long as `innodb_lock_wait_timeout` says. It respects leases of the same name,
+/// and leases respect it: while one is held, the answer is [`TransactionLock::Leased`], without waiting; and while this
+/// is held, no lease of the name is granted, and none renewed, so that a transaction that is told of a lease must end.
+///
+/// Lock **first**, then read: under `REPEATABLE READ` a transaction sees the database as it was at its first read, also
+/// what its lock protects.
+///
+/// Under `REPEATABLE READ` it may also lock the gap between the name and its neighbour in the table, so that names that
+/// are used for the first time have to wait until the transaction ends; and it is a deadlock if two transactions lock a
+/// new name at once. Nothing is lost by that, but [`MySqlStore::lock_in_transaction`] does without.
+///
+/// # Errors
+/// `InvalidInput` for a name that is none; [`Unavailable`](lockkit_core::ErrorKind::Unavailable) when another
+/// transaction kept the lock for too long, upon which the transaction can go on or try again;
+/// [`Deadlock`](lockkit_core::ErrorKind::Deadlock) when the server has rolled the transaction back to end a deadlock;
+/// others as the server's answer says.
+///
+/// # Cancellation
+/// The lock may be held, or come to be held, until the transaction ends. Roll it back.
+pub async fn lock_in_transaction(transaction: &mut Transaction<'_, MySql>, name: &str) -> Result<TransactionLock> {
+    let key = LockKey::new(name)?;
+    let locked = lock(transaction, &quoted_table(MySqlConfig::TABLE)?, &key).await;
+    locked.map_err(|e| e.at(OPERATION, Some(&key), &"mysql".into()))
+}
+
+/// What became of a [`lock_in_transaction`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum TransactionLock {
+    /// The lock is the transaction's until it ends.
+    Locked,
+    /// Somebody has a lease of that name. End the transaction: until then it keeps the lease from being renewed.
+    Leased(Contention),
+}
+
+impl TransactionLock {
+    /// Whether the lock is the transaction's.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        matches!(self, Self::Locked)
+    }
+}
+
+impl MySqlStore {
+    /// The same as [`lock_in_transaction`](crate::lock_in_transaction), in this store's table, which must be in the
+    /// database of the transaction. The row of a new name is made on a connection of the store, before and outside the
+    /// transaction, so that new names are as harmless as old ones. That costs a round trip more.
+    ///
+    /// # Errors
+    /// As [`lock_in_transaction`](crate::lock_in_transaction), and those of the store's own connection.
+    ///
+    /// # Cancellation
+    /// As [`lock_in_transaction`](crate::lock_in_transaction).
+    pub async fn lock_in_transaction(
+        &self,
+        transaction: &mut Transaction<'_, MySql>,
+        name: &str,
+    ) -> Result<TransactionLock> {
+        let key = LockKey::new(name)?;
+        let failed = |e: Error| e.at(OPERATION, Some(&key), &self.info.name);
+        let id = self.row_id(&key).await.map_err(failed)?;
+        let found = look(transaction, lock_by_id(&self.statements.table).bind(id)).await.map_err(failed)?;
+        match found.filter(|lock| lock.name == to_column(&key)) {
+            Some(lock) => Ok(judge(lock)),
+            // It was removed just now, for nobody had used it for long.
+            None => lock(transaction, &self.statements.table, &key).await.map_err(failed),
+        }
+    }
+
+    /// The id of a lock's row, which is made if it is missing.
+    async fn row_id(&self, key: &LockKey) -> Result<u64> {
+        let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+        if let Some(lock) = row::only(&connection.rows(self.statements.look().bind(to_column(key))).await?)? {
+            return Ok(lock.id);
+        }
+        connection.execute(self.statements.insert().bind(to_column(key)), None).await?;
+        let made = row::only(&connection.rows(self.statements.look().bind(to_column(key))).await?)?;
+        made.map(|lock| lock.id).ok_or_else(|| error::odd_reply(Sent::Yes))
+    }
+}
+
+async fn lock(transaction: &mut Transaction<'_, MySql>, table: &str, key: &LockKey) -> Result<TransactionLock> {
+    if let Some(lock) = look(transaction, lock_by_name(table).bind(to_column(key))).await? {
+        return Ok(judge(lock));
+    }
+    let insert = insert_or_lock(table).bind(to_column(key));
+    insert.execute(&mut **transaction).await.map_err(|e| error::map(e, Sent::Yes))?;
+    let made = look(transaction, lock_by_name(table).bind(to_column(key))).await?;
+    made.map(judge).ok_or_else(|| error::odd_reply(Sent::Yes))
+}
+
+/// A read that locks, so that it sees the row as it is, and does not become the first read of the transaction.
+async fn look(transaction: &mut Transaction<'_, MySql>, statement: Statement<'_>) -> Result<Option<Lock>> {
+    let rows = statement.fetch_all(&mut **transaction).await;
+    row::only(&rows.map_err(|e| error::map(e, Sent::Yes))?)
+}
+
+fn judge(lock: Lock) -> TransactionLock {
+    match lock.lease {
+        Some(lease) => TransactionLock::Leased(Lease::into_contention(lease)),
+        None => TransactionLock::Locked,
+    }
+}

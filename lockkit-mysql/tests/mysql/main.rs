@@ -1,0 +1,49 @@
+//! The store against real servers: what the compliance suite can't ask, because it is about this kind of store.
+//!
+//! All tests run on MariaDB, which is required, and on MySQL, if there is one.
+
+mod fences;
+mod servers;
+mod support;
+mod table;
+mod transactions;
+mod traps;
+
+use std::{process::ExitCode, sync::Arc};
+
+use libtest_mimic::{Arguments, Trial};
+use lockkit_testkit::servers::MySqlFlavor;
+use support::{Ctx, Test};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for (flavor, name) in [(MySqlFlavor::Installed, "mariadb"), (MySqlFlavor::Newer, "mysql")] {
+        match flavor.program().find() {
+            Ok(_) => {
+                let ctx = Arc::new(Ctx::new(flavor));
+                trials.extend(tests().into_iter().map(|(test, run)| trial(&ctx, format!("{name}::{test}"), run)));
+            }
+            Err(missing) if flavor == MySqlFlavor::Installed => {
+                trials.push(Trial::test(name, move || Err(missing.to_string().into())));
+            }
+            Err(missing) => {
+                trials.push(Trial::test(format!("{name} ({missing})"), || Ok(())).with_ignored_flag(true));
+            }
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn tests() -> Vec<(&'static str, Test)> {
+    [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS].concat()
+}
+
+fn trial(ctx: &Arc<Ctx>, name: String, run: Test) -> Trial {
+    let ctx = Arc::clone(ctx);
+    Trial::test(name, move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(run(ctx));
+        Ok(())
+    })
+}

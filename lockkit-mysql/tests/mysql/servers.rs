@@ -1,0 +1,149 @@
+//! Servers that refuse: logins, writes, connections; and settings that change what statements mean.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{Effect, ErrorKind, LockStore};
+use lockkit_mysql::MySqlStore;
+use sqlx::Connection as _;
+
+use crate::support::{Ctx, attempt, claim, config, free, hold, is_held, renew, renewal, tests};
+
+tests! {
+    a_wrong_password_is_denied
+    an_unknown_database_is_invalid_input
+    a_password_works_without_tls
+    missing_rights_are_denied
+    a_read_only_server_is_unavailable
+    too_many_connections_are_unavailable
+    a_server_that_is_not_there_is_unavailable
+    hostile_settings_change_nothing
+    weak_durability_is_warned_of
+}
+
+async fn a_wrong_password_is_denied(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.username("root").password("hunter2");
+    let error = MySqlStore::connect(config).await.expect_err("wrong password");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+}
+
+async fn an_unknown_database_is_invalid_input(ctx: Arc<Ctx>) {
+    let url = ctx.server().await.url().replace("/lockkit", "/nowhere");
+    let error = MySqlStore::from_url(&url).await.expect_err("no such database");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.message().contains("nowhere"), "{error}");
+}
+
+async fn with_user(ctx: &Ctx, name: &str, rights: &str) -> lockkit_mysql::MySqlConfig {
+    let server = ctx.server().await;
+    server.admin(&format!("CREATE USER {name}@'%' IDENTIFIED BY 'p@ss/w:rd'")).await.expect("user");
+    server.admin(&format!("GRANT {rights} ON lockkit.* TO {name}@'%'")).await.expect("rights");
+    ctx.config().await.username(name).password("p@ss/w:rd")
+}
+
+/// MySQL's way to log in sends the password, encrypted by a key of the server if there is no TLS.
+async fn a_password_works_without_tls(ctx: Arc<Ctx>) {
+    let config = with_user(&ctx, "plain", "SELECT, INSERT, UPDATE, DELETE").await;
+    let (store, mine) = (MySqlStore::connect(config).await.expect("connect"), claim());
+    hold(&store, &mine).await;
+    assert!(is_held(&renew(&store, renewal(&mine)).await));
+    free(&store, &mine).await;
+}
+
+async fn missing_rights_are_denied(ctx: Arc<Ctx>) {
+    let config = with_user(&ctx, "reader", "SELECT").await;
+    let error = MySqlStore::connect(config.clone().table("t2").create(true)).await.expect_err("may not create");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let store = MySqlStore::connect(config).await.expect("it may look");
+    let error = attempt(&store, &claim()).await.expect_err("may not write");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+}
+
+async fn a_read_only_server_is_unavailable(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    server.admin("CREATE USER app@'%' IDENTIFIED BY 'pw'").await.expect("user");
+    server.admin("GRANT SELECT, INSERT, UPDATE ON lockkit.* TO app@'%'").await.expect("rights");
+    let config = config(&server).username("app").password("pw");
+    let (store, mine) = (MySqlStore::connect(config.clone()).await.expect("connect"), claim());
+    hold(&store, &mine).await;
+    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    for error in [
+        attempt(&store, &claim()).await.expect_err("no writes"),
+        store.release(&mine).await.expect_err("no writes"),
+        renew(&store, renewal(&mine)).await.expect_err("no writes"),
+        MySqlStore::connect(config).await.map(drop).expect_err("no primary"),
+    ] {
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    }
+    server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+    free(&store, &mine).await;
+}
+
+async fn too_many_connections_are_unavailable(ctx: Arc<Ctx>) {
+    let server = ctx.private(&["--max-connections=10"]).await;
+    server.admin("CREATE USER app@'%' IDENTIFIED BY 'pw'").await.expect("user");
+    server.admin("GRANT ALL ON lockkit.* TO app@'%'").await.expect("rights");
+    let url = server.url().replace("root@", "app:pw@");
+    let mut open = Vec::new();
+    while let Ok(connection) = sqlx::MySqlConnection::connect(&url).await {
+        open.push(connection);
+        assert!(open.len() <= 10, "the server takes more than it was told");
+    }
+    let error = MySqlStore::from_url(&url).await.expect_err("no room");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert!(error.message().contains("connections"), "{error}");
+}
+
+async fn a_server_that_is_not_there_is_unavailable(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (store, mine) = (MySqlStore::connect(config(&server)).await.expect("connect"), claim());
+    hold(&store, &mine).await;
+    server.kill().await.expect("kill");
+    // The first finds a connection that is gone, the second none.
+    let error = attempt(&store, &claim()).await.expect_err("it is dead");
+    assert!(matches!(error.kind(), ErrorKind::Unavailable), "{error}");
+    let error = attempt(&store, &claim()).await.expect_err("it is dead");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert!(error.message().contains("refused"), "the reason is hidden: {error}");
+}
+
+/// What a server is set to must not change what the statements mean: the order of assignments, autocommit, quotes.
+async fn hostile_settings_change_nothing(ctx: Arc<Ctx>) {
+    let modes = if ctx.is_mariadb() {
+        "--sql-mode=ANSI,SIMULTANEOUS_ASSIGNMENT,NO_BACKSLASH_ESCAPES,ORACLE"
+    } else {
+        "--sql-mode=ANSI,NO_BACKSLASH_ESCAPES,NO_UNSIGNED_SUBTRACTION,PAD_CHAR_TO_FULL_LENGTH"
+    };
+    let settings = [
+        modes,
+        "--autocommit=0",
+        "--transaction-isolation=SERIALIZABLE",
+        "--default-time-zone=-08:00",
+        "--collation-server=latin1_swedish_ci",
+        "--character-set-server=latin1",
+    ];
+    let server = ctx.private(&settings).await;
+    let (store, other) = (
+        MySqlStore::connect(config(&server)).await.expect("connect"),
+        MySqlStore::connect(config(&server)).await.expect("connect"),
+    );
+    let mut last = 0;
+    for _ in 0..3 {
+        let mut mine = claim();
+        mine.key = lockkit_core::LockKey::new("ä ").expect("name");
+        let granted = hold(&store, &mine).await;
+        assert!(granted.fence.get() > last, "{} after {last}", granted.fence);
+        last = granted.fence.get();
+        crate::support::contended(attempt(&other, &crate::support::rival(&mine)).await.expect("acquire"));
+        assert!(is_held(&renew(&store, renewal(&mine)).await));
+        free(&store, &mine).await;
+    }
+}
+
+async fn weak_durability_is_warned_of(ctx: Arc<Ctx>) {
+    assert!(ctx.store().await.warnings().is_empty(), "{:?}", ctx.store().await.warnings());
+    let server = ctx.private(&["--innodb-flush-log-at-trx-commit=2"]).await;
+    let store = MySqlStore::connect(config(&server).timeout(Duration::from_secs(5))).await.expect("connect");
+    assert_eq!(store.warnings().len(), 1);
+    assert!(store.warnings()[0].contains("innodb_flush_log_at_trx_commit is 2"));
+}

@@ -1,0 +1,153 @@
+//! A server for all tests of a kind, and short names for requests.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, LossReason, Mode,
+    Order, Release, Renewal, Renewed, Result, Token,
+};
+use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
+use lockkit_testkit::servers::{MySqlFlavor, MySqlOptions, MySqlServer};
+use sqlx::{Connection as _, Executor as _, MySqlConnection};
+use tokio::sync::OnceCell;
+
+pub(crate) const TTL: Duration = Duration::from_secs(20);
+
+pub(crate) type Test = fn(Arc<Ctx>) -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// Makes the list of a file's tests.
+macro_rules! tests {
+    ($($test:ident)*) => {
+        pub(crate) const TESTS: &[(&str, crate::support::Test)] = &[
+            $((stringify!($test), |ctx| Box::pin($test(ctx)))),*
+        ];
+    };
+}
+pub(crate) use tests;
+
+/// What the tests of one kind of server share.
+pub(crate) struct Ctx {
+    flavor: MySqlFlavor,
+    shared: OnceCell<MySqlServer>,
+}
+
+impl Ctx {
+    pub(crate) fn new(flavor: MySqlFlavor) -> Self {
+        Self { flavor, shared: OnceCell::new() }
+    }
+
+    pub(crate) fn is_mariadb(&self) -> bool {
+        self.flavor == MySqlFlavor::Installed
+    }
+
+    /// The server that all share, with the table.
+    pub(crate) async fn server(&self) -> &MySqlServer {
+        self.shared.get_or_init(|| self.private(&[])).await
+    }
+
+    /// A server for one test, with the table.
+    pub(crate) async fn private(&self, args: &[&str]) -> MySqlServer {
+        let ddl = schema::ddl(MySqlConfig::TABLE).expect("ddl");
+        let options = MySqlOptions::default().flavor(self.flavor.clone()).init(ddl).args(args.iter().copied());
+        MySqlServer::start(options).await.expect("a server")
+    }
+
+    pub(crate) async fn config(&self) -> MySqlConfig {
+        config(self.server().await)
+    }
+
+    pub(crate) async fn store(&self) -> MySqlStore {
+        MySqlStore::connect(self.config().await).await.expect("connect")
+    }
+
+    /// A connection that is not lockkit's.
+    pub(crate) async fn raw(&self) -> MySqlConnection {
+        raw(self.server().await).await
+    }
+}
+
+pub(crate) fn config(server: &MySqlServer) -> MySqlConfig {
+    MySqlConfig::from_url(&server.url()).expect("url")
+}
+
+pub(crate) async fn raw(server: &MySqlServer) -> MySqlConnection {
+    MySqlConnection::connect(&server.url()).await.expect("raw connection")
+}
+
+/// Begins a transaction that keeps the rows of these claims locked, as an administrator's forgotten session would.
+pub(crate) async fn lock_rows(raw: &mut MySqlConnection, claims: &[&Claim]) {
+    raw.execute("BEGIN").await.expect("begin");
+    for claim in claims {
+        let lock = "SELECT id FROM resource_lock WHERE resource_name = ? FOR UPDATE";
+        sqlx::query(lock).bind(claim.key.as_str().as_bytes()).fetch_one(&mut *raw).await.expect("the row is there");
+    }
+}
+
+pub(crate) async fn end(raw: &mut MySqlConnection) {
+    raw.execute("COMMIT").await.expect("commit");
+}
+
+/// A claim of a name that nobody else uses.
+pub(crate) fn claim() -> Claim {
+    let token = Token::random().expect("token");
+    let key = LockKey::new(format!("test/{}", &token.reveal()[..12])).expect("name");
+    Claim { key, token: Token::random().expect("token"), mode: Mode::Exclusive }
+}
+
+/// Another's claim of the same name.
+pub(crate) fn rival(claim: &Claim) -> Claim {
+    Claim { token: Token::random().expect("token"), ..claim.clone() }
+}
+
+pub(crate) fn request(claim: &Claim) -> AcquireRequest {
+    AcquireRequest {
+        claim: claim.clone(),
+        ttl: TTL,
+        wait: Duration::ZERO,
+        order: Order::Any,
+        fence: FenceRequest::default(),
+        holder: HolderInfo::new("test: holder"),
+    }
+}
+
+pub(crate) async fn attempt(store: &MySqlStore, claim: &Claim) -> Result<Attempt> {
+    store.acquire(&request(claim)).await
+}
+
+pub(crate) async fn hold(store: &MySqlStore, claim: &Claim) -> Hold {
+    match attempt(store, claim).await.expect("acquire") {
+        Attempt::Granted(hold) => hold,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+pub(crate) fn contended(attempt: Attempt) -> Contention {
+    match attempt {
+        Attempt::Contended(contention) => contention,
+        other => panic!("not contended: {other:?}"),
+    }
+}
+
+pub(crate) fn renewal(claim: &Claim) -> Renewal {
+    Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None }
+}
+
+pub(crate) async fn renew(store: &MySqlStore, renewal: Renewal) -> Result<Renewed> {
+    store.renew(&[renewal]).await.remove(0)
+}
+
+pub(crate) fn lost(renewed: Result<Renewed>) -> LossReason {
+    match renewed.expect("renew") {
+        Renewed::Lost(reason) => reason,
+        Renewed::Held(hold) => panic!("held: {hold:?}"),
+    }
+}
+
+pub(crate) fn is_held(renewed: &Result<Renewed>) -> bool {
+    matches!(renewed, Ok(Renewed::Held(_)))
+}
+
+pub(crate) async fn free(store: &MySqlStore, claim: &Claim) {
+    let released = store.release(claim).await.expect("release");
+    assert!(matches!(released, Release::Released { .. }), "{released:?}");
+}

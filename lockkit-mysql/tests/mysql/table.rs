@@ -1,0 +1,179 @@
+//! The table: missing, wrong, classic, and what happens to rows that nobody uses.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{ErrorKind, LockKey, LockStore, Query};
+use lockkit_mysql::{MySqlStore, schema};
+use sqlx::Executor as _;
+
+use crate::support::{Ctx, claim, free, hold, tests};
+
+tests! {
+    a_missing_table_is_explained
+    a_wrong_table_is_explained
+    create_makes_the_table_and_changes_none
+    a_classic_table_is_brought_forward
+    a_classic_table_with_names_twice_is_left_alone
+    many_locks_are_read_by_index
+    unused_locks_are_removed
+    what_others_wrote_is_no_lock
+}
+
+async fn a_missing_table_is_explained(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.table("not_there");
+    let error = MySqlStore::connect(config.clone()).await.expect_err("there is no such table");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.message().contains("CREATE TABLE IF NOT EXISTS `not_there` ("), "{error}");
+    assert_eq!(error.to_string().lines().count(), 1);
+    assert_eq!(schema::upgrade(&config).await.expect_err("nothing to upgrade").kind(), ErrorKind::InvalidInput);
+    // A store that did not check says it, too.
+    let unchecked = MySqlStore::new(config).expect("config");
+    let error = crate::support::attempt(&unchecked, &claim()).await.expect_err("there is no such table");
+    assert!(error.message().contains("missing"), "{error}");
+}
+
+async fn a_wrong_table_is_explained(ctx: Arc<Ctx>) {
+    let mut raw = ctx.raw().await;
+    raw.execute("CREATE TABLE wrong (id INT PRIMARY KEY, resource_name VARCHAR(50)) ENGINE=MyISAM").await.expect("ddl");
+    let config = ctx.config().await.table("wrong").create(true);
+    let error = MySqlStore::connect(config.clone()).await.expect_err("no table of locks");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    for fault in ["resource_name is varchar(50), not varbinary(512)", "token is missing", "unique", "InnoDB", "CREATE"]
+    {
+        assert!(error.message().contains(fault), "{fault}: {error}");
+    }
+    let error = schema::upgrade(&config).await.expect_err("not the classic shape");
+    assert!(error.message().contains("no column node_info"), "{error}");
+}
+
+async fn create_makes_the_table_and_changes_none(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.table("made");
+    let store = MySqlStore::connect(config.clone().create(true)).await.expect("made");
+    let mine = claim();
+    hold(&store, &mine).await;
+    schema::create(&config).await.expect("it is there");
+    schema::check(&config).await.expect("it is right");
+    assert!(!schema::upgrade(&config).await.expect("nothing to do"));
+    free(&MySqlStore::connect(config.create(true)).await.expect("connect"), &mine).await;
+}
+
+const CLASSIC: &str = "(id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, resource_name VARCHAR(128) NOT NULL, \
+     node_info VARCHAR(128) DEFAULT NULL, count VARCHAR(11) DEFAULT NULL, create_time DATETIME DEFAULT NULL, \
+     update_time DATETIME DEFAULT NULL";
+
+async fn a_classic_table_is_brought_forward(ctx: Arc<Ctx>) {
+    let mut raw = ctx.raw().await;
+    let ddl = format!("CREATE TABLE classic {CLASSIC}, UNIQUE KEY uk (resource_name)) DEFAULT CHARSET=latin1");
+    raw.execute(sqlx::AssertSqlSafe(ddl)).await.expect("ddl");
+    let rows = "INSERT INTO classic (resource_name, node_info, count, create_time) VALUES \
+         ('order/ä', 'node 1', '2', '2020-01-01 10:00:00'), ('b', NULL, 'many', NULL), ('c', 'x', NULL, NULL)";
+    raw.execute(rows).await.expect("rows");
+    let config = ctx.config().await.table("classic");
+    let error = MySqlStore::connect(config.clone()).await.expect_err("not yet");
+    assert!(error.message().contains("upgrade"), "{error}");
+    assert!(schema::upgrade(&config).await.expect("upgrade"));
+    assert!(!schema::upgrade(&config).await.expect("again"));
+    let store = MySqlStore::connect(config).await.expect("now");
+    let kept = "SELECT CAST(resource_name AS CHAR), node_info, CAST(`count` AS CHAR), CAST(YEAR(create_time) AS CHAR) \
+         FROM classic ORDER BY id";
+    let kept: Vec<(String, String, String, String)> = sqlx::query_as(kept).fetch_all(&mut raw).await.expect("rows");
+    assert_eq!(kept.len(), 3);
+    assert_eq!(kept[0], ("order/ä".into(), "node 1".into(), "2".into(), "2020".into()));
+    assert_eq!((kept[1].1.as_str(), kept[1].2.as_str(), kept[2].2.as_str()), ("", "0", "0"));
+    let mut mine = claim();
+    mine.key = LockKey::new("order/ä").expect("name");
+    hold(&store, &mine).await;
+    free(&store, &mine).await;
+    let (rows,): (i64,) = sqlx::query_as("SELECT COUNT(*) FROM classic").fetch_one(&mut raw).await.expect("count");
+    assert_eq!(rows, 3, "the lock of the old name has the old row");
+}
+
+async fn a_classic_table_with_names_twice_is_left_alone(ctx: Arc<Ctx>) {
+    let mut raw = ctx.raw().await;
+    raw.execute(sqlx::AssertSqlSafe(format!("CREATE TABLE twice {CLASSIC})"))).await.expect("ddl");
+    let rows = "INSERT INTO twice (resource_name, count) VALUES ('a', '1'), ('A', '1'), ('a', '1')";
+    raw.execute(rows).await.expect("rows");
+    let config = ctx.config().await.table("twice");
+    let error = schema::upgrade(&config).await.expect_err("one name in two rows");
+    assert!(error.message().contains("Duplicate"), "{error}");
+    raw.execute("DELETE FROM twice WHERE id = 3").await.expect("delete");
+    assert!(schema::upgrade(&config).await.expect("now"), "names that differ in case are two names");
+}
+
+/// One statement for hundreds of names, and no scan of the table.
+async fn many_locks_are_read_by_index(ctx: Arc<Ctx>) {
+    let (store, mut raw) = (ctx.store().await, ctx.raw().await);
+    let claims: Vec<_> = (0..3).map(|_| claim()).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+    }
+    let mut keys: Vec<_> = (0..1200).map(|number| LockKey::new(format!("free/{number}")).expect("name")).collect();
+    keys[700] = claims[1].key.clone();
+    keys[1199] = claims[1].key.clone();
+    let states = store.inspect(&Query::Keys(keys.clone())).await.expect("inspect");
+    assert_eq!(states.len(), keys.len());
+    for (number, (state, key)) in states.iter().zip(&keys).enumerate() {
+        assert_eq!((&state.key, state.holders.len()), (key, usize::from(number == 700 || number == 1199)));
+    }
+    raw.execute("CREATE TABLE many LIKE resource_lock").await.expect("ddl");
+    let fill = "INSERT INTO many (resource_name, create_time, update_time) SELECT CONCAT('n', id), NOW(), NOW() FROM \
+         (SELECT ROW_NUMBER() OVER () AS id FROM information_schema.columns a, information_schema.columns b \
+          LIMIT 20000) AS numbers";
+    raw.execute(fill).await.expect("rows");
+    raw.execute("ANALYZE TABLE many").await.expect("analyze");
+    let names: Vec<String> = (0..64).map(|number| format!("x'{:02x}{:02x}'", b'n', b'0' + number % 10)).collect();
+    let pairs: Vec<String> = names.iter().map(|name| format!("({name}, x'00')")).collect();
+    let (names, pairs) = (names.join(","), pairs.join(","));
+    // MySQL shows an update as a tree that says nothing, unless it is asked for the old form, which MariaDB always shows.
+    let explain = if ctx.is_mariadb() { "EXPLAIN" } else { "EXPLAIN FORMAT=TRADITIONAL" };
+    for statement in [
+        format!("{explain} SELECT * FROM many WHERE resource_name IN ({names})"),
+        format!(
+            "{explain} UPDATE many SET span = 1 WHERE resource_name IN ({names}) \
+             AND (resource_name, token) IN ({pairs}) AND expires > UTC_TIMESTAMP(6)"
+        ),
+    ] {
+        let plan = ctx.server().await.admin(&statement).await.expect("plan");
+        assert!(plan[0].iter().flatten().any(|cell| cell == "range"), "{}: {plan:?}", &statement[..60]);
+    }
+}
+
+async fn unused_locks_are_removed(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.table("unused").create(true);
+    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await);
+    let (old, held, ahead, fresh) = (claim(), claim(), claim(), claim());
+    for claim in [&old, &held, &ahead, &fresh] {
+        hold(&store, claim).await;
+    }
+    for claim in [&old, &ahead, &fresh] {
+        free(&store, claim).await;
+    }
+    let age = "UPDATE unused SET update_time = UTC_TIMESTAMP(6) - INTERVAL 8 DAY WHERE resource_name <> ?";
+    sqlx::query(age).bind(fresh.key.as_str().as_bytes()).execute(&mut raw).await.expect("age");
+    let lift = "UPDATE unused SET fence_last = fence_last + 1000000000000 WHERE resource_name = ?";
+    sqlx::query(lift).bind(ahead.key.as_str().as_bytes()).execute(&mut raw).await.expect("lift");
+    let week = Duration::from_secs(7 * 24 * 3600);
+    assert_eq!(store.remove_unused(week).await.expect("gc"), 1);
+    assert_eq!(store.remove_unused(week).await.expect("gc"), 0);
+    let (rows,): (i64,) = sqlx::query_as("SELECT COUNT(*) FROM unused").fetch_one(&mut raw).await.expect("count");
+    assert_eq!(rows, 3);
+    free(&store, &held).await;
+    hold(&store, &old).await;
+    let error = store.remove_unused(Duration::from_secs(1)).await.expect_err("too short");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+async fn what_others_wrote_is_no_lock(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.table("others").create(true);
+    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await);
+    let rows = "INSERT INTO others (resource_name, create_time, update_time, expires) VALUES \
+         (x'ff', NOW(), NOW(), '2100-01-01'), ('mine', NOW(), NOW(), '2100-01-01')";
+    raw.execute(rows).await.expect("rows");
+    let states = store.inspect(&Query::Prefix(String::new())).await.expect("inspect");
+    assert_eq!(states.len(), 1);
+    assert_eq!((states[0].key.as_str(), states[0].holders[0].token), ("mine", None));
+    let mut mine = claim();
+    mine.key = states[0].key.clone();
+    let contention = crate::support::contended(crate::support::attempt(&store, &mine).await.expect("acquire"));
+    assert!(contention.retry_after.is_some_and(|after| after > Duration::from_secs(3600)));
+}

@@ -1,0 +1,219 @@
+//! The driver's traps: found rows, statements that run on, connections left half-way, no bound on anything.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Release, Renewed};
+use lockkit_mysql::MySqlStore;
+
+use crate::support::{
+    Ctx, attempt, claim, contended, end, free, hold, is_held, lock_rows, lost, renew, renewal, rival, tests,
+};
+
+tests! {
+    found_rows_decide_nothing
+    a_cancelled_acquire_runs_on_and_is_released_behind
+    a_cancelled_release_does_its_work
+    a_statement_without_an_answer_is_given_up_in_time
+    a_busy_pool_does_not_starve_renewals_and_releases
+    a_busy_pool_says_so
+    a_locked_row_is_an_error_without_effect
+    one_locked_row_does_not_cost_the_other_leases
+    a_connection_killed_in_the_middle_leaves_the_effect_open
+    idle_connections_that_died_are_replaced
+    many_cancelled_attempts_leave_no_connections_behind
+}
+
+/// The driver makes the server count found rows, so that an update that changes nothing looks like one that did.
+async fn found_rows_decide_nothing(ctx: Arc<Ctx>) {
+    let (store, mine) = (ctx.store().await, claim());
+    hold(&store, &mine).await;
+    let nothing = "UPDATE resource_lock SET token = token WHERE resource_name = ?";
+    let name = mine.key.as_str().as_bytes();
+    let done = sqlx::query(nothing).bind(name).execute(&mut ctx.raw().await).await.expect("update");
+    assert_eq!(done.rows_affected(), 1, "the trap is gone; the driver counts changed rows");
+    let other = rival(&mine);
+    let contention = contended(attempt(&store, &other).await.expect("acquire"));
+    assert_eq!(contention.holder.expect("holder").as_str(), "test: holder");
+    assert_eq!(lost(renew(&store, renewal(&other)).await), LossReason::Taken);
+    assert_eq!(store.release(&other).await.expect("release"), Release::NotHeld(LossReason::Taken));
+    for _ in 0..3 {
+        assert!(is_held(&renew(&store, renewal(&mine)).await));
+    }
+    free(&store, &mine).await;
+    assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Gone));
+}
+
+/// What a dropped future had sent takes effect all the same. The release must come after it, and undo it.
+async fn a_cancelled_acquire_runs_on_and_is_released_behind(ctx: Arc<Ctx>) {
+    let (store, mut raw, mine) = (Arc::new(ctx.store().await), ctx.raw().await, claim());
+    hold(&store, &mine).await;
+    free(&store, &mine).await;
+    lock_rows(&mut raw, &[&mine]).await;
+    let unwanted = rival(&mine);
+    let asked = tokio::time::timeout(Duration::from_millis(100), attempt(&store, &unwanted)).await;
+    assert!(asked.is_err(), "the row is locked");
+    let undoing = {
+        let (store, unwanted) = (Arc::clone(&store), unwanted.clone());
+        tokio::spawn(async move { store.release(&unwanted).await })
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!undoing.is_finished(), "the release overtook the acquire");
+    end(&mut raw).await;
+    let released = undoing.await.expect("no panic").expect("release");
+    assert!(matches!(released, Release::Released { .. }), "the acquire ran on, and was to be undone: {released:?}");
+    hold(&store, &mine).await;
+}
+
+async fn a_cancelled_release_does_its_work(ctx: Arc<Ctx>) {
+    let (store, mut raw, mine) = (ctx.store().await, ctx.raw().await, claim());
+    hold(&store, &mine).await;
+    lock_rows(&mut raw, &[&mine]).await;
+    let asked = tokio::time::timeout(Duration::from_millis(100), store.release(&mine)).await;
+    assert!(asked.is_err(), "the row is locked");
+    end(&mut raw).await;
+    let again = store.release(&mine).await.expect("release");
+    assert_eq!(again, Release::NotHeld(LossReason::Gone), "the first one released it");
+}
+
+/// The driver would wait for ever. Afterwards the store works, on another connection.
+async fn a_statement_without_an_answer_is_given_up_in_time(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.timeout(Duration::from_millis(700));
+    let (store, mut raw, mine) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await, claim());
+    hold(&store, &mine).await;
+    lock_rows(&mut raw, &[&mine]).await;
+    let asked = Instant::now();
+    let error = attempt(&store, &mine).await.expect_err("the row is locked");
+    assert!(asked.elapsed() < Duration::from_millis(1500), "it took {:?}", asked.elapsed());
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown), "{error}");
+    let other = claim();
+    hold(&store, &other).await;
+    end(&mut raw).await;
+    free(&store, &other).await;
+    hold(&store, &mine).await;
+}
+
+async fn a_busy_pool_does_not_starve_renewals_and_releases(ctx: Arc<Ctx>) {
+    let store = MySqlStore::connect(ctx.config().await.connections(3)).await.expect("connect");
+    let (store, mut raw, busy, mine) = (Arc::new(store), ctx.raw().await, claim(), claim());
+    hold(&store, &busy).await;
+    hold(&store, &mine).await;
+    lock_rows(&mut raw, &[&busy]).await;
+    let stuck: Vec<_> = (0..10)
+        .map(|_| {
+            let (store, busy) = (Arc::clone(&store), rival(&busy));
+            tokio::spawn(async move { attempt(&store, &busy).await })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let asked = Instant::now();
+    assert!(is_held(&renew(&store, renewal(&mine)).await));
+    free(&store, &mine).await;
+    assert!(asked.elapsed() < Duration::from_millis(400), "it took {:?}", asked.elapsed());
+    assert!(stuck.iter().any(|task| !task.is_finished()), "the pool was not busy");
+    end(&mut raw).await;
+    for task in stuck {
+        // Contended, or given up; what matters is that each ends.
+        drop(task.await.expect("no panic"));
+    }
+}
+
+async fn a_busy_pool_says_so(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.connections(2).timeout(Duration::from_millis(700));
+    let (store, mut raw, busy) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await, claim());
+    hold(&store, &busy).await;
+    lock_rows(&mut raw, &[&busy]).await;
+    let (one, two) = tokio::join!(attempt(&store, &busy), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        // The first gives up before this one does, and its connection is not given back.
+        attempt(&store, &claim()).await
+    });
+    end(&mut raw).await;
+    assert_eq!(one.expect_err("the row is locked").effect(), Effect::Unknown);
+    let error = two.expect_err("there is no connection");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::None), "{error}");
+    assert!(error.message().contains("connection"), "{error}");
+}
+
+/// Error 1205: the statement was rolled back, and nothing of it remains.
+async fn a_locked_row_is_an_error_without_effect(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.timeout(Duration::from_secs(4));
+    let (store, mut raw, mine) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await, claim());
+    hold(&store, &mine).await;
+    lock_rows(&mut raw, &[&mine]).await;
+    let error = attempt(&store, &rival(&mine)).await.expect_err("the row is locked");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert!(error.is_retryable());
+    end(&mut raw).await;
+    assert!(is_held(&renew(&store, renewal(&mine)).await));
+}
+
+async fn one_locked_row_does_not_cost_the_other_leases(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.timeout(Duration::from_secs(4));
+    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await);
+    let claims: Vec<_> = (0..20).map(|_| claim()).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+    }
+    lock_rows(&mut raw, &[&claims[7]]).await;
+    let answers = store.renew(&claims.iter().map(renewal).collect::<Vec<_>>()).await;
+    end(&mut raw).await;
+    for (number, answer) in answers.iter().enumerate() {
+        match answer {
+            Err(error) if number == 7 => assert_eq!(error.effect(), Effect::None, "{error}"),
+            Ok(Renewed::Held(hold)) if number != 7 => assert_eq!(hold.claim, claims[number]),
+            other => panic!("number {number}: {other:?}"),
+        }
+    }
+}
+
+async fn a_connection_killed_in_the_middle_leaves_the_effect_open(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(crate::support::config(&server)).await.expect("connect");
+    let (store, mut raw, mine) = (Arc::new(store), crate::support::raw(&server).await, claim());
+    hold(&store, &mine).await;
+    free(&store, &mine).await;
+    lock_rows(&mut raw, &[&mine]).await;
+    let asking = {
+        let (store, mine) = (Arc::clone(&store), rival(&mine));
+        tokio::spawn(async move { attempt(&store, &mine).await })
+    };
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.cut_clients().await.expect("cut");
+    let error = asking.await.expect("no panic").expect_err("its connection was killed");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+    let next = claim();
+    hold(&store, &next).await;
+    free(&store, &next).await;
+}
+
+async fn idle_connections_that_died_are_replaced(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(crate::support::config(&server)).await.expect("connect");
+    let claims: Vec<_> = (0..8).map(|_| claim()).collect();
+    let tasks: Vec<_> = claims.iter().map(|claim| attempt(&store, claim)).collect();
+    for task in tasks {
+        task.await.expect("acquire");
+    }
+    server.cut_clients().await.expect("cut");
+    // The first may fail, and warns the others.
+    drop(attempt(&store, &claims[0]).await);
+    for claim in &claims {
+        free(&store, claim).await;
+    }
+}
+
+async fn many_cancelled_attempts_leave_no_connections_behind(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let config = crate::support::config(&server).connections(4);
+    let (store, mine) = (MySqlStore::connect(config).await.expect("connect"), claim());
+    for round in 0..300_u64 {
+        drop(tokio::time::timeout(Duration::from_micros(round * 4), attempt(&store, &rival(&mine))).await);
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let clients = server.admin("SHOW PROCESSLIST").await.expect("ask");
+    let clients = clients.iter().filter(|row| row[2].as_ref().is_some_and(|host| host.contains(':'))).count();
+    assert!(clients <= 5, "{clients} connections for a store that may have 4");
+}

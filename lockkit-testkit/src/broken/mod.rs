@@ -1,0 +1,151 @@
+//! Known-bad stores: the classic mistakes, one at a time, on a small store that is correct without them.
+//!
+//! A suite that never failed anything proves nothing. Each [`Bug`] names the cases that must fail with it, and what
+//! their messages must say; `tests/known_bad.rs` holds the suite to that. Whoever adds a case adds the bug that it is
+//! there for.
+//!
+//! The store is a machine with one TCP port (`wire.rs`) on which small steps run one after the other (`shelf.rs`), and
+//! clients that send them (`store.rs`). What is wrong stands there beside what is right, marked `BUG`.
+
+mod backend;
+mod shelf;
+mod store;
+mod wire;
+
+pub use self::backend::SimpleBackend;
+
+/// A case that must fail, and a part of what it must say: it has to be the rule that it complains about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Catch {
+    /// The case.
+    pub case: &'static str,
+    /// What its message contains.
+    pub says: &'static str,
+}
+
+/// Makes the enum and its table of one list, so that no bug can be without a case.
+macro_rules! bugs {
+    ($($bug:ident $what:literal => $($case:literal says $says:literal),+;)*) => {
+        /// What is wrong with a [`SimpleBackend`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Bug {
+            $(#[doc = $what] $bug,)*
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$bug),*];
+
+            /// What is wrong, in one sentence.
+            #[must_use]
+            pub const fn what(self) -> &'static str {
+                match self {
+                    $(Self::$bug => $what,)*
+                }
+            }
+
+            /// The cases that must name it.
+            #[must_use]
+            pub const fn caught_by(self) -> &'static [Catch] {
+                match self {
+                    $(Self::$bug => &[$(Catch { case: $case, says: $says }),+],)*
+                }
+            }
+        }
+    };
+}
+
+bugs! {
+    SetThenExpire "The lease is written first and gets its expiry in a second step, which may never come." =>
+        "cancellation::a_forgotten_acquisition_lapses" says "never became free";
+    NoExpiry "The lease has no expiry: who dies holding it holds it for ever." =>
+        "expiry::the_lease_of_a_dead_holder_lapses" says "after its end",
+        "cancellation::a_forgotten_acquisition_lapses" says "never became free";
+    WholeSeconds "The expiry is rounded down to whole seconds." =>
+        "expiry::no_ttl_is_rounded_down" says "still believed";
+    ClientClock "Expiry is judged by the wall clock of whoever asks." =>
+        "expiry::another_clock_takes_nothing" says "a client with another clock took a held lock";
+    ValidityFromReply "The lease is believed to last from the reply on, not from the request." =>
+        "faults::validity_counts_from_the_request" says "later than request + ttl";
+    DeletesAnyones "A release deletes the lease without a look at whose it is." =>
+        "ownership::a_foreign_release_changes_nothing" says "NotHeld(Taken)",
+        "ownership::a_late_release_spares_the_successor" says "NotHeld(Taken)";
+    GetThenDelete "A release reads whose lease it is and deletes it in a second step." =>
+        "ownership::a_release_that_races_expiry_spares_the_successor" says "the successor's lease was deleted";
+    HidesNotMine "A release answers Released whether or not the lease was the caller's." =>
+        "lifecycle::a_second_release_says_so" says "NotHeld(Gone)",
+        "ownership::a_foreign_release_changes_nothing" says "NotHeld(Taken)";
+    RenewCreates "A renewal writes the lease anew if it is gone." =>
+        "ownership::renewal_never_creates" says "Held(",
+        "ownership::renewal_never_resurrects" says "Held(",
+        "faults::a_deleted_lock_is_lost" says "it did not notice";
+    RenewsAnyones "A renewal extends whatever lease is there." =>
+        "ownership::a_foreign_renewal_changes_nothing" says "Held(",
+        "ownership::a_late_release_spares_the_successor" says "Lost(LossReason::Taken)";
+    TokenPerClient "The owner is the client, whatever token its claim has." =>
+        "ownership::two_claims_of_one_client_are_two" says "both claims of one client were granted",
+        "ownership::a_foreign_release_changes_nothing" says "NotHeld(Taken)";
+    NotIdempotent "The same claim again is refused because the lock is held: by that very claim." =>
+        "ownership::the_same_claim_is_one_lease" says "a free lock was refused",
+        "faults::a_lost_reply_is_asked_again" says "its own lease kept it out";
+    RepeatDoesNotExtend "The same claim again is granted, but the lease ends when it would have." =>
+        "ownership::repeated_claims_extend_the_lease" says "on record";
+    DepthAdds "The depth of nested holds is added to, so that a repeated request counts twice." =>
+        "reentrancy::a_repeated_depth_counts_once" says "repeated depth";
+    RenewalsReversed "A batch of renewals is answered in another order." =>
+        "ownership::many_renewals_have_an_answer_each" says "number 0";
+    RenewalsTooFew "A batch of renewals is answered only as far as the leases are still held." =>
+        "ownership::many_renewals_have_an_answer_each" says "one answer for each renewal";
+    LandsLate "An acquisition is sent by a task of its own that goes on when it is cancelled, behind the release." =>
+        "cancellation::an_acquisition_polled_once_leaves_nothing" says "still held",
+        "cancellation::an_abandoned_acquisition_leaves_nothing" says "still held";
+    ErrorsAsBusy "That the store could not be asked is reported as Contended." =>
+        "faults::a_killed_server_is_an_error" says "the server is down";
+    ErrorsAsNo "That the store could not be asked is reported as Lost or NotHeld." =>
+        "faults::a_killed_server_denies_nothing" says "while the server was down";
+    EffectDenied "An error claims that nothing has happened although the request was sent." =>
+        "faults::a_lost_reply_leaves_nothing" says "unknown acquisition was left behind";
+    NoBound "A call takes as long as the network takes." =>
+        "faults::a_black_holed_connection_is_replaced" says "no bound of its own";
+    NeverWakes "Waiters are not told of a release, although that is claimed." =>
+        "waiting::a_release_wakes_a_waiter" says "slept through the release";
+    WaitsForRelease "Waiters wait for a release, and not for the lapse of a lease that nobody will release." =>
+        "waiting::an_expiry_wakes_a_waiter" says "slept through the expiry";
+    NoFence "Fences are claimed, but every grant has the same." =>
+        "fencing::never_decreases" says "0 came after 0",
+        "fencing::a_stale_holder_is_refused_by_the_resource" says "the stale holder's write came through";
+    FenceLapses "The fence counter expires with the lease and starts again." =>
+        "fencing::never_decreases" says "by expiry";
+    FenceRestarts "The fence counter is deleted with the lease when that is released." =>
+        "fencing::never_decreases" says "1 came after 1",
+        "lifecycle::many_rounds_leave_nothing_behind" says "fence 1 came after 1";
+    FenceLostWithData "The fence counter starts at 1 when the store's data is lost, although Hybrid is claimed." =>
+        "fencing::they_survive_the_loss_of_all_data" says "1 came after 1",
+        "faults::a_restart_without_data_is_noticed" says "1 came after 1";
+    FloorIgnored "The floor that was asked for is not kept." =>
+        "fencing::a_floor_is_kept" says "not above the floor";
+    SpanIgnored "A grant says that it owns many fences, but the next one starts among them." =>
+        "fencing::a_grant_owns_its_span" says "belongs to the grant before";
+    FoldsCase "Names that differ in case are one lock." =>
+        "input::odd_names_are_distinct" says "\"A\"";
+    TrimsSpaces "Names that differ in trailing spaces are one lock." =>
+        "input::odd_names_are_distinct" says "\"a \"";
+    ClaimsShared "Shared locks are claimed, and are exclusive." =>
+        "modes::readers_share_and_writers_exclude" says "readers must share";
+    DowngradesShared "Shared locks are not claimed, but granted when asked for: as exclusive ones." =>
+        "modes::what_is_not_claimed_is_refused" says "the store has no shared locks";
+}
+
+impl Bug {
+    /// The table for people, as it stands in `docs/testing.md`.
+    #[must_use]
+    pub fn table() -> String {
+        let mut table = String::from("| bug | what is wrong | cases that must fail |\n|---|---|---|\n");
+        for bug in Self::ALL {
+            let cases: Vec<_> = bug.caught_by().iter().map(|catch| format!("`{}`", catch.case)).collect();
+            table += &format!("| `{bug:?}` | {} | {} |\n", bug.what(), cases.join("<br>"));
+        }
+        table
+    }
+}

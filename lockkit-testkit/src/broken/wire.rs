@@ -1,0 +1,243 @@
+//! The machine that the simple store runs on, and the connection of a client to it.
+//!
+//! What goes over the wire is a ticket: the step itself, a closure, waits in the machine until the ticket arrives, and
+//! its answer until the ticket is back. So the protocol is nothing to read, and yet a proxy can delay, lose and cut
+//! it. The lock's name travels along for the proxy to recognize.
+
+use std::{
+    collections::HashMap,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use lockkit_core::{Error, ErrorKind, Result};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    sync::{Notify, mpsc, oneshot, watch},
+    task::JoinHandle,
+};
+
+use super::{Bug, shelf::Shelf};
+use crate::BoxError;
+
+type Step = Box<dyn FnOnce(&mut Shelf) + Send>;
+
+/// A server of the simple store. It ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Machine {
+    pub(super) addr: SocketAddr,
+    pub(super) inside: Arc<Inside>,
+    listening: JoinHandle<()>,
+}
+
+/// What the machine shares with its clients.
+pub(super) struct Inside {
+    shelf: Mutex<Shelf>,
+    steps: Mutex<HashMap<u64, Step>>,
+    next_ticket: AtomicU64,
+    power: watch::Sender<Power>,
+    /// Changes when all connections are to end.
+    cut: watch::Sender<()>,
+    /// How many wait for a name. They are told of releases beside the wire, which no case has to know.
+    waiting: Mutex<HashMap<String, u32>>,
+    pub(super) freed: Notify,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Power {
+    On,
+    /// It stands still; what comes in is kept for later.
+    Frozen,
+    Off,
+}
+
+impl Machine {
+    pub(super) async fn start(bug: Option<Bug>) -> Result<Self, BoxError> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let addr = listener.local_addr()?;
+        let inside = Arc::new(Inside {
+            shelf: Mutex::new(Shelf::new(bug)),
+            steps: Mutex::default(),
+            next_ticket: AtomicU64::new(0),
+            power: watch::Sender::new(Power::On),
+            cut: watch::Sender::new(()),
+            waiting: Mutex::default(),
+            freed: Notify::new(),
+        });
+        let listening = tokio::spawn(listen(listener, Arc::clone(&inside)));
+        Ok(Self { addr, inside, listening })
+    }
+
+    pub(super) fn power(&self, power: Power) {
+        self.inside.power.send_replace(power);
+        if power == Power::Off {
+            self.cut();
+        }
+    }
+
+    /// Ends all connections.
+    pub(super) fn cut(&self) {
+        self.inside.cut.send_replace(());
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.listening.abort();
+        self.cut();
+    }
+}
+
+impl Inside {
+    pub(super) fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        lock(&self.shelf)
+    }
+
+    pub(super) fn waiting(&self) -> MutexGuard<'_, HashMap<String, u32>> {
+        lock(&self.waiting)
+    }
+
+    fn deposit(&self, step: Step) -> u64 {
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        lock(&self.steps).insert(ticket, step);
+        ticket
+    }
+}
+
+impl std::fmt::Debug for Inside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inside").finish_non_exhaustive()
+    }
+}
+
+async fn listen(listener: TcpListener, inside: Arc<Inside>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        // Subscribed before the look at the power: who comes in while it goes off is cut.
+        let cut = inside.cut.subscribe();
+        if *inside.power.borrow() != Power::Off {
+            tokio::spawn(serve(Arc::clone(&inside), stream, cut));
+        }
+    }
+}
+
+async fn serve(inside: Arc<Inside>, mut stream: TcpStream, mut cut: watch::Receiver<()>) {
+    tokio::select! {
+        biased;
+        _ = cut.changed() => {}
+        _ = answer(&inside, &mut stream) => {}
+    }
+}
+
+/// Does the steps whose tickets come in, one after the other.
+async fn answer(inside: &Inside, stream: &mut TcpStream) -> Result<(), BoxError> {
+    stream.set_nodelay(true)?;
+    let (read, mut write) = stream.split();
+    let mut lines = BufReader::new(read).lines();
+    let mut power = inside.power.subscribe();
+    while let Some(line) = lines.next_line().await? {
+        power.wait_for(|power| *power != Power::Frozen).await?;
+        let ticket = line.split(' ').next().unwrap_or_default();
+        let step = lock(&inside.steps).remove(&ticket.parse()?);
+        if let Some(step) = step {
+            let mut shelf = inside.shelf();
+            step(&mut shelf);
+            if std::mem::take(&mut shelf.freed) {
+                inside.freed.notify_waiters();
+            }
+        }
+        write.write_all(format!("{ticket}\n").as_bytes()).await?;
+    }
+    Ok(())
+}
+
+/// A client's way to the machine.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) inside: Arc<Inside>,
+    addr: SocketAddr,
+    /// Held while connecting, so that what is asked later never overtakes what was asked before.
+    connection: tokio::sync::Mutex<Option<Requests>>,
+}
+
+type Requests = mpsc::UnboundedSender<Request>;
+
+struct Request {
+    ticket: u64,
+    line: String,
+    done: oneshot::Sender<()>,
+}
+
+impl Link {
+    pub(super) async fn connect(inside: Arc<Inside>, addr: SocketAddr) -> Result<Self> {
+        let link = Self { inside, addr, connection: tokio::sync::Mutex::default() };
+        link.connection().await?;
+        Ok(link)
+    }
+
+    /// Has a step done; `name` is for the proxy on the way.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        name: &str,
+        step: impl FnOnce(&mut Shelf) -> T + Send + 'static,
+    ) -> Result<T> {
+        let connection = self.connection().await?;
+        let answer = Arc::new(Mutex::new(None));
+        let into = Arc::clone(&answer);
+        let ticket = self.inside.deposit(Box::new(move |shelf| *lock(&into) = Some(step(shelf))));
+        let (done, is_done) = oneshot::channel();
+        let broken = || Error::new(ErrorKind::Unavailable, "the connection broke").unknown_effect();
+        connection.send(Request { ticket, line: format!("{ticket} {name:?}\n"), done }).map_err(|_| broken())?;
+        is_done.await.map_err(|_| broken())?;
+        let answer = lock(&answer).take();
+        answer.ok_or_else(broken)
+    }
+
+    /// Gives the connection up: it gave no answer in time.
+    pub(super) async fn give_up(&self) {
+        *self.connection.lock().await = None;
+    }
+
+    async fn connection(&self) -> Result<Requests> {
+        let mut connection = self.connection.lock().await;
+        if let Some(open) = connection.as_ref().filter(|open| !open.is_closed()) {
+            return Ok(open.clone());
+        }
+        let refused = |error| Error::new(ErrorKind::Unavailable, "no connection").with_source(error);
+        let stream = TcpStream::connect(self.addr).await.map_err(refused)?;
+        let (requests, asked) = mpsc::unbounded_channel();
+        tokio::spawn(relay(stream, asked));
+        Ok(connection.insert(requests).clone())
+    }
+}
+
+/// Sends what is asked and tells who waits for the answer, until either side hangs up.
+async fn relay(mut stream: TcpStream, mut asked: mpsc::UnboundedReceiver<Request>) -> Result<(), BoxError> {
+    stream.set_nodelay(true)?;
+    let (read, mut write) = stream.split();
+    let mut replies = BufReader::new(read).lines();
+    let mut pending = HashMap::new();
+    loop {
+        tokio::select! {
+            request = asked.recv() => {
+                let Some(Request { ticket, line, done }) = request else { return Ok(()) };
+                pending.insert(ticket.to_string(), done);
+                write.write_all(line.as_bytes()).await?;
+            }
+            reply = replies.next_line() => {
+                let Some(ticket) = reply? else { return Ok(()) };
+                if let Some(done) = pending.remove(&ticket) {
+                    // Nobody waits for the answer to what was cancelled.
+                    let _ = done.send(());
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

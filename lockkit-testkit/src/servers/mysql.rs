@@ -1,0 +1,305 @@
+//! Private MariaDB and MySQL servers.
+
+use super::{Place, Probe, Process, Program, Result, ServerError, Service, mysql_wire::Connection};
+use std::{
+    env,
+    ffi::OsString,
+    fs, io,
+    ops::Deref,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// The user who may do everything, without a password.
+const ADMIN: &str = "root";
+
+/// The form of the prepared data directories. To be raised when they are made in another way.
+const TEMPLATE: u32 = 1;
+
+/// Which server that speaks the MySQL protocol to start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MySqlFlavor {
+    /// The system's own `mariadbd`.
+    #[default]
+    Installed,
+    /// `mysqld`, see [`Program::Newer`].
+    Newer,
+    /// The server program at this path.
+    At(PathBuf),
+}
+
+impl MySqlFlavor {
+    /// The program to look for.
+    #[must_use]
+    pub fn program(&self) -> Program {
+        match self {
+            Self::Installed => Program::Installed { command: "mariadbd", package: "mariadb-server" },
+            Self::Newer => Program::Newer { command: "mysqld" },
+            Self::At(path) => Program::At(path.clone()),
+        }
+    }
+}
+
+/// How to start a [`MySqlServer`].
+///
+/// The default is the system's `mariadbd`, as durable as it is by default, with an empty database.
+#[derive(Clone, Debug, Default)]
+pub struct MySqlOptions {
+    flavor: MySqlFlavor,
+    init: Vec<String>,
+    args: Vec<String>,
+}
+
+impl MySqlOptions {
+    /// Starts this server.
+    #[must_use]
+    pub fn flavor(mut self, flavor: MySqlFlavor) -> Self {
+        self.flavor = flavor;
+        self
+    }
+
+    /// Runs a statement, of one line, in the database whenever the server starts, before it takes connections. So what
+    /// it makes is there also after a restart without data.
+    #[must_use]
+    pub fn init(mut self, statement: impl Into<String>) -> Self {
+        self.init.push(statement.into());
+        self
+    }
+
+    /// Adds arguments to the command line, such as `["--read-only"]`. They go last, and so win.
+    #[must_use]
+    pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+}
+
+/// A private MariaDB or MySQL server with one database, [`DATABASE`](Self::DATABASE).
+///
+/// All that can be done to any server (kill, freeze, thaw, restart) is in [`Process`], which it dereferences to.
+#[derive(Debug)]
+pub struct MySqlServer {
+    process: Process,
+}
+
+impl MySqlServer {
+    /// The name of the database.
+    pub const DATABASE: &str = "lockkit";
+
+    /// Starts a server and returns when it answers.
+    ///
+    /// The first start of a version takes seconds, for its data directory is made then, and kept as a template in the
+    /// user's cache directory.
+    ///
+    /// # Errors
+    ///
+    /// If the program is not installed, or does not come up; the error has the end of its log.
+    pub async fn start(options: MySqlOptions) -> Result<Self> {
+        let program = options.flavor.program().locate()?;
+        let brand = Brand::of(&program)?;
+        let process = Process::start(MySql { program, brand, options }).await?;
+        Ok(Self { process })
+    }
+
+    /// The URL to connect to, as an administrator, without options.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("mysql://{ADMIN}@{}/{}", self.addr(), Self::DATABASE)
+    }
+
+    /// Runs one statement as an administrator, and returns its rows; NULL is `None`.
+    ///
+    /// # Errors
+    ///
+    /// If the server refuses or can't be reached.
+    pub async fn admin(&self, statement: &str) -> Result<Vec<Vec<Option<String>>>> {
+        let failed = |error| ServerError::io(format_args!("could not run {statement:?}"), error);
+        let mut connection = Connection::open(self.addr(), ADMIN).await.map_err(failed)?;
+        connection.query(&format!("USE {}", Self::DATABASE)).await.map_err(failed)?;
+        connection.query(statement).await.map_err(failed)
+    }
+
+    /// Cuts the connections of all clients, in the middle of whatever they do.
+    ///
+    /// # Errors
+    ///
+    /// If the server refuses or can't be reached.
+    pub async fn cut_clients(&self) -> Result<()> {
+        let failed = |error| ServerError::io("could not cut the clients", error);
+        let mut connection = Connection::open(self.addr(), ADMIN).await.map_err(failed)?;
+        let own = connection.query("SELECT CONNECTION_ID()").await.map_err(failed)?.remove(0).remove(0);
+        // Not from the table of processes, which MySQL refuses to read when a statement has binary arguments.
+        for mut process in connection.query("SHOW PROCESSLIST").await.map_err(failed)? {
+            let (id, host) = (process.remove(0), process.remove(1).unwrap_or_default());
+            if let Some(client) = id.filter(|_| host.contains(':')).filter(|id| Some(id) != own.as_ref()) {
+                // One that has just gone by itself is no reason to fail.
+                drop(connection.query(&format!("KILL {client}")).await);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Deref for MySqlServer {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Brand {
+    MariaDb,
+    MySql,
+}
+
+impl Brand {
+    fn of(program: &Path) -> Result<Self> {
+        let asked = Command::new(program).arg("--version").output();
+        let asked =
+            asked.map_err(|error| ServerError::io(format_args!("could not run {}", program.display()), error))?;
+        let is_maria = String::from_utf8_lossy(&asked.stdout).contains("MariaDB");
+        Ok(if is_maria { Self::MariaDb } else { Self::MySql })
+    }
+}
+
+/// How a MariaDB or MySQL server is started and asked.
+#[derive(Clone, Debug)]
+struct MySql {
+    program: PathBuf,
+    brand: Brand,
+    options: MySqlOptions,
+}
+
+impl Service for MySql {
+    fn name(&self) -> &str {
+        match self.brand {
+            Brand::MariaDb => "MariaDB",
+            Brand::MySql => "MySQL",
+        }
+    }
+
+    fn prepare(&self, place: &Place) -> io::Result<()> {
+        copy_tree(&self.template()?, &place.data)?;
+        let mut init = format!("CREATE DATABASE IF NOT EXISTS {0};\nUSE {0};\n", MySqlServer::DATABASE);
+        self.options.init.iter().for_each(|statement| init.push_str(&format!("{statement};\n")));
+        fs::write(init_file(place), init)
+    }
+
+    fn command(&self, place: &Place) -> Vec<OsString> {
+        let mut command: Vec<OsString> = vec![self.program.clone().into(), "--no-defaults".into()];
+        command.extend(as_root().map(Into::into));
+        let port = format!("--port={}", place.port);
+        command.extend([port.as_str(), "--bind-address=127.0.0.1", "--skip-log-bin"].map(Into::into));
+        command.extend(["--innodb-buffer-pool-size=64M", "--max-connections=1000"].map(Into::into));
+        command.extend([
+            option("--datadir=", &place.data),
+            option("--socket=", &place.dir.join("socket")),
+            option("--pid-file=", &pid_file(place)),
+            option("--init-file=", &init_file(place)),
+            // MariaDB removes what looks like its temporary tables there when it starts: also those of other servers.
+            option("--tmpdir=", &place.dir),
+        ]);
+        if self.brand == Brand::MySql {
+            command.extend(["--mysqlx=OFF", "--performance-schema=OFF", "--secure-file-priv=NULL"].map(Into::into));
+        }
+        command.extend(self.options.args.iter().map(Into::into));
+        command
+    }
+
+    fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a> {
+        Box::pin(async move {
+            // The server writes its number when it has got the port, so that nobody else answers there.
+            let written = fs::read_to_string(pid_file(place))?;
+            if written.trim() != pid.to_string() {
+                return Err(io::Error::other("it has not got its port yet"));
+            }
+            let mut connection = Connection::open(place.addr(), ADMIN).await?;
+            connection.query("SELECT 1").await.map(drop)
+        })
+    }
+}
+
+impl MySql {
+    /// An initialised data directory to be copied. It takes seconds to make, so it is kept in the user's cache.
+    fn template(&self) -> io::Result<PathBuf> {
+        let found = Program::At(self.program.clone()).find().map_err(io::Error::other)?;
+        let templates = cache_dir().join("lockkit-servers").join("data");
+        let template = templates.join(format!("{}-{}-{TEMPLATE}", self.name(), found.version));
+        if template.is_dir() {
+            return Ok(template);
+        }
+        fs::create_dir_all(&templates)?;
+        let fresh = tempfile::Builder::new().prefix(".new-").tempdir_in(&templates)?;
+        self.initialise(fresh.path())?;
+        // Whoever else made the same one meanwhile did no worse.
+        match fs::rename(fresh.path(), &template) {
+            Err(error) if !template.is_dir() => Err(error),
+            _ => Ok(template),
+        }
+    }
+
+    fn initialise(&self, data: &Path) -> io::Result<()> {
+        let mut command = match self.brand {
+            Brand::MariaDb => {
+                let installer = Program::Installed { command: "mariadb-install-db", package: "mariadb-server" };
+                let mut command = Command::new(installer.locate().map_err(io::Error::other)?);
+                command.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+                command.args(["--skip-name-resolve", "--innodb-log-file-size=16M"]);
+                command
+            }
+            Brand::MySql => {
+                let mut command = Command::new(&self.program);
+                command.args(["--no-defaults", "--initialize-insecure"]);
+                command
+            }
+        };
+        let output = command.args(as_root()).arg(option("--datadir=", data)).stdin(Stdio::null()).output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = [output.stdout, output.stderr].concat();
+        Err(io::Error::other(format!("no data directory could be made:\n{}", String::from_utf8_lossy(&said))))
+    }
+}
+
+/// The servers refuse to run as root unless they are told to.
+fn as_root() -> Option<&'static str> {
+    rustix::process::geteuid().is_root().then_some("--user=root")
+}
+
+fn pid_file(place: &Place) -> PathBuf {
+    place.dir.join("pid")
+}
+
+fn init_file(place: &Place) -> PathBuf {
+    place.dir.join("init.sql")
+}
+
+fn option(name: &str, path: &Path) -> OsString {
+    let mut option = OsString::from(name);
+    option.push(path);
+    option
+}
+
+fn cache_dir() -> PathBuf {
+    let var = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache"))).unwrap_or_else(env::temp_dir)
+}
+
+/// Copies what is in one directory into another that exists.
+fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            fs::create_dir(&target)?;
+            copy_tree(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), &target)?;
+        }
+    }
+    Ok(())
+}

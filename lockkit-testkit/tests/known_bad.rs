@@ -1,0 +1,68 @@
+//! The suite itself under test: stores that are wrong must fail, each in the cases that are there for its bug, and the
+//! same store without a bug must pass them all.
+
+use std::{collections::BTreeSet, process::ExitCode, sync::Arc};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use lockkit_testkit::{
+    BoxError, Verdict,
+    broken::{Bug, Catch, SimpleBackend},
+    cases, run_case, trials,
+};
+
+const DOCS: &str = include_str!("../../docs/testing.md");
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    // The sound store's machine runs here for as long as its trials do.
+    let runtime = runtime().expect("a runtime");
+    let sound = runtime.block_on(SimpleBackend::start(None)).expect("a port");
+    let mut all = trials(Arc::new(sound)).expect("the store is there");
+    for bug in Bug::ALL {
+        all.extend(
+            bug.caught_by()
+                .iter()
+                .map(|catch| Trial::test(format!("{bug:?}::{}", catch.case), move || must_fail(*bug, *catch))),
+        );
+    }
+    all.push(Trial::test("the_docs_show_the_table", the_docs_show_the_table));
+    all.push(Trial::test("no_catch_is_listed_twice", no_catch_is_listed_twice));
+    libtest_mimic::run(&arguments, all).exit_code()
+}
+
+fn must_fail(bug: Bug, catch: Catch) -> Result<(), Failed> {
+    let case = cases::all().into_iter().find(|case| case.name == catch.case).ok_or("there is no such case")?;
+    let runtime = runtime()?;
+    let verdict = runtime.block_on(async {
+        let backend = SimpleBackend::start(Some(bug)).await?;
+        Ok::<_, BoxError>(run_case(case, Arc::new(backend)).await)
+    })?;
+    runtime.shutdown_background();
+    match verdict {
+        Verdict::Failed(message) if message.contains(catch.says) => Ok(()),
+        Verdict::Failed(message) => {
+            Err(format!("it failed, but for another reason than {:?}:\n{message}", catch.says).into())
+        }
+        Verdict::Passed => Err(format!("it passed, although: {}", bug.what()).into()),
+        Verdict::Ignored(reason) => Err(format!("it was left out: {reason}").into()),
+    }
+}
+
+fn the_docs_show_the_table() -> Result<(), Failed> {
+    let table = Bug::table();
+    if DOCS.contains(&table) { Ok(()) } else { Err(format!("docs/testing.md should contain\n{table}").into()) }
+}
+
+fn no_catch_is_listed_twice() -> Result<(), Failed> {
+    for bug in Bug::ALL {
+        let named: BTreeSet<_> = bug.caught_by().iter().map(|catch| catch.case).collect();
+        if named.is_empty() || named.len() != bug.caught_by().len() {
+            return Err(format!("{bug:?}").into());
+        }
+    }
+    Ok(())
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}

@@ -1,0 +1,366 @@
+//! Where the servers are and how to talk to them.
+
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+
+use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock};
+use url::{Url, form_urlencoded};
+
+use crate::name::Names;
+
+/// The options that a URL may carry after `?`.
+const OPTIONS: &str = "base, session, timeout, auth, ca, cert, key";
+
+/// How to reach a ZooKeeper ensemble.
+///
+/// ```
+/// use std::time::Duration;
+/// use lockkit_zk::ZkConfig;
+///
+/// let config: ZkConfig = "zk://zk1:2181,zk2:2181/app?session=10s&auth=digest:shop:secret".parse()?;
+/// let same = ZkConfig::new(["zk1:2181", "zk2:2181"])
+///     .chroot("/app")
+///     .session(Duration::from_secs(10))
+///     .digest_auth("shop", "secret");
+/// assert_eq!(format!("{config:?}"), format!("{same:?}"));
+/// assert!(!format!("{config:?}").contains("secret"));
+/// # Ok::<(), lockkit_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ZkConfig {
+    servers: Vec<String>,
+    chroot: String,
+    base: String,
+    pub(crate) session: Duration,
+    pub(crate) timeout: Duration,
+    pub(crate) auth: Option<(String, Vec<u8>)>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// The files for TLS, in PEM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tls {
+    pub(crate) ca: PathBuf,
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+}
+
+impl ZkConfig {
+    /// The default port.
+    pub const PORT: u16 = 2181;
+    /// The default node that has the locks as its children.
+    pub const BASE: &str = "/lockkit";
+    /// The session timeout that is asked for by default. The servers have the last word.
+    pub const SESSION: Duration = Duration::from_secs(20);
+    /// The default bound on one operation.
+    pub const TIMEOUT: Duration = Duration::from_secs(2);
+
+    /// Servers as `host` or `host:port`, with all else at its default.
+    #[must_use]
+    pub fn new<S: Into<String>>(servers: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            servers: servers.into_iter().map(Into::into).collect(),
+            chroot: String::new(),
+            base: Self::BASE.to_owned(),
+            session: Self::SESSION,
+            timeout: Self::TIMEOUT,
+            auth: None,
+            tls: None,
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    /// Reads `zk://host[:port][,host[:port]]…[/chroot][?base=/lockkit&session=20s&timeout=2s&auth=digest:user:password]`.
+    ///
+    /// `zks` is the same over TLS and takes `ca=`, `cert=` and `key=`, each the path of a PEM file. Options are
+    /// percent-decoded, the chroot too.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] says what is wrong. It never repeats the URL, which may contain a password.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("the URL begins with zk:// or zks://"))?;
+        let tls = match scheme {
+            "zk" => false,
+            "zks" => true,
+            other => return Err(invalid(format!("the scheme is zk or zks, not {other:?}"))),
+        };
+        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let (servers, chroot) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
+        if servers.contains('@') {
+            return Err(invalid("credentials go into the option auth=digest:user:password"));
+        }
+        let mut config = Self::new(servers.split(',').filter(|server| !server.is_empty()));
+        config.chroot = percent_decode(chroot)?;
+        config.tls = tls.then(Tls::default);
+        config.read_options(options)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn read_options(&mut self, options: &str) -> Result<()> {
+        let mut seen = Vec::new();
+        let (mut cert, mut key) = (None, None);
+        for (option, value) in form_urlencoded::parse(options.as_bytes()) {
+            if seen.contains(&option) {
+                return Err(invalid(format!("the option {option:?} is given twice")));
+            }
+            match (&*option, &mut self.tls) {
+                ("base", _) => self.base = value.into_owned(),
+                ("session", _) => self.session = duration(&value)?,
+                ("timeout", _) => self.timeout = duration(&value)?,
+                ("auth", _) => {
+                    let (scheme, credentials) = value
+                        .split_once(':')
+                        .filter(|(scheme, _)| !scheme.is_empty())
+                        .ok_or_else(|| invalid("auth is written scheme:credentials, such as digest:user:password"))?;
+                    self.auth = Some((scheme.to_owned(), credentials.as_bytes().to_vec()));
+                }
+                ("ca", Some(tls)) => tls.ca = PathBuf::from(&*value),
+                ("cert", Some(_)) => cert = Some(PathBuf::from(&*value)),
+                ("key", Some(_)) => key = Some(PathBuf::from(&*value)),
+                ("ca" | "cert" | "key", None) => return Err(invalid("ca, cert and key belong to the scheme zks")),
+                _ => return Err(invalid(format!("no option {option:?}; there are: {OPTIONS}"))),
+            }
+            seen.push(option);
+        }
+        match (cert, key, &mut self.tls) {
+            (Some(cert), Some(key), Some(tls)) => tls.identity = Some((cert, key)),
+            (None, None, _) => {}
+            _ => return Err(invalid("cert and key go together")),
+        }
+        Ok(())
+    }
+
+    /// A path in front of everything, as in ZooKeeper's own connect strings. It is created if it does not exist.
+    #[must_use]
+    pub fn chroot(mut self, chroot: impl Into<String>) -> Self {
+        self.chroot = chroot.into();
+        self
+    }
+
+    /// The node that has the locks as its children; `/lockkit` by default. Curator meets lockkit's lock `x` at
+    /// `<base>/x`.
+    #[must_use]
+    pub fn base(mut self, base: impl Into<String>) -> Self {
+        self.base = base.into();
+        self
+    }
+
+    /// The session timeout to ask for; 20 s by default. It is how long the locks of a client that is gone stay held.
+    #[must_use]
+    pub fn session(mut self, session: Duration) -> Self {
+        self.session = session;
+        self
+    }
+
+    /// The bound on one operation; 2 s by default. A request for a lease never waits longer than a quarter of its ttl.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Who to log in as, by user and password. The nodes are then made for their creator alone: every client of these
+    /// locks has to log in alike. The password is never shown.
+    #[must_use]
+    pub fn digest_auth(mut self, user: &str, password: &str) -> Self {
+        self.auth = Some(("digest".to_owned(), format!("{user}:{password}").into_bytes()));
+        self
+    }
+
+    /// Uses TLS and trusts what this PEM file trusts. It needs the feature `tls` of this crate.
+    #[must_use]
+    pub fn tls(mut self, ca: impl Into<PathBuf>) -> Self {
+        self.tls.get_or_insert_default().ca = ca.into();
+        self
+    }
+
+    /// The PEM files of the client's own certificate and key, if the servers ask for them. Only with [`tls`](Self::tls).
+    #[must_use]
+    pub fn tls_identity(mut self, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.tls.get_or_insert_default().identity = Some((cert.into(), key.into()));
+        self
+    }
+
+    /// The clock that leases are measured by, for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// What the driver connects to.
+    pub(crate) fn connect_string(&self) -> String {
+        let with_port = |server: &String| match server.rsplit_once(':') {
+            Some((_, port)) if port.parse::<u16>().is_ok() => server.clone(),
+            _ => format!("{server}:{}", Self::PORT),
+        };
+        self.servers.iter().map(with_port).collect::<Vec<_>>().join(",")
+    }
+
+    /// What the store is called in messages: no secrets.
+    pub(crate) fn display_name(&self) -> String {
+        format!("zookeeper {}{}", self.servers.join(","), self.chroot)
+    }
+
+    /// Checks what the types leave open.
+    pub(crate) fn check(&self) -> Result<Names> {
+        if self.servers.is_empty() {
+            return Err(invalid("the URL names no server"));
+        }
+        if let Some(odd) = self.servers.iter().find(|server| !is_address(server)) {
+            return Err(invalid(format!("not a server: {odd:?}; write host or host:port")));
+        }
+        for (what, path) in [("chroot", &self.chroot), ("base", &self.base)] {
+            if !is_path(path) {
+                return Err(invalid(format!("the {what} is an absolute path like /a/b, not {path:?}")));
+            }
+        }
+        if self.timeout.is_zero() {
+            return Err(invalid("the timeout must not be zero"));
+        }
+        if self.session < Duration::from_millis(100) || self.session > Duration::from_secs(24 * 3600) {
+            return Err(invalid("the session timeout lies between 100ms and a day"));
+        }
+        match &self.tls {
+            Some(_) if !cfg!(feature = "tls") => {
+                return Err(invalid("TLS needs the feature \"tls\" of lockkit or lockkit-zk"));
+            }
+            Some(tls) if tls.ca.as_os_str().is_empty() => return Err(invalid("TLS needs ca=, the PEM file to trust")),
+            _ => {}
+        }
+        Ok(Names::new(&format!("{}{}", self.chroot.trim_end_matches('/'), self.base)))
+    }
+}
+
+impl FromStr for ZkConfig {
+    type Err = Error;
+
+    fn from_str(url: &str) -> Result<Self> {
+        Self::from_url(url)
+    }
+}
+
+impl fmt::Debug for ZkConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZkConfig")
+            .field("servers", &self.servers)
+            .field("chroot", &self.chroot)
+            .field("base", &self.base)
+            .field("session", &self.session)
+            .field("timeout", &self.timeout)
+            .field("auth", &self.auth.as_ref().map(|(scheme, _)| format!("{scheme}:..")))
+            .field("tls", &self.tls)
+            .field("clock", &self.clock)
+            .finish()
+    }
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, message)
+}
+
+fn is_address(server: &str) -> bool {
+    Url::parse(&format!("zk://{server}")).is_ok_and(|url| {
+        url.host_str().is_some_and(|host| !host.is_empty()) && url.username().is_empty() && url.path().is_empty()
+    })
+}
+
+/// Whether a path is one that ZooKeeper takes, or empty.
+fn is_path(path: &str) -> bool {
+    let node = |node: &str| !matches!(node, "" | "." | "..") && !node.contains(char::is_control);
+    matches!(path, "" | "/") || path.strip_prefix('/').is_some_and(|nodes| nodes.split('/').all(node))
+}
+
+/// Reads `250ms`, `2s` or `1m`.
+fn duration(text: &str) -> Result<Duration> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        "m" => Duration::from_secs(60),
+        _ => Duration::ZERO,
+    };
+    let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
+    if duration.is_zero() {
+        Err(invalid(format!("no duration: {text:?}; write 250ms, 2s or 1m")))
+    } else {
+        Ok(duration)
+    }
+}
+
+fn percent_decode(text: &str) -> Result<String> {
+    let malformed = || invalid("malformed percent-encoding in the URL");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        if *byte == b'%' {
+            let digits = after.get(..2).and_then(|digits| str::from_utf8(digits).ok()).ok_or_else(malformed)?;
+            bytes.push(u8::from_str_radix(digits, 16).map_err(|_| malformed())?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*byte);
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| malformed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_says_it_all() {
+        let url = "zk://zk1,zk2:2182,[::1]:2183/app%2Fx/y?base=/&session=5s&timeout=250ms&auth=digest:me:p%26:w";
+        let config = ZkConfig::from_url(url).expect("url");
+        assert_eq!(config.connect_string(), "zk1:2181,zk2:2182,[::1]:2183");
+        assert_eq!(config.check().expect("fine").root(), "/app/x/y");
+        assert_eq!((config.session, config.timeout), (Duration::from_secs(5), Duration::from_millis(250)));
+        assert_eq!(config.auth, Some(("digest".to_owned(), b"me:p&:w".to_vec())));
+        assert_eq!(config.display_name(), "zookeeper zk1,zk2:2182,[::1]:2183/app/x/y");
+        let config = ZkConfig::from_url("zk://h").expect("url");
+        assert_eq!((config.session, config.timeout), (Duration::from_secs(20), Duration::from_secs(2)));
+        assert_eq!(config.check().expect("fine").root(), "/lockkit");
+        assert_eq!(ZkConfig::from_url("zk://[::1]").expect("url").connect_string(), "[::1]:2181");
+    }
+
+    #[test]
+    fn a_wrong_url_is_explained_without_its_password() {
+        for (url, hint) in [
+            ("h:2181", "zk://"),
+            ("http://h", "scheme"),
+            ("zk:///app", "no server"),
+            ("zk://me:hunter2@h", "auth=digest"),
+            ("zk://h:99999?auth=digest:me:hunter2", "not a server"),
+            ("zk://h h?auth=digest:me:hunter2", "not a server"),
+            ("zk://h?auth=hunter2", "digest:user:password"),
+            ("zk://h?auth=digest:me:hunter2&retry=1", "base, session, timeout"),
+            ("zk://h?auth=digest:me:hunter2&base=a", "absolute path"),
+            ("zk://h?auth=digest:me:hunter2&base=/a//b", "absolute path"),
+            ("zk://h/a/../b?auth=digest:me:hunter2", "absolute path"),
+            ("zk://h?auth=digest:me:hunter2&base=/a&base=/b", "twice"),
+            ("zk://h?auth=digest:me:hunter2&session=0s", "250ms"),
+            ("zk://h?auth=digest:me:hunter2&session=9999999m", "a day"),
+            ("zk://h?auth=digest:me:hunter2&timeout=2", "250ms"),
+            ("zk://h?auth=digest:me:hunter2&ca=/x", "zks"),
+            ("zk://h/%zz?auth=digest:me:hunter2", "percent"),
+        ] {
+            let error = ZkConfig::from_url(url).expect_err(url);
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
+            assert!(error.message().contains(hint), "{url}: {error}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn tls_is_a_feature() {
+        let outcome = ZkConfig::from_url("zks://h?ca=/ca.pem&cert=/c.pem&key=/k.pem");
+        if cfg!(feature = "tls") {
+            let tls = outcome.expect("url").tls.expect("tls");
+            assert_eq!(tls.identity, Some(("/c.pem".into(), "/k.pem".into())));
+            assert!(ZkConfig::from_url("zks://h").expect_err("no ca").message().contains("ca="));
+        } else {
+            assert!(outcome.expect_err("no feature").message().contains("feature \"tls\""));
+        }
+    }
+}

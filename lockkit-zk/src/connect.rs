@@ -1,0 +1,46 @@
+//! Establishing a session.
+
+use lockkit_core::Result;
+use zookeeper_client::Client;
+
+use crate::{
+    config::ZkConfig,
+    error::{self, Failure, Sent},
+};
+
+/// Connects as the configuration says.
+pub(crate) async fn connect(config: &ZkConfig) -> Result<Client> {
+    let mut connector = Client::connector()
+        .with_session_timeout(config.session)
+        .with_connection_timeout(config.timeout * 2)
+        // The core tries again, and knows for how long.
+        .with_fail_eagerly();
+    if let Some((scheme, credentials)) = &config.auth {
+        connector = connector.with_auth(scheme, credentials);
+    }
+    let servers = config.connect_string();
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &config.tls {
+        let connector = connector.with_tls(tls_options(tls)?);
+        let client = connector.secure_connect(&servers).await;
+        return client.map_err(|e| error::map(&Failure::Driver(e), Sent::ReadOnly));
+    }
+    connector.connect(&servers).await.map_err(|e| error::map(&Failure::Driver(e), Sent::ReadOnly))
+}
+
+#[cfg(feature = "tls")]
+fn tls_options(tls: &crate::config::Tls) -> Result<zookeeper_client::TlsOptions> {
+    use lockkit_core::{Error, ErrorKind};
+    use zookeeper_client as zk;
+
+    let read = |path: &std::path::Path| {
+        let wrong = |e| Error::new(ErrorKind::InvalidInput, format!("can't read {}", path.display())).with_source(e);
+        std::fs::read_to_string(path).map_err(wrong)
+    };
+    let wrong = |e: zk::Error| Error::new(ErrorKind::InvalidInput, "the PEM files are not usable").with_source(e);
+    let mut options = zk::TlsOptions::new().with_pem_ca(&read(&tls.ca)?).map_err(wrong)?;
+    if let Some((cert, key)) = &tls.identity {
+        options = options.with_pem_identity(&read(cert)?, &read(key)?).map_err(wrong)?;
+    }
+    Ok(options)
+}

@@ -1,0 +1,149 @@
+//! Finding or taking a claim's place in the queue.
+
+use lockkit_core::{Effect, Error, ErrorKind, Result};
+use zookeeper_client::{self as zk, CreateMode, OneshotWatcher, Stat};
+
+use crate::{
+    acquire::{Acquisition, Queue},
+    alone::{Ask, Watch},
+    error::Failure,
+    name::LOCK,
+    queue,
+    session::{self, Claimed, Node, Stage},
+    value::Value,
+};
+
+/// How often a directory is made again that vanished under our hands: the servers remove empty ones now and then.
+const DIRECTORY_TRIES: u32 = 3;
+
+impl Acquisition<'_> {
+    /// Finds the claim's place in the queue, or takes one.
+    pub(crate) async fn enter(&mut self) -> Result<Queue> {
+        match self.session.claimed(self.token).map(|claimed| claimed.stage) {
+            Some(Stage::Queued(node) | Stage::Held(node, _)) => {
+                let children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
+                if children.contains(&node.name) {
+                    return Ok(Queue { node, children });
+                }
+            }
+            Some(Stage::Asked) => {
+                if let Some(queue) = self.find().await.map_err(|failure| self.doubtful(&failure))? {
+                    return Ok(queue);
+                }
+            }
+            Some(Stage::Gone) | None => {}
+        }
+        self.line_up().await
+    }
+
+    /// Makes the claim's node and reads the queue, in one round trip.
+    pub(crate) async fn line_up(&mut self) -> Result<Queue> {
+        let lock = self.lock.clone();
+        let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false };
+        self.session.claims().insert(*self.token, asked);
+        for _ in 0..DIRECTORY_TRIES {
+            match self.create_and_list().await {
+                Ok(queue) => return self.without_strays(queue).await,
+                Err(failure) if failure.is(&zk::Error::NoNode) => {
+                    self.session.make_directory(&self.lock, self.bound).await.map_err(|e| self.nothing_made(e))?;
+                }
+                Err(failure) => return Err(self.nothing_made(self.doubtful(&failure))),
+            }
+        }
+        let vanishes = "the directory of the lock vanishes as soon as it is made";
+        Err(self.nothing_made(Error::new(ErrorKind::Unavailable, vanishes)))
+    }
+
+    /// Forgets the claim if the error says that no node was made; else takes note that one may have been.
+    fn nothing_made(&self, error: Error) -> Error {
+        match error.effect() {
+            Effect::None => _ = self.session.claims().remove(self.token),
+            Effect::Unknown => self.session.is_in_doubt(),
+        }
+        error
+    }
+
+    /// Makes the claim's node and finds out what else is in the queue.
+    async fn create_and_list(&mut self) -> Result<Queue, Failure> {
+        let prefix = format!("{}/{}{LOCK}", self.lock, self.protection);
+        let session = self.session;
+        let data = Value { depth: 1, span: self.request.fence.span, fence: None, holder: self.request.holder.clone() };
+        let options = session.options(CreateMode::EphemeralSequential);
+        let ask = session::lock(&session.alone).ask(&self.lock);
+        self.asked = session.now();
+        // All are on their way before any is awaited; the servers answer what is read as of after what is written.
+        let created = Box::pin(session.client.create(&prefix, data.text().as_bytes(), &options));
+        let listed = (ask != Ask::Nothing).then(|| Box::pin(session.client.list_children(&self.lock)));
+        let watched = (ask == Ask::ListAndWatch).then(|| Box::pin(session.client.check_and_watch_stat(&self.lock)));
+        let (stat, sequence) = session.write(self.asked, self.bound, created).await?;
+        if !session.owns(stat.ephemeral_owner) {
+            // A reconnect ended in another session: what we know belongs to the old one.
+            session.end();
+            return Err(Failure::Driver(zk::Error::SessionExpired));
+        }
+        let name = format!("{}{LOCK}{sequence}", self.protection);
+        let node = Node { name, czxid: stat.czxid, sequence: sequence.into_i64() };
+        session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
+        let children = match listed {
+            Some(listed) => session.read(self.asked, self.bound, listed).await?,
+            None if session::lock(&session.alone).confirm(&self.lock, node.sequence) => {
+                let children = vec![node.name.clone()];
+                return Ok(Queue { node, children });
+            }
+            None => self.list().await?,
+        };
+        let watch = match watched {
+            Some(watched) => session.read(self.asked, self.bound, watched).await?.into(),
+            None => None,
+        };
+        self.learn(&node, &children, watch);
+        Ok(Queue { node, children })
+    }
+
+    /// Takes note of whether the new node was alone in the directory, and of the watch on that, if it is the directory
+    /// in which the node was made: it must be the older of the two.
+    fn learn(&self, node: &Node, children: &[String], watch: Option<(Option<Stat>, OneshotWatcher)>) {
+        let mut alone = session::lock(&self.session.alone);
+        if children.len() != 1 || children[0] != node.name {
+            return alone.forget(&self.lock);
+        }
+        let watch = watch.filter(|(stat, _)| stat.is_some_and(|stat| stat.czxid < node.czxid));
+        let watch = watch.map(|(_, watcher)| Box::pin(async move { drop(watcher.changed().await) }) as Watch);
+        alone.seen(&self.lock, node.sequence, watch);
+    }
+
+    /// Deletes what an earlier attempt of this claim left behind, in another session or in this one: its request may
+    /// have been carried out long after we gave up on it.
+    async fn without_strays(&mut self, mut queue: Queue) -> Result<Queue> {
+        let own = &queue.node.name;
+        let strays: Vec<_> =
+            queue::of_claim(&queue.children, &self.protection).filter(|node| node != own).map(str::to_owned).collect();
+        for stray in &strays {
+            self.delete(stray).await.map_err(|failure| self.doubtful(&failure))?;
+        }
+        queue.children.retain(|child| !strays.contains(child));
+        Ok(queue)
+    }
+
+    /// Looks for the node of a claim whose creation was not answered. A node with the claim's name that another session
+    /// made is none of ours: it ends with that session, whatever we believe (CURATOR-498).
+    async fn find(&mut self) -> Result<Option<Queue>, Failure> {
+        self.asked = self.session.now();
+        let children = self.session.list_settled(&self.lock, self.bound).await?;
+        let named: Vec<_> = queue::of_claim(&children, &self.protection).map(str::to_owned).collect();
+        for name in named {
+            let path = format!("{}/{name}", self.lock);
+            let stat = self.session.client.check_stat(&path);
+            let Some(stat) = self.session.read(self.session.now(), self.bound, Box::pin(stat)).await? else { continue };
+            if !self.session.owns(stat.ephemeral_owner) {
+                self.delete(&name).await?;
+                continue;
+            }
+            let Some(sequence) = queue::sequence(&name) else { continue };
+            let node = Node { name, czxid: stat.czxid, sequence };
+            self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
+            return Ok(Some(Queue { node, children }));
+        }
+        Ok(None)
+    }
+}

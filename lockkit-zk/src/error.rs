@@ -1,0 +1,150 @@
+//! From the driver's errors to lockkit's: the one place that knows them.
+
+use std::{borrow::Cow, time::Duration};
+
+use lockkit_core::{Error, ErrorKind, Mode};
+use zookeeper_client as zk;
+
+/// Why a request came to nothing.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The driver's word.
+    Driver(zk::Error),
+    /// No answer within our own bound. The driver queues requests without a limit while it is not connected.
+    TimedOut(Duration),
+}
+
+impl Failure {
+    /// What the server answered, if the answer is definite.
+    pub(crate) fn is(&self, error: &zk::Error) -> bool {
+        matches!(self, Self::Driver(own) if own == error)
+    }
+
+    /// Whether the session is over, or what is left of it is of no use: its task in the driver is gone.
+    pub(crate) fn ends_session(&self) -> bool {
+        use zk::Error::{AuthFailed, ClientClosed, SessionExpired, UnexpectedError, UnmarshalError};
+        let Self::Driver(error) = self else { return false };
+        matches!(error, SessionExpired | AuthFailed | ClientClosed | UnexpectedError(_) | UnmarshalError { .. })
+    }
+
+    /// Whether the server gave this answer, so that it has heard from us.
+    pub(crate) fn is_answer(&self) -> bool {
+        use zk::Error::{BadVersion, NoNode, NodeExists, NotEmpty};
+        matches!(self, Self::Driver(NoNode | NodeExists | NotEmpty | BadVersion))
+    }
+}
+
+impl From<zk::Error> for Failure {
+    fn from(error: zk::Error) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// What is known of a request that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It may have been sent, and it would change something.
+    Yes,
+    /// It only reads, or was not sent at all.
+    ReadOnly,
+}
+
+/// Maps a failure.
+///
+/// Three of the driver's errors say nothing about the effect: a lost connection is `ConnectionLoss` only if the server
+/// hung up; a broken socket and a missed heartbeat are `Custom`; and a request may have been sent before a `Timeout`.
+pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
+    use zk::Error as E;
+    let error = match failure {
+        Failure::TimedOut(bound) => return timed_out(*bound, sent),
+        Failure::Driver(error) => error,
+    };
+    let text = || one_line(&error.to_string());
+    let (kind, message): (_, Cow<'_, str>) = match error {
+        E::ConnectionLoss | E::Custom(_) => return open(ErrorKind::Unavailable, text(), error, sent),
+        E::Timeout => return open(ErrorKind::TimedOut, "no session could be had in time".into(), error, sent),
+        E::UnexpectedError(_) | E::UnmarshalError { .. } => return open(ErrorKind::Unexpected, text(), error, sent),
+        E::NoHosts => (ErrorKind::Unavailable, "no server takes a connection".into()),
+        // Whatever the request made was ephemeral, and ended with the session.
+        E::SessionExpired => (ErrorKind::Unavailable, "the session expired".into()),
+        E::ClientClosed => (ErrorKind::Unavailable, "the session is closed".into()),
+        E::SessionMoved | E::NotReadOnly | E::Throttled | E::QuotaExceeded => (ErrorKind::Unavailable, text().into()),
+        E::NoAuth => (ErrorKind::Denied, "the access control list of a node forbids it".into()),
+        E::AuthFailed => (ErrorKind::Denied, "the servers refused the login".into()),
+        E::InvalidAcl => (ErrorKind::Denied, "the servers take no node from who is not logged in".into()),
+        E::BadArguments(_) => (ErrorKind::InvalidInput, text().into()),
+        E::Unimplemented => (ErrorKind::Unsupported, "the servers are older than ZooKeeper 3.5".into()),
+        E::NoChildrenForEphemerals => {
+            (ErrorKind::Unexpected, "the path of the lock leads through an ephemeral node".into())
+        }
+        _ => (ErrorKind::Unexpected, text().into()),
+    };
+    Error::new(kind, message).with_source(error.clone())
+}
+
+/// No answer in time.
+pub(crate) fn timed_out(bound: Duration, sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
+}
+
+/// The session ended while something was under way in it. What it had made ends with it.
+pub(crate) fn session_over() -> Error {
+    Error::new(ErrorKind::Unavailable, "the session ended")
+}
+
+/// Rule R12: what is asked for is beyond this store.
+pub(crate) fn unsupported(mode: Mode) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("the ZooKeeper store does not do the mode {mode}"))
+}
+
+fn open(kind: ErrorKind, message: String, source: &zk::Error, sent: Sent) -> Error {
+    with_effect(Error::new(kind, message), sent).with_source(source.clone())
+}
+
+fn with_effect(error: Error, sent: Sent) -> Error {
+    if sent == Sent::Yes { error.unknown_effect() } else { error }
+}
+
+/// One line of at most 200 characters.
+fn one_line(text: &str) -> String {
+    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::Effect;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_of_the_server_has_no_effect() {
+        for (error, kind) in [
+            (zk::Error::NoAuth, ErrorKind::Denied),
+            (zk::Error::AuthFailed, ErrorKind::Denied),
+            (zk::Error::SessionExpired, ErrorKind::Unavailable),
+            (zk::Error::NoHosts, ErrorKind::Unavailable),
+            (zk::Error::Throttled, ErrorKind::Unavailable),
+            (zk::Error::Unimplemented, ErrorKind::Unsupported),
+            (zk::Error::BadVersion, ErrorKind::Unexpected),
+        ] {
+            let mapped = map(&Failure::Driver(error.clone()), Sent::Yes);
+            assert_eq!((mapped.kind(), mapped.effect()), (kind, Effect::None), "{error}");
+            assert_eq!(mapped.to_string().lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_lost_answer_leaves_the_effect_open() {
+        let lost = [
+            Failure::Driver(zk::Error::ConnectionLoss),
+            Failure::Driver(zk::Error::Timeout),
+            Failure::Driver(zk::Error::UnexpectedError("no response".into())),
+            Failure::TimedOut(Duration::from_secs(2)),
+        ];
+        for failure in lost {
+            assert_eq!(map(&failure, Sent::Yes).effect(), Effect::Unknown, "{failure:?}");
+            assert_eq!(map(&failure, Sent::ReadOnly).effect(), Effect::None, "{failure:?}");
+            assert!(map(&failure, Sent::Yes).is_retryable(), "{failure:?}");
+        }
+    }
+}

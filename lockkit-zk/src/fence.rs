@@ -1,0 +1,209 @@
+//! Fences, from the transaction that made the holder's node (rule R9).
+//!
+//! Every change on ZooKeeper has a number of its own, which grows with every change, over restarts and changes of
+//! leader. Let `z` be the number of the transaction that made a node (its czxid). Nodes of one lock are made one by
+//! one, and each holds the lock only when those before it are gone, so along the grants of a lock `z` grows by at least
+//! one. The fence of a grant is
+//!
+//! ```text
+//! fence(z) = STRIDE * z + offset        and the grant owns [fence, fence + span)
+//! ```
+//!
+//! with `offset` at 0 as long as nobody asked for more. **No two grants overlap:** if `span <= STRIDE`, the next grant
+//! has `z' >= z + 1` and an offset that is not smaller, so `fence(z') >= fence(z) + STRIDE >= fence(z) + span`. What does
+//! not fit into that (a floor above it, a longer span) raises the offset **before** the grant is returned, to
+//! what makes `fence(z + 1) >= fence + span`. The offset never falls, and is read by the next holder after it became
+//! first, so it sees what all holders before it wrote. A raise is one transaction with a write to the holder's own node:
+//! one that lost the lock without noticing raises nothing.
+//!
+//! **Members of a quorum** must grant exactly what was proposed ([`FenceClock::Floor`]), which transactions don't allow.
+//! The first such request turns the record of the lock into a counter: from then on every grant of that lock writes the
+//! last fence that it owns, and the next one starts above it. Since the counter starts above `STRIDE * z`, it is above
+//! all that was granted before.
+
+use lockkit_core::{Error, ErrorKind, Fence, FenceClock, FenceRequest, Result};
+
+/// Fences per transaction. Core asks for 65 at most by default; more than that costs a grant one more write.
+pub(crate) const STRIDE: u64 = 128;
+
+/// Where fences end: they should fit the signed numbers of databases.
+const MAX: u64 = i64::MAX as u64;
+
+/// What is stored of a lock's fences, beside its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    /// To be added to what comes from the transaction.
+    Offset(u64),
+    /// The last fence that belongs to a grant.
+    Last(u64),
+}
+
+impl Record {
+    /// What a lock without a record has.
+    pub(crate) const NONE: Self = Self::Offset(0);
+
+    pub(crate) fn text(self) -> String {
+        match self {
+            Self::Offset(offset) => format!("offset:{offset}"),
+            Self::Last(last) => format!("last:{last}"),
+        }
+    }
+
+    pub(crate) fn parse(data: &[u8]) -> Option<Self> {
+        let (kind, number) = str::from_utf8(data).ok()?.split_once(':')?;
+        let number = number.parse().ok()?;
+        match kind {
+            "offset" => Some(Self::Offset(number)),
+            "last" => Some(Self::Last(number)),
+            _ => None,
+        }
+    }
+
+    /// The fence of a holder whose node was made by `czxid` and says nothing of its own.
+    pub(crate) fn natural(self, czxid: i64) -> Option<Fence> {
+        match self {
+            Self::Offset(offset) => base(czxid).ok()?.checked_add(offset).map(Fence::new),
+            Self::Last(_) => None,
+        }
+    }
+}
+
+/// The fence of a grant, and the record to be written before it is returned, if it changes.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`] for a floor or a span that leads beyond 2^63; `Unexpected` if the ensemble has used up
+/// its transactions.
+pub(crate) fn grant(record: Record, czxid: i64, request: &FenceRequest) -> Result<(Fence, Option<Record>)> {
+    let base = base(czxid)?;
+    let floor = request.floor.get();
+    let span = u64::from(request.span);
+    let least = floor.checked_add(1).ok_or_else(too_high)?;
+    let (fence, next) = match (record, request.clock) {
+        (Record::Offset(offset), FenceClock::Store) => {
+            let offset = offset.max(least.saturating_sub(base));
+            (base.checked_add(offset), Record::Offset(offset.saturating_add(span.saturating_sub(STRIDE))))
+        }
+        (Record::Offset(offset), FenceClock::Floor) => {
+            // All that was granted so far lies below.
+            let fence = base.checked_add(offset).map(|natural| natural.max(least));
+            (fence, Record::Last(fence.unwrap_or(MAX).saturating_add(span.saturating_sub(1))))
+        }
+        (Record::Last(last), FenceClock::Store | FenceClock::Floor) => {
+            let fence = last.checked_add(1).map(|next| next.max(least));
+            (fence, Record::Last(fence.unwrap_or(MAX).saturating_add(span.saturating_sub(1))))
+        }
+    };
+    let fence = fence.filter(|fence| fence.checked_add(span).is_some_and(|end| end <= MAX)).ok_or_else(too_high)?;
+    Ok((Fence::new(fence), (next != record).then_some(next)))
+}
+
+/// The record that makes all later grants higher than `floor`, if it has to change, while the holder made by `czxid`
+/// holds the lock.
+///
+/// # Errors
+/// As for [`grant`].
+pub(crate) fn raise(record: Record, czxid: i64, floor: Fence) -> Result<Option<Record>> {
+    let floor = floor.get();
+    if floor >= MAX - u64::from(u32::MAX) {
+        return Err(too_high());
+    }
+    let raised = match record {
+        Record::Offset(offset) => Record::Offset(offset.max((floor + 1).saturating_sub(base(czxid)? + STRIDE))),
+        Record::Last(last) => Record::Last(last.max(floor)),
+    };
+    Ok((raised != record).then_some(raised))
+}
+
+fn base(czxid: i64) -> Result<u64> {
+    let transaction =
+        u64::try_from(czxid).ok().and_then(|czxid| czxid.checked_mul(STRIDE)).filter(|base| *base < MAX / 2);
+    transaction.ok_or_else(|| Error::new(ErrorKind::Unexpected, "the number of the transaction is no base for a fence"))
+}
+
+fn too_high() -> Error {
+    Error::new(ErrorKind::InvalidInput, "fences on ZooKeeper end at 2^63")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(floor: u64, span: u32, clock: FenceClock) -> FenceRequest {
+        FenceRequest { floor: Fence::new(floor), span, clock }
+    }
+
+    #[test]
+    fn a_plain_grant_writes_nothing() {
+        let (fence, write) = grant(Record::NONE, 1000, &ask(0, 65, FenceClock::Store)).expect("grant");
+        assert_eq!((fence.get(), write), (1000 * STRIDE, None));
+        let (fence, write) =
+            grant(Record::Offset(7), 1000, &ask(1000 * STRIDE + 6, 128, FenceClock::Store)).expect("grant");
+        assert_eq!((fence.get(), write), (1000 * STRIDE + 7, None));
+    }
+
+    /// The proof above, by exhaustion of a small world: whatever is asked for in whatever order, no grant overlaps with
+    /// the one before, and floors are kept.
+    #[test]
+    fn no_two_grants_overlap() {
+        let floors = [0, 1, 500 * STRIDE, 1 << 50];
+        let spans = [1, 2, 127, 128, 129, 5000];
+        let clocks = [FenceClock::Store, FenceClock::Store, FenceClock::Floor];
+        let mut state: u32 = 12345;
+        let mut pick = |among: usize| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as usize % among
+        };
+        for _ in 0..2000 {
+            let (mut record, mut next_free, mut czxid) = (Record::NONE, 0, 400);
+            for _ in 0..30 {
+                czxid += 1 + i64::try_from(pick(3)).expect("small");
+                let (floor, span) = (floors[pick(4)] + u64::try_from(pick(300)).expect("small"), spans[pick(6)]);
+                let (fence, write) = grant(record, czxid, &ask(floor, span, clocks[pick(3)])).expect("grant");
+                assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {floor} {span}: {fence}");
+                next_free = fence.get() + u64::from(span);
+                record = write.unwrap_or(record);
+                if pick(3) == 0 {
+                    let floor = next_free + u64::try_from(pick(1000)).expect("small");
+                    record = raise(record, czxid, Fence::new(floor)).expect("raise").unwrap_or(record);
+                    next_free = floor + 1;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_quorum_gets_what_it_proposed() {
+        let proposed = 4_000_000_000_000_000;
+        let (fence, write) = grant(Record::NONE, 77, &ask(proposed, 1, FenceClock::Floor)).expect("grant");
+        assert_eq!((fence.get(), write), (proposed + 1, Some(Record::Last(proposed + 1))));
+        let (fence, write) =
+            grant(write.expect("written"), 79, &ask(proposed + 10, 3, FenceClock::Floor)).expect("grant");
+        assert_eq!((fence.get(), write), (proposed + 11, Some(Record::Last(proposed + 13))));
+    }
+
+    #[test]
+    fn what_would_overflow_is_refused() {
+        for (floor, span) in [(u64::MAX, 1), (MAX, 1), (MAX - 1, 2), (MAX - 10, u32::MAX)] {
+            for record in [Record::NONE, Record::Last(5)] {
+                let error = grant(record, 1, &ask(floor, span, FenceClock::Store)).expect_err("too high");
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{floor} {span}");
+            }
+        }
+        assert_eq!(raise(Record::NONE, 1, Fence::new(u64::MAX)).expect_err("too high").kind(), ErrorKind::InvalidInput);
+        assert_eq!(
+            grant(Record::NONE, -1, &FenceRequest::default()).expect_err("no czxid").kind(),
+            ErrorKind::Unexpected
+        );
+        assert!(grant(Record::NONE, i64::MAX, &FenceRequest::default()).is_err());
+    }
+
+    #[test]
+    fn a_record_survives_its_text() {
+        for record in [Record::NONE, Record::Offset(u64::MAX), Record::Last(42)] {
+            assert_eq!(Record::parse(record.text().as_bytes()), Some(record));
+        }
+        for bad in ["", "offset", "offset:", "offset:x", "first:1", "last:-1"] {
+            assert_eq!(Record::parse(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

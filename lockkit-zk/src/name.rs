@@ -1,0 +1,208 @@
+//! From lock names to node names and back (rule R11), and the names of the nodes of a claim.
+
+use std::fmt::Write;
+
+use lockkit_core::{LockKey, Token};
+
+/// What the node of a claim is called after its uuid, before its sequence number, as Curator's mutex has it.
+pub(crate) const LOCK: &str = "lock-";
+
+/// Begins the names of nodes beside the locks that are none: no lock name is encoded like this, because what follows
+/// `%` there are digits.
+const RESERVED: char = '%';
+
+/// The root of the locks, and what lies in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Names {
+    /// Without a trailing slash, so empty for the root of the server.
+    root: String,
+}
+
+impl Names {
+    /// `root` is an absolute path, or empty.
+    pub(crate) fn new(root: &str) -> Self {
+        Self { root: root.trim_end_matches('/').to_owned() }
+    }
+
+    /// The path of the node that has the locks as its children.
+    pub(crate) fn root(&self) -> &str {
+        if self.root.is_empty() { "/" } else { &self.root }
+    }
+
+    /// The path of a lock: the directory of its queue.
+    pub(crate) fn lock(&self, key: &LockKey) -> String {
+        let mut path = String::with_capacity(self.root.len() + key.as_str().len() + 16);
+        path.push_str(&self.root);
+        path.push('/');
+        encode(key.as_str(), &mut path);
+        path
+    }
+
+    /// The path of the node that a session keeps to prove that it lives.
+    pub(crate) fn session(&self, id: i64) -> String {
+        format!("{}/{RESERVED}session-{id:016x}", self.root)
+    }
+
+    /// The lock of a node in the root; `None` if it is not a lock of ours.
+    pub(crate) fn key(&self, node: &str) -> Option<LockKey> {
+        let name = decode(node)?;
+        let mut again = String::with_capacity(node.len());
+        encode(&name, &mut again);
+        // Other spellings of the same name are other nodes, and none of ours.
+        (again == node).then(|| LockKey::new(name).ok())?
+    }
+}
+
+/// What begins the names of all nodes of a claim, followed by [`LOCK`] and the sequence number.
+///
+/// Curator protects its creations with a uuid in the same place; ours is the claim's token.
+pub(crate) fn protection(token: &Token) -> String {
+    let hex = token.reveal();
+    let mut name = String::with_capacity(64);
+    name.push_str("_c_");
+    for (place, digit) in hex.char_indices() {
+        if matches!(place, 8 | 12 | 16 | 20) {
+            name.push('-');
+        }
+        name.push(digit);
+    }
+    name.push('-');
+    name
+}
+
+/// The token in the name of a claim's node; `None` if the name has another form.
+pub(crate) fn token(node: &str) -> Option<Token> {
+    let uuid = node.strip_prefix("_c_")?.get(..36)?;
+    let hex: String = uuid.chars().filter(|c| *c != '-').collect();
+    let token: Token = hex.parse().ok()?;
+    node.starts_with(&protection(&token)).then_some(token)
+}
+
+/// Spells a lock's name so that it is one valid node name, different for different names.
+///
+/// ZooKeeper has no `/`, no control characters, nothing that Java spells with surrogates, no private use characters and
+/// no specials in node names, and neither `.` nor `..`; it keeps `/zookeeper` for itself (`PathUtils.validatePath`).
+/// What is left is spelled as it is, so that Curator finds a simple name where one would look for it.
+fn encode(name: &str, out: &mut String) {
+    let whole = matches!(name, "." | "..");
+    let mut buffer = [0; 4];
+    for (place, c) in name.char_indices() {
+        let reserved = place == 0 && name == "zookeeper";
+        if !whole && !reserved && is_plain(c) {
+            out.push(c);
+        } else {
+            for byte in c.encode_utf8(&mut buffer).bytes() {
+                // Writing to a string can't fail.
+                _ = write!(out, "%{byte:02X}");
+            }
+        }
+    }
+}
+
+fn is_plain(c: char) -> bool {
+    !matches!(c, '/' | '%' | '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{d7ff}'..='\u{f8ff}' | '\u{fff0}'..)
+}
+
+fn decode(node: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(node.len());
+    let mut rest = node.as_bytes();
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        if *byte == b'%' {
+            let digits = str::from_utf8(after.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: &[&str] = &[
+        "a",
+        "A",
+        "a/b",
+        "a%2Fb",
+        "a%2fb",
+        "/",
+        "//",
+        ".",
+        "..",
+        "%2E",
+        "...",
+        ".a",
+        "a\0",
+        "a\u{1}",
+        "\u{7f}",
+        "\u{9f}",
+        "zookeeper",
+        "%7Aookeeper",
+        "zookeeper/quota",
+        "Zookeeper",
+        "ä",
+        "a\u{308}",
+        "\u{e000}",
+        "\u{f8ff}",
+        "\u{fff0}",
+        "\u{ffff}",
+        "\u{feff}",
+        "\u{10000}",
+        "🔒",
+        "\u{10ffff}",
+        "%",
+        "%%",
+        "%25",
+        "%session-00",
+        "~fence",
+        " ",
+        "lock-1",
+    ];
+
+    #[test]
+    fn names_come_back_and_stay_apart() {
+        let names = Names::new("/lockkit");
+        let mut seen = Vec::new();
+        for name in NAMES {
+            let path = names.lock(&LockKey::new(*name).expect("name"));
+            let node = path.strip_prefix("/lockkit/").expect("in the root");
+            assert!(!node.is_empty() && !matches!(node, "." | ".." | "zookeeper") && !node.contains('/'), "{node:?}");
+            assert!(node.chars().all(|c| is_plain(c) || c == '%'), "{node:?}");
+            assert_eq!(names.key(node).expect("ours").as_str(), *name);
+            assert!(!seen.contains(&path), "{path:?} twice");
+            seen.push(path);
+        }
+    }
+
+    #[test]
+    fn a_simple_name_stays_itself() {
+        let key = LockKey::new("invoice-42.pdf ü").expect("name");
+        assert_eq!(Names::new("/a/b/").lock(&key), "/a/b/invoice-42.pdf ü");
+        assert_eq!(Names::new("/").lock(&key), "/invoice-42.pdf ü");
+        assert_eq!((Names::new("/").root(), Names::new("/a/").root()), ("/", "/a"));
+    }
+
+    #[test]
+    fn what_is_not_a_lock_is_passed_over() {
+        let names = Names::new("/lockkit");
+        let session = names.session(0x1234);
+        for node in [&session[9..], "%", "%2", "%zz", "%2f", "%61", "%FF", "a%2", ""] {
+            assert_eq!(names.key(node), None, "{node:?}");
+        }
+    }
+
+    #[test]
+    fn a_claims_node_is_named_as_curators() {
+        let token: Token = "00112233445566778899aabbccddeeff".parse().expect("token");
+        let node = format!("{}{LOCK}0000000007", protection(&token));
+        assert_eq!(node, "_c_00112233-4455-6677-8899-aabbccddeeff-lock-0000000007");
+        assert_eq!(super::token(&node), Some(token));
+        for other in ["", "_c_", "lock-0000000001", "_c_00112233445566778899aabbccddeeff-lock-1", &node[1..]] {
+            assert_eq!(super::token(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! What a session does to nodes.
+
+use std::time::Duration;
+
+use lockkit_core::{Error, ErrorKind, Result};
+use zookeeper_client::{self as zk, CreateMode};
+
+use crate::{
+    error::{self, Failure, Sent},
+    fence::Record,
+    name,
+    queue::FENCE,
+    session::Session,
+    value::Value,
+};
+
+impl Session {
+    /// Makes a node and all that is missing above it, as containers, which the servers remove when they are empty.
+    pub(crate) async fn make_directory(&self, path: &str, bound: Duration) -> Result<()> {
+        let options = self.options(CreateMode::Container);
+        let made = self.write(self.now(), bound, Box::pin(self.client.mkdir(path, &options))).await;
+        made.map_err(|failure| error::map(&failure, Sent::ReadOnly))
+    }
+
+    /// The children of a lock; none if it has no directory.
+    pub(crate) async fn list(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
+        let sent = self.now();
+        match self.read(sent, bound, Box::pin(self.client.list_children(lock))).await {
+            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// The children of a lock, after all that was asked of it before, on whatever connection, has been decided.
+    ///
+    /// After a lost connection the next server may not have heard yet of what the last one was asked to do. The leader,
+    /// asked to catch up with, has: since the session moved, it refuses what the last one still sends it.
+    pub(crate) async fn list_settled(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
+        let caught_up = Box::pin(self.client.sync(lock));
+        let listed = self.list(lock, bound);
+        let (caught_up, listed) = tokio::join!(self.read(self.now(), bound, caught_up), listed);
+        caught_up.and(listed)
+    }
+
+    /// Deletes a node; tells whether it was there.
+    pub(crate) async fn delete(&self, path: &str, bound: Duration) -> Result<bool, Failure> {
+        match self.write(self.now(), bound, Box::pin(self.client.delete(path, None))).await {
+            Ok(()) => Ok(true),
+            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Replaces the directory of a lock by a new one, whose sequence numbers start over, if nobody is in it. Its fence
+    /// record moves along, in the same transaction. Tells whether it was done, by us or by another.
+    pub(crate) async fn renew_directory(&self, lock: &str, bound: Duration) -> Result<bool> {
+        let failed = |failure: Failure| error::map(&failure, Sent::ReadOnly);
+        let record_path = format!("{lock}/{}", FENCE);
+        let record = self.read(self.now(), bound, Box::pin(self.client.get_data(&record_path))).await;
+        let mut all = self.client.new_multi_writer();
+        let planned = match record {
+            Ok((data, stat)) => all
+                .add_delete(&record_path, Some(stat.version))
+                .and_then(|()| all.add_delete(lock, None))
+                .and_then(|()| all.add_create(lock, b"", &self.options(CreateMode::Container)))
+                .and_then(|()| all.add_create(&record_path, &data, &self.options(CreateMode::Persistent))),
+            Err(failure) if failure.is(&zk::Error::NoNode) => all.add_delete(lock, None),
+            Err(failure) => return Err(failed(failure)),
+        };
+        planned.map_err(|e| failed(e.into()))?;
+        let sent = self.now();
+        let done = all.commit();
+        let done = Box::pin(async move { done.await.map_err(zk::Error::from) });
+        match self.write(sent, bound, done).await {
+            Ok(_) => Ok(true),
+            // Somebody is in it.
+            Err(failure) if failure.is(&zk::Error::NotEmpty) => Ok(false),
+            // Another was faster.
+            Err(failure) if failure.is_answer() => Ok(true),
+            Err(failure) => Err(failed(failure)),
+        }
+    }
+
+    /// Reads the fence record of a lock that has one, and the version of its node.
+    pub(crate) async fn read_record(&self, lock: &str, bound: Duration) -> Result<(Record, Option<i32>)> {
+        let path = format!("{lock}/{}", FENCE);
+        let read = self.read(self.now(), bound, Box::pin(self.client.get_data(&path))).await;
+        let (data, stat) = read.map_err(|failure| error::map(&failure, Sent::Yes))?;
+        let odd = || Error::new(ErrorKind::Unexpected, "the fence record of the lock is not one").unknown_effect();
+        Ok((Record::parse(&data).ok_or_else(odd)?, Some(stat.version)))
+    }
+
+    /// Writes the fence record of a lock, of which `version` is known, together with the data of the holder's node: both
+    /// or none.
+    pub(crate) async fn write_record(
+        &self,
+        lock: &str,
+        record: Record,
+        version: Option<i32>,
+        own: (&str, Value),
+        bound: Duration,
+    ) -> Result<()> {
+        let failed = |failure: Failure| error::map(&failure, Sent::Yes);
+        let (path, text) = (format!("{lock}/{}", FENCE), record.text());
+        let mut both = self.client.new_multi_writer();
+        match version {
+            Some(_) => both.add_set_data(&path, text.as_bytes(), version),
+            None => both.add_create(&path, text.as_bytes(), &self.options(zk::CreateMode::Persistent)),
+        }
+        .and_then(|()| both.add_set_data(&format!("{lock}/{}", own.0), own.1.text().as_bytes(), None))
+        .map_err(|e| failed(e.into()))?;
+        let sent = self.now();
+        let written = both.commit();
+        let written = Box::pin(async move { written.await.map_err(zk::Error::from) });
+        match self.write(sent, bound, written).await {
+            Ok(_) => Ok(()),
+            Err(failure) if failure.is_answer() => {
+                // Another holder wrote it: the lock is not ours any more, or will not be for long.
+                let taken = Error::new(ErrorKind::Unavailable, "the lock changed hands while its fence was settled");
+                Err(taken.unknown_effect())
+            }
+            Err(failure) => Err(failed(failure)),
+        }
+    }
+
+    /// Deletes what this session has left in queues without knowing: a request that was given up on, and whose undoing
+    /// was thought to be complete, may have been carried out all the same. In a session that lives on it would block its
+    /// lock for ever.
+    pub(crate) async fn sweep(&self, bound: Duration) -> Result<(), Failure> {
+        let own = Box::pin(self.client.list_ephemerals(self.names.root()));
+        for path in self.read(self.now(), bound, own).await? {
+            let token = path.rsplit_once('/').and_then(|(_, node)| name::token(node));
+            // A claim is known before its node is asked for, and until its node is gone.
+            if token.is_some_and(|token| self.claimed(&token).is_none()) {
+                self.delete(&path, bound).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lockkit_core::{Claim, LockKey, Mode, Token};
+    use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
+
+    use super::*;
+    use crate::{
+        ZkConfig,
+        link::Link,
+        session::{Claimed, Stage},
+    };
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_was_left_behind_is_swept_up() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(1));
+        let names = config.check().expect("fine");
+        let session: Arc<Session> = Link::new(config, names).session().await.expect("a session");
+        let key = LockKey::new("a").expect("name");
+        let lock = session.names.lock(&key);
+        session.make_directory(&lock, Duration::from_secs(2)).await.expect("the directory");
+        let options = session.options(CreateMode::EphemeralSequential);
+        let claims =
+            [0; 2].map(|_| Claim { key: key.clone(), token: Token::random().expect("random"), mode: Mode::Exclusive });
+        let known = Claimed { lock: lock.clone(), stage: Stage::Asked, watched: false, releasing: false };
+        session.claims().insert(claims[1].token, known);
+        for claim in &claims {
+            let prefix = format!("{lock}/{}{}", name::protection(&claim.token), name::LOCK);
+            session.client.create(&prefix, b"", &options).await.expect("create");
+        }
+        session.is_in_doubt();
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let left = session.list(&lock, Duration::from_secs(2)).await.expect("list");
+            if left.len() == 1 {
+                assert!(left[0].starts_with(&name::protection(&claims[1].token)), "it swept away what is in use");
+                return;
+            }
+        }
+        panic!("it was not swept up");
+    }
+}

@@ -1,0 +1,93 @@
+//! Ending a lease, or a claim's place in the queue.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    error::{self, Failure, Sent},
+    link::Link,
+    name,
+    queue::{self, Place},
+    session::{self, Claimed, Node, Session, Stage},
+};
+use lockkit_core::{Claim, Error, LossReason, Release, Result};
+
+/// Releases a claim, whoever made it. It is definite only when no node of the claim is left.
+///
+/// On the claim's own session it goes behind all that may have been sent for the claim, so a creation that was given
+/// up on is found. In another session (the claim's own is over, or this is another process) the nodes are found by their
+/// name.
+pub(crate) async fn release(link: &Link, claim: &Claim, bound: Duration) -> Result<Release> {
+    let session = link.session().await?;
+    let claimed = session.claimed(&claim.token);
+    let release = match &claimed {
+        Some(Claimed { stage: Stage::Queued(node), lock, releasing, .. }) => {
+            release_node(&session, claim, (lock, node), Had { lease: false, releasing: *releasing }, bound).await
+        }
+        Some(Claimed { stage: Stage::Held(node, _), lock, releasing, .. }) => {
+            release_node(&session, claim, (lock, node), Had { lease: true, releasing: *releasing }, bound).await
+        }
+        Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) | None => release_all(&session, claim, bound).await,
+    };
+    let release = release.map_err(|failure| doubtful(&failure))?;
+    session.claims().remove(&claim.token);
+    if link.forget(&claim.token) {
+        return Ok(Release::NotHeld(LossReason::SessionEnded));
+    }
+    Ok(release)
+}
+
+/// What a claim had when its release was asked for.
+struct Had {
+    /// The lock, and not only a place in the queue.
+    lease: bool,
+    /// A release before, which got no answer.
+    releasing: bool,
+}
+
+/// Deletes the node of a claim of this session.
+async fn release_node(
+    session: &Session,
+    claim: &Claim,
+    (lock, node): (&str, &Node),
+    had: Had,
+    bound: Duration,
+) -> Result<Release, Failure> {
+    session.update(&claim.token, |claimed| claimed.releasing = true);
+    let deleted = session.delete(&format!("{lock}/{}", node.name), bound).await?;
+    if deleted {
+        session::lock(&session.alone).deleted(lock, node.sequence);
+    }
+    match had {
+        // If it is gone because an earlier deletion of ours got no answer, the lease was ours until then.
+        Had { lease: true, releasing } if deleted || releasing => Ok(Release::Released { waiters: None }),
+        Had { lease: false, .. } if deleted => Ok(Release::NotHeld(LossReason::Taken)),
+        _ => Ok(Release::NotHeld(why_not(session, claim, bound).await?)),
+    }
+}
+
+/// Deletes whatever nodes the claim has.
+async fn release_all(session: &Arc<Session>, claim: &Claim, bound: Duration) -> Result<Release, Failure> {
+    let lock = session.names.lock(&claim.key);
+    let children = session.list_settled(&lock, bound).await?;
+    let mut held = false;
+    for node in queue::of_claim(&children, &name::protection(&claim.token)) {
+        let first = queue::place(&children, node) == Place::First;
+        let deleted = session.delete(&format!("{lock}/{node}"), bound).await?;
+        held |= first && deleted;
+    }
+    if held {
+        let waiters = queue::holder(&children).and_then(|(_, waiters)| u32::try_from(waiters).ok());
+        return Ok(Release::Released { waiters });
+    }
+    Ok(Release::NotHeld(why_not(session, claim, bound).await?))
+}
+
+/// Why a claim does not hold its lock.
+pub(crate) async fn why_not(session: &Session, claim: &Claim, bound: Duration) -> Result<LossReason, Failure> {
+    let children = session.list(&session.names.lock(&claim.key), bound).await?;
+    Ok(if queue::holder(&children).is_some() { LossReason::Taken } else { LossReason::Gone })
+}
+
+fn doubtful(failure: &Failure) -> Error {
+    error::map(failure, Sent::Yes)
+}

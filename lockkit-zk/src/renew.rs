@@ -1,0 +1,220 @@
+//! Renewal: one proof of life for all leases of the session, and a look at the node of each where there is reason to.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use lockkit_core::{Claim, Error, Fence, Hold, LossReason, Moment, Renewal, Renewed, Result, Token};
+use zookeeper_client::{self as zk, OneshotWatcher, Stat};
+
+use crate::{
+    error::{self, Failure, Sent},
+    fence,
+    link::Link,
+    queue,
+    release::why_not,
+    session::{Answer, Claimed, Grant, Node, Session, Stage},
+};
+
+/// Renews leases; one answer for each.
+///
+/// What has to be asked about single leases is asked for all of them before the first answer is awaited. As long
+/// as the watches on their nodes are silent nothing has to be: then a thousand leases cost one small write.
+pub(crate) async fn renew(link: &Link, renewals: &[Renewal], bound: Duration) -> Vec<Result<Renewed>> {
+    // What ended with its session is said at once, whether or not there is a new one.
+    let ended = |renewal: &Renewal| link.present().is_none() && link.was_held(&renewal.claim.token);
+    let session = if renewals.iter().all(ended) { Err(error::session_over()) } else { link.session().await };
+    let session = match session {
+        Ok(session) => session,
+        Err(e) => return renewals.iter().map(|renewal| without_session(link, &renewal.claim, &e)).collect(),
+    };
+    let asked = session.now();
+    let plans: Vec<_> = renewals.iter().map(|renewal| Plan::new(&session, link, renewal)).collect();
+    let checks: Vec<_> = plans.iter().map(|plan| plan.send(&session)).collect();
+    let alive = if plans.iter().any(Plan::is_held) { session.sign_of_life().await } else { Ok(()) };
+    let mut answers = Vec::with_capacity(renewals.len());
+    for (plan, check) in plans.iter().zip(checks) {
+        answers.push(plan.finish(&session, link, check, &alive, asked, bound).await);
+    }
+    answers
+}
+
+fn without_session(link: &Link, claim: &Claim, error: &Error) -> Result<Renewed> {
+    if link.forget(&claim.token) {
+        return Ok(Renewed::Lost(LossReason::SessionEnded));
+    }
+    Err(error.clone().unknown_effect())
+}
+
+/// What is known of a lease before anything is asked.
+struct Plan<'a> {
+    renewal: &'a Renewal,
+    known: Known,
+}
+
+enum Known {
+    Held { path: String, lock: String, node: Node, grant: Grant, watched: bool },
+    NotHeld,
+    SessionEnded,
+}
+
+/// What was asked about a lease.
+struct Check<'a> {
+    look: Option<Answer<'a, (Vec<u8>, Stat, OneshotWatcher)>>,
+    depth: Option<Answer<'a, Stat>>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(session: &Session, link: &Link, renewal: &'a Renewal) -> Self {
+        let known = match session.claimed(&renewal.claim.token) {
+            Some(Claimed { stage: Stage::Held(node, grant), lock, watched, .. }) => {
+                Known::Held { path: format!("{lock}/{}", node.name), lock, node, grant, watched }
+            }
+            Some(_) => Known::NotHeld,
+            None if link.was_held(&renewal.claim.token) => Known::SessionEnded,
+            None => Known::NotHeld,
+        };
+        Self { renewal, known }
+    }
+
+    fn is_held(&self) -> bool {
+        matches!(self.known, Known::Held { .. })
+    }
+
+    /// Sends what has to be asked, without awaiting it.
+    fn send<'s>(&'s self, session: &'s Session) -> Check<'s> {
+        let Known::Held { path, grant, watched, .. } = &self.known else { return Check { look: None, depth: None } };
+        let depth: Option<Answer<'s, Stat>> = (grant.depth != self.renewal.depth).then(|| {
+            let value = Grant { depth: self.renewal.depth, ..grant.clone() }.value();
+            Box::pin(session.client.set_data(path, value.text().as_bytes(), None)) as Answer<'s, Stat>
+        });
+        // After the write, so that the watch is not spent on it.
+        let look = (!watched || depth.is_some())
+            .then(|| Box::pin(session.client.get_and_watch_data(path)) as Answer<'s, (Vec<u8>, Stat, OneshotWatcher)>);
+        Check { look, depth }
+    }
+
+    async fn finish(
+        &self,
+        session: &Arc<Session>,
+        link: &Link,
+        check: Check<'_>,
+        alive: &Result<(), Failure>,
+        asked: Moment,
+        bound: Duration,
+    ) -> Result<Renewed> {
+        let claim = &self.renewal.claim;
+        let Known::Held { lock, node, grant, .. } = &self.known else {
+            if matches!(self.known, Known::SessionEnded) {
+                link.forget(&claim.token);
+                return Ok(Renewed::Lost(LossReason::SessionEnded));
+            }
+            return lose(session, claim, bound).await;
+        };
+        let outcome = self.check(session, check, asked, bound).await;
+        if session.is_over() {
+            link.forget(&claim.token);
+            return Ok(Renewed::Lost(LossReason::SessionEnded));
+        }
+        if outcome.as_ref().is_err_and(|failure| failure.is(&zk::Error::NoNode)) {
+            session.update(&claim.token, |claimed| claimed.stage = Stage::Gone);
+            return lose(session, claim, bound).await;
+        }
+        outcome.and_then(|()| alive.clone()).map_err(|failure| error::map(&failure, Sent::Yes))?;
+        let mut grant = Grant { depth: self.renewal.depth, ..grant.clone() };
+        if !set_grant(session, claim, node, &grant) {
+            return lose(session, claim, bound).await;
+        }
+        if let Some(floor) = self.renewal.fence_floor {
+            self.raise(session, lock, node, &mut grant, floor, bound).await?;
+        }
+        let until = session.proven().min(asked + self.renewal.ttl);
+        let (fence, span, depth) = (grant.fence, grant.span, grant.depth);
+        Ok(Renewed::Held(Hold { claim: claim.clone(), fence, span, until, depth }))
+    }
+
+    /// Awaits what was asked about the node.
+    async fn check(
+        &self,
+        session: &Arc<Session>,
+        check: Check<'_>,
+        sent: Moment,
+        bound: Duration,
+    ) -> Result<(), Failure> {
+        if let Some(depth) = check.depth {
+            session.write(sent, bound, depth).await?;
+        }
+        if let Some(look) = check.look {
+            let (_, stat, watcher) = session.read(sent, bound, look).await?;
+            if !session.owns(stat.ephemeral_owner) {
+                session.end();
+                return Err(Failure::Driver(zk::Error::SessionExpired));
+            }
+            session.update(&self.renewal.claim.token, |claimed| claimed.watched = true);
+            if let Known::Held { node, .. } = &self.known {
+                tokio::spawn(mind(Arc::downgrade(session), self.renewal.claim.token, node.clone(), watcher));
+            }
+        }
+        Ok(())
+    }
+
+    /// Raises the lock's fences above `floor`, in one transaction with a write to the holder's node, so that nobody
+    /// raises them who has lost the lock.
+    async fn raise(
+        &self,
+        session: &Session,
+        lock: &str,
+        node: &Node,
+        grant: &mut Grant,
+        floor: Fence,
+        bound: Duration,
+    ) -> Result<()> {
+        let children = session.list(lock, bound).await.map_err(|failure| error::map(&failure, Sent::Yes))?;
+        let (record, version) = if queue::has_record(&children) {
+            session.read_record(lock, bound).await?
+        } else {
+            (fence::Record::NONE, None)
+        };
+        let Some(raised) = fence::raise(record, node.czxid, floor)? else { return Ok(()) };
+        grant.explicit = true;
+        let kept = grant.clone();
+        session.write_record(lock, raised, version, (&node.name, kept.value()), bound).await?;
+        set_grant(session, &self.renewal.claim, node, &kept);
+        Ok(())
+    }
+}
+
+/// Says that a claim does not hold its lock, and why. If its node is known to be gone it is forgotten.
+async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renewed> {
+    let reason = why_not(session, claim, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+    if session.claimed(&claim.token).is_some_and(|claimed| matches!(claimed.stage, Stage::Gone)) {
+        session.claims().remove(&claim.token);
+    }
+    Ok(Renewed::Lost(reason))
+}
+
+/// Waits for news of a node that is held. It does not keep the session alive.
+async fn mind(session: Weak<Session>, token: Token, node: Node, watcher: OneshotWatcher) {
+    let event = watcher.changed().await;
+    let Some(session) = session.upgrade() else { return };
+    session.update(&token, |claimed| match &claimed.stage {
+        Stage::Held(held, _) if *held != node => {}
+        Stage::Held(..) if event.event_type == zk::EventType::NodeDeleted && !claimed.releasing => {
+            claimed.stage = Stage::Gone;
+        }
+        _ => claimed.watched = false,
+    });
+}
+
+/// Takes note of a grant, unless the claim has lost its node meanwhile; tells whether it has not.
+fn set_grant(session: &Session, claim: &Claim, node: &Node, grant: &Grant) -> bool {
+    let mut held = false;
+    session.update(&claim.token, |claimed| {
+        if matches!(&claimed.stage, Stage::Held(own, _) if own == node) {
+            claimed.stage = Stage::Held(node.clone(), grant.clone());
+            held = true;
+        }
+    });
+    held
+}

@@ -1,0 +1,140 @@
+//! The store: five questions.
+
+use std::{fmt, time::Duration};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fencing, KeyState, Liveness, LockKey, LockStore,
+    Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+};
+
+use crate::{acquire::Acquisition, config::ZkConfig, error, inspect, link::Link, release, renew};
+
+/// Shorter leases would be over before anything could be done under them.
+const MIN_TTL: Duration = Duration::from_millis(100);
+/// A lease is worth having if a quarter of its ttl is left, and what is left comes from the session. Beyond this
+/// multiple of the session's timeout that would never be.
+const LONGEST_TTL: u32 = 2;
+
+/// A lock store on a ZooKeeper ensemble.
+pub struct ZkStore {
+    info: StoreInfo,
+    link: Link,
+}
+
+impl ZkStore {
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a wrong configuration; `Denied`, `Unavailable` or `TimedOut` if there is no session
+    /// to be had.
+    pub async fn connect(config: ZkConfig) -> Result<Self> {
+        let store = Self::new(config)?;
+        store.link.session().await.map_err(|e| e.at("connect", None, &store.info.name))?;
+        Ok(store)
+    }
+
+    /// Connects to the ensemble that a URL names. See [`ZkConfig::from_url`] for its form.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn from_url(url: &str) -> Result<Self> {
+        Self::connect(ZkConfig::from_url(url)?).await
+    }
+
+    /// A store that connects when it is first used.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a wrong configuration.
+    pub fn new(config: ZkConfig) -> Result<Self> {
+        let names = config.check()?;
+        let info = StoreInfo {
+            scheme: "zk",
+            name: config.display_name().into(),
+            capability: Capability {
+                shared: false,
+                permits: false,
+                fifo: true,
+                waiting: Waiting::Queue,
+                liveness: Liveness::Session,
+                fencing: Fencing::Strict,
+                max_key_bytes: LockKey::MAX_BYTES,
+            },
+            clock: config.clock.clone(),
+        };
+        Ok(Self { info, link: Link::new(config, names) })
+    }
+
+    async fn acquire_claim(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.check(request)?;
+        let session = self.link.session().await?;
+        let bound = self.link.config.timeout.min(request.ttl / 4);
+        Acquisition::new(&session, request, bound).run().await
+    }
+
+    /// Refuses what this store can't do.
+    fn check(&self, request: &AcquireRequest) -> Result<()> {
+        exclusive(&request.claim)?;
+        if request.fence.span == 0 {
+            return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
+        }
+        let longest = self.link.session_timeout() * LONGEST_TTL;
+        if !(MIN_TTL..=longest).contains(&request.ttl) {
+            let message = format!(
+                "a lease can't outlast its session: the ttl lies between {MIN_TTL:?} and {longest:?} here; it is {:?}",
+                request.ttl
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        Ok(())
+    }
+
+    fn timeout(&self) -> Duration {
+        self.link.config.timeout
+    }
+}
+
+#[async_trait]
+impl LockStore for ZkStore {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let outcome = self.acquire_claim(request).await;
+        outcome.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let answers = renew::renew(&self.link, renewals, self.timeout()).await;
+        let place = |(answer, renewal): (Result<Renewed>, &Renewal)| {
+            answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.info.name))
+        };
+        answers.into_iter().zip(renewals).map(place).collect()
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        let outcome = release::release(&self.link, claim, self.timeout()).await;
+        outcome.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        let outcome = inspect::inspect(&self.link, query, self.timeout()).await;
+        outcome.map_err(|e| e.at("inspect", None, &self.info.name))
+    }
+}
+
+impl fmt::Debug for ZkStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZkStore").field("link", &self.link).finish_non_exhaustive()
+    }
+}
+
+/// # Errors
+/// [`ErrorKind::Unsupported`] if the claim is not exclusive.
+fn exclusive(claim: &Claim) -> Result<()> {
+    match claim.mode {
+        Mode::Exclusive => Ok(()),
+        other => Err(error::unsupported(other)),
+    }
+}

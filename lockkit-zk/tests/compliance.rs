@@ -1,0 +1,135 @@
+//! Every case of the compliance suite against real ZooKeeper servers: the system's own, which is required, and a newer
+//! one where it can be had.
+
+use std::{process::ExitCode, sync::Arc};
+
+use async_trait::async_trait;
+use libtest_mimic::{Arguments, Trial};
+use lockkit_core::{Clock, LockStore};
+use lockkit_testkit::{
+    Backend, BoxError, Server, cases,
+    faults::Proxy,
+    servers::{Keep, ZooKeeperFlavor, ZooKeeperServer},
+    trials,
+};
+use lockkit_zk::{ZkConfig, ZkStore};
+use tokio::sync::Mutex;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let installed = runtime.block_on(ZooKeeperBackend::start("zk", ZooKeeperFlavor::Installed));
+    let mut all = trials(Arc::new(installed.expect("ZooKeeper is required"))).expect("it serves");
+    match runtime.block_on(ZooKeeperBackend::start("zk-newer", ZooKeeperFlavor::Newer)) {
+        Ok(newer) => all.extend(trials(Arc::new(newer)).expect("it serves")),
+        Err(absent) => all.extend(ignored("zk-newer", &absent.to_string())),
+    }
+    libtest_mimic::run(&arguments, all).exit_code()
+}
+
+fn ignored<'a>(backend: &'a str, reason: &'a str) -> impl Iterator<Item = Trial> + use<'a> {
+    let reason = reason.lines().next().unwrap_or_default().to_owned();
+    cases::all().into_iter().map(move |case| {
+        let name = format!("{backend}::{} ({reason})", case.name);
+        Trial::test(name, || Ok(())).with_ignored_flag(true)
+    })
+}
+
+/// One server for the cases that do it no harm, and others for those that do.
+#[derive(Debug)]
+struct ZooKeeperBackend {
+    name: &'static str,
+    flavor: ZooKeeperFlavor,
+    shared: ZooKeeperServer,
+}
+
+impl ZooKeeperBackend {
+    async fn start(name: &'static str, flavor: ZooKeeperFlavor) -> Result<Self, BoxError> {
+        Ok(Self { name, shared: ZooKeeperServer::start(flavor.clone()).await?, flavor })
+    }
+}
+
+async fn connect(address: std::net::SocketAddr) -> Result<Arc<dyn LockStore>, BoxError> {
+    Ok(Arc::new(ZkStore::connect(ZkConfig::new([address.to_string()])).await?))
+}
+
+#[async_trait]
+impl Backend for ZooKeeperBackend {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError> {
+        connect(self.shared.addr()).await
+    }
+
+    async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
+        let config = ZkConfig::new([self.shared.addr().to_string()]).clock(clock);
+        Ok(Some(Arc::new(ZkStore::connect(config).await?)))
+    }
+
+    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
+        let server = ZooKeeperServer::start(self.flavor.clone()).await?;
+        Ok(Some(Box::new(PrivateServer { server, proxies: Mutex::default() })))
+    }
+}
+
+/// A server whose clients all come through proxies, so that they can be cut off: it has no command for that.
+#[derive(Debug)]
+struct PrivateServer {
+    server: ZooKeeperServer,
+    proxies: Mutex<Vec<Proxy>>,
+}
+
+#[async_trait]
+impl Server for PrivateServer {
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError> {
+        let proxy = Proxy::start(self.server.addr()).await?;
+        let store = connect(proxy.addr()).await?;
+        self.proxies.lock().await.push(proxy);
+        Ok(store)
+    }
+
+    async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
+        let proxy = Proxy::start(self.server.addr()).await?;
+        Ok((connect(proxy.addr()).await?, proxy))
+    }
+
+    async fn kill(&self) -> Result<(), BoxError> {
+        Ok(self.server.kill().await?)
+    }
+
+    async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
+        Ok(self.server.restart(if keep_data { Keep::Data } else { Keep::Nothing }).await?)
+    }
+
+    async fn freeze(&self) -> Result<(), BoxError> {
+        Ok(self.server.freeze().await?)
+    }
+
+    async fn thaw(&self) -> Result<(), BoxError> {
+        Ok(self.server.thaw()?)
+    }
+
+    async fn delete(&self, name: &str) -> Result<(), BoxError> {
+        let client = zookeeper_client::Client::connect(&self.server.addr().to_string()).await?;
+        // The names of the suite have no characters but slashes that a node's name can't have.
+        let lock = format!("{}/{}", ZkConfig::BASE, name.replace('/', "%2F"));
+        for child in client.list_children(&lock).await? {
+            client.delete(&format!("{lock}/{child}"), None).await?;
+        }
+        Ok(())
+    }
+
+    async fn forget_caches(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    async fn cut_clients(&self) -> Result<(), BoxError> {
+        for proxy in &*self.proxies.lock().await {
+            proxy.cut().await;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! Three servers, and the loss of the one that leads.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::Status;
+use lockkit_testkit::servers::{Keep, ZooKeeperEnsemble, ZooKeeperFlavor};
+use lockkit_zk::ZkConfig;
+
+use crate::support::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_loss_of_the_leader_loses_no_lease_and_no_order() {
+    let session = Duration::from_secs(10);
+    let ensemble = ZooKeeperEnsemble::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+    let config = || ZkConfig::from_url(&ensemble.url()).expect("url").session(session);
+    let keeper = connect(config()).await;
+    let kept = locker(&keeper).lock("kept").ttl(session).try_acquire().await.expect("ask").expect("free");
+
+    let (resource, running) = (Arc::new(Resource::default()), Arc::new(AtomicBool::new(true)));
+    let mut workers = Vec::new();
+    for _ in 0..3 {
+        let (resource, running) = (Arc::clone(&resource), Arc::clone(&running));
+        let locker = locker(&connect(config()).await);
+        workers.push(tokio::spawn(async move {
+            while running.load(Ordering::SeqCst) {
+                let lock = locker.lock("busy").ttl(session);
+                let Ok(guard) = lock.acquire().await.inspect_err(|e| assert!(e.is_retryable(), "{e}")) else {
+                    continue;
+                };
+                if guard.is_held() {
+                    resource.work(guard.fence().get()).await;
+                }
+                drop(guard.release().await);
+            }
+        }));
+    }
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let leader = ensemble.leader().await.expect("a leader");
+        ensemble.members()[leader].kill().await.expect("kill");
+        let before = resource.uses.load(Ordering::SeqCst);
+        eventually("the others go on", async || resource.uses.load(Ordering::SeqCst) > before + 20).await;
+        ensemble.members()[leader].restart(Keep::Data).await.expect("restart");
+    }
+    running.store(false, Ordering::SeqCst);
+    for worker in workers {
+        tokio::time::timeout(Duration::from_secs(30), worker).await.expect("it ends").expect("no panic");
+    }
+    tokio::time::sleep(session / 2).await;
+    assert_eq!(kept.status(), Status::Held, "a lease outlives the leader");
+}

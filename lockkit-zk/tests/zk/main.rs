@@ -1,0 +1,7 @@
+//! The store against real servers: what the compliance suite, which knows no ZooKeeper, can't ask.
+
+mod contract;
+mod ensemble;
+mod faults;
+mod support;
+mod waiting;

@@ -1,0 +1,170 @@
+//! A private server per test, and short names for requests.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, FenceRequest, Hold, HolderInfo, LockKey, LockStore, Locker, LossReason, Mode,
+    Order, Release, Renewal, Renewed, Result, Token,
+};
+use lockkit_testkit::{
+    faults::Proxy,
+    servers::{ZooKeeperFlavor, ZooKeeperServer},
+};
+use lockkit_zk::{ZkConfig, ZkStore};
+use zookeeper_client::Client;
+
+pub(crate) const TTL: Duration = Duration::from_secs(4);
+
+/// A server that dies with this value.
+pub(crate) struct Server(pub(crate) ZooKeeperServer);
+
+impl Server {
+    pub(crate) async fn start() -> Self {
+        Self(ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required"))
+    }
+
+    pub(crate) async fn start_with(properties: &[&str]) -> Self {
+        let server = ZooKeeperServer::start_with(ZooKeeperFlavor::Installed, properties).await;
+        Self(server.expect("ZooKeeper is required"))
+    }
+
+    pub(crate) fn config(&self) -> ZkConfig {
+        ZkConfig::new([self.0.addr().to_string()])
+    }
+
+    pub(crate) async fn store(&self) -> Arc<ZkStore> {
+        connect(self.config()).await
+    }
+
+    /// A store with a session of this timeout, behind a proxy.
+    pub(crate) async fn proxied(&self, session: Duration) -> (Arc<ZkStore>, Proxy) {
+        let proxy = Proxy::start(self.0.addr()).await.expect("proxy");
+        let config = ZkConfig::new([proxy.addr().to_string()]).session(session).timeout(Duration::from_millis(500));
+        (connect(config).await, proxy)
+    }
+
+    /// A client that is not lockkit's.
+    pub(crate) async fn raw(&self) -> Client {
+        Client::connect(&self.0.addr().to_string()).await.expect("raw client")
+    }
+}
+
+pub(crate) async fn connect(config: ZkConfig) -> Arc<ZkStore> {
+    Arc::new(ZkStore::connect(config).await.expect("connect"))
+}
+
+pub(crate) fn locker(store: &Arc<ZkStore>) -> Locker {
+    let store: Arc<dyn LockStore> = Arc::<ZkStore>::clone(store);
+    Locker::shared_builder(store).patience(Duration::from_secs(30)).build()
+}
+
+/// The children of a lock, as another client sees them.
+pub(crate) async fn children(raw: &Client, name: &str) -> Vec<String> {
+    let lock = format!("{}/{name}", ZkConfig::BASE);
+    raw.sync(&lock).await.expect("sync");
+    match raw.list_children(&lock).await {
+        Err(zookeeper_client::Error::NoNode) => Vec::new(),
+        children => children.expect("children"),
+    }
+}
+
+pub(crate) fn claim(name: &str) -> Claim {
+    let key = LockKey::new(name).expect("name");
+    Claim { key, token: Token::random().expect("token"), mode: Mode::Exclusive }
+}
+
+pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
+    AcquireRequest {
+        claim: claim.clone(),
+        ttl: TTL,
+        wait,
+        order: Order::Any,
+        fence: FenceRequest::default(),
+        holder: HolderInfo::new("test: holder"),
+    }
+}
+
+pub(crate) async fn attempt(store: &ZkStore, claim: &Claim) -> Result<Attempt> {
+    store.acquire(&request(claim, Duration::ZERO)).await
+}
+
+pub(crate) async fn hold(store: &ZkStore, claim: &Claim) -> Hold {
+    granted(attempt(store, claim).await.expect("acquire"))
+}
+
+pub(crate) fn granted(attempt: Attempt) -> Hold {
+    match attempt {
+        Attempt::Granted(hold) => hold,
+        other @ Attempt::Contended(_) => panic!("not granted: {other:?}"),
+    }
+}
+
+pub(crate) fn is_contended(attempt: &Attempt) -> bool {
+    matches!(attempt, Attempt::Contended(_))
+}
+
+pub(crate) async fn renew(store: &ZkStore, claim: &Claim) -> Result<Renewed> {
+    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None };
+    let mut answers = store.renew(&[renewal]).await;
+    assert_eq!(answers.len(), 1);
+    answers.remove(0)
+}
+
+pub(crate) fn lost(renewed: &Renewed) -> LossReason {
+    match renewed {
+        Renewed::Lost(reason) => *reason,
+        Renewed::Held(hold) => panic!("held: {hold:?}"),
+    }
+}
+
+pub(crate) async fn free(store: &ZkStore, claim: &Claim) {
+    let released = store.release(claim).await.expect("release");
+    assert!(matches!(released, Release::Released { .. }), "{released:?}");
+}
+
+/// Asks again and again, as the core does, until there is an answer.
+pub(crate) async fn insist<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T>) -> T {
+    let start = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(e) => assert!(e.is_retryable() && start.elapsed() < Duration::from_secs(20), "{what}: {e}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until something becomes true.
+pub(crate) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true().await {
+        assert!(start.elapsed() < Duration::from_secs(15), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A resource that notices when two use it at once, or when an older holder comes after a newer one.
+#[derive(Debug, Default)]
+pub(crate) struct Resource {
+    highest: AtomicU64,
+    inside: AtomicU64,
+    pub(crate) uses: AtomicU64,
+}
+
+impl Resource {
+    /// Uses the resource for a moment.
+    pub(crate) async fn work(&self, fence: u64) {
+        let before = self.highest.fetch_max(fence, Ordering::SeqCst);
+        assert!(before < fence, "fence {fence} came after {before}");
+        assert_eq!(self.inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        self.uses.fetch_add(1, Ordering::SeqCst);
+    }
+}

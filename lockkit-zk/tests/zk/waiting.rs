@@ -1,0 +1,132 @@
+//! The queue: order, wake-ups, and places that are given up.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{LockStore, Release};
+
+use crate::support::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_come_is_first_served_and_each_watches_the_one_before() {
+    const WAITERS: usize = 20;
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
+    for number in 0..WAITERS {
+        let (store, order) = (Arc::clone(if number % 2 == 0 { &store } else { &other }), order.clone());
+        tokio::spawn(async move {
+            let waiter = claim("a");
+            granted(store.acquire(&request(&waiter, Duration::from_secs(20))).await.expect("acquire"));
+            order.send(number).expect("the test listens");
+            free(&store, &waiter).await;
+        });
+        let expected = number + 2;
+        eventually("it queues", async || children(&raw, "a").await.len() == expected).await;
+    }
+    // "wchp" lists each watched path, and below it the sessions that watch it.
+    let (mut watches, lock) = (String::new(), "/lockkit/a/");
+    eventually("all watch", async || {
+        watches = server.0.word("wchp").await.expect("wchp");
+        watches.matches(lock).count() >= WAITERS
+    })
+    .await;
+    let watchers: Vec<_> = watches.split("/lockkit/").map(|path| path.matches("\n\t0x").count()).collect();
+    // The second in the queue watches its own node too, and has a session of two.
+    assert!(watchers.iter().all(|count| *count <= 2), "a herd watches one node: {watches}");
+    free(&store, &mine).await;
+    for number in 0..WAITERS {
+        assert_eq!(served.recv().await, Some(number));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_is_kept_from_call_to_call() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let (mine, first, second) = (claim("a"), claim("a"), claim("a"));
+    hold(&store, &mine).await;
+    assert!(is_contended(&other.acquire(&request(&first, Duration::from_millis(20))).await.expect("ask")));
+    assert!(is_contended(&store.acquire(&request(&second, Duration::from_millis(20))).await.expect("ask")));
+    let places = children(&raw, "a").await;
+    assert!(is_contended(&other.acquire(&request(&first, Duration::from_millis(20))).await.expect("ask")));
+    let mut same = children(&raw, "a").await;
+    same.sort();
+    let mut places = places;
+    places.sort();
+    assert_eq!(same, places, "asking again must not queue again");
+    free(&store, &mine).await;
+    assert!(is_contended(&store.acquire(&request(&second, Duration::from_millis(20))).await.expect("ask")));
+    granted(other.acquire(&request(&first, Duration::from_secs(1))).await.expect("acquire"));
+    free(&other, &first).await;
+    granted(store.acquire(&request(&second, Duration::from_secs(1))).await.expect("acquire"));
+    free(&store, &second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_waiter_leaves_no_node() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    let waiting = locker(&other);
+    for round in 0..100_u64 {
+        let lock = waiting.lock("a");
+        drop(tokio::time::timeout(Duration::from_micros(round * 40), lock.acquire()).await);
+    }
+    waiting.shutdown(Duration::from_secs(10)).await.expect("drained");
+    assert_eq!(children(&raw, "a").await.len(), 1, "only the holder's node is left");
+    free(&store, &mine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_whose_place_was_deleted_starts_again() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    let waiter = locker(&other);
+    let waiting = tokio::spawn(async move { waiter.lock("a").acquire_within(Duration::from_secs(10)).await });
+    eventually("it queues", async || children(&raw, "a").await.len() == 2).await;
+    let last = children(&raw, "a").await.into_iter().max_by_key(|node| node.rsplit("lock-").next().map(str::to_owned));
+    raw.delete(&format!("/lockkit/a/{}", last.expect("a waiter")), None).await.expect("delete");
+    free(&store, &mine).await;
+    let guard = waiting.await.expect("no panic").expect("acquire").expect("granted");
+    assert_eq!(children(&raw, "a").await.len(), 1);
+    drop(guard);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_list_is_spared_only_while_nobody_else_comes() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let mut last = lockkit_core::Fence::NONE;
+    for round in 0..60_u32 {
+        let mine = claim("a");
+        let held = hold(&store, &mine).await;
+        assert!(held.fence > last);
+        last = held.fence;
+        assert!(is_contended(&attempt(&other, &claim("a")).await.expect("ask")), "granted twice in round {round}");
+        assert!(matches!(store.release(&mine).await.expect("release"), Release::Released { .. }));
+        // Somebody takes it in between, or makes the directory anew; or else the session is warm.
+        if round % 20 == 13 {
+            let theirs = claim("a");
+            hold(&other, &theirs).await;
+            assert!(is_contended(&attempt(&store, &claim("a")).await.expect("ask")), "granted twice in round {round}");
+            free(&other, &theirs).await;
+        }
+        if round % 20 == 17 {
+            raw.delete("/lockkit/a", None).await.expect("empty");
+            let theirs = claim("a");
+            for _ in 0..round {
+                hold(&other, &theirs).await;
+                free(&other, &theirs).await;
+            }
+            let theirs = claim("a");
+            hold(&other, &theirs).await;
+            assert!(is_contended(&attempt(&store, &claim("a")).await.expect("ask")), "granted twice in round {round}");
+            free(&other, &theirs).await;
+        }
+    }
+}
