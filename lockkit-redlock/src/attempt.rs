@@ -9,7 +9,7 @@ use lockkit_core::{
 use tokio::time::sleep;
 
 use crate::{
-    book::{Entry, Grant},
+    book::{Entry, Grant, NodeGrant},
     calls::{Call, Calls, Next, in_background},
     error::{NodeErrors, no_answer},
     fence::{self, Choice},
@@ -210,12 +210,12 @@ impl<'a> Pursuit<'a> {
 
     fn grant(mut self, poll: Poll, request: &AcquireRequest, fence: Fence, sent: Moment) -> Hold {
         let quorum = self.quorum;
-        let mut fences = vec![None; quorum.nodes.len()];
+        let mut nodes = vec![NodeGrant::default(); quorum.nodes.len()];
         for (node, fence) in poll.grants {
-            fences[node] = Some(fence);
+            nodes[node].counts = Some(fence);
         }
         let span = request.fence.span;
-        self.entry.granted(Grant { fence, span, until: poll.until, depth: 1, fences });
+        self.entry.granted(Grant { fence, span, until: poll.until, depth: 1, nodes });
         self.granted = true;
         quorum.stats.note_grant(quorum.info.clock.now().since(sent));
         Hold { claim: request.claim.clone(), fence, span, until: poll.until, depth: 1 }

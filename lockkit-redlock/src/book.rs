@@ -62,8 +62,19 @@ pub(crate) struct Grant {
     pub(crate) span: u32,
     pub(crate) until: Moment,
     pub(crate) depth: u32,
-    /// What each node granted, if its grant counts.
-    pub(crate) fences: Vec<Option<Fence>>,
+    /// What each node granted.
+    pub(crate) nodes: Vec<NodeGrant>,
+}
+
+/// What a node granted for a lease.
+///
+/// A grant from after the verdict may have come after another client had the lock, if nodes lost leases in between. It
+/// is on probation until a renewal that was sent after it succeeds without it: then nobody can have had the lock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct NodeGrant {
+    /// The grant that counts.
+    pub(crate) counts: Option<Fence>,
+    pub(crate) on_probation: Option<Fence>,
 }
 
 /// What [`Book::begin`] finds.
@@ -179,28 +190,29 @@ impl Entry {
         *self.grants() = Some(grant);
     }
 
-    /// Records a renewal by a majority.
-    pub(crate) fn renewed(&self, until: Moment, depth: u32) {
+    /// Records a renewal by a majority. What was on probation when it was sent counts from now on.
+    pub(crate) fn renewed(&self, until: Moment, depth: u32, when_sent: &Grant) {
         if let Some(grant) = &mut *self.grants() {
             grant.until = grant.until.max(until);
             grant.depth = depth;
+            for (now, then) in grant.nodes.iter_mut().zip(&when_sent.nodes) {
+                if then.on_probation.is_some() {
+                    now.counts = then.on_probation;
+                }
+            }
         }
     }
 
-    /// From now on this grant of a node counts.
-    pub(crate) fn count(&self, node: usize, fence: Fence) {
-        if let Some(grant) = &mut *self.grants() {
-            grant.fences[node] = Some(fence);
-        }
-    }
-
-    /// A node granted after the verdict. It counts, unless others may have been granted there in between: then its
-    /// fence is beyond this one's.
+    /// A node granted after the verdict, or has the lease by another grant than the one that counts.
     pub(crate) fn came_late(&self, node: usize, fence: Fence) {
-        if let Some(grant) = &mut *self.grants()
-            && fence <= grant.fence
-        {
-            grant.fences[node] = Some(fence);
+        if let Some(grant) = &mut *self.grants() {
+            let here = &mut grant.nodes[node];
+            if fence <= grant.fence {
+                // Whoever had the lock in between would have left a higher number there.
+                here.counts = Some(fence);
+            } else if here.counts != Some(fence) {
+                here.on_probation = Some(fence);
+            }
         }
     }
 

@@ -69,7 +69,7 @@ impl RedlockConfig {
     /// Longer than that of an acquisition, for nothing is won by giving up: the belief in the lease has its own deadline,
     /// whoever releases believes no more, and a majority that answers ends the wait anyway.
     pub(crate) fn patience_for(&self, ttl: Duration) -> Duration {
-        (ttl / 8).min(Self::PATIENCE).max(self.timeout_for(ttl))
+        (ttl / 4).min(Self::PATIENCE).max(self.timeout_for(ttl))
     }
 
     /// The shortest ttl that leaves something of a lease when both rounds of an acquisition take as long as they may:

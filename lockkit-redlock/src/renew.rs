@@ -1,14 +1,14 @@
 //! Renewal: one call per node for a whole batch, and a verdict per lease.
 //!
 //! A node counts only if it still has the very grant that is on record here. One that lost the lease is *healed*, asked
-//! for it anew, if the round succeeded without it; it counts from the next round on. Were it to count at once, a holder
-//! that was out for as long as another had the lock would never learn of it.
+//! for it anew, if the round succeeded without it; and it counts once a further round succeeded without it. Were it to
+//! count at once, a holder that was out for as long as another had the lock would never learn of it.
 
 use std::{pin::pin, sync::Arc};
 
 use lockkit_core::{
-    AcquireRequest, Clock, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Order, Renewal,
-    Renewed, Result,
+    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Order, Renewal, Renewed,
+    Result,
 };
 use tokio::time::sleep;
 
@@ -121,7 +121,7 @@ impl Item {
         match answer {
             Ok(Renewed::Held(hold)) => {
                 let counts = match &self.known {
-                    Some((_, grant)) => grant.fences[node] == Some(hold.fence),
+                    Some((_, grant)) => grant.nodes[node].counts == Some(hold.fence),
                     None => true,
                 };
                 if counts {
@@ -162,9 +162,9 @@ impl Item {
                     quorum.book.end(&renewal.claim.token);
                     return Ok(Renewed::Lost(LossReason::Expired));
                 }
-                entry.renewed(self.until, renewal.depth);
+                entry.renewed(self.until, renewal.depth, grant);
                 for (node, fence) in self.other.drain(..) {
-                    entry.count(node, fence);
+                    entry.came_late(node, fence);
                 }
                 held(grant.fence, grant.span)
             }
@@ -261,13 +261,7 @@ async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Gr
         fence: fence::exactly(grant.fence.offset(grant.span), 1),
         holder: entry.holder.clone(),
     };
-    let clock: &dyn Clock = &*quorum.info.clock;
-    let answer = quorum.nodes[node].acquire(&request, clock).await;
-    match answer {
-        Ok(lockkit_core::Attempt::Granted(hold)) if !entry.is_over() && clock.now() < grant.until => {
-            entry.count(node, hold.fence);
-        }
-        answer => late(quorum, entry, node, answer).await,
-    }
+    let answer = quorum.nodes[node].acquire(&request, &*quorum.info.clock).await;
+    late(quorum, entry, node, answer).await;
     errand.done();
 }
