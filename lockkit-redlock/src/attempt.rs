@@ -210,12 +210,12 @@ impl<'a> Pursuit<'a> {
 
     fn grant(mut self, poll: Poll, request: &AcquireRequest, fence: Fence, sent: Moment) -> Hold {
         let quorum = self.quorum;
-        let mut nodes = vec![NodeGrant::default(); quorum.nodes.len()];
-        for (node, fence) in poll.grants {
-            nodes[node].counts = Some(fence);
-        }
         let span = request.fence.span;
+        let nodes = vec![NodeGrant::default(); quorum.nodes.len()];
         self.entry.granted(Grant { fence, span, until: poll.until, depth: 1, nodes });
+        for (node, fence) in poll.grants {
+            self.entry.note(node, fence);
+        }
         self.granted = true;
         quorum.stats.note_grant(quorum.info.clock.now().since(sent));
         Hold { claim: request.claim.clone(), fence, span, until: poll.until, depth: 1 }
@@ -297,7 +297,7 @@ fn follow(quorum: &Arc<Quorum>, entry: &Arc<Entry>, stragglers: Vec<(usize, Call
 /// A node answered after the verdict: what it granted is kept or released, depending on what became of the claim.
 pub(crate) async fn late(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, answer: Result<Attempt>) {
     match answer {
-        Ok(Attempt::Granted(hold)) if !entry.is_over() => entry.came_late(node, hold.fence),
+        Ok(Attempt::Granted(hold)) if !entry.is_over() => entry.note(node, hold.fence),
         Ok(Attempt::Granted(_)) => {
             quorum.stats.note_straggler();
             undo(quorum, entry, node).await;

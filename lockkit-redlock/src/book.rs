@@ -68,8 +68,8 @@ pub(crate) struct Grant {
 
 /// What a node granted for a lease.
 ///
-/// A grant from after the verdict may have come after another client had the lock, if nodes lost leases in between. It
-/// is on probation until a renewal that was sent after it succeeds without it: then nobody can have had the lock.
+/// A grant beyond the lease's fence may have come after another client had the lock, if nodes lost leases in between.
+/// It is on probation until a renewal that was sent after it succeeds without it: then nobody can have had the lock.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NodeGrant {
     /// The grant that counts.
@@ -203,8 +203,8 @@ impl Entry {
         }
     }
 
-    /// A node granted after the verdict, or has the lease by another grant than the one that counts.
-    pub(crate) fn came_late(&self, node: usize, fence: Fence) {
+    /// Records what a node granted.
+    pub(crate) fn note(&self, node: usize, fence: Fence) {
         if let Some(grant) = &mut *self.grants() {
             let here = &mut grant.nodes[node];
             if fence <= grant.fence {

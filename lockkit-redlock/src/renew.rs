@@ -164,7 +164,7 @@ impl Item {
                 }
                 entry.renewed(self.until, renewal.depth, grant);
                 for (node, fence) in self.other.drain(..) {
-                    entry.came_late(node, fence);
+                    entry.note(node, fence);
                 }
                 held(grant.fence, grant.span)
             }
@@ -224,7 +224,7 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: Vec<Item>, mut calls:
                     (Some(entry), Ok(Renewed::Lost(LossReason::Gone))) => {
                         gone.push((node, Arc::clone(entry), renewal.clone()));
                     }
-                    (Some(entry), Ok(Renewed::Held(hold))) => entry.came_late(node, hold.fence),
+                    (Some(entry), Ok(Renewed::Held(hold))) => entry.note(node, hold.fence),
                     _ => {}
                 }
             }
