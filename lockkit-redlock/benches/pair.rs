@@ -14,7 +14,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockKey, LockStore, Locker, Mode, Order, Release, Token,
+    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockKey, LockStore, Locker, Mode, Order, Outcome,
+    Release, Token,
 };
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{RedisNodes, RedlockStore};
@@ -49,7 +50,8 @@ async fn run(servers: &[Server], rounds: usize) -> Result<(), Error> {
         let mut rates = [0.0; 2];
         for step in 0..2 {
             let who = (step + round) % 2;
-            rates[who] = if who == 0 { one_task(ours(&store, 0)).await? } else { one_task(rslocks(&rslock, 0)).await? };
+            rates[who] =
+                if who == 0 { one_task(ours(&store, 0)).await? } else { one_task(rslocks(&rslock, 0)).await? };
         }
         one.push(rates);
         for step in 0..2 {
@@ -88,10 +90,12 @@ async fn hand_offs(servers: &[Server]) -> Result<(), Error> {
         let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| (guard, Instant::now())) });
         tokio::time::sleep(Duration::from_millis(3)).await;
         let released = Instant::now();
-        guard.release().await?;
+        let freed = guard.release().await?;
         let (guard, granted) = waiter.await??;
         took.push(granted.duration_since(released).as_secs_f64());
-        guard.release().await?;
+        if (freed, guard.release().await?) != (Outcome::Released, Outcome::Released) {
+            return Err("a lease was lost".into());
+        }
     }
     println!("hand-off to a waiting client, from the release to the grant");
     report(&mut took);
@@ -102,8 +106,7 @@ async fn hand_offs(servers: &[Server]) -> Result<(), Error> {
         clients.push(tokio::spawn(async move {
             let mut turns = 0_u32;
             while Instant::now() < until {
-                lock.acquire().await?.release().await?;
-                turns += 1;
+                turns += u32::from(lock.acquire().await?.release().await? == Outcome::Released);
             }
             Ok::<_, lockkit_core::Error>(turns)
         }));
