@@ -5,12 +5,14 @@ use std::sync::Arc;
 use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, Result};
 
 /// The schemes of all stores, and the feature that each needs.
-const SCHEMES: [(&str, Option<&str>); 8] = [
+const SCHEMES: [(&str, Option<&str>); 10] = [
     ("memory", None),
     ("redis", Some("redis")),
     ("rediss", Some("redis")),
     ("valkey", Some("redis")),
     ("valkeys", Some("redis")),
+    ("redlock", Some("redlock")),
+    ("redlocks", Some("redlock")),
     ("mysql", Some("mysql")),
     ("mariadb", Some("mysql")),
     ("zk", Some("zk")),
@@ -23,6 +25,7 @@ const SCHEMES: [(&str, Option<&str>); 8] = [
 /// | `memory:` | | a new, empty store in this process |
 /// | `redis://[user:password@]host[:port][/db]` | `redis` | one Redis or Valkey server |
 /// | `rediss://…` | `redis`, `tls` | the same over TLS |
+/// | `redlock://[user:password@]host[:port],host[:port],…[/db]` | `redlock` | a majority of several such servers |
 /// | `mysql://user:password@host[:port]/db` | `mysql` | a table of a MySQL or MariaDB server |
 /// | `zk://host[:port],…[/chroot]` | `zk` | a ZooKeeper ensemble |
 ///
@@ -55,6 +58,8 @@ pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
         "memory" => Err(invalid("the memory store takes no address; write memory:".to_owned())),
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "valkey" | "valkeys" => Ok(Arc::new(lockkit_redis::RedisStore::from_url(url).await?)),
+        #[cfg(feature = "redlock")]
+        "redlock" | "redlocks" => Ok(Arc::new(lockkit_redlock::RedlockStore::from_url(url).await?)),
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => Ok(Arc::new(lockkit_mysql::MySqlStore::from_url(url).await?)),
         #[cfg(feature = "zk")]

@@ -12,6 +12,8 @@ pub use crate::connect::{connect, open};
 pub use lockkit_mysql as mysql;
 #[cfg(feature = "redis")]
 pub use lockkit_redis as redis;
+#[cfg(feature = "redlock")]
+pub use lockkit_redlock as redlock;
 #[cfg(feature = "zk")]
 pub use lockkit_zk as zk;
 

@@ -5,7 +5,10 @@ use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock};
 use url::{Host, Url};
 
-use crate::name::Names;
+use crate::{
+    name::Names,
+    server::{ServerFacts, Vet},
+};
 
 /// The options that a URL may carry after `?`.
 const OPTIONS: &str = "prefix, timeout, ca";
@@ -38,6 +41,7 @@ pub struct RedisConfig {
     pub(crate) prefix: String,
     pub(crate) timeout: Duration,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) vet: Option<Vet>,
 }
 
 impl RedisConfig {
@@ -62,6 +66,7 @@ impl RedisConfig {
             prefix: Self::PREFIX.to_owned(),
             timeout: Self::TIMEOUT,
             clock: Arc::new(SystemClock),
+            vet: None,
         }
     }
 
@@ -169,6 +174,14 @@ impl RedisConfig {
         self
     }
 
+    /// Asks the server about itself on every new connection, and uses the connection only if `vet` has no objection. An
+    /// objection is the error of whatever operation wanted the connection.
+    #[must_use]
+    pub fn vet(mut self, vet: impl Fn(&ServerFacts) -> Result<()> + Send + Sync + 'static) -> Self {
+        self.vet = Some(Vet(Arc::new(vet)));
+        self
+    }
+
     /// What the store is called in messages: no secrets.
     pub(crate) fn display_name(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
@@ -220,6 +233,7 @@ impl fmt::Debug for RedisConfig {
             .field("prefix", &self.prefix)
             .field("timeout", &self.timeout)
             .field("clock", &self.clock)
+            .field("vet", &self.vet)
             .finish()
     }
 }

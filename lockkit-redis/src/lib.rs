@@ -43,4 +43,5 @@ mod value;
 mod wake;
 
 pub use config::RedisConfig;
+pub use server::ServerFacts;
 pub use store::RedisStore;

@@ -14,6 +14,7 @@
 //! - when the server turns out to be a replica (`READONLY`): after a failover the name may lead elsewhere.
 
 use std::{
+    collections::HashMap,
     fmt,
     future::Future,
     sync::{
@@ -35,6 +36,7 @@ use crate::{
     config::RedisConfig,
     error::{self, Sent},
     scripts::Script,
+    server::ServerFacts,
     stream::{self, UnderWay},
     timer::Timers,
     wake::Wake,
@@ -163,9 +165,8 @@ impl Link {
             .await
             .map_err(|e| error::map(&e, Sent::No))?;
         let inner = Arc::new(inner);
-        self.wake.attach(epoch, Arc::downgrade(&inner));
         let connection = Arc::new(Connection {
-            inner,
+            inner: Arc::clone(&inner),
             driver: tokio::spawn(driver).abort_handle(),
             epoch,
             broken,
@@ -174,6 +175,10 @@ impl Link {
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
         });
+        if let Some(vet) = &self.config.vet {
+            (vet.0)(&facts(&inner).await?)?;
+        }
+        self.wake.attach(epoch, Arc::downgrade(&inner));
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&connection));
         Ok(connection)
     }
@@ -309,6 +314,17 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("config", &self.config).field("current", &self.current).finish_non_exhaustive()
     }
+}
+
+/// What the server says of itself. What this user may not ask for is not known.
+async fn facts(connection: &MultiplexedConnection) -> Result<ServerFacts> {
+    let mut requests = Pipeline::with_capacity(2);
+    requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
+    let replies = MultiplexedConnection::clone(connection).send_packed_commands(&requests, 0, requests.len()).await;
+    let mut replies = replies.map_err(|e| error::map(&e, Sent::No))?.into_iter();
+    let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
+    let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
+    Ok(ServerFacts::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str)))
 }
 
 fn is_unknown_script(reply: &Value) -> bool {

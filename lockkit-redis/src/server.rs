@@ -1,15 +1,68 @@
 //! What a server says of itself when the store connects, and what that means for its locks.
 
+use std::{fmt, sync::Arc, time::Duration};
+
 use lockkit_core::{Error, ErrorKind, Result};
+
+/// What a server says of itself on a new connection.
+///
+/// Every restart breaks all connections, so whoever looks at this on each of them notices every restart (unless a proxy
+/// hides it).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerFacts {
+    /// A random name of the server's process (`run_id`): new after every restart. Empty if it was not told.
+    pub run_id: String,
+    /// For how long it has been running, in whole seconds, rounded down. Zero if it was not told.
+    pub uptime: Duration,
+    /// Whether it is a replica.
+    pub is_replica: bool,
+    /// How many replicas are attached to it.
+    pub replicas: u32,
+    /// Whether every write is on disk before it is answered (`appendonly yes`, `appendfsync always`). `None` if it was
+    /// not told, because this user may not ask.
+    pub durable: Option<bool>,
+}
+
+impl ServerFacts {
+    /// Reads the answers to `INFO` and `CONFIG GET appendfsync`.
+    pub(crate) fn read(info: &str, fsync: Option<&str>) -> Self {
+        let durable = match (field(info, "aof_enabled"), fsync) {
+            ("0", _) => Some(false),
+            ("1", Some(policy)) => Some(policy == "always"),
+            _ => None,
+        };
+        Self {
+            run_id: field(info, "run_id").to_owned(),
+            uptime: Duration::from_secs(field(info, "uptime_in_seconds").parse().unwrap_or(0)),
+            is_replica: matches!(field(info, "role"), "slave" | "replica"),
+            replicas: field(info, "connected_slaves").parse().unwrap_or(0),
+            durable,
+        }
+    }
+}
+
+/// Judges a server on every new connection.
+#[derive(Clone)]
+pub(crate) struct Vet(pub(crate) Arc<dyn Fn(&ServerFacts) -> Result<()> + Send + Sync>);
+
+impl fmt::Debug for Vet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Vet(..)")
+    }
+}
+
+/// A field of the answer to `INFO`; empty if there is none.
+fn field<'a>(info: &'a str, name: &str) -> &'a str {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map_or("", |value| value.trim())
+}
 
 /// Judges the answer to `INFO`: refuses what can't keep locks, and warns of what may lose them.
 ///
 /// # Errors
 /// [`ErrorKind::Unsupported`] for a replica, a member of a cluster, or a server that is too old or a 32-bit build.
 pub(crate) fn judge(info: &str) -> Result<Vec<String>> {
-    let field = |name: &str| {
-        info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map_or("", |value| value.trim())
-    };
+    let field = |name: &str| field(info, name);
     let refuse = |why: String| Err(Error::new(ErrorKind::Unsupported, why));
     if matches!(field("role"), "slave" | "replica") {
         return refuse("the server is a replica; locks need its primary".into());
@@ -64,6 +117,20 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.message().contains(hint), "{error}");
         }
+    }
+
+    #[test]
+    fn facts_are_read_and_not_guessed() {
+        let info = "run_id:abc\r\nuptime_in_seconds:7\r\nrole:master\r\nconnected_slaves:2\r\naof_enabled:1\r\n";
+        let facts = ServerFacts::read(info, Some("always"));
+        let uptime = Duration::from_secs(7);
+        let expected =
+            ServerFacts { run_id: "abc".into(), uptime, is_replica: false, replicas: 2, durable: Some(true) };
+        assert_eq!(facts, expected);
+        assert_eq!(ServerFacts::read(info, Some("everysec")).durable, Some(false));
+        assert_eq!(ServerFacts::read(info, None).durable, None);
+        assert_eq!(ServerFacts::read(&info.replace("enabled:1", "enabled:0"), None).durable, Some(false));
+        assert_eq!(ServerFacts::read("", None).durable, None);
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl RedisStore {
     /// replica, part of a cluster or too old; `Denied`, `Unavailable` or `TimedOut` if it can't be asked.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let mut store = Self::new(config)?;
-        store.warnings = store.check_server().await.map_err(|e| e.at("connect", None, &store.info.name))?;
+        store.warnings = store.check().await?;
         Ok(store)
     }
 
@@ -92,6 +92,14 @@ impl RedisStore {
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// Asks the server whether it can keep locks; what its settings put at risk, in words.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn check(&self) -> Result<Vec<String>> {
+        self.check_server().await.map_err(|e| e.at("connect", None, &self.info.name))
     }
 
     async fn check_server(&self) -> Result<Vec<String>> {

@@ -1,0 +1,114 @@
+//! Calls to several nodes side by side, in one task.
+//!
+//! A call that was begun is always led to its end, for what it asked may come true at any time, and only its end tells
+//! the store below whether its connection still lives. So [`Calls`] that are dropped go on in the background.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::{runtime::Handle, time::Sleep};
+
+/// One call under way.
+pub(crate) type Call<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Calls under way, each with the index of its node.
+pub(crate) struct Calls<T: Send + 'static> {
+    pending: Vec<(usize, Call<T>)>,
+    /// Answers that came together with one that was handed out.
+    ready: Vec<(usize, T)>,
+}
+
+/// What [`Calls::next`] brings.
+pub(crate) enum Next<T> {
+    Answer(usize, T),
+    TimeUp,
+    /// All have answered.
+    End,
+}
+
+impl<T: Send + 'static> Calls<T> {
+    pub(crate) fn with_capacity(nodes: usize) -> Self {
+        Self { pending: Vec::with_capacity(nodes), ready: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, node: usize, call: impl Future<Output = T> + Send + 'static) {
+        self.pending.push((node, Box::pin(call)));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.is_empty() && self.ready.is_empty()
+    }
+
+    /// The nodes that have not answered yet.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = usize> {
+        self.pending.iter().map(|(node, _)| *node)
+    }
+
+    /// The next answer, in the order in which they come. What is there counts, even if the time is up as well.
+    pub(crate) async fn next(&mut self, mut limit: Pin<&mut Sleep>) -> Next<T> {
+        poll_fn(|cx| match self.poll_next(cx) {
+            Poll::Ready(Some((node, answer))) => Poll::Ready(Next::Answer(node, answer)),
+            Poll::Ready(None) => Poll::Ready(Next::End),
+            Poll::Pending => limit.as_mut().poll(cx).map(|()| Next::TimeUp),
+        })
+        .await
+    }
+
+    /// Takes all calls out, also those with an answer that nobody has heard.
+    pub(crate) fn take(&mut self) -> Vec<(usize, Call<T>)> {
+        let heard = self.ready.drain(..).map(|(node, answer)| (node, Box::pin(std::future::ready(answer)) as Call<T>));
+        heard.chain(self.pending.drain(..)).collect()
+    }
+
+    /// The next answer, however long it takes; `None` when all have answered.
+    pub(crate) async fn next_ever(&mut self) -> Option<(usize, T)> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, T)>> {
+        if self.is_empty() {
+            return Poll::Ready(None);
+        }
+        if self.ready.is_empty() {
+            // All of them, also when one is ready: the first time it is asked, a call is sent.
+            poll_all(&mut self.pending, cx, |node, answer| self.ready.push((node, answer)));
+        }
+        self.ready.pop().map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
+    }
+}
+
+/// There are few, so that asking all of them each time is cheap.
+fn poll_all<T>(calls: &mut Vec<(usize, Call<T>)>, cx: &mut Context<'_>, mut answered: impl FnMut(usize, T)) {
+    calls.retain_mut(|(node, call)| match call.as_mut().poll(cx) {
+        Poll::Ready(answer) => {
+            answered(*node, answer);
+            false
+        }
+        Poll::Pending => true,
+    });
+}
+
+impl<T: Send + 'static> Drop for Calls<T> {
+    fn drop(&mut self) {
+        self.ready.clear();
+        if !self.pending.is_empty() {
+            // Not `Self`: a runtime that is shutting down drops the task at once, and dropping it must not spawn another.
+            let mut rest = std::mem::take(&mut self.pending);
+            in_background(poll_fn(move |cx| {
+                poll_all(&mut rest, cx, |_, _| {});
+                if rest.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            }));
+        }
+    }
+}
+
+/// Leads something to its end without its caller. Without a runtime it is forgotten, and the leases that it was for
+/// lapse.
+pub(crate) fn in_background(task: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = Handle::try_current() {
+        runtime.spawn(task);
+    }
+}

@@ -1,0 +1,94 @@
+//! A quorum's failures carry each node's own error.
+
+use std::{error::Error as StdError, fmt, sync::Arc};
+
+use lockkit_core::{Effect, Error, ErrorKind};
+
+/// What went wrong at each node, when too many of them failed. The `source()` of the quorum's error.
+#[derive(Clone, Debug, Default)]
+pub struct NodeErrors(Vec<NodeError>);
+
+/// What went wrong at one node.
+#[derive(Clone, Debug)]
+pub struct NodeError {
+    /// The node's name.
+    pub node: Arc<str>,
+    /// Its own error.
+    pub error: Error,
+}
+
+impl NodeErrors {
+    /// The errors, in the order in which they came.
+    pub fn iter(&self) -> impl Iterator<Item = &NodeError> {
+        self.0.iter()
+    }
+
+    pub(crate) fn push(&mut self, node: &Arc<str>, error: Error) {
+        self.0.push(NodeError { node: Arc::clone(node), error });
+    }
+
+    /// The kind that all share; otherwise the store as a whole is unavailable.
+    fn kind(&self) -> ErrorKind {
+        let mut kinds = self.0.iter().map(|node| node.error.kind());
+        match kinds.next() {
+            Some(first) if kinds.all(|kind| kind == first) => first,
+            _ => ErrorKind::Unavailable,
+        }
+    }
+
+    /// Makes one error of all. `got` of `nodes` did what was asked.
+    pub(crate) fn into_error(self, got: usize, nodes: usize, quorum: usize, effect: Effect) -> Error {
+        let message = format!("{got} of {nodes} nodes, {quorum} needed; {self}");
+        let error = Error::new(self.kind(), message).with_source(self);
+        match effect {
+            Effect::None => error,
+            Effect::Unknown => error.unknown_effect(),
+        }
+    }
+}
+
+impl fmt::Display for NodeErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, NodeError { node, error }) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "; " };
+            write!(f, "{separator}{node}: {}: {}", error.kind(), error.message())?;
+        }
+        Ok(())
+    }
+}
+
+impl StdError for NodeErrors {}
+
+/// No answer within the node timeout.
+pub(crate) fn no_answer(limit: std::time::Duration) -> Error {
+    Error::new(ErrorKind::TimedOut, format!("no answer in {limit:?}")).unknown_effect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_has_its_say_in_one_line() {
+        let mut errors = NodeErrors::default();
+        errors.push(&"redis a:1".into(), Error::new(ErrorKind::Unavailable, "connection refused"));
+        errors.push(&"redis b:1".into(), Error::new(ErrorKind::TimedOut, "no answer in 50ms").unknown_effect());
+        let error = errors.into_error(1, 3, 2, Effect::Unknown);
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown));
+        assert_eq!(
+            error.message(),
+            "1 of 3 nodes, 2 needed; redis a:1: unavailable: connection refused; redis b:1: timed out: no answer in 50ms"
+        );
+        let source = StdError::source(&error).and_then(|source| source.downcast_ref::<NodeErrors>()).expect("source");
+        assert_eq!(source.iter().count(), 2);
+    }
+
+    #[test]
+    fn a_kind_that_all_share_is_the_quorums() {
+        let mut errors = NodeErrors::default();
+        for node in ["a", "b"] {
+            errors.push(&node.into(), Error::new(ErrorKind::Denied, "no permission"));
+        }
+        assert_eq!(errors.into_error(0, 3, 2, Effect::None).kind(), ErrorKind::Denied);
+    }
+}

@@ -1,0 +1,53 @@
+//! Redlock with fencing tokens: locks on a majority of independent stores.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use lockkit_core::{Locker, MemoryStore};
+//! use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+//! let nodes = (0..3).map(|_| Node::new(Arc::new(MemoryStore::new()))).collect();
+//! let store = RedlockStore::new(nodes, RedlockConfig::new())?;
+//! let guard = Locker::new(store).lock("invoice/42").acquire().await?;
+//! println!("fence {}", guard.fence());
+//! guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! With the feature `redis`, `RedisNodes` makes the nodes from a URL: `redlock://a:6379,b:6379,c:6379`.
+//!
+//! - **Exclusion** holds as long as no more nodes lose leases than a majority can spare, clocks run at about the same
+//!   rate, and no node's clock is set forward. Nodes that may lose their data do not vote for a while after a restart
+//!   ([`Gate`]).
+//! - **Fences** grow with every grant, agreed upon in the same round trip as the lock; if the nodes are durable,
+//!   whatever clocks, pauses and partitions do.
+//! - **Liveness**: with a majority of the nodes up, locks are granted, renewed and released, and the answer comes from
+//!   the fastest majority: a node that stands still costs nothing.
+//!
+//! `docs/backends/redlock.md` says what is guaranteed, what is not, and why.
+
+mod attempt;
+mod book;
+mod calls;
+mod config;
+mod error;
+mod fence;
+mod inspect;
+mod node;
+mod quorum;
+#[cfg(feature = "redis")]
+mod redis;
+mod renew;
+mod stats;
+mod store;
+mod wait;
+
+#[cfg(feature = "redis")]
+pub use redis::RedisNodes;
+pub use {
+    config::RedlockConfig,
+    error::{NodeError, NodeErrors},
+    node::{Gate, Node},
+    stats::Stats,
+    store::RedlockStore,
+};

@@ -1,0 +1,146 @@
+//! One member of a quorum: a store, and whether its vote counts.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::{AcquireRequest, Attempt, Clock, Error, ErrorKind, LockStore, Moment, Result};
+
+/// How many acquisitions may be under way at one node. One that stands still would otherwise collect them all.
+const MOST_UNDER_WAY: usize = 1024;
+
+/// A store as a member of a quorum.
+#[derive(Clone)]
+pub struct Node {
+    store: Arc<dyn LockStore>,
+    durable: bool,
+    gate: Gate,
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    under_way: AtomicUsize,
+    /// The last verdict had to be made without it.
+    is_slow: AtomicBool,
+}
+
+/// Decides from when on a node votes: the safeguard known as *delayed restart*.
+///
+/// A node that lost its data grants what it had granted before its restart. If it takes part in no acquisition until
+/// every lease from before must have lapsed, it can't help a second client to a majority. Whoever learns that a node
+/// restarted without its data closes its gate for the longest ttl; clones share the gate.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<AtomicU64>);
+
+impl Gate {
+    /// An open gate.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// From now on the node does not vote before this moment.
+    pub fn close_until(&self, moment: Moment) {
+        self.0.store(moment.as_nanos(), Ordering::Release);
+    }
+
+    /// From when on the node votes.
+    #[must_use]
+    pub fn votes_from(&self) -> Moment {
+        Moment::from_nanos(self.0.load(Ordering::Acquire))
+    }
+}
+
+impl Node {
+    /// A node that may lose its data: leases, fence counters, or both.
+    #[must_use]
+    pub fn new(store: Arc<dyn LockStore>) -> Self {
+        Self { store, durable: false, gate: Gate::new(), state: Arc::default() }
+    }
+
+    /// Declares that what the node acknowledged survives its restart. With all nodes durable fences are
+    /// [`Strict`](lockkit_core::Fencing::Strict).
+    #[must_use]
+    pub fn durable(mut self, durable: bool) -> Self {
+        self.durable = durable;
+        self
+    }
+
+    /// Lets `gate` decide from when on the node votes.
+    #[must_use]
+    pub fn gate(mut self, gate: Gate) -> Self {
+        self.gate = gate;
+        self
+    }
+
+    /// Whether the node was declared durable.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.durable
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn LockStore> {
+        &self.store
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.store.info().name
+    }
+
+    pub(crate) fn is_slow(&self) -> bool {
+        self.state.is_slow.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_slow(&self, slow: bool) {
+        if self.is_slow() != slow {
+            self.state.is_slow.store(slow, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks the node for its vote, unless it has none now.
+    pub(crate) async fn acquire(&self, request: &AcquireRequest, clock: &dyn Clock) -> Result<Attempt> {
+        let (now, votes_from) = (clock.now(), self.gate.votes_from());
+        if now < votes_from {
+            return Err(barred(votes_from.since(now)));
+        }
+        let _under_way = UnderWay::new(&self.state)?;
+        self.store.acquire(request).await
+    }
+}
+
+fn barred(left: Duration) -> Error {
+    let left = Duration::from_secs(left.as_secs() + 1);
+    Error::new(ErrorKind::Unavailable, format!("it restarted and may have lost leases; it votes again in {left:?}"))
+}
+
+/// Counts one acquisition for as long as it is under way.
+struct UnderWay<'a>(&'a State);
+
+impl<'a> UnderWay<'a> {
+    fn new(state: &'a State) -> Result<Self> {
+        if state.under_way.fetch_add(1, Ordering::Relaxed) >= MOST_UNDER_WAY {
+            state.under_way.fetch_sub(1, Ordering::Relaxed);
+            let message = format!("{MOST_UNDER_WAY} requests to it have not been answered yet");
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        Ok(Self(state))
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("name", self.name()).field("durable", &self.durable).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,224 @@
+//! Pure: from what the nodes answered to what that means. No I/O, no clock.
+
+use std::time::Duration;
+
+use lockkit_core::LossReason;
+
+/// How many of `nodes` any two groups of which share a member: the majority.
+pub(crate) const fn majority(nodes: usize) -> usize {
+    nodes / 2 + 1
+}
+
+/// The votes on one acquisition so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Votes {
+    nodes: usize,
+    pub(crate) granted: usize,
+    /// Nodes at which another holds the lock.
+    pub(crate) held: usize,
+    /// Nodes that could not be asked, or have not answered in time.
+    pub(crate) failed: usize,
+}
+
+/// What the votes so far amount to. Only what no later vote can change is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// More votes are needed.
+    Open,
+    /// A majority granted it.
+    Granted,
+    /// No majority can be had, and a majority answered: others have it, or were faster at some nodes.
+    Contended,
+    /// No majority can be had, and none answered.
+    Unavailable,
+}
+
+impl Votes {
+    pub(crate) const fn new(nodes: usize) -> Self {
+        Self { nodes, granted: 0, held: 0, failed: 0 }
+    }
+
+    /// Ends the waiting: who has not answered has failed.
+    pub(crate) fn close(&mut self) {
+        self.failed = self.nodes - self.granted - self.held;
+    }
+
+    /// How many are still to come.
+    pub(crate) const fn pending(&self) -> usize {
+        self.nodes - self.granted - self.held - self.failed
+    }
+
+    /// Met, or unreachable: as soon as either is certain.
+    ///
+    /// That another holds the lock is said only if a majority answered (rule R6): with less, whoever holds it at the
+    /// nodes that answered may have lost it at the others long ago.
+    pub(crate) const fn verdict(&self) -> Verdict {
+        let quorum = majority(self.nodes);
+        if self.granted >= quorum {
+            return Verdict::Granted;
+        }
+        if self.granted + self.pending() >= quorum {
+            return Verdict::Open;
+        }
+        let answered = self.granted + self.held;
+        if answered >= quorum && self.held > 0 {
+            Verdict::Contended
+        } else if answered + self.pending() < quorum {
+            Verdict::Unavailable
+        } else {
+            Verdict::Open
+        }
+    }
+}
+
+/// The answers about a lease that exists, to a renewal or a release, so far.
+#[derive(Clone, Debug)]
+pub(crate) struct Answers {
+    nodes: usize,
+    /// Nodes that did what was asked.
+    pub(crate) yes: usize,
+    /// Nodes at which the lease is gone, and at which another has the lock.
+    gone: usize,
+    taken: usize,
+    failed: usize,
+}
+
+/// What the answers so far amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// More answers are needed.
+    Open,
+    /// A majority did it.
+    Done,
+    /// So many nodes do not have the lease that no majority can have had it.
+    NotHeld(LossReason),
+    /// Too many could not be asked to say either.
+    Unknown,
+}
+
+impl Answers {
+    pub(crate) const fn new(nodes: usize) -> Self {
+        Self { nodes, yes: 0, gone: 0, taken: 0, failed: 0 }
+    }
+
+    pub(crate) const fn not_held(&mut self, reason: LossReason) {
+        match reason {
+            LossReason::Taken => self.taken += 1,
+            _ => self.gone += 1,
+        }
+    }
+
+    pub(crate) const fn failed(&mut self) {
+        self.failed += 1;
+    }
+
+    /// Ends the waiting.
+    pub(crate) fn close(&mut self) {
+        self.failed = self.nodes - self.yes - self.gone - self.taken;
+    }
+
+    pub(crate) const fn pending(&self) -> usize {
+        self.nodes - self.yes - self.gone - self.taken - self.failed
+    }
+
+    /// Nodes that do not have the lease.
+    pub(crate) const fn missing(&self) -> usize {
+        self.gone + self.taken
+    }
+
+    pub(crate) const fn outcome(&self) -> Outcome {
+        let quorum = majority(self.nodes);
+        let missing = self.missing();
+        if self.yes >= quorum {
+            Outcome::Done
+        } else if self.nodes - missing < quorum {
+            Outcome::NotHeld(if self.taken >= self.gone { LossReason::Taken } else { LossReason::Gone })
+        } else if self.yes + self.pending() < quorum && self.pending() + missing <= self.nodes - quorum {
+            Outcome::Unknown
+        } else {
+            Outcome::Open
+        }
+    }
+}
+
+/// After what time enough nodes will be free for a majority, if these are left to the leases in the way.
+pub(crate) fn free_after(left: &mut [Duration], nodes: usize) -> Option<Duration> {
+    left.sort_unstable();
+    let may_stay = nodes - majority(nodes);
+    left.get(left.len().checked_sub(may_stay + 1)?).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(nodes: usize, granted: usize, held: usize, failed: usize) -> Verdict {
+        Votes { nodes, granted, held, failed }.verdict()
+    }
+
+    #[test]
+    fn two_majorities_always_share_a_node() {
+        for nodes in 1..20 {
+            assert!(2 * majority(nodes) > nodes && 2 * (majority(nodes) - 1) <= nodes);
+        }
+    }
+
+    #[test]
+    fn the_verdict_comes_as_soon_as_it_is_certain() {
+        assert_eq!(verdict(5, 2, 2, 0), Verdict::Open);
+        assert_eq!(verdict(5, 3, 0, 0), Verdict::Granted);
+        assert_eq!(verdict(5, 0, 3, 0), Verdict::Contended);
+        assert_eq!(verdict(5, 0, 0, 3), Verdict::Unavailable);
+        assert_eq!(verdict(5, 2, 2, 1), Verdict::Contended, "a split vote with one node down");
+        assert_eq!(verdict(5, 0, 2, 1), Verdict::Open, "a majority may yet answer");
+        assert_eq!(verdict(5, 0, 2, 3), Verdict::Unavailable, "two of five say nothing about the other three");
+        assert_eq!(verdict(5, 2, 0, 3), Verdict::Unavailable);
+    }
+
+    /// No verdict is ever overturned by the votes that come after it.
+    #[test]
+    fn no_verdict_is_overturned() {
+        for nodes in [3, 4, 5, 7] {
+            for granted in 0..=nodes {
+                for held in 0..=nodes - granted {
+                    for failed in 0..=nodes - granted - held {
+                        let early = verdict(nodes, granted, held, failed);
+                        let left = nodes - granted - held - failed;
+                        for more in 0..=left {
+                            for yet_more in 0..=left - more {
+                                let rest = left - more - yet_more;
+                                let late = verdict(nodes, granted + more, held + yet_more, failed + rest);
+                                assert_ne!(late, Verdict::Open);
+                                assert!(early == Verdict::Open || early == late, "{early:?} became {late:?}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_release_is_what_a_majority_says() {
+        let outcome = |yes, gone, taken, failed| Answers { nodes: 5, yes, gone, taken, failed }.outcome();
+        assert_eq!(outcome(3, 0, 0, 0), Outcome::Done);
+        assert_eq!(outcome(2, 2, 0, 0), Outcome::Open);
+        assert_eq!(outcome(2, 3, 0, 0), Outcome::NotHeld(LossReason::Gone));
+        assert_eq!(outcome(0, 0, 3, 0), Outcome::NotHeld(LossReason::Taken));
+        assert_eq!(outcome(2, 2, 0, 1), Outcome::Unknown);
+        assert_eq!(outcome(0, 2, 0, 3), Outcome::Unknown);
+        assert_eq!(outcome(0, 0, 0, 3), Outcome::Unknown);
+        assert_eq!(outcome(0, 1, 0, 2), Outcome::Open, "two more could still say that it is not held");
+    }
+
+    #[test]
+    fn a_lock_is_free_when_a_majority_is() {
+        let after = |left: &[u64]| {
+            let mut left: Vec<_> = left.iter().copied().map(Duration::from_secs).collect();
+            free_after(&mut left, 5).map(|after| after.as_secs())
+        };
+        assert_eq!(after(&[9, 1, 5]), Some(1), "two may stay");
+        assert_eq!(after(&[9, 1, 5, 7, 3]), Some(5));
+        assert_eq!(after(&[9, 1]), None);
+    }
+}

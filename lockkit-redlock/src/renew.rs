@@ -1,0 +1,267 @@
+//! Renewal: one call per node for a whole batch, and a verdict per lease.
+//!
+//! A node counts only if it still has the very grant that is on record here. One that lost the lease is *healed*, asked
+//! for it anew, if the round succeeded without it; and it counts once a further round succeeded without it. Were it to
+//! count at once, a holder that was out for as long as another had the lock would never learn of it.
+
+use std::{pin::pin, sync::Arc};
+
+use lockkit_core::{
+    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Order, Renewal, Renewed,
+    Result,
+};
+use tokio::time::sleep;
+
+use crate::{
+    attempt::{late, undo},
+    book::{Entry, Grant},
+    calls::{Calls, Next, in_background},
+    error::{NodeErrors, no_answer},
+    fence::{self, Choice},
+    quorum::{Answers, Outcome},
+    store::Quorum,
+};
+
+/// How many leases are healed at one node side by side.
+const HEALED_AT_ONCE: usize = 64;
+
+/// One lease of a batch.
+struct Item {
+    /// What is on record of it; nothing if another client of these nodes holds it, or nobody.
+    known: Option<(Arc<Entry>, Grant)>,
+    answers: Answers,
+    /// Without a record: the fences that nodes gave.
+    fences: Vec<Fence>,
+    /// Nodes that have the lease, but by another grant than the one on record.
+    other: Vec<(usize, Fence)>,
+    /// Nodes that have it no more.
+    gone: Vec<usize>,
+    until: Moment,
+    errors: NodeErrors,
+}
+
+type Batch = Vec<Result<Renewed>>;
+
+/// Extends leases; one answer each, in order.
+pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+    let Some(shortest) = renewals.iter().map(|renewal| renewal.ttl).min() else { return Vec::new() };
+    let limit = quorum.config.patience_for(shortest);
+    let sent = quorum.info.clock.now();
+    let mut items: Vec<Item> = renewals.iter().map(|renewal| Item::new(quorum, renewal, sent)).collect();
+    let mut calls = ask_all(quorum, renewals, &items);
+    let mut open = items.len();
+    let mut time_up = pin!(sleep(limit));
+    while open > 0 {
+        match calls.next(time_up.as_mut()).await {
+            Next::Answer(node, batch) => {
+                quorum.nodes[node].note_slow(false);
+                take(quorum, &mut items, node, batch);
+                open = items.iter().filter(|item| item.answers.outcome() == Outcome::Open).count();
+            }
+            Next::TimeUp | Next::End => {
+                for node in calls.pending() {
+                    quorum.nodes[node].note_slow(true);
+                }
+                for item in &mut items {
+                    for node in calls.pending() {
+                        item.errors.push(quorum.nodes[node].name(), no_answer(limit));
+                    }
+                    item.answers.close();
+                }
+                open = 0;
+            }
+        }
+    }
+    let now = quorum.info.clock.now();
+    let answers = items.iter_mut().zip(renewals).map(|(item, renewal)| item.conclude(quorum, renewal, now)).collect();
+    tend(quorum, renewals, items, calls);
+    answers
+}
+
+fn ask_all(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item]) -> Calls<Batch> {
+    let at_nodes: Arc<[Renewal]> = renewals
+        .iter()
+        .zip(items)
+        .map(|(renewal, item)| match &item.known {
+            Some((entry, _)) => Renewal { claim: entry.claim.clone(), ..renewal.clone() },
+            None => renewal.clone(),
+        })
+        .collect();
+    let mut calls = Calls::with_capacity(quorum.nodes.len());
+    for node in 0..quorum.nodes.len() {
+        let (quorum, renewals) = (Arc::clone(quorum), Arc::clone(&at_nodes));
+        calls.add(node, async move { quorum.nodes[node].store().renew(&renewals).await });
+    }
+    calls
+}
+
+fn take(quorum: &Quorum, items: &mut [Item], node: usize, batch: Batch) {
+    let mut batch = batch.into_iter();
+    for item in items {
+        let missing = || Err(Error::new(ErrorKind::Unexpected, "no answer to the renewal").unknown_effect());
+        item.take(quorum, node, batch.next().unwrap_or_else(missing));
+    }
+}
+
+impl Item {
+    fn new(quorum: &Quorum, renewal: &Renewal, sent: Moment) -> Self {
+        let entry = quorum.book.get(&renewal.claim.token);
+        Self {
+            known: entry.and_then(|entry| entry.grant().map(|grant| (entry, grant))),
+            answers: Answers::new(quorum.nodes.len()),
+            fences: Vec::new(),
+            other: Vec::new(),
+            gone: Vec::new(),
+            until: sent + renewal.ttl,
+            errors: NodeErrors::default(),
+        }
+    }
+
+    fn take(&mut self, quorum: &Quorum, node: usize, answer: Result<Renewed>) {
+        match answer {
+            Ok(Renewed::Held(hold)) => {
+                let counts = match &self.known {
+                    Some((_, grant)) => grant.nodes[node].counts == Some(hold.fence),
+                    None => true,
+                };
+                if counts {
+                    self.answers.yes += 1;
+                    self.until = self.until.min(quorum.end_of(node, &hold, self.until));
+                    if self.known.is_none() {
+                        self.fences.push(hold.fence);
+                    }
+                } else {
+                    self.other.push((node, hold.fence));
+                    self.answers.not_held(LossReason::Gone);
+                }
+            }
+            Ok(Renewed::Lost(reason)) => {
+                self.answers.not_held(reason);
+                if reason == LossReason::Gone {
+                    self.gone.push(node);
+                }
+            }
+            Err(error) => {
+                self.answers.failed();
+                self.errors.push(quorum.nodes[node].name(), error);
+            }
+        }
+    }
+
+    /// Judges the votes, and puts on record what follows.
+    fn conclude(&mut self, quorum: &Quorum, renewal: &Renewal, now: Moment) -> Result<Renewed> {
+        let outcome = self.answers.outcome();
+        let held = |fence, span| {
+            let hold = Hold { claim: renewal.claim.clone(), fence, span, until: self.until, depth: renewal.depth };
+            Ok(Renewed::Held(hold))
+        };
+        match (outcome, &self.known) {
+            (Outcome::Done, Some((entry, grant))) => {
+                if now >= grant.until {
+                    // The nodes may have been another's in between, which no answer of theirs shows.
+                    quorum.book.end(&renewal.claim.token);
+                    return Ok(Renewed::Lost(LossReason::Expired));
+                }
+                entry.renewed(self.until, renewal.depth, grant);
+                for (node, fence) in self.other.drain(..) {
+                    entry.note(node, fence);
+                }
+                held(grant.fence, grant.span)
+            }
+            (Outcome::Done, None) => match fence::choose(self.fences.iter().copied(), quorum.majority) {
+                Choice::Agreed(fence) => held(fence, 1),
+                Choice::Raise(_) => {
+                    Err(Error::new(ErrorKind::Unexpected, "the lease is another client's; its fence is not known here"))
+                }
+            },
+            (Outcome::NotHeld(reason), known) => {
+                if known.is_some() {
+                    quorum.book.end(&renewal.claim.token);
+                }
+                Ok(Renewed::Lost(reason))
+            }
+            (Outcome::Open | Outcome::Unknown, _) => {
+                let errors = std::mem::take(&mut self.errors);
+                Err(errors.into_error(self.answers.yes, quorum.nodes.len(), quorum.majority, Effect::Unknown))
+            }
+        }
+    }
+}
+
+/// What is left to do after the verdicts: nodes that have not answered, leases to heal, and lost ones to release
+/// where they are still held.
+fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: Vec<Item>, mut calls: Calls<Batch>) {
+    let mut lost = Vec::new();
+    let mut to_heal = Vec::new();
+    let mut held = false;
+    for (item, renewal) in items.iter().zip(renewals) {
+        let Some((entry, _)) = &item.known else { continue };
+        if entry.is_over() {
+            let spared = |node: &usize| !item.gone.contains(node);
+            lost.extend((0..quorum.nodes.len()).filter(spared).map(|node| (Arc::clone(entry), node)));
+        } else {
+            held = true;
+            to_heal.extend(item.gone.iter().map(|node| (*node, Arc::clone(entry), renewal.clone())));
+        }
+    }
+    if lost.is_empty() && to_heal.is_empty() && (calls.is_empty() || !held) {
+        return;
+    }
+    let quorum = Arc::clone(quorum);
+    let known: Vec<_> = items.into_iter().map(|item| item.known.map(|(entry, _)| entry)).collect();
+    let renewals: Vec<_> = renewals.to_vec();
+    in_background(async move {
+        for (entry, node) in lost {
+            let errand = entry.errand();
+            undo(Arc::clone(&quorum), entry, node).await;
+            errand.done();
+        }
+        heal(&quorum, to_heal).await;
+        while let Some((node, batch)) = calls.next_ever().await {
+            let mut gone = Vec::new();
+            for ((entry, renewal), answer) in known.iter().zip(&renewals).zip(batch) {
+                match (entry, answer) {
+                    (Some(entry), Ok(Renewed::Lost(LossReason::Gone))) => {
+                        gone.push((node, Arc::clone(entry), renewal.clone()));
+                    }
+                    (Some(entry), Ok(Renewed::Held(hold))) => entry.note(node, hold.fence),
+                    _ => {}
+                }
+            }
+            heal(&quorum, gone).await;
+        }
+    });
+}
+
+/// Asks nodes that lost a lease for it again, while a majority has it.
+async fn heal(quorum: &Arc<Quorum>, all: Vec<(usize, Arc<Entry>, Renewal)>) {
+    for some in all.chunks(HEALED_AT_ONCE) {
+        let mut calls = Calls::with_capacity(some.len());
+        for (node, entry, renewal) in some {
+            // Never after the deadline: by then another may have had it.
+            let Some(grant) = entry.grant() else { continue };
+            if quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until {
+                continue;
+            }
+            quorum.stats.note_heal();
+            calls.add(*node, heal_one(Arc::clone(quorum), Arc::clone(entry), *node, grant, renewal.clone()));
+        }
+        while calls.next_ever().await.is_some() {}
+    }
+}
+
+async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Grant, renewal: Renewal) {
+    let errand = entry.errand();
+    let request = AcquireRequest {
+        claim: entry.claim.clone(),
+        ttl: renewal.ttl,
+        wait: std::time::Duration::ZERO,
+        order: Order::Any,
+        // Above what the lease owns, so that the node's counter is as far as those of the others.
+        fence: fence::exactly(grant.fence.offset(grant.span), 1),
+        holder: entry.holder.clone(),
+    };
+    let answer = quorum.nodes[node].acquire(&request, &*quorum.info.clock).await;
+    late(quorum, entry, node, answer).await;
+    errand.done();
+}

@@ -1,0 +1,237 @@
+//! Every case of the compliance suite against quorums, as named trials: over memory stores, over five real servers, and
+//! over a mixture.
+//!
+//! A kind of store that is required and can't be found is a failure. `LOCKKIT_REQUIRE` names the required ones,
+//! separated by commas; by default those whose servers Debian packages.
+
+use std::{
+    env,
+    net::{SocketAddr, TcpListener},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use libtest_mimic::{Arguments, Trial};
+use lockkit_core::{Clock, LockStore, MemoryStore};
+use lockkit_redis::{RedisConfig, RedisStore};
+use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
+use lockkit_testkit::{
+    Backend, BoxError, Server,
+    faults::Proxy,
+    servers::{Keep, Persistence, RedisOptions, RedisServer},
+    trials,
+};
+
+const REQUIRED: &str = "redlock-memory,redlock-redis,redlock-mixed";
+
+/// A quorum over memory stores; every client is a quorum of its own over the same stores.
+#[derive(Debug)]
+struct MemoryQuorum {
+    nodes: Vec<MemoryStore>,
+}
+
+impl MemoryQuorum {
+    fn open(&self, config: RedlockConfig) -> Result<Arc<dyn LockStore>, BoxError> {
+        let nodes = self.nodes.iter().map(|node| Node::new(Arc::new(node.clone()))).collect();
+        Ok(Arc::new(RedlockStore::new(nodes, config)?))
+    }
+}
+
+#[async_trait]
+impl Backend for MemoryQuorum {
+    fn name(&self) -> &str {
+        "redlock-memory"
+    }
+
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError> {
+        self.open(config())
+    }
+
+    async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
+        self.open(config().clock(clock)).map(Some)
+    }
+
+    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
+        Ok(None)
+    }
+}
+
+/// Real servers that keep their data. Fences are strict, and nobody has to wait after a restart.
+async fn servers(count: usize) -> Result<Vec<RedisServer>, BoxError> {
+    let mut servers = Vec::new();
+    for _ in 0..count {
+        servers.push(RedisServer::start(RedisOptions::default().persistence(Persistence::AppendAlways)).await?);
+    }
+    Ok(servers)
+}
+
+/// The longest node timeout that the shortest ttl of the suite allows: this machine may be busy.
+fn config() -> RedlockConfig {
+    RedlockConfig::new().node_timeout(Duration::from_millis(150))
+}
+
+fn node(at: SocketAddr) -> RedisConfig {
+    RedisConfig::new(at.ip().to_string(), at.port())
+}
+
+fn nodes(servers: &[RedisServer]) -> RedisNodes {
+    RedisNodes::new(servers.iter().map(|server| node(server.addr())).collect()).config(config())
+}
+
+/// A quorum over five servers.
+#[derive(Debug)]
+struct RedisQuorum {
+    shared: Vec<RedisServer>,
+}
+
+#[async_trait]
+impl Backend for RedisQuorum {
+    fn name(&self) -> &str {
+        "redlock-redis"
+    }
+
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError> {
+        Ok(Arc::new(nodes(&self.shared).connect().await?))
+    }
+
+    async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
+        let nodes = nodes(&self.shared);
+        Ok(Some(Arc::new(nodes.config(config().clock(clock)).connect().await?)))
+    }
+
+    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
+        let nowhere = TcpListener::bind("127.0.0.1:0")?;
+        Ok(Some(Box::new(Private { servers: servers(3).await?, nowhere })))
+    }
+}
+
+/// Three servers. Whatever is done to the server under test is done to all of them.
+#[derive(Debug)]
+struct Private {
+    servers: Vec<RedisServer>,
+    /// A server that never answers.
+    nowhere: TcpListener,
+}
+
+#[async_trait]
+impl Server for Private {
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError> {
+        Ok(Arc::new(nodes(&self.servers).connect().await?))
+    }
+
+    /// There is one proxy, so this client is given a quorum in which it decides: its third server never answers.
+    async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
+        let proxy = Proxy::start(self.servers[1].addr()).await?;
+        let nowhere = node(self.nowhere.local_addr()?).timeout(Duration::from_millis(300));
+        let nodes = RedisNodes::new(vec![node(self.servers[0].addr()), node(proxy.addr()), nowhere]);
+        Ok((Arc::new(nodes.config(config()).durable(true).connect().await?), proxy))
+    }
+
+    async fn kill(&self) -> Result<(), BoxError> {
+        for server in &self.servers {
+            server.kill().await?;
+        }
+        Ok(())
+    }
+
+    async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
+        for server in &self.servers {
+            server.restart(if keep_data { Keep::Data } else { Keep::Nothing }).await?;
+        }
+        Ok(())
+    }
+
+    async fn freeze(&self) -> Result<(), BoxError> {
+        for server in &self.servers {
+            server.freeze().await?;
+        }
+        Ok(())
+    }
+
+    async fn thaw(&self) -> Result<(), BoxError> {
+        for server in &self.servers {
+            server.thaw()?;
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, name: &str) -> Result<(), BoxError> {
+        for server in &self.servers {
+            server.command(&["DEL", &format!("lockkit:{name}")]).await?;
+        }
+        Ok(())
+    }
+
+    async fn forget_caches(&self) -> Result<(), BoxError> {
+        for server in &self.servers {
+            server.command(&["SCRIPT", "FLUSH"]).await?;
+        }
+        Ok(())
+    }
+
+    async fn cut_clients(&self) -> Result<(), BoxError> {
+        for server in &self.servers {
+            server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await?;
+            server.command(&["CLIENT", "KILL", "TYPE", "pubsub", "SKIPME", "yes"]).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Two servers and a memory store: no majority without a server.
+#[derive(Debug)]
+struct MixedQuorum {
+    servers: Vec<RedisServer>,
+    memory: MemoryStore,
+}
+
+#[async_trait]
+impl Backend for MixedQuorum {
+    fn name(&self) -> &str {
+        "redlock-mixed"
+    }
+
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError> {
+        let mut nodes = vec![Node::new(Arc::new(self.memory.clone()))];
+        for server in &self.servers {
+            nodes.push(Node::new(Arc::new(RedisStore::from_url(&server.url()).await?)).durable(true));
+        }
+        Ok(Arc::new(RedlockStore::new(nodes, config())?))
+    }
+
+    async fn open_with_clock(&self, _: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
+        Ok(None)
+    }
+
+    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
+        Ok(None)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let required = env::var("LOCKKIT_REQUIRE").unwrap_or_else(|_| REQUIRED.to_owned());
+    let start = |count| runtime.block_on(servers(count));
+    let memory = MemoryQuorum { nodes: (0..3).map(|_| MemoryStore::new()).collect() };
+    let mixed = |servers| MixedQuorum { servers, memory: MemoryStore::new() };
+    let mut all = Vec::new();
+    add(&mut all, &required, "redlock-memory", Ok(memory));
+    add(&mut all, &required, "redlock-redis", start(5).map(|shared| RedisQuorum { shared }));
+    add(&mut all, &required, "redlock-mixed", start(2).map(mixed));
+    libtest_mimic::run(&arguments, all).exit_code()
+}
+
+/// Adds the trials of a store, or one that says why there are none.
+fn add<B: Backend>(all: &mut Vec<Trial>, required: &str, name: &str, backend: Result<B, BoxError>) {
+    match backend.and_then(|backend| trials(Arc::new(backend))) {
+        Ok(trials) => all.extend(trials),
+        Err(error) if required.split(',').any(|required| required.trim() == name) => {
+            let message = format!("{name} is required: {error}");
+            all.push(Trial::test(format!("{name}::is_there"), move || Err(message.into())));
+        }
+        Err(error) => all.push(Trial::test(format!("{name} ({error})"), || Ok(())).with_ignored_flag(true)),
+    }
+}

@@ -1,0 +1,168 @@
+//! One, two and three of five nodes down, frozen or slow.
+
+use std::time::{Duration, Instant};
+
+use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Renewed};
+use lockkit_redlock::NodeErrors;
+use lockkit_testkit::faults::Direction;
+
+use crate::support::{Cluster, TTL, attempt, claim, free, hold, is_held, renew};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minority_down_costs_nothing() {
+    let cluster = Cluster::start(5).await;
+    let store = cluster.client().await;
+    for down in 0..2 {
+        cluster.servers[down].kill().await.expect("kill");
+        let mine = claim("a");
+        let first = hold(&store, &mine).await;
+        assert!(is_held(&store, &mine).await);
+        assert_eq!(hold(&store, &mine).await.fence, first.fence, "the same claim keeps its fence");
+        free(&store, &mine).await;
+        assert!(hold(&store, &claim(&format!("b{down}"))).await.fence > lockkit_core::Fence::NONE);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_majority_down_is_unavailable_and_says_so_for_each_node() {
+    let cluster = Cluster::start(5).await;
+    let store = cluster.client().await;
+    for server in &cluster.servers[..3] {
+        server.kill().await.expect("kill");
+    }
+    // The first request to each finds out that its connection is gone.
+    drop(attempt(&store, &claim("a")).await);
+    let error = attempt(&store, &claim("a")).await.expect_err("two of five are no majority");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+    assert_eq!(error.to_string().lines().count(), 1);
+    let errors = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<NodeErrors>());
+    assert_eq!(errors.expect("each node's error").iter().count(), 3);
+    cluster.until_held_at_by_living("a", &[3, 4]).await;
+}
+
+impl Cluster {
+    /// Waits until none of these nodes holds the lock: what they granted to a failed attempt was released.
+    async fn until_held_at_by_living(&self, name: &str, living: &[usize]) {
+        let start = Instant::now();
+        let key = format!("lockkit:{name}");
+        for node in living {
+            while self.servers[*node].command(&["EXISTS", &key]).await.expect("EXISTS") != "0" {
+                assert!(start.elapsed() < Duration::from_secs(3), "node {node} still holds it");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+/// Medians of acquisitions before and after something happens to the cluster.
+async fn medians(store: &dyn LockStore, disturb: impl AsyncFnOnce()) -> (Duration, Duration) {
+    let median = async || {
+        let mut took = Vec::new();
+        for round in 0..60 {
+            let mine = claim(&format!("m{round}"));
+            let start = Instant::now();
+            hold(store, &mine).await;
+            took.push(start.elapsed());
+            free(store, &mine).await;
+        }
+        took.sort_unstable();
+        took[took.len() / 2]
+    };
+    let before = median().await;
+    disturb().await;
+    (before, median().await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_node_does_not_slow_down_the_others() {
+    let cluster = Cluster::start(5).await;
+    let store = cluster.client().await;
+    let freeze = async || cluster.servers[1].freeze().await.expect("freeze");
+    let (before, after) = medians(&store, freeze).await;
+    assert!(after < before * 2 + Duration::from_millis(5), "{before:?} became {after:?}");
+    cluster.servers[1].thaw().expect("thaw");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_slow_nodes_do_not_slow_down_the_others() {
+    let cluster = Cluster::start(5).await;
+    let store = cluster.client().await;
+    let slow_down = async || {
+        for proxy in &cluster.proxies[..2] {
+            proxy.delay(Direction::ToClient, Duration::from_millis(300));
+        }
+    };
+    let (before, after) = medians(&store, slow_down).await;
+    assert!(after < before * 2 + Duration::from_millis(5), "{before:?} became {after:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_majority_frozen_is_an_error_within_the_node_timeout() {
+    let cluster = Cluster::start(5).await;
+    let store = cluster.client().await;
+    for proxy in &cluster.proxies[..3] {
+        proxy.blackhole();
+    }
+    let start = Instant::now();
+    let error = attempt(&store, &claim("a")).await.expect_err("two of five are no majority");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown), "{error}");
+    assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
+    // What is held up at the proxies takes effect when it comes through, and is undone all the same.
+    cluster.proxies[..3].iter().for_each(|proxy| proxy.heal());
+    cluster.until_held_at("a", 0).await;
+    hold(&store, &claim("a")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_cut_off_from_a_majority_loses_in_time_and_two_nodes_more_bring_nothing_back() {
+    let cluster = Cluster::start(5).await;
+    let (mine, other) = (Locker::new(cluster.client().await), Locker::new(cluster.observer().await));
+    let ttl = Duration::from_secs(1);
+    let guard = mine.lock("a").ttl(ttl).acquire().await.expect("acquire");
+    for proxy in &cluster.proxies[..3] {
+        proxy.blackhole();
+    }
+    assert_eq!(guard.lost().await, LossReason::Unreachable);
+    let next = other.lock("a").ttl(TTL).acquire_within(Duration::from_secs(5)).await.expect("acquire").expect("free");
+    assert!(next.fence() > guard.fence());
+    cluster.proxies[..3].iter().for_each(|proxy| proxy.heal());
+    assert!(mine.lock("a").try_acquire().await.map_or(true, |guard| guard.is_none()));
+    assert_eq!(next.release().await.expect("release"), Outcome::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_outlives_its_nodes_one_by_one_because_they_are_healed() {
+    let cluster = Cluster::start(5).await;
+    let store = cluster.client().await;
+    let mine = claim("a");
+    let fence = hold(&store, &mine).await.fence;
+    cluster.until_held_at("a", 5).await;
+    // Each node in turn loses the lease. Without healing the third loss would be the end.
+    for lost in 0..5 {
+        cluster.servers[lost].command(&["DEL", "lockkit:a"]).await.expect("DEL");
+        let renewed = renew(&store, &mine).await.expect("renew");
+        assert!(matches!(renewed, Renewed::Held(hold) if hold.fence == fence), "after {lost}");
+        cluster.until_held_at("a", 5).await;
+        // The healed node counts when a round has succeeded without it.
+        assert!(is_held(&store, &mine).await);
+    }
+    assert!(store.stats().heals >= 5);
+    free(&store, &mine).await;
+    cluster.until_held_at("a", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn healed_nodes_do_not_make_a_majority() {
+    let cluster = Cluster::start(5).await;
+    let store = cluster.client().await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    cluster.until_held_at("a", 5).await;
+    for server in &cluster.servers[..3] {
+        server.command(&["DEL", "lockkit:a"]).await.expect("DEL");
+    }
+    let answer = renew(&store, &mine).await.expect("renew");
+    assert!(matches!(answer, Renewed::Lost(LossReason::Gone)), "{answer:?}");
+    // What is left of it is released, so that the next one need not wait for the ttl.
+    cluster.until_held_at("a", 0).await;
+}

@@ -1,0 +1,90 @@
+//! Fences when the nodes' counters are apart, and when nodes come and go.
+
+use std::sync::Arc;
+
+use lockkit_core::{Attempt, Fence, FenceClock, FenceRequest, Fencing, LockStore, MemoryStore, Query, Release};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+
+use crate::support::{claim, free, hold, memories, quorum, request};
+
+/// Moves the counter of one node ahead, as an attempt does that fails elsewhere.
+async fn move_ahead(store: &MemoryStore, to: Fence) {
+    let mine = claim("a");
+    let mut ahead = request(&mine);
+    ahead.fence = FenceRequest { floor: to, span: 1, clock: FenceClock::Floor };
+    assert!(matches!(store.acquire(&ahead).await.expect("acquire"), Attempt::Granted(_)));
+    assert!(matches!(store.release(&mine).await.expect("release"), Release::Released { .. }));
+}
+
+#[tokio::test]
+async fn counters_that_are_apart_cost_one_more_round() {
+    let stores = memories(3);
+    let store = quorum(&stores);
+    let far = Fence::new(3_000_000_000_000_000);
+    for (node, ahead) in stores.iter().zip([1, 20, 300]) {
+        move_ahead(node, far.offset(ahead)).await;
+    }
+    let mine = claim("a");
+    let mut wide = request(&mine);
+    wide.fence.span = 65;
+    let Attempt::Granted(first) = store.acquire(&wide).await.expect("acquire") else { panic!("it is free") };
+    assert!(first.fence > far && store.stats().raise_rounds == 1);
+    assert_eq!(hold(&store, &mine).await.fence, first.fence, "the same claim keeps its fence");
+    assert_eq!(
+        store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect")[0].holders[0].fence,
+        Some(first.fence)
+    );
+    free(&store, &mine).await;
+    let next = hold(&store, &claim("a")).await;
+    assert!(next.fence >= first.fence.offset(65), "{} is within the span at {}", next.fence, first.fence);
+}
+
+#[tokio::test]
+async fn equal_counters_ahead_of_the_clock_cost_nothing() {
+    let stores = memories(5);
+    let store = quorum(&stores);
+    for node in &stores {
+        move_ahead(node, Fence::new(3_000_000_000_000_000)).await;
+    }
+    for _ in 0..20 {
+        let mine = claim("a");
+        hold(&store, &mine).await;
+        free(&store, &mine).await;
+    }
+    assert_eq!((store.stats().grants, store.stats().raise_rounds), (20, 0));
+}
+
+/// Every grant is at another majority of the nodes, and by another client.
+#[tokio::test]
+async fn fences_grow_whatever_majority_grants() {
+    let stores = memories(5);
+    let clients = [quorum(&stores), quorum(&stores)];
+    let mut last = Fence::NONE;
+    for round in 0..60_usize {
+        // Two nodes are held by somebody else who is gone, so the other three decide.
+        let away = claim("a");
+        for node in [round % 5, (round * 3 + 1) % 5] {
+            drop(stores[node].acquire(&request(&away)).await);
+        }
+        let mine = claim("a");
+        let store = &clients[round % 2];
+        let hold = hold(store, &mine).await;
+        assert!(hold.fence > last, "{} came after {last}", hold.fence);
+        last = hold.fence;
+        free(store, &mine).await;
+        for node in &stores {
+            drop(node.release(&away).await);
+        }
+    }
+}
+
+#[tokio::test]
+async fn fences_are_strict_only_if_all_nodes_are_durable() {
+    let nodes = |durable: usize| {
+        let stores = memories(3).into_iter().enumerate();
+        stores.map(|(index, store)| Node::new(Arc::new(store)).durable(index < durable)).collect()
+    };
+    let fencing = |nodes| RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum").info().capability.fencing;
+    assert_eq!(fencing(nodes(3)), Fencing::Strict);
+    assert_eq!(fencing(nodes(2)), Fencing::BestEffort);
+}

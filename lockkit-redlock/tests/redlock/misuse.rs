@@ -1,0 +1,93 @@
+//! What can't work is refused with one line.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{ErrorKind, LockStore, MemoryStore};
+use lockkit_redis::RedisConfig;
+use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
+
+use crate::support::{Cluster, claim, memories, request};
+
+fn refused(nodes: Vec<Node>, config: RedlockConfig, hint: &str) {
+    let error = RedlockStore::new(nodes, config).expect_err(hint);
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.message().contains(hint) && error.to_string().lines().count() == 1, "{error}");
+}
+
+fn nodes(count: usize) -> Vec<Node> {
+    memories(count).into_iter().map(|store| Node::new(Arc::new(store))).collect()
+}
+
+#[test]
+fn fewer_than_three_or_the_same_twice() {
+    refused(nodes(2), RedlockConfig::new(), "three");
+    let same: Arc<dyn LockStore> = Arc::new(MemoryStore::new());
+    let twice = vec![Node::new(Arc::clone(&same)), Node::new(Arc::new(MemoryStore::new())), Node::new(same)];
+    refused(twice, RedlockConfig::new(), "twice");
+}
+
+#[test]
+fn a_node_timeout_that_no_ttl_survives() {
+    let config = RedlockConfig::new().node_timeout(Duration::from_secs(100));
+    refused(nodes(3), config, "node timeout");
+}
+
+#[test]
+fn an_even_number_is_a_warning() {
+    let store = RedlockStore::new(nodes(4), RedlockConfig::new()).expect("it works");
+    assert!(store.warnings()[0].contains("odd"), "{:?}", store.warnings());
+    assert!(RedlockStore::new(nodes(5), RedlockConfig::new()).expect("it works").warnings().is_empty());
+}
+
+#[tokio::test]
+async fn a_ttl_too_short_for_the_node_timeout() {
+    let config = RedlockConfig::new().node_timeout(Duration::from_secs(1));
+    let store = RedlockStore::new(nodes(3), config).expect("a quorum");
+    let mut short = request(&claim("a"));
+    short.ttl = Duration::from_secs(3);
+    let error = store.acquire(&short).await.expect_err("four timeouts are more than the ttl");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.message().contains("node timeouts"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_server_under_two_addresses() {
+    let cluster = Cluster::start(2).await;
+    let mut addresses: Vec<_> = cluster.servers.iter().map(|server| server.addr()).collect();
+    addresses.push(cluster.proxies[0].addr());
+    let node = |at: &std::net::SocketAddr| RedisConfig::new(at.ip().to_string(), at.port());
+    let error = RedisNodes::new(addresses.iter().map(node).collect()).connect().await.expect_err("one is there twice");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.message().contains("same server"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_is_no_node_and_a_replica_of_a_node_is_a_warning() {
+    let cluster = Cluster::start(4).await;
+    let port = cluster.servers[0].port().to_string();
+    cluster.servers[3].command(&["REPLICAOF", "127.0.0.1", &port]).await.expect("REPLICAOF");
+    let node = |index: usize| {
+        let at = cluster.servers[index].addr();
+        RedisConfig::new(at.ip().to_string(), at.port())
+    };
+    let error = RedisNodes::new([1, 2, 3].map(node).to_vec()).connect().await.expect_err("a replica");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.message().contains("replica"), "{error}");
+    let warned = async || {
+        let store = RedisNodes::new([0, 1, 2].map(node).to_vec()).connect().await.expect("connect");
+        store.warnings().iter().any(|warning| warning.contains("replicas are attached"))
+    };
+    let start = std::time::Instant::now();
+    while !warned().await {
+        assert!(start.elapsed() < Duration::from_secs(10), "the replica is attached by now");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn nobody_there_is_unavailable_for_each_node() {
+    let nowhere = (1..=3).map(|port| RedisConfig::new("127.0.0.1", port)).collect();
+    let error = RedisNodes::new(nowhere).connect().await.expect_err("nobody is there");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.message().contains("127.0.0.1:2"), "{error}");
+}

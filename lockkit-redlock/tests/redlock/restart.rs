@@ -1,0 +1,122 @@
+//! A node that restarts without its data inside a lease, with delayed restart and without.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{Clock, ErrorKind, Fencing, Liveness, LockStore, SystemClock};
+use lockkit_redlock::{Gate, Node, RedlockConfig, RedlockStore};
+use lockkit_testkit::servers::{Keep, Persistence, RedisOptions, RedisServer};
+
+use crate::support::{Cluster, TTL, attempt, claim, contended, hold, hold_soon, is_held, memories};
+
+/// The first client holds three of five nodes. One of them restarts empty, and a second client asks.
+async fn amnesia(cluster: &Cluster) -> lockkit_core::Claim {
+    for proxy in &cluster.proxies[3..] {
+        proxy.refuse(true);
+        proxy.cut().await;
+    }
+    let first = cluster.client().await;
+    let mine = claim("a");
+    hold(&first, &mine).await;
+    cluster.until_held_at("a", 3).await;
+    for proxy in &cluster.proxies[3..] {
+        proxy.heal();
+    }
+    cluster.servers[2].kill().await.expect("kill");
+    cluster.servers[2].restart(Keep::Nothing).await.expect("restart");
+    assert_eq!(cluster.held_at("a").await, 2);
+    assert!(first.nodes().len() == 5);
+    mine
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_delayed_restart_a_second_client_gets_in() {
+    let cluster = Cluster::start(5).await;
+    amnesia(&cluster).await;
+    // This is the hole that the safeguard closes: two clients hold the lock now.
+    let second = cluster.client().await;
+    hold(&second, &claim("a")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_delayed_restart_it_is_refused_until_the_longest_ttl_is_over() {
+    let cluster = Cluster::start(5).await;
+    // The servers are new too, so they have to be older than the longest ttl first.
+    let longest = TTL;
+    tokio::time::sleep(longest + Duration::from_secs(2)).await;
+    amnesia(&cluster).await;
+    let nodes = cluster.nodes().config(RedlockConfig::new().max_ttl(longest));
+    let second = nodes.connect().await.expect("connect");
+    assert_eq!(second.info().capability.fencing, Fencing::BestEffort);
+    assert!(second.warnings().iter().any(|warning| warning.contains("votes in")), "{:?}", second.warnings());
+    let theirs = claim("a");
+    match attempt(&second, &theirs).await {
+        Ok(lockkit_core::Attempt::Contended(_)) => {}
+        other => panic!("two of five nodes were free and one must not vote: {other:?}"),
+    }
+    tokio::time::sleep(longest + Duration::from_secs(2)).await;
+    hold(&second, &claim("a")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_nodes_do_not_vote_and_say_why() {
+    let cluster = Cluster::start(3).await;
+    let store = cluster.nodes().connect().await.expect("a majority answers, though it does not vote yet");
+    assert_eq!(store.warnings().len(), 3, "{:?}", store.warnings());
+    let error = attempt(&store, &claim("a")).await.expect_err("nobody votes");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains("votes again in 5m") || error.message().contains("votes"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn durable_nodes_vote_at_once_and_keep_leases_and_fences() {
+    let mut servers = Vec::new();
+    for _ in 0..3 {
+        servers
+            .push(RedisServer::start(RedisOptions::default().persistence(Persistence::AppendAlways)).await.expect("x"));
+    }
+    let url = servers.iter().map(|server| server.addr().to_string()).collect::<Vec<_>>().join(",");
+    let store = RedlockStore::from_url(&format!("redlock://{url}")).await.expect("connect");
+    assert_eq!(store.info().capability.fencing, Fencing::Strict);
+    assert!(store.warnings().is_empty(), "{:?}", store.warnings());
+    let mine = claim("a");
+    let before = hold(&store, &mine).await.fence;
+    for server in &servers {
+        server.kill().await.expect("kill");
+        server.restart(Keep::Data).await.expect("restart");
+    }
+    let other = RedlockStore::from_url(&format!("redlock://{url}")).await.expect("connect");
+    contended(&other, &claim("a")).await;
+    // The connections of the holder are gone, so its first renewal may fail.
+    while !is_held_or_retry(&store, &mine).await {}
+    assert!(matches!(store.release(&mine).await, Ok(lockkit_core::Release::Released { .. })));
+    assert!(hold(&other, &claim("a")).await.fence > before);
+}
+
+async fn is_held_or_retry(store: &RedlockStore, mine: &lockkit_core::Claim) -> bool {
+    crate::support::renew(store, mine).await.is_ok_and(|renewed| matches!(renewed, lockkit_core::Renewed::Held(_)))
+}
+
+#[tokio::test]
+async fn a_closed_gate_takes_the_vote_of_any_store() {
+    let (stores, gate) = (memories(3), Gate::new());
+    let nodes = || {
+        let plain = stores[..2].iter().map(|store| Node::new(Arc::new(store.clone())));
+        plain.chain([Node::new(Arc::new(stores[2].clone())).gate(gate.clone())]).collect()
+    };
+    let (first, second) = (
+        RedlockStore::new(nodes(), RedlockConfig::new()).expect("a quorum"),
+        RedlockStore::new(nodes(), RedlockConfig::new()).expect("a quorum"),
+    );
+    let mine = claim("a");
+    hold(&first, &mine).await;
+    stores[0].forget_all();
+    stores[2].forget_all();
+    gate.close_until(SystemClock.now() + Duration::from_secs(60));
+    assert!(
+        attempt(&second, &claim("a")).await.is_ok_and(|attempt| !matches!(attempt, lockkit_core::Attempt::Granted(_)))
+    );
+    gate.close_until(SystemClock.now());
+    hold_soon(&second, &claim("a")).await;
+    assert!(!is_held(&first, &mine).await);
+    assert!(matches!(first.info().capability.liveness, Liveness::Ttl { .. }));
+}

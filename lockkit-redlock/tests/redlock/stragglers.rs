@@ -1,0 +1,164 @@
+//! Answers that come after the verdict, futures that are dropped, and votes that split.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::{Attempt, LockStore, Locker, Outcome, Release};
+use lockkit_testkit::faults::Direction;
+
+use crate::support::{
+    Cluster, TTL, attempt, claim, contended, free, hold, hold_soon, holders, memories, quorum, request,
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_grants_after_the_verdict_is_released() {
+    let cluster = Cluster::start(5).await;
+    let (mine, other) = (cluster.client().await, cluster.observer().await);
+    let theirs = claim("a");
+    hold(&other, &theirs).await;
+    cluster.until_held_at("a", 5).await;
+    // Two nodes are free, and answer only when the other three have refused.
+    for node in [0, 1] {
+        cluster.servers[node].command(&["DEL", "lockkit:a"]).await.expect("DEL");
+        cluster.proxies[node].delay(Direction::ToServer, Duration::from_millis(100));
+    }
+    let refused = contended(&mine, &claim("a")).await;
+    assert_eq!(refused.holder.expect("a holder").as_str(), "test");
+    assert_eq!(cluster.held_at("a").await, 3, "the late two have not granted yet");
+    while mine.stats().late_grants_released < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    cluster.until_held_at("a", 3).await;
+    free(&other, &theirs).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquisition_that_is_dropped_leaves_nothing_even_where_it_arrives_later() {
+    let cluster = Cluster::start(5).await;
+    let store = cluster.client().await;
+    hold(&store, &claim("warm")).await;
+    for proxy in &cluster.proxies {
+        proxy.hold(Direction::ToServer);
+    }
+    let mine = claim("a");
+    drop(tokio::time::timeout(Duration::from_millis(10), attempt(&store, &mine)).await);
+    for proxy in &cluster.proxies {
+        proxy.heal();
+    }
+    // Nobody calls release, as the core would: the store cleans up what is its own.
+    while store.stats().late_grants_released < 5 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    cluster.until_held_at("a", 0).await;
+    hold(&store, &claim("a")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_whose_release_is_unanswered_is_not_used_again() {
+    let cluster = Cluster::start(3).await;
+    let store = cluster.client().await;
+    hold(&store, &claim("warm")).await;
+    // The replies of two nodes are held: they grant, and it is not heard; they are released, and that is not heard.
+    for proxy in &cluster.proxies[..2] {
+        proxy.hold(Direction::ToClient);
+    }
+    let mine = claim("a");
+    attempt(&store, &mine).await.expect_err("one of three is no majority");
+    for proxy in &cluster.proxies[..2] {
+        proxy.cut().await;
+        proxy.heal();
+    }
+    let mut hold = None;
+    while hold.is_none() {
+        if let Ok(Attempt::Granted(granted)) = attempt(&store, &mine).await {
+            hold = Some(granted);
+        }
+    }
+    assert_eq!(hold.expect("granted").claim, mine, "the caller's claim is what it was");
+    assert_eq!(holders(&store, &mine).await, 1);
+    free(&store, &mine).await;
+    cluster.until_held_at("a", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn releasing_what_is_held_by_less_than_a_majority_says_so() {
+    let stores = memories(5);
+    let store = quorum(&stores);
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    for forgetful in &stores[..3] {
+        forgetful.forget_all();
+    }
+    let released = store.release(&mine).await.expect("release");
+    assert!(matches!(released, Release::NotHeld(_)), "{released:?}");
+    hold(&store, &claim("a")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vote_that_splits_is_made_good() {
+    let stores = memories(5);
+    let (first, second) = (quorum(&stores), quorum(&stores));
+    // Two nodes each for two others that are gone, one is left: nobody can have it before their leases lapse.
+    let (one, two) = (claim("a"), claim("a"));
+    for (store, claim) in [(&stores[0], &one), (&stores[1], &one), (&stores[2], &two), (&stores[3], &two)] {
+        hold(store, claim).await;
+    }
+    contended(&first, &claim("a")).await;
+    assert_eq!((first.stats().split_votes, first.stats().grants), (1, 0));
+    stores[0].release(&one).await.expect("release");
+    stores[1].release(&one).await.expect("release");
+    hold_soon(&second, &claim("a")).await;
+}
+
+/// Many clients want one lock all the time. Votes split; everyone gets there.
+#[tokio::test(flavor = "multi_thread")]
+async fn split_votes_do_not_starve_anyone() {
+    let cluster = Cluster::start(5).await;
+    let (inside, total) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut clients = Vec::new();
+    for _ in 0..6 {
+        let store = Arc::new(cluster.observer().await);
+        let locker = Locker::shared_builder(Arc::clone(&store) as Arc<dyn LockStore>).build();
+        let (inside, total) = (Arc::clone(&inside), Arc::clone(&total));
+        clients.push(tokio::spawn(async move {
+            let mut last = lockkit_core::Fence::NONE;
+            for _ in 0..40 {
+                let guard = locker.lock("hot").ttl(TTL).acquire().await.expect("acquire");
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                assert!(guard.fence() > last);
+                last = guard.fence();
+                total.fetch_add(1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+            }
+            store.stats()
+        }));
+    }
+    let (mut splits, mut raises, mut grants) = (0, 0, 0);
+    for client in clients {
+        let stats = client.await.expect("a client");
+        (splits, raises, grants) = (splits + stats.split_votes, raises + stats.raise_rounds, grants + stats.grants);
+    }
+    assert_eq!(total.load(Ordering::SeqCst), 240);
+    println!("{grants} grants, {splits} split votes, {raises} second rounds for a fence");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_at_the_door_leaves_nothing_when_it_goes() {
+    let cluster = Cluster::start(5).await;
+    let (mine, other) = (cluster.client().await, cluster.observer().await);
+    let held = claim("a");
+    hold(&mine, &held).await;
+    let mut waiting = request(&claim("a"));
+    waiting.wait = Duration::from_secs(20);
+    drop(tokio::time::timeout(Duration::from_millis(100), other.acquire(&waiting)).await);
+    free(&mine, &held).await;
+    cluster.until_held_at("a", 0).await;
+    hold(&mine, &claim("a")).await;
+}

@@ -1,0 +1,147 @@
+//! Five nodes behind a fault proxy each, and short names for requests.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, MemoryStore, Mode,
+    Order, Query, Release, Renewal, Renewed, Result, Token,
+};
+use lockkit_redis::RedisConfig;
+use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
+use lockkit_testkit::{
+    faults::Proxy,
+    servers::{RedisOptions, RedisServer},
+};
+
+pub(crate) const TTL: Duration = Duration::from_secs(4);
+
+/// Servers without persistence, each behind a proxy.
+pub(crate) struct Cluster {
+    pub(crate) servers: Vec<RedisServer>,
+    pub(crate) proxies: Vec<Proxy>,
+}
+
+impl Cluster {
+    pub(crate) async fn start(nodes: usize) -> Self {
+        let (mut servers, mut proxies) = (Vec::new(), Vec::new());
+        for _ in 0..nodes {
+            let server = RedisServer::start(RedisOptions::default()).await.expect("a server");
+            proxies.push(Proxy::start(server.addr()).await.expect("a proxy"));
+            servers.push(server);
+        }
+        Self { servers, proxies }
+    }
+
+    /// A client whose traffic runs through the proxies. The servers are new, which is not what most tests are about.
+    pub(crate) async fn client(&self) -> RedlockStore {
+        self.nodes().delayed_restart(false).connect().await.expect("connect")
+    }
+
+    pub(crate) fn nodes(&self) -> RedisNodes {
+        let addresses = self.proxies.iter().map(Proxy::addr);
+        RedisNodes::new(addresses.map(|at| RedisConfig::new(at.ip().to_string(), at.port())).collect())
+    }
+
+    /// A client that shares nothing with the others, not even the network.
+    pub(crate) async fn observer(&self) -> RedlockStore {
+        let servers = self.servers.iter().map(|server| server.addr());
+        let nodes = RedisNodes::new(servers.map(|at| RedisConfig::new(at.ip().to_string(), at.port())).collect());
+        nodes.delayed_restart(false).connect().await.expect("connect")
+    }
+
+    /// At how many nodes the lock is held.
+    pub(crate) async fn held_at(&self, name: &str) -> usize {
+        let mut held = 0;
+        for server in &self.servers {
+            held += usize::from(server.command(&["EXISTS", &format!("lockkit:{name}")]).await.expect("EXISTS") == "1");
+        }
+        held
+    }
+
+    /// Waits until the lock is held at this many nodes.
+    pub(crate) async fn until_held_at(&self, name: &str, nodes: usize) {
+        let start = Instant::now();
+        while self.held_at(name).await != nodes {
+            assert!(start.elapsed() < Duration::from_secs(8), "never held at {nodes} nodes");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Memory stores, and quorums over them.
+pub(crate) fn memories(nodes: usize) -> Vec<MemoryStore> {
+    (0..nodes).map(|_| MemoryStore::new()).collect()
+}
+
+pub(crate) fn quorum(stores: &[MemoryStore]) -> RedlockStore {
+    let nodes = stores.iter().map(|store| Node::new(Arc::new(store.clone()))).collect();
+    RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum")
+}
+
+pub(crate) fn claim(name: &str) -> Claim {
+    let key = LockKey::new(name).expect("name");
+    Claim { key, token: Token::random().expect("token"), mode: Mode::Exclusive }
+}
+
+pub(crate) fn request(claim: &Claim) -> AcquireRequest {
+    AcquireRequest {
+        claim: claim.clone(),
+        ttl: TTL,
+        wait: Duration::ZERO,
+        order: Order::Any,
+        fence: FenceRequest::default(),
+        holder: HolderInfo::new("test"),
+    }
+}
+
+pub(crate) async fn attempt(store: &dyn LockStore, claim: &Claim) -> Result<Attempt> {
+    store.acquire(&request(claim)).await
+}
+
+pub(crate) async fn hold(store: &dyn LockStore, claim: &Claim) -> Hold {
+    match attempt(store, claim).await.expect("acquire") {
+        Attempt::Granted(hold) => hold,
+        Attempt::Contended(other) => panic!("not granted: {other:?}"),
+    }
+}
+
+/// The same as soon as what failed attempts left behind is released, which goes on in the background.
+pub(crate) async fn hold_soon(store: &dyn LockStore, claim: &Claim) -> Hold {
+    let start = Instant::now();
+    loop {
+        match attempt(store, claim).await.expect("acquire") {
+            Attempt::Granted(hold) => return hold,
+            Attempt::Contended(other) => assert!(start.elapsed() < TTL / 2, "never granted: {other:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+pub(crate) async fn contended(store: &dyn LockStore, claim: &Claim) -> Contention {
+    match attempt(store, claim).await.expect("acquire") {
+        Attempt::Contended(contention) => contention,
+        Attempt::Granted(hold) => panic!("granted: {hold:?}"),
+    }
+}
+
+pub(crate) async fn renew(store: &dyn LockStore, claim: &Claim) -> Result<Renewed> {
+    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None };
+    store.renew(&[renewal]).await.remove(0)
+}
+
+pub(crate) async fn is_held(store: &dyn LockStore, claim: &Claim) -> bool {
+    matches!(renew(store, claim).await.expect("renew"), Renewed::Held(_))
+}
+
+pub(crate) async fn free(store: &dyn LockStore, claim: &Claim) {
+    let released = store.release(claim).await.expect("release");
+    assert!(matches!(released, Release::Released { .. }), "{released:?}");
+}
+
+pub(crate) async fn holders(store: &dyn LockStore, claim: &Claim) -> usize {
+    let states = store.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("inspect");
+    states[0].holders.len()
+}
