@@ -1,18 +1,20 @@
 //! Models of the protocol, searched exhaustively as far as time allows: what always holds, and what breaks as soon as
 //! one safeguard is off.
 //!
-//! CI searches for some seconds each; `LOCKKIT_MODEL_STATES` sets how many states each search may visit.
+//! Each search visits some millions of states, in breadth, which takes seconds; `LOCKKIT_MODEL_STATES` sets how many.
 
 mod fences;
+mod leases;
 
 use std::time::{Duration, Instant};
 
 use fences::Fences;
-use stateright::{Checker, Model};
+use leases::Leases;
+use stateright::{Checker, HasDiscoveries, Model};
 
 /// How many states a search visits at most.
 fn budget() -> usize {
-    std::env::var("LOCKKIT_MODEL_STATES").ok().and_then(|text| text.parse().ok()).unwrap_or(3_000_000)
+    std::env::var("LOCKKIT_MODEL_STATES").ok().and_then(|text| text.parse().ok()).unwrap_or(12_000_000)
 }
 
 /// Searches breadth first; `Err` with the property that was violated and how it came to that.
@@ -23,7 +25,13 @@ where
     M::Action: std::fmt::Debug + Clone + PartialEq,
 {
     let start = Instant::now();
-    let checker = model.checker().threads(2).target_state_count(budget()).spawn_bfs().join();
+    let checker = model
+        .checker()
+        .threads(2)
+        .finish_when(HasDiscoveries::AnyFailures)
+        .target_state_count(budget())
+        .spawn_bfs()
+        .join();
     let (states, whole) = (checker.unique_state_count(), checker.state_count() < budget());
     let took = start.elapsed().max(Duration::from_millis(1));
     let violated = checker
@@ -114,4 +122,40 @@ fn renewal_needs_probation() {
 #[test]
 fn fences_need_durable_counters() {
     breaks("one node forgets its counter", Fences { durable: false, attempts: 1, proposals: 1, ..Fences::SOUND });
+}
+
+#[test]
+fn leases_hold() {
+    holds("leases", Leases::SOUND);
+}
+
+#[test]
+fn leases_hold_over_a_restart() {
+    holds("leases with a restart", Leases { restart: true, attempts: [1, 1], ..Leases::SOUND });
+}
+
+#[test]
+fn leases_need_the_moment_of_sending() {
+    breaks("deadline from the reply", Leases { from_sent: false, renewals: 0, ..Leases::SOUND });
+}
+
+#[test]
+fn leases_need_drift() {
+    breaks("no drift", Leases { drift: false, renewals: 0, ..Leases::SOUND });
+}
+
+#[test]
+fn leases_need_a_look_at_the_deadline() {
+    breaks("no look at the deadline after a pause", Leases { deadline: false, renewals: 0, ..Leases::SOUND });
+}
+
+#[test]
+fn leases_need_delayed_restart() {
+    let model = Leases { restart: true, delayed_restart: false, attempts: [1, 1], renewals: 0, ..Leases::SOUND };
+    breaks("no delayed restart", model);
+}
+
+#[test]
+fn leases_need_fresh_tokens() {
+    breaks("one token for all attempts", Leases { fresh_token: false, renewals: 0, ..Leases::SOUND });
 }
