@@ -65,3 +65,18 @@ async fn a_server_that_is_down_is_unavailable() {
     assert_eq!(kind, ErrorKind::Unavailable, "{text}");
     assert!(text.contains("127.0.0.1") && !text.contains("secret"), "{text}");
 }
+
+#[cfg(feature = "redlock")]
+#[tokio::test]
+async fn a_redlock_url_is_checked_before_anything_is_sent() {
+    for (url, advice) in [
+        ("redlock://", "no host"),
+        ("redlock://a,b,c?colour=blue", "node_timeout"),
+        ("redlock://user:secret@a,b,c?durable=perhaps", "yes or no"),
+        ("redlock://user:secret@a,b,c/not-a-number", "database"),
+    ] {
+        let (kind, text) = refused(url).await;
+        assert_eq!(kind, ErrorKind::InvalidInput, "{url}: {text}");
+        assert!(text.contains(advice) && !text.contains("secret"), "{text}");
+    }
+}

@@ -44,7 +44,9 @@ impl ServerFacts {
 
 /// Judges a server on every new connection.
 #[derive(Clone)]
-pub(crate) struct Vet(pub(crate) Arc<dyn Fn(&ServerFacts) -> Result<()> + Send + Sync>);
+pub(crate) struct Vet(pub(crate) Arc<Judge>);
+
+type Judge = dyn Fn(&ServerFacts) -> Result<()> + Send + Sync;
 
 impl fmt::Debug for Vet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -196,8 +196,10 @@ impl Entry {
             grant.until = grant.until.max(until);
             grant.depth = depth;
             for (now, then) in grant.nodes.iter_mut().zip(&when_sent.nodes) {
+                // Not what came while the renewal was under way: the answers may be older than that.
                 if then.on_probation.is_some() {
                     now.counts = then.on_probation;
+                    now.on_probation = now.on_probation.filter(|grant| Some(*grant) != then.on_probation);
                 }
             }
         }

@@ -11,7 +11,8 @@ use std::{
 
 use lockkit_core::{AcquireRequest, Attempt, Clock, Error, ErrorKind, LockStore, Moment, Result};
 
-/// How many acquisitions may be under way at one node. One that stands still would otherwise collect them all.
+/// How many acquisitions may be under way at a node that is slow. One that stands still would otherwise collect all that
+/// the others grant without it.
 const MOST_UNDER_WAY: usize = 1024;
 
 /// A store as a member of a quorum.
@@ -124,7 +125,8 @@ struct UnderWay<'a>(&'a State);
 
 impl<'a> UnderWay<'a> {
     fn new(state: &'a State) -> Result<Self> {
-        if state.under_way.fetch_add(1, Ordering::Relaxed) >= MOST_UNDER_WAY {
+        let before = state.under_way.fetch_add(1, Ordering::Relaxed);
+        if before >= MOST_UNDER_WAY && state.is_slow.load(Ordering::Relaxed) {
             state.under_way.fetch_sub(1, Ordering::Relaxed);
             let message = format!("{MOST_UNDER_WAY} requests to it have not been answered yet");
             return Err(Error::new(ErrorKind::Unavailable, message));

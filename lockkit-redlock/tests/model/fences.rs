@@ -62,6 +62,9 @@ pub(crate) struct State {
     /// The fences that are owned by grants, as a bit set, and the highest of them.
     owned: u64,
     highest: u8,
+    /// The highest of a grant behind which a majority still stood when it was returned. In time, the others come after
+    /// their deadline, and are none.
+    highest_held: u8,
     pub(crate) seen: Seen,
     forgot: bool,
 }
@@ -92,6 +95,8 @@ struct Cell {
     /// What the node granted, as far as the client knows and lets it count.
     grant: u8,
     on_probation: u8,
+    /// What was on probation when the present renewal was sent.
+    seasoned: u8,
     vote: Vote,
     /// Requests that have not arrived yet.
     acquire: bool,
@@ -227,10 +232,13 @@ impl Model for Fences {
             Action::Decide(client) => self.decide(&mut state, client),
             Action::GiveUp(client) => state.clients[client].phase = Phase::Idle,
             Action::Renew(client) => {
-                let highest = state.highest;
+                let highest = state.highest_held;
                 let me = &mut state.clients[client];
                 (me.phase, me.renewals, me.invoked_at) = (Phase::Renewing, me.renewals + 1, highest);
                 state.open_round(client, |_| true);
+                for node in &mut state.nodes {
+                    node.cells[client].seasoned = node.cells[client].on_probation;
+                }
             }
             Action::Lapse(node) => state.nodes[node].lease = None,
             Action::ForgetCounter(node) => {
@@ -246,7 +254,9 @@ impl Model for Fences {
         let mut properties = vec![
             Property::always("no fence is owned twice", |_, state: &State| !state.seen.twice),
             Property::always("later grants have higher fences", |_, state: &State| !state.seen.out_of_order),
-            Property::always("no renewal outlives another's grant", |_, state: &State| !state.seen.stale_renewal),
+            Property::always("no renewal succeeds after another held the lock", |_, state: &State| {
+                !state.seen.stale_renewal
+            }),
             Property::sometimes("agreed in one round", |_, state: &State| state.seen.agreed),
             Property::sometimes("raised", |_, state: &State| state.seen.raised),
         ];
@@ -397,6 +407,11 @@ impl Fences {
         state.seen.raised |= before.phase == Phase::Raising;
         state.owned |= mine;
         state.highest = state.highest.max(fence + span - 1);
+        let token = self.token(index, before.attempt);
+        let held = state.nodes.iter().filter(|node| node.lease.is_some_and(|(holder, _)| holder == token));
+        if held.count() >= self.majority() {
+            state.highest_held = state.highest_held.max(fence + span - 1);
+        }
         state.clients[index].phase = Phase::Held;
         for node in &mut state.nodes {
             let grant = std::mem::take(&mut node.cells[index].grant);
@@ -407,7 +422,7 @@ impl Fences {
         state.open_round(index, |_| false);
     }
 
-    /// A majority still has the very grants: what was on probation counts from now on, and lost nodes are healed.
+    /// A majority still has the very grants: what was on probation before counts from now on, and lost nodes are healed.
     fn end_renewal(&self, state: &mut State, index: usize) {
         let me = state.clients[index];
         state.clients[index].phase = Phase::Held;
@@ -416,8 +431,11 @@ impl Fences {
         for node in &mut state.nodes {
             let cell = &mut node.cells[index];
             cell.heal |= cell.vote == Vote::No && self.probation;
-            if cell.on_probation > 0 {
-                cell.grant = std::mem::take(&mut cell.on_probation);
+            // Not what came while the renewal was under way: its answers may be older than that.
+            let seasoned = std::mem::take(&mut cell.seasoned);
+            if seasoned > 0 {
+                cell.grant = seasoned;
+                cell.on_probation = if cell.on_probation == seasoned { 0 } else { cell.on_probation };
             }
         }
         state.open_round(index, |_| false);

@@ -169,7 +169,7 @@ impl Model for Leases {
             match me.phase {
                 Phase::Idle if me.attempt < self.attempts[client] => actions.push(Action::Invoke(client)),
                 Phase::Asking | Phase::Renewing if state.yes(client) >= MAJORITY => {
-                    actions.push(Action::Decide(client))
+                    actions.push(Action::Decide(client));
                 }
                 Phase::Held if me.renewals < self.renewals && self.may_act(state, client) => {
                     actions.push(Action::Renew(client));
