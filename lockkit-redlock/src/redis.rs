@@ -312,7 +312,7 @@ mod tests {
             ("redlock://u:hunter2@a,b,c?max_ttl=1", "250ms"),
             ("redlock://u:hunter2@a,b,c?durable=maybe", "yes or no"),
             ("redlock://u:hunter2@a,b,c?max_ttl=1m&max_ttl=1m", "twice"),
-            ("redlock://u:hunter2@a,,c", "no host"),
+            ("redlock://u:hunter2@a,,c", "host"),
             ("redlock://u:hunter2@a,b:x,c", "not a URL"),
         ] {
             let error = RedisNodes::from_url(url).expect_err(url);
