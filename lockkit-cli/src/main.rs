@@ -11,6 +11,7 @@ mod contention;
 mod crew;
 mod duration;
 mod exit;
+mod init;
 mod interrupt;
 mod ledger;
 mod ls;
@@ -43,6 +44,8 @@ enum Verb {
     Ls(ls::Args),
     Who(who::Args),
     Break(break_lock::Args),
+    Init(init::Args),
+    Gc(init::GcArgs),
     Race(race::Args),
     Compare(compare::Args),
     Completions(completions::Args),
@@ -71,6 +74,8 @@ fn dispatch(verb: Verb) -> Outcome {
         Verb::Ls(args) => ls::run(&args),
         Verb::Who(args) => who::run(&args),
         Verb::Break(args) => break_lock::run(args),
+        Verb::Init(args) => init::run(&args),
+        Verb::Gc(args) => init::collect(&args),
         Verb::Race(args) => race::run(args),
         Verb::Compare(args) => compare::run(args),
         Verb::Completions(args) => completions::run(&args, Cli::command()),

@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// Give up at once, with exit status 75, when the lock is not free
     #[arg(long)]
     no_wait: bool,
-    /// Who holds the lock, in words, as shown to others [default: CMD@host:pid]
+    /// Who holds the lock, in words, as shown to others; by default CMD@host:pid
     #[arg(long, value_name = "TEXT")]
     holder: Option<String>,
     /// The command and its arguments
@@ -159,10 +159,11 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
     inside.runs.push(run.clone());
     if let Hold::Own(own) = &hold {
         desk = Some(Desk::open(&run).map_err(|error| Failure::system("open a socket", &error))?);
-        inside.held.push(Entry { key: args.key.clone(), token: own.token(), ttl: hold.ttl(), run: run.clone() });
+        let (key, token) = (args.key.clone(), own.token());
+        inside.held.push(Entry { key, token, ttl: hold.ttl(), lasts: hold.lasts(), run: run.clone() });
     }
     let mut watchdog = Watchdog::start(&run).map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
-    let plan = Plan::of(hold.ttl());
+    let plan = Plan::of(hold.lasts());
     watchdog.allow(hold.remaining(), &plan);
     let vars = [
         ("LOCKKIT_KEY", args.key.as_str().to_owned()),

@@ -16,11 +16,15 @@ pub(crate) struct StoreArgs {
 }
 
 impl StoreArgs {
+    /// The URL. May have a password in it.
+    pub(crate) fn url(&self) -> Result<&str, Failure> {
+        let url = self.url.as_deref().filter(|url| !url.is_empty());
+        url.ok_or_else(|| Failure::new(USAGE, "no store: give --store URL, or set LOCKKIT_STORE"))
+    }
+
     /// Connects.
     pub(crate) async fn builder(&self) -> Result<LockerBuilder, Failure> {
-        let url = self.url.as_deref().filter(|url| !url.is_empty());
-        let url = url.ok_or_else(|| Failure::new(USAGE, "no store: give --store URL, or set LOCKKIT_STORE"))?;
-        Ok(Locker::shared_builder(lockkit::open(url).await?))
+        Ok(Locker::shared_builder(lockkit::open(self.url()?).await?))
     }
 
     /// Connects, with default settings.

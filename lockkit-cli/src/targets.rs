@@ -1,9 +1,12 @@
 //! The stores that `race` and `compare` run on: those given by URL, or private servers of what is installed.
 
-use std::fmt;
+use std::{any::Any, fmt};
 
 use clap::Args;
-use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
+use lockkit_testkit::servers::{
+    self, Found, MySqlFlavor, MySqlOptions, MySqlServer, RedisFlavor, RedisOptions, RedisServer, ZooKeeperFlavor,
+    ZooKeeperServer,
+};
 
 use crate::exit::{Failure, UNAVAILABLE};
 
@@ -42,7 +45,7 @@ pub(crate) struct Target {
     /// Whether only this process can reach it, as `memory:`.
     pub(crate) in_process: bool,
     /// The server, if it was started for this run; it ends with the target.
-    _server: Option<RedisServer>,
+    _server: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// What there is to run on, and what else there could be.
@@ -68,26 +71,44 @@ impl Targets {
     /// A private server of every kind that is installed. Not being installed is no failure; not coming up is.
     async fn installed() -> Result<Self, Failure> {
         let mut targets = Self::default();
-        for (kind, flavor) in
-            [("redis", RedisFlavor::Installed), ("redis", RedisFlavor::Newer), ("valkey", RedisFlavor::Valkey)]
-        {
-            let found = match flavor.program().find() {
-                Ok(found) => found,
-                Err(error) if error.is_missing() => {
-                    targets.missing.push(error.to_string());
-                    continue;
-                }
-                Err(error) => return Err(Failure::new(UNAVAILABLE, error.to_string())),
-            };
-            let name = format!("{kind} {}", found.version);
-            if targets.list.iter().any(|target| target.name == name) {
-                continue;
+        for flavor in [RedisFlavor::Installed, RedisFlavor::Newer, RedisFlavor::Valkey] {
+            let kind = if flavor == RedisFlavor::Valkey { "valkey" } else { "redis" };
+            if let Some(name) = targets.is_new(kind, flavor.program().find())? {
+                let server = up(RedisServer::start(RedisOptions::default().flavor(flavor)).await)?;
+                targets.add(name, server.url(), false, Some(Box::new(server)));
             }
-            let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await;
-            let server = server.map_err(|error| Failure::new(UNAVAILABLE, error.to_string()))?;
-            targets.add(name, server.url(), false, Some(server));
+        }
+        for flavor in [MySqlFlavor::Installed, MySqlFlavor::Newer] {
+            let kind = if flavor == MySqlFlavor::Installed { "mariadb" } else { "mysql" };
+            if let Some(name) = targets.is_new(kind, flavor.program().find())? {
+                let server = up(MySqlServer::start(MySqlOptions::default().flavor(flavor)).await)?;
+                targets.add(name, format!("{}?create=true", server.url()), false, Some(Box::new(server)));
+            }
+        }
+        for flavor in [ZooKeeperFlavor::Installed, ZooKeeperFlavor::Newer] {
+            let name = if flavor == ZooKeeperFlavor::Installed { "zookeeper" } else { "zookeeper newer" };
+            match ZooKeeperServer::start(flavor).await {
+                Ok(server) => targets.add(name.to_owned(), server.url(), false, Some(Box::new(server))),
+                Err(error) if error.is_missing() => targets.missing.push(error.to_string()),
+                Err(error) => return Err(Failure::new(UNAVAILABLE, error.to_string())),
+            }
         }
         Ok(targets)
+    }
+
+    /// What to call a server of this kind, if it is installed in a version that is not among the targets yet.
+    fn is_new(&mut self, kind: &str, found: servers::Result<Found>) -> Result<Option<String>, Failure> {
+        match found {
+            Ok(found) => {
+                let name = format!("{kind} {}", found.version);
+                Ok(self.list.iter().all(|target| target.name != name).then_some(name))
+            }
+            Err(error) if error.is_missing() => {
+                self.missing.push(error.to_string());
+                Ok(None)
+            }
+            Err(error) => Err(Failure::new(UNAVAILABLE, error.to_string())),
+        }
     }
 
     /// Puts the store inside this process first.
@@ -99,11 +120,15 @@ impl Targets {
         self
     }
 
-    fn add(&mut self, name: String, url: String, in_process: bool, server: Option<RedisServer>) {
+    fn add(&mut self, name: String, url: String, in_process: bool, server: Option<Box<dyn Any + Send + Sync>>) {
         // The same store twice is a fair thing to ask for: it shows how much two runs on one store differ.
         let name = distinct(name, |name| self.list.iter().any(|target| target.name == name));
         self.list.push(Target { name, url, in_process, _server: server });
     }
+}
+
+fn up<S>(started: servers::Result<S>) -> Result<S, Failure> {
+    started.map_err(|error| Failure::new(UNAVAILABLE, error.to_string()))
 }
 
 fn distinct(name: String, taken: impl Fn(&str) -> bool) -> String {

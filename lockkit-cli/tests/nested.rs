@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
 use support::{Line, Redis, Running, code, lock, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
@@ -52,7 +54,7 @@ fn the_lease_is_kept_as_long_as_a_nested_run_needs_it() {
     );
     let started = line.path().with_extension("started");
     assert!(std::process::Command::new("mkfifo").arg(&started).status().unwrap().success());
-    let mut command = redis.run("k", &["--ttl", "1s"], &script.replace("$LINE.started", started.to_str().unwrap()));
+    let mut command = redis.run("k", &["--ttl", "3s"], &script.replace("$LINE.started", started.to_str().unwrap()));
     line.give(&mut command);
     let mut outer = Running::start(command);
     assert_eq!(line.hear(), "up");
@@ -125,13 +127,11 @@ fn a_nested_run_is_stopped_with_the_lease() {
     let line = Line::new();
     let stubborn = "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo up >&3; while :; do sleep 0.01; done";
     let script = format!("{LOCKKIT} run --key k --no-wait -- setsid -w sh -c '{stubborn}'; exit $?");
-    let mut command = redis.run("k", &["--ttl", "2s"], &script);
+    let mut command = redis.run("k", &["--ttl", "3s"], &script);
     line.give(&mut command);
     let outer = Running::start(command);
     assert_eq!(line.hear(), "up");
-    redis.await_renewal("k");
-    let lapse = std::time::Instant::now() + redis.left("k");
-    redis.freeze();
+    let lapse = redis.freeze_while_held("k", Duration::from_secs(3));
     let (_, gone) = line.end();
     assert!(gone < lapse, "{:?} too late", gone - lapse);
     let output = outer.end();
@@ -151,10 +151,10 @@ fn a_nested_run_finds_out_by_itself_that_the_lease_is_lost() {
     redis.await_renewal("k");
     // The outer run stands still, and its watchdog lets CMD live until the lease would have lapsed.
     outer.signal("STOP");
-    let lapse = std::time::Instant::now() + redis.left("k");
+    let lapse = Instant::now() + redis.left("k");
     redis.command(&["DEL", &lock("k")]);
     let (_, gone) = line.end();
-    assert!(gone + std::time::Duration::from_millis(500) < lapse, "only {:?} before", lapse - gone);
+    assert!(gone + Duration::from_millis(500) < lapse, "only {:?} before", lapse - gone);
     assert!(outer.complaint().contains("no such lease any more"));
     assert_eq!(outer.complaint(), "inner 74");
     outer.signal("CONT");

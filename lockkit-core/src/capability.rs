@@ -49,7 +49,7 @@ pub enum Liveness {
 }
 
 /// What a fence is worth: how much may happen before a later grant could carry a smaller number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fencing {
     /// Fences mean nothing.
@@ -58,6 +58,7 @@ pub enum Fencing {
     BestEffort,
     /// They grow even when the store lost its data, unless its wall clock was **also** set back past the last fence.
     Hybrid,
-    /// They grow, whatever happens to the store short of an operator restoring old data.
+    /// They grow as long as the store keeps what it committed, through crashes, restarts and changes of leader,
+    /// whatever its clocks do. After a loss of all data they start again.
     Strict,
 }

@@ -11,10 +11,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// That a lock is held by another is not an error but an answer. The error is one word wide, cheap to clone, and its
 /// `Display` is one line without secrets: `acquire "invoice/42" on redis: unavailable: connection refused`.
-#[derive(Clone)]
+#[derive(Clone, thiserror::Error)]
+#[error(transparent)]
 pub struct Error(Arc<Inner>);
 
-#[derive(Clone)]
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}{kind}: {message}", self.place())]
 struct Inner {
     kind: ErrorKind,
     effect: Effect,
@@ -22,7 +24,17 @@ struct Inner {
     operation: Option<&'static str>,
     key: Option<LockKey>,
     store: Option<Arc<str>>,
+    #[source]
     source: Option<Arc<dyn StdError + Send + Sync>>,
+}
+
+impl Inner {
+    fn place(&self) -> String {
+        let Some(operation) = self.operation else { return String::new() };
+        let key = self.key.as_ref().map_or_else(String::new, |key| format!(" {key:?}"));
+        let store = self.store.as_ref().map_or_else(String::new, |store| format!(" on {store}"));
+        format!("{operation}{key}{store}: ")
+    }
 }
 
 /// What the caller can do about an [`Error`].
@@ -156,22 +168,6 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(operation) = self.0.operation {
-            f.write_str(operation)?;
-            if let Some(key) = &self.0.key {
-                write!(f, " {key:?}")?;
-            }
-            if let Some(store) = &self.0.store {
-                write!(f, " on {store}")?;
-            }
-            f.write_str(": ")?;
-        }
-        write!(f, "{}: {}", self.0.kind, self.0.message)
-    }
-}
-
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = f.debug_struct("Error");
@@ -180,12 +176,6 @@ impl fmt::Debug for Error {
             out.field("source", source);
         }
         out.finish()
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_ref().map(|source| &**source as &(dyn StdError + 'static))
     }
 }
 

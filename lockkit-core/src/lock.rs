@@ -96,7 +96,9 @@ impl Lock {
     /// # Cancellation
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, wait: Duration) -> Result<Option<Guard>> {
-        self.get(Limit::Until(self.engine.now() + wait, wait)).await
+        // No time at all is a try, which takes as long as the store's answer does.
+        let limit = if wait.is_zero() { Limit::Try } else { Limit::Until(self.engine.now() + wait, wait) };
+        self.get(limit).await
     }
 
     /// Reads who holds the lock.

@@ -212,3 +212,12 @@ fn metrics_have_their_documented_names() {
     assert!(found.iter().any(|key| key.contains("class = job")), "{found:?}");
     assert!(!found.iter().any(|key| key.contains("job/1")), "a lock's name became a label: {found:?}");
 }
+
+#[test]
+fn an_error_tells_its_cause() {
+    use std::error::Error as _;
+
+    let cause = std::io::Error::other("the cable was cut");
+    let error = lockkit_core::Error::new(ErrorKind::Unavailable, "no connection").with_source(cause);
+    assert_eq!(error.source().map(ToString::to_string).as_deref(), Some("the cable was cut"));
+}

@@ -34,6 +34,7 @@ mod name;
 mod pool;
 mod renew;
 mod row;
+mod running_on;
 pub mod schema;
 mod server;
 mod statements;

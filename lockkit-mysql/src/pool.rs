@@ -11,11 +11,11 @@
 //!   server has answered, so that a release of the same claim can be sent behind that (rule R8), and then closed.
 
 use std::{
-    collections::HashMap,
     fmt,
+    pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -27,14 +27,15 @@ use sqlx::{
     query::Query,
 };
 use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
-    time::{Instant, timeout, timeout_at},
+    runtime::{Handle, Id},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, Sleep, sleep_until, timeout, timeout_at},
 };
 
 use crate::{
     config::MySqlConfig,
     error::{self, Sent},
+    running_on::RunningOn,
 };
 
 /// A connection that was idle for longer than this is asked whether it is still there: servers close idle ones.
@@ -85,22 +86,30 @@ struct Shared {
     idle: Mutex<Vec<Idle>>,
     /// Raised whenever a connection broke: then those that are older are not trusted without asking.
     breaks: AtomicU64,
-    /// The claims of statements that run on although nobody waits for them, each with what ends when they do.
-    running_on: Mutex<HashMap<Token, Vec<watch::Receiver<()>>>>,
-    /// How many those are: the common case, none, is known without the map.
-    running_on_count: AtomicUsize,
+    running_on: Arc<RunningOn>,
 }
 
 struct Idle {
-    connection: MySqlConnection,
+    line: Line,
     since: Instant,
     breaks: u64,
+}
+
+/// A connection to the server, with a timer of its own.
+///
+/// Every statement has a bound, and almost none reaches it. To set a timer anew each time, the runtime takes a lock and,
+/// if no other is due before, wakes the thread that waits for events. To put off one that is set costs nothing of this.
+struct Line {
+    driver: MySqlConnection,
+    alarm: Pin<Box<Sleep>>,
+    /// Both belong to it. When it ends, they may not be touched any more.
+    runtime: Id,
 }
 
 /// A connection in use. Dropping it puts it back, or away if it was left in the middle of a statement.
 pub(crate) struct Connection {
     /// `None` once it broke.
-    driver: Option<MySqlConnection>,
+    line: Option<Line>,
     /// Set while a statement runs: whose it is, if it is about a claim.
     running: Option<Option<Token>>,
     breaks: u64,
@@ -120,8 +129,7 @@ impl Pool {
             reserved: Arc::new(Semaphore::new(reserved)),
             idle: Mutex::default(),
             breaks: AtomicU64::new(0),
-            running_on: Mutex::default(),
-            running_on_count: AtomicUsize::new(0),
+            running_on: Arc::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -140,16 +148,16 @@ impl Pool {
         };
         let breaks = self.shared.breaks.load(Ordering::Acquire);
         let mut connection = Connection {
-            driver: None,
+            line: None,
             running: None,
             breaks,
             bound,
             permit: Some(permit),
             shared: Arc::clone(&self.shared),
         };
-        while let Some(idle) = self.shared.pop() {
+        while let Some(idle) = self.shared.pop(Handle::current().id()) {
             let doubtful = idle.breaks != breaks || idle.since.elapsed() > IDLE;
-            connection.driver = Some(idle.connection);
+            connection.line = Some(idle.line);
             if !doubtful || connection.is_alive().await {
                 return Ok(connection);
             }
@@ -163,14 +171,8 @@ impl Pool {
     /// # Errors
     /// When it has not by the deadline. What was given up may still come to have an effect.
     pub(crate) async fn settled(&self, token: &Token, bound: Bound) -> Result<()> {
-        while self.shared.running_on_count.load(Ordering::Acquire) > 0 {
-            let running = self.shared.running_on().get(token).and_then(|running| running.first().cloned());
-            let Some(mut running) = running else { break };
-            // Its sender never sends. It is dropped when the statement has ended, and its entry is gone by then.
-            let ended = timeout_at(bound.at, running.changed()).await;
-            ended.map(drop).map_err(|_| error::timed_out(bound.whole, Sent::Yes))?;
-        }
-        Ok(())
+        let settled = timeout_at(bound.at, self.shared.running_on.settled(token)).await;
+        settled.map_err(|_| error::timed_out(bound.whole, Sent::Yes))
     }
 }
 
@@ -196,17 +198,23 @@ impl Shared {
         }
     }
 
-    /// The connection that was used last, whose caches are warm.
-    fn pop(&self) -> Option<Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    /// The connection of this runtime that was used last, whose caches are warm. If there is none, one of another runtime
+    /// is closed to make room.
+    fn pop(&self, runtime: Id) -> Option<Idle> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        match idle.iter().rposition(|idle| idle.line.runtime == runtime) {
+            Some(at) => Some(idle.remove(at)),
+            None => {
+                let foreign = idle.pop();
+                drop(idle);
+                drop(foreign);
+                None
+            }
+        }
     }
 
     fn push(&self, idle: Idle) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
-    }
-
-    fn running_on(&self) -> MutexGuard<'_, HashMap<Token, Vec<watch::Receiver<()>>>> {
-        self.running_on.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -225,9 +233,8 @@ impl Connection {
         statement: Statement<'_>,
         token: Option<Token>,
     ) -> Result<Result<MySqlQueryResult, sqlx::Error>> {
-        let bound = self.bound;
-        let driver = self.begin(token)?;
-        let Some(outcome) = timed(statement.execute(driver), bound).await else {
+        let line = self.begin(token)?;
+        let Some(outcome) = before(&mut line.alarm, statement.execute(&mut line.driver)).await else {
             return Err(self.gave_up(Sent::Yes));
         };
         Ok(self.ended(outcome))
@@ -238,9 +245,8 @@ impl Connection {
     /// # Errors
     /// When it fails or the deadline has come; without effect.
     pub(crate) async fn rows(&mut self, statement: Statement<'_>) -> Result<Vec<MySqlRow>> {
-        let bound = self.bound;
-        let driver = self.begin(None)?;
-        let Some(outcome) = timed(statement.fetch_all(driver), bound).await else {
+        let line = self.begin(None)?;
+        let Some(outcome) = before(&mut line.alarm, statement.fetch_all(&mut line.driver)).await else {
             return Err(self.gave_up(Sent::ReadOnly));
         };
         self.ended(outcome).map_err(|e| error::map(e, Sent::ReadOnly))
@@ -251,21 +257,21 @@ impl Connection {
     /// # Errors
     /// As [`execute`](Self::execute).
     pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
-        let bound = self.bound;
-        let driver = self.begin(None)?;
+        let line = self.begin(None)?;
         let statement = sqlx::raw_sql(sqlx::AssertSqlSafe(text));
-        let Some(outcome) = timed(statement.execute(driver), bound).await else {
+        let Some(outcome) = before(&mut line.alarm, statement.execute(&mut line.driver)).await else {
             return Err(self.gave_up(Sent::Yes));
         };
         self.ended(outcome).map_err(|e| error::map(e, Sent::Yes))
     }
 
     /// From here until [`ended`](Self::ended) a drop finds the connection in the middle of a statement.
-    fn begin(&mut self, token: Option<Token>) -> Result<&mut MySqlConnection> {
-        match &mut self.driver {
-            Some(driver) if self.running.is_none() => {
+    fn begin(&mut self, token: Option<Token>) -> Result<&mut Line> {
+        match &mut self.line {
+            Some(line) if self.running.is_none() => {
                 self.running = Some(token);
-                Ok(driver)
+                line.alarm.as_mut().reset(self.bound.at);
+                Ok(line)
             }
             // It broke, or was left in the middle of a statement, and whoever has it did not notice.
             _ => Err(Error::new(ErrorKind::Unavailable, "the connection broke before")),
@@ -278,7 +284,7 @@ impl Connection {
             && !error::is_row_busy(failed)
         {
             // After most errors it could go on, but errors are rare, and a new connection is in a known state.
-            self.driver = None;
+            self.line = None;
             if error::number(failed).is_none() {
                 self.shared.breaks.fetch_add(1, Ordering::AcqRel);
             }
@@ -294,11 +300,11 @@ impl Connection {
     /// Asks an idle connection whether it is still there. A dead one must not cost the whole time.
     async fn is_alive(&mut self) -> bool {
         let patience = self.bound.at.saturating_duration_since(Instant::now()) / 3;
-        let Some(driver) = &mut self.driver else { return false };
-        if matches!(timeout(patience, driver.ping()).await, Ok(Ok(()))) {
+        let Some(line) = &mut self.line else { return false };
+        if matches!(timeout(patience, line.driver.ping()).await, Ok(Ok(()))) {
             return true;
         }
-        self.driver = None;
+        self.line = None;
         false
     }
 
@@ -308,28 +314,30 @@ impl Connection {
             sqlx::raw_sql(SETUP).execute(&mut driver).await?;
             Ok(driver)
         };
-        let Some(outcome) = timed(connect, self.bound).await else {
+        let Ok(outcome) = timeout_at(self.bound.at, connect).await else {
             return Err(error::timed_out(self.bound.whole, Sent::No));
         };
-        self.driver = Some(outcome.map_err(|e| error::map(e, Sent::No))?);
+        let driver = outcome.map_err(|e| error::map(e, Sent::No))?;
+        let alarm = Box::pin(sleep_until(self.bound.at));
+        self.line = Some(Line { driver, alarm, runtime: Handle::current().id() });
         Ok(())
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let (Some(driver), permit) = (self.driver.take(), self.permit.take()) else { return };
+        let (Some(line), permit) = (self.line.take(), self.permit.take()) else { return };
         let Some(token) = self.running.take() else {
             // Back before the permit is, so that whoever gets the permit finds it.
-            self.shared.push(Idle { connection: driver, since: Instant::now(), breaks: self.breaks });
+            self.shared.push(Idle { line, since: Instant::now(), breaks: self.breaks });
             return drop(permit);
         };
         // Without a runtime, all that is left is to hang up.
         let Ok(runtime) = Handle::try_current() else { return };
-        let mark = token.map(|token| RunningOn::new(&self.shared, token));
+        let mark = token.map(|token| RunningOn::mark(&self.shared.running_on, token));
         let linger = self.shared.linger;
         runtime.spawn(async move {
-            let mut driver = driver;
+            let mut driver = line.driver;
             // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping,
             // the server is then done with the statement, or stands still and may do it later.
             drop(timeout(linger, driver.ping()).await);
@@ -338,40 +346,13 @@ impl Drop for Connection {
     }
 }
 
-/// The mark of a statement that runs on.
-struct RunningOn {
-    shared: Arc<Shared>,
-    token: Token,
-    ended: watch::Receiver<()>,
-    /// Dropped after the mark was taken away: that wakes who waits for the end.
-    _ends: watch::Sender<()>,
-}
-
-impl RunningOn {
-    fn new(shared: &Arc<Shared>, token: Token) -> Self {
-        let (ends, ended) = watch::channel(());
-        shared.running_on().entry(token).or_default().push(ended.clone());
-        shared.running_on_count.fetch_add(1, Ordering::AcqRel);
-        Self { shared: Arc::clone(shared), token, ended, _ends: ends }
+/// What a future gives, or `None` if the alarm goes off before.
+async fn before<F: Future>(alarm: &mut Pin<Box<Sleep>>, work: F) -> Option<F::Output> {
+    tokio::select! {
+        biased;
+        output = work => Some(output),
+        () = alarm.as_mut() => None,
     }
-}
-
-impl Drop for RunningOn {
-    fn drop(&mut self) {
-        let mut running_on = self.shared.running_on();
-        if let Some(running) = running_on.get_mut(&self.token) {
-            running.retain(|ended| !ended.same_channel(&self.ended));
-            if running.is_empty() {
-                running_on.remove(&self.token);
-            }
-        }
-        self.shared.running_on_count.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// `None` if the deadline has come.
-async fn timed<F: Future>(work: F, bound: Bound) -> Option<F::Output> {
-    timeout_at(bound.at, work).await.ok()
 }
 
 /// Reads a column; what does not fit is an error.

@@ -3,7 +3,7 @@
 use std::{any::Any, sync::Arc, time::Duration};
 
 use libtest_mimic::{Failed, Trial};
-use lockkit_core::LockStore;
+use lockkit_core::{Capability, Fencing, Liveness, SystemClock};
 
 use crate::{
     Backend, BoxError,
@@ -58,8 +58,12 @@ impl Report {
 /// Runs every case against a store, one after the other; `progress` is told of each.
 pub async fn check(backend: Arc<dyn Backend>, mut progress: impl FnMut(&Case, &Verdict) + Send) -> Report {
     let mut report = Report::default();
+    let offer = Offer::of(&backend).await;
     for case in cases::all() {
-        let verdict = run_case(case, Arc::clone(&backend)).await;
+        let verdict = match &offer {
+            Ok(offer) => judge(case, offer, Arc::clone(&backend)).await,
+            Err(error) => Verdict::Failed(format!("the store under test can't be opened: {error}")),
+        };
         progress(case, &verdict);
         report.verdicts.push((case, verdict));
     }
@@ -68,10 +72,15 @@ pub async fn check(backend: Arc<dyn Backend>, mut progress: impl FnMut(&Case, &V
 
 /// Runs one case on the present runtime.
 pub async fn run_case(case: &'static Case, backend: Arc<dyn Backend>) -> Verdict {
-    match applies(case, &backend).await {
-        Ok(None) => {}
-        Ok(Some(reason)) => return Verdict::Ignored(reason),
-        Err(error) => return Verdict::Failed(format!("the store under test can't be opened: {error}")),
+    match Offer::of(&backend).await {
+        Ok(offer) => judge(case, &offer, backend).await,
+        Err(error) => Verdict::Failed(format!("the store under test can't be opened: {error}")),
+    }
+}
+
+async fn judge(case: &'static Case, offer: &Offer, backend: Arc<dyn Backend>) -> Verdict {
+    if let Some(reason) = offer.lacks(&case.needs) {
+        return Verdict::Ignored(reason);
     }
     let task = tokio::spawn((case.run)(Ctx::new(case, backend)));
     let abort = task.abort_handle();
@@ -94,15 +103,16 @@ pub async fn run_case(case: &'static Case, backend: Arc<dyn Backend>) -> Verdict
 /// When the store can't be opened: a store that is required and absent is a failure, not a pass.
 pub fn trials(backend: Arc<dyn Backend>) -> Result<Vec<Trial>, BoxError> {
     let runtime = runtime()?;
+    let offer = Arc::new(runtime.block_on(Offer::of(&backend))?);
     let mut trials = Vec::new();
     for case in cases::all() {
-        let reason = runtime.block_on(applies(case, &backend))?;
+        let reason = offer.lacks(&case.needs);
         let mut name = format!("{}::{}", backend.name(), case.name);
         if let Some(reason) = &reason {
             name = format!("{name} ({reason})");
         }
-        let backend = Arc::clone(&backend);
-        let trial = Trial::test(name, move || match runtime_of_its_own(case, backend)? {
+        let (backend, offer) = (Arc::clone(&backend), Arc::clone(&offer));
+        let trial = Trial::test(name, move || match runtime_of_its_own(case, &offer, backend)? {
             Verdict::Passed | Verdict::Ignored(_) => Ok(()),
             Verdict::Failed(message) => Err(Failed::from(format!("{}\n{message}", case.doc))),
         });
@@ -111,9 +121,9 @@ pub fn trials(backend: Arc<dyn Backend>) -> Result<Vec<Trial>, BoxError> {
     Ok(trials)
 }
 
-fn runtime_of_its_own(case: &'static Case, backend: Arc<dyn Backend>) -> Result<Verdict, BoxError> {
+fn runtime_of_its_own(case: &'static Case, offer: &Offer, backend: Arc<dyn Backend>) -> Result<Verdict, BoxError> {
     let runtime = runtime()?;
-    let verdict = runtime.block_on(run_case(case, backend));
+    let verdict = runtime.block_on(judge(case, offer, backend));
     runtime.shutdown_background();
     Ok(verdict)
 }
@@ -122,28 +132,44 @@ fn runtime() -> Result<tokio::runtime::Runtime, BoxError> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Why a case does not apply to a store; `None` if it does.
-async fn applies(case: &Case, backend: &Arc<dyn Backend>) -> Result<Option<String>, BoxError> {
-    let store: Arc<dyn LockStore> = backend.open().await?;
-    let capability = &store.info().capability;
-    let Needs { ttl, shared, permits, fencing, clock, server } = case.needs;
-    let has_ttl = matches!(capability.liveness, lockkit_core::Liveness::Ttl { .. });
-    let reason = if ttl && !has_ttl {
-        Some("leases here end with the session, not by ttl".to_owned())
-    } else if shared && !capability.shared {
-        Some("no shared locks".to_owned())
-    } else if permits && !capability.permits {
-        Some("no permits".to_owned())
-    } else if capability.fencing < fencing {
-        Some(format!("fencing is {:?}, not {fencing:?}", capability.fencing))
-    } else if clock && backend.open_with_clock(Arc::new(lockkit_core::SystemClock)).await?.is_none() {
-        Some("takes no clock".to_owned())
-    } else if server && backend.private_server().await?.is_none() {
-        Some("no private server to harm".to_owned())
-    } else {
-        None
-    };
-    Ok(reason)
+/// What a store under test has to offer. Finding out may start a server, so it is done once for all cases.
+struct Offer {
+    capability: Capability,
+    clock: bool,
+    server: bool,
+}
+
+impl Offer {
+    async fn of(backend: &Arc<dyn Backend>) -> Result<Self, BoxError> {
+        Ok(Self {
+            capability: backend.open().await?.info().capability.clone(),
+            clock: backend.open_with_clock(Arc::new(SystemClock)).await?.is_some(),
+            server: backend.private_server().await?.is_some(),
+        })
+    }
+
+    /// Why a case does not apply; `None` if it does.
+    fn lacks(&self, needs: &Needs) -> Option<String> {
+        let Needs { ttl, shared, permits, fences, hybrid, clock, server } = *needs;
+        let Capability { fencing, liveness, .. } = self.capability;
+        if ttl && !matches!(liveness, Liveness::Ttl { .. }) {
+            Some("leases here end with the session, not by ttl".to_owned())
+        } else if shared && !self.capability.shared {
+            Some("no shared locks".to_owned())
+        } else if permits && !self.capability.permits {
+            Some("no permits".to_owned())
+        } else if fences && fencing == Fencing::None {
+            Some("no fences".to_owned())
+        } else if hybrid && fencing != Fencing::Hybrid {
+            Some(format!("fencing is {fencing:?}, not Hybrid"))
+        } else if clock && !self.clock {
+            Some("takes no clock".to_owned())
+        } else if server && !self.server {
+            Some("no private server to harm".to_owned())
+        } else {
+            None
+        }
+    }
 }
 
 fn said(panic: Box<dyn Any + Send>) -> String {

@@ -12,10 +12,6 @@ use crate::{acquire::Acquisition, config::ZkConfig, error, inspect, link::Link, 
 
 /// Shorter leases would be over before anything could be done under them.
 const MIN_TTL: Duration = Duration::from_millis(100);
-/// A lease is worth having if a quarter of its ttl is left, and what is left comes from the session. Beyond this
-/// multiple of the session's timeout that would never be.
-const LONGEST_TTL: u32 = 2;
-
 /// A lock store on a ZooKeeper ensemble.
 pub struct ZkStore {
     info: StoreInfo,
@@ -68,8 +64,11 @@ impl ZkStore {
     async fn acquire_claim(&self, request: &AcquireRequest) -> Result<Attempt> {
         self.check(request)?;
         let session = self.link.session().await?;
-        let bound = self.link.config.timeout.min(request.ttl / 4);
-        Acquisition::new(&session, request, bound).run().await
+        // A lease lasts as long as its session at most, whatever was asked for.
+        let ttl = request.ttl.min(self.link.session_timeout());
+        let request = AcquireRequest { ttl, ..request.clone() };
+        let bound = self.link.config.timeout.min(ttl / 4);
+        Acquisition::new(&session, &request, bound).run().await
     }
 
     /// Refuses what this store can't do.
@@ -78,12 +77,8 @@ impl ZkStore {
         if request.fence.span == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
         }
-        let longest = self.link.session_timeout() * LONGEST_TTL;
-        if !(MIN_TTL..=longest).contains(&request.ttl) {
-            let message = format!(
-                "a lease can't outlast its session: the ttl lies between {MIN_TTL:?} and {longest:?} here; it is {:?}",
-                request.ttl
-            );
+        if request.ttl < MIN_TTL {
+            let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         Ok(())

@@ -28,7 +28,7 @@ const NAME: &str = "shared";
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
-    for (client, found) in [(Client::Curator, curator().map(drop)), (Client::Kazoo, kazoo())] {
+    for (client, found) in [(Client::Curator, curator().map(drop)), (Client::Kazoo, kazoo().map(drop))] {
         for (name, case) in CASES {
             let (mut name, reason) = (format!("{client:?}::{name}").to_lowercase(), found.as_ref().err());
             if let Some(reason) = reason {
@@ -205,7 +205,7 @@ impl Other {
                 command
             }
             Client::Kazoo => {
-                let mut command = Command::new("python3");
+                let mut command = Command::new(kazoo()?);
                 command.arg(sources.join("kazoo_lock.py"));
                 command
             }
@@ -266,8 +266,12 @@ fn curator() -> Result<String, String> {
     Ok(archives.into_iter().chain(others).collect::<Vec<_>>().join(":"))
 }
 
-/// Whether Python has kazoo.
-fn kazoo() -> Result<(), String> {
-    let found = Command::new("python3").args(["-c", "import kazoo.client"]).stderr(Stdio::null()).status();
-    found.is_ok_and(|status| status.success()).then_some(()).ok_or("no kazoo: apt-get install python3-kazoo".to_owned())
+/// A Python that has kazoo: the first on the path, or the system's own, for which Debian packages it.
+fn kazoo() -> Result<&'static str, String> {
+    let has_kazoo = |python: &&str| {
+        let found = Command::new(python).args(["-c", "import kazoo.client"]).stderr(Stdio::null()).status();
+        found.is_ok_and(|status| status.success())
+    };
+    let python = ["python3", "/usr/bin/python3"].into_iter().find(has_kazoo);
+    python.ok_or_else(|| "no kazoo: apt-get install python3-kazoo".to_owned())
 }

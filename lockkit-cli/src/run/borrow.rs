@@ -17,6 +17,7 @@ use super::{
     desk::Loan,
     hold::Bell,
     nest::{Enclosing, Entry},
+    plan::Plan,
 };
 use crate::exit::Failure;
 
@@ -75,8 +76,8 @@ async fn question(locker: &Locker, entry: &Entry) -> lockkit::Result<Answer> {
     let is_ours = |holder: &&Holder| holder.token == Some(entry.token);
     Ok(match holders.iter().find(is_ours) {
         Some(holder) => {
-            // A lease that does not run out by time is believed in for as long as one that does.
-            let left = holder.remaining.unwrap_or(entry.ttl);
+            // Where time does not end leases, the outer run believes in it for so long after each renewal.
+            let left = holder.remaining.unwrap_or(entry.lasts);
             Answer::Holds { fence: holder.fence, deadline: asked + left.saturating_sub(drift(left)) }
         }
         None if holders.is_empty() => Answer::Lost(LossReason::Gone),
@@ -87,6 +88,10 @@ async fn question(locker: &Locker, entry: &Entry) -> lockkit::Result<Answer> {
 impl Borrowed {
     pub(super) fn ttl(&self) -> Duration {
         self.entry.ttl
+    }
+
+    pub(super) fn lasts(&self) -> Duration {
+        self.entry.lasts
     }
 
     pub(super) fn fence(&self) -> Fence {
@@ -107,10 +112,11 @@ impl Borrowed {
         lost.or_else(|| self.bell.error()).unwrap_or_else(|| "the enclosing run has not renewed it".to_owned())
     }
 
-    /// Asks at every third of what is left, so that one answer may fail to come.
+    /// Asks at every third of the time until CMD would be stopped, so that an answer may fail to come or be late.
     pub(super) async fn keep(&self) -> Infallible {
+        let term = Plan::of(self.entry.lasts).term;
         while !self.remaining().is_zero() {
-            let pause = (self.remaining() / 3).max(SHORTEST_PAUSE);
+            let pause = (self.remaining().saturating_sub(term) / 3).max(SHORTEST_PAUSE);
             tokio::select! {
                 () = sleep(pause) => self.ask().await,
                 () = self.loan.ended() => self.lose("the enclosing run has ended".to_owned()),

@@ -24,6 +24,7 @@ pub(super) enum Hold {
 pub(super) struct Own {
     guard: Guard,
     ttl: Duration,
+    lasts: Duration,
     bell: Bell,
 }
 
@@ -35,13 +36,23 @@ impl Own {
 
 impl Hold {
     pub(super) fn own(guard: Guard, ttl: Duration, bell: Bell) -> Self {
-        Self::Own(Own { guard, ttl, bell })
+        let lasts = guard.remaining().min(ttl);
+        Self::Own(Own { guard, ttl, lasts, bell })
     }
 
+    /// The ttl that was asked for.
     pub(super) fn ttl(&self) -> Duration {
         match self {
             Self::Own(own) => own.ttl,
             Self::Borrowed(borrowed) => borrowed.ttl(),
+        }
+    }
+
+    /// How long the lease lasts when it has just been renewed. Stores that end leases by session don't ask for a ttl.
+    pub(super) fn lasts(&self) -> Duration {
+        match self {
+            Self::Own(own) => own.lasts,
+            Self::Borrowed(borrowed) => borrowed.lasts(),
         }
     }
 
@@ -93,15 +104,14 @@ impl Hold {
     pub(super) fn trouble(&self) -> String {
         match self {
             Self::Own(own) => {
-                let (reason, certain) = match own.guard.status() {
-                    Status::Lost(reason @ (LossReason::Expired | LossReason::Unreachable)) => (reason, false),
-                    Status::Lost(reason) => (reason, true),
-                    Status::Suspect => (LossReason::Unreachable, false),
-                    Status::Held => (LossReason::Expired, false),
-                };
-                match own.bell.error() {
-                    Some(error) if !certain => error,
-                    _ => reason.to_string(),
+                let error = own.bell.error();
+                match own.guard.status() {
+                    // What came of the last renewal says more than that no time is left.
+                    Status::Lost(LossReason::Expired | LossReason::Unreachable) if error.is_some() => {
+                        error.unwrap_or_default()
+                    }
+                    Status::Lost(reason) => reason.to_string(),
+                    Status::Suspect | Status::Held => error.unwrap_or_else(|| "it was not renewed in time".to_owned()),
                 }
             }
             Self::Borrowed(borrowed) => borrowed.trouble(),

@@ -1,10 +1,12 @@
 //! What a run tells the runs inside it, through the environment of CMD.
 
+use std::time::Duration;
+
 use lockkit::{LockKey, Token};
 
 use crate::exit::Failure;
 
-/// The leases of the enclosing runs: `KEY:TOKEN:TTL_MS:RUN` each, the key in hexadecimal digits, joined by commas.
+/// The leases of the enclosing runs: `KEY:TOKEN:TTL_MS:LASTS_MS:RUN` each, the key in hexadecimal digits, joined by commas.
 pub(super) const HELD: &str = "LOCKKIT_HELD";
 
 /// The numbers of the enclosing runs, joined by commas. By them a run knows the processes that it started.
@@ -22,7 +24,10 @@ pub(super) struct Enclosing {
 pub(super) struct Entry {
     pub(super) key: LockKey,
     pub(super) token: Token,
-    pub(super) ttl: std::time::Duration,
+    /// The ttl that was asked for.
+    pub(super) ttl: Duration,
+    /// How long the lease lasts if it is not renewed: on some stores not as long as was asked for.
+    pub(super) lasts: Duration,
     /// The run that has it.
     pub(super) run: String,
 }
@@ -50,16 +55,18 @@ impl Enclosing {
 
 impl Entry {
     fn parse(text: &str) -> Option<Self> {
-        let [key, token, ttl, run] = text.split(':').collect::<Vec<_>>().try_into().ok()?;
+        let [key, token, ttl, lasts, run] = text.split(':').collect::<Vec<_>>().try_into().ok()?;
         let key = LockKey::new(String::from_utf8(unhex(key)?).ok()?).ok()?;
         run.parse::<Token>().ok()?;
-        let ttl = std::time::Duration::from_millis(ttl.parse().ok()?);
-        Some(Self { key, token: token.parse().ok()?, ttl, run: run.to_owned() })
+        let millis = |text: &str| text.parse().ok().map(Duration::from_millis);
+        let (ttl, lasts) = (millis(ttl)?, millis(lasts)?);
+        Some(Self { key, token: token.parse().ok()?, ttl, lasts, run: run.to_owned() })
     }
 
     fn text(&self) -> String {
         let key: String = self.key.as_str().bytes().map(|byte| format!("{byte:02x}")).collect();
-        format!("{key}:{}:{}:{}", self.token.reveal(), self.ttl.as_millis(), self.run)
+        let (ttl, lasts) = (self.ttl.as_millis(), self.lasts.as_millis());
+        format!("{key}:{}:{ttl}:{lasts}:{}", self.token.reveal(), self.run)
     }
 }
 
@@ -76,8 +83,6 @@ pub(super) fn run_id() -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -86,6 +91,7 @@ mod tests {
             key: LockKey::new(key).expect("name"),
             token: Token::random().expect("random"),
             ttl: Duration::from_millis(1500),
+            lasts: Duration::from_millis(1480),
             run: run_id().expect("random"),
         };
         let held = vec![entry("plain"), entry("a:b,c=d \"é\"\n")];
@@ -97,9 +103,9 @@ mod tests {
     #[test]
     fn nonsense_is_left_out() {
         let token = run_id().expect("random");
-        for held in ["", ",", "x", "6b", &format!("6:{token}:1:{token}"), &format!("6b:{token}:1:{token}:2")] {
+        for held in ["", ",", "x", "6b", &format!("6:{token}:1:1:{token}"), &format!("6b:{token}:1:1:{token}:2")] {
             assert_eq!(Enclosing::parse(held, "7,,zz"), Enclosing::default(), "{held}");
         }
-        assert_eq!(Enclosing::parse(&format!("zz:{token},6b:{token}:1:{token}"), "").held.len(), 1);
+        assert_eq!(Enclosing::parse(&format!("zz:{token},6b:{token}:1:1:{token}"), "").held.len(), 1);
     }
 }

@@ -67,7 +67,7 @@ impl Watchdog {
 
     /// Allows CMD to run for as long as the lease lasts.
     pub(super) fn allow(&mut self, left: Duration, plan: &Plan) {
-        let until = SystemClock.now() + left.saturating_sub(plan.bite);
+        let until = SystemClock.now() + left.saturating_sub(plan.kill);
         // A lease is only ever extended; what is said again differs by the time it takes to say it.
         if self.last.is_none_or(|last| until.since(last) > Duration::from_millis(1)) {
             self.last = Some(until);

@@ -91,13 +91,35 @@ impl Redis {
         Duration::from_millis(millis.max(0) as u64)
     }
 
-    /// Returns just after the lease was renewed, so that the next renewal is far.
-    pub(crate) fn await_renewal(&self, key: &str) {
-        let mut last = self.left(key);
-        eventually("a renewal", || {
-            let before = std::mem::replace(&mut last, self.left(key));
-            last > before
-        });
+    /// Returns just after the lease was renewed, with a moment just before that.
+    #[track_caller]
+    pub(crate) fn await_renewal(&self, key: &str) -> Instant {
+        let (mut asked, mut last) = (Instant::now(), self.left(key));
+        loop {
+            let (since, before) = (asked, last);
+            (asked, last) = (Instant::now(), self.left(key));
+            assert!(!last.is_zero(), "the lease is gone");
+            if last > before {
+                return since;
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    /// Freezes the server between two renewals of a lease of this ttl; returns when that lapses, by the server's clock.
+    #[track_caller]
+    pub(crate) fn freeze_while_held(&self, key: &str, ttl: Duration) -> Instant {
+        loop {
+            let renewed = self.await_renewal(key);
+            let lapse = Instant::now() + self.left(key);
+            self.freeze();
+            // The next renewal comes after a third, less a tenth of that. If it may have come before the server stood
+            // still, what it said is of no use.
+            if renewed.elapsed() < ttl / 4 {
+                return lapse;
+            }
+            self.thaw();
+        }
     }
 }
 

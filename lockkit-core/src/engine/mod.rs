@@ -36,7 +36,7 @@ use self::{
 };
 use crate::{
     Error, ErrorKind, Event, Hold, HolderInfo, Liveness, LockKey, LockStore, LossReason, Moment, Observer, Release,
-    Result,
+    Result, Waiting,
 };
 
 /// What a `Locker` can be told once, for all its locks.
@@ -221,11 +221,13 @@ impl Engine {
         }
     }
 
-    /// Lets the next local waiter ask the store, after others if they wait and this process had its run.
+    /// Lets the next local waiter ask the store, after others if they wait and this process had its run. Where the
+    /// store keeps a queue the others are first anyway.
     fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>) {
         let Some(mut seat) = seat else { return };
         let ended = self.queues.run_ended(key, self.settings.hand_over, self.now());
-        seat.courtesy = ended && waiters != Some(0);
+        let race = self.store.info().capability.waiting != Waiting::Queue;
+        seat.courtesy = ended && race && waiters != Some(0);
     }
 
     /// Makes a grant a lease of this process.

@@ -133,7 +133,9 @@ impl Engine {
             loop {
                 match engine.store.release(&claim).await {
                     Ok(Release::Released { waiters }) => return engine.pass(seat.take(), &claim.key, waiters),
-                    Ok(Release::NotHeld(_)) if certainty == Certainty::Ordered => return,
+                    // Where leases end with the session, so does what a dead session still had under way; and within
+                    // one session requests are kept in order.
+                    Ok(Release::NotHeld(_)) if certainty == Certainty::Ordered || lapse.is_none() => return,
                     Err(e) if !e.is_retryable() && e.effect() == Effect::None => return,
                     Ok(Release::NotHeld(_)) | Err(_) => drop(seat.take()),
                 }

@@ -58,7 +58,7 @@ impl Limit {
     /// itself, so this is for one that doesn't. A try is bounded by the store's own limit on an operation.
     fn hard(self, now: Moment) -> Duration {
         match self {
-            Self::Until(moment, whole) => moment.since(now) + Duration::from_millis(50) + whole / 10,
+            Self::Until(moment, whole) => moment.since(now) + (whole / 10).max(Duration::from_millis(500)),
             Self::Try | Self::Forever => Duration::MAX,
         }
     }

@@ -87,7 +87,7 @@ struct Call {
 }
 
 impl Call {
-    #[cfg_attr(not(any(feature = "metrics", feature = "tracing")), allow(unused_variables))]
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "the key goes into the span only"))]
     fn start(info: &StoreInfo, operation: &'static str, key: Option<&LockKey>) -> Self {
         Self {
             #[cfg(feature = "metrics")]
@@ -114,7 +114,10 @@ impl Call {
         call.await
     }
 
-    #[cfg_attr(not(any(feature = "metrics", feature = "tracing")), allow(unused_variables))]
+    #[cfg_attr(
+        not(any(feature = "metrics", feature = "tracing")),
+        allow(unused_variables, reason = "nobody wants to know")
+    )]
     fn end<T>(self, answer: &Result<T>, name: impl FnOnce(&T) -> &'static str) {
         #[cfg(any(feature = "metrics", feature = "tracing"))]
         let outcome = answer.as_ref().map_or_else(|error| error.kind().to_string(), |value| name(value).to_owned());

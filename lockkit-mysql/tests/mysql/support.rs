@@ -45,10 +45,12 @@ impl Ctx {
         self.shared.get_or_init(|| self.private(&[])).await
     }
 
-    /// A server for one test, with the table.
+    /// A server for one test, with the table. It leaves writing to the disk to the operating system, so that a disk that
+    /// is busy for half a second does not look like a fault of the store.
     pub(crate) async fn private(&self, args: &[&str]) -> MySqlServer {
         let ddl = schema::ddl(MySqlConfig::TABLE).expect("ddl");
-        let options = MySqlOptions::default().flavor(self.flavor.clone()).init(ddl).args(args.iter().copied());
+        let args = ["--innodb-flush-log-at-trx-commit=2"].iter().chain(args).copied();
+        let options = MySqlOptions::default().flavor(self.flavor.clone()).init(ddl).args(args);
         MySqlServer::start(options).await.expect("a server")
     }
 
@@ -74,8 +76,10 @@ pub(crate) async fn raw(server: &MySqlServer) -> MySqlConnection {
     MySqlConnection::connect(&server.url()).await.expect("raw connection")
 }
 
-/// Begins a transaction that keeps the rows of these claims locked, as an administrator's forgotten session would.
+/// Begins a transaction that keeps the rows of these claims locked, as an administrator's forgotten session would. At the
+/// default isolation it would also lock the gap in front of them, and with it the new names of other tests.
 pub(crate) async fn lock_rows(raw: &mut MySqlConnection, claims: &[&Claim]) {
+    raw.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").await.expect("isolation");
     raw.execute("BEGIN").await.expect("begin");
     for claim in claims {
         let lock = "SELECT id FROM resource_lock WHERE resource_name = ? FOR UPDATE";

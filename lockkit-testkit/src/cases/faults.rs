@@ -16,13 +16,13 @@ use super::{
 use crate::faults::Direction;
 
 cases! { "faults":
-    a_lost_reply_is_asked_again [SERVER] "When the reply to an acquire is lost, asking again gives the same lease (R1)."
-    a_lost_reply_leaves_nothing [SERVER] "When the reply to an acquire is lost and the caller gives up, the lock is freed (R6, R8)."
+    a_lost_reply_is_asked_again [SERVER_TTL] "When the reply to an acquire is lost, asking again gives the same lease (R1)."
+    a_lost_reply_leaves_nothing [SERVER_TTL] "When the reply to an acquire is lost and the caller gives up, the lock is freed (R6, R8)."
     a_late_reply_is_no_grant [SERVER] "A reply that comes after the ttl grants nothing (R4)."
-    validity_counts_from_the_request [SERVER] "However late the reply comes, a lease is valid for its ttl from the request on (R4)."
-    a_frozen_holder_knows_when_it_wakes [SERVER] "A process frozen past its lease finds it lost before it does anything."
+    validity_counts_from_the_request [SERVER_TTL] "However late the reply comes, a lease is valid for its ttl from the request on (R4)."
+    a_frozen_holder_knows_when_it_wakes [SERVER_TTL] "A process frozen past its lease finds it lost before it does anything."
     a_frozen_server_grants_nothing_twice [SERVER] "When the server stands still for two ttls, no two guards are valid at once."
-    a_partitioned_holder_loses_in_time [SERVER] "A holder cut off from the server knows by its deadline; healing brings nothing back."
+    a_partitioned_holder_loses_in_time [SERVER_TTL] "A holder cut off from the server knows by its deadline; healing brings nothing back."
     a_black_holed_connection_is_replaced [SERVER] "A connection that swallows everything is given up for a new one."
     forgotten_scripts_are_sent_again [SERVER] "A server that forgot its caches is served as before."
     a_storm_of_cuts_loses_no_update [SERVER] "Connections cut again and again: no update is lost, no fence is stale."
@@ -30,7 +30,7 @@ cases! { "faults":
     a_killed_server_is_an_error [SERVER] "While the server is down, acquiring fails as unavailable, and works again after it came back."
     a_killed_server_denies_nothing [SERVER] "While the server is down, renewing, releasing and inspecting fail; nothing is said to be lost (R6)."
     a_held_lock_survives_a_restart_with_data [SERVER] "A server killed and restarted with its data within the ttl costs its holders nothing."
-    a_restart_without_data_is_noticed [SERVER] "A server restarted empty: the holder learns of its loss by the next renewal."
+    a_restart_without_data_is_noticed [SERVER_TTL] "A server restarted empty: the holder learns of its loss by the next renewal."
 }
 
 async fn a_lost_reply_is_asked_again(ctx: Ctx) -> Outcome {
@@ -330,7 +330,7 @@ async fn a_held_lock_survives_a_restart_with_data(ctx: Ctx) -> Outcome {
 async fn a_restart_without_data_is_noticed(ctx: Ctx) -> Outcome {
     let server = ctx.server().await?;
     let (mine, name) = (locker(server.open().await?), ctx.name());
-    let ttl = Duration::from_secs(2);
+    let ttl = Duration::from_secs(4);
     let guard = take(&mine, &name, ttl).await?;
     let (fence, fenced) = (guard.fence(), fencing_claimed(&mine));
     server.kill().await?;

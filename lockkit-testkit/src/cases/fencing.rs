@@ -17,7 +17,7 @@ cases! { "fencing":
     the_last_fence_is_shown [FENCES] "Inspection shows the fence of the holder."
     a_stale_holder_is_refused_by_the_resource [FENCES] "A resource that checks fences refuses a holder whose lock went to another."
     they_survive_a_restart_with_data [SERVER_FENCES] "After a restart with its data the store grants higher fences."
-    they_survive_the_loss_of_all_data [SERVER_FENCES] "After a restart without data the store grants higher fences."
+    they_survive_the_loss_of_all_data [SERVER_HYBRID] "After a restart without data the store grants higher fences."
 }
 
 async fn never_decreases(ctx: Ctx) -> Outcome {

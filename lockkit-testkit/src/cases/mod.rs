@@ -62,8 +62,10 @@ pub struct Needs {
     pub shared: bool,
     /// Permits.
     pub permits: bool,
-    /// Fences of at least this quality.
-    pub fencing: Fencing,
+    /// Fences that mean anything.
+    pub fences: bool,
+    /// Fences that outlive the loss of all data.
+    pub hybrid: bool,
     /// A clock that can be injected.
     pub clock: bool,
     /// A private server that can be harmed.
@@ -73,7 +75,7 @@ pub struct Needs {
 impl Needs {
     /// Nothing beyond the contract.
     pub const NOTHING: Self =
-        Self { ttl: false, shared: false, permits: false, fencing: Fencing::None, clock: false, server: false };
+        Self { ttl: false, shared: false, permits: false, fences: false, hybrid: false, clock: false, server: false };
     /// Leases that end by ttl.
     pub const TTL: Self = Self { ttl: true, ..Self::NOTHING };
     /// Shared locks.
@@ -81,13 +83,17 @@ impl Needs {
     /// Permits.
     pub const PERMITS: Self = Self { permits: true, ..Self::NOTHING };
     /// Fences that mean anything.
-    pub const FENCES: Self = Self { fencing: Fencing::BestEffort, ..Self::NOTHING };
+    pub const FENCES: Self = Self { fences: true, ..Self::NOTHING };
     /// Leases that end by ttl, on a clock that can be injected.
     pub const CLOCK: Self = Self { ttl: true, clock: true, ..Self::NOTHING };
+    /// A private server.
+    pub const SERVER: Self = Self { server: true, ..Self::NOTHING };
     /// A private server, with leases that end by ttl.
-    pub const SERVER: Self = Self { ttl: true, server: true, ..Self::NOTHING };
+    pub const SERVER_TTL: Self = Self { ttl: true, ..Self::SERVER };
+    /// A private server, with fences that mean anything.
+    pub const SERVER_FENCES: Self = Self { fences: true, ..Self::SERVER };
     /// A private server that may lose its data without its fences going back.
-    pub const SERVER_FENCES: Self = Self { fencing: Fencing::Hybrid, ..Self::SERVER };
+    pub const SERVER_HYBRID: Self = Self { hybrid: true, ..Self::SERVER_FENCES };
 }
 
 /// All cases, group by group.
@@ -251,5 +257,5 @@ async fn wait_for_waiter(lock: &Lock) -> Outcome {
 
 /// Whether the fences of a store mean anything.
 fn fencing_claimed(locker: &Locker) -> bool {
-    locker.info().capability.fencing > Fencing::None
+    locker.info().capability.fencing != Fencing::None
 }

@@ -303,3 +303,34 @@ fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::servers::Keep;
+
+    #[tokio::test]
+    async fn a_server_keeps_its_data_or_nothing() -> Result<()> {
+        let options = MySqlOptions::default().init("CREATE TABLE IF NOT EXISTS t (n INT)");
+        let server = MySqlServer::start(options).await?;
+        server.admin("INSERT INTO t VALUES (7), (NULL)").await?;
+        server.restart(Keep::Data).await?;
+        let rows = server.admin("SELECT n FROM t ORDER BY n").await?;
+        assert_eq!(rows, [[None], [Some("7".to_owned())]]);
+        server.restart(Keep::Nothing).await?;
+        assert!(server.admin("SELECT n FROM t").await?.is_empty());
+        let refused = server.admin("SELECT nothing").await.expect_err("no such column");
+        assert!(refused.to_string().contains("1054"), "{refused}");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn all_clients_are_cut() -> Result<()> {
+        let server = MySqlServer::start(MySqlOptions::default()).await?;
+        let mut client = Connection::open(server.addr(), ADMIN).await.expect("connect");
+        client.query("SELECT 1").await.expect("it is there");
+        server.cut_clients().await?;
+        assert!(client.query("SELECT 1").await.is_err());
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! `lockkit init` and `lockkit gc`: what a store needs done once, or now and then.
+
+use std::time::Duration;
+
+use clap::Args as ClapArgs;
+use lockkit::mysql::{MySqlConfig, MySqlStore, schema};
+
+use crate::{
+    duration,
+    exit::{Failure, Outcome, USAGE},
+    show::print,
+    store::{StoreArgs, block_on},
+};
+
+/// Prepare a store: make the table that MySQL and MariaDB keep locks in
+///
+/// A table that is there and right is left alone. Other stores need no preparation, and this says so.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Bring a table of the classic shape (id, resource_name, node_info, count, create_time, update_time) forward,
+    /// keeping its rows. Stop its other users first: afterwards every lock is free
+    #[arg(long)]
+    upgrade: bool,
+}
+
+/// Remove the rows of locks that nobody used for a week
+///
+/// Only MySQL and MariaDB keep a row for every name that was ever locked. Rows of held locks stay; fences go on growing.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct GcArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Remove what was not used for so long
+    #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration::parse)]
+    unused_for: Duration,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let url = args.store.url()?;
+    let Some(config) = table_of(url)? else {
+        return say(&format!("{} needs no preparation\n", scheme(url)));
+    };
+    let upgraded = block_on(async {
+        schema::create(&config).await?;
+        let upgraded = args.upgrade && schema::upgrade(&config).await?;
+        schema::check(&config).await?;
+        Ok(upgraded)
+    })?;
+    say(if upgraded { "the table was brought forward\n" } else { "the table is there\n" })
+}
+
+pub(crate) fn collect(args: &GcArgs) -> Outcome {
+    let url = args.store.url()?;
+    let Some(config) = table_of(url)? else {
+        return say(&format!("{} keeps nothing that would have to be removed\n", scheme(url)));
+    };
+    let removed = block_on(async { Ok(MySqlStore::connect(config).await?.remove_unused(args.unused_for).await?) })?;
+    say(&format!("removed {removed} rows\n"))
+}
+
+/// The configuration of a store that keeps locks in a table; `None` for other stores.
+fn table_of(url: &str) -> Result<Option<MySqlConfig>, Failure> {
+    match scheme(url) {
+        "mysql" | "mariadb" => Ok(Some(MySqlConfig::from_url(url)?)),
+        "memory" | "redis" | "rediss" | "valkey" | "valkeys" | "zk" | "redlock" => Ok(None),
+        _ => Err(block_on(async { Ok(lockkit::open(url).await.err()) })?
+            .map_or_else(|| Failure::new(USAGE, "this store has no preparation to speak of"), Failure::from)),
+    }
+}
+
+fn scheme(url: &str) -> &str {
+    url.split_once(':').map_or(url, |(scheme, _)| scheme)
+}
+
+fn say(text: &str) -> Outcome {
+    print(|out| out.write_all(text.as_bytes()))?;
+    Ok(0)
+}
