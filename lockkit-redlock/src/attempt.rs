@@ -98,6 +98,9 @@ impl<'a> Pursuit<'a> {
                 }
             }
         };
+        for (node, answer) in self.calls.at_hand().await {
+            self.take(&mut poll, node, answer);
+        }
         match verdict {
             Verdict::Granted => {
                 let fence = match fence::choose(poll.grants.iter().map(|(_, fence)| *fence), quorum.majority) {

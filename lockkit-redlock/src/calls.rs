@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::{runtime::Handle, time::Sleep};
+use tokio::{runtime::Handle, task::yield_now, time::Sleep};
 
 /// One call under way.
 pub(crate) type Call<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -61,6 +61,20 @@ impl<T: Send + 'static> Calls<T> {
     pub(crate) fn take(&mut self) -> Vec<(usize, Call<T>)> {
         let heard = self.ready.drain(..).map(|(node, answer)| (node, Box::pin(std::future::ready(answer)) as Call<T>));
         heard.chain(self.pending.drain(..)).collect()
+    }
+
+    /// The answers that come in the same breath as those before. To give way once for them is cheaper than a task that
+    /// hears them in the background.
+    pub(crate) async fn at_hand(&mut self) -> Vec<(usize, T)> {
+        if !self.pending.is_empty() {
+            yield_now().await;
+            poll_fn(|cx| {
+                poll_all(&mut self.pending, cx, |node, answer| self.ready.push((node, answer)));
+                Poll::Ready(())
+            })
+            .await;
+        }
+        std::mem::take(&mut self.ready)
     }
 
     /// The next answer, however long it takes; `None` when all have answered.

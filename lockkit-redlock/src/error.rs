@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt, sync::Arc};
 
 use lockkit_core::{Effect, Error, ErrorKind};
 
-/// What went wrong at each node, when too many of them failed. The `source()` of the quorum's error.
+/// What went wrong at each node, when too many of them failed: the source of the quorum's error.
 #[derive(Clone, Debug, Default)]
 pub struct NodeErrors(Vec<NodeError>);
 
@@ -18,6 +18,15 @@ pub struct NodeError {
 }
 
 impl NodeErrors {
+    /// The nodes' errors behind a quorum's error, if that is what it is.
+    #[must_use]
+    pub fn of(error: &Error) -> Option<&Self> {
+        let source = StdError::source(error)?;
+        // An error keeps its source behind a pointer, which is what it may show.
+        let behind = source.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
+        source.downcast_ref().or_else(|| behind.and_then(|source| source.downcast_ref()))
+    }
+
     /// The errors, in the order in which they came.
     pub fn iter(&self) -> impl Iterator<Item = &NodeError> {
         self.0.iter()
@@ -79,8 +88,8 @@ mod tests {
             error.message(),
             "1 of 3 nodes, 2 needed; redis a:1: unavailable: connection refused; redis b:1: timed out: no answer in 50ms"
         );
-        let source = StdError::source(&error).and_then(|source| source.downcast_ref::<NodeErrors>()).expect("source");
-        assert_eq!(source.iter().count(), 2);
+        assert_eq!(NodeErrors::of(&error).expect("the nodes' errors").iter().count(), 2);
+        assert!(NodeErrors::of(&Error::new(ErrorKind::Lost, "another")).is_none());
     }
 
     #[test]

@@ -259,6 +259,12 @@ impl Quorum {
                 }
             }
         }
+        for (node, answer) in calls.at_hand().await {
+            if let Ok(Release::Released { waiters: Some(here) }) = answer {
+                waiters = waiters.max(here);
+                leader_said |= Some(node) == leader;
+            }
+        }
         match answers.outcome() {
             // Only the leader knows who waits, for there they all do.
             Outcome::Done => Ok(Release::Released { waiters: (leader_said || waiters > 0).then_some(waiters) }),

@@ -35,8 +35,7 @@ async fn a_majority_down_is_unavailable_and_says_so_for_each_node() {
     let error = attempt(&store, &claim("a")).await.expect_err("two of five are no majority");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
     assert_eq!(error.to_string().lines().count(), 1);
-    let errors = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<NodeErrors>());
-    assert_eq!(errors.expect("each node's error").iter().count(), 3);
+    assert_eq!(NodeErrors::of(&error).expect("each node's error").iter().count(), 3);
     cluster.until_held_at_by_living("a", &[3, 4]).await;
 }
 
