@@ -12,7 +12,7 @@ use crate::support::*;
 
 #[tokio::test]
 async fn the_same_claim_again_is_the_same_grant() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
     let first = hold(&store, &mine).await;
@@ -28,7 +28,7 @@ async fn the_same_claim_again_is_the_same_grant() {
 
 #[tokio::test]
 async fn a_held_lock_is_contended_and_nothing_changes() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     hold(&store, &claim("a")).await;
     let mut connection = server.raw();
@@ -42,7 +42,7 @@ async fn a_held_lock_is_contended_and_nothing_changes() {
 
 #[tokio::test]
 async fn the_validity_is_counted_from_the_sending() {
-    let server = Server::start();
+    let server = Server::start().await;
     let clock = Arc::new(ShiftedClock::default());
     let store = RedisStore::connect(server.config().clock(clock.clone())).await.expect("connect");
     let before = clock.now();
@@ -55,7 +55,7 @@ async fn the_validity_is_counted_from_the_sending() {
 
 #[tokio::test]
 async fn foreign_hands_change_nothing() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let (mine, theirs) = (claim("a"), claim("a"));
     hold(&store, &mine).await;
@@ -70,7 +70,7 @@ async fn foreign_hands_change_nothing() {
 
 #[tokio::test]
 async fn a_renewal_extends_but_never_creates() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
     let grant = hold(&store, &mine).await;
@@ -88,7 +88,7 @@ async fn a_renewal_extends_but_never_creates() {
 
 #[tokio::test]
 async fn a_renewal_writes_the_depth_and_keeps_the_rest() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
     let mut wanted = request(&mine, Duration::ZERO);
@@ -109,7 +109,7 @@ async fn a_renewal_writes_the_depth_and_keeps_the_rest() {
 
 #[tokio::test]
 async fn many_renewals_are_answered_one_by_one() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mut renewals = Vec::new();
     for i in 0..3000_u32 {
@@ -139,7 +139,7 @@ async fn many_renewals_are_answered_one_by_one() {
 
 #[tokio::test]
 async fn fences_grow_by_their_span_and_above_the_floor() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let grant = async |floor, span, clock| {
         let mine = claim("a");
@@ -164,7 +164,7 @@ async fn fences_grow_by_their_span_and_above_the_floor() {
 
 #[tokio::test]
 async fn a_new_counter_on_the_floors_clock_starts_just_above_the_floor() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     for (name, floor, expected) in [("a", 0, 1), ("b", 41, 42)] {
         let mut wanted = request(&claim(name), Duration::ZERO);
@@ -178,7 +178,7 @@ async fn a_new_counter_on_the_floors_clock_starts_just_above_the_floor() {
 #[tokio::test]
 async fn a_counter_expires_a_week_after_it_began_or_after_the_clock_passed_it() {
     const WEEK: i64 = 7 * 24 * 3600;
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
     hold(&store, &mine).await;
@@ -200,7 +200,7 @@ async fn a_counter_expires_a_week_after_it_began_or_after_the_clock_passed_it() 
 
 #[tokio::test]
 async fn a_renewal_raises_the_counter_only_while_the_lease_is_mine() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
     let grant = hold(&store, &mine).await;
@@ -224,7 +224,7 @@ async fn a_renewal_raises_the_counter_only_while_the_lease_is_mine() {
 
 #[tokio::test]
 async fn a_key_of_another_type_is_named_and_left_alone() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mut connection = server.raw();
     raw::<i32>(&mut connection, "HSET lockkit:a f v");
@@ -244,7 +244,7 @@ async fn a_key_of_another_type_is_named_and_left_alone() {
 
 #[tokio::test]
 async fn plain_set_nx_clients_exclude_us_and_we_them() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = RedisStore::from_url(&server.url("?prefix=")).await.expect("connect");
     let mut connection = server.raw();
     raw::<()>(&mut connection, "SET job their-token NX PX 60000");
@@ -289,7 +289,7 @@ async fn every_name_is_a_lock_of_its_own() {
         "💥",
     ];
     for prefix in ["", "p:"] {
-        let server = Server::start();
+        let server = Server::start().await;
         let store = RedisStore::connect(server.config().prefix(prefix)).await.expect("connect");
         let mut claims = Vec::new();
         for name in names {
@@ -309,7 +309,7 @@ async fn every_name_is_a_lock_of_its_own() {
 
 #[tokio::test]
 async fn what_the_store_can_not_do_it_refuses() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let wanted = || request(&claim("a"), Duration::ZERO);
     let mut shared = wanted();
@@ -334,7 +334,7 @@ async fn what_the_store_can_not_do_it_refuses() {
 
 #[tokio::test]
 async fn a_lease_lapses_on_the_servers_clock() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mut short = request(&claim("a"), Duration::ZERO);
     short.ttl = Duration::from_millis(100);

@@ -12,7 +12,7 @@ use crate::support::*;
 
 #[tokio::test]
 async fn a_forgotten_script_is_sent_again() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mut connection = server.raw();
     let mut forget = || raw::<()>(&mut connection, "SCRIPT FLUSH");
@@ -30,12 +30,12 @@ async fn a_forgotten_script_is_sent_again() {
 
 #[tokio::test]
 async fn a_restarted_server_is_found_again_and_fences_go_on() {
-    let mut server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
     let before = hold(&store, &mine).await;
-    server.kill();
-    eventually("the end of the connection", || std::net::TcpStream::connect(("127.0.0.1", port(&server))).is_err())
+    server.kill().await;
+    eventually("the end of the connection", || std::net::TcpStream::connect(("127.0.0.1", server.port())).is_err())
         .await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     let started = Instant::now();
@@ -43,7 +43,7 @@ async fn a_restarted_server_is_found_again_and_fences_go_on() {
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
     assert!(error.message().contains("refused"), "{error}");
     assert!(started.elapsed() < Duration::from_secs(1), "fails fast");
-    server.restart();
+    server.restart().await;
     assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Gone);
     let after = hold(&store, &claim("a")).await;
     assert!(after.fence > before.fence, "the server came back empty");
@@ -51,38 +51,34 @@ async fn a_restarted_server_is_found_again_and_fences_go_on() {
     assert!(hold(&store, &claim("a")).await.fence > after.fence);
 }
 
-fn port(server: &Server) -> u16 {
-    server.url("").rsplit(':').next().and_then(|rest| rest.trim_end_matches('/').parse().ok()).expect("port")
-}
-
 #[tokio::test]
 async fn a_request_under_way_when_the_server_dies_has_an_unknown_effect() {
-    let mut server = Server::start();
+    let server = Server::start().await;
     let store = Arc::new(server.store().await);
-    server.signal("-STOP");
+    server.freeze().await;
     let (inner, mine) = (Arc::clone(&store), claim("a"));
     let asking = tokio::spawn(async move { attempt(&inner, &mine).await });
     tokio::time::sleep(Duration::from_millis(50)).await;
-    server.kill();
+    server.kill().await;
     let error = asking.await.expect("task").expect_err("died");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
 }
 
 #[tokio::test]
 async fn a_frozen_server_times_out_and_the_release_runs_behind() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = RedisStore::connect(server.config().timeout(Duration::from_millis(500))).await.expect("connect");
     let mine = claim("a");
     // Once, so that the server knows the script: a request by an unknown hash would have no effect to undo.
     hold(&store, &claim("b")).await;
-    server.signal("-STOP");
+    server.freeze().await;
     let started = Instant::now();
     let error = attempt(&store, &mine).await.expect_err("frozen");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown), "{error}");
     assert!(started.elapsed() < Duration::from_secs(2));
     let (release, ()) = tokio::join!(store.release(&mine), async {
         tokio::time::sleep(Duration::from_millis(30)).await;
-        server.signal("-CONT");
+        server.thaw();
     });
     assert!(matches!(release, Ok(Release::Released { .. })), "the acquisition took effect, then its end: {release:?}");
     assert_eq!(raw::<i32>(&mut server.raw(), "EXISTS lockkit:a"), 0);
@@ -90,23 +86,23 @@ async fn a_frozen_server_times_out_and_the_release_runs_behind() {
 
 #[tokio::test]
 async fn a_short_ttl_shortens_the_bound() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
-    server.signal("-STOP");
+    server.freeze().await;
     let mut short = request(&claim("a"), Duration::ZERO);
     short.ttl = Duration::from_millis(200);
     let started = Instant::now();
     let error = store.acquire(&short).await.expect_err("frozen");
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert!(started.elapsed() < Duration::from_secs(1), "not the two seconds of the store");
-    server.signal("-CONT");
+    server.thaw();
 }
 
 /// A black hole in the network: what was accepted leads nowhere, but new connections work.
 #[tokio::test]
 async fn a_black_hole_is_left_behind() {
-    let server = Server::start();
-    let (front, hole) = proxy(port(&server)).await;
+    let server = Server::start().await;
+    let (front, hole) = proxy(server.port()).await;
     let config = lockkit_redis::RedisConfig::new("127.0.0.1", front).timeout(Duration::from_millis(400));
     let store = Arc::new(RedisStore::connect(config).await.expect("connect"));
     let mine = claim("a");
@@ -153,7 +149,7 @@ async fn proxy(to: u16) -> (u16, tokio::sync::watch::Sender<bool>) {
 
 #[tokio::test]
 async fn waiters_survive_the_loss_of_the_connection() {
-    let server = Server::start();
+    let server = Server::start().await;
     let (holder, waiter) = (server.store().await, server.store().await);
     let mine = claim("a");
     hold(&holder, &mine).await;
@@ -171,11 +167,11 @@ async fn waiters_survive_the_loss_of_the_connection() {
 
 #[tokio::test]
 async fn many_operations_share_one_reconnection() {
-    let mut server = Server::start();
+    let server = Server::start().await;
     let store = Arc::new(server.store().await);
-    server.kill();
+    server.kill().await;
     tokio::time::sleep(Duration::from_millis(20)).await;
-    server.restart();
+    server.restart().await;
     let tasks: Vec<_> = (0..200)
         .map(|i| {
             let store = Arc::clone(&store);
@@ -192,7 +188,7 @@ async fn many_operations_share_one_reconnection() {
 
 #[tokio::test]
 async fn wrong_credentials_are_denied_and_never_shown() {
-    let server = Server::start_with(&["--requirepass", "right-secret"]);
+    let server = Server::start_with(&["--requirepass", "right-secret"]).await;
     let try_with = async |config: lockkit_redis::RedisConfig| RedisStore::connect(config).await.expect_err("denied");
     for error in [try_with(server.config()).await, try_with(server.config().password("wrong-secret")).await] {
         assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
@@ -207,7 +203,7 @@ async fn wrong_credentials_are_denied_and_never_shown() {
 
 #[tokio::test]
 async fn a_user_without_permission_is_denied() {
-    let server = Server::start();
+    let server = Server::start().await;
     let mut connection = server.raw();
     raw::<()>(&mut connection, "ACL SETUSER app on >pw ~lockkit:* ~{lockkit:* resetchannels +@all -@admin -info");
     let url = server.url("").replace("redis://", "redis://app:pw@");
@@ -228,7 +224,7 @@ async fn a_user_without_permission_is_denied() {
 async fn the_documented_permissions_suffice() {
     const COMMANDS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
                             +unsubscribe +type +info +scan +pubsub";
-    let server = Server::start();
+    let server = Server::start().await;
     let mut connection = server.raw();
     let rule = format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {COMMANDS}");
     raw::<()>(&mut connection, &rule);
@@ -251,7 +247,7 @@ async fn the_documented_permissions_suffice() {
 
 #[tokio::test]
 async fn an_unfit_server_is_refused_or_warned_of() {
-    let server = Server::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"]);
+    let server = Server::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru"]).await;
     let warnings = server.store().await;
     assert!(warnings.warnings()[0].contains("volatile-lru"));
     raw::<()>(&mut server.raw(), "REPLICAOF 127.0.0.1 1");
@@ -266,7 +262,7 @@ async fn an_unfit_server_is_refused_or_warned_of() {
 
 #[tokio::test]
 async fn a_full_server_is_unavailable() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
     hold(&store, &mine).await;
@@ -278,7 +274,10 @@ async fn a_full_server_is_unavailable() {
 
 #[tokio::test]
 async fn nothing_listens() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|s| s.local_addr()).expect("port").port();
+    // Bound, so that nobody else gets the port, but nobody listens.
+    let socket = tokio::net::TcpSocket::new_v4().expect("socket");
+    socket.bind((std::net::Ipv4Addr::LOCALHOST, 0).into()).expect("bind");
+    let port = socket.local_addr().expect("address").port();
     let config = lockkit_redis::RedisConfig::new("127.0.0.1", port);
     let error = RedisStore::connect(config.clone()).await.expect_err("refused");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");

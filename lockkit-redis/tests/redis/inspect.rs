@@ -13,7 +13,7 @@ fn key(name: &str) -> LockKey {
 
 #[tokio::test]
 async fn keys_are_answered_in_order_also_the_free_ones() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let (mine, gone) = (claim("b"), claim("c"));
     let grant = hold(&store, &mine).await;
@@ -39,7 +39,7 @@ async fn keys_are_answered_in_order_also_the_free_ones() {
 
 #[tokio::test]
 async fn a_prefix_finds_what_is_held_sorted() {
-    let server = Server::start();
+    let server = Server::start().await;
     for prefix in ["lockkit:", ""] {
         let store = RedisStore::connect(server.config().prefix(prefix)).await.expect("connect");
         raw::<()>(&mut server.raw(), "FLUSHALL");
@@ -67,7 +67,7 @@ async fn a_prefix_finds_what_is_held_sorted() {
 
 #[tokio::test]
 async fn many_locks_are_read_in_pages() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     for i in 0..3000 {
         hold(&store, &claim(&format!("k{i:04}"))).await;
@@ -79,7 +79,7 @@ async fn many_locks_are_read_in_pages() {
 
 #[tokio::test]
 async fn waiters_are_counted() {
-    let server = Server::start();
+    let server = Server::start().await;
     let (holder, waiter) = (server.store().await, server.store().await);
     hold(&holder, &claim("a")).await;
     let waiting = tokio::spawn(async move { waiter.acquire(&request(&claim("a"), TTL)).await });

@@ -1,45 +1,41 @@
 //! A private server per test, and short names for requests.
 
-use std::{
-    net::TcpListener,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, Fence, FenceRequest, Hold, HolderInfo, LockKey, LockStore, LossReason,
     Mode, Order, Release, Renewal, Renewed, Result, Token,
 };
 use lockkit_redis::{RedisConfig, RedisStore};
+use lockkit_testkit::servers::{Keep, RedisFlavor, RedisOptions, RedisServer};
 
 pub(crate) const TTL: Duration = Duration::from_secs(10);
 
-/// A server that dies with this value.
-pub(crate) struct Server {
-    child: Child,
-    port: u16,
-    options: Vec<String>,
-}
+/// A server for one test.
+pub(crate) struct Server(RedisServer);
 
 impl Server {
-    pub(crate) fn start() -> Self {
-        Self::start_with(&[])
+    pub(crate) async fn start() -> Self {
+        Self::start_with(&[]).await
     }
 
-    pub(crate) fn start_with(options: &[&str]) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("port").port();
-        let options = options.iter().map(|option| (*option).to_owned()).collect();
-        let mut server = Self { child: spawn(port, &options), port, options };
-        server.await_ready();
-        server
+    pub(crate) async fn start_with(args: &[&str]) -> Self {
+        let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
+        let flavor = program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()));
+        let options = RedisOptions::default().flavor(flavor).args(args.iter().copied());
+        Self(RedisServer::start(options).await.expect("a server"))
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.0.port()
     }
 
     pub(crate) fn url(&self, rest: &str) -> String {
-        format!("redis://127.0.0.1:{}/{rest}", self.port)
+        format!("{}/{rest}", self.0.url())
     }
 
     pub(crate) fn config(&self) -> RedisConfig {
-        RedisConfig::new("127.0.0.1", self.port)
+        RedisConfig::new("127.0.0.1", self.port())
     }
 
     pub(crate) async fn store(&self) -> RedisStore {
@@ -51,44 +47,20 @@ impl Server {
         redis::Client::open(self.url("")).and_then(|client| client.get_connection()).expect("raw connection")
     }
 
-    pub(crate) fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());
+    pub(crate) async fn freeze(&self) {
+        self.0.freeze().await.expect("freeze");
     }
 
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("kill");
-        self.child.wait().expect("wait");
+    pub(crate) fn thaw(&self) {
+        self.0.thaw().expect("thaw");
     }
 
-    pub(crate) fn restart(&mut self) {
-        self.child = spawn(self.port, &self.options);
-        self.await_ready();
+    pub(crate) async fn kill(&self) {
+        self.0.kill().await.expect("kill");
     }
 
-    fn await_ready(&mut self) {
-        let start = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(10), "the server does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-fn spawn(port: u16, options: &Vec<String>) -> Child {
-    let program = std::env::var("LOCKKIT_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-    Command::new(program)
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-        .args(options)
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("start the server")
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
+    pub(crate) async fn restart(&self) {
+        self.0.restart(Keep::Nothing).await.expect("restart");
     }
 }
 

@@ -24,21 +24,15 @@ async fn only_a_trusted_server_is_talked_to() {
         "x509 -req -days 2 -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -extfile names -out server.crt",
     );
     let file = |name: &str| directory.join(name).to_str().expect("path").to_owned();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|s| s.local_addr()).expect("port").port();
-    let (tls_port, key, certificate, ca) = (port.to_string(), file("server.key"), file("server.crt"), file("ca.crt"));
-    let _server = Server::start_with(&[
-        "--tls-port",
-        &tls_port,
-        "--tls-key-file",
-        &key,
-        "--tls-cert-file",
-        &certificate,
-        "--tls-ca-cert-file",
-        &ca,
-        "--tls-auth-clients",
-        "no",
-    ]);
-    eventually("the second port", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()).await;
+    let (key, certificate, ca) = (file("server.key"), file("server.crt"), file("ca.crt"));
+    let files = ["--tls-key-file", &key, "--tls-cert-file", &certificate, "--tls-ca-cert-file", &ca];
+    let server = Server::start_with(&[&files[..], &["--tls-auth-clients", "no"]].concat()).await;
+    // The server tells which port it can have; to ask the system for a free one would be out of date when it is used.
+    let serves = |&port: &u16| {
+        let set = redis::cmd("CONFIG").arg(&["SET", "tls-port", &port.to_string()]).query::<()>(&mut server.raw());
+        set.is_ok()
+    };
+    let port = (server.port() + 1..).take(100).find(serves).expect("a port for TLS");
     for host in ["127.0.0.1", "localhost"] {
         let store = RedisStore::from_url(&format!("rediss://{host}:{port}?ca={ca}")).await.expect("connect");
         hold(&store, &claim(host)).await;

@@ -12,7 +12,7 @@ use crate::support::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_wakes_the_waiter() {
-    let server = Server::start();
+    let server = Server::start().await;
     let (holder, waiter) = (server.store().await, Arc::new(server.store().await));
     let mut connection = server.raw();
     let mut latencies = Vec::new();
@@ -40,7 +40,7 @@ async fn a_release_wakes_the_waiter() {
 
 #[tokio::test]
 async fn a_lapsed_lease_sends_the_waiter_back_to_ask_again() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mut short = request(&claim("a"), Duration::ZERO);
     short.ttl = Duration::from_millis(300);
@@ -56,7 +56,7 @@ async fn a_lapsed_lease_sends_the_waiter_back_to_ask_again() {
 
 #[tokio::test]
 async fn a_wait_ends_when_it_is_over() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     hold(&store, &claim("a")).await;
     let started = Instant::now();
@@ -68,7 +68,7 @@ async fn a_wait_ends_when_it_is_over() {
 
 #[tokio::test]
 async fn a_dropped_waiter_leaves_no_interest_and_the_channel_is_given_up() {
-    let server = Server::start();
+    let server = Server::start().await;
     let (holder, waiter) = (server.store().await, server.store().await);
     let mine = claim("a");
     hold(&holder, &mine).await;
@@ -104,7 +104,7 @@ async fn a_dropped_waiter_leaves_no_interest_and_the_channel_is_given_up() {
 
 #[tokio::test]
 async fn a_store_does_not_count_itself_among_the_waiters() {
-    let server = Server::start();
+    let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
     hold(&store, &mine).await;
@@ -115,7 +115,7 @@ async fn a_store_does_not_count_itself_among_the_waiters() {
 
 #[tokio::test]
 async fn idle_channels_are_limited() {
-    let server = Server::start();
+    let server = Server::start().await;
     let (holder, waiter) = (server.store().await, server.store().await);
     for i in 0..100 {
         let name = format!("k{i}");
@@ -128,7 +128,7 @@ async fn idle_channels_are_limited() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contenders_take_turns() {
-    let server = Server::start();
+    let server = Server::start().await;
     let stores: Vec<_> = [server.store().await, server.store().await, server.store().await].map(Arc::new).into();
     let mut tasks = Vec::new();
     let counter = Arc::new(std::sync::atomic::AtomicU64::new(0));
