@@ -75,11 +75,12 @@ enum Ending {
 
 impl Engine {
     pub(crate) fn new(store: Arc<dyn LockStore>, settings: Settings) -> Arc<Self> {
+        let timers = Arc::new(Timers::new(store.info().alarm.as_ref()));
         Arc::new(Self {
             store,
             settings,
             queues: Arc::default(),
-            timers: Arc::default(),
+            timers,
             poller: Poller::default(),
             outstanding: Outstanding::default(),
             next_id: AtomicU64::new(0),
@@ -261,7 +262,7 @@ impl Engine {
                 let lapse = self.lapse_of(lease.terms.ttl);
                 self.reap(lease.claim.clone(), lapse, reaper::Certainty::Doubtful, seat);
             }
-            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded => drop(seat),
+            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => drop(seat),
         }
     }
 
