@@ -133,7 +133,8 @@ async fn without_a_connection_to_spare_waiters_poll(ctx: Arc<Ctx>) {
     sleep(Duration::from_millis(100)).await;
     assert_eq!(keeper(&mut raw, name.as_str()).await, None);
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
-    timeout(PATIENCE, next).await.expect("in time").expect("no panic").expect("acquire");
+    let guard = timeout(PATIENCE, next).await.expect("in time").expect("no panic").expect("acquire");
+    assert!(guard.is_held());
 }
 
 async fn a_broken_gate_is_not_a_broken_lock(ctx: Arc<Ctx>) {
