@@ -22,6 +22,7 @@ mod observe;
 mod owner;
 pub mod store;
 mod types;
+pub mod url_options;
 mod wrap;
 
 #[cfg(feature = "metrics")]

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Clock, Effect, Error, ErrorKind, Result, drift};
+use lockkit_core::{
+    Clock, Effect, Error, ErrorKind, Result, drift,
+    url_options::{self, boolean, duration},
+};
 use lockkit_redis::{RedisConfig, RedisStore, ServerFacts};
 
 use crate::{Gate, Node, RedlockConfig, RedlockStore, calls::Calls, error::NodeErrors, quorum::majority};
@@ -69,8 +72,8 @@ impl RedisNodes {
             match option {
                 "node_timeout" => nodes.config.node_timeout = Some(duration(value)?),
                 "max_ttl" => nodes.config.max_ttl = duration(value)?,
-                "durable" => nodes.durable = Some(yes_or_no(option, value)?),
-                _ => nodes.delayed_restart = yes_or_no(option, value)?,
+                "durable" => nodes.durable = Some(boolean(option, value)?),
+                _ => nodes.delayed_restart = boolean(option, value)?,
             }
         }
         Ok(nodes)
@@ -261,39 +264,12 @@ fn sort_options(options: &str) -> Result<(Vec<(&str, &str)>, String)> {
             for_nodes.push(pair);
         } else if !OWN_OPTIONS.contains(&option) {
             let known = [NODE_OPTIONS.as_slice(), &OWN_OPTIONS].concat().join(", ");
-            return Err(invalid(format!("no option {option:?}; there are: {known}")));
-        } else if own.iter().any(|(seen, _)| *seen == option) {
-            return Err(invalid(format!("the option {option:?} is given twice")));
+            return Err(url_options::unknown(option, &known));
         } else {
             own.push((option, value));
         }
     }
-    Ok((own, for_nodes.join("&")))
-}
-
-fn yes_or_no(option: &str, value: &str) -> Result<bool> {
-    match value {
-        "yes" => Ok(true),
-        "no" => Ok(false),
-        _ => Err(invalid(format!("{option} is yes or no, not {value:?}"))),
-    }
-}
-
-/// Reads `250ms`, `2s` or `1m`.
-fn duration(text: &str) -> Result<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => Duration::ZERO,
-    };
-    let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
-    if duration.is_zero() {
-        Err(invalid(format!("no duration: {text:?}; write 250ms, 2s or 1m")))
-    } else {
-        Ok(duration)
-    }
+    Ok((url_options::unique(own)?, for_nodes.join("&")))
 }
 
 fn invalid(message: impl Into<String>) -> Error {
