@@ -14,6 +14,7 @@ mod capability;
 mod clock;
 mod engine;
 mod error;
+mod finding;
 mod guard;
 mod lock;
 mod locker;
@@ -32,6 +33,7 @@ pub use {
     clock::{Clock, Moment, ShiftedClock, SystemClock},
     engine::HandOver,
     error::{Effect, Error, ErrorKind, Result},
+    finding::{ClockOffset, Finding, Severity},
     guard::{Guard, Outcome, Status},
     lock::Lock,
     locker::{Locker, LockerBuilder, RwLock},

@@ -5,20 +5,21 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceClock,
-    Fencing, Hold, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release,
-    Renewal, Renewed, Result, StoreInfo, Token, Waiting,
+    Fencing, Finding, Hold, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query,
+    Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
 };
 use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::{
+    access::Subject,
     config::RedisConfig,
     error::{self, Sent},
     inspect,
     link::{Connection, Link},
     name::{self, Names},
     renew,
-    scripts::{ACQUIRE, RELEASE},
+    scripts::{ACQUIRE, INSPECT, RELEASE},
     server,
     value::{self, Stored},
     wake::{Interest, Wake},
@@ -104,17 +105,31 @@ impl RedisStore {
 
     async fn check_server(&self) -> Result<Vec<String>> {
         let connection = self.link.connection().await?;
+        let (info, mut findings) = self.ask_info(&connection).await?;
+        findings.extend(server::judge(&info));
+        // A server that can't keep locks has nothing more to say.
+        let mut warnings = Finding::admit(&findings)?;
+        let subject = Subject::new(&self.names, self.link.username())?;
+        let basics = subject.basics();
+        let replies = self.link.run_all(&connection, Some(&INSPECT), &basics, self.timeout, Sent::ReadOnly).await?;
+        warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
+        Ok(warnings)
+    }
+
+    /// What the server says of itself, or a warning that it does not.
+    pub(crate) async fn ask_info(&self, connection: &Connection) -> Result<(String, Vec<Finding>)> {
         let mut requests = Pipeline::new();
         requests.cmd("INFO");
-        let replies = self.link.run_all(&connection, None, &requests, self.timeout, Sent::ReadOnly).await?;
+        let replies = self.link.run_all(connection, None, &requests, self.timeout, Sent::ReadOnly).await?;
         match replies.into_iter().next() {
             Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
-                e if e.kind() == ErrorKind::Denied => {
-                    Ok(vec!["the user may not use INFO: the server's role and eviction policy are not known".into()])
+                e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
+                    let summary = "the user may not use INFO: the server's role and eviction policy are not known";
+                    Ok((String::new(), vec![Finding::warning("info", summary, "allow it: ACL SETUSER <user> +info")]))
                 }
                 e => Err(e),
             },
-            Some(reply) => server::judge(&redis::from_redis_value::<String>(reply).unwrap_or_default()),
+            Some(reply) => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
             None => Err(error::odd_reply(Sent::ReadOnly)),
         }
     }
