@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Query, Release, Renewal};
-use lockkit_redis::RedisStore;
+use lockkit_redis::{RedisConfig, RedisStore};
 
 use crate::support::*;
 
