@@ -35,8 +35,8 @@ const NODE_OPTIONS: [&str; 3] = ["prefix", "timeout", "ca"];
 /// ```
 #[derive(Clone, Debug)]
 pub struct RedisNodes {
-    nodes: Vec<RedisConfig>,
-    config: RedlockConfig,
+    pub(crate) nodes: Vec<RedisConfig>,
+    pub(crate) config: RedlockConfig,
     durable: Option<bool>,
     delayed_restart: bool,
 }
@@ -163,7 +163,7 @@ impl RedlockStore {
 }
 
 /// Who the servers are, as they said on their latest connections.
-struct Roster {
+pub(crate) struct Roster {
     known: Mutex<Vec<Option<ServerFacts>>>,
     gates: Vec<Gate>,
     clock: Arc<dyn Clock>,
@@ -175,7 +175,7 @@ struct Roster {
 }
 
 impl Roster {
-    fn new(nodes: &RedisNodes) -> Self {
+    pub(crate) fn new(nodes: &RedisNodes) -> Self {
         let kept_out = nodes.config.max_ttl + drift(nodes.config.max_ttl);
         Self {
             known: Mutex::new(vec![None; nodes.nodes.len()]),
@@ -188,7 +188,7 @@ impl Roster {
     }
 
     /// Whether a new connection to a node may be used. Each restart makes one necessary.
-    fn admit(&self, index: usize, facts: &ServerFacts) -> Result<()> {
+    pub(crate) fn admit(&self, index: usize, facts: &ServerFacts) -> Result<()> {
         let refuse = |kind, why: &str| Err(Error::new(kind, why));
         if facts.is_replica {
             return refuse(ErrorKind::Unsupported, "the server is a replica; a node must be independent of the others");
@@ -227,7 +227,7 @@ impl Roster {
         self.facts(index).is_some()
     }
 
-    fn is_durable(&self, index: usize) -> bool {
+    pub(crate) fn is_durable(&self, index: usize) -> bool {
         self.durable.or(self.facts(index).and_then(|facts| facts.durable)) == Some(true)
     }
 
