@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn the_clocks_that_are_furthest_apart_are_named() {
         let names: Vec<Arc<str>> = ["a", "b", "c"].map(Into::into).into();
-        let clock = |seconds| ClockOffset::measured(UNIX_EPOCH, UNIX_EPOCH, seconds * 1_000_000, 1);
+        let clock = |seconds: i64| ClockOffset::measured(UNIX_EPOCH, UNIX_EPOCH, seconds * 1_000_000, 1);
         let found = clocks(&names, &[(0, clock(3)), (1, clock(-4)), (2, clock(0))]).expect("a finding");
         assert_eq!(found.severity, Severity::Warning);
         assert!(found.summary.contains("of a and b are 7.0s apart"), "{}", found.summary);
