@@ -69,7 +69,12 @@ impl<'a> Subject<'a> {
 
     /// The user may not use channels in all the ways that waiting takes.
     pub(crate) fn judge_channels(&self, commands: &[&str], refusal: &Refusal) -> Finding {
-        let summary = format!("{} is refused ({}): nobody can wait for a lock", commands.join(", "), refusal.why());
+        let effect = match commands {
+            ["publish"] => "a release wakes nobody, so that waiters only ask now and then",
+            ["unsubscribe"] => "channels that nobody listens to any more pile up",
+            _ => "with this login nobody can wait for a lock",
+        };
+        let summary = format!("{} is refused ({}): {effect}", commands.join(", "), refusal.why());
         let advice = format!("ACL SETUSER {} +publish +subscribe +unsubscribe &{}*", self.user, self.prefix);
         Finding::warning("channels", summary, advice)
     }

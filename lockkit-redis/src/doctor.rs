@@ -129,7 +129,9 @@ impl Doctor<'_> {
         if findings.iter().all(|finding| finding.code != "channels") {
             findings.extend(self.waiting(connection, &subject).await?);
         }
-        findings.extend(self.inspection(connection, &subject).await?);
+        if findings.iter().all(|finding| finding.code != "scripts") {
+            findings.extend(self.inspection(connection, &subject).await?);
+        }
         if findings.is_empty() {
             findings.push(Finding::ok("access", "the user may do all that lockkit does"));
         }
@@ -138,7 +140,7 @@ impl Doctor<'_> {
 
     /// Whether it is possible to wait. The subscription ends with the connection at the latest.
     async fn waiting(&self, connection: &Connection, subject: &Subject<'_>) -> Result<Option<Finding>> {
-        const COMMANDS: [&str; 2] = ["SUBSCRIBE", "UNSUBSCRIBE"];
+        const COMMANDS: [&str; 2] = ["subscribe", "unsubscribe"];
         let mut requests = Pipeline::new();
         for command in COMMANDS {
             requests.cmd(command).arg(&subject.key);
@@ -154,14 +156,17 @@ impl Doctor<'_> {
         let mut requests = Pipeline::new();
         requests.cmd("SCAN").arg(0).arg("MATCH").arg(&subject.key).arg("COUNT").arg(1);
         requests.cmd("PUBSUB").arg("NUMSUB").arg(&subject.key);
+        requests.cmd("TYPE").arg(&subject.key);
         let refusals = self.ask(connection, &requests).await?.into_iter().map(access::refusal);
         let refused: Vec<_> =
-            ["scan", "pubsub"].iter().zip(refusals).filter_map(|(command, no)| no.map(|_| *command)).collect();
+            ["scan", "pubsub", "type"].iter().zip(refusals).filter_map(|(command, no)| no.map(|_| *command)).collect();
         if refused.is_empty() {
             return Ok(None);
         }
-        let summary =
-            format!("the user may not use {}: locks can't be listed, or waiters not counted", refused.join(", "));
+        let summary = format!(
+            "the user may not use {}: locks can't be listed, waiters not counted, or strange keys not named",
+            refused.join(", ")
+        );
         let advice = format!("allow it to whoever looks after locks: +{}", refused.join(" +"));
         Ok(Some(Finding::note("inspection", summary, advice)))
     }

@@ -125,7 +125,8 @@ impl RedisStore {
             Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
                 e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
                     let summary = "the user may not use INFO: the server's role and eviction policy are not known";
-                    Ok((String::new(), vec![Finding::warning("info", summary, "allow it: ACL SETUSER <user> +info")]))
+                    let advice = format!("ACL SETUSER {} +info", self.link.username().unwrap_or("default"));
+                    Ok((String::new(), vec![Finding::warning("info", summary, advice)]))
                 }
                 e => Err(e),
             },

@@ -19,6 +19,5 @@ try('DEL', KEYS[1])
 try('INCRBY', KEYS[2], 'x')
 try('PEXPIRE', KEYS[1], '1')
 try('PTTL', KEYS[1])
-try('TYPE', KEYS[1])
 try('TIME')
 return answers

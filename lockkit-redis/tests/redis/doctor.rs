@@ -155,6 +155,7 @@ async fn every_missing_permission_is_found() {
         ("info", Severity::Warning, "info"),
         ("scan", Severity::Note, "inspection"),
         ("pubsub", Severity::Note, "inspection"),
+        ("type", Severity::Note, "inspection"),
     ] {
         // What an EVAL has brought to the server once, EVALSHA finds there.
         raw::<()>(&mut server.raw(), "SCRIPT FLUSH");
@@ -191,7 +192,7 @@ async fn connecting_shares_the_findings() {
     assert!(error.message().contains("+evalsha"), "{error}");
     raw::<()>(&mut server.raw(), "ACL SETUSER app resetchannels +@all");
     let store = RedisStore::connect(config).await.expect("it can lock");
-    assert!(store.warnings()[0].contains("nobody can wait"), "{:?}", store.warnings());
+    assert!(store.warnings()[0].contains("wakes nobody"), "{:?}", store.warnings());
     hold(&store, &claim("a")).await;
 }
 
