@@ -17,8 +17,14 @@ fn doctor(store: &str, arguments: &[&str]) -> Output {
     command.env("LOCKKIT_STORE", store).arg("doctor").args(arguments).output().unwrap()
 }
 
+/// What the doctor says, after a check that the documentation lists all of it.
 fn report(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap()
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for finding in report["findings"].as_array().unwrap() {
+        let code = finding["code"].as_str().unwrap();
+        assert!(include_str!("../../docs/doctor.md").contains(&format!("`{code}`")), "{code} is not documented");
+    }
+    report
 }
 
 /// Severity and code of what is worse than a note.

@@ -43,7 +43,7 @@ struct Doctor<'a> {
 impl Doctor<'_> {
     async fn examine(&self) -> Result<Vec<Finding>> {
         let settings = Settings::of_server(&mut self.connection().await?).await?;
-        let mut findings = vec![Finding::ok("server", format!("{} {}", brand(&settings), settings.get("version")))];
+        let mut findings = vec![Finding::ok("server", identity(&settings))];
         findings.extend(server::judge(&settings));
         if findings.iter().all(|finding| finding.code != "durability") {
             findings.push(Finding::ok("durability", "commits are on disk before they are answered"));
@@ -235,6 +235,12 @@ fn brand(settings: &Settings) -> &'static str {
     if settings.get("version").contains(MARIADB) { MARIADB } else { "MySQL" }
 }
 
+/// Its brand and version, without what distributions add.
+fn identity(settings: &Settings) -> String {
+    let version = settings.get("version").trim_start_matches("5.5.5-");
+    format!("{} {}", brand(settings), version.split('-').next().unwrap_or(version))
+}
+
 fn missing_rights(summary: String, rights: &[&str], table: &str) -> Finding {
     Finding::error(ErrorKind::Denied, "access", summary, format!("GRANT {} ON {table}", rights.join(", ")))
 }
@@ -300,6 +306,17 @@ mod tests {
         let found = judge_session(true, &lost);
         assert_eq!((found.severity, found.code), (Severity::Error, "session"));
         assert!(found.summary.contains("REPEATABLE-READ"));
+    }
+
+    #[test]
+    fn a_server_is_named_in_short() {
+        for (version, name) in [
+            ("10.11.19-MariaDB-0+deb12u1", "MariaDB 10.11.19"),
+            ("5.5.5-10.6.2-MariaDB", "MariaDB 10.6.2"),
+            ("9.7.4", "MySQL 9.7.4"),
+        ] {
+            assert_eq!(identity(&settings(&[("version", version)])), name);
+        }
     }
 
     #[test]
