@@ -29,6 +29,7 @@
 mod config;
 mod doctor;
 mod error;
+mod gate;
 mod gc;
 mod inspect;
 mod name;

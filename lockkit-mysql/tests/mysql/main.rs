@@ -4,6 +4,7 @@
 
 mod doctor;
 mod fences;
+mod gates;
 mod servers;
 mod support;
 mod table;
@@ -37,7 +38,8 @@ fn main() -> ExitCode {
 }
 
 fn tests() -> Vec<(&'static str, Test)> {
-    [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, doctor::TESTS].concat()
+    let files = [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, gates::TESTS];
+    [files.concat(), doctor::TESTS.to_vec()].concat()
 }
 
 fn trial(ctx: &Arc<Ctx>, name: String, run: Test) -> Trial {
