@@ -8,6 +8,8 @@ mod gates;
 mod servers;
 mod support;
 mod table;
+#[cfg(feature = "tls")]
+mod tls;
 mod transactions;
 mod traps;
 
@@ -38,8 +40,12 @@ fn main() -> ExitCode {
 }
 
 fn tests() -> Vec<(&'static str, Test)> {
-    let files = [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, gates::TESTS];
-    [files.concat(), doctor::TESTS.to_vec()].concat()
+    let mut tests =
+        [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, gates::TESTS].concat();
+    tests.extend_from_slice(doctor::TESTS);
+    #[cfg(feature = "tls")]
+    tests.extend_from_slice(tls::TESTS);
+    tests
 }
 
 fn trial(ctx: &Arc<Ctx>, name: String, run: Test) -> Trial {

@@ -5,4 +5,6 @@ mod doctor;
 mod ensemble;
 mod faults;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
 mod waiting;
