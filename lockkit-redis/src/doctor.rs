@@ -1,15 +1,19 @@
 //! All that can be told of a server and its settings: `lockkit doctor`.
 
-use std::{collections::HashMap, time::SystemTime};
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime},
+};
 
-use lockkit_core::{ClockOffset, Finding, Result};
+use lockkit_core::{ClockOffset, ErrorKind, Finding, Result};
 use redis::{Pipeline, Value};
 
 use crate::{
     access::{self, Subject},
     config::RedisConfig,
-    error::Sent,
-    link::Connection,
+    error::{self, Sent},
+    link::{Connection, Link},
+    name::Names,
     scripts::{INSPECT, PROBE},
     server::{self, ServerFacts, field, version},
     store::RedisStore,
@@ -46,19 +50,58 @@ pub async fn diagnose(config: &RedisConfig) -> Result<Vec<Finding>> {
 /// As [`diagnose`].
 pub async fn examine(config: &RedisConfig) -> Result<Examination> {
     let store = RedisStore::new(RedisConfig { vet: None, ..config.clone() })?;
-    let doctor = Doctor { store: &store, config };
+    let has_password = config.password.is_some();
+    let doctor = Doctor { link: &store.link, names: &store.names, bound: store.timeout, has_password };
     doctor.examine().await.map_err(|e| e.at("examine", None, &store.info.name))
 }
 
+/// What a server is asked when a store connects: whether it can keep locks; what its settings put at risk, in words.
+///
+/// # Errors
+/// As [`RedisStore::connect`].
+pub(crate) async fn check(link: &Link, names: &Names, bound: Duration) -> Result<Vec<String>> {
+    let connection = link.connection().await?;
+    let (info, mut findings) = ask_info(link, &connection, bound).await?;
+    findings.extend(server::judge(&info));
+    // A server that can't keep locks has nothing more to say.
+    let mut warnings = Finding::admit(&findings)?;
+    let subject = Subject::new(names, link.username())?;
+    let replies = link.run_all(&connection, Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
+    warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
+    Ok(warnings)
+}
+
+/// What the server says of itself, or a warning that it does not.
+async fn ask_info(link: &Link, connection: &Connection, bound: Duration) -> Result<(String, Vec<Finding>)> {
+    let mut requests = Pipeline::new();
+    requests.cmd("INFO");
+    let replies = link.run_all(connection, None, &requests, bound, Sent::ReadOnly).await?;
+    match replies.into_iter().next() {
+        Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
+            e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
+                let summary = "the user may not use INFO: the server's role and eviction policy are not known";
+                let advice = format!("ACL SETUSER {} +info", link.username().unwrap_or("default"));
+                Ok((String::new(), vec![Finding::warning("info", summary, advice)]))
+            }
+            e => Err(e),
+        },
+        Some(reply) => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
+        None => Err(error::odd_reply(Sent::ReadOnly)),
+    }
+}
+
+/// One server, and how to ask it.
 struct Doctor<'a> {
-    store: &'a RedisStore,
-    config: &'a RedisConfig,
+    link: &'a Link,
+    names: &'a Names,
+    bound: Duration,
+    has_password: bool,
 }
 
 impl Doctor<'_> {
     async fn examine(&self) -> Result<Examination> {
-        let connection = self.store.link.connection().await?;
-        let (info, mut findings) = self.store.ask_info(&connection).await?;
+        let connection = self.link.connection().await?;
+        let (info, mut findings) = ask_info(self.link, &connection, self.bound).await?;
         let settings = self.settings(&connection).await?;
         findings.extend(server::judge(&info));
         if !info.is_empty() {
@@ -94,18 +137,18 @@ impl Doctor<'_> {
     }
 
     async fn ask(&self, connection: &Connection, requests: &Pipeline) -> Result<Vec<Value>> {
-        self.store.link.run_all(connection, None, requests, self.store.timeout, Sent::ReadOnly).await
+        self.link.run_all(connection, None, requests, self.bound, Sent::ReadOnly).await
     }
 
     fn password(&self) -> Option<Finding> {
         let summary = "whoever can reach the server can take and free every lock: it asks for no password";
         let advice = "ACL SETUSER default >password, or a user for lockkit alone";
-        self.config.password.is_none().then(|| Finding::note("password", summary, advice))
+        (!self.has_password).then(|| Finding::note("password", summary, advice))
     }
 
     async fn access(&self, connection: &Connection) -> Result<Vec<Finding>> {
-        let subject = Subject::new(&self.store.names, self.store.link.username())?;
-        let (link, bound) = (&self.store.link, self.store.timeout);
+        let subject = Subject::new(self.names, self.link.username())?;
+        let (link, bound) = (self.link, self.bound);
         let basics = link.run_all(connection, Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
         let mut findings = subject.judge_basics(basics);
         let mut script = PROBE.by_hash(2, 0, subject.key.len() + subject.counter.len());

@@ -5,22 +5,21 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceClock,
-    Fencing, Finding, Hold, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
+    Fencing, Hold, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release,
+    Renewal, Renewed, Result, StoreInfo, Token, Waiting,
 };
 use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    access::Subject,
     config::RedisConfig,
+    doctor,
     error::{self, Sent},
     inspect,
     link::{Connection, Link},
     name::{self, Names},
     renew,
-    scripts::{ACQUIRE, INSPECT, RELEASE},
-    server,
+    scripts::{ACQUIRE, RELEASE},
     value::{self, Stored},
     wake::{Interest, Wake},
 };
@@ -101,39 +100,7 @@ impl RedisStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn check(&self) -> Result<Vec<String>> {
-        self.check_server().await.map_err(|e| e.at("connect", None, &self.info.name))
-    }
-
-    async fn check_server(&self) -> Result<Vec<String>> {
-        let connection = self.link.connection().await?;
-        let (info, mut findings) = self.ask_info(&connection).await?;
-        findings.extend(server::judge(&info));
-        // A server that can't keep locks has nothing more to say.
-        let mut warnings = Finding::admit(&findings)?;
-        let subject = Subject::new(&self.names, self.link.username())?;
-        let basics = subject.basics();
-        let replies = self.link.run_all(&connection, Some(&INSPECT), &basics, self.timeout, Sent::ReadOnly).await?;
-        warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
-        Ok(warnings)
-    }
-
-    /// What the server says of itself, or a warning that it does not.
-    pub(crate) async fn ask_info(&self, connection: &Connection) -> Result<(String, Vec<Finding>)> {
-        let mut requests = Pipeline::new();
-        requests.cmd("INFO");
-        let replies = self.link.run_all(connection, None, &requests, self.timeout, Sent::ReadOnly).await?;
-        match replies.into_iter().next() {
-            Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
-                e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
-                    let summary = "the user may not use INFO: the server's role and eviction policy are not known";
-                    let advice = format!("ACL SETUSER {} +info", self.link.username().unwrap_or("default"));
-                    Ok((String::new(), vec![Finding::warning("info", summary, advice)]))
-                }
-                e => Err(e),
-            },
-            Some(reply) => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
-            None => Err(error::odd_reply(Sent::ReadOnly)),
-        }
+        doctor::check(&self.link, &self.names, self.timeout).await.map_err(|e| e.at("connect", None, &self.info.name))
     }
 }
 
