@@ -26,7 +26,9 @@
 //!
 //! The layout of the keys is described in `docs/backends/redis.md`.
 
+mod access;
 mod config;
+mod doctor;
 mod error;
 mod inspect;
 mod link;
@@ -43,5 +45,6 @@ mod value;
 mod wake;
 
 pub use config::RedisConfig;
+pub use doctor::{Examination, diagnose, examine};
 pub use server::ServerFacts;
 pub use store::RedisStore;
