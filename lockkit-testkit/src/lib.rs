@@ -10,6 +10,7 @@ mod check;
 pub mod faults;
 mod memory;
 pub mod servers;
+pub mod sim;
 
 pub use {
     backend::{Backend, BoxError, Server},
