@@ -30,4 +30,6 @@ mod documentation {
     mod writing_a_backend {}
     #[doc = include_str!("../docs/observability.md")]
     mod observability {}
+    #[doc = include_str!("../docs/testing-your-application.md")]
+    mod testing_your_application {}
 }

@@ -2,6 +2,8 @@
 //!
 //! A store of one's own joins in about ten lines: implement [`Backend`], hand it to [`trials`], run them with
 //! `libtest-mimic`. `docs/writing-a-backend.md` shows it.
+//!
+//! For tests of applications there is the simulated store in [`sim`]; `docs/testing-your-application.md` shows it.
 
 mod backend;
 pub mod broken;
