@@ -8,11 +8,12 @@
 //! clients that send them (`store.rs`). What is wrong stands there beside what is right, marked `BUG`.
 
 mod backend;
+mod local;
 mod shelf;
 mod store;
 mod wire;
 
-pub use self::backend::SimpleBackend;
+pub use self::{backend::SimpleBackend, local::LocalStore};
 
 /// A case that must fail, and a part of what it must say: it has to be the rule that it complains about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,113 @@
+//! The simple store without a network, to put beneath a simulation: only what is wrong on the shelf, and with what is
+//! asked of it, is wrong here.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fencing, Hold, KeyState, Liveness,
+    LockKey, LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+};
+
+use super::{
+    Bug,
+    shelf::{Answer, Shelf, Terms},
+};
+
+/// The simple store in this process, for [`SimStore::over`](crate::sim::SimStore::over): correct without a bug.
+#[derive(Debug)]
+pub struct LocalStore {
+    info: StoreInfo,
+    shelf: Mutex<Shelf>,
+    bug: Option<Bug>,
+}
+
+impl LocalStore {
+    /// An empty store, by this clock.
+    #[must_use]
+    pub fn new(bug: Option<Bug>, clock: Arc<dyn Clock>) -> Self {
+        let capability = Capability {
+            shared: false,
+            permits: false,
+            fifo: false,
+            waiting: Waiting::Poll,
+            liveness: Liveness::Ttl { min: Duration::from_millis(100), max: Duration::from_secs(300) },
+            fencing: Fencing::Hybrid,
+            max_key_bytes: LockKey::MAX_BYTES,
+        };
+        let info = StoreInfo { scheme: "simple", name: "simple".into(), capability, clock, alarm: None };
+        Self { info, shelf: Mutex::new(Shelf::new(bug)), bug }
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Moment {
+        self.info.clock.now()
+    }
+
+    fn renew_one(&self, renewal: &Renewal) -> Renewed {
+        let now = self.now();
+        match self.shelf().renew(renewal.claim.key.as_str(), renewal, now, Some(now + renewal.ttl)) {
+            Ok(terms) => Renewed::Held(hold(&renewal.claim, terms, now + renewal.ttl)),
+            Err(reason) => Renewed::Lost(reason),
+        }
+    }
+}
+
+#[async_trait]
+impl LockStore for LocalStore {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if request.order != Order::Any || request.claim.mode != Mode::Exclusive {
+            return Err(Error::new(ErrorKind::Unsupported, "this store has only plain exclusive locks"));
+        }
+        let now = self.now();
+        // BUG: for ever.
+        let ends = Some(now + request.ttl).filter(|_| self.bug != Some(Bug::NoExpiry));
+        Ok(match self.shelf().acquire(request.claim.key.as_str(), request, now, ends) {
+            Answer::Granted(terms) => Attempt::Granted(hold(&request.claim, terms, now + request.ttl)),
+            Answer::Held { remaining, holder } => {
+                Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder) })
+            }
+        })
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let mut answers: Vec<_> = renewals.iter().map(|renewal| Ok(self.renew_one(renewal))).collect();
+        if self.bug == Some(Bug::RenewalsReversed) {
+            // BUG: as they come.
+            answers.reverse();
+        }
+        answers
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        Ok(match self.shelf().release(claim.key.as_str(), claim, self.now()) {
+            // BUG: that it was another's is kept from the caller.
+            Release::NotHeld(_) if self.bug == Some(Bug::HidesNotMine) => Release::Released { waiters: None },
+            answer => answer,
+        })
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        let (now, mut shelf) = (self.now(), self.shelf());
+        let keys: Vec<_> = match query {
+            Query::Keys(keys) => keys.clone(),
+            Query::Prefix(prefix) => shelf.held(prefix).into_iter().map(|(_, key)| key).collect(),
+        };
+        let states = keys.iter().map(|key| shelf.state(key.as_str(), key, now));
+        Ok(states.filter(|state| matches!(query, Query::Keys(_)) || !state.holders.is_empty()).collect())
+    }
+}
+
+fn hold(claim: &Claim, terms: Terms, until: Moment) -> Hold {
+    Hold { claim: claim.clone(), fence: terms.fence, span: terms.span, until, depth: terms.depth }
+}

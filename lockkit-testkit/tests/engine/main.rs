@@ -1,0 +1,68 @@
+//! The engine against a model: random runs of several processes on a simulated store, with everything that can go
+//! wrong.
+//!
+//! `PROPTEST_CASES=20000 cargo test -p lockkit-testkit --test engine` looks for longer.
+
+mod model;
+mod op;
+mod run;
+
+use std::sync::Arc;
+
+use lockkit_testkit::{
+    broken::{Bug, LocalStore},
+    sim::SimStore,
+};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+
+use self::{op::ops, run::run};
+
+/// How many runs, unless `PROPTEST_CASES` says otherwise.
+const CASES: u32 = 300;
+
+fn config() -> Config {
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { CASES };
+    Config { cases, failure_persistence: None, ..Config::default() }
+}
+
+fn search(mut runner: TestRunner, store: impl Fn() -> SimStore) -> Result<(), String> {
+    let answer = runner.run(&ops(), |ops| run(&store, &ops).map_err(TestCaseError::fail));
+    answer.map_err(|e| e.to_string())
+}
+
+fn must_hold(store: impl Fn() -> SimStore) {
+    if let Err(e) = search(TestRunner::new(config()), store) {
+        panic!("{e}");
+    }
+}
+
+fn simple(bug: Option<Bug>) -> SimStore {
+    SimStore::over(|clock| Arc::new(LocalStore::new(bug, clock)))
+}
+
+#[test]
+fn the_engine_keeps_its_word_where_waiters_are_woken() {
+    must_hold(SimStore::new);
+}
+
+#[test]
+fn the_engine_keeps_its_word_where_waiters_have_to_ask() {
+    must_hold(|| SimStore::new().polled());
+}
+
+#[test]
+fn the_engine_keeps_its_word_on_another_store() {
+    must_hold(|| simple(None));
+}
+
+/// Whatever is wrong with the store must show, and say what.
+#[test]
+fn known_bad_stores_are_found() {
+    for (bug, says) in [(Bug::DeletesAnyones, "at once")] {
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
+        let config = Config { cases: 3000, failure_persistence: None, max_shrink_iters: 200, ..Config::default() };
+        let found = search(TestRunner::new_with_rng(config, rng), || simple(Some(bug)));
+        let found = found.expect_err(&format!("{bug:?} was not found"));
+        assert!(found.contains(says), "{bug:?}: {found}");
+    }
+}

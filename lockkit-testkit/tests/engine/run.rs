@@ -1,0 +1,309 @@
+//! A run: applications, each with its own `Locker`, on one simulated store.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use lockkit_core::{ErrorKind, Guard, Locker, Outcome, Owner, Result};
+use lockkit_testkit::sim::SimStore;
+use tokio::{
+    task::{JoinHandle, yield_now},
+    time::{advance, sleep},
+};
+
+use super::{
+    model::{Held, LeaseId, Model},
+    op::{Ask, CLIENTS, KEYS, LONGEST, OWNERS, Op, Wait},
+};
+
+/// Carries out the steps; says what rule was broken.
+pub(crate) fn run(store: impl FnOnce() -> SimStore, ops: &[Op]) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(async {
+        let mut run = Run::new(&store().bound(LONGEST / 4));
+        for op in ops {
+            run.step(op).await;
+            run.check()?;
+        }
+        run.finish().await
+    })
+}
+
+struct Run {
+    clients: Vec<Client>,
+    pending: Vec<Pending>,
+    releases: Vec<JoinHandle<()>>,
+    shared: Arc<Mutex<Shared>>,
+    strangers: SimStore,
+}
+
+struct Client {
+    store: SimStore,
+    locker: Locker,
+    owners: Vec<Owner>,
+}
+
+struct Pending {
+    key: usize,
+    client: usize,
+    task: JoinHandle<()>,
+}
+
+/// What tasks report to.
+#[derive(Default)]
+struct Shared {
+    model: Model,
+    guards: Vec<Held>,
+    /// The clients that something was done to: since things last settled, their errors prove nothing.
+    upset: [bool; CLIENTS],
+}
+
+impl Run {
+    fn new(strangers: &SimStore) -> Self {
+        let client = |_| {
+            let store = strangers.another_client();
+            let locker = Locker::builder(store.clone()).patience(LONGEST / 2).build();
+            let owners = (0..OWNERS).map(|_| locker.owner()).collect();
+            Client { store, locker, owners }
+        };
+        Self {
+            clients: (0..CLIENTS).map(client).collect(),
+            pending: Vec::new(),
+            releases: Vec::new(),
+            shared: Arc::default(),
+            strangers: strangers.clone(),
+        }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().expect("no panic")
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        let mut shared = self.shared();
+        let shared = &mut *shared;
+        shared.model.look(&mut shared.guards);
+        shared.model.broken.take().map_or(Ok(()), Err)
+    }
+
+    async fn step(&mut self, op: &Op) {
+        match op {
+            Op::Acquire(ask) => self.acquire(ask).await,
+            Op::Cancel { pending } => {
+                if let Some(at) = pending.checked_rem(self.pending.len()) {
+                    self.pending.swap_remove(at).task.abort();
+                }
+            }
+            Op::Release { guard } => self.release(*guard),
+            Op::Drop { guard } => drop(self.take(*guard)),
+            Op::Renew { guard } => self.renew(*guard),
+            Op::Expire { key } => self.force(async |store| store.expire(KEYS[*key]).await).await,
+            Op::Revoke { key } => self.force(async |store| store.revoke(KEYS[*key]).await).await,
+            Op::EndSession { client } => {
+                let store = self.clients[*client].store.clone();
+                self.force(async move |_| store.end_session().await).await;
+            }
+            Op::TakeOver { key, ttl } => {
+                let ttl = (*ttl).max(Duration::from_millis(100));
+                let mut fence = None;
+                self.force(async |store| {
+                    fence = Some(store.take_over(KEYS[*key], ttl).await?.fence);
+                    Ok(())
+                })
+                .await;
+                self.shared().model.returned(*key, fence.unwrap_or_default());
+            }
+            Op::Inject { client, rule } => {
+                self.shared().upset[*client] = true;
+                self.clients[*client].store.inject(*rule);
+            }
+            Op::Freeze { client, time } => {
+                self.shared().upset[*client] = true;
+                self.clients[*client].store.freeze(*time);
+            }
+            Op::Heal { client } => self.clients[*client].store.heal(),
+            Op::Suspend { time } => self.strangers.suspend(*time),
+            Op::Leap { time } => advance(*time).await,
+            Op::Sleep { time } => sleep(*time).await,
+            Op::Yield => yield_now().await,
+            Op::Settle => self.settle().await,
+        }
+    }
+
+    async fn acquire(&mut self, ask: &Ask) {
+        let client = &self.clients[ask.client];
+        let lock = match ask.owner {
+            None => client.locker.lock(KEYS[ask.key]),
+            Some(owner) => client.owners[owner].lock(KEYS[ask.key]),
+        };
+        let lock = if ask.renew { lock.ttl(ask.ttl) } else { lock.ttl(ask.ttl).no_renewal() };
+        let must = self.must_get(ask).await;
+        let (shared, asked) = (Arc::clone(&self.shared), ask.clone());
+        let task = tokio::spawn(async move {
+            let before = shared.lock().expect("no panic").model.highest(asked.key);
+            let answer = match asked.wait {
+                Wait::Try => lock.try_acquire().await,
+                Wait::For(time) => lock.acquire_within(time).await,
+                Wait::Forever => lock.acquire().await.map(Some),
+            };
+            shared.lock().expect("no panic").acquired(&asked, answer, before, must);
+        });
+        self.pending.push(Pending { key: ask.key, client: ask.client, task });
+    }
+
+    /// Whether nothing and nobody is in the way.
+    async fn must_get(&mut self, ask: &Ask) -> bool {
+        self.pending.retain(|pending| !pending.task.is_finished());
+        let free = self.strangers.state(KEYS[ask.key]).await.is_ok_and(|state| state.holders.is_empty());
+        let shared = self.shared();
+        free && self.pending.iter().all(|pending| pending.key != ask.key)
+            && shared.guards.iter().all(|held| held.key != ask.key)
+            && !shared.upset.contains(&true)
+    }
+
+    /// Takes a guard away from its application.
+    fn take(&mut self, guard: usize) -> Option<Held> {
+        let mut shared = self.shared();
+        let at = guard.checked_rem(shared.guards.len())?;
+        Some(shared.guards.swap_remove(at))
+    }
+
+    fn renew(&mut self, guard: usize) {
+        let held = {
+            let shared = self.shared();
+            guard.checked_rem(shared.guards.len()).map(|at| Arc::clone(&shared.guards[at].guard))
+        };
+        if let Some(held) = held {
+            self.releases.push(tokio::spawn(async move { drop(held.renew().await) }));
+        }
+    }
+
+    fn release(&mut self, guard: usize) {
+        let Some(held) = self.take(guard) else { return };
+        let (id, client, key) = (held.id(), held.client, held.key);
+        // Who waits here may be handed the lease; what this process believes is the answer then.
+        self.pending.retain(|pending| !pending.task.is_finished());
+        let waited_for = self.pending.iter().any(|pending| pending.client == client && pending.key == key);
+        let Some(guard) = Arc::into_inner(held.guard) else { return };
+        let shared = Arc::clone(&self.shared);
+        self.releases.push(tokio::spawn(async move {
+            let (believed, forced) = (guard.is_held(), shared.lock().expect("no panic").model.is_forced(id));
+            let answer = guard.release().await;
+            shared.lock().expect("no panic").released(id, client, answer, believed, forced && !waited_for);
+        }));
+    }
+
+    /// Ends leases by force, and takes note of which.
+    async fn force(&mut self, act: impl AsyncFnOnce(SimStore) -> Result<()>) {
+        let before = self.holders().await;
+        act(self.strangers.clone()).await.expect("it works in memory");
+        let after = self.holders().await;
+        let mut shared = self.shared();
+        for ((token, _), last) in before.into_iter().filter(|(id, _)| !after.iter().any(|(other, _)| id == other)) {
+            shared.model.force(token, last);
+        }
+    }
+
+    /// The leases in the store, each with the last fence of its lock.
+    async fn holders(&self) -> Vec<(LeaseId, lockkit_core::Fence)> {
+        let mut all = Vec::new();
+        for key in KEYS {
+            let state = self.strangers.state(key).await.expect("it works in memory");
+            let last = state.fence.unwrap_or_default();
+            let ids = state.holders.iter().filter_map(|holder| Some((holder.token?, holder.fence?)));
+            all.extend(ids.map(|id| (id, last)));
+        }
+        all
+    }
+
+    /// Heals everything, waits until all is over that was under way, and compares the store with the model.
+    async fn settle(&mut self) {
+        self.clients.iter().for_each(|client| client.store.heal());
+        sleep(LONGEST * 5).await;
+        let mut states = Vec::new();
+        for key in KEYS {
+            states.push(self.strangers.state(key).await.expect("it works in memory"));
+        }
+        self.pending.retain(|pending| !pending.task.is_finished());
+        let waiting: Vec<_> = self.pending.iter().map(|pending| pending.key).collect();
+        let mut shared = self.shared();
+        let Shared { model, guards, upset } = &mut *shared;
+        model.look(guards);
+        for (key, state) in states.iter().enumerate() {
+            let live: Vec<_> = guards.iter().filter(|held| held.key == key && held.guard.is_held()).collect();
+            if live.iter().any(|held| model.is_forced(held.id())) {
+                model.complain(format!("lock {key}: a lease that somebody ended is still believed in"));
+            }
+            let depth = u32::try_from(live.len()).expect("few");
+            match (live.first(), &state.holders[..]) {
+                (None, []) if waiting.contains(&key) => model.complain(format!("lock {key} is free, but one waits")),
+                (None, []) => {}
+                (None, [_, ..]) => model.complain(format!("lock {key} is held, but by nobody: {:?}", state.holders)),
+                (Some(held), [holder]) if holder.token == Some(held.guard.token()) && holder.depth == depth => {}
+                (Some(_), holders) => model.complain(format!("lock {key} is held {depth} times, not by {holders:?}")),
+            }
+        }
+        *upset = [false; CLIENTS];
+    }
+
+    /// Lets everything go: nothing may be left.
+    async fn finish(mut self) -> Result<(), String> {
+        self.settle().await;
+        while let Some(held) = self.take(0) {
+            drop(held);
+            sleep(LONGEST / 100).await;
+            self.check()?;
+        }
+        for _ in 0..=self.pending.len() {
+            self.settle().await;
+            self.check()?;
+            self.shared().guards.clear();
+        }
+        for Client { locker, .. } in &self.clients {
+            locker.shutdown(LONGEST * 5).await.map_err(|e| format!("shutdown: {e}"))?;
+        }
+        for task in self.pending.into_iter().map(|pending| pending.task).chain(self.releases) {
+            task.await.map_err(|e| format!("a task broke off: {e}"))?;
+        }
+        for key in KEYS {
+            let guard = Locker::new(self.strangers.another_client()).lock(key).try_acquire().await;
+            guard.ok().flatten().ok_or_else(|| format!("lock {key} is not free in the end"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn acquired(&mut self, ask: &Ask, answer: Result<Option<Guard>>, before: lockkit_core::Fence, must: bool) {
+        match answer {
+            Ok(Some(guard)) => {
+                let held = Held::new(guard, ask.client, ask.key, ask.owner);
+                self.model.granted(&held, before);
+                self.guards.push(held);
+                self.model.look(&mut self.guards);
+            }
+            Ok(None) if must => self.model.complain(format!("lock {} was free and refused", ask.key)),
+            Ok(None) => {}
+            // A lease that the owner had may have been lost.
+            Err(e) if e.kind() == ErrorKind::Lost && ask.owner.is_some() => {}
+            Err(e) if self.upset[ask.client] && e.kind() != ErrorKind::Unexpected => {}
+            Err(e) => self.model.complain(format!("client {} got an error for nothing: {e}", ask.client)),
+        }
+    }
+
+    fn released(&mut self, id: LeaseId, client: usize, answer: Result<Outcome>, believed: bool, forced: bool) {
+        let ended = forced || self.model.is_forced(id);
+        match answer {
+            Ok(Outcome::Released) if !believed || forced => {
+                self.model.complain("a lease that was over is said to have been held until its release");
+            }
+            Ok(Outcome::NotHeld(reason)) if believed && !ended && !self.upset[client] => {
+                self.model.complain(format!("a held lease is said to have been lost: {reason}"));
+            }
+            Ok(_) => {}
+            Err(_) if self.upset[client] => {}
+            Err(e) => self.model.complain(format!("client {client} got an error for nothing: {e}")),
+        }
+    }
+}
