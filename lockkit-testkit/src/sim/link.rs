@@ -85,8 +85,9 @@ impl Link {
         work: impl Future<Output = T> + Send + 'static,
     ) -> Delivery<T> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = last.as_mut().is_none_or(|last| last.try_recv() != Err(oneshot::error::TryRecvError::Empty));
-        if idle && delay.is_zero() && !self.is_frozen() {
+        // Once it said that it has arrived, it must not be asked again.
+        last.take_if(|last| last.try_recv() != Err(oneshot::error::TryRecvError::Empty));
+        if last.is_none() && delay.is_zero() && !self.is_frozen() {
             return Box::pin(async move { Ok(tokio::task::unconstrained(work).await) });
         }
         let (arrived, next) = oneshot::channel();

@@ -1,7 +1,8 @@
 //! A run: applications, each with its own `Locker`, on one simulated store.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    cell::Cell,
+    sync::{Arc, Mutex, MutexGuard, Once},
     time::Duration,
 };
 
@@ -19,6 +20,8 @@ use super::{
 
 /// Carries out the steps; says what rule was broken.
 pub(crate) fn run(store: impl FnOnce() -> SimStore, ops: &[Op]) -> Result<(), String> {
+    COUNTING.call_once(count_panics);
+    let panics = PANICS.get();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {
         let mut run = Run::new(&store().bound(LONGEST / 4));
@@ -27,7 +30,23 @@ pub(crate) fn run(store: impl FnOnce() -> SimStore, ops: &[Op]) -> Result<(), St
             run.check()?;
         }
         run.finish().await
-    })
+    })?;
+    if PANICS.get() > panics { Err("a task in the background panicked".to_owned()) } else { Ok(()) }
+}
+
+static COUNTING: Once = Once::new();
+
+thread_local! {
+    /// The panics of this thread, also of tasks that nobody waits for: all tasks of a run are on its thread.
+    static PANICS: Cell<u32> = const { Cell::new(0) };
+}
+
+fn count_panics() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        PANICS.set(PANICS.get() + 1);
+        report(info);
+    }));
 }
 
 struct Run {
@@ -150,6 +169,10 @@ impl Run {
             shared.lock().expect("no panic").acquired(&asked, answer, before, must);
         });
         self.pending.push(Pending { key: ask.key, client: ask.client, task });
+        if must {
+            // Before anybody gets in the way after all.
+            sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Whether nothing and nobody is in the way.
@@ -268,7 +291,7 @@ impl Run {
         }
         for key in KEYS {
             let guard = Locker::new(self.strangers.another_client()).lock(key).try_acquire().await;
-            guard.ok().flatten().ok_or_else(|| format!("lock {key} is not free in the end"))?;
+            drop(guard.ok().flatten().ok_or_else(|| format!("lock {key} is not free in the end"))?);
         }
         Ok(())
     }
