@@ -147,7 +147,7 @@ impl Engine {
             }
             Ending::Store(seat) => {
                 let lapse = self.lapse_of(lease.terms.ttl);
-                self.reap(lease.claim.clone(), lapse, reaper::Certainty::Ordered, seat);
+                self.reap(lease.claim.clone(), lapse, reaper::Certainty::Settled, seat);
             }
         }
     }

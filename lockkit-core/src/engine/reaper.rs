@@ -18,7 +18,10 @@ use crate::{Claim, Effect, Liveness, Moment, Release, drift};
 /// What a `NotHeld` is worth to the reaper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Certainty {
-    /// The release goes the way that the acquire went, so that it arrives after it: `NotHeld` is final.
+    /// The acquisition was answered, and nothing else can create a lease: `NotHeld` is final.
+    Settled,
+    /// The release goes the way that the acquire went, so that it arrives after it: `NotHeld` is final, as long as no
+    /// release failed. After that, the next one may go another way and be faster.
     Ordered,
     /// A request is still on its way, perhaps in the buffer of a server that stands still, and may yet take effect:
     /// only `Released` is final.
@@ -128,17 +131,19 @@ impl Engine {
     ) {
         let engine = Arc::clone(self);
         self.spawn(async move {
-            let mut seat = seat;
+            let (mut seat, mut certainty) = (seat, certainty);
             let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
             loop {
                 match engine.store.release(&claim).await {
                     Ok(Release::Released { waiters }) => return engine.pass(seat.take(), &claim.key, waiters),
                     // Where leases end with the session, so does what a dead session still had under way; and within
                     // one session requests are kept in order.
-                    Ok(Release::NotHeld(_)) if certainty == Certainty::Ordered || lapse.is_none() => return,
+                    Ok(Release::NotHeld(_)) if certainty != Certainty::Doubtful || lapse.is_none() => return,
                     Err(e) if !e.is_retryable() && e.effect() == Effect::None => return,
-                    Ok(Release::NotHeld(_)) | Err(_) => drop(seat.take()),
+                    Err(_) if certainty == Certainty::Ordered => certainty = Certainty::Doubtful,
+                    Ok(Release::NotHeld(_)) | Err(_) => {}
                 }
+                drop(seat.take());
                 let pause = backoff.pause();
                 if lapse.is_some_and(|lapse| engine.now() + pause >= lapse) {
                     return;

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 pub(crate) const CLIENTS: usize = 3;
 pub(crate) const OWNERS: usize = 2;
 pub(crate) const KEYS: [&str; 2] = ["a", "b"];
-/// The longest of all times below, so that by four times as much everything is over.
+/// The longest of all times below but one ttl.
 pub(crate) const LONGEST: Duration = Duration::from_millis(2000);
 
 /// One step. What it names by number is taken modulo what there is.
@@ -113,7 +113,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 fn ask() -> impl Strategy<Value = Ask> {
     let owner = proptest::option::weighted(0.4, 0..OWNERS);
-    let ttl = prop_oneof![Just(200), Just(600), Just(2000)].prop_map(Duration::from_millis);
+    let ttl = prop_oneof![Just(200), Just(600), Just(2000), Just(10_000)].prop_map(Duration::from_millis);
     let wait = prop_oneof![Just(Wait::Try), time().prop_map(Wait::For), Just(Wait::Forever)];
     (0..CLIENTS, 0..KEYS.len(), owner, ttl, proptest::bool::weighted(0.8), wait)
         .prop_map(|(client, key, owner, ttl, renew, wait)| Ask { client, key, owner, ttl, renew, wait })

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{ErrorKind, Guard, Locker, Outcome, Owner, Result};
+use lockkit_core::{ErrorKind, Fence, Guard, KeyState, Locker, Outcome, Owner, Result};
 use lockkit_testkit::sim::SimStore;
 use tokio::{
     task::{JoinHandle, yield_now},
@@ -175,8 +175,15 @@ impl Run {
         }
     }
 
-    /// Whether nothing and nobody is in the way.
+    /// Whether nothing and nobody is in the way, and no release is still under way.
     async fn must_get(&mut self, ask: &Ask) -> bool {
+        self.is_free(ask).await && {
+            sleep(Duration::from_millis(5)).await;
+            self.is_free(ask).await
+        }
+    }
+
+    async fn is_free(&mut self, ask: &Ask) -> bool {
         self.pending.retain(|pending| !pending.task.is_finished());
         let free = self.strangers.state(KEYS[ask.key]).await.is_ok_and(|state| state.holders.is_empty());
         let shared = self.shared();
@@ -229,7 +236,7 @@ impl Run {
     }
 
     /// The leases in the store, each with the last fence of its lock.
-    async fn holders(&self) -> Vec<(LeaseId, lockkit_core::Fence)> {
+    async fn holders(&self) -> Vec<(LeaseId, Fence)> {
         let mut all = Vec::new();
         for key in KEYS {
             let state = self.strangers.state(key).await.expect("it works in memory");
@@ -240,34 +247,29 @@ impl Run {
         all
     }
 
-    /// Heals everything, waits until all is over that was under way, and compares the store with the model.
+    /// Heals everything and compares the store with the model: first when all has been released that is to be, which is
+    /// before the longest lease can lapse, then when everything is over that was under way.
     async fn settle(&mut self) {
         self.clients.iter().for_each(|client| client.store.heal());
-        sleep(LONGEST * 5).await;
+        sleep(LONGEST * 3).await;
+        let states = self.states().await;
+        self.shared().compare_leases(&states);
+        sleep(LONGEST * 3).await;
+        let states = self.states().await;
+        self.pending.retain(|pending| !pending.task.is_finished());
+        let waiting: Vec<_> = self.pending.iter().map(|pending| pending.key).collect();
+        let mut shared = self.shared();
+        shared.compare_leases(&states);
+        shared.compare_beliefs(&states, &waiting);
+        shared.upset = [false; CLIENTS];
+    }
+
+    async fn states(&self) -> Vec<KeyState> {
         let mut states = Vec::new();
         for key in KEYS {
             states.push(self.strangers.state(key).await.expect("it works in memory"));
         }
-        self.pending.retain(|pending| !pending.task.is_finished());
-        let waiting: Vec<_> = self.pending.iter().map(|pending| pending.key).collect();
-        let mut shared = self.shared();
-        let Shared { model, guards, upset } = &mut *shared;
-        model.look(guards);
-        for (key, state) in states.iter().enumerate() {
-            let live: Vec<_> = guards.iter().filter(|held| held.key == key && held.guard.is_held()).collect();
-            if live.iter().any(|held| model.is_forced(held.id())) {
-                model.complain(format!("lock {key}: a lease that somebody ended is still believed in"));
-            }
-            let depth = u32::try_from(live.len()).expect("few");
-            match (live.first(), &state.holders[..]) {
-                (None, []) if waiting.contains(&key) => model.complain(format!("lock {key} is free, but one waits")),
-                (None, []) => {}
-                (None, [_, ..]) => model.complain(format!("lock {key} is held, but by nobody: {:?}", state.holders)),
-                (Some(held), [holder]) if holder.token == Some(held.guard.token()) && holder.depth == depth => {}
-                (Some(_), holders) => model.complain(format!("lock {key} is held {depth} times, not by {holders:?}")),
-            }
-        }
-        *upset = [false; CLIENTS];
+        states
     }
 
     /// Lets everything go: nothing may be left.
@@ -284,7 +286,7 @@ impl Run {
             self.shared().guards.clear();
         }
         for Client { locker, .. } in &self.clients {
-            locker.shutdown(LONGEST * 5).await.map_err(|e| format!("shutdown: {e}"))?;
+            locker.shutdown(LONGEST * 6).await.map_err(|e| format!("shutdown: {e}"))?;
         }
         for task in self.pending.into_iter().map(|pending| pending.task).chain(self.releases) {
             task.await.map_err(|e| format!("a task broke off: {e}"))?;
@@ -298,7 +300,39 @@ impl Run {
 }
 
 impl Shared {
-    fn acquired(&mut self, ask: &Ask, answer: Result<Option<Guard>>, before: lockkit_core::Fence, must: bool) {
+    /// Every lease in the store is somebody's, as often as it says.
+    fn compare_leases(&mut self, states: &[KeyState]) {
+        self.model.look(&mut self.guards);
+        for (key, state) in states.iter().enumerate() {
+            for holder in &state.holders {
+                let is_its = |held: &&Held| held.guard.is_held() && Some(held.guard.token()) == holder.token;
+                let live: Vec<_> = self.guards.iter().filter(is_its).collect();
+                let calm = live.first().is_some_and(|held| !self.upset[held.client]);
+                if live.is_empty() {
+                    self.model.complain(format!("lock {key} is held, but by nobody: {holder:?}"));
+                } else if calm && usize::try_from(holder.depth) != Ok(live.len()) {
+                    self.model.complain(format!("lock {key} is held {} times, not as in {holder:?}", live.len()));
+                }
+            }
+        }
+    }
+
+    /// Everybody who believes to have a lease has it, and nobody waits for a free lock.
+    fn compare_beliefs(&mut self, states: &[KeyState], waiting: &[usize]) {
+        for held in self.guards.iter().filter(|held| held.guard.is_held()) {
+            let (key, token) = (held.key, held.guard.token());
+            if self.model.is_forced(held.id()) {
+                self.model.complain(format!("lock {key}: a lease that somebody ended is still believed in"));
+            } else if states[key].holders.iter().all(|holder| holder.token != Some(token)) {
+                self.model.complain(format!("lock {key}: a lease is believed in that is not there"));
+            }
+        }
+        for key in waiting.iter().filter(|key| states[**key].holders.is_empty()) {
+            self.model.complain(format!("lock {key} is free, but one waits"));
+        }
+    }
+
+    fn acquired(&mut self, ask: &Ask, answer: Result<Option<Guard>>, before: Fence, must: bool) {
         match answer {
             Ok(Some(guard)) => {
                 let held = Held::new(guard, ask.client, ask.key, ask.owner);
