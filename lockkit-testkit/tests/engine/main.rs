@@ -65,7 +65,7 @@ fn a_release_that_overtakes_its_acquisition_is_sent_again() {
     let times = Duration::from_millis;
     let ask = Ask { client: 0, key: 0, owner: None, ttl: times(10_000), renew: true, wait: Wait::Forever };
     let ops = [
-        Op::Inject { client: 0, rule: Fault::DelayRequest(times(550)).on(Operation::Acquire) },
+        Op::Inject { client: 0, rule: Fault::DelayRequest(times(1500)).on(Operation::Acquire) },
         Op::Acquire(ask),
         Op::Yield,
         Op::Inject { client: 0, rule: Fault::LoseRequest.on(Operation::Release) },
