@@ -34,6 +34,8 @@ mod gc;
 mod inspect;
 mod name;
 mod pool;
+#[cfg(test)]
+mod properties;
 mod renew;
 mod row;
 mod running_on;

@@ -33,6 +33,8 @@ mod error;
 mod inspect;
 mod link;
 mod name;
+#[cfg(test)]
+mod properties;
 mod renew;
 mod scripts;
 mod server;

@@ -37,6 +37,8 @@ mod link;
 mod name;
 mod nodes;
 mod proof;
+#[cfg(test)]
+mod properties;
 mod queue;
 mod release;
 mod renew;
