@@ -5,6 +5,9 @@ use std::io;
 use lockkit_core::{Error, ErrorKind, LockKey};
 use redis::{RedisError, ServerErrorKind};
 
+/// The code by which our scripts say that the server is not the one any more that it was.
+pub(crate) const TAKEN_OVER: &str = "TAKENOVER";
+
 /// What is known of a request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
@@ -44,6 +47,18 @@ pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
     Error::new(kind, message).with_source(error.clone())
 }
 
+/// Maps an error of the login, before anything else was sent. With TLS it is here that the server's verdict on the
+/// client's certificate arrives.
+pub(crate) fn map_login(error: &RedisError) -> Error {
+    let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+    match io {
+        Some(io) if io.kind() == io::ErrorKind::InvalidData => {
+            Error::new(ErrorKind::Denied, one_line(&io.to_string())).with_source(error.clone())
+        }
+        _ => map(error, Sent::No),
+    }
+}
+
 /// Maps an error of opening the stream, before anything was sent. Those of TLS are not transient.
 pub(crate) fn map_open(error: io::Error) -> Error {
     let kind = match error.kind() {
@@ -71,8 +86,8 @@ fn server_error(code: &str, detail: &str) -> Error {
     }
     let kind = match code {
         "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
-        "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "OOM" | "BUSY" | "MISCONF"
-        | "NOREPLICAS" => ErrorKind::Unavailable,
+        TAKEN_OVER | "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "OOM" | "BUSY"
+        | "MISCONF" | "NOREPLICAS" => ErrorKind::Unavailable,
         "MOVED" | "ASK" | "CROSSSLOT" | "NOPROTO" => ErrorKind::Unsupported,
         "ERR" if detail.contains("max number of clients") => ErrorKind::Unavailable,
         "ERR" if detail.contains("AUTH") || detail.contains("invalid password") => ErrorKind::Denied,
@@ -80,8 +95,9 @@ fn server_error(code: &str, detail: &str) -> Error {
         _ => ErrorKind::Unexpected,
     };
     let message = match code {
-        "MOVED" | "ASK" | "CROSSSLOT" => "the server is part of a cluster; this store is for a single one".to_owned(),
-        "ERR" | "LOCKKIT" => detail.to_owned(),
+        "MOVED" | "ASK" => "the server is part of a cluster; use redis+cluster://host,host,host".to_owned(),
+        "CROSSSLOT" => "the lock and its fence counter can't lie in the same slot of a cluster".to_owned(),
+        "ERR" | "LOCKKIT" | TAKEN_OVER => detail.to_owned(),
         _ => format!("{code} {detail}"),
     };
     Error::new(kind, message)

@@ -26,13 +26,21 @@
 //!
 //! The layout of the keys is described in `docs/backends/redis.md`.
 
+mod check;
+mod cluster;
 mod config;
 mod error;
+mod from_url;
 mod inspect;
 mod link;
 mod name;
+mod node;
+mod reign;
 mod renew;
+mod replicas;
 mod scripts;
+mod secret;
+mod sentinel;
 mod server;
 mod store;
 mod stream;
@@ -40,6 +48,7 @@ mod timer;
 #[cfg(feature = "tls")]
 mod tls;
 mod value;
+mod vote;
 mod wake;
 
 pub use config::RedisConfig;

@@ -62,15 +62,16 @@ fn field<'a>(info: &'a str, name: &str) -> &'a str {
 /// Judges the answer to `INFO`: refuses what can't keep locks, and warns of what may lose them.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for a replica, a member of a cluster, or a server that is too old or a 32-bit build.
-pub(crate) fn judge(info: &str) -> Result<Vec<String>> {
+/// [`ErrorKind::Unsupported`] for a replica, a member of a cluster (unless one was named), or a server that is too old
+/// or a 32-bit build.
+pub(crate) fn judge(info: &str, as_cluster: bool) -> Result<Vec<String>> {
     let field = |name: &str| field(info, name);
     let refuse = |why: String| Err(Error::new(ErrorKind::Unsupported, why));
     if matches!(field("role"), "slave" | "replica") {
         return refuse("the server is a replica; locks need its primary".into());
     }
-    if field("cluster_enabled") == "1" {
-        return refuse("the server is part of a cluster; this store is for a single one".into());
+    if field("cluster_enabled") == "1" && !as_cluster {
+        return refuse("the server is part of a cluster; use redis+cluster://host,host,host".into());
     }
     if field("arch_bits") == "32" {
         return refuse("the server is a 32-bit build; its scripts can't spell a fence".into());
@@ -92,6 +93,17 @@ pub(crate) fn judge(info: &str) -> Result<Vec<String>> {
     Ok(warnings)
 }
 
+/// Warns of a primary that goes on alone when it is cut off from its replicas. (The field is there only if the setting
+/// is in force.)
+pub(crate) fn judge_isolation(info: &str) -> Option<String> {
+    let alone = !field(info, "connected_slaves").is_empty() && field(info, "min_slaves_good_slaves").is_empty();
+    alone.then(|| {
+        "a former primary that is cut off, or comes back, may still grant and renew: \
+         set min-replicas-to-write on the servers, or ?replicas= here"
+            .into()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,9 +113,9 @@ mod tests {
 
     #[test]
     fn a_sound_server_passes() {
-        assert!(judge(SOUND).expect("sound").is_empty());
-        assert!(judge("").expect("silent").is_empty());
-        assert!(judge(&SOUND.replace("noeviction", "allkeys-lru")).expect("no limit, no eviction").is_empty());
+        assert!(judge(SOUND, false).expect("sound").is_empty());
+        assert!(judge("", false).expect("silent").is_empty());
+        assert!(judge(&SOUND.replace("noeviction", "allkeys-lru"), false).expect("no limit, no eviction").is_empty());
     }
 
     #[test]
@@ -115,7 +127,7 @@ mod tests {
             ("7.0.15", "5.0.7", "6.2"),
             ("bits:64", "bits:32", "32-bit"),
         ] {
-            let error = judge(&SOUND.replace(from, to)).expect_err(to);
+            let error = judge(&SOUND.replace(from, to), false).expect_err(to);
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.message().contains(hint), "{error}");
         }
@@ -138,7 +150,7 @@ mod tests {
     #[test]
     fn eviction_is_a_warning() {
         let info = SOUND.replace("maxmemory:0", "maxmemory:1000").replace("noeviction", "volatile-lru");
-        let warnings = judge(&info).expect("runs");
+        let warnings = judge(&info, false).expect("runs");
         assert!(warnings.len() == 1 && warnings[0].contains("volatile-lru"), "{warnings:?}");
     }
 }

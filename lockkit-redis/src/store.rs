@@ -12,32 +12,33 @@ use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    config::RedisConfig,
+    check,
+    config::{RedisConfig, Topology},
     error::{self, Sent},
     inspect,
-    link::{Connection, Link},
+    link::Connection,
     name::{self, Names},
+    node::{Node, Nodes, Route},
+    reign::{self, Reign},
     renew,
-    scripts::{ACQUIRE, RELEASE},
-    server,
+    scripts::{ACQUIRE, ACQUIRE_GUARDED, RELEASE},
     value::{self, Stored},
-    wake::{Interest, Wake},
+    wake::Interest,
 };
 
 const MIN_TTL: Duration = Duration::from_millis(100);
-const MAX_TTL: Duration = Duration::from_secs(5 * 60);
 /// A waiter asks at least this often, whatever messages may have been lost.
 const SAFETY_POLL: Duration = Duration::from_secs(5);
 /// Fences must be exact in Lua, whose numbers are doubles.
 const MAX_FENCE: u64 = 1 << 53;
 
-/// A lock store on one Redis or Valkey server.
+/// A lock store on one Redis or Valkey server, on the primary that sentinels name, or on a cluster.
 pub struct RedisStore {
     pub(crate) info: StoreInfo,
     pub(crate) names: Names,
-    pub(crate) link: Link,
-    pub(crate) wake: Arc<Wake>,
+    pub(crate) nodes: Nodes,
     pub(crate) timeout: Duration,
+    pub(crate) max_ttl: Duration,
     warnings: Vec<String>,
 }
 
@@ -46,7 +47,7 @@ impl RedisStore {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a wrong configuration; [`ErrorKind::Unsupported`] for a server that is a
-    /// replica, part of a cluster or too old; `Denied`, `Unavailable` or `TimedOut` if it can't be asked.
+    /// replica, part of a cluster (if none was named) or too old; `Denied`, `Unavailable` or `TimedOut` if it can't be asked.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let mut store = Self::new(config)?;
         store.warnings = store.check().await?;
@@ -68,24 +69,29 @@ impl RedisStore {
     /// [`ErrorKind::InvalidInput`] for a wrong configuration.
     pub fn new(config: RedisConfig) -> Result<Self> {
         let names = config.check()?;
-        let wake = Arc::new(Wake::default());
+        let (scheme, fencing) = match config.topology {
+            Topology::Single => ("redis", Fencing::Hybrid),
+            // A former primary that still serves somebody counts on from where it was.
+            Topology::Sentinel { .. } => ("redis+sentinel", Fencing::BestEffort),
+            Topology::Cluster { .. } => ("redis+cluster", Fencing::BestEffort),
+        };
         let info = StoreInfo {
-            scheme: "redis",
+            scheme,
             name: config.display_name().into(),
             capability: Capability {
                 shared: false,
                 permits: false,
                 fifo: false,
                 waiting: Waiting::Notify,
-                liveness: Liveness::Ttl { min: MIN_TTL, max: MAX_TTL },
-                fencing: Fencing::Hybrid,
+                liveness: Liveness::Ttl { min: MIN_TTL, max: config.max_ttl },
+                fencing,
                 max_key_bytes: LockKey::MAX_BYTES,
             },
             clock: Arc::clone(&config.clock),
         };
-        let timeout = config.timeout;
-        let link = Link::new(config, Arc::clone(&wake));
-        Ok(Self { info, names, link, wake, timeout, warnings: Vec::new() })
+        let (timeout, max_ttl) = (config.timeout, config.max_ttl);
+        let nodes = Nodes::new(config, &names);
+        Ok(Self { info, names, nodes, timeout, max_ttl, warnings: Vec::new() })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
@@ -99,24 +105,7 @@ impl RedisStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn check(&self) -> Result<Vec<String>> {
-        self.check_server().await.map_err(|e| e.at("connect", None, &self.info.name))
-    }
-
-    async fn check_server(&self) -> Result<Vec<String>> {
-        let connection = self.link.connection().await?;
-        let mut requests = Pipeline::new();
-        requests.cmd("INFO");
-        let replies = self.link.run_all(&connection, None, &requests, self.timeout, Sent::ReadOnly).await?;
-        match replies.into_iter().next() {
-            Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
-                e if e.kind() == ErrorKind::Denied => {
-                    Ok(vec!["the user may not use INFO: the server's role and eviction policy are not known".into()])
-                }
-                e => Err(e),
-            },
-            Some(reply) => server::judge(&redis::from_redis_value::<String>(reply).unwrap_or_default()),
-            None => Err(error::odd_reply(Sent::ReadOnly)),
-        }
+        check::check(self).await.map_err(|e| e.at("connect", None, &self.info.name))
     }
 }
 
@@ -128,7 +117,7 @@ impl LockStore for RedisStore {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         let outcome = match Plan::new(self, request) {
-            Ok(plan) if request.wait.is_zero() => self.ask(&plan, None).await.map(Answer::into_attempt),
+            Ok(plan) if request.wait.is_zero() => self.ask(&plan, None).await.map(|(answer, _)| answer.into_attempt()),
             Ok(plan) => self.wait(&plan, request.wait).await,
             Err(e) => Err(e),
         };
@@ -152,7 +141,7 @@ impl LockStore for RedisStore {
 struct Plan<'a> {
     request: &'a AcquireRequest,
     lock: String,
-    script: Cmd,
+    ttl_ms: u64,
     bound: Duration,
     clock: &'a dyn Clock,
 }
@@ -160,50 +149,78 @@ struct Plan<'a> {
 /// What the server said to an acquisition.
 enum Answer {
     Granted(Hold),
-    Held { remaining: Option<Duration>, holder: HolderInfo },
+    Held {
+        remaining: Option<Duration>,
+        holder: HolderInfo,
+    },
+    /// The server took over from another, and grants nothing for so long.
+    Paused(Duration),
+}
+
+/// Where a waiter listens.
+struct Post {
+    node: Arc<Node>,
+    interest: Interest,
 }
 
 impl RedisStore {
-    /// Asks once; if `subscribe` is given, subscribes to that channel first, in the same round trip.
-    async fn ask(&self, plan: &Plan<'_>, subscribe: Option<&str>) -> Result<Answer> {
-        let connection = self.link.connection().await?;
+    /// Asks once, wherever the lock is. A waiter who listens there subscribes first, in the same round trip.
+    async fn ask(&self, plan: &Plan<'_>, mut post: Option<&mut Post>) -> Result<(Answer, Arc<Node>)> {
+        let mut route = self.nodes.route(&plan.lock).await?;
+        loop {
+            let interest = post.as_deref_mut().filter(|post| Arc::ptr_eq(&post.node, &route.node));
+            let asked = self.ask_at(&route, plan, interest.map(|post| &mut post.interest)).await;
+            match asked {
+                Ok(answer) => return Ok((answer, route.node)),
+                Err(e) => route = self.nodes.follow(route, e).await?,
+            }
+        }
+    }
+
+    async fn ask_at(&self, route: &Route, plan: &Plan<'_>, interest: Option<&mut Interest>) -> Result<Answer> {
+        let node = &route.node;
+        let connection = node.link.connection().await?;
+        let reign = connection.reign();
+        if let Some(left) = reign.and_then(|reign| reign.pause(plan.clock.now())) {
+            return Ok(Answer::Paused(left));
+        }
+        let request = plan.script(reign);
+        let script = if reign.is_some() { &*ACQUIRE_GUARDED } else { &*ACQUIRE };
+        let channel = interest.and_then(|interest| {
+            interest.arm();
+            (!interest.is_subscribed() && !route.asking).then_some(&plan.lock)
+        });
         let sent = plan.clock.now();
-        let reply = match subscribe {
-            None => self.link.run(&connection, &ACQUIRE, &plan.script, plan.bound, Sent::Yes).await,
-            Some(channel) => self.subscribe_and_ask(&connection, plan, channel).await,
+        let reply = match channel {
+            None => node.link.run(&connection, script, &request, route.asking, plan.bound, Sent::Yes).await,
+            Some(channel) => {
+                let mut requests = Pipeline::with_capacity(2);
+                requests.cmd("SUBSCRIBE").arg(channel).add_command(request);
+                let replies = node.link.run_all(&connection, Some(script), &requests, plan.bound, Sent::Yes).await;
+                replies.and_then(|replies| subscribed(node, &connection, replies))
+            }
         };
         match reply {
-            Ok(reply) => plan.read(reply, sent),
+            Ok(reply) => match plan.read(reply, sent)? {
+                Answer::Granted(hold) => self.confirm(route, &connection, hold).await.map(Answer::Granted),
+                answer => Ok(answer),
+            },
             Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
-                Err(self.explain(&connection, plan, e).await)
+                Err(explain(node, &connection, plan, e).await)
             }
             Err(e) => Err(e),
         }
     }
 
-    async fn subscribe_and_ask(&self, connection: &Connection, plan: &Plan<'_>, channel: &str) -> Result<Value> {
-        let mut requests = Pipeline::with_capacity(2);
-        requests.cmd("SUBSCRIBE").arg(channel).add_command(plan.script.clone());
-        let replies = self.link.run_all(connection, Some(&ACQUIRE), &requests, plan.bound, Sent::Yes).await?;
-        let [subscribed, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::Yes))?;
-        let reply = self.link.accept(connection, reply, Sent::Yes)?;
-        if matches!(reply, Value::Array(_)) {
-            // Without the subscription there is no waiting; but what was granted is granted.
-            self.link.accept(connection, subscribed, Sent::No)?;
-        }
-        Ok(reply)
-    }
-
-    /// Finds out whether something other than a lock is in the way.
-    async fn explain(&self, connection: &Connection, plan: &Plan<'_>, cause: Error) -> Error {
-        let mut requests = Pipeline::with_capacity(2);
-        requests.cmd("TYPE").arg(&plan.lock).cmd("TYPE").arg(name::counter(&plan.lock));
-        let types = self.link.run_all(connection, None, &requests, plan.bound, Sent::ReadOnly).await;
-        match types.as_deref() {
-            Ok([Value::SimpleString(lock), Value::SimpleString(counter)]) => {
-                error::wrong_type(cause, &plan.request.claim.key, lock, counter)
-            }
-            _ => cause,
+    /// Makes sure that enough replicas have a grant; releases it if they don't.
+    async fn confirm(&self, route: &Route, connection: &Connection, hold: Hold) -> Result<Hold> {
+        let Some(replicas) = &route.node.replicas else { return Ok(hold) };
+        let Err(shortfall) = replicas.confirm(connection).await else { return Ok(hold) };
+        let message = format!("the grant is not safe: {}", shortfall.message());
+        let error = Error::new(ErrorKind::Unavailable, message).with_source(shortfall);
+        match self.release_at(route, &hold.claim).await {
+            Ok(_) => Err(error),
+            Err(_) => Err(error.unknown_effect()),
         }
     }
 
@@ -212,19 +229,15 @@ impl RedisStore {
     async fn wait(&self, plan: &Plan<'_>, wait: Duration) -> Result<Attempt> {
         let deadline = Instant::now().checked_add(wait);
         // Listen before asking, so that a release between the answer and the wait is not missed.
-        let mut interest: Option<Interest> = self.wake.listen_if_subscribed(&plan.lock);
+        let mut post = self.nodes.known(&plan.lock).and_then(|node| {
+            let interest = node.wake.listen_if_subscribed(&plan.lock)?;
+            Some(Post { node, interest })
+        });
         loop {
-            let answer = match &mut interest {
-                None => self.ask(plan, None).await?,
-                Some(interest) => {
-                    interest.arm();
-                    let channel = (!interest.is_subscribed()).then_some(plan.lock.as_str());
-                    self.ask(plan, channel).await?
-                }
-            };
+            let (answer, node) = self.ask(plan, post.as_mut()).await?;
             let Answer::Held { remaining, holder } = answer else { return Ok(answer.into_attempt()) };
-            let Some(interest) = &mut interest else {
-                interest = Some(self.wake.listen(&plan.lock));
+            let Some(Post { interest, .. }) = post.as_mut().filter(|post| Arc::ptr_eq(&post.node, &node)) else {
+                post = Some(Post { interest: node.wake.listen(&plan.lock), node });
                 continue;
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
@@ -238,19 +251,30 @@ impl RedisStore {
 
     async fn release_claim(&self, claim: &Claim) -> Result<Release> {
         exclusive(claim)?;
+        let mut route = self.nodes.route(&self.names.lock(&claim.key)).await?;
+        loop {
+            match self.release_at(&route, claim).await {
+                Ok(release) => return Ok(release),
+                Err(e) => route = self.nodes.follow(route, e).await?,
+            }
+        }
+    }
+
+    async fn release_at(&self, Route { node, asking, .. }: &Route, claim: &Claim) -> Result<Release> {
         let lock = self.names.lock(&claim.key);
         let mut token = String::with_capacity(Token::TEXT_LEN + 1);
         value::push_token(&mut token, &claim.token);
         let mut request = RELEASE.by_hash(1, 1, lock.len() + token.len());
         request.arg(&lock).arg(token);
-        let connection = self.link.connection().await?;
-        let reply = self.link.run(&connection, &RELEASE, &request, self.timeout, Sent::Yes).await?;
+        let connection = node.link.connection().await?;
+        let reply = node.link.run(&connection, &RELEASE, &request, *asking, self.timeout, Sent::Yes).await?;
         match reply {
             Value::Int(-1) => Ok(Release::NotHeld(LossReason::Gone)),
             Value::Int(-2) => Ok(Release::NotHeld(LossReason::Taken)),
             Value::Int(-3) => Ok(Release::Released { waiters: None }),
             Value::Int(receivers @ 0..) => {
-                let others = receivers - i64::from(self.wake.is_subscribed(&lock));
+                let others = receivers - i64::from(node.wake.is_subscribed(&lock));
+                // A member of a cluster counts only those who listen at it.
                 Ok(Release::Released { waiters: Some(u32::try_from(others).unwrap_or(0)) })
             }
             _ => Err(error::odd_reply(Sent::Yes)),
@@ -263,6 +287,30 @@ impl RedisStore {
     }
 }
 
+/// Takes the answers to a subscription and an acquisition.
+fn subscribed(node: &Node, connection: &Connection, replies: Vec<Value>) -> Result<Value> {
+    let [subscribed, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::Yes))?;
+    let reply = node.link.accept(connection, reply, Sent::Yes)?;
+    if matches!(reply, Value::Array(_)) {
+        // Without the subscription there is no waiting; but what was granted is granted.
+        node.link.accept(connection, subscribed, Sent::No)?;
+    }
+    Ok(reply)
+}
+
+/// Finds out whether something other than a lock is in the way.
+async fn explain(node: &Node, connection: &Connection, plan: &Plan<'_>, cause: Error) -> Error {
+    let mut requests = Pipeline::with_capacity(2);
+    requests.cmd("TYPE").arg(&plan.lock).cmd("TYPE").arg(name::counter(&plan.lock));
+    let types = node.link.run_all(connection, None, &requests, plan.bound, Sent::ReadOnly).await;
+    match types.as_deref() {
+        Ok([Value::SimpleString(lock), Value::SimpleString(counter)]) => {
+            error::wrong_type(cause, &plan.request.claim.key, lock, counter)
+        }
+        _ => cause,
+    }
+}
+
 impl<'a> Plan<'a> {
     fn new(store: &'a RedisStore, request: &'a AcquireRequest) -> Result<Self> {
         let AcquireRequest { claim, ttl, fence, .. } = request;
@@ -270,28 +318,39 @@ impl<'a> Plan<'a> {
         if request.order != Order::Any {
             return Err(error::unsupported("first-in-first-out order"));
         }
-        let ttl_ms = milliseconds(*ttl)?;
+        let ttl_ms = milliseconds(*ttl, store.max_ttl)?;
         if fence.span == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
         }
         check_floor(fence.floor.offset(fence.span))?;
         let lock = store.names.lock(&claim.key);
-        let mut script = ACQUIRE.by_hash(2, 6, 2 * lock.len() + request.holder.as_str().len() + 100);
-        let mut text = String::with_capacity((lock.len() + 10).max(HolderInfo::MAX_BYTES / 2));
-        name::push_counter(&mut text, &lock);
-        script.arg(&lock).arg(&text);
+        Ok(Self { request, lock, ttl_ms, bound: store.bound(*ttl), clock: &*store.info.clock })
+    }
+
+    /// The script, for a server in this reign.
+    fn script(&self, reign: Option<&Reign>) -> Cmd {
+        let AcquireRequest { claim, fence, holder, .. } = self.request;
+        let script = if reign.is_some() { &*ACQUIRE_GUARDED } else { &*ACQUIRE };
+        let mut cmd = script.by_hash(2, 7, 2 * self.lock.len() + holder.as_str().len() + 150);
+        let mut text = String::with_capacity((self.lock.len() + 10).max(HolderInfo::MAX_BYTES / 2));
+        name::push_counter(&mut text, &self.lock);
+        cmd.arg(&self.lock).arg(&text);
         text.clear();
         value::push_head(&mut text, &claim.token, 1);
-        script.arg(&text).arg(ttl_ms);
+        cmd.arg(&text).arg(self.ttl_ms);
         text.clear();
-        value::push_tail(&mut text, fence.span, &request.holder);
-        script.arg(&text).arg(fence.span);
+        value::push_tail(&mut text, fence.span, reign.map_or("", |reign| &reign.mark), holder);
+        cmd.arg(&text).arg(fence.span);
+        let floor = reign.map_or(fence.floor, |reign| fence.floor.max(reign.floor));
         if fence.clock == FenceClock::Floor {
-            script.arg(fence.floor.get()).arg(1);
-        } else if fence.floor != Fence::NONE {
-            script.arg(fence.floor.get());
+            cmd.arg(floor.get()).arg(1);
+        } else if floor != Fence::NONE {
+            cmd.arg(floor.get());
         }
-        Ok(Self { request, lock, script, bound: store.bound(*ttl), clock: &*store.info.clock })
+        if let Some(reign) = reign {
+            cmd.arg(&reign.id);
+        }
+        cmd
     }
 
     fn read(&self, reply: Value, sent: Moment) -> Result<Answer> {
@@ -327,6 +386,10 @@ impl Answer {
             Self::Held { remaining, holder } => {
                 Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder) })
             }
+            Self::Paused(left) => {
+                let holder = Some(reign::predecessors_holder());
+                Attempt::Contended(Contention { retry_after: Some(left), holder })
+            }
         }
     }
 }
@@ -350,9 +413,9 @@ pub(crate) fn exclusive(claim: &Claim) -> Result<()> {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidInput`] if the store does not take it.
-pub(crate) fn milliseconds(ttl: Duration) -> Result<u64> {
-    if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
-        let message = format!("the ttl must lie between {MIN_TTL:?} and {MAX_TTL:?}; it is {ttl:?}");
+pub(crate) fn milliseconds(ttl: Duration, longest: Duration) -> Result<u64> {
+    if !(MIN_TTL..=longest).contains(&ttl) {
+        let message = format!("the ttl must lie between {MIN_TTL:?} and {longest:?}; it is {ttl:?}");
         return Err(Error::new(ErrorKind::InvalidInput, message));
     }
     Ok(u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))

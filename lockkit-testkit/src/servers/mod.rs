@@ -14,6 +14,8 @@ mod mysql;
 mod mysql_wire;
 mod process;
 mod redis;
+mod redis_cluster;
+mod redis_sentinel;
 mod resp;
 mod zookeeper;
 
@@ -23,6 +25,8 @@ pub use self::{
     mysql::{MySqlFlavor, MySqlOptions, MySqlServer},
     process::{Keep, Process},
     redis::{Persistence, RedisFlavor, RedisOptions, RedisServer},
+    redis_cluster::RedisCluster,
+    redis_sentinel::RedisSentinels,
     zookeeper::{ZooKeeperEnsemble, ZooKeeperFlavor, ZooKeeperServer},
 };
 

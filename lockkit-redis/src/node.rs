@@ -1,0 +1,146 @@
+//! Which server keeps a lock: always the same, or one of a cluster.
+
+use std::sync::Arc;
+
+use lockkit_core::{Error, Result};
+
+use crate::{
+    cluster::{Cluster, Signpost},
+    config::{RedisConfig, Topology},
+    link::Link,
+    name::Names,
+    replicas::Replicas,
+    wake::Wake,
+};
+
+/// One server, and what this store has to do with it.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) link: Link,
+    pub(crate) wake: Arc<Wake>,
+    pub(crate) replicas: Option<Replicas>,
+}
+
+impl Node {
+    /// A server that is not connected to yet. `note` is the key of its note about its reign, if it keeps one.
+    pub(crate) fn new(config: &RedisConfig, note: Option<String>) -> Self {
+        let link = |wake: &Arc<Wake>| Link::new(config.clone(), note.clone(), Arc::clone(wake));
+        let replicas = (config.replicas > 0).then(|| {
+            let link = link(&Arc::default());
+            Replicas::new(config.replicas, config.replica_timeout, config.timeout, link)
+        });
+        let wake = Arc::new(Wake::default());
+        Self { link: link(&wake), wake, replicas }
+    }
+}
+
+/// All servers of a store.
+#[derive(Debug)]
+pub(crate) enum Nodes {
+    One(Arc<Node>),
+    Cluster(Box<Cluster>),
+}
+
+/// The way to the server of a lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) node: Arc<Node>,
+    /// The lock's slot is on its way to that server, which has to be told that we know (`ASKING`).
+    pub(crate) asking: bool,
+    pub(crate) hops: u32,
+}
+
+/// Things that were sorted by the server that they belong to.
+pub(crate) struct Sorted<T> {
+    pub(crate) by_node: Vec<(Arc<Node>, Vec<T>)>,
+    /// Those that nobody serves at the moment.
+    pub(crate) orphans: Vec<T>,
+}
+
+impl Nodes {
+    pub(crate) fn new(config: RedisConfig, names: &Names) -> Self {
+        match &config.topology {
+            Topology::Single => Self::One(Arc::new(Node::new(&config, None))),
+            Topology::Sentinel { .. } => Self::One(Arc::new(Node::new(&config, Some(names.note(None))))),
+            Topology::Cluster { .. } => Self::Cluster(Box::new(Cluster::new(config, names.clone()))),
+        }
+    }
+
+    /// The way to the server of a lock.
+    ///
+    /// # Errors
+    /// If nobody knows.
+    pub(crate) async fn route(&self, lock: &str) -> Result<Route> {
+        match self {
+            Self::One(node) => Ok(Route { node: Arc::clone(node), asking: false, hops: 0 }),
+            Self::Cluster(cluster) => cluster.route(lock).await,
+        }
+    }
+
+    /// The way on, if an error was a signpost. A request that was answered by one was not carried out.
+    ///
+    /// # Errors
+    /// The same error, if it was none.
+    pub(crate) async fn follow(&self, route: Route, error: Error) -> Result<Route> {
+        match self {
+            Self::One(_) => Err(error),
+            Self::Cluster(cluster) => cluster.follow(route, error).await,
+        }
+    }
+
+    /// The server of a lock, as far as it is known.
+    pub(crate) fn known(&self, lock: &str) -> Option<Arc<Node>> {
+        match self {
+            Self::One(node) => Some(Arc::clone(node)),
+            Self::Cluster(cluster) => cluster.known(lock),
+        }
+    }
+
+    /// All servers that keep locks.
+    ///
+    /// # Errors
+    /// If nobody knows.
+    pub(crate) async fn all(&self) -> Result<Vec<Arc<Node>>> {
+        match self {
+            Self::One(node) => Ok(vec![Arc::clone(node)]),
+            Self::Cluster(cluster) => cluster.all().await,
+        }
+    }
+
+    /// Sorts things by the servers of their locks.
+    ///
+    /// # Errors
+    /// If nobody knows the servers.
+    pub(crate) async fn sort<T>(&self, things: Vec<T>, lock: impl Fn(&T) -> String + Send) -> Result<Sorted<T>>
+    where
+        T: Send,
+    {
+        match self {
+            Self::One(node) => Ok(Sorted { by_node: vec![(Arc::clone(node), things)], orphans: Vec::new() }),
+            Self::Cluster(cluster) => cluster.sort(things, lock).await,
+        }
+    }
+
+    /// Whether an error says that another member of the cluster is to be asked; nothing was done then.
+    pub(crate) fn is_redirected(&self, error: &Error) -> bool {
+        self.is_cluster() && Signpost::of(error).is_some()
+    }
+
+    /// Finds out anew who serves what; if nobody can be asked, the next request will tell.
+    pub(crate) async fn renew_map(&self) {
+        if let Self::Cluster(cluster) = self {
+            _ = cluster.refresh(true).await;
+        }
+    }
+
+    /// After a failure it is found out anew who serves what, before it matters again.
+    pub(crate) fn note_failure(&self, error: &Error) {
+        if let Self::Cluster(cluster) = self {
+            cluster.note_failure(error);
+        }
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+}
