@@ -2,9 +2,14 @@
 //!
 //! `LOCKKIT_REDIS_SERVER` names the server's program; `redis-server` by default.
 
+mod cluster;
 mod contract;
+mod failover;
 mod faults;
 mod inspect;
+mod passwords;
+mod replicas;
+mod sentinel;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

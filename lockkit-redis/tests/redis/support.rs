@@ -159,3 +159,22 @@ pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
+
+/// The same for something that takes asking.
+pub(crate) async fn eventually_async(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true().await {
+        assert!(start.elapsed() < Duration::from_secs(5), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A server that is not a `Server`, such as a sentinel.
+pub(crate) struct RedisServerAt(pub(crate) std::net::SocketAddr);
+
+impl RedisServerAt {
+    pub(crate) fn command(&self, command: &str) {
+        let client = redis::Client::open(format!("redis://{}", self.0)).expect("address");
+        raw::<redis::Value>(&mut client.get_connection().expect("raw connection"), command);
+    }
+}
