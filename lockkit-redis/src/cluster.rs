@@ -84,9 +84,7 @@ impl Cluster {
     pub(crate) async fn follow(&self, route: Route, error: Error) -> Result<Route> {
         let hops = route.hops + 1;
         match Signpost::of(&error) {
-            Some(_) if hops > HOPS => {
-                Err(Error::new(ErrorKind::Unavailable, "the cluster's members do not agree on who serves the lock"))
-            }
+            Some(_) if hops > HOPS => Err(undecided()),
             Some(Signpost { place, asking: true, slot }) => {
                 Ok(Route { node: self.node_at(place, slot, &route), asking: true, hops })
             }
@@ -166,7 +164,7 @@ impl Cluster {
             questions.spawn(async move { ask(&config, &place).await });
         }
         match vote::newest(questions, self.config.timeout / 4).await {
-            Ok(ranges) => {
+            Ok((ranges, _)) => {
                 self.adopt(ranges);
                 *flight = Some(asked);
                 Ok(())
@@ -331,6 +329,11 @@ impl Signpost {
         let asking = cause.code() == Some("ASK");
         Some(Self { place: (host.to_owned(), port.parse().ok()?), slot, asking })
     }
+}
+
+/// A slot is on its way, or its members do not agree on whose it is. Nothing was done.
+pub(crate) fn undecided() -> Error {
+    Error::new(ErrorKind::Unavailable, "the lock's slot is moving from one member of the cluster to another")
 }
 
 /// Nobody serves a slot.

@@ -1,6 +1,6 @@
 //! From the driver's errors to lockkit's: the one place that knows them.
 
-use std::io;
+use std::{error::Error as StdError, io, sync::Arc};
 
 use lockkit_core::{Error, ErrorKind, LockKey};
 use redis::{RedisError, ServerErrorKind};
@@ -50,8 +50,9 @@ pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
 /// Maps an error of the login, before anything else was sent. With TLS it is here that the server's verdict on the
 /// client's certificate arrives.
 pub(crate) fn map_login(error: &RedisError) -> Error {
-    let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
-    match io {
+    // The driver shares its causes.
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<Arc<dyn StdError + Send + Sync>>());
+    match cause.and_then(|cause| cause.downcast_ref::<io::Error>()) {
         Some(io) if io.kind() == io::ErrorKind::InvalidData => {
             Error::new(ErrorKind::Denied, one_line(&io.to_string())).with_source(error.clone())
         }
@@ -106,6 +107,14 @@ fn server_error(code: &str, detail: &str) -> Error {
 /// No answer in time.
 pub(crate) fn timed_out(bound: std::time::Duration, sent: Sent) -> Error {
     with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
+}
+
+/// The connection leads to a server that is not in charge any more.
+pub(crate) fn taken_over(sent: Sent) -> Error {
+    with_effect(
+        Error::new(ErrorKind::Unavailable, "the connection was given up: another server may be in charge"),
+        sent,
+    )
 }
 
 /// An answer that the script never gives.

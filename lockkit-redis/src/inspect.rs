@@ -82,7 +82,7 @@ async fn read(store: &RedisStore, keys: &[LockKey]) -> Result<Vec<(KeyState, boo
                 Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => todo.extend(indices),
                 Err(e) => {
                     store.nodes.note_failure(&e);
-                    return Err(e);
+                    return Err(store.nodes.settle(e));
                 }
             }
         }

@@ -82,7 +82,7 @@ pub(crate) struct Connection {
     struck: AtomicBool,
     place: Place,
     reign: Option<Reign>,
-    _watch: Option<Watch>,
+    _watches: Vec<Watch>,
 }
 
 impl Link {
@@ -165,12 +165,12 @@ impl Link {
             .set_connection_timeout(None)
             .set_response_timeout(None);
         let config = &self.config;
-        let (place, watch) = match &config.topology {
+        let (place, watches) = match &config.topology {
             Topology::Sentinel { sentinels, primary, login } => {
                 let found = sentinel::find(config, sentinels, primary, login, &end).await?;
-                (found.place, Some(found.watch))
+                (found.place, found.watches)
             }
-            Topology::Single | Topology::Cluster { .. } => ((config.host.clone(), config.port), None),
+            Topology::Single | Topology::Cluster { .. } => ((config.host.clone(), config.port), Vec::new()),
         };
         let login = login(&config.login, config.database)?;
         let under_way = UnderWay::default();
@@ -190,13 +190,16 @@ impl Link {
             struck: AtomicBool::new(false),
             place,
             reign: None,
-            _watch: watch,
+            _watches: watches,
         };
         if let Some(vet) = &config.vet {
             (vet.0)(&facts(&inner).await?)?;
         }
         if let Some(note) = &self.note {
             connection.reign = Some(Reign::of(&inner, note, config.pause(), &config.clock).await?);
+        }
+        if connection.broken.load(Ordering::Acquire) {
+            return Err(error::taken_over(Sent::No));
         }
         let connection = Arc::new(connection);
         self.wake.attach(epoch, Arc::downgrade(&inner));
@@ -274,6 +277,10 @@ impl Link {
         let outcome = connection.timers.within(bound, exchange).await;
         drop(operation);
         match outcome {
+            // What a server says counts for nothing once it is known that another took over.
+            Some(Ok(_)) if connection.reign.is_some() && connection.broken.load(Ordering::Acquire) => {
+                Err(error::taken_over(sent))
+            }
             Some(Ok(reply)) => {
                 connection.received.fetch_add(1, Ordering::Relaxed);
                 if connection.struck.load(Ordering::Relaxed) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockkit_core::{Error, Result};
 
 use crate::{
-    cluster::{Cluster, Signpost},
+    cluster::{self, Cluster, Signpost},
     config::{RedisConfig, Topology},
     link::Link,
     name::Names,
@@ -124,6 +124,11 @@ impl Nodes {
     /// Whether an error says that another member of the cluster is to be asked; nothing was done then.
     pub(crate) fn is_redirected(&self, error: &Error) -> bool {
         self.is_cluster() && Signpost::of(error).is_some()
+    }
+
+    /// What to tell if a request was sent on and on.
+    pub(crate) fn settle(&self, error: Error) -> Error {
+        if self.is_redirected(&error) { cluster::undecided() } else { error }
     }
 
     /// Finds out anew who serves what; if nobody can be asked, the next request will tell.

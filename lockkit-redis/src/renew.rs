@@ -46,7 +46,7 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
         for (item, answer) in renew_round(store, renewals, std::mem::take(&mut todo)).await {
             match answer {
                 Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => moved.push(item),
-                answer => answers[item.index] = Some(answer),
+                answer => answers[item.index] = Some(answer.map_err(|e| store.nodes.settle(e))),
             }
         }
         if moved.is_empty() {

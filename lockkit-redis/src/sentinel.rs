@@ -1,9 +1,9 @@
 //! Which server is the primary, as the sentinels have it.
 //!
 //! All sentinels are asked at once. What counts is the answer with the highest configuration epoch among those of a
-//! majority, or among those that came in time. The sentinel that gave it is listened to for as long as the connection
-//! to the primary is used: its `+switch-master` ends that connection. A message that gets lost only costs time: a primary
-//! that was replaced breaks its connections, refuses to write, or does not answer.
+//! majority, or among those that came in time. All that answered are listened to for as long as the connection to the
+//! primary is used: a `+switch-master` ends that connection, and what the former primary says after it does not count.
+//! Should the message get lost, a primary that was replaced breaks its connections, refuses to write, or does not answer.
 
 use std::{
     fmt,
@@ -35,7 +35,7 @@ pub(crate) type OnSwitch = Arc<dyn Fn() + Send + Sync>;
 pub(crate) struct Found {
     pub(crate) place: Place,
     /// To be kept for as long as it matters that another server takes over.
-    pub(crate) watch: Watch,
+    pub(crate) watches: Vec<Watch>,
 }
 
 /// A connection to a sentinel that announces changes.
@@ -61,7 +61,9 @@ pub(crate) async fn find(
         let (login, on_switch) = (login.clone(), Arc::clone(on_switch));
         asked.spawn(async move { ask(&config, &place, &primary, &login, on_switch).await });
     }
-    vote::newest(asked, config.timeout / 4).await
+    let (mut newest, others) = vote::newest(asked, config.timeout / 4).await?;
+    newest.watches.extend(others.into_iter().flat_map(|other| other.watches));
+    Ok(newest)
 }
 
 /// What a sentinel was heard to say.
@@ -121,7 +123,7 @@ async fn ask(
         place = switched.clone();
     }
     heard.answer = Some(place.clone());
-    Ok((epoch, Found { place, watch }))
+    Ok((epoch, Found { place, watches: vec![watch] }))
 }
 
 /// Reads the answer to `SENTINEL MASTER`.
