@@ -44,8 +44,8 @@ pub(crate) struct Cluster {
     seeds: Vec<Place>,
     map: RwLock<Arc<Map>>,
     is_stale: AtomicBool,
-    /// When the map was last asked for; held by the one who asks.
-    flight: Mutex<Option<Instant>>,
+    /// When the map was last asked for, and what came of it; held by the one who asks.
+    flight: Mutex<Option<(Instant, Result<()>)>>,
 }
 
 #[derive(Debug, Default)]
@@ -148,9 +148,10 @@ impl Cluster {
     pub(crate) async fn refresh(&self, is_wrong: bool) -> Result<()> {
         let wanted = Instant::now();
         let mut flight = self.flight.lock().await;
-        let recently = |asked: Instant| asked >= wanted || (!is_wrong && asked.elapsed() < FRESH);
-        if flight.is_some_and(recently) && !self.map().ranges.is_empty() {
-            return Ok(());
+        if let Some((asked, outcome)) = &*flight
+            && (*asked >= wanted || (!is_wrong && outcome.is_ok() && asked.elapsed() < FRESH))
+        {
+            return outcome.clone();
         }
         let asked = Instant::now();
         self.is_stale.store(false, Ordering::Release);
@@ -163,17 +164,12 @@ impl Cluster {
             let config = self.config.clone();
             questions.spawn(async move { ask(&config, &place).await });
         }
-        match vote::newest(questions, self.config.timeout / 4).await {
-            Ok((ranges, _)) => {
-                self.adopt(ranges);
-                *flight = Some(asked);
-                Ok(())
-            }
-            Err(e) => {
-                self.is_stale.store(true, Ordering::Release);
-                Err(e)
-            }
+        let outcome = vote::newest(questions, self.config.timeout / 4).await.map(|(ranges, _)| self.adopt(ranges));
+        if outcome.is_err() {
+            self.is_stale.store(true, Ordering::Release);
         }
+        *flight = Some((asked, outcome.clone()));
+        outcome
     }
 
     /// Takes over a map. Servers that were there before are kept, with their connections; the others' end.

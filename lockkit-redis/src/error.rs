@@ -91,6 +91,8 @@ fn server_error(code: &str, detail: &str) -> Error {
         | "MISCONF" | "NOREPLICAS" => ErrorKind::Unavailable,
         "MOVED" | "ASK" | "CROSSSLOT" | "NOPROTO" => ErrorKind::Unsupported,
         "ERR" if detail.contains("max number of clients") => ErrorKind::Unavailable,
+        // A command within a script.
+        "ERR" if detail.contains("ACL failure") || detail.contains("can't run this command") => ErrorKind::Denied,
         "ERR" if detail.contains("AUTH") || detail.contains("invalid password") => ErrorKind::Denied,
         "ERR" if detail.contains("unknown command") => ErrorKind::Unsupported,
         _ => ErrorKind::Unexpected,

@@ -45,6 +45,8 @@ pub(crate) async fn open(
     if config.tls {
         return Ok(Box::new(Together::new(crate::tls::handshake(config, host, stream).await?, under_way)));
     }
+    #[cfg(not(feature = "tls"))]
+    debug_assert!(!config.tls, "a configuration with TLS is refused without the feature");
     Ok(Box::new(Together::new(stream, under_way)))
 }
 

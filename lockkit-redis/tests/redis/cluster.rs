@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Claim, Effect, ErrorKind, Fencing, LockStore, LossReason, Query, Release, Renewal, Renewed};
 use lockkit_redis::{RedisConfig, RedisStore};
-use lockkit_testkit::servers::{RedisCluster, RedisFlavor, RedisOptions, RedisServer};
+use lockkit_testkit::servers::{RedisCluster, RedisOptions, RedisServer};
 
 use crate::support::*;
 
 async fn members() -> RedisCluster {
-    RedisCluster::start(RedisFlavor::Installed, false).await.expect("servers")
+    RedisCluster::start(flavor(), false).await.expect("servers")
 }
 
 async fn store(all: &RedisCluster) -> RedisStore {

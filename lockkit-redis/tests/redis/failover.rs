@@ -7,7 +7,7 @@ use std::{
 
 use lockkit_core::{Attempt, ErrorKind, Guard, LockStore, Locker, LossReason, Query, Renewal, Renewed};
 use lockkit_redis::RedisStore;
-use lockkit_testkit::servers::{RedisCluster, RedisFlavor, RedisSentinels, RedisServer};
+use lockkit_testkit::servers::{RedisCluster, RedisSentinels, RedisServer};
 
 use crate::support::*;
 
@@ -59,14 +59,14 @@ async fn a_guard_is_lost_and_the_waiter_goes_on<F: Future<Output = ()>>(url: &st
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinel_the_primary_dies() {
-    let all = RedisSentinels::start(RedisFlavor::Installed).await.expect("servers");
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
     a_guard_is_lost_and_the_waiter_goes_on(&all.url(), async || all.servers()[0].kill().await.expect("kill")).await;
     all.until_primary(1).await.expect("takes over");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinel_the_primary_freezes_and_comes_back() {
-    let all = RedisSentinels::start(RedisFlavor::Installed).await.expect("servers");
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
     let fail = async || {
         all.servers()[0].freeze().await.expect("freeze");
         all.until_primary(1).await.expect("takes over");
@@ -77,7 +77,7 @@ async fn sentinel_the_primary_freezes_and_comes_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_the_primary_dies() {
-    let all = RedisCluster::start(RedisFlavor::Installed, true).await.expect("servers");
+    let all = RedisCluster::start(flavor(), true).await.expect("servers");
     let index = all.primary_of("lockkit:a").await.expect("primary");
     let fail = async || all.members()[index].kill().await.expect("kill");
     a_guard_is_lost_and_the_waiter_goes_on(&all.url(), fail).await;
@@ -86,7 +86,7 @@ async fn cluster_the_primary_dies() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_the_primary_freezes_and_comes_back() {
-    let all = RedisCluster::start(RedisFlavor::Installed, true).await.expect("servers");
+    let all = RedisCluster::start(flavor(), true).await.expect("servers");
     let index = all.primary_of("lockkit:a").await.expect("primary");
     let fail = async || {
         all.members()[index].freeze().await.expect("freeze");
@@ -118,13 +118,13 @@ async fn a_replicated_lease_is_not_renewed(url: &str, former: &RedisServer, new:
 
 #[tokio::test]
 async fn sentinel_a_replicated_lease_is_not_renewed() {
-    let all = RedisSentinels::start(RedisFlavor::Installed).await.expect("servers");
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
     a_replicated_lease_is_not_renewed(&all.url(), &all.servers()[0], &all.servers()[1]).await;
 }
 
 #[tokio::test]
 async fn cluster_a_replicated_lease_is_not_renewed() {
-    let all = RedisCluster::start(RedisFlavor::Installed, true).await.expect("servers");
+    let all = RedisCluster::start(flavor(), true).await.expect("servers");
     let index = all.primary_of("lockkit:a").await.expect("primary");
     a_replicated_lease_is_not_renewed(&all.url(), &all.members()[index], &all.members()[index + 3]).await;
 }
@@ -157,7 +157,7 @@ async fn next_after_a_lease_was_not_replicated(all: &RedisSentinels, options: &s
 
 #[tokio::test]
 async fn a_lease_that_was_not_replicated_is_waited_for() {
-    let all = RedisSentinels::start(RedisFlavor::Installed).await.expect("servers");
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
     let (lapses, granted) = next_after_a_lease_was_not_replicated(&all, "").await;
     println!("granted {:?} after the lease lapsed", granted.saturating_duration_since(lapses));
     assert!(granted > lapses, "granted while the former holder could believe in its lease");
@@ -166,7 +166,7 @@ async fn a_lease_that_was_not_replicated_is_waited_for() {
 /// The safeguard off: the test above shows something.
 #[tokio::test]
 async fn without_the_pause_a_lease_that_was_not_replicated_has_two_holders() {
-    let all = RedisSentinels::start(RedisFlavor::Installed).await.expect("servers");
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
     let (lapses, granted) = next_after_a_lease_was_not_replicated(&all, "&failover_pause=no").await;
     assert!(granted < lapses, "the failover took longer than the lease");
 }
@@ -174,7 +174,7 @@ async fn without_the_pause_a_lease_that_was_not_replicated_has_two_holders() {
 /// Demoted and promoted again, behind the back of a client that did nothing meanwhile.
 #[tokio::test]
 async fn a_change_that_nobody_saw_is_noticed() {
-    let all = RedisSentinels::start(RedisFlavor::Installed).await.expect("servers");
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
     let server = &all.servers()[0];
     let store = RedisStore::from_url(&format!("{}?failover_pause=no", all.url())).await.expect("connect");
     let mine = claim("a");
@@ -247,7 +247,7 @@ async fn until_equal(primary: &RedisServer, replica: &RedisServer) {
 /// Inspecting finds what is there, wherever it is.
 #[tokio::test]
 async fn a_dead_primary_is_an_error_not_an_empty_answer() {
-    let all = RedisCluster::start(RedisFlavor::Installed, false).await.expect("servers");
+    let all = RedisCluster::start(flavor(), false).await.expect("servers");
     let store = RedisStore::from_url(&format!("{}?failover_pause=no&timeout=500ms", all.url())).await.expect("connect");
     hold(&store, &claim("a")).await;
     let index = all.primary_of("lockkit:a").await.expect("primary");

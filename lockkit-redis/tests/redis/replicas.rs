@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use lockkit_core::{Effect, ErrorKind, LockStore, Release};
 use lockkit_redis::RedisStore;
-use lockkit_testkit::servers::{RedisFlavor, RedisSentinels};
+use lockkit_testkit::servers::RedisSentinels;
 
 use crate::support::*;
 
 async fn servers() -> RedisSentinels {
-    let all = RedisSentinels::start(RedisFlavor::Installed).await.expect("servers");
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
     // Nobody is to take over here.
     for sentinel in all.sentinels() {
         sentinel.kill().await.expect("kill");

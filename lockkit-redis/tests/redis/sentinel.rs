@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Effect, ErrorKind, Fencing, Liveness, LockStore, Query, Release, Renewal};
 use lockkit_redis::{RedisConfig, RedisStore};
-use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisSentinels, RedisServer};
+use lockkit_testkit::servers::{RedisOptions, RedisSentinels, RedisServer};
 
 use crate::support::*;
 
 async fn servers() -> RedisSentinels {
-    RedisSentinels::start(RedisFlavor::Installed).await.expect("servers")
+    RedisSentinels::start(flavor()).await.expect("servers")
 }
 
 async fn store(all: &RedisSentinels, options: &str) -> RedisStore {
@@ -120,7 +120,7 @@ async fn a_planned_switch_is_heard_of() {
 #[tokio::test]
 async fn sentinels_have_a_login_of_their_own() {
     let options = RedisOptions::default();
-    let all = RedisSentinels::start_with(options, RedisFlavor::Installed).await.expect("servers");
+    let all = RedisSentinels::start_with(options, flavor()).await.expect("servers");
     for sentinel in all.sentinels() {
         let sentinel = RedisServerAt(sentinel.addr());
         sentinel.command("ACL SETUSER watch on >sentinel-secret +@all allchannels");
@@ -152,4 +152,40 @@ async fn one_server_is_no_sentinel() {
     let server = RedisServer::start(RedisOptions::default()).await.expect("server");
     let error = RedisStore::from_url(&format!("redis+sentinel://{}/x", server.addr())).await.expect_err("no sentinel");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None), "{error}");
+}
+
+/// The permissions that docs/backends/redis.md asks for are enough, and without INFO it is said what is missing.
+#[tokio::test]
+async fn the_documented_permissions_suffice() {
+    const COMMANDS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
+                            +unsubscribe +type +scan +pubsub +ping +wait";
+    let all = servers().await;
+    let primary = RedisServerAt(all.servers()[0].addr());
+    primary.command(&format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {COMMANDS}"));
+    let url = all.url().replace("//", "//app:pw@") + "?failover_pause=no&replicas=1";
+    let error = RedisStore::from_url(&url).await.expect_err("no INFO");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+    primary.command("ACL SETUSER app +info");
+    let store = RedisStore::from_url(&url).await.expect("connect");
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    held(renew(&store, &renewal(&mine)).await);
+    contended(store.acquire(&request(&claim("a"), Duration::from_millis(20))).await.expect("acquire"));
+    assert_eq!(store.inspect(&Query::Prefix(String::new())).await.expect("inspect").len(), 1);
+    free(&store, &mine).await;
+}
+
+#[tokio::test]
+async fn a_forgotten_script_is_sent_again() {
+    let all = servers().await;
+    let store = store(&all, "").await;
+    let mine = claim("a");
+    let forget = async || all.servers()[0].command(&["SCRIPT", "FLUSH"]).await.expect("flush");
+    hold(&store, &mine).await;
+    forget().await;
+    held(renew(&store, &renewal(&mine)).await);
+    forget().await;
+    contended(store.acquire(&request(&claim("a"), Duration::from_millis(10))).await.expect("acquire"));
+    forget().await;
+    free(&store, &mine).await;
 }

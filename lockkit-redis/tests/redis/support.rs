@@ -20,9 +20,7 @@ impl Server {
     }
 
     pub(crate) async fn start_with(args: &[&str]) -> Self {
-        let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
-        let flavor = program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()));
-        let options = RedisOptions::default().flavor(flavor).args(args.iter().copied());
+        let options = RedisOptions::default().flavor(flavor()).args(args.iter().copied());
         Self(RedisServer::start(options).await.expect("a server"))
     }
 
@@ -62,6 +60,12 @@ impl Server {
     pub(crate) async fn restart(&self) {
         self.0.restart(Keep::Nothing).await.expect("restart");
     }
+}
+
+/// The server that is to be tested.
+pub(crate) fn flavor() -> RedisFlavor {
+    let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
+    program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()))
 }
 
 /// Runs a raw command.
