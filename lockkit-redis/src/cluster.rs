@@ -207,7 +207,7 @@ impl Cluster {
 
     fn make(&self, (host, port): &Place, slot: u16) -> Arc<Node> {
         let config = RedisConfig { host: host.clone(), port: *port, ..self.config.clone() };
-        Arc::new(Node::new(&config, Some(self.names.note(Some(slot)))))
+        Arc::new(Node::new(&config, &self.names.note(Some(slot)), true))
     }
 
     /// The server that a signpost names. It need not be in the map yet.

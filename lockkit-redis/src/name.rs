@@ -20,13 +20,14 @@
 //!
 //! Where servers can take over from each other, each keeps a note about it: `{<prefix><n>}:reign`, where `n` is chosen
 //! such that the key lies in a slot of the server. With an empty prefix it is `lockkit:esc:{<n>}:reign`, which no name
-//! is spelt as.
+//! is spelt as. What is written to see replicas acknowledge it ends in `:written` instead.
 
 use lockkit_core::{Error, ErrorKind, LockKey, Result};
 
 /// Begins the lock keys of names that can't be keys themselves when the prefix is empty.
 const ESCAPE: &str = "lockkit:esc:";
 const COUNTER_END: &str = ":fence";
+const NOTE_END: &str = ":reign";
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16384;
 
@@ -85,7 +86,7 @@ impl Names {
             .map(|n| format!("{}{n}", self.prefix))
             .find(|tag| in_slot.is_none_or(|slot| slot_of(tag.as_bytes()) == slot))
             .unwrap_or_default();
-        format!("{escape}{{{tag}}}:reign")
+        format!("{escape}{{{tag}}}{NOTE_END}")
     }
 
     /// The patterns for `SCAN` that together match the key of every lock whose name starts with `start`.
@@ -136,6 +137,11 @@ fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     let (tag, _) = rest.split_once('}')?;
     (!tag.is_empty()).then_some(tag)
+}
+
+/// The key that is written to see replicas acknowledge it, in the slot of the note.
+pub(crate) fn mark_of_note(note: &str) -> String {
+    format!("{}:written", note.strip_suffix(NOTE_END).unwrap_or(note))
 }
 
 /// The slot of a key in a cluster. (Redis cluster specification, "Key distribution model".)
@@ -267,8 +273,9 @@ mod tests {
         for (prefix, wanted) in [("lockkit:", 0), ("", 5461), ("x%7B", SLOTS - 1)] {
             let names = Names::new(prefix).expect("prefix");
             let note = names.note(Some(wanted));
-            assert_eq!(slot(&note), wanted, "{note}");
-            assert_eq!(names.name(note.as_bytes()), None, "{note} is no lock");
+            for key in [mark_of_note(&note), note] {
+                assert_eq!((slot(&key), names.name(key.as_bytes())), (wanted, None), "{key} is no lock");
+            }
         }
     }
 

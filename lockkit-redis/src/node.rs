@@ -8,7 +8,7 @@ use crate::{
     cluster::{self, Cluster, Signpost},
     config::{RedisConfig, Topology},
     link::Link,
-    name::Names,
+    name::{self, Names},
     replicas::Replicas,
     wake::Wake,
 };
@@ -22,13 +22,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A server that is not connected to yet. `note` is the key of its note about its reign, if it keeps one.
-    pub(crate) fn new(config: &RedisConfig, note: Option<String>) -> Self {
-        let link = |wake: &Arc<Wake>| Link::new(config.clone(), note.clone(), Arc::clone(wake));
-        let replicas = (config.replicas > 0).then(|| {
-            let link = link(&Arc::default());
-            Replicas::new(config.replicas, config.replica_timeout, config.timeout, link)
-        });
+    /// A server that is not connected to yet, with the key of its note about its reign. `keeps_note` where servers can
+    /// take over from each other.
+    pub(crate) fn new(config: &RedisConfig, note: &str, keeps_note: bool) -> Self {
+        let link = |wake: &Arc<Wake>| {
+            let note = keeps_note.then(|| note.to_owned());
+            Link::new(config.clone(), note, Arc::clone(wake))
+        };
+        let replicas =
+            (config.replicas > 0).then(|| Replicas::new(config, link(&Arc::default()), name::mark_of_note(note)));
         let wake = Arc::new(Wake::default());
         Self { link: link(&wake), wake, replicas }
     }
@@ -60,8 +62,8 @@ pub(crate) struct Sorted<T> {
 impl Nodes {
     pub(crate) fn new(config: RedisConfig, names: &Names) -> Self {
         match &config.topology {
-            Topology::Single => Self::One(Arc::new(Node::new(&config, None))),
-            Topology::Sentinel { .. } => Self::One(Arc::new(Node::new(&config, Some(names.note(None))))),
+            Topology::Single => Self::One(Arc::new(Node::new(&config, &names.note(None), false))),
+            Topology::Sentinel { .. } => Self::One(Arc::new(Node::new(&config, &names.note(None), true))),
             Topology::Cluster { .. } => Self::Cluster(Box::new(Cluster::new(config, names.clone()))),
         }
     }

@@ -1,7 +1,8 @@
 //! Making sure that replicas have what was granted (`WAIT`).
 //!
-//! `WAIT` blocks its connection until the replicas have acknowledged what was written before, so it has a connection of
-//! its own; what others wrote before counts too. One `WAIT` serves all who came before it was sent.
+//! `WAIT` blocks its connection until the replicas have acknowledged what that connection wrote last, so it has a
+//! connection of its own, which writes something first: replication is in order, so whoever has that has all that was
+//! written before, by whomever. One `WAIT` serves all who came before it was sent.
 
 use std::{
     sync::{
@@ -16,9 +17,13 @@ use redis::{Pipeline, Value};
 use tokio::sync::Mutex;
 
 use crate::{
+    config::RedisConfig,
     error::{self, Sent},
     link::{Connection, Link},
 };
+
+/// For how long the key stays that is written.
+const LIFE_MS: u32 = 60_000;
 
 /// The replicas of one server.
 #[derive(Debug)]
@@ -27,6 +32,8 @@ pub(crate) struct Replicas {
     within: Duration,
     timeout: Duration,
     link: Link,
+    /// What is written.
+    key: String,
     /// How many rounds were begun.
     begun: AtomicU64,
     last: Mutex<Round>,
@@ -40,9 +47,10 @@ struct Round {
 }
 
 impl Replicas {
-    /// `wanted` replicas have to acknowledge `within` this time. The link is for nothing else.
-    pub(crate) fn new(wanted: u32, within: Duration, timeout: Duration, link: Link) -> Self {
-        Self { wanted, within, timeout, link, begun: AtomicU64::new(0), last: Mutex::default() }
+    /// As many replicas as the configuration says have to acknowledge. The link and the key are for nothing else.
+    pub(crate) fn new(config: &RedisConfig, link: Link, key: String) -> Self {
+        let RedisConfig { replicas: wanted, replica_timeout: within, timeout, .. } = *config;
+        Self { wanted, within, timeout, link, key, begun: AtomicU64::new(0), last: Mutex::default() }
     }
 
     /// Waits until enough replicas have what was answered on this connection until now.
@@ -80,11 +88,14 @@ impl Replicas {
     async fn wait(&self) -> Result<(u32, Arc<Connection>)> {
         let connection = self.link.connection().await?;
         let mut requests = Pipeline::with_capacity(2);
-        // `WAIT` counts from the last command of its connection. The first one makes that now.
-        requests.cmd("PING").cmd("WAIT").arg(self.wanted).arg(u64::try_from(self.within.as_millis()).unwrap_or(0));
+        requests.cmd("SET").arg(&self.key).arg("").arg("PX").arg(LIFE_MS);
+        // Zero would mean forever.
+        let within = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).max(1);
+        requests.cmd("WAIT").arg(self.wanted).arg(within);
         let bound = self.within + self.timeout;
         let replies = self.link.run_all(&connection, None, &requests, bound, Sent::ReadOnly).await?;
-        let reply = replies.into_iter().nth(1).unwrap_or_default();
+        let [written, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
+        self.link.accept(&connection, written, Sent::ReadOnly)?;
         match self.link.accept(&connection, reply, Sent::ReadOnly)? {
             Value::Int(count) => Ok((u32::try_from(count).unwrap_or(0), connection)),
             _ => Err(error::odd_reply(Sent::ReadOnly)),
