@@ -24,9 +24,9 @@ use tokio::{
 use crate::{
     config::{RedisConfig, Topology},
     error::{self, Sent},
-    link,
     name::{self, Names},
     node::{Node, Route, Sorted},
+    secret,
     sentinel::Place,
     stream, vote,
 };
@@ -246,7 +246,7 @@ async fn ask(config: &RedisConfig, place: &Place) -> Result<(u64, Vec<Range>)> {
         let stream = stream::open(config, host, *port, Arc::default()).await.map_err(error::map_open)?;
         let settings = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let (mut connection, driver) =
-            MultiplexedConnection::new_with_config(&link::login(&config.login, 0)?, stream, settings)
+            MultiplexedConnection::new_with_config(&secret::login(&config.login, 0)?, stream, settings)
                 .await
                 .map_err(|e| error::map_login(&e))?;
         let driver = tokio::spawn(driver);

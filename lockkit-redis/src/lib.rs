@@ -27,6 +27,7 @@
 //!
 //! The layout of the keys is described in `docs/backends/redis.md`.
 
+mod acquire;
 mod check;
 mod cluster;
 mod config;

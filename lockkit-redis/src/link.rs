@@ -15,7 +15,6 @@
 //!   that another took over: the next operation finds out where the name leads now.
 
 use std::{
-    collections::HashMap,
     fmt,
     future::Future,
     sync::{
@@ -27,19 +26,19 @@ use std::{
 
 use lockkit_core::{Error, ErrorKind, Result};
 use redis::{
-    AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisResult,
-    ServerErrorKind, Value,
+    AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisResult, ServerErrorKind, Value,
     aio::{MultiplexedConnection, SendError},
 };
 use tokio::{sync::Mutex, task::AbortHandle, time::timeout};
 
 use crate::{
-    config::{Login, RedisConfig, Topology},
+    config::{RedisConfig, Topology},
     error::{self, Sent},
     reign::Reign,
     scripts::Script,
+    secret,
     sentinel::{self, OnSwitch, Place, Watch},
-    server::ServerFacts,
+    server,
     stream::{self, UnderWay},
     timer::Timers,
     wake::Wake,
@@ -172,7 +171,7 @@ impl Link {
             }
             Topology::Single | Topology::Cluster { .. } => ((config.host.clone(), config.port), Vec::new()),
         };
-        let login = login(&config.login, config.database)?;
+        let login = secret::login(&config.login, config.database)?;
         let under_way = UnderWay::default();
         let stream = stream::open(config, &place.0, place.1, Arc::clone(&under_way)).await.map_err(error::map_open)?;
         let (inner, driver) =
@@ -193,7 +192,7 @@ impl Link {
             _watches: watches,
         };
         if let Some(vet) = &config.vet {
-            (vet.0)(&facts(&inner).await?)?;
+            (vet.0)(&server::ask(&inner).await?)?;
         }
         if let Some(note) = &self.note {
             connection.reign = Some(Reign::of(&inner, note, config.pause(), &config.clock).await?);
@@ -368,35 +367,6 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("config", &self.config).field("current", &self.current).finish_non_exhaustive()
     }
-}
-
-/// How to log in. Passwords that are kept elsewhere are read now.
-///
-/// # Errors
-/// `InvalidInput` if the password can't be read.
-pub(crate) fn login(login: &Login, database: u32) -> Result<RedisConnectionInfo> {
-    let mut info = RedisConnectionInfo::default()
-        .set_protocol(ProtocolVersion::RESP3)
-        .set_db(database.into())
-        .set_lib_name("lockkit", env!("CARGO_PKG_VERSION"));
-    if let Some(username) = &login.username {
-        info = info.set_username(username);
-    }
-    if let Some(password) = &login.password {
-        info = info.set_password(password.read()?);
-    }
-    Ok(info)
-}
-
-/// What the server says of itself. What this user may not ask for is not known.
-async fn facts(connection: &MultiplexedConnection) -> Result<ServerFacts> {
-    let mut requests = Pipeline::with_capacity(2);
-    requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
-    let replies = MultiplexedConnection::clone(connection).send_packed_commands(&requests, 0, requests.len()).await;
-    let mut replies = replies.map_err(|e| error::map(&e, Sent::No))?.into_iter();
-    let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
-    let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
-    Ok(ServerFacts::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str)))
 }
 
 /// Sends a request; those who say `ASKING` do so right before it.

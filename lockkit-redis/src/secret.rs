@@ -1,8 +1,11 @@
-//! A password that is given, or that is looked up each time it is needed.
+//! Who to log in as, with a password that is given, or that is looked up each time it is needed.
 
 use std::{env, fmt, fs, path::PathBuf};
 
 use lockkit_core::{Error, ErrorKind, Result};
+use redis::{ProtocolVersion, RedisConnectionInfo};
+
+use crate::config::Login;
 
 /// Where a password comes from. It is never shown.
 #[derive(Clone)]
@@ -44,4 +47,22 @@ impl fmt::Debug for Secret {
             Self::File(path) => write!(f, "file {}", path.display()),
         }
     }
+}
+
+/// How to log in. Passwords that are kept elsewhere are read now.
+///
+/// # Errors
+/// `InvalidInput` if the password can't be read.
+pub(crate) fn login(login: &Login, database: u32) -> Result<RedisConnectionInfo> {
+    let mut info = RedisConnectionInfo::default()
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_db(database.into())
+        .set_lib_name("lockkit", env!("CARGO_PKG_VERSION"));
+    if let Some(username) = &login.username {
+        info = info.set_username(username);
+    }
+    if let Some(password) = &login.password {
+        info = info.set_password(password.read()?);
+    }
+    Ok(info)
 }

@@ -21,7 +21,7 @@ use tokio::{
 use crate::{
     config::{Login, RedisConfig},
     error::{self, Sent},
-    link, stream, vote,
+    secret, stream, vote,
 };
 
 /// A host and a port.
@@ -103,7 +103,7 @@ async fn ask(
         AsyncConnectionConfig::new().set_push_sender(receiver).set_connection_timeout(None).set_response_timeout(None);
     let exchange = async {
         let stream = stream::open(config, host, *port, Arc::default()).await.map_err(error::map_open)?;
-        let (connection, driver) = MultiplexedConnection::new_with_config(&link::login(login, 0)?, stream, settings)
+        let (connection, driver) = MultiplexedConnection::new_with_config(&secret::login(login, 0)?, stream, settings)
             .await
             .map_err(|e| error::map(&e, Sent::No))?;
         let watch = Watch { _connection: connection.clone(), driver: tokio::spawn(driver).abort_handle() };

@@ -1,8 +1,11 @@
 //! What a server says of itself when the store connects, and what that means for its locks.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use lockkit_core::{Error, ErrorKind, Result};
+use redis::{Pipeline, aio::MultiplexedConnection};
+
+use crate::error::{self, Sent};
 
 /// What a server says of itself on a new connection.
 ///
@@ -52,6 +55,17 @@ impl fmt::Debug for Vet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Vet(..)")
     }
+}
+
+/// What the server says of itself. What this user may not ask for is not known.
+pub(crate) async fn ask(connection: &MultiplexedConnection) -> Result<ServerFacts> {
+    let mut requests = Pipeline::with_capacity(2);
+    requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
+    let replies = MultiplexedConnection::clone(connection).send_packed_commands(&requests, 0, requests.len()).await;
+    let mut replies = replies.map_err(|e| error::map(&e, Sent::No))?.into_iter();
+    let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
+    let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
+    Ok(ServerFacts::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str)))
 }
 
 /// A field of the answer to `INFO`; empty if there is none.
