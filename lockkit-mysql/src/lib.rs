@@ -28,6 +28,7 @@
 
 mod config;
 mod error;
+mod gate;
 mod gc;
 mod inspect;
 mod name;

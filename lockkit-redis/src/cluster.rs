@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Alarm, Error, ErrorKind, Result};
 use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     sync::Mutex,
@@ -41,6 +41,7 @@ const FRESH: Duration = Duration::from_millis(100);
 pub(crate) struct Cluster {
     config: RedisConfig,
     names: Names,
+    alarm: Alarm,
     seeds: Vec<Place>,
     map: RwLock<Arc<Map>>,
     is_stale: AtomicBool,
@@ -59,14 +60,14 @@ struct Map {
 }
 
 impl Cluster {
-    pub(crate) fn new(config: RedisConfig, names: Names) -> Self {
+    pub(crate) fn new(config: RedisConfig, names: Names, alarm: Alarm) -> Self {
         let seeds = match &config.topology {
             Topology::Cluster { seeds } => seeds.clone(),
             Topology::Single | Topology::Sentinel { .. } => Vec::new(),
         };
         let config = RedisConfig { topology: Topology::Single, ..config };
         let is_stale = AtomicBool::new(true);
-        Self { config, names, seeds, map: RwLock::default(), is_stale, flight: Mutex::default() }
+        Self { config, names, alarm, seeds, map: RwLock::default(), is_stale, flight: Mutex::default() }
     }
 
     /// See [`Nodes::route`](crate::node::Nodes::route).
@@ -207,7 +208,7 @@ impl Cluster {
 
     fn make(&self, (host, port): &Place, slot: u16) -> Arc<Node> {
         let config = RedisConfig { host: host.clone(), port: *port, ..self.config.clone() };
-        Arc::new(Node::new(&config, &self.names.note(Some(slot)), true))
+        Arc::new(Node::new(&config, &self.names.note(Some(slot)), Some(&self.alarm)))
     }
 
     /// The server that a signpost names. It need not be in the map yet.

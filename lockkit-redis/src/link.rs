@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Alarm, Error, ErrorKind, Result};
 use redis::{
     AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisResult, ServerErrorKind, Value,
     aio::{MultiplexedConnection, SendError},
@@ -54,6 +54,8 @@ pub(crate) struct Link {
     config: RedisConfig,
     /// The key of the server's note about its reign, where servers can take over from each other.
     note: Option<String>,
+    /// Raised when another server seems to have taken over.
+    alarm: Option<Alarm>,
     wake: Arc<Wake>,
     current: RwLock<Option<Arc<Connection>>>,
     /// Held by the one who is connecting.
@@ -65,6 +67,8 @@ pub(crate) struct Link {
 struct Flight {
     epoch: u64,
     failure: Option<Error>,
+    /// The reign of the latest connection.
+    reign: Option<String>,
 }
 
 /// A connection that was made, dead or alive.
@@ -85,11 +89,11 @@ pub(crate) struct Connection {
 }
 
 impl Link {
-    /// A link that is not connected yet. `note` is the key of the server's note about its reign, where servers can take
-    /// over from each other.
-    pub(crate) fn new(config: RedisConfig, note: Option<String>, wake: Arc<Wake>) -> Self {
+    /// A link that is not connected yet. `note` is the key of the server's note about its reign, and `alarm` is for the
+    /// case that it ends, where servers can take over from each other.
+    pub(crate) fn new(config: RedisConfig, note: Option<String>, alarm: Option<Alarm>, wake: Arc<Wake>) -> Self {
         let (current, flight, failures) = (RwLock::default(), Mutex::default(), AtomicU64::new(0));
-        Self { config, note, wake, current, flight, failures }
+        Self { config, note, alarm, wake, current, flight, failures }
     }
 
     /// The connection, made now if there is none.
@@ -127,7 +131,14 @@ impl Link {
         }
         flight.epoch += 1;
         match self.open(flight.epoch).await {
-            Ok(connection) => Ok(connection),
+            Ok(connection) => {
+                let reign = connection.reign().map(|reign| reign.mark.clone());
+                let former = std::mem::replace(&mut flight.reign, reign);
+                if former.is_some() && former != flight.reign {
+                    self.raise_alarm();
+                }
+                Ok(connection)
+            }
             Err(failure) => {
                 flight.failure = Some(failure.clone());
                 self.failures.fetch_add(1, Ordering::Release);
@@ -138,15 +149,22 @@ impl Link {
 
     async fn open(&self, epoch: u64) -> Result<Arc<Connection>> {
         let broken = Arc::new(AtomicBool::new(false));
-        let end: OnSwitch = {
+        let end = {
             let (wake, broken) = (Arc::clone(&self.wake), Arc::clone(&broken));
-            Arc::new(move || {
+            move || {
                 broken.store(true, Ordering::Release);
                 wake.detach(epoch);
+            }
+        };
+        let on_switch: OnSwitch = {
+            let (end, alarm) = (end.clone(), self.alarm.clone());
+            Arc::new(move || {
+                end();
+                alarm.iter().for_each(Alarm::raise_all);
             })
         };
         let receiver = {
-            let (wake, end) = (Arc::clone(&self.wake), Arc::clone(&end));
+            let wake = Arc::clone(&self.wake);
             move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
                     end();
@@ -166,7 +184,7 @@ impl Link {
         let config = &self.config;
         let (place, watches) = match &config.topology {
             Topology::Sentinel { sentinels, primary, login } => {
-                let found = sentinel::find(config, sentinels, primary, login, &end).await?;
+                let found = sentinel::find(config, sentinels, primary, login, &on_switch).await?;
                 (found.place, found.watches)
             }
             Topology::Single | Topology::Cluster { .. } => ((config.host.clone(), config.port), Vec::new()),
@@ -305,11 +323,16 @@ impl Link {
         }
     }
 
-    /// Ends the connection, if there is one, and wakes those who rely on it.
+    /// Ends the connection, if there is one, because the server is not in charge any more. Wakes those who rely on it.
     pub(crate) fn close(&self) {
         if let Some(connection) = self.current() {
             self.give_up(&connection);
         }
+        self.raise_alarm();
+    }
+
+    fn raise_alarm(&self) {
+        self.alarm.iter().for_each(Alarm::raise_all);
     }
 
     /// Where the server is, if it is always the same.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockkit_core::{Error, Result};
+use lockkit_core::{Alarm, Error, Result};
 
 use crate::{
     cluster::{self, Cluster, Signpost},
@@ -22,17 +22,15 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A server that is not connected to yet, with the key of its note about its reign. `keeps_note` where servers can
-    /// take over from each other.
-    pub(crate) fn new(config: &RedisConfig, note: &str, keeps_note: bool) -> Self {
-        let link = |wake: &Arc<Wake>| {
-            let note = keeps_note.then(|| note.to_owned());
-            Link::new(config.clone(), note, Arc::clone(wake))
-        };
+    /// A server that is not connected to yet, with the key of its note about its reign. There is an alarm where servers
+    /// can take over from each other.
+    pub(crate) fn new(config: &RedisConfig, note: &str, alarm: Option<&Alarm>) -> Self {
+        let keeps = alarm.map(|_| note.to_owned());
+        let link = |alarm, wake: &Arc<Wake>| Link::new(config.clone(), keeps.clone(), alarm, Arc::clone(wake));
         let replicas =
-            (config.replicas > 0).then(|| Replicas::new(config, link(&Arc::default()), name::mark_of_note(note)));
+            (config.replicas > 0).then(|| Replicas::new(config, link(None, &Arc::default()), name::mark_of_note(note)));
         let wake = Arc::new(Wake::default());
-        Self { link: link(&wake), wake, replicas }
+        Self { link: link(alarm.cloned(), &wake), wake, replicas }
     }
 }
 
@@ -60,11 +58,13 @@ pub(crate) struct Sorted<T> {
 }
 
 impl Nodes {
-    pub(crate) fn new(config: RedisConfig, names: &Names) -> Self {
-        match &config.topology {
-            Topology::Single => Self::One(Arc::new(Node::new(&config, &names.note(None), false))),
-            Topology::Sentinel { .. } => Self::One(Arc::new(Node::new(&config, &names.note(None), true))),
-            Topology::Cluster { .. } => Self::Cluster(Box::new(Cluster::new(config, names.clone()))),
+    /// There is an alarm where servers can take over from each other.
+    pub(crate) fn new(config: RedisConfig, names: &Names, alarm: Option<Alarm>) -> Self {
+        match alarm {
+            Some(alarm) if matches!(config.topology, Topology::Cluster { .. }) => {
+                Self::Cluster(Box::new(Cluster::new(config, names.clone(), alarm)))
+            }
+            alarm => Self::One(Arc::new(Node::new(&config, &names.note(None), alarm.as_ref()))),
         }
     }
 

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, KeyState, Liveness, LockKey,
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, KeyState, Liveness, LockKey,
     LockStore, LossReason, Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
 };
 use redis::Value;
@@ -68,6 +68,7 @@ impl RedisStore {
             Topology::Sentinel { .. } => ("redis+sentinel", Fencing::BestEffort),
             Topology::Cluster { .. } => ("redis+cluster", Fencing::BestEffort),
         };
+        let alarm = (!config.is_single()).then(Alarm::new);
         let info = StoreInfo {
             scheme,
             name: config.display_name().into(),
@@ -81,9 +82,10 @@ impl RedisStore {
                 max_key_bytes: LockKey::MAX_BYTES,
             },
             clock: Arc::clone(&config.clock),
+            alarm: alarm.clone(),
         };
         let (timeout, max_ttl) = (config.timeout, config.max_ttl);
-        let nodes = Nodes::new(config, &names);
+        let nodes = Nodes::new(config, &names, alarm);
         Ok(Self { info, names, nodes, timeout, max_ttl, warnings: Vec::new() })
     }
 

@@ -3,6 +3,7 @@
 //! All tests run on MariaDB, which is required, and on MySQL, if there is one.
 
 mod fences;
+mod gates;
 mod servers;
 mod support;
 mod table;
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn tests() -> Vec<(&'static str, Test)> {
-    [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS].concat()
+    [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, gates::TESTS].concat()
 }
 
 fn trial(ctx: &Arc<Ctx>, name: String, run: Test) -> Trial {

@@ -171,6 +171,30 @@ async fn without_the_pause_a_lease_that_was_not_replicated_has_two_holders() {
     assert!(granted < lapses, "the failover took longer than the lease");
 }
 
+/// The holder need not wait for its next renewal to learn of it.
+async fn an_alarm_is_raised(url: &str, switch: impl AsyncFnOnce()) {
+    let store = RedisStore::from_url(&format!("{url}?failover_pause=no&timeout=1s")).await.expect("connect");
+    let locker = Locker::builder(store).patience(LONG).build();
+    let start = Instant::now();
+    // The next renewal is due in some 18 seconds.
+    let guard = locker.lock("a").ttl(Duration::from_secs(55)).acquire_within(LONG).await.expect("acquire");
+    let guard = guard.expect("free");
+    switch().await;
+    assert_eq!(guard.lost().await, LossReason::Gone);
+    println!("lost after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn sentinel_a_planned_switch_raises_the_alarm() {
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
+    an_alarm_is_raised(&all.url(), async || {
+        RedisServerAt(all.sentinels()[0].addr()).command("SENTINEL FAILOVER lockkit");
+        all.until_primary(1).await.expect("takes over");
+    })
+    .await;
+}
+
 /// Demoted and promoted again, behind the back of a client that did nothing meanwhile.
 #[tokio::test]
 async fn a_change_that_nobody_saw_is_noticed() {
