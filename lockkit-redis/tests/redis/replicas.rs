@@ -84,6 +84,22 @@ async fn a_server_without_replicas_is_found_out_at_once() {
     assert!(error.message().contains("0 of 1 replicas"), "{error}");
 }
 
+/// What a former primary can do that does not know of its successor, and what it can't.
+#[tokio::test]
+async fn a_former_primary_can_not_complete_a_grant() {
+    let all = servers().await;
+    let careless = store(&all, "").await.expect("connect");
+    let careful = store(&all, "replicas=1&replica_timeout=300ms").await.expect("connect");
+    let mine = claim("mine");
+    hold(&careful, &mine).await;
+    all.servers()[1].command(&["REPLICAOF", "NO", "ONE"]).await.expect("promote");
+    hold(&careless, &claim("a")).await;
+    let error = attempt(&careful, &claim("b")).await.expect_err("nobody follows it");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    let error = renew(&careful, &renewal(&mine)).await.expect_err("nobody follows it");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+}
+
 async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
     let mut running: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
