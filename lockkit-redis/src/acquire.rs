@@ -23,6 +23,8 @@ use crate::{
 
 /// A waiter asks at least this often, whatever messages may have been lost.
 const SAFETY_POLL: Duration = Duration::from_secs(5);
+/// When to ask again for a lock whose slot is on its way to another member of a cluster.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
 
 /// Asks for a lease, for as long as the request says.
 pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Result<Attempt> {
@@ -61,13 +63,13 @@ struct Post {
 
 impl RedisStore {
     /// Asks once, wherever the lock is. A waiter who listens there subscribes first, in the same round trip.
-    async fn ask(&self, plan: &Plan<'_>, mut post: Option<&mut Post>) -> Result<(Answer, Arc<Node>)> {
+    async fn ask(&self, plan: &Plan<'_>, mut post: Option<&mut Post>) -> Result<(Answer, Route)> {
         let mut route = self.nodes.route(&plan.lock).await?;
         loop {
             let interest = post.as_deref_mut().filter(|post| Arc::ptr_eq(&post.node, &route.node));
             let asked = self.ask_at(&route, plan, interest.map(|post| &mut post.interest)).await;
             match asked {
-                Ok(answer) => return Ok((answer, route.node)),
+                Ok(answer) => return Ok((answer, route)),
                 Err(e) => route = self.nodes.follow(route, e).await?,
             }
         }
@@ -130,8 +132,12 @@ impl RedisStore {
             Some(Post { node, interest })
         });
         loop {
-            let (answer, node) = self.ask(plan, post.as_mut()).await?;
+            let (answer, Route { node, asking, .. }) = self.ask(plan, post.as_mut()).await?;
             let Answer::Held { remaining, holder } = answer else { return Ok(answer.into_attempt()) };
+            if asking {
+                // Nobody listens at a server that the slot has not arrived at.
+                return Ok(Attempt::Contended(Contention { retry_after: Some(ON_ITS_WAY), holder: Some(holder) }));
+            }
             let Some(Post { interest, .. }) = post.as_mut().filter(|post| Arc::ptr_eq(&post.node, &node)) else {
                 post = Some(Post { interest: node.wake.listen(&plan.lock), node });
                 continue;

@@ -14,21 +14,15 @@ use std::{
 };
 
 use lockkit_core::{Alarm, Error, ErrorKind, Result};
-use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value, aio::MultiplexedConnection};
-use tokio::{
-    sync::Mutex,
-    task::JoinSet,
-    time::{Instant, timeout},
-};
+use tokio::{sync::Mutex, task::JoinSet, time::Instant};
 
 use crate::{
     config::{RedisConfig, Topology},
-    error::{self, Sent},
     name::{self, Names},
     node::{Node, Route, Sorted},
-    secret,
     sentinel::Place,
-    stream, vote,
+    slots::{self, Range, Signpost, undecided, unserved},
+    vote,
 };
 
 /// How often one request is sent on.
@@ -86,13 +80,14 @@ impl Cluster {
         let hops = route.hops + 1;
         match Signpost::of(&error) {
             Some(_) if hops > HOPS => Err(undecided()),
-            Some(Signpost { place, asking: true, slot }) => {
-                Ok(Route { node: self.node_at(place, slot, &route), asking: true, hops })
-            }
-            Some(Signpost { place, slot, asking: false }) => {
+            Some(to) => {
+                let to = to.at_host(route.node.link.host());
+                if to.asking {
+                    return Ok(Route { node: self.node_at(&to), asking: true, hops });
+                }
                 // What the others say may be older than what this member says, so it is followed in any case.
                 _ = self.refresh(true).await;
-                Ok(Route { node: self.node_at(place, slot, &route), asking: false, hops })
+                Ok(Route { node: self.learn(&to), asking: false, hops })
             }
             None => {
                 self.note_failure(&error);
@@ -163,7 +158,7 @@ impl Cluster {
         let mut questions = JoinSet::new();
         for place in places {
             let config = self.config.clone();
-            questions.spawn(async move { ask(&config, &place).await });
+            questions.spawn(async move { slots::ask(&config, &place).await });
         }
         let outcome = vote::newest(questions, self.config.timeout / 4).await.map(|(ranges, _)| self.adopt(ranges));
         if outcome.is_err() {
@@ -212,12 +207,20 @@ impl Cluster {
     }
 
     /// The server that a signpost names. It need not be in the map yet.
-    fn node_at(&self, (host, port): Place, slot: u16, from: &Route) -> Arc<Node> {
-        // An empty host means that of the member that answered.
-        let host = if host.is_empty() { from.node.link.host().to_owned() } else { host };
-        let place = (host, port);
-        let known = self.map().nodes.get(&place).map(|(_, node)| Arc::clone(node));
-        known.unwrap_or_else(|| self.make(&place, slot))
+    fn node_at(&self, to: &Signpost) -> Arc<Node> {
+        let known = self.map().nodes.get(&to.place).map(|(_, node)| Arc::clone(node));
+        known.unwrap_or_else(|| self.make(&to.place, to.slot))
+    }
+
+    /// Corrects the map by a signpost, until it is asked for again.
+    pub(crate) fn learn(&self, to: &Signpost) -> Arc<Node> {
+        let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let known = current.nodes.get(&to.place).map(|(_, node)| Arc::clone(node));
+        let node = known.unwrap_or_else(|| self.make(&to.place, to.slot));
+        if !current.node_of(to.slot).is_some_and(|owner| Arc::ptr_eq(&owner, &node)) {
+            *current = Arc::new(current.with(to, &node));
+        }
+        node
     }
 
     fn map(&self) -> Arc<Map> {
@@ -232,152 +235,58 @@ impl Map {
     }
 }
 
-/// A range of slots, and who serves it: the primary first.
-#[derive(Debug, PartialEq)]
-struct Range {
-    first: u16,
-    last: u16,
-    places: Vec<Place>,
-}
-
-/// Asks one member, over a connection of its own.
-async fn ask(config: &RedisConfig, place: &Place) -> Result<(u64, Vec<Range>)> {
-    let (host, port) = place;
-    let exchange = async {
-        let stream = stream::open(config, host, *port, Arc::default()).await.map_err(error::map_open)?;
-        let settings = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let (mut connection, driver) =
-            MultiplexedConnection::new_with_config(&secret::login(&config.login, 0)?, stream, settings)
-                .await
-                .map_err(|e| error::map_login(&e))?;
-        let driver = tokio::spawn(driver);
-        let mut requests = Pipeline::with_capacity(2);
-        requests.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");
-        let replies = connection.send_packed_commands(&requests, 0, requests.len()).await;
-        driver.abort();
-        let replies = replies.map_err(|e| error::map(&e, Sent::No))?;
-        <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::No))
-    };
-    let read = async {
-        let [slots, info] = exchange.await?;
-        if let Value::ServerError(e) = slots {
-            return Err(match e.details() {
-                Some(details) if details.contains("cluster support disabled") => {
-                    Error::new(ErrorKind::InvalidInput, "the server is not part of a cluster")
-                }
-                _ => error::map(&e.into(), Sent::No),
-            });
+impl Map {
+    /// The same map, but for one slot.
+    fn with(&self, to: &Signpost, node: &Arc<Node>) -> Self {
+        let slot = to.slot;
+        let mut map = Self { ranges: Vec::new(), nodes: self.nodes.clone(), places: self.places.clone() };
+        for (first, last, owner) in &self.ranges {
+            if *first < slot {
+                map.ranges.push((*first, (*last).min(slot - 1), Arc::clone(owner)));
+            }
+            if *last > slot {
+                map.ranges.push(((*first).max(slot + 1), *last, Arc::clone(owner)));
+            }
         }
-        let ranges = ranges(slots, host).ok_or_else(|| error::odd_reply(Sent::No))?;
-        if ranges.is_empty() {
-            return Err(Error::new(ErrorKind::Unavailable, "it serves no slots and knows nobody who does"));
+        map.ranges.push((slot, slot, Arc::clone(node)));
+        map.ranges.sort_by_key(|(first, ..)| *first);
+        map.nodes.entry(to.place.clone()).or_insert_with(|| (slot, Arc::clone(node)));
+        if !map.places.contains(&to.place) {
+            map.places.push(to.place.clone());
         }
-        let info = redis::from_redis_value::<String>(info).unwrap_or_default();
-        let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok());
-        Ok((epoch.unwrap_or(0), ranges))
-    };
-    let outcome = timeout(config.timeout, read).await;
-    outcome.unwrap_or_else(|_| Err(error::timed_out(config.timeout, Sent::No))).map_err(|e| {
-        let message = format!("member {host}:{port}: {}", e.message());
-        Error::new(e.kind(), message).with_source(e)
-    })
-}
-
-/// Reads the answer to `CLUSTER SLOTS`: `[first, last, [host, port, ..], ..]` for each range.
-fn ranges(reply: Value, asked: &str) -> Option<Vec<Range>> {
-    let Value::Array(entries) = reply else { return None };
-    let number = |value: &Value| match value {
-        Value::Int(number) => u16::try_from(*number).ok(),
-        _ => None,
-    };
-    let place = |value: &Value| {
-        let Value::Array(parts) = value else { return None };
-        let host = match parts.first()? {
-            Value::BulkString(host) if !host.is_empty() && host != b"?" => String::from_utf8(host.clone()).ok()?,
-            // The member does not know its own address: it is the one that led there.
-            _ => asked.to_owned(),
-        };
-        Some((host, number(parts.get(1)?)?))
-    };
-    let range = |entry: &Value| {
-        let Value::Array(parts) = entry else { return None };
-        let places = parts.get(2..)?.iter().map(place).collect::<Option<_>>()?;
-        Some(Range { first: number(parts.first()?)?, last: number(parts.get(1)?)?, places })
-    };
-    let mut ranges: Vec<Range> = entries.iter().map(range).collect::<Option<_>>()?;
-    ranges.sort_by_key(|range| range.first);
-    Some(ranges)
-}
-
-/// Where an error says that a slot is.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Signpost {
-    place: Place,
-    slot: u16,
-    pub(crate) asking: bool,
-}
-
-impl Signpost {
-    /// What `MOVED` and `ASK` say.
-    pub(crate) fn of(error: &Error) -> Option<Self> {
-        let cause = std::error::Error::source(error)?.downcast_ref::<RedisError>()?;
-        let (address, slot) = cause.redirect_node()?;
-        let (host, port) = address.rsplit_once(':')?;
-        let asking = cause.code() == Some("ASK");
-        Some(Self { place: (host.to_owned(), port.parse().ok()?), slot, asking })
+        map
     }
-}
-
-/// A slot is on its way, or its members do not agree on whose it is. Nothing was done.
-pub(crate) fn undecided() -> Error {
-    Error::new(ErrorKind::Unavailable, "the lock's slot is moving from one member of the cluster to another")
-}
-
-/// Nobody serves a slot.
-pub(crate) fn unserved() -> Error {
-    Error::new(ErrorKind::Unavailable, "no member of the cluster serves the lock's slot")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn member(host: Value, port: i64) -> Value {
-        Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".into())])
-    }
-
-    #[test]
-    fn ranges_are_read() {
-        let named = |name: &str| Value::BulkString(name.into());
-        let entry = |first, last, mut members: Vec<Value>| {
-            members.splice(0..0, [Value::Int(first), Value::Int(last)]);
-            Value::Array(members)
+    #[tokio::test]
+    async fn one_slot_is_corrected() {
+        let names = Names::new("lockkit:").expect("prefix");
+        let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new());
+        let range = |first, last, host: &str| Range { first, last, places: vec![(host.into(), 1)] };
+        cluster.adopt(vec![range(0, 99, "a"), range(100, 16383, "b")]);
+        let shape = || {
+            let map = cluster.map();
+            map.ranges
+                .iter()
+                .map(|(first, last, node)| (*first, *last, node.link.host().to_owned()))
+                .collect::<Vec<_>>()
         };
-        let reply = Value::Array(vec![
-            entry(100, 16383, vec![member(named("b"), 2), member(named("c"), 3)]),
-            entry(0, 99, vec![member(named(""), 1)]),
-        ]);
-        let expected = [
-            Range { first: 0, last: 99, places: vec![("asked".into(), 1)] },
-            Range { first: 100, last: 16383, places: vec![("b".into(), 2), ("c".into(), 3)] },
-        ];
-        assert_eq!(ranges(reply, "asked").expect("ranges"), expected);
-        assert_eq!(ranges(Value::Array(vec![entry(0, 99, vec![Value::Nil])]), "asked"), None);
-        assert_eq!(ranges(Value::Nil, "asked"), None);
-    }
-
-    #[test]
-    fn signposts_are_read() {
-        let error = |text: &str| {
-            let reply = redis::parse_redis_value(text.as_bytes()).expect("reply");
-            let Value::ServerError(e) = reply else { panic!("{reply:?}") };
-            error::map(&e.into(), Sent::Yes)
+        let at = |place: &str, slot| Signpost { place: (place.into(), 1), slot, asking: false };
+        let node = cluster.learn(&at("b", 50));
+        assert!(Arc::ptr_eq(&node, &cluster.map().node_of(16383).expect("served")), "a server is known once");
+        let named = |ranges: &[(u16, u16, &str)]| -> Vec<_> {
+            ranges.iter().map(|(first, last, host)| (*first, *last, (*host).to_owned())).collect()
         };
-        let read = |text| Signpost::of(&error(text));
-        let moved = Signpost { place: ("10.0.0.1".into(), 7000), slot: 7, asking: false };
-        assert_eq!(read("-MOVED 7 10.0.0.1:7000\r\n"), Some(moved));
-        assert_eq!(read("-ASK 7 ::1:7000\r\n").map(|to| (to.place.0, to.asking)), Some(("::1".into(), true)));
-        assert_eq!(read("-MOVED 7 :7000\r\n").map(|to| to.place.0), Some(String::new()));
-        assert_eq!(read("-CLUSTERDOWN Hash slot not served\r\n"), None);
+        assert_eq!(shape(), named(&[(0, 49, "a"), (50, 50, "b"), (51, 99, "a"), (100, 16383, "b")]));
+        let new = cluster.learn(&at("c", 0));
+        assert!(Arc::ptr_eq(&new, &cluster.learn(&at("c", 0))));
+        cluster.learn(&at("c", 16383));
+        let expected =
+            [(0, 0, "c"), (1, 49, "a"), (50, 50, "b"), (51, 99, "a"), (100, 16382, "b"), (16383, 16383, "c")];
+        assert_eq!(shape(), named(&expected));
     }
 }

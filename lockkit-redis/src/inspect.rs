@@ -6,11 +6,11 @@ use lockkit_core::{Fence, Holder, HolderInfo, KeyState, LockKey, Mode, Query, Re
 use redis::{Pipeline, Value};
 
 use crate::{
-    cluster,
     error::{self, Sent},
     name,
     node::{Node, Sorted},
     scripts::INSPECT,
+    slots,
     store::RedisStore,
     value::Stored,
 };
@@ -70,16 +70,20 @@ async fn read(store: &RedisStore, keys: &[LockKey]) -> Result<Vec<(KeyState, boo
     let mut states: Vec<Option<(KeyState, bool)>> = keys.iter().map(|_| None).collect();
     let mut todo: Vec<usize> = (0..keys.len()).collect();
     for round in 1.. {
+        let mut signposts = Vec::new();
         let Sorted { by_node, orphans } =
             store.nodes.sort(std::mem::take(&mut todo), |index| store.names.lock(&keys[*index])).await?;
         if !orphans.is_empty() {
-            return Err(cluster::unserved());
+            return Err(slots::unserved());
         }
         for (node, indices) in by_node {
             let asked: Vec<_> = indices.iter().map(|index| &keys[*index]).collect();
             match read_at(store, &node, &asked).await {
                 Ok(told) => indices.into_iter().zip(told).for_each(|(index, state)| states[index] = Some(state)),
-                Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => todo.extend(indices),
+                Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => {
+                    todo.extend(indices);
+                    signposts.push(e);
+                }
                 Err(e) => {
                     store.nodes.note_failure(&e);
                     return Err(store.nodes.settle(e));
@@ -89,7 +93,7 @@ async fn read(store: &RedisStore, keys: &[LockKey]) -> Result<Vec<(KeyState, boo
         if todo.is_empty() {
             break;
         }
-        store.nodes.renew_map().await;
+        store.nodes.redirect(&signposts).await;
     }
     Ok(states.into_iter().flatten().collect())
 }

@@ -44,6 +44,7 @@ mod scripts;
 mod secret;
 mod sentinel;
 mod server;
+mod slots;
 mod store;
 mod stream;
 mod timer;

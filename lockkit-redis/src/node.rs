@@ -5,11 +5,12 @@ use std::sync::Arc;
 use lockkit_core::{Alarm, Error, Result};
 
 use crate::{
-    cluster::{self, Cluster, Signpost},
+    cluster::Cluster,
     config::{RedisConfig, Topology},
     link::Link,
     name::{self, Names},
     replicas::Replicas,
+    slots::{self, Signpost},
     wake::Wake,
 };
 
@@ -130,13 +131,17 @@ impl Nodes {
 
     /// What to tell if a request was sent on and on.
     pub(crate) fn settle(&self, error: Error) -> Error {
-        if self.is_redirected(&error) { cluster::undecided() } else { error }
+        if self.is_redirected(&error) { slots::undecided() } else { error }
     }
 
-    /// Finds out anew who serves what; if nobody can be asked, the next request will tell.
-    pub(crate) async fn renew_map(&self) {
+    /// Finds out anew who serves what, after errors that say that others are to be asked.
+    pub(crate) async fn redirect(&self, errors: &[Error]) {
         if let Self::Cluster(cluster) = self {
+            // If nobody can be asked, or what they say is older, the errors tell all the same.
             _ = cluster.refresh(true).await;
+            for to in errors.iter().filter_map(Signpost::of).filter(|to| !to.asking && !to.place.0.is_empty()) {
+                cluster.learn(&to);
+            }
         }
     }
 

@@ -12,13 +12,13 @@ use lockkit_core::{Error, ErrorKind, Hold, LossReason, Moment, Renewal, Renewed,
 use redis::{Cmd, Pipeline, Value};
 
 use crate::{
-    cluster::{self, Signpost},
     error::{self, Sent},
     link::Connection,
     name,
     node::{Node, Sorted},
     reign::Reign,
     scripts::{RENEW, RENEW_GUARDED},
+    slots::{self, Signpost},
     store::{RedisStore, check_floor, exclusive, milliseconds},
     value,
 };
@@ -42,17 +42,20 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
         }
     }
     for round in 1.. {
-        let mut moved = Vec::new();
+        let (mut moved, mut signposts) = (Vec::new(), Vec::new());
         for (item, answer) in renew_round(store, renewals, std::mem::take(&mut todo)).await {
             match answer {
-                Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => moved.push(item),
+                Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => {
+                    moved.push(item);
+                    signposts.push(e);
+                }
                 answer => answers[item.index] = Some(answer.map_err(|e| store.nodes.settle(e))),
             }
         }
         if moved.is_empty() {
             break;
         }
-        store.nodes.renew_map().await;
+        store.nodes.redirect(&signposts).await;
         todo = moved;
     }
     let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
@@ -65,7 +68,7 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
 /// Asks each server once.
 async fn renew_round(store: &RedisStore, renewals: &[Renewal], todo: Vec<Item>) -> Answers {
     let (orphans, failure, by_node) = match store.nodes.sort(todo.clone(), |item| lock(store, renewals, item)).await {
-        Ok(Sorted { by_node, orphans }) => (orphans, cluster::unserved(), by_node),
+        Ok(Sorted { by_node, orphans }) => (orphans, slots::unserved(), by_node),
         Err(e) => (todo, e, Vec::new()),
     };
     let mut answers: Answers = orphans.into_iter().map(|item| (item, Err(failure.clone()))).collect();

@@ -147,6 +147,9 @@ async fn a_slot_on_its_way_is_asked_for_at_both_ends() {
     let words = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS", "lockkit:a", "{lockkit:a}:fence"];
     all.members()[from].command(&words).await.expect("migrate");
     contended(attempt(&store, &claim("a")).await.expect("acquire"));
+    // Nobody can listen there yet, so who waits is sent back to ask again.
+    let waiting = contended(store.acquire(&request(&claim("a"), TTL)).await.expect("acquire"));
+    assert!(waiting.retry_after.is_some_and(|after| after < Duration::from_secs(1)), "{waiting:?}");
     assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Gone);
     free(&store, &mine).await;
     // A new lock needs both its keys in one place, so it has to wait for the end of the move.
