@@ -4,4 +4,6 @@ mod contract;
 mod ensemble;
 mod faults;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
 mod waiting;
