@@ -65,7 +65,7 @@ fn table_of(url: &str) -> Result<Option<MySqlConfig>, Failure> {
     // `redis+sentinel` and its like are of the family of `redis`.
     match scheme(url).split('+').next().unwrap_or_default() {
         "mysql" | "mariadb" => Ok(Some(MySqlConfig::from_url(url)?)),
-        "memory" | "redis" | "rediss" | "valkey" | "valkeys" | "redlock" | "redlocks" | "zk" => Ok(None),
+        "memory" | "redis" | "rediss" | "valkey" | "valkeys" | "redlock" | "redlocks" | "zk" | "zks" => Ok(None),
         _ => Err(block_on(async { Ok(lockkit::open(url).await.err()) })?
             .map_or_else(|| Failure::new(USAGE, "this store has no preparation to speak of"), Failure::from)),
     }

@@ -15,6 +15,7 @@ mod capability;
 mod clock;
 mod engine;
 mod error;
+mod finding;
 mod guard;
 mod lock;
 mod locker;
@@ -23,6 +24,7 @@ mod observe;
 mod owner;
 pub mod store;
 mod types;
+pub mod url_options;
 mod wrap;
 
 #[cfg(feature = "metrics")]
@@ -33,6 +35,7 @@ pub use {
     clock::{Clock, Moment, ShiftedClock, SystemClock},
     engine::HandOver,
     error::{Effect, Error, ErrorKind, Result},
+    finding::{ClockOffset, Finding, Severity},
     guard::{Guard, Outcome, Status},
     lock::Lock,
     locker::{Locker, LockerBuilder, RwLock},

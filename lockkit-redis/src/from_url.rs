@@ -1,8 +1,11 @@
 //! From a URL to a configuration.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{
+    Error, ErrorKind, Result,
+    url_options::{self, duration, percent_decode},
+};
 use url::{Host, Url};
 
 use crate::{
@@ -69,14 +72,10 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig> {
 }
 
 fn read_options(config: &mut RedisConfig, query: &str, known: &[&str]) -> Result<()> {
-    let mut seen = Vec::new();
     let (mut certificate, mut key) = (None, None);
-    for (option, value) in url::form_urlencoded::parse(query.as_bytes()) {
-        if seen.contains(&option) {
-            return Err(invalid(format!("the option {option:?} is given twice")));
-        }
+    for (option, value) in url_options::unique(url::form_urlencoded::parse(query.as_bytes()))? {
         if !known.contains(&&*option) {
-            return Err(invalid(format!("no option {option:?}; there are: {}", known.join(", "))));
+            return Err(url_options::unknown(&option, &known.join(", ")));
         }
         let text = value.into_owned();
         match &*option {
@@ -93,7 +92,6 @@ fn read_options(config: &mut RedisConfig, query: &str, known: &[&str]) -> Result
             "failover_pause" => config.failover_pause = yes_or_no(&option, &text)?,
             _ => sentinel_option(config, &option, text)?,
         }
-        seen.push(option);
     }
     config.identity = match (certificate, key) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
@@ -156,42 +154,10 @@ fn yes_or_no(option: &str, value: &str) -> Result<bool> {
     }
 }
 
-/// Reads `250ms`, `2s` or `1m`.
-fn duration(text: &str) -> Result<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => Duration::ZERO,
-    };
-    let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
-    if duration.is_zero() {
-        Err(invalid(format!("no duration: {text:?}; write 250ms, 2s or 1m")))
-    } else {
-        Ok(duration)
-    }
-}
-
-fn percent_decode(text: &str) -> Result<String> {
-    let malformed = || invalid("malformed percent-encoding in the URL");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [byte, after @ ..] = rest {
-        rest = after;
-        if *byte == b'%' {
-            let digits = after.get(..2).and_then(|digits| str::from_utf8(digits).ok()).ok_or_else(malformed)?;
-            bytes.push(u8::from_str_radix(digits, 16).map_err(|_| malformed())?);
-            rest = &after[2..];
-        } else {
-            bytes.push(*byte);
-        }
-    }
-    String::from_utf8(bytes).map_err(|_| malformed())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn password(login: &Login) -> Option<String> {

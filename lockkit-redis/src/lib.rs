@@ -27,10 +27,12 @@
 //!
 //! The layout of the keys is described in `docs/backends/redis.md`.
 
+mod access;
 mod acquire;
 mod check;
 mod cluster;
 mod config;
+mod doctor;
 mod error;
 mod from_url;
 mod inspect;
@@ -55,5 +57,6 @@ mod vote;
 mod wake;
 
 pub use config::RedisConfig;
+pub use doctor::{Examination, diagnose, examine};
 pub use server::ServerFacts;
 pub use store::RedisStore;

@@ -96,6 +96,11 @@ impl Link {
         Self { config, note, alarm, wake, current, flight, failures }
     }
 
+    /// Who logs in, if it is not the default user.
+    pub(crate) fn username(&self) -> Option<&str> {
+        self.config.login.username.as_deref()
+    }
+
     /// The connection, made now if there is none.
     ///
     /// # Errors
@@ -333,6 +338,16 @@ impl Link {
 
     fn raise_alarm(&self) {
         self.alarm.iter().for_each(Alarm::raise_all);
+    }
+
+    /// Whether another server may take over.
+    pub(crate) fn fails_over(&self) -> bool {
+        self.note.is_some()
+    }
+
+    /// Whether replicas have to acknowledge what is granted.
+    pub(crate) fn asks_replicas(&self) -> bool {
+        self.config.replicas > 0
     }
 
     /// Where the server is, if it is always the same.

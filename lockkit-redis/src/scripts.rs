@@ -23,6 +23,8 @@ pub(crate) static REIGN: LazyLock<Script> = LazyLock::new(|| Script::new(include
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/release.lua")));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
 
+pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/probe.lua")));
+
 /// A script and its name on the server.
 #[derive(Debug)]
 pub(crate) struct Script {

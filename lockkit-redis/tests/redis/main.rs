@@ -4,6 +4,7 @@
 
 mod cluster;
 mod contract;
+mod doctor;
 mod failover;
 mod faults;
 mod inspect;
