@@ -14,6 +14,7 @@ mod capability;
 mod clock;
 mod engine;
 mod error;
+pub mod fenced;
 mod guard;
 mod lock;
 mod locker;

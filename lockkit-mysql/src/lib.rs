@@ -28,6 +28,7 @@
 
 mod config;
 mod error;
+pub mod fenced;
 mod gc;
 mod inspect;
 mod name;

@@ -28,6 +28,7 @@
 
 mod config;
 mod error;
+pub mod fenced;
 mod inspect;
 mod link;
 mod name;

@@ -8,6 +8,7 @@ pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new(inclu
 pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/renew.lua")));
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/release.lua")));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
+pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(crate::fenced::SCRIPT));
 
 /// A script and its name on the server.
 #[derive(Debug)]

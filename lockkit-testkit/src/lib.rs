@@ -8,6 +8,8 @@ pub mod broken;
 pub mod cases;
 mod check;
 pub mod faults;
+mod frozen;
+pub mod history;
 mod memory;
 pub mod servers;
 
@@ -15,5 +17,6 @@ pub use {
     backend::{Backend, BoxError, Server},
     cases::{Case, Needs},
     check::{Report, Verdict, check, run_case, trials},
+    frozen::{AsyncOpen, a_frozen_holder_is_refused},
     memory::MemoryBackend,
 };

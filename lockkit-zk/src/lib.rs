@@ -31,6 +31,7 @@ mod connect;
 mod enter;
 mod error;
 mod fence;
+pub mod fenced;
 mod inspect;
 mod link;
 mod name;

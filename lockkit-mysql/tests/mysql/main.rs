@@ -2,6 +2,7 @@
 //!
 //! All tests run on MariaDB, which is required, and on MySQL, if there is one.
 
+mod fenced;
 mod fences;
 mod servers;
 mod support;
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn tests() -> Vec<(&'static str, Test)> {
-    [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS].concat()
+    [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, fenced::TESTS].concat()
 }
 
 fn trial(ctx: &Arc<Ctx>, name: String, run: Test) -> Trial {

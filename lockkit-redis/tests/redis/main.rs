@@ -4,6 +4,7 @@
 
 mod contract;
 mod faults;
+mod fenced;
 mod inspect;
 mod support;
 #[cfg(feature = "tls")]

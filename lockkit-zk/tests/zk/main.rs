@@ -3,5 +3,6 @@
 mod contract;
 mod ensemble;
 mod faults;
+mod fenced;
 mod support;
 mod waiting;
