@@ -12,6 +12,7 @@ mod frozen;
 pub mod history;
 mod memory;
 pub mod servers;
+pub mod storm;
 
 pub use {
     backend::{Backend, BoxError, Server},
