@@ -61,8 +61,9 @@ impl Arena {
     }
 
     fn orders(&self, name: String, addresses: &[SocketAddr]) -> Orders {
+        let url = self.target.url(addresses);
         Orders {
-            url: self.target.url(addresses),
+            url: self.setup.sabotage.map_or_else(|| url.clone(), |sabotage| sabotage.spoil(&url)),
             register: self.register.addr(),
             keys: KEYS.map(str::to_owned).into(),
             ttl_ms: self.kind.ttl().as_millis() as u64,

@@ -8,6 +8,7 @@ mod fault;
 mod nemesis;
 mod options;
 mod run;
+mod sabotage;
 mod table;
 mod target;
 
@@ -25,7 +26,7 @@ use lockkit_testkit::{
     storm::{Orders, Random, work},
 };
 
-use crate::{fault::Fault, options::Options, run::Row, target::Kind};
+use crate::{fault::Fault, options::Options, run::Row, sabotage::Sabotage, target::Kind};
 
 /// Tells this program that it is a worker.
 pub(crate) const WORKER: &str = "LOCKKIT_FAULTS_WORKER";
@@ -57,7 +58,7 @@ fn worker(orders: &str) -> ExitCode {
         runtime()?.block_on(async {
             let store = loop {
                 // A worker may be hired in the middle of a fault.
-                match lockkit::open(&orders.url).await {
+                match sabotage::open(&orders.url).await {
                     Ok(store) => break store,
                     Err(error) if error.is_retryable() => {
                         tokio::time::sleep(std::time::Duration::from_millis(20)).await
@@ -93,6 +94,12 @@ fn quick(options: Options, clock: &std::io::Result<ServerClock>) -> ExitCode {
             trials.push(trial(kind, faults, clock, options.seed, &rows));
         }
     }
+    let seed = options.seed;
+    trials.extend(Sabotage::ALL.map(|sabotage| {
+        Trial::test(format!("judge::{}", sabotage.name()), move || {
+            runtime()?.block_on(sabotage.is_found(seed)).map_err(|error| Failed::from(error.to_string()))
+        })
+    }));
     let conclusion = libtest_mimic::run(&options.harness, trials);
     if let Some(path) = options.write.filter(|_| !conclusion.has_failed()) {
         let rows = rows.lock().unwrap_or_else(PoisonError::into_inner);

@@ -109,7 +109,12 @@ impl Arena {
             Fault::Connections => self.exhaust().await?,
             Fault::LockWait => {
                 if let Target::MySql(server) = &self.target {
-                    server.admin("SELECT SLEEP(0.7) FROM resource_lock FOR UPDATE").await?;
+                    let before = metric(server, "lock_timeouts").await?;
+                    // Each row for longer than the second for which a statement of the store waits.
+                    server.admin("SELECT SLEEP(1.3) FROM resource_lock FOR UPDATE").await?;
+                    if metric(server, "lock_timeouts").await? == before {
+                        return Err("no statement waited in vain: the nemesis is broken".into());
+                    }
                 }
             }
             Fault::Deadlock => self.deadlocks().await?,
@@ -258,19 +263,19 @@ impl Arena {
     /// A lock's update takes the entry of its name first and then its row. Here it is the other way round.
     async fn deadlocks(&self) -> Result<(), BoxError> {
         let Target::MySql(server) = &self.target else { return Ok(()) };
-        let before = count_deadlocks(server).await?;
+        let before = metric(server, "lock_deadlocks").await?;
         for _ in 0..40 {
             let reversed = "SELECT STRAIGHT_JOIN a.id FROM resource_lock a FORCE INDEX (PRIMARY) \
                             JOIN resource_lock b FORCE INDEX (resource_name) \
                             ON b.resource_name = CONCAT(a.resource_name, IF(SLEEP(0.02) = 0, '', '')) FOR UPDATE";
             // It may be the one that is chosen to end the deadlock.
             _ = server.admin(reversed).await;
-            if count_deadlocks(server).await? >= before + 3 {
+            if metric(server, "lock_deadlocks").await? >= before + 3 {
                 return Ok(());
             }
         }
-        Err(format!("{} deadlocks in 40 attempts: the nemesis is broken", count_deadlocks(server).await? - before)
-            .into())
+        let seen = metric(server, "lock_deadlocks").await? - before;
+        Err(format!("{seen} deadlocks in 40 attempts: the nemesis is broken").into())
     }
 }
 
@@ -281,9 +286,10 @@ async fn flush(servers: &[RedisServer]) -> Result<(), BoxError> {
     Ok(())
 }
 
-async fn count_deadlocks(server: &MySqlServer) -> Result<u64, BoxError> {
-    let rows =
-        server.admin("SELECT COUNT FROM information_schema.INNODB_METRICS WHERE NAME = 'lock_deadlocks'").await?;
-    let count = rows.into_iter().flatten().next().flatten().ok_or("the server does not count deadlocks")?;
+/// One of the server's own counts.
+async fn metric(server: &MySqlServer, name: &str) -> Result<u64, BoxError> {
+    let ask = format!("SELECT COUNT FROM information_schema.INNODB_METRICS WHERE NAME = '{name}'");
+    let rows = server.admin(&ask).await?;
+    let count = rows.into_iter().flatten().next().flatten().ok_or_else(|| format!("the server has no {name}"))?;
     Ok(count.parse()?)
 }

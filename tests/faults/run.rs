@@ -39,8 +39,15 @@ impl Row {
 /// Runs faults at once against a store, and judges what happened.
 pub(crate) async fn run(kind: Kind, faults: &[Fault], clock: Option<ServerClock>, seed: u64) -> Result<Row, BoxError> {
     let clock = clock.filter(|_| faults.iter().any(|fault| fault.needs_clock()));
-    let setup = Setup { clock, forgetful: faults.iter().any(|fault| fault.needs_forgetful()) };
-    let arena = Arena::open(kind, setup, seed).await?;
+    let forgetful = faults.iter().any(|fault| fault.needs_forgetful());
+    let arena = Arena::open(kind, Setup { clock, forgetful, sabotage: None }, seed).await?;
+    let (row, history) = observe(arena, faults).await?;
+    judge(&row).map_err(|verdict| with_evidence(&row, &history, &verdict, seed))?;
+    Ok(row)
+}
+
+/// Inflicts faults, heals, and collects what all who took part have recorded.
+pub(crate) async fn observe(arena: Arena, faults: &[Fault]) -> Result<(Row, History), BoxError> {
     match faults {
         [one] => arena.inflict(*one).await?,
         [one, two] => {
@@ -58,9 +65,7 @@ pub(crate) async fn run(kind: Kind, faults: &[Fault], clock: Option<ServerClock>
     let mut events = History::read(&files)?.events().to_vec();
     events.extend(arena.register.record());
     let history = History::new(events);
-    let row = Row { kind, faults: faults.to_vec(), report: check(&history), fencing };
-    judge(&row).map_err(|verdict| with_evidence(&row, &history, verdict, seed))?;
-    Ok(row)
+    Ok((Row { kind: arena.kind, faults: faults.to_vec(), report: check(&history), fencing }, history))
 }
 
 /// All is well again, and nobody uses the locks: each must be had within its ttl, and some slack.
@@ -99,7 +104,7 @@ async fn acquire(arena: &Arena, key: &str) -> Result<(u64, Fencing), BoxError> {
 }
 
 /// What the store claims must hold, and what must show itself has.
-fn judge(row: &Row) -> Result<(), Verdict> {
+pub(crate) fn judge(row: &Row) -> Result<(), Verdict> {
     let claimed = |rule: Rule| match rule {
         Rule::Overlap => !row.faults.iter().any(|fault| fault.may_overlap()),
         Rule::FenceOrder | Rule::Resource => fences_hold(row.fencing, &row.faults),
@@ -119,22 +124,23 @@ fn judge(row: &Row) -> Result<(), Verdict> {
     }
 }
 
-enum Verdict {
+#[derive(Debug)]
+pub(crate) enum Verdict {
     /// A rule was broken that the store claims to keep; its place in the report.
     Violation(usize),
     Broken(&'static str),
 }
 
 /// The error, with the history and a picture for whoever has to find out.
-fn with_evidence(row: &Row, history: &History, verdict: Verdict, seed: u64) -> BoxError {
+fn with_evidence(row: &Row, history: &History, verdict: &Verdict, seed: u64) -> BoxError {
     let names: Vec<_> = row.faults.iter().map(|fault| fault.name()).collect();
     let stem = format!("{}-{}-{seed}", row.kind.name(), names.join("+"));
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("faults");
     let (lines, picture) = (dir.join(format!("{stem}.jsonl")), dir.join(format!("{stem}.svg")));
     let mut text = match verdict {
-        Verdict::Broken(why) => why.to_owned(),
+        Verdict::Broken(why) => (*why).to_owned(),
         Verdict::Violation(place) => {
-            let violation = &row.report.violations[place];
+            let violation = &row.report.violations[*place];
             let drawn = fs::create_dir_all(&dir).and_then(|()| fs::write(&picture, timeline(history, violation)));
             let shown = drawn.map_or_else(|error| error.to_string(), |()| picture.display().to_string());
             format!("{violation}\n  ({} violations in all; picture: {shown})", row.report.violations.len())

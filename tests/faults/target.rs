@@ -15,6 +15,8 @@ use lockkit_testkit::{
     },
 };
 
+use crate::sabotage::Sabotage;
+
 /// A kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
@@ -87,6 +89,8 @@ pub(crate) struct Setup {
     pub(crate) clock: Option<ServerClock>,
     /// Whether the servers keep nothing on disk, and say so.
     pub(crate) forgetful: bool,
+    /// What is wrong with the store itself, to test the tests.
+    pub(crate) sabotage: Option<Sabotage>,
 }
 
 /// A store's servers.
