@@ -56,7 +56,7 @@ impl Arena {
             let addresses: Vec<_> = proxies.iter().map(Proxy::addr).collect();
             arena.crew.hire(arena.orders(format!("w{}", index + 1), &addresses))?;
         }
-        arena.progress(40).await?;
+        arena.progress(30).await?;
         Ok(arena)
     }
 
@@ -130,6 +130,9 @@ impl Arena {
     /// Undoes every fault that lasts.
     pub(crate) async fn heal(&self) -> Result<(), BoxError> {
         self.all_proxies().for_each(Proxy::heal);
+        if let Target::Ensemble(ensemble) = &self.target {
+            ensemble.unsilence();
+        }
         for name in self.crew.names() {
             // One that does not stand still does not mind.
             _ = self.crew.thaw(&name);

@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     KillEmpty(Which),
     /// Servers stand still for longer than a lease.
     Freeze(Which),
+    /// Nothing comes through any more between a server and the others, until they notice.
+    CutOff(Which),
     /// The server forgets its scripts, again and again.
     ScriptFlush,
     /// All data is deleted under a holder.
@@ -119,7 +121,8 @@ impl Fault {
             ],
             Kind::ZooKeeper => vec![Self::Kill(All), Self::KillEmpty(All), Self::Freeze(All)],
             Kind::Ensemble => {
-                vec![Self::Kill(Leader), Self::Freeze(Leader), Self::Kill(Follower), Self::Freeze(Follower)]
+                let at = [Leader, Follower].into_iter();
+                at.flat_map(|which| [Self::Kill(which), Self::Freeze(which), Self::CutOff(which)]).collect()
             }
         });
         all
@@ -156,6 +159,7 @@ impl Fault {
             Self::Kill(which) => format!("{} killed, back with its data", which.words()),
             Self::KillEmpty(which) => format!("{} killed, back without data", which.words()),
             Self::Freeze(which) => format!("{} frozen past the lease", which.words()),
+            Self::CutOff(which) => format!("{} cut off from the others until they notice", which.words()),
             Self::ScriptFlush => "scripts are flushed".into(),
             Self::DeleteAll(Which::All) if kind.is_sql() => "all rows are deleted".into(),
             Self::DeleteAll(Which::All) => "all keys are deleted (FLUSHALL)".into(),
@@ -186,6 +190,11 @@ impl Fault {
             Self::KillEmpty(which) | Self::DeleteAll(which) | Self::ClockForward(which) => which == Which::All,
             _ => false,
         }
+    }
+
+    /// Whether a holder is kept at its lock from beginning to end. (The others choose one of their own.)
+    pub(crate) fn has_a_holder(self) -> bool {
+        !self.shows_on_twin() && self != Self::ClientKill
     }
 
     /// Whether two may believe at once: where a store loses leases before they end (docs/guarantees.md).

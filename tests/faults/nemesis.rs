@@ -22,17 +22,35 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// How long a fault that has no length of its own goes on.
 const A_WHILE: Duration = Duration::from_millis(1200);
 
+/// How long a holder is kept at its lock after a fault.
+const AFTERMATH: Duration = Duration::from_millis(400);
+
+/// After so long the members of an ensemble have given up one that is silent.
+const NOTICED: Duration = Duration::from_secs(7);
+
 impl Arena {
     /// Inflicts a fault, and ends it.
     pub(crate) async fn inflict(&self, fault: Fault) -> Result<(), BoxError> {
         let op = self.nemesis.ask(What::Fault { note: fault.words(self.kind) })?;
-        let done = self.torment(fault, &mut self.random(&fault.name())).await;
+        let done = self.with_a_holder(fault, &mut self.random(&fault.name())).await;
         self.nemesis.hear(op, What::Healed)?;
         done
     }
 
+    async fn with_a_holder(&self, fault: Fault, random: &mut Random) -> Result<(), BoxError> {
+        // Somebody holds a lock all the while, so that it has to be renewed, or lost in time.
+        let caught = if fault.has_a_holder() { Some(self.catch().await?) } else { None };
+        self.torment(fault, random).await?;
+        if let Some(caught) = caught {
+            // What was held up may take effect only now.
+            sleep(AFTERMATH).await;
+            drop(caught);
+        }
+        Ok(())
+    }
+
     async fn torment(&self, fault: Fault, random: &mut Random) -> Result<(), BoxError> {
-        let past_the_lease = self.kind.ttl() + self.kind.ttl() / 2;
+        let past_the_lease = self.past_the_lease();
         match fault {
             Fault::Nothing => sleep(A_WHILE).await,
             Fault::ClientKill => self.kill_clients().await?,
@@ -81,6 +99,13 @@ impl Arena {
                 }
                 sleep(past_the_lease).await;
                 victims.iter().try_for_each(|process| process.thaw())?;
+            }
+            Fault::CutOff(which) => {
+                let Target::Ensemble(ensemble) = &self.target else { return Err("there is nobody else".into()) };
+                let leader = ensemble.leader().await.ok_or("the ensemble has no leader")?;
+                ensemble.silence(if which == Which::Leader { leader } else { (leader + 1) % 3 });
+                sleep(NOTICED).await;
+                ensemble.unsilence();
             }
             Fault::ScriptFlush => {
                 for _ in 0..10 {
@@ -134,6 +159,10 @@ impl Arena {
             }
         }
         Ok(())
+    }
+
+    fn past_the_lease(&self) -> Duration {
+        self.kind.ttl() + self.kind.ttl() / 2
     }
 
     fn clock(&self) -> io::Result<&lockkit_testkit::faults::ServerClock> {

@@ -118,7 +118,7 @@ impl Target {
             Kind::MariaDb => Self::MySql(mysql(MySqlFlavor::Installed, setup).await?),
             Kind::MySql => Self::MySql(mysql(MySqlFlavor::Newer, setup).await?),
             Kind::ZooKeeper => Self::ZooKeeper(ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?),
-            Kind::Ensemble => Self::Ensemble(ZooKeeperEnsemble::start(ZooKeeperFlavor::Installed).await?),
+            Kind::Ensemble => Self::Ensemble(ZooKeeperEnsemble::start_with_proxies(ZooKeeperFlavor::Installed).await?),
         })
     }
 

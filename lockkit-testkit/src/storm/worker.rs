@@ -4,6 +4,7 @@ use std::{
     io,
     net::SocketAddr,
     path::PathBuf,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -49,6 +50,8 @@ pub struct Orders {
 
 /// How long a worker waits for a lock, at most, in milliseconds.
 const PATIENCE: u64 = 1500;
+/// How often a holder that is caught asks its guard.
+const ASK_EVERY: Duration = Duration::from_millis(15);
 
 /// Takes locks and uses what they protect, until told to stop (a line on the standard input). Ends the process when
 /// whoever started it is gone.
@@ -109,27 +112,30 @@ impl Worker {
         let (version, twin) = self.register.claim(key, fence).await?;
         for _ in 0..=self.random.below(3) {
             sleep(self.random.millis(1, 12)).await;
-            if !self.ask(guard, grant)? {
+            if !ask(&self.recorder, guard, grant)? {
                 return Ok(());
             }
         }
-        self.register.pass(key).await?;
-        // What the guard says from here on is for the history only: the holder is past its check.
-        self.ask(guard, grant)?;
+        self.pass(key, guard, grant).await?;
         let op = self.recorder.ask(What::Write { key: key.to_owned(), fence })?;
         let admitted = self.register.write(key, fence, version, twin).await?;
         self.recorder.hear(op, if admitted { What::Written } else { What::Refused })?;
         Ok(())
     }
 
-    fn ask(&self, guard: &Guard, grant: u64) -> io::Result<bool> {
-        let op = self.recorder.ask(What::Ask { grant })?;
-        let status = guard.status();
-        match status {
-            Status::Held | Status::Suspect => self.recorder.hear(op, What::Held)?,
-            Status::Lost(reason) => self.recorder.hear(op, What::Lost { reason: reason.to_string() })?,
+    /// Waits for as long as the register likes. What the guard says meanwhile is for the history only: the holder is past
+    /// its check.
+    async fn pass(&mut self, key: &str, guard: &Guard, grant: u64) -> Result<(), BoxError> {
+        let mut passed = pin!(self.register.pass(key));
+        loop {
+            tokio::select! {
+                passed = &mut passed => {
+                    ask(&self.recorder, guard, grant)?;
+                    return passed;
+                }
+                () = sleep(ASK_EVERY) => drop(ask(&self.recorder, guard, grant)?),
+            }
         }
-        Ok(!matches!(status, Status::Lost(_)))
     }
 
     async fn release(&self, guard: Guard, grant: u64) -> io::Result<()> {
@@ -140,6 +146,17 @@ impl Worker {
         };
         self.recorder.hear(op, heard)
     }
+}
+
+/// Asks the guard whether the lock is still held.
+fn ask(recorder: &Recorder, guard: &Guard, grant: u64) -> io::Result<bool> {
+    let op = recorder.ask(What::Ask { grant })?;
+    let status = guard.status();
+    match status {
+        Status::Held | Status::Suspect => recorder.hear(op, What::Held)?,
+        Status::Lost(reason) => recorder.hear(op, What::Lost { reason: reason.to_string() })?,
+    }
+    Ok(!matches!(status, Status::Lost(_)))
 }
 
 /// The way to the register.
