@@ -10,6 +10,7 @@
 //!
 //! Applications usually depend on the facade crate `lockkit`, which re-exports all of this.
 
+mod alarm;
 mod capability;
 mod clock;
 mod engine;
@@ -28,6 +29,7 @@ mod wrap;
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use {
+    alarm::Alarm,
     capability::{Capability, Fencing, Liveness, Waiting},
     clock::{Clock, Moment, ShiftedClock, SystemClock},
     engine::HandOver,

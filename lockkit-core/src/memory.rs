@@ -76,7 +76,8 @@ impl MemoryStore {
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };
-        let info = StoreInfo { scheme: "memory", name: "memory".into(), capability, clock: Arc::clone(&clock) };
+        let info =
+            StoreInfo { scheme: "memory", name: "memory".into(), capability, clock: Arc::clone(&clock), alarm: None };
         Self { info: Arc::new(info), judge: clock, shelf: Arc::default() }
     }
 

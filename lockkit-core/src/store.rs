@@ -38,7 +38,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-use crate::{Capability, Claim, Clock, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result, Token};
+use crate::{Alarm, Capability, Claim, Clock, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result, Token};
 
 /// A place that keeps locks. See the [module](self) for the rules.
 ///
@@ -92,6 +92,9 @@ pub struct StoreInfo {
     pub capability: Capability,
     /// The clock of [`Hold::until`], shared with the core.
     pub clock: Arc<dyn Clock>,
+    /// Where the store makes itself heard when it learns, unasked, that something happened to leases; `None` if it only
+    /// ever learns that when it is asked.
+    pub alarm: Option<Alarm>,
 }
 
 /// A request for a lease.

@@ -272,6 +272,9 @@ pub enum LossReason {
     MaxHold,
     /// The store's session ended, and with it all its leases.
     SessionEnded,
+    /// Somebody else ended the lease, and said so: [`Locker::break_lock`](crate::Locker::break_lock), on a store that
+    /// keeps the reason (ZooKeeper). On others such a lease is [`Gone`](Self::Gone).
+    Revoked,
 }
 
 impl fmt::Display for LossReason {
@@ -283,6 +286,7 @@ impl fmt::Display for LossReason {
             Self::Taken => "another holder has the lock",
             Self::MaxHold => "it was held longer than its max_hold",
             Self::SessionEnded => "the store's session ended",
+            Self::Revoked => "somebody else ended the lease on purpose",
         })
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, Fence, HandOver, KeyState, LockStore, Locker, MemoryStore,
-    Moment, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock,
+    Moment, Outcome, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock,
 };
 
 /// A store that fails before, after and long before the effect.
@@ -184,4 +184,32 @@ async fn a_storm_on_one_thread() {
     let seed = SystemClock.now().as_nanos();
     println!("seed {seed}");
     storm(seed).await;
+}
+
+/// Two processes, each with one task that takes the lock again at once. Whoever had it is at work already when the other
+/// is only being woken.
+#[tokio::test]
+async fn a_loop_does_not_keep_the_lock_to_itself() -> Result<()> {
+    const GRANTS: usize = 60;
+    let store = MemoryStore::new();
+    let grants = Arc::new(Mutex::new(Vec::new()));
+    let mut loops = Vec::new();
+    for who in 0..2 {
+        let (locker, grants) = (Locker::new(store.clone()), Arc::clone(&grants));
+        loops.push(tokio::spawn(async move {
+            while grants.lock().expect("unpoisoned").len() < GRANTS {
+                let guard = locker.lock("hot").acquire().await?;
+                grants.lock().expect("unpoisoned").push(who);
+                tokio::time::sleep(Duration::from_millis(3)).await;
+                assert_eq!(guard.release().await?, Outcome::Released);
+            }
+            Ok::<_, lockkit_core::Error>(())
+        }));
+    }
+    for task in loops {
+        task.await.expect("no panic")?;
+    }
+    let first = grants.lock().expect("unpoisoned").iter().filter(|who| **who == 0).count();
+    assert!((GRANTS / 4..=GRANTS * 3 / 4).contains(&first), "one had {first} of {GRANTS} grants");
+    Ok(())
 }

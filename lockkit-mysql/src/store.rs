@@ -76,6 +76,7 @@ impl MySqlStore {
                 max_key_bytes: LockKey::MAX_BYTES,
             },
             clock: config.clock,
+            alarm: None,
         };
         Ok(Self { info, pool, statements, timeout: config.timeout, warnings: Vec::new() })
     }

@@ -82,6 +82,7 @@ impl RedisStore {
                 max_key_bytes: LockKey::MAX_BYTES,
             },
             clock: Arc::clone(&config.clock),
+            alarm: None,
         };
         let timeout = config.timeout;
         let link = Link::new(config, Arc::clone(&wake));

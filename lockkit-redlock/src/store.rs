@@ -64,6 +64,7 @@ impl RedlockStore {
             name: format!("redlock of {} nodes", nodes.len()).into(),
             capability: capability(&nodes, &config)?,
             clock: Arc::clone(&config.clock),
+            alarm: None,
         };
         let majority = majority(nodes.len());
         let (book, stats) = (Book::default(), Counters::default());

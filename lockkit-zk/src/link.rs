@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Result, Token};
+use lockkit_core::{Alarm, Result, Token};
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
@@ -22,6 +22,7 @@ pub(crate) struct Link {
     pub(crate) names: Names,
     slot: Arc<Mutex<Slot>>,
     past: Arc<Past>,
+    alarm: Alarm,
 }
 
 /// Where the task that opens a session puts it.
@@ -35,8 +36,8 @@ enum Slot {
 }
 
 impl Link {
-    pub(crate) fn new(config: ZkConfig, names: Names) -> Self {
-        Self { config, names, slot: Arc::new(Mutex::new(Slot::Empty)), past: Arc::default() }
+    pub(crate) fn new(config: ZkConfig, names: Names, alarm: Alarm) -> Self {
+        Self { config, names, slot: Arc::new(Mutex::new(Slot::Empty)), past: Arc::default(), alarm }
     }
 
     /// The present session, or a new one.
@@ -90,9 +91,9 @@ impl Link {
         let (outcome, opening) = watch::channel(None);
         *slot = Slot::Opening(opening.clone());
         let (config, names) = (self.config.clone(), self.names.clone());
-        let (slot, past) = (Arc::clone(&self.slot), Arc::clone(&self.past));
+        let (slot, past, alarm) = (Arc::clone(&self.slot), Arc::clone(&self.past), self.alarm.clone());
         tokio::spawn(async move {
-            let session = Session::open(&config, names, past).await;
+            let session = Session::open(&config, names, past, alarm).await;
             *lock(&slot) = session.as_ref().map_or(Slot::Empty, |session| Slot::Open(Arc::clone(session)));
             outcome.send_replace(Some(session));
         });
@@ -103,5 +104,28 @@ impl Link {
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("config", &self.config).field("open", &self.present().is_some()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::{LockStore, Locker, LossReason};
+    use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
+
+    use super::*;
+    use crate::ZkStore;
+
+    /// From outside it can't be seen apart from the end of the lease: the servers end a session late, not early.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_end_of_a_session_is_heard_at_once() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]);
+        let store = Arc::new(ZkStore::connect(config).await.expect("connect"));
+        let locker = Locker::shared_builder(Arc::clone(&store) as Arc<dyn LockStore>).build();
+        let guard = locker.lock("a").acquire().await.expect("acquire");
+        store.link().present().expect("a session").end();
+        // The next regular renewal is some 6 s away.
+        let reason = timeout(Duration::from_secs(3), guard.lost()).await.expect("at once");
+        assert_eq!(reason, LossReason::SessionEnded);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Error, ErrorKind, Result, Token};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     name,
     queue::FENCE,
     session::Session,
-    value::Value,
+    value::{self, Value},
 };
 
 impl Session {
@@ -46,6 +46,35 @@ impl Session {
     pub(crate) async fn delete(&self, path: &str, bound: Duration) -> Result<bool, Failure> {
         match self.write(self.now(), bound, Box::pin(self.client.delete(path, None))).await {
             Ok(()) => Ok(true),
+            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Deletes the node of a claim of another session, and writes down in the directory of the lock that this was no
+    /// accident: both or none. Tells whether the node was there.
+    pub(crate) async fn revoke(&self, lock: &str, path: &str, token: &Token, bound: Duration) -> Result<bool, Failure> {
+        let stat = self.read(self.now(), bound, Box::pin(self.client.check_stat(path))).await?;
+        if stat.is_none_or(|stat| self.owns(stat.ephemeral_owner)) {
+            return self.delete(path, bound).await;
+        }
+        let mut both = self.client.new_multi_writer();
+        both.add_set_data(lock, value::revoked(token).as_bytes(), None)?;
+        both.add_delete(path, None)?;
+        let sent = self.now();
+        let done = both.commit();
+        match self.write(sent, bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await {
+            Ok(_) => Ok(true),
+            // Who may delete nodes in the directory may not be allowed to write to it; or the node is gone by itself.
+            Err(failure) if failure.is_answer() => self.delete(path, bound).await,
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Whether the claim with this token was the last one of the lock to be revoked.
+    pub(crate) async fn is_revoked(&self, lock: &str, token: &Token, bound: Duration) -> Result<bool, Failure> {
+        match self.read(self.now(), bound, Box::pin(self.client.get_data(lock))).await {
+            Ok((data, _)) => Ok(data == value::revoked(token).as_bytes()),
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
             Err(failure) => Err(failure),
         }
@@ -143,7 +172,7 @@ impl Session {
 mod tests {
     use std::sync::Arc;
 
-    use lockkit_core::{Claim, LockKey, Mode, Token};
+    use lockkit_core::{Alarm, Claim, LockKey, Mode};
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 
     use super::*;
@@ -158,7 +187,7 @@ mod tests {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
         let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(1));
         let names = config.check().expect("fine");
-        let session: Arc<Session> = Link::new(config, names).session().await.expect("a session");
+        let session: Arc<Session> = Link::new(config, names, Alarm::new()).session().await.expect("a session");
         let key = LockKey::new("a").expect("name");
         let lock = session.names.lock(&key);
         session.make_directory(&lock, Duration::from_secs(2)).await.expect("the directory");

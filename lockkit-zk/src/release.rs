@@ -26,7 +26,8 @@ pub(crate) async fn release(link: &Link, claim: &Claim, bound: Duration) -> Resu
         Some(Claimed { stage: Stage::Held(node, _), lock, releasing, .. }) => {
             release_node(&session, claim, (lock, node), Had { lease: true, releasing: *releasing }, bound).await
         }
-        Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) | None => release_all(&session, claim, bound).await,
+        Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) => release_all(&session, claim, false, bound).await,
+        None => release_all(&session, claim, !link.was_held(&claim.token), bound).await,
     };
     let release = release.map_err(|failure| doubtful(&failure))?;
     session.claims().remove(&claim.token);
@@ -65,14 +66,23 @@ async fn release_node(
     }
 }
 
-/// Deletes whatever nodes the claim has.
-async fn release_all(session: &Arc<Session>, claim: &Claim, bound: Duration) -> Result<Release, Failure> {
+/// Deletes whatever nodes the claim has. A lease of somebody else, who is to lose it, is told why.
+async fn release_all(
+    session: &Arc<Session>,
+    claim: &Claim,
+    foreign: bool,
+    bound: Duration,
+) -> Result<Release, Failure> {
     let lock = session.names.lock(&claim.key);
     let children = session.list_settled(&lock, bound).await?;
     let mut held = false;
     for node in queue::of_claim(&children, &name::protection(&claim.token)) {
         let first = queue::place(&children, node) == Place::First;
-        let deleted = session.delete(&format!("{lock}/{node}"), bound).await?;
+        let path = format!("{lock}/{node}");
+        let deleted = match foreign && first {
+            true => session.revoke(&lock, &path, &claim.token, bound).await?,
+            false => session.delete(&path, bound).await?,
+        };
         held |= first && deleted;
     }
     if held {
@@ -84,8 +94,13 @@ async fn release_all(session: &Arc<Session>, claim: &Claim, bound: Duration) -> 
 
 /// Why a claim does not hold its lock.
 pub(crate) async fn why_not(session: &Session, claim: &Claim, bound: Duration) -> Result<LossReason, Failure> {
-    let children = session.list(&session.names.lock(&claim.key), bound).await?;
-    Ok(if queue::holder(&children).is_some() { LossReason::Taken } else { LossReason::Gone })
+    let lock = session.names.lock(&claim.key);
+    let (children, revoked) = tokio::join!(session.list(&lock, bound), session.is_revoked(&lock, &claim.token, bound));
+    Ok(match queue::holder(&children?) {
+        _ if revoked? => LossReason::Revoked,
+        Some(_) => LossReason::Taken,
+        None => LossReason::Gone,
+    })
 }
 
 fn doubtful(failure: &Failure) -> Error {

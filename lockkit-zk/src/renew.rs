@@ -198,13 +198,18 @@ async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renew
 async fn mind(session: Weak<Session>, token: Token, node: Node, watcher: OneshotWatcher) {
     let event = watcher.changed().await;
     let Some(session) = session.upgrade() else { return };
+    let mut deleted = false;
     session.update(&token, |claimed| match &claimed.stage {
         Stage::Held(held, _) if *held != node => {}
         Stage::Held(..) if event.event_type == zk::EventType::NodeDeleted && !claimed.releasing => {
             claimed.stage = Stage::Gone;
+            deleted = true;
         }
         _ => claimed.watched = false,
     });
+    if deleted {
+        session.alarm.raise(token);
+    }
 }
 
 /// Takes note of a grant, unless the claim has lost its node meanwhile; tells whether it has not.

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Clock, Fence, HolderInfo, Moment, Result, Token};
+use lockkit_core::{Alarm, Clock, Fence, HolderInfo, Moment, Result, Token};
 use tokio::{
     sync::{Notify, watch},
     task::AbortHandle,
@@ -40,6 +40,7 @@ pub(crate) struct Session {
     pub(crate) alone: Mutex<Alone>,
     over: watch::Sender<bool>,
     past: Arc<Past>,
+    pub(crate) alarm: Alarm,
     /// Asks for a sign of life now; each one's end is announced.
     poke: Arc<Notify>,
     signs: watch::Sender<Option<Result<(), Failure>>>,
@@ -111,7 +112,7 @@ impl Grant {
 
 impl Session {
     /// Establishes a session. It lives on its own from then on, until it is dropped or over.
-    pub(crate) async fn open(config: &ZkConfig, names: Names, past: Arc<Past>) -> Result<Arc<Self>> {
+    pub(crate) async fn open(config: &ZkConfig, names: Names, past: Arc<Past>, alarm: Alarm) -> Result<Arc<Self>> {
         let opened = config.clock.now();
         let client = connect::connect(config).await?;
         let timeout = client.session_timeout();
@@ -126,6 +127,7 @@ impl Session {
             alone: Mutex::default(),
             over: watch::Sender::new(false),
             past,
+            alarm,
             poke: Arc::default(),
             signs: watch::Sender::new(None),
             own_node: Mutex::default(),
@@ -174,6 +176,8 @@ impl Session {
                 past.insert(token);
             }
         }
+        drop(past);
+        self.alarm.raise_all();
     }
 
     pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<Token, Claimed>> {

@@ -4,8 +4,8 @@ use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fencing, KeyState, Liveness, LockKey, LockStore,
-    Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fencing, KeyState, Liveness, LockKey,
+    LockStore, Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
 
 use crate::{acquire::Acquisition, config::ZkConfig, error, inspect, link::Link, release, renew};
@@ -43,7 +43,7 @@ impl ZkStore {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a wrong configuration.
     pub fn new(config: ZkConfig) -> Result<Self> {
-        let names = config.check()?;
+        let (names, alarm) = (config.check()?, Alarm::new());
         let info = StoreInfo {
             scheme: "zk",
             name: config.display_name().into(),
@@ -57,8 +57,9 @@ impl ZkStore {
                 max_key_bytes: LockKey::MAX_BYTES,
             },
             clock: config.clock.clone(),
+            alarm: Some(alarm.clone()),
         };
-        Ok(Self { info, link: Link::new(config, names) })
+        Ok(Self { info, link: Link::new(config, names, alarm) })
     }
 
     async fn acquire_claim(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -86,6 +87,11 @@ impl ZkStore {
 
     fn timeout(&self) -> Duration {
         self.link.config.timeout
+    }
+
+    #[cfg(test)]
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
     }
 }
 

@@ -3,7 +3,7 @@
 //! The fence is left out where it follows from the node's czxid and the lock's fence record. The holder comes last and
 //! may contain anything. Curator and kazoo don't look at the data of others; theirs is text without this beginning.
 
-use lockkit_core::{Fence, HolderInfo};
+use lockkit_core::{Fence, HolderInfo, Token};
 
 const MARK: &str = "lockkit:";
 
@@ -33,6 +33,11 @@ impl Value {
         };
         Some(Self { depth, span, fence, holder: HolderInfo::new(fields.next()?) })
     }
+}
+
+/// What the directory of a lock says when the lease of the claim with this token was ended by somebody else on purpose.
+pub(crate) fn revoked(token: &Token) -> String {
+    format!("{MARK}revoked:{}", token.reveal())
 }
 
 /// What a node says of who made it, whatever client that is.

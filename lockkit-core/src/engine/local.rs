@@ -44,6 +44,20 @@ impl HandOver {
 #[derive(Debug, Default)]
 pub(crate) struct LocalQueues {
     lines: Mutex<HashMap<LockKey, Line>>,
+    /// Locks that this process released while others waited for them, and nobody here.
+    wanted: Mutex<HashMap<LockKey, Solo>>,
+}
+
+/// So many wanted locks are remembered before those of which nothing was heard for a while are forgotten.
+const WANTED: usize = 256;
+
+/// One after another of this process had the lock, without a line here, while others waited.
+#[derive(Debug)]
+struct Solo {
+    since: Moment,
+    released: Moment,
+    /// Until when this process keeps back.
+    yielded: Moment,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +91,8 @@ pub(crate) struct Seat {
     key: Option<LockKey>,
     /// Others are known to wait at the store and this process had its run: let them go first.
     pub(crate) courtesy: bool,
+    /// Since when its holder has the lease.
+    pub(crate) granted: Option<Moment>,
 }
 
 /// A lease on its way to the next holder; if that one is gone, its `Drop` finds another home for it.
@@ -172,8 +188,35 @@ impl LocalQueues {
         ended
     }
 
+    /// Takes note that a lease, granted at `granted`, was released while others wait and nobody here. If this process
+    /// had the lock for longer than `courtesy`, it is to keep back for as long: who takes and releases a lock in a loop
+    /// would else be faster, each time, than those who have to be woken first.
+    pub(crate) fn released_to_others(&self, key: &LockKey, granted: Moment, now: Moment, courtesy: Duration) {
+        let mut wanted = self.wanted();
+        if wanted.len() >= WANTED {
+            wanted.retain(|_, solo| solo.released + courtesy > now);
+        }
+        let solo = wanted.entry(key.clone()).or_insert(Solo { since: granted, released: now, yielded: now });
+        if granted > solo.released + courtesy {
+            solo.since = granted;
+        }
+        solo.released = now;
+        if now > solo.since + courtesy {
+            solo.yielded = now + courtesy;
+        }
+    }
+
+    /// For how long to keep back from the lock.
+    pub(crate) fn yielded(&self, key: &LockKey, now: Moment) -> Duration {
+        self.wanted().get(key).map(|solo| solo.yielded.since(now)).unwrap_or_default()
+    }
+
+    fn wanted(&self) -> MutexGuard<'_, HashMap<LockKey, Solo>> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn seat(self: &Arc<Self>, key: &LockKey) -> Seat {
-        Seat { queues: Arc::clone(self), key: Some(key.clone()), courtesy: false }
+        Seat { queues: Arc::clone(self), key: Some(key.clone()), courtesy: false, granted: None }
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<LockKey, Line>> {
@@ -184,7 +227,7 @@ impl LocalQueues {
 impl Drop for Seat {
     fn drop(&mut self) {
         let Some(key) = self.key.take() else { return };
-        let mut seat = Self { queues: Arc::clone(&self.queues), key: None, courtesy: self.courtesy };
+        let mut seat = Self { queues: Arc::clone(&self.queues), key: None, courtesy: self.courtesy, granted: None };
         loop {
             let next = {
                 let mut lines = self.queues.lines();

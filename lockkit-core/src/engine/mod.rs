@@ -39,6 +39,10 @@ use crate::{
     Result, Waiting,
 };
 
+/// How long a process that had its run keeps back while others wait. They are woken by the release and need about
+/// two round trips to get the lock.
+const COURTESY: Duration = Duration::from_millis(1);
+
 /// What a `Locker` can be told once, for all its locks.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -75,11 +79,12 @@ enum Ending {
 
 impl Engine {
     pub(crate) fn new(store: Arc<dyn LockStore>, settings: Settings) -> Arc<Self> {
+        let timers = Arc::new(Timers::new(store.info().alarm.as_ref()));
         Arc::new(Self {
             store,
             settings,
             queues: Arc::default(),
-            timers: Arc::default(),
+            timers,
             poller: Poller::default(),
             outstanding: Outstanding::default(),
             next_id: AtomicU64::new(0),
@@ -221,18 +226,28 @@ impl Engine {
         }
     }
 
-    /// Lets the next local waiter ask the store, after others if they wait and this process had its run. Where the
-    /// store keeps a queue the others are first anyway.
+    /// Lets the next local waiter ask the store, after others if they wait and this process had its run. If nobody waits
+    /// here, it is whoever comes next who lets the others go first. Where the store keeps a queue they do anyway.
     fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>) {
         let Some(mut seat) = seat else { return };
-        let ended = self.queues.run_ended(key, self.settings.hand_over, self.now());
-        let race = self.store.info().capability.waiting != Waiting::Queue;
-        seat.courtesy = ended && race && waiters != Some(0);
+        if self.store.info().capability.waiting == Waiting::Queue {
+            return;
+        }
+        let now = self.now();
+        if self.queues.waiting(key) > 0 {
+            let ended = self.queues.run_ended(key, self.settings.hand_over, now);
+            seat.courtesy = ended && waiters != Some(0);
+        } else if waiters.is_some_and(|waiters| waiters > 0) {
+            self.queues.released_to_others(key, seat.granted.unwrap_or(now), now, COURTESY);
+        }
     }
 
     /// Makes a grant a lease of this process.
-    fn admit(self: &Arc<Self>, hold: Hold, terms: Terms, seat: Option<Seat>) -> Arc<Lease> {
+    fn admit(self: &Arc<Self>, hold: Hold, terms: Terms, mut seat: Option<Seat>) -> Arc<Lease> {
         let now = self.now();
+        if let Some(seat) = &mut seat {
+            seat.granted = Some(now);
+        }
         let ttl = match self.store.info().capability.liveness {
             Liveness::Ttl { .. } => terms.ttl,
             Liveness::Session => hold.until.since(now),
@@ -261,7 +276,7 @@ impl Engine {
                 let lapse = self.lapse_of(lease.terms.ttl);
                 self.reap(lease.claim.clone(), lapse, reaper::Certainty::Doubtful, seat);
             }
-            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded => drop(seat),
+            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => drop(seat),
         }
     }
 

@@ -18,7 +18,10 @@ use super::{
     backoff::Random,
     lease::{Due, State, renewal_timeout},
 };
-use crate::{Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result};
+use crate::{
+    Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
+    alarm::{Alarmed, Alarms},
+};
 
 /// The longest sleep of the timer task. Its sleep stands still while the machine is suspended, the deadlines do not:
 /// so long after waking up it may take to notice.
@@ -40,9 +43,17 @@ struct Queue {
     quiet: bool,
     task: Option<(Handle, AbortHandle)>,
     random: Option<Random>,
+    alarm: Option<Alarm>,
+    /// What the first task listens to; from the beginning on, so that it misses nothing.
+    alarms: Option<Alarms>,
 }
 
 impl Timers {
+    pub(super) fn new(alarm: Option<&Alarm>) -> Self {
+        let queue = Queue { alarm: alarm.cloned(), alarms: alarm.map(Alarm::listen), ..Queue::default() };
+        Self { queue: Mutex::new(queue), wake: Notify::new() }
+    }
+
     pub(super) fn remove(&self, lease: &Lease, state: &State) {
         self.queue().leases.remove(&(state.next_event, lease.id));
     }
@@ -69,6 +80,15 @@ impl Timers {
             drop(queue);
             self.wake.notify_one();
         }
+    }
+
+    /// The leases that an alarm is about.
+    fn alarmed(&self, alarmed: &Alarmed) -> Vec<Arc<Lease>> {
+        let is_meant = |lease: &&Arc<Lease>| match alarmed {
+            Alarmed::All => true,
+            Alarmed::These(tokens) => tokens.contains(&lease.claim.token),
+        };
+        self.queue().leases.values().filter(is_meant).cloned().collect()
     }
 
     fn jitter(&self) -> u32 {
@@ -112,7 +132,8 @@ impl Engine {
         if queue.task.as_ref().is_none_or(|(_, task)| task.is_finished())
             && let Ok(runtime) = Handle::try_current()
         {
-            let task = runtime.spawn(watch(Arc::clone(&self.timers), Arc::downgrade(self)));
+            let alarms = queue.alarms.take().or_else(|| queue.alarm.as_ref().map(Alarm::listen));
+            let task = runtime.spawn(watch(Arc::clone(&self.timers), Arc::downgrade(self), alarms));
             queue.task = Some((runtime, task.abort_handle()));
         }
     }
@@ -125,8 +146,7 @@ impl Engine {
                 Ok(due) => due,
                 Err(until) => return until,
             };
-            // Leases of a like ttl go together: a slow answer must not cost the short ones their deadline.
-            let mut batches: BTreeMap<u32, Vec<Arc<Lease>>> = BTreeMap::new();
+            let mut to_renew = Vec::new();
             for lease in due {
                 let mut state = lease.state();
                 match state.due(&lease.terms, now) {
@@ -140,25 +160,44 @@ impl Engine {
                         let deadline = state.deadline();
                         self.timers.plan(&lease, &mut state, deadline);
                         drop(state);
-                        batches.entry(lease.ttl.as_millis().max(1).ilog2()).or_default().push(lease);
+                        to_renew.push(lease);
                     }
                 }
             }
-            for leases in batches.into_values() {
-                let engine = Arc::clone(self);
-                tokio::spawn(async move { engine.renew(&leases).await });
-            }
+            self.renew_together(to_renew);
         }
     }
 
-    /// Renews leases with one call to the store and draws the consequences.
+    /// Asks about leases of which the store said that something may have happened to them.
+    fn verify(self: &Arc<Self>, alarmed: &Alarmed) {
+        let leases = self.timers.alarmed(alarmed);
+        self.renew_together(leases);
+    }
+
+    /// Renews leases in the background.
+    fn renew_together(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
+        // Leases of a like ttl go together: a slow answer must not cost the short ones their deadline.
+        let mut batches: BTreeMap<u32, Vec<Arc<Lease>>> = BTreeMap::new();
+        for lease in leases {
+            batches.entry(lease.ttl.as_millis().max(1).ilog2()).or_default().push(lease);
+        }
+        for leases in batches.into_values() {
+            let engine = Arc::clone(self);
+            tokio::spawn(async move { engine.renew(&leases).await });
+        }
+    }
+
+    /// Renews leases with one call to the store and draws the consequences. One that is not to be renewed by itself, and
+    /// is asked about all the same, lasts no longer for that.
     async fn renew(self: &Arc<Self>, leases: &[Arc<Lease>]) {
         let renewals: Vec<_> = leases.iter().map(|lease| renewal(lease)).collect();
         let limit = leases.iter().map(|lease| renewal_timeout(lease.ttl)).min().unwrap_or_default();
         match timeout(limit, self.store.renew(&renewals)).await {
             Ok(answers) => {
                 for (lease, answer) in leases.iter().zip(answers) {
-                    drop(self.apply(lease, answer));
+                    if lease.terms.renew || matches!(answer, Ok(Renewed::Lost(_))) {
+                        drop(self.apply(lease, answer));
+                    }
                 }
             }
             Err(_) => {
@@ -228,16 +267,26 @@ fn renewal(lease: &Lease) -> Renewal {
 }
 
 /// The timer task. It holds the engine only while it works.
-async fn watch(timers: Arc<Timers>, engine: Weak<Engine>) {
+async fn watch(timers: Arc<Timers>, engine: Weak<Engine>, mut alarms: Option<Alarms>) {
     loop {
         let pause = {
             let Some(engine) = engine.upgrade() else { return };
             let until = engine.serve();
             until.since(engine.now())
         };
+        let alarm = async {
+            match &mut alarms {
+                Some(alarms) => alarms.next().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = sleep(pause) => {}
             () = timers.wake.notified() => {}
+            alarmed = alarm => {
+                let Some(engine) = engine.upgrade() else { return };
+                engine.verify(&alarmed);
+            }
         }
     }
 }

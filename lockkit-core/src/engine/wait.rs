@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use super::{
-    Engine, Lease, Terms,
+    COURTESY, Engine, Lease, Terms,
     backoff::Backoff,
     lease::useful,
     local::{Entered, Seat, Turn},
@@ -19,10 +19,6 @@ use crate::{
 
 /// The longest wait that is asked of a store at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-
-/// How long a process that had its run keeps back while others wait. They are woken by the release and need about
-/// two round trips to get the lock.
-const COURTESY: Duration = Duration::from_millis(1);
 
 /// What a caller asks for.
 #[derive(Clone, Debug)]
@@ -111,9 +107,13 @@ impl Engine {
             }
             LinedUp::GaveUp => return Ok(self.note_contended(ask, start)),
         };
-        let keep_back = seat.as_ref().is_some_and(|seat| seat.courtesy);
-        if keep_back {
-            sleep(COURTESY.min(limit.left(self.now()).unwrap_or(COURTESY))).await;
+        if let Some(seat) = &seat {
+            let now = self.now();
+            let keep_back = if seat.courtesy { COURTESY } else { self.queues.yielded(&ask.key, now) };
+            let keep_back = limit.left(now).map_or(keep_back, |left| left.min(keep_back));
+            if !keep_back.is_zero() {
+                sleep(keep_back).await;
+            }
         }
         let mut asking = Asking {
             engine: self,

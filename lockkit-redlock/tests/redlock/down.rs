@@ -8,6 +8,9 @@ use lockkit_testkit::faults::Direction;
 
 use crate::support::{Cluster, TTL, attempt, claim, free, hold, is_held, renew};
 
+/// The default for a ttl of [`TTL`].
+const NODE_TIMEOUT: Duration = Duration::from_millis(50);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minority_down_costs_nothing() {
     let cluster = Cluster::start(5).await;
@@ -30,8 +33,9 @@ async fn a_majority_down_is_unavailable_and_says_so_for_each_node() {
     for server in &cluster.servers[..3] {
         server.kill().await.expect("kill");
     }
-    // The first request to each finds out that its connection is gone.
-    drop(attempt(&store, &claim("a")).await);
+    // The first request to each finds out that its connection is gone. It is for another lock: what it got at the living
+    // nodes is given back behind its back, and until then they would refuse the next one, which then has no effect.
+    drop(attempt(&store, &claim("b")).await);
     let error = attempt(&store, &claim("a")).await.expect_err("two of five are no majority");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
     assert_eq!(error.to_string().lines().count(), 1);
@@ -53,32 +57,27 @@ impl Cluster {
     }
 }
 
-/// Medians of acquisitions before and after something happens to the cluster.
-async fn medians(store: &dyn LockStore, disturb: impl AsyncFnOnce()) -> (Duration, Duration) {
-    let median = async || {
-        let mut took = Vec::new();
-        for round in 0..60 {
-            let mine = claim(&format!("m{round}"));
-            let start = Instant::now();
-            hold(store, &mine).await;
-            took.push(start.elapsed());
-            free(store, &mine).await;
-        }
-        took.sort_unstable();
-        took[took.len() / 2]
-    };
-    let before = median().await;
-    disturb().await;
-    (before, median().await)
+/// The median time of an acquisition. A store that waited for the slowest node would need the node timeout each time.
+async fn median(store: &dyn LockStore) -> Duration {
+    let mut took = Vec::new();
+    for round in 0..60 {
+        let mine = claim(&format!("m{round}"));
+        let start = Instant::now();
+        hold(store, &mine).await;
+        took.push(start.elapsed());
+        free(store, &mine).await;
+    }
+    took.sort_unstable();
+    took[took.len() / 2]
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_node_does_not_slow_down_the_others() {
     let cluster = Cluster::start(5).await;
     let store = cluster.client().await;
-    let freeze = async || cluster.servers[1].freeze().await.expect("freeze");
-    let (before, after) = medians(&store, freeze).await;
-    assert!(after < before * 2 + Duration::from_millis(5), "{before:?} became {after:?}");
+    cluster.servers[1].freeze().await.expect("freeze");
+    let median = median(&store).await;
+    assert!(median < NODE_TIMEOUT, "{median:?}");
     cluster.servers[1].thaw().expect("thaw");
 }
 
@@ -86,13 +85,11 @@ async fn a_frozen_node_does_not_slow_down_the_others() {
 async fn two_slow_nodes_do_not_slow_down_the_others() {
     let cluster = Cluster::start(5).await;
     let store = cluster.client().await;
-    let slow_down = async || {
-        for proxy in &cluster.proxies[..2] {
-            proxy.delay(Direction::ToClient, Duration::from_millis(300));
-        }
-    };
-    let (before, after) = medians(&store, slow_down).await;
-    assert!(after < before * 2 + Duration::from_millis(5), "{before:?} became {after:?}");
+    for proxy in &cluster.proxies[..2] {
+        proxy.delay(Direction::ToClient, Duration::from_millis(300));
+    }
+    let median = median(&store).await;
+    assert!(median < NODE_TIMEOUT, "{median:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,7 +102,7 @@ async fn a_majority_frozen_is_an_error_within_the_node_timeout() {
     let start = Instant::now();
     let error = attempt(&store, &claim("a")).await.expect_err("two of five are no majority");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown), "{error}");
-    assert!(start.elapsed() < Duration::from_millis(300), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(1), "not the two seconds of the nodes: {:?}", start.elapsed());
     // What is held up at the proxies takes effect when it comes through, and is undone all the same.
     cluster.proxies[..3].iter().for_each(|proxy| proxy.heal());
     cluster.until_held_at("a", 0).await;

@@ -40,7 +40,7 @@ impl SimpleStore {
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };
-        let info = Arc::new(StoreInfo { scheme: "simple", name: "simple".into(), capability, clock });
+        let info = Arc::new(StoreInfo { scheme: "simple", name: "simple".into(), capability, clock, alarm: None });
         Ok(Self { info, link: Arc::new(link), bug, client: Token::random()? })
     }
 

@@ -108,8 +108,8 @@ async fn a_claim_is_released_from_elsewhere() {
     assert_eq!(children(&raw, "a").await.len(), 1);
     assert_eq!(other.release(&mine).await.expect("release"), Release::Released { waiters: Some(0) });
     assert!(children(&raw, "a").await.is_empty());
-    assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Gone);
-    assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Gone));
+    assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Revoked);
+    assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Revoked));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -160,6 +160,36 @@ async fn a_deleted_node_is_noticed() {
     }
 }
 
+/// The next regular renewal is 3.6 s away at least, so what comes sooner comes from the watch.
+const LONG: Duration = Duration::from_secs(12);
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_hears_at_once_that_its_node_is_gone_and_why() {
+    let server = Server::start().await;
+    let (store, raw) = (connect(server.config().session(LONG)).await, server.raw().await);
+    let (mine, other) = (locker(&store), locker(&server.store().await));
+    for (name, broken) in [("a", false), ("b", true)] {
+        let guard = mine.lock(name).ttl(LONG).try_acquire().await.expect("ask").expect("free");
+        guard.renew().await.expect("renew");
+        let waiter = other.lock(name).ttl(LONG);
+        let waiter = tokio::spawn(async move { waiter.acquire().await });
+        eventually("it queues", async || children(&raw, name).await.len() == 2).await;
+        if broken {
+            let ended = other.break_lock(name, guard.token()).await.expect("break");
+            assert!(matches!(ended, Release::Released { .. }), "{ended:?}");
+        } else {
+            let node = children(&raw, name).await.into_iter().min_by_key(|node| node[node.len() - 10..].to_owned());
+            raw.delete(&format!("/lockkit/{name}/{}", node.expect("a node")), None).await.expect("delete");
+        }
+        let reason = tokio::time::timeout(AT_ONCE, guard.lost()).await.expect("at once");
+        assert_eq!(reason, if broken { LossReason::Revoked } else { LossReason::Taken });
+        let next = waiter.await.expect("no panic").expect("acquire");
+        assert_eq!(guard.release().await.expect("release"), Outcome::NotHeld(reason));
+        assert_eq!(next.release().await.expect("release"), Outcome::Released);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_sessions_own_node_may_be_deleted() {
     let server = Server::start().await;
