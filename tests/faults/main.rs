@@ -16,7 +16,7 @@ use std::{
     env,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use libtest_mimic::{Failed, Trial};
@@ -25,6 +25,7 @@ use lockkit_testkit::{
     faults::ServerClock,
     storm::{Orders, Random, work},
 };
+use tokio::time::sleep;
 
 use crate::{fault::Fault, options::Options, run::Row, sabotage::Sabotage, target::Kind};
 
@@ -60,9 +61,7 @@ fn worker(orders: &str) -> ExitCode {
                 // A worker may be hired in the middle of a fault.
                 match sabotage::open(&orders.url).await {
                     Ok(store) => break store,
-                    Err(error) if error.is_retryable() => {
-                        tokio::time::sleep(std::time::Duration::from_millis(20)).await
-                    }
+                    Err(error) if error.is_retryable() => sleep(Duration::from_millis(20)).await,
                     Err(error) => return Err(error.into()),
                 }
             };
