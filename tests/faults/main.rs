@@ -149,10 +149,11 @@ fn soak(options: &Options, minutes: u64, clock: &std::io::Result<ServerClock>) -
         .collect();
     let start = Instant::now();
     let (mut runs, mut failures) = (0_u64, 0_u64);
-    while start.elapsed().as_secs() < minutes * 60 && !kinds.is_empty() {
+    while start.elapsed().as_secs() < minutes * 60 {
         let seed = options.seed.wrapping_add(runs);
         let mut random = Random::new(seed, "soak");
-        let kind = kinds[(runs % kinds.len() as u64) as usize];
+        // From the seed alone, so that this run is the first of a soak that begins with its seed.
+        let Some(&kind) = random.pick(&kinds) else { break };
         let faults = pair(kind, clock.is_ok(), &mut random);
         let faults = if random.below(3) == 0 { vec![faults[0]] } else { faults };
         let moved = faults.iter().any(|fault| fault.needs_clock());

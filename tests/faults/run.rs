@@ -148,5 +148,5 @@ fn with_evidence(row: &Row, history: &History, verdict: &Verdict, seed: u64) -> 
     };
     let kept = fs::create_dir_all(&dir).and_then(|()| fs::write(&lines, history.to_lines()));
     text += &kept.map_or_else(|error| format!("\n{error}"), |()| format!("\n  history: {}", lines.display()));
-    (text + &format!("\n  again: cargo test --all-features --test faults -- --seed {seed}")).into()
+    (text + &format!("\n  again: the same command with --seed {seed}")).into()
 }

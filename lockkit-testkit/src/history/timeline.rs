@@ -10,6 +10,10 @@ const LEFT: f64 = 110.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 64.0;
 const LANE: f64 = 34.0;
+/// For the times and the legend.
+const BELOW: f64 = 52.0;
+const LEGEND: &str =
+    "bar: believes \u{b7} tick: told that it holds \u{b7} green dot: admitted by the resource \u{b7} red dot: refused";
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b1f24}.small{font-size:10px;fill:#57606a}\
                      .title{font-size:14px;font-weight:600}.hold{fill:#8ac4e8;stroke:#0969a2}\
                      .bad{fill:#f4a6a0;stroke:#b3261e}.fault{fill:#fff1c9;stroke:#c9a227;stroke-dasharray:3}\
@@ -24,7 +28,7 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1b1f24}.small{fon
 #[must_use]
 pub fn timeline(history: &History, violation: &Violation) -> String {
     let picture = Picture::of(history, violation);
-    let height = TOP + LANE * picture.lanes.len() as f64 + 34.0;
+    let height = TOP + LANE * picture.lanes.len() as f64 + BELOW;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\">\
          <style>{STYLE}</style><rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
@@ -125,7 +129,7 @@ impl Picture {
     }
 
     fn draw(&self, svg: &mut String, violation: &Violation, height: f64) -> std::fmt::Result {
-        let bottom = height - 26.0;
+        let bottom = height - BELOW + 8.0;
         let title = format!("{}: {}", violation.rule, violation.key);
         writeln!(svg, "<text class=\"title\" x=\"12\" y=\"20\">{}</text>", escape(&title))?;
         writeln!(svg, "<text x=\"12\" y=\"38\">{}</text>", escape(&violation.text))?;
@@ -150,6 +154,7 @@ impl Picture {
         for (number, (name, lane)) in self.lanes.iter().enumerate() {
             self.draw_lane(svg, violation, name, lane, TOP + LANE * number as f64)?;
         }
+        writeln!(svg, "<text class=\"small\" x=\"{LEFT}\" y=\"{:.1}\">{LEGEND}</text>", height - 8.0)?;
         self.draw_axis(svg, violation, bottom)
     }
 
