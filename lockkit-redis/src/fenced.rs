@@ -16,6 +16,7 @@
 //! ```
 //!
 //! The value is a plain string at its key; the highest fence stands beside it at `<key>:highest-fence`, without expiry.
+//! The key must not be that of a lock, which it could be if locks have an empty prefix.
 //! Whoever changes the value must do it through the script: a plain `SET` asks for no fence. From another client, or to
 //! change something else than a string, use [`SCRIPT`], or put its first lines in front of a script of your own.
 //!
