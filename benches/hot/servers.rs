@@ -26,7 +26,7 @@ pub(crate) struct Contestant {
 }
 
 /// What has to live as long as the contest.
-pub(crate) type Servers = Vec<Box<dyn std::any::Any>>;
+pub(crate) type Servers = Vec<Box<dyn std::any::Any + Send + Sync>>;
 
 impl Field {
     pub(crate) const ALL: [Self; 4] = [Self::Redis, Self::Redlock, Self::MySql, Self::Zk];

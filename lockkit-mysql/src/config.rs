@@ -254,6 +254,11 @@ impl MySqlConfig {
         if self.timeout.is_zero() {
             return Err(invalid("the timeout must not be zero"));
         }
+        if let Some(file) = &self.ca {
+            // The driver would read it when it connects, and not say which it could not.
+            let unreadable = |e| invalid(format!("can't read {}", file.display())).with_source(e);
+            drop(std::fs::File::open(file).map_err(unreadable)?);
+        }
         if self.connections < 2 {
             return Err(invalid("it takes 2 connections at least, one of them for renewals"));
         }

@@ -26,6 +26,10 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
             Some(refusal) => server_error(refusal.number(), refusal.message(), sent),
             None => with_effect(Error::new(ErrorKind::Unexpected, one_line(refusal.message())), sent),
         },
+        // So TLS says that it does not trust the other side.
+        sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::InvalidData && sent == Sent::No => {
+            Error::new(ErrorKind::Denied, one_line(&format!("TLS failed: {cause}")))
+        }
         sqlx::Error::Io(cause) => {
             let timed_out = cause.kind() == std::io::ErrorKind::TimedOut;
             let kind = if timed_out { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
@@ -59,6 +63,7 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
         1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
         1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),
         1290 | 1792 | 1836 | 3100 => (ErrorKind::Unavailable, format!("the server takes no writes: {text}")),
+        3159 => (ErrorKind::Denied, "the server demands TLS: `tls` is `encrypt` or `verify`".to_owned()),
         1045 | 1698 | 3118 | 4151 => (ErrorKind::Denied, format!("the server refused the login: {text}")),
         1044 | 1142 | 1143 | 1227 | 1370 => (ErrorKind::Denied, text),
         1049 => (ErrorKind::InvalidInput, text),

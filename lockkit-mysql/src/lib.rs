@@ -29,6 +29,7 @@
 mod config;
 mod error;
 pub mod fenced;
+mod gate;
 mod gc;
 mod inspect;
 mod name;

@@ -114,6 +114,7 @@ pub(crate) struct Connection {
     running: Option<Option<Token>>,
     breaks: u64,
     bound: Bound,
+    /// None for an extra one, whose user counts by itself.
     permit: Option<OwnedSemaphorePermit>,
     shared: Arc<Shared>,
 }
@@ -122,6 +123,7 @@ impl Pool {
     pub(crate) fn new(config: &MySqlConfig) -> Self {
         let all = usize::try_from(config.connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let reserved = (all / 8).max(1);
+        let all = all - Self::extra(config);
         let shared = Shared {
             options: config.driver_options(),
             linger: config.timeout,
@@ -132,6 +134,19 @@ impl Pool {
             running_on: Arc::default(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// How many [extra connections](Self::extra_connection) there may be: a quarter of all.
+    pub(crate) fn extra(config: &MySqlConfig) -> usize {
+        usize::try_from(config.connections / 4).unwrap_or_default()
+    }
+
+    /// A connection beside those that this pool counts.
+    ///
+    /// # Errors
+    /// As [`connection`](Self::connection).
+    pub(crate) async fn extra_connection(&self, bound: Bound) -> Result<Connection> {
+        self.trusted(None, bound).await
     }
 
     /// A connection that can be trusted, or a new one.
@@ -146,15 +161,13 @@ impl Pool {
                 permit.ok().flatten().ok_or_else(|| error::busy(bound.whole))?
             }
         };
+        self.trusted(Some(permit), bound).await
+    }
+
+    async fn trusted(&self, permit: Option<OwnedSemaphorePermit>, bound: Bound) -> Result<Connection> {
         let breaks = self.shared.breaks.load(Ordering::Acquire);
-        let mut connection = Connection {
-            line: None,
-            running: None,
-            breaks,
-            bound,
-            permit: Some(permit),
-            shared: Arc::clone(&self.shared),
-        };
+        let shared = Arc::clone(&self.shared);
+        let mut connection = Connection { line: None, running: None, breaks, bound, permit, shared };
         while let Some(idle) = self.shared.pop(Handle::current().id()) {
             let doubtful = idle.breaks != breaks || idle.since.elapsed() > IDLE;
             connection.line = Some(idle.line);
@@ -263,6 +276,16 @@ impl Connection {
             return Err(self.gave_up(Sent::Yes));
         };
         self.ended(outcome).map_err(|e| error::map(e, Sent::Yes))
+    }
+
+    /// What runs from now on has this bound.
+    pub(crate) fn set_bound(&mut self, bound: Bound) {
+        self.bound = bound;
+    }
+
+    /// Closes it, and with it what the server keeps for it, instead of putting it back.
+    pub(crate) fn hang_up(mut self) {
+        self.line = None;
     }
 
     /// From here until [`ended`](Self::ended) a drop finds the connection in the middle of a statement.

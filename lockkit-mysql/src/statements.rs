@@ -145,6 +145,21 @@ pub(crate) fn lock_by_id(table: &str) -> Statement<'static> {
     query(&format!("SELECT {COLUMNS} FROM {table} WHERE id = ? FOR UPDATE").into())
 }
 
+/// Waits for a named lock of the server, for one second. Argument: its name. Gives 1 if it was had, 0 if not.
+pub(crate) fn pass_gate() -> Statement<'static> {
+    sqlx::query("SELECT CAST(GET_LOCK(?, 1) AS SIGNED)")
+}
+
+/// Gives a named lock back. Argument: its name.
+pub(crate) fn open_gate() -> Statement<'static> {
+    sqlx::query("SELECT CAST(RELEASE_LOCK(?) AS SIGNED)")
+}
+
+/// The connection that has a named lock, or NULL. Argument: its name.
+pub(crate) fn gate_is_used() -> Statement<'static> {
+    sqlx::query("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)")
+}
+
 /// How many rows a statement takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {

@@ -1,6 +1,6 @@
 //! The store: five questions, each one statement where the answer is the usual one.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
@@ -12,6 +12,7 @@ use lockkit_core::{
 use crate::{
     config::MySqlConfig,
     error::{self, Sent},
+    gate::{self, Gates, Passed, Turn},
     gc, inspect,
     name::to_column,
     pool::{Bound, Connection, Lane, Pool},
@@ -30,6 +31,7 @@ pub struct MySqlStore {
     pub(crate) pool: Pool,
     pub(crate) statements: Statements,
     pub(crate) timeout: Duration,
+    gates: Arc<Gates>,
     warnings: Vec<String>,
 }
 
@@ -63,6 +65,7 @@ impl MySqlStore {
     pub fn new(config: MySqlConfig) -> Result<Self> {
         let statements = Statements::new(&config.check()?);
         let pool = Pool::new(&config);
+        let gates = Arc::new(Gates::new(&config.table, Pool::extra(&config), config.timeout));
         let info = StoreInfo {
             scheme: "mysql",
             name: config.display_name().into(),
@@ -78,7 +81,7 @@ impl MySqlStore {
             clock: config.clock,
             alarm: None,
         };
-        Ok(Self { info, pool, statements, timeout: config.timeout, warnings: Vec::new() })
+        Ok(Self { info, pool, statements, timeout: config.timeout, gates, warnings: Vec::new() })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
@@ -125,7 +128,14 @@ impl LockStore for MySqlStore {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        renew::renew(self, renewals).await
+        let answers = renew::renew(self, renewals).await;
+        for (answer, Renewal { claim, .. }) in answers.iter().zip(renewals) {
+            if matches!(answer, Ok(Renewed::Lost(_))) {
+                // It will not be released.
+                gate::open(self.gates.behind(&claim.key, &claim.token));
+            }
+        }
+        answers
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
@@ -148,6 +158,48 @@ impl MySqlStore {
             return Err(error::invalid("a grant owns at least one fence"));
         }
         check_floor(fence.floor)?;
+        let waits = request.wait >= gate::LONGEST_WAIT;
+        match waits.then(|| self.gates.turn(&request.claim.key)).flatten() {
+            Some(turn) => self.attempt_in_turn(request, ttl, turn).await,
+            None => self.attempt_row(request, ttl).await,
+        }
+    }
+
+    /// Tries the row; if it is held, waits at the lock's gate and tries again. If the lock is hot, the gate comes first.
+    async fn attempt_in_turn(&self, request: &AcquireRequest, ttl: i64, mut turn: Turn<'_>) -> Result<Attempt> {
+        if turn.should_ask() {
+            let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+            if turn.is_wanted(&mut connection).await {
+                turn.note_company();
+            }
+        }
+        let mut passed = if turn.is_hot() { Some(turn.pass(&self.pool).await) } else { None };
+        let mut attempt = self.attempt_row(request, ttl).await?;
+        if let Attempt::Contended(contention) = &attempt {
+            turn.note_company();
+            // A lease that ends sooner than a wait may is left to the poller.
+            let lasts = contention.retry_after.is_some_and(|left| left >= gate::LONGEST_WAIT);
+            if passed.is_none() && lasts && !turn.is_passed() {
+                passed = Some(turn.pass(&self.pool).await);
+                attempt = self.attempt_row(request, ttl).await?;
+            }
+        }
+        match attempt {
+            Attempt::Granted(hold) => {
+                turn.took(request.claim.token);
+                Ok(Attempt::Granted(hold))
+            }
+            Attempt::Contended(contention) => {
+                turn.missed();
+                // Others went through the gate all the time: line up again, rather than ask for the row.
+                let retry_after =
+                    if passed == Some(Passed::NotYet) { Some(Duration::ZERO) } else { contention.retry_after };
+                Ok(Attempt::Contended(Contention { retry_after, ..contention }))
+            }
+        }
+    }
+
+    async fn attempt_row(&self, request: &AcquireRequest, ttl: i64) -> Result<Attempt> {
         let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
         if let Some(hold) = self.take(&mut connection, request, ttl).await? {
             return Ok(Attempt::Granted(hold));
@@ -212,13 +264,17 @@ impl MySqlStore {
     async fn release_claim(&self, claim: &Claim) -> Result<Release> {
         exclusive(claim)?;
         let bound = Bound::new(self.timeout);
+        let gate = self.gates.behind(&claim.key, &claim.token);
         // Behind whatever was sent for the claim and given up; else that could take the lock after its release.
         self.pool.settled(&claim.token, bound).await?;
         let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
         let token = claim.token.as_bytes().as_slice();
         let statement = self.statements.release().bind(to_column(&claim.key)).bind(token);
         match connection.execute(statement, Some(claim.token)).await?.rows_affected() {
-            1 => Ok(Release::Released { waiters: None }),
+            1 => {
+                gate::open(gate);
+                Ok(Release::Released { waiters: None })
+            }
             0 => {
                 let found = self.look(&mut connection, &claim.key).await?;
                 Ok(Release::NotHeld(why_not(found.as_ref().and_then(|lock| lock.lease.as_ref()))))

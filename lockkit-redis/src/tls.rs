@@ -8,7 +8,7 @@ use tokio_rustls::{
     client::TlsStream,
     rustls::{
         ClientConfig, RootCertStore,
-        crypto::ring,
+        crypto::aws_lc_rs,
         pki_types::{CertificateDer, ServerName, pem::PemObject},
     },
 };
@@ -18,7 +18,7 @@ use crate::config::RedisConfig;
 /// Puts TLS on a stream. The server's certificate must name the host of the configuration.
 pub(crate) async fn handshake(config: &RedisConfig, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(config.host.clone()).map_err(invalid)?;
-    let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(invalid)?
         .with_root_certificates(roots(config)?)

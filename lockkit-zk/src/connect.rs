@@ -1,6 +1,8 @@
 //! Establishing a session.
 
 use lockkit_core::Result;
+#[cfg(feature = "tls")]
+use lockkit_core::{Error, ErrorKind};
 use zookeeper_client::Client;
 
 use crate::{
@@ -23,14 +25,19 @@ pub(crate) async fn connect(config: &ZkConfig) -> Result<Client> {
     if let Some(tls) = &config.tls {
         let connector = connector.with_tls(tls_options(tls)?);
         let client = connector.secure_connect(&servers).await;
-        return client.map_err(|e| error::map(&Failure::Driver(e), Sent::ReadOnly));
+        return client.map_err(|e| match e {
+            zookeeper_client::Error::NoHosts => {
+                let message = "no server takes a connection over TLS with these certificates";
+                Error::new(ErrorKind::Unavailable, message).with_source(e)
+            }
+            e => error::map(&Failure::Driver(e), Sent::ReadOnly),
+        });
     }
     connector.connect(&servers).await.map_err(|e| error::map(&Failure::Driver(e), Sent::ReadOnly))
 }
 
 #[cfg(feature = "tls")]
 fn tls_options(tls: &crate::config::Tls) -> Result<zookeeper_client::TlsOptions> {
-    use lockkit_core::{Error, ErrorKind};
     use zookeeper_client as zk;
 
     let read = |path: &std::path::Path| {

@@ -4,9 +4,12 @@
 
 mod fenced;
 mod fences;
+mod gates;
 mod servers;
 mod support;
 mod table;
+#[cfg(feature = "tls")]
+mod tls;
 mod transactions;
 mod traps;
 
@@ -37,7 +40,12 @@ fn main() -> ExitCode {
 }
 
 fn tests() -> Vec<(&'static str, Test)> {
-    [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, fenced::TESTS].concat()
+    let mut tests =
+        [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, fenced::TESTS, gates::TESTS]
+            .concat();
+    #[cfg(feature = "tls")]
+    tests.extend_from_slice(tls::TESTS);
+    tests
 }
 
 fn trial(ctx: &Arc<Ctx>, name: String, run: Test) -> Trial {

@@ -7,6 +7,7 @@
 //!
 //! A new kind of server implements `Service` and wraps a [`Process`], as `redis.rs` does.
 
+mod authority;
 mod error;
 mod find;
 mod guardian;
@@ -18,6 +19,7 @@ mod resp;
 mod zookeeper;
 
 pub use self::{
+    authority::Authority,
     error::{Result, ServerError},
     find::{Found, Program},
     mysql::{MySqlFlavor, MySqlOptions, MySqlServer},

@@ -5,4 +5,6 @@ mod ensemble;
 mod faults;
 mod fenced;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;
 mod waiting;

@@ -1,0 +1,157 @@
+//! Gates: named locks of the server that wake who waits for a hot lock.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Locker, Outcome};
+use lockkit_mysql::{MySqlConfig, MySqlStore};
+use sqlx::MySqlConnection;
+use tokio::time::{sleep, timeout};
+
+use crate::support::*;
+
+tests! {
+    who_takes_turns_gets_the_same
+    a_gate_that_somebody_keeps_shut_holds_up_nobody
+    a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_gate_shut
+    without_a_connection_to_spare_waiters_poll
+    a_broken_gate_is_not_a_broken_lock
+}
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// As documented: FNV-1a, 64 bits, of the table's name, a zero and the lock's name.
+fn gate(name: &str) -> String {
+    let bytes = MySqlConfig::TABLE.bytes().chain([0]).chain(name.bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    format!("lockkit:{hash:016x}")
+}
+
+/// The connection that has the gate.
+async fn keeper(raw: &mut MySqlConnection, name: &str) -> Option<i64> {
+    let keeper = sqlx::query_scalar("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(gate(name)).fetch_one(raw).await;
+    keeper.expect("IS_USED_LOCK")
+}
+
+async fn until_shut(raw: &mut MySqlConnection, name: &str, shut: bool) -> Option<i64> {
+    let start = Instant::now();
+    loop {
+        let keeper = keeper(raw, name).await;
+        if keeper.is_some() == shut {
+            return keeper;
+        }
+        assert!(start.elapsed() < PATIENCE, "the gate is never {}", if shut { "shut" } else { "open" });
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn locker(ctx: &Ctx) -> Locker {
+    Locker::new(ctx.store().await)
+}
+
+/// Two clients that take a lock again as soon as they gave it back. The one that did is always there first.
+async fn who_takes_turns_gets_the_same(ctx: Arc<Ctx>) {
+    const GRANTS: usize = 200;
+    let (name, grants) = (claim().key, Arc::new(Mutex::new(Vec::new())));
+    let mut loops = Vec::new();
+    for who in 0..2 {
+        let (locker, name, grants) = (locker(&ctx).await, name.clone(), Arc::clone(&grants));
+        loops.push(tokio::spawn(async move {
+            while grants.lock().expect("unpoisoned").len() < GRANTS {
+                let guard = locker.lock(name.as_str()).acquire().await.expect("acquire");
+                grants.lock().expect("unpoisoned").push((who, guard.fence()));
+                sleep(Duration::from_millis(1)).await;
+                assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+            }
+        }));
+    }
+    for task in loops {
+        task.await.expect("no panic");
+    }
+    let grants = std::mem::take(&mut *grants.lock().expect("unpoisoned"));
+    assert!(grants.is_sorted_by(|a, b| a.1 < b.1), "fences grow in the order of the grants");
+    let first = grants.iter().filter(|(who, _)| *who == 0).count();
+    assert!((GRANTS / 4..=GRANTS * 3 / 4).contains(&first), "one had {first} of {GRANTS}");
+    until_shut(&mut ctx.raw().await, name.as_str(), false).await;
+}
+
+/// As a process would that stands still at the gate, or behind it.
+async fn a_gate_that_somebody_keeps_shut_holds_up_nobody(ctx: Arc<Ctx>) {
+    let (name, mut raw) = (claim().key, ctx.raw().await);
+    let shut: i64 = sqlx::query_scalar("SELECT CAST(GET_LOCK(?, 0) AS SIGNED)")
+        .bind(gate(name.as_str()))
+        .fetch_one(&mut raw)
+        .await
+        .expect("GET_LOCK");
+    assert_eq!(shut, 1);
+    let lockers = [locker(&ctx).await, locker(&ctx).await];
+    let mut guard = lockers[0].lock(name.as_str()).acquire().await.expect("acquire");
+    for round in 1..4 {
+        let lock = lockers[round % 2].lock(name.as_str());
+        let next = tokio::spawn(async move { lock.acquire().await });
+        sleep(Duration::from_millis(50)).await;
+        assert!(!next.is_finished(), "granted twice");
+        assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+        guard = timeout(PATIENCE, next).await.expect("in time").expect("no panic").expect("acquire");
+    }
+}
+
+async fn a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_gate_shut(ctx: Arc<Ctx>) {
+    let (name, mut raw) = (claim().key, ctx.raw().await);
+    let (mine, other) = (locker(&ctx).await, locker(&ctx).await);
+    let guard = mine.lock(name.as_str()).acquire().await.expect("acquire");
+    // It passes the gate, for the holder did not come through it, and keeps it for a moment.
+    assert!(timeout(Duration::from_millis(200), other.lock(name.as_str()).acquire()).await.is_err(), "granted twice");
+    until_shut(&mut raw, name.as_str(), false).await;
+    // The next one has both, the gate and the lock.
+    let lock = other.lock(name.as_str());
+    let next = tokio::spawn(async move { lock.acquire().await });
+    until_shut(&mut raw, name.as_str(), true).await;
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    let next = next.await.expect("no panic").expect("acquire");
+    until_shut(&mut raw, name.as_str(), true).await;
+    // One that waits in the middle of the gate, and leaves.
+    let lock = mine.lock(name.as_str());
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    sleep(Duration::from_millis(100)).await;
+    waiter.abort();
+    mine.break_lock(name.as_str(), next.token()).await.expect("break");
+    next.renew().await.expect_err("it was broken");
+    until_shut(&mut raw, name.as_str(), false).await;
+}
+
+async fn without_a_connection_to_spare_waiters_poll(ctx: Arc<Ctx>) {
+    // A quarter of the connections may wait at gates: none of three.
+    let store = async || MySqlStore::connect(ctx.config().await.connections(3)).await.expect("connect");
+    let (name, mut raw) = (claim().key, ctx.raw().await);
+    let (mine, other) = (Locker::new(store().await), Locker::new(store().await));
+    let guard = mine.lock(name.as_str()).acquire().await.expect("acquire");
+    let lock = other.lock(name.as_str());
+    let next = tokio::spawn(async move { lock.acquire().await });
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(keeper(&mut raw, name.as_str()).await, None);
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    let guard = timeout(PATIENCE, next).await.expect("in time").expect("no panic").expect("acquire");
+    assert!(guard.is_held());
+}
+
+async fn a_broken_gate_is_not_a_broken_lock(ctx: Arc<Ctx>) {
+    let (name, mut raw) = (claim().key, ctx.raw().await);
+    let (mine, other) = (locker(&ctx).await, locker(&ctx).await);
+    let guard = mine.lock(name.as_str()).acquire().await.expect("acquire");
+    let lock = other.lock(name.as_str());
+    let next = tokio::spawn(async move { lock.acquire().await });
+    until_shut(&mut raw, name.as_str(), true).await;
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    let guard = next.await.expect("no panic").expect("acquire");
+    // The holder's gate is torn open under it.
+    let keeper = until_shut(&mut raw, name.as_str(), true).await.expect("a connection");
+    sqlx::query(sqlx::AssertSqlSafe(format!("KILL {keeper}"))).execute(&mut raw).await.expect("kill");
+    until_shut(&mut raw, name.as_str(), false).await;
+    let third = mine.lock(name.as_str()).acquire_within(Duration::from_secs(2)).await.expect("ask");
+    assert!(third.is_none(), "granted twice");
+    assert!(guard.is_held());
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+}
