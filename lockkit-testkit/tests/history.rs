@@ -283,7 +283,7 @@ fn the_twin_counts_what_happens_without_a_check() {
         script.push(at, "resource", version, What::Twin { key: KEY.into(), by: "w1".into(), base, version });
     }
     let report = script.check().1;
-    assert_eq!((report.grants, report.twin_writes, report.lost_on_twins), (3, 3, 1));
+    assert_eq!((report.grants, report.lost, report.twin_writes, report.lost_on_twins), (3, 0, 3, 1));
     assert!(report.violations.is_empty());
 }
 

@@ -12,6 +12,8 @@ pub struct Report {
     pub violations: Vec<Violation>,
     /// How many times a lock was granted.
     pub grants: u64,
+    /// How many times a guard, when it was asked, said that the lock is lost.
+    pub lost: u64,
     /// How many writes the fenced resources admitted.
     pub admitted: u64,
     /// How many writes and claims of late holders the fenced resources refused.
@@ -151,7 +153,11 @@ fn collect(history: &History) -> (BTreeMap<String, Ops>, Report) {
             What::Release { .. } => drop(open.insert(id, Open::Release)),
             // What failed stays open: it may have happened.
             What::Failed { .. } => {}
-            What::Contended | What::Lost { .. } | What::Released { .. } | What::Refused => drop(open.remove(&id)),
+            What::Lost { .. } => {
+                report.lost += 1;
+                open.remove(&id);
+            }
+            What::Contended | What::Released { .. } | What::Refused => drop(open.remove(&id)),
             What::Claimed { key, admitted, .. } => {
                 report.refused += u64::from(!admitted);
                 keys.entry(key.clone()).or_default().records.push(event.clone());
