@@ -165,11 +165,12 @@ fn soak(options: &Options, minutes: u64, clock: &std::io::Result<ServerClock>) -
         let seconds = start.elapsed().as_secs();
         match outcome {
             Ok(row) => println!(
-                "{seconds:>6} s  seed {seed}  {:<60} {:>5} grants, {} refused, {} lost on the twin",
+                "{seconds:>6} s  seed {seed}  {:<60} {:>5} grants, {} refused, {} lost on the twin{}",
                 name(kind, &faults),
                 row.report.grants,
                 row.report.refused,
-                row.report.lost_on_twins
+                row.report.lost_on_twins,
+                row.cut_short.map(|why| format!(" (cut short: {why})")).unwrap_or_default()
             ),
             Err(error) => {
                 failures += 1;

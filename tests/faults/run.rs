@@ -27,6 +27,8 @@ pub(crate) struct Row {
     pub(crate) faults: Vec<Fault>,
     pub(crate) report: Report,
     pub(crate) fencing: Fencing,
+    /// Why one of two faults did not run its course, for the other spoilt what it needs.
+    pub(crate) cut_short: Option<String>,
 }
 
 impl Row {
@@ -48,12 +50,13 @@ pub(crate) async fn run(kind: Kind, faults: &[Fault], clock: Option<ServerClock>
 
 /// Inflicts faults, heals, and collects what all who took part have recorded.
 pub(crate) async fn observe(arena: Arena, faults: &[Fault]) -> Result<(Row, History), BoxError> {
+    let mut cut_short = None;
     match faults {
         [one] => arena.inflict(*one).await?,
         [one, two] => {
             // Each may spoil what the other needs, such as a running server. What counts is what comes of it.
             let (one, two) = tokio::join!(arena.inflict(*one), arena.inflict(*two));
-            drop((one, two));
+            cut_short = one.err().or(two.err()).map(|error| error.to_string());
         }
         _ => return Err("one fault, or two".into()),
     }
@@ -65,7 +68,7 @@ pub(crate) async fn observe(arena: Arena, faults: &[Fault]) -> Result<(Row, Hist
     let mut events = History::read(&files)?.events().to_vec();
     events.extend(arena.register.record());
     let history = History::new(events);
-    Ok((Row { kind: arena.kind, faults: faults.to_vec(), report: check(&history), fencing }, history))
+    Ok((Row { kind: arena.kind, faults: faults.to_vec(), report: check(&history), fencing, cut_short }, history))
 }
 
 /// All is well again, and nobody uses the locks: each must be had within its ttl, and some slack.
