@@ -10,6 +10,9 @@ use lockkit_testkit::servers::{
 
 use crate::exit::{Failure, UNAVAILABLE};
 
+/// As many as the description of Redlock has.
+const REDLOCK_NODES: usize = 5;
+
 /// Which stores to run on.
 #[derive(Args, Clone)]
 pub(crate) struct StoresArgs {
@@ -78,6 +81,9 @@ impl Targets {
                 targets.add(name, server.url(), false, Some(Box::new(server)));
             }
         }
+        if RedisFlavor::Installed.program().find().is_ok() {
+            targets.add_redlock().await?;
+        }
         for flavor in [MySqlFlavor::Installed, MySqlFlavor::Newer] {
             let kind = if flavor == MySqlFlavor::Installed { "mariadb" } else { "mysql" };
             if let Some(name) = targets.is_new(kind, flavor.program().find())? {
@@ -94,6 +100,18 @@ impl Targets {
             }
         }
         Ok(targets)
+    }
+
+    /// A quorum of servers. They are new, and nobody can have held a lock there before.
+    async fn add_redlock(&mut self) -> Result<(), Failure> {
+        let mut servers = Vec::new();
+        for _ in 0..REDLOCK_NODES {
+            servers.push(up(RedisServer::start(RedisOptions::default()).await)?);
+        }
+        let hosts: Vec<_> = servers.iter().map(|server| server.addr().to_string()).collect();
+        let url = format!("redlock://{}?delayed_restart=no", hosts.join(","));
+        self.add(format!("redlock of {REDLOCK_NODES}"), url, false, Some(Box::new(servers)));
+        Ok(())
     }
 
     /// What to call a server of this kind, if it is installed in a version that is not among the targets yet.

@@ -6,8 +6,6 @@
 
 use std::{
     future::Future,
-    net::TcpListener,
-    process::{Child, Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -17,6 +15,7 @@ use lockkit_core::{
     Renewed, Token,
 };
 use lockkit_redis::{RedisConfig, RedisStore};
+use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
 use redis::{AsyncConnectionConfig, IntoConnectionInfo, aio::MultiplexedConnection};
 
 const ACQUIRE: &str = include_str!("../src/scripts/acquire.lua");
@@ -31,9 +30,14 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> Result<(), Error> {
     let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(15);
-    let server = Server::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(run(server.port, server.child.id().to_string(), rounds))
+    runtime.block_on(async {
+        let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
+        let flavor = program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()));
+        let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await?;
+        let process = server.pid().ok_or("it runs")?.to_string();
+        run(server.port(), process, rounds).await
+    })
 }
 
 async fn run(port: u16, server: String, rounds: usize) -> Result<(), Error> {
@@ -262,32 +266,4 @@ fn verdict(name: &str, target: f64, ratios: Vec<f64>) {
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-struct Server {
-    child: Child,
-    port: u16,
-}
-
-impl Server {
-    fn start() -> Result<Self, Error> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let program = std::env::var("LOCKKIT_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let child = Command::new(program)
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-            .stdout(Stdio::null())
-            .spawn()?;
-        let server = Self { child, port };
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
 }

@@ -6,9 +6,7 @@
 
 use std::{
     future::Future,
-    net::TcpListener,
     pin::Pin,
-    process::{Child, Command, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,6 +17,7 @@ use lockkit_core::{
 };
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{RedisNodes, RedlockStore};
+use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
 
 const TTL: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(400);
@@ -30,20 +29,27 @@ type Pair = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 fn main() -> Result<(), Error> {
     let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(15);
-    let servers = (0..NODES).map(|_| Server::start()).collect::<Result<Vec<_>, _>>()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(run(&servers, rounds))
+    runtime.block_on(async {
+        let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
+        let flavor = program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()));
+        let mut servers = Vec::new();
+        for _ in 0..NODES {
+            servers.push(RedisServer::start(RedisOptions::default().flavor(flavor.clone())).await?);
+        }
+        run(&servers, rounds).await
+    })
 }
 
-async fn connect(servers: &[Server]) -> Result<RedlockStore, Error> {
-    let nodes = servers.iter().map(|server| RedisConfig::new("127.0.0.1", server.port)).collect();
+async fn connect(servers: &[RedisServer]) -> Result<RedlockStore, Error> {
+    let nodes = servers.iter().map(|server| RedisConfig::new("127.0.0.1", server.port())).collect();
     // The servers started just now; rslock does not wait either.
     Ok(RedisNodes::new(nodes).delayed_restart(false).connect().await?)
 }
 
-async fn run(servers: &[Server], rounds: usize) -> Result<(), Error> {
+async fn run(servers: &[RedisServer], rounds: usize) -> Result<(), Error> {
     let store = Arc::new(connect(servers).await?);
-    let urls = servers.iter().map(|server| format!("redis://127.0.0.1:{}/", server.port));
+    let urls = servers.iter().map(|server| format!("redis://127.0.0.1:{}/", server.port()));
     let rslock = rslock::LockManager::new(urls.collect());
     let (mut one, mut many) = (Vec::new(), Vec::new());
     for round in 0..rounds {
@@ -81,7 +87,7 @@ async fn run(servers: &[Server], rounds: usize) -> Result<(), Error> {
 }
 
 /// How long it takes from a release to the grant of a waiter in another client.
-async fn hand_offs(servers: &[Server]) -> Result<(), Error> {
+async fn hand_offs(servers: &[RedisServer]) -> Result<(), Error> {
     let (here, there) = (Locker::new(connect(servers).await?), Locker::new(connect(servers).await?));
     let mut took = Vec::new();
     for _ in 0..300 {
@@ -120,12 +126,12 @@ async fn hand_offs(servers: &[Server]) -> Result<(), Error> {
 }
 
 /// Acquisitions with all servers, and with one that stands still.
-async fn frozen(servers: &[Server]) -> Result<(), Error> {
+async fn frozen(servers: &[RedisServer]) -> Result<(), Error> {
     let store = Arc::new(connect(servers).await?);
     println!("acquisition alone");
     for (name, freeze) in [("all servers up", false), ("one server frozen", true)] {
         if freeze {
-            servers[0].signal("-STOP")?;
+            servers[0].freeze().await?;
         }
         let mut took = Vec::new();
         for i in 0..2000 {
@@ -140,7 +146,7 @@ async fn frozen(servers: &[Server]) -> Result<(), Error> {
         println!(" {name}");
         report(&mut took);
     }
-    servers[0].signal("-CONT")
+    Ok(servers[0].thaw()?)
 }
 
 fn report(seconds: &mut [f64]) {
@@ -222,37 +228,4 @@ fn verdict(name: &str, target: f64, mut ratios: Vec<f64>) {
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-struct Server {
-    child: Child,
-    port: u16,
-}
-
-impl Server {
-    fn start() -> Result<Self, Error> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let program = std::env::var("LOCKKIT_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-        let child = Command::new(program)
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-            .stdout(Stdio::null())
-            .spawn()?;
-        let server = Self { child, port };
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(server)
-    }
-
-    fn signal(&self, signal: &str) -> Result<(), Error> {
-        let sent = Command::new("kill").args([signal, &self.child.id().to_string()]).status()?;
-        if sent.success() { Ok(()) } else { Err("no signal sent".into()) }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
 }

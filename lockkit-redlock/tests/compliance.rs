@@ -1,5 +1,5 @@
 //! Every case of the compliance suite against quorums, as named trials: over memory stores, over five real servers, and
-//! over a mixture.
+//! over a mixture of all kinds.
 //!
 //! A kind of store that is required and can't be found is a failure. `LOCKKIT_REQUIRE` names the required ones,
 //! separated by commas; by default those whose servers Debian packages.
@@ -15,14 +15,18 @@ use std::{
 use async_trait::async_trait;
 use libtest_mimic::{Arguments, Trial};
 use lockkit_core::{Clock, LockStore, MemoryStore};
+use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
 use lockkit_testkit::{
     Backend, BoxError, Server,
     faults::Proxy,
-    servers::{Keep, Persistence, RedisOptions, RedisServer},
+    servers::{
+        Keep, MySqlOptions, MySqlServer, Persistence, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
+    },
     trials,
 };
+use lockkit_zk::ZkStore;
 
 const REQUIRED: &str = "redlock-memory,redlock-redis,redlock-mixed";
 
@@ -180,11 +184,24 @@ impl Server for Private {
     }
 }
 
-/// Two servers and a memory store: no majority without a server.
+/// One server of each kind: what they have in common is only the contract.
 #[derive(Debug)]
 struct MixedQuorum {
-    servers: Vec<RedisServer>,
-    memory: MemoryStore,
+    redis: RedisServer,
+    mysql: MySqlServer,
+    zookeeper: ZooKeeperServer,
+}
+
+impl MixedQuorum {
+    async fn start() -> Result<Self, BoxError> {
+        let durable = RedisOptions::default().persistence(Persistence::AppendAlways);
+        let table = MySqlOptions::default().init(lockkit_mysql::schema::ddl(MySqlConfig::TABLE)?);
+        Ok(Self {
+            redis: RedisServer::start(durable).await?,
+            mysql: MySqlServer::start(table).await?,
+            zookeeper: ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?,
+        })
+    }
 }
 
 #[async_trait]
@@ -194,10 +211,12 @@ impl Backend for MixedQuorum {
     }
 
     async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError> {
-        let mut nodes = vec![Node::new(Arc::new(self.memory.clone()))];
-        for server in &self.servers {
-            nodes.push(Node::new(Arc::new(RedisStore::from_url(&server.url()).await?)).durable(true));
-        }
+        let stores: [Arc<dyn LockStore>; 3] = [
+            Arc::new(RedisStore::from_url(&self.redis.url()).await?),
+            Arc::new(MySqlStore::from_url(&self.mysql.url()).await?),
+            Arc::new(ZkStore::from_url(&self.zookeeper.url()).await?),
+        ];
+        let nodes = stores.map(|store| Node::new(store).durable(true)).into();
         Ok(Arc::new(RedlockStore::new(nodes, config())?))
     }
 
@@ -216,11 +235,10 @@ fn main() -> ExitCode {
     let required = env::var("LOCKKIT_REQUIRE").unwrap_or_else(|_| REQUIRED.to_owned());
     let start = |count| runtime.block_on(servers(count));
     let memory = MemoryQuorum { nodes: (0..3).map(|_| MemoryStore::new()).collect() };
-    let mixed = |servers| MixedQuorum { servers, memory: MemoryStore::new() };
     let mut all = Vec::new();
     add(&mut all, &required, "redlock-memory", Ok(memory));
     add(&mut all, &required, "redlock-redis", start(5).map(|shared| RedisQuorum { shared }));
-    add(&mut all, &required, "redlock-mixed", start(2).map(mixed));
+    add(&mut all, &required, "redlock-mixed", runtime.block_on(MixedQuorum::start()));
     libtest_mimic::run(&arguments, all).exit_code()
 }
 

@@ -39,6 +39,29 @@ async fn counters_that_are_apart_cost_one_more_round() {
     assert!(next.fence >= first.fence.offset(65), "{} is within the span at {}", next.fence, first.fence);
 }
 
+/// What a quorum costs can be seen from outside.
+#[cfg(feature = "metrics")]
+#[tokio::test]
+async fn rounds_are_counted_as_metrics() {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let stores = memories(3);
+    let store = quorum(&stores);
+    for (node, ahead) in stores.iter().zip([1, 20, 300]) {
+        move_ahead(node, Fence::new(3_000_000_000_000_000).offset(ahead)).await;
+    }
+    hold(&store, &claim("a")).await;
+    hold(&store, &claim("b")).await;
+    let counted = snapshotter.snapshot().into_vec();
+    for (name, count) in [("lockkit_redlock_grants_total", 2), ("lockkit_redlock_raise_rounds_total", 1)] {
+        let found = counted.iter().find(|(key, ..)| key.key().name() == name);
+        assert_eq!(found.map(|(.., value)| value), Some(&DebugValue::Counter(count)), "{name}");
+    }
+}
+
 #[tokio::test]
 async fn equal_counters_ahead_of_the_clock_cost_nothing() {
     let stores = memories(5);
