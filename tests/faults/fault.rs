@@ -63,7 +63,7 @@ pub(crate) enum Which {
 impl Which {
     fn words(self) -> &'static str {
         match self {
-            Self::All => "server",
+            Self::All => "the server",
             Self::One => "one node",
             Self::Two => "two nodes",
             Self::Three => "three nodes",
@@ -156,7 +156,7 @@ impl Fault {
             Self::HeldReplies => "no reply comes back, past the lease".into(),
             Self::Delay => "everything is delayed".into(),
             Self::ReplyLost => "replies are lost after the effect".into(),
-            Self::Kill(which) => format!("{} killed, back with its data", which.words()),
+            Self::Kill(which) => format!("{} killed, back with all data", which.words()),
             Self::KillEmpty(which) => format!("{} killed, back without data", which.words()),
             Self::Freeze(which) => format!("{} frozen past the lease", which.words()),
             Self::CutOff(which) => format!("{} cut off from the others until they notice", which.words()),
@@ -168,8 +168,8 @@ impl Fault {
             Self::Connections => "connections are exhausted".into(),
             Self::LockWait => "lock waits (1205)".into(),
             Self::Deadlock => "deadlocks (1213)".into(),
-            Self::ClockForward(which) => format!("clock of {} an hour forward", which.words()),
-            Self::ClockBack(which) => format!("clock of {} an hour back, and right again", which.words()),
+            Self::ClockForward(which) => format!("the wall clock of {} an hour forward", which.words()),
+            Self::ClockBack(which) => format!("the wall clock of {} an hour back, and right again", which.words()),
         }
     }
 
