@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, Result};
 
 /// The schemes of all stores, and the feature that each needs.
-const SCHEMES: [(&str, Option<&str>); 10] = [
+const SCHEMES: [(&str, Option<&str>); 11] = [
     ("memory", None),
     ("redis", Some("redis")),
     ("rediss", Some("redis")),
@@ -16,6 +16,7 @@ const SCHEMES: [(&str, Option<&str>); 10] = [
     ("mysql", Some("mysql")),
     ("mariadb", Some("mysql")),
     ("zk", Some("zk")),
+    ("zks", Some("zk")),
 ];
 
 /// Connects to the store at `url` and makes a [`Locker`] of it.
@@ -28,6 +29,7 @@ const SCHEMES: [(&str, Option<&str>); 10] = [
 /// | `redlock://[user:password@]host[:port],host[:port],…[/db]` | `redlock` | a majority of several such servers |
 /// | `mysql://user:password@host[:port]/db` | `mysql` | a table of a MySQL or MariaDB server |
 /// | `zk://host[:port],…[/chroot]` | `zk` | a ZooKeeper ensemble |
+/// | `zks://…?ca=file` | `zk`, `tls` | the same over TLS |
 ///
 /// # Errors
 /// `InvalidInput` for a URL that is no URL, has an unknown scheme or option; `Unsupported` for a store whose feature
@@ -50,20 +52,49 @@ pub async fn connect(url: &str) -> Result<Locker> {
 /// # Errors
 /// As [`connect`].
 pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
+    match target(url)? {
+        Target::Memory => Ok(Arc::new(MemoryStore::new())),
+        #[cfg(feature = "redis")]
+        Target::Redis => Ok(Arc::new(lockkit_redis::RedisStore::from_url(url).await?)),
+        #[cfg(feature = "redlock")]
+        Target::Redlock => Ok(Arc::new(lockkit_redlock::RedlockStore::from_url(url).await?)),
+        #[cfg(feature = "mysql")]
+        Target::MySql => Ok(Arc::new(lockkit_mysql::MySqlStore::from_url(url).await?)),
+        #[cfg(feature = "zk")]
+        Target::Zk => Ok(Arc::new(lockkit_zk::ZkStore::from_url(url).await?)),
+    }
+}
+
+/// The kind of store that a URL names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Memory,
+    #[cfg(feature = "redis")]
+    Redis,
+    #[cfg(feature = "redlock")]
+    Redlock,
+    #[cfg(feature = "mysql")]
+    MySql,
+    #[cfg(feature = "zk")]
+    Zk,
+}
+
+/// Tells by the scheme what store a URL names.
+pub(crate) fn target(url: &str) -> Result<Target> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid(format!("not a store URL; it should look like {}", examples())));
     };
     match scheme {
-        "memory" if rest.is_empty() => Ok(Arc::new(MemoryStore::new())),
+        "memory" if rest.is_empty() => Ok(Target::Memory),
         "memory" => Err(invalid("the memory store takes no address; write memory:".to_owned())),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" | "valkey" | "valkeys" => Ok(Arc::new(lockkit_redis::RedisStore::from_url(url).await?)),
+        "redis" | "rediss" | "valkey" | "valkeys" => Ok(Target::Redis),
         #[cfg(feature = "redlock")]
-        "redlock" | "redlocks" => Ok(Arc::new(lockkit_redlock::RedlockStore::from_url(url).await?)),
+        "redlock" | "redlocks" => Ok(Target::Redlock),
         #[cfg(feature = "mysql")]
-        "mysql" | "mariadb" => Ok(Arc::new(lockkit_mysql::MySqlStore::from_url(url).await?)),
+        "mysql" | "mariadb" => Ok(Target::MySql),
         #[cfg(feature = "zk")]
-        "zk" => Ok(Arc::new(lockkit_zk::ZkStore::from_url(url).await?)),
+        "zk" | "zks" => Ok(Target::Zk),
         other => Err(unknown(other)),
     }
 }

@@ -3,10 +3,14 @@
 //! Everything that users hold lives in `lockkit-core` and is re-exported here; each cargo feature adds a store.
 
 mod connect;
+mod diagnose;
 
 pub use lockkit_core::*;
 
-pub use crate::connect::{connect, open};
+pub use crate::{
+    connect::{connect, open},
+    diagnose::diagnose,
+};
 
 #[cfg(feature = "mysql")]
 pub use lockkit_mysql as mysql;

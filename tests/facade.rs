@@ -80,3 +80,14 @@ async fn a_redlock_url_is_checked_before_anything_is_sent() {
         assert!(text.contains(advice) && !text.contains("secret"), "{text}");
     }
 }
+
+#[tokio::test]
+async fn a_diagnosis_understands_the_same_urls() -> lockkit::Result<()> {
+    let findings = lockkit::diagnose("memory:").await?;
+    assert_eq!(findings.iter().map(|finding| finding.code).collect::<Vec<_>>(), ["memory"]);
+    for url in ["", "localhost", "memory:somewhere", "etcd://localhost"] {
+        let error = lockkit::diagnose(url).await.expect_err(url);
+        assert_eq!((error.kind(), error.to_string()), refused(url).await);
+    }
+    Ok(())
+}

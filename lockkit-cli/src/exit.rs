@@ -19,6 +19,8 @@ pub(crate) const SOFTWARE: u8 = 70;
 pub(crate) const LOST: u8 = 74;
 /// Another holder has the lock.
 pub(crate) const NOT_ACQUIRED: u8 = 75;
+/// The store is not fit for locks, or something puts them at risk (sysexits' `EX_CONFIG`).
+pub(crate) const UNFIT: u8 = 78;
 /// CMD is there but can't be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// There is no such CMD.
@@ -33,6 +35,7 @@ pub(crate) const CODES: &str = "   0  done (run: CMD's own)
   74  run: the lease was lost while CMD ran, its work may have overlapped with another's;
       otherwise: the output could not be written
   75  the lock was not acquired, or not held by the token to break
+  78  doctor: there are warnings or errors
  126  run: CMD can't be executed
  127  run: there is no such CMD
 128+N run: CMD was killed by signal N, or lockkit by N while it waited for the lock;

@@ -64,7 +64,7 @@ pub(crate) fn collect(args: &GcArgs) -> Outcome {
 fn table_of(url: &str) -> Result<Option<MySqlConfig>, Failure> {
     match scheme(url) {
         "mysql" | "mariadb" => Ok(Some(MySqlConfig::from_url(url)?)),
-        "memory" | "redis" | "rediss" | "valkey" | "valkeys" | "redlock" | "redlocks" | "zk" => Ok(None),
+        "memory" | "redis" | "rediss" | "valkey" | "valkeys" | "redlock" | "redlocks" | "zk" | "zks" => Ok(None),
         _ => Err(block_on(async { Ok(lockkit::open(url).await.err()) })?
             .map_or_else(|| Failure::new(USAGE, "this store has no preparation to speak of"), Failure::from)),
     }

@@ -9,6 +9,7 @@ mod compare;
 mod completions;
 mod contention;
 mod crew;
+mod doctor;
 mod duration;
 mod exit;
 mod init;
@@ -44,6 +45,7 @@ enum Verb {
     Ls(ls::Args),
     Who(who::Args),
     Break(break_lock::Args),
+    Doctor(doctor::Args),
     Init(init::Args),
     Gc(init::GcArgs),
     Race(race::Args),
@@ -74,6 +76,7 @@ fn dispatch(verb: Verb) -> Outcome {
         Verb::Ls(args) => ls::run(&args),
         Verb::Who(args) => who::run(&args),
         Verb::Break(args) => break_lock::run(args),
+        Verb::Doctor(args) => doctor::run(&args),
         Verb::Init(args) => init::run(&args),
         Verb::Gc(args) => init::collect(&args),
         Verb::Race(args) => race::run(args),

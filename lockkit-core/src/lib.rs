@@ -16,6 +16,7 @@ mod clock;
 mod engine;
 mod error;
 pub mod fenced;
+mod finding;
 mod guard;
 mod lock;
 mod locker;
@@ -24,6 +25,7 @@ mod observe;
 mod owner;
 pub mod store;
 mod types;
+pub mod url_options;
 mod wrap;
 
 #[cfg(feature = "metrics")]
@@ -34,6 +36,7 @@ pub use {
     clock::{Clock, Moment, ShiftedClock, SystemClock},
     engine::HandOver,
     error::{Effect, Error, ErrorKind, Result},
+    finding::{ClockOffset, Finding, Severity},
     guard::{Guard, Outcome, Status},
     lock::Lock,
     locker::{Locker, LockerBuilder, RwLock},

@@ -2,7 +2,10 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, Error, Result, SystemClock};
+use lockkit_core::{
+    Clock, Error, Result, SystemClock,
+    url_options::{self, boolean, duration, number, percent_decode},
+};
 use sqlx::{
     ConnectOptions,
     mysql::{MySqlConnectOptions, MySqlSslMode},
@@ -119,25 +122,16 @@ impl MySqlConfig {
     }
 
     fn read_options(&mut self, url: &Url) -> Result<()> {
-        let mut seen = Vec::new();
-        for (option, value) in url.query_pairs() {
-            if seen.contains(&option) {
-                return Err(invalid(format!("the option {option:?} is given twice")));
-            }
+        for (option, value) in url_options::unique(url.query_pairs())? {
             match &*option {
                 "table" => self.table = value.into_owned(),
                 "timeout" => self.timeout = duration(&value)?,
-                "connections" => {
-                    self.connections = value.parse().map_err(|_| invalid("connections is a number"))?;
-                }
-                "create" => {
-                    self.create = value.parse().map_err(|_| invalid("create is true or false"))?;
-                }
+                "connections" => self.connections = number(&option, &value)?,
+                "create" => self.create = boolean(&option, &value)?,
                 "tls" => self.tls = tls(&value)?,
                 "ca" => self.ca = Some(PathBuf::from(value.into_owned())),
-                _ => return Err(invalid(format!("no option {option:?}; there are: {OPTIONS}"))),
+                _ => return Err(url_options::unknown(&option, OPTIONS)),
             }
-            seen.push(option);
         }
         Ok(())
     }
@@ -305,40 +299,6 @@ fn tls(text: &str) -> Result<Tls> {
     }
 }
 
-/// Reads `250ms`, `2s` or `1m`.
-fn duration(text: &str) -> Result<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => Duration::ZERO,
-    };
-    let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
-    if duration.is_zero() {
-        Err(invalid(format!("no duration: {text:?}; write 250ms, 2s or 1m")))
-    } else {
-        Ok(duration)
-    }
-}
-
-fn percent_decode(text: &str) -> Result<String> {
-    let malformed = || invalid("malformed percent-encoding in the URL");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [byte, after @ ..] = rest {
-        rest = after;
-        if *byte == b'%' {
-            let digits = after.get(..2).and_then(|digits| str::from_utf8(digits).ok()).ok_or_else(malformed)?;
-            bytes.push(u8::from_str_radix(digits, 16).map_err(|_| malformed())?);
-            rest = &after[2..];
-        } else {
-            bytes.push(*byte);
-        }
-    }
-    String::from_utf8(bytes).map_err(|_| malformed())
-}
-
 #[cfg(test)]
 mod tests {
     use lockkit_core::ErrorKind;
@@ -373,7 +333,7 @@ mod tests {
             ("mysql://u:hunter2@h/d?timeout=0s", "250ms"),
             ("mysql://u:hunter2@h/d?timeout=2", "250ms"),
             ("mysql://u:hunter2@h/d?connections=1", "2 connections"),
-            ("mysql://u:hunter2@h/d?create=yes", "true or false"),
+            ("mysql://u:hunter2@h/d?create=1", "true or false"),
             ("mysql://u:hunter2@h/d?tls=on", "verify"),
             ("mysql://u:hunter2%zz@h/d", "percent"),
         ] {

@@ -27,6 +27,7 @@
 //! The table is described in `docs/backends/mysql.md`; [`schema`] makes it.
 
 mod config;
+mod doctor;
 mod error;
 pub mod fenced;
 mod gate;
@@ -44,5 +45,6 @@ mod store;
 mod transaction;
 
 pub use config::{MySqlConfig, Tls};
+pub use doctor::diagnose;
 pub use store::MySqlStore;
 pub use transaction::{TransactionLock, lock_in_transaction};

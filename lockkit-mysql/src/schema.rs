@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, Result};
+use lockkit_core::{Error, ErrorKind, Finding, Result};
 
 use crate::{
     config::MySqlConfig,
@@ -13,6 +13,9 @@ use crate::{
 
 /// How long changing a table may take.
 const CHANGE_WITHIN: Duration = Duration::from_secs(600);
+
+const NO_UNIQUE_KEY: &str = "resource_name has no unique key of its own";
+const NOT_INNODB: &str = "its engine is not InnoDB";
 
 /// The columns, each with the type that the server shows for it, its definition, and whether the classic shape has it.
 const COLUMNS: [(&str, &str, &str, bool); 12] = [
@@ -112,18 +115,12 @@ pub(crate) async fn create_if_missing(connection: &mut Connection, config: &MySq
 
 pub(crate) async fn check_table(connection: &mut Connection, config: &MySqlConfig) -> Result<()> {
     let table = Table::read(connection, config).await?;
-    let ddl = ddl(&config.table)?;
-    let name = &config.table;
-    if table.columns.is_empty() {
-        let remedy = "it is made by `lockkit init`, by the option create=true, or by";
-        return Err(invalid(format!("the table {name} is missing; {remedy}: {ddl}")));
-    }
-    let faults = table.faults();
-    if faults.is_empty() {
-        return Ok(());
-    }
-    let remedy = "`lockkit init --upgrade` brings the classic shape forward; it should be as made by";
-    Err(invalid(format!("the table {name} is not as lockkit needs it ({}); {remedy}: {ddl}", faults.join(", "))))
+    Finding::admit(&table.findings(config)?).map(drop)
+}
+
+/// What is wrong with the table; nothing if it is as lockkit needs it.
+pub(crate) async fn examine(connection: &mut Connection, config: &MySqlConfig) -> Result<Vec<Finding>> {
+    Table::read(connection, config).await?.findings(config)
 }
 
 async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Result<bool> {
@@ -181,21 +178,56 @@ impl Table {
         self.columns.iter().find(|(column, _)| column == name).map(|(_, shown)| shown.as_str())
     }
 
+    /// What is wrong with it: one finding, so that connecting tells everything at once.
+    fn findings(&self, config: &MySqlConfig) -> Result<Vec<Finding>> {
+        let (name, ddl) = (&config.table, ddl(&config.table)?);
+        let found = |code, summary, advice| vec![Finding::error(ErrorKind::InvalidInput, code, summary, advice)];
+        if self.columns.is_empty() {
+            let advice = format!("it is made by `lockkit init`, by the option create=true, or by: {ddl}");
+            return Ok(found("table", format!("the table {name} is missing"), advice));
+        }
+        let faults = self.faults();
+        if faults.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (code, remedy) = match faults.as_slice() {
+            [one] if one == NO_UNIQUE_KEY => {
+                ("unique-key", "`lockkit init --upgrade` adds it, if no name is in it twice")
+            }
+            [one] if one == NOT_INNODB => ("engine", "`lockkit init --upgrade` changes it"),
+            _ if self.is_classic() => {
+                ("shape", "stop its other users, then `lockkit init --upgrade` brings it forward")
+            }
+            _ => ("table", "`lockkit init --upgrade` brings the classic shape forward"),
+        };
+        let summary = format!("the table {name} is not as lockkit needs it ({})", faults.join(", "));
+        Ok(found(code, summary, format!("{remedy}; it should be as made by: {ddl}")))
+    }
+
+    /// Whether a row is a held lock, as before lockkit.
+    fn is_classic(&self) -> bool {
+        COLUMNS.iter().all(|(name, _, _, classic)| self.shown(name).is_some() == *classic)
+    }
+
     /// What is wrong with it, in words.
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for (name, wanted, ..) in COLUMNS {
             match self.shown(name) {
                 None => faults.push(format!("{name} is missing")),
+                Some(shown) if name == "resource_name" && is_text(shown) => {
+                    let why = "text folds case, accents or trailing spaces, by its collation";
+                    faults.push(format!("{name} is {shown}, not {wanted}: {why}"));
+                }
                 Some(shown) if shown != wanted => faults.push(format!("{name} is {shown}, not {wanted}")),
                 Some(_) => {}
             }
         }
         if !self.has_unique_name {
-            faults.push("resource_name has no unique key of its own".to_owned());
+            faults.push(NO_UNIQUE_KEY.to_owned());
         }
         if !self.is_innodb {
-            faults.push("its engine is not InnoDB".to_owned());
+            faults.push(NOT_INNODB.to_owned());
         }
         faults
     }
@@ -203,14 +235,12 @@ impl Table {
     /// The statements that bring it forward. Each leaves a table that they can be made for again.
     fn upgrade(&self, table: &str) -> Vec<String> {
         let mut statements = Vec::new();
-        let is_text =
-            |name: &str| self.shown(name).is_some_and(|shown| shown.contains("char") || shown.contains("text"));
-        if is_text("resource_name") {
+        if self.shown("resource_name").is_some_and(is_text) {
             // First to the character set whose bytes names are, else a Latin-1 name would keep other bytes.
             let text = "VARCHAR(512) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL";
             statements.push(format!("ALTER TABLE {table} MODIFY `resource_name` {text}"));
         }
-        if is_text("count") {
+        if self.shown("count").is_some_and(is_text) {
             let number = "`count` REGEXP '^[0-9]{1,9}$'";
             statements.push(format!("UPDATE {table} SET `count` = '0' WHERE `count` IS NULL OR NOT {number}"));
         }
@@ -238,6 +268,10 @@ impl Table {
     }
 }
 
+fn is_text(shown: &str) -> bool {
+    shown.contains("char") || shown.contains("text")
+}
+
 /// A column's type without the display width that MariaDB shows for integers: `bigint(20) unsigned`.
 fn without_width(shown: &str) -> String {
     let shown = shown.to_lowercase();
@@ -249,8 +283,6 @@ fn without_width(shown: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use lockkit_core::ErrorKind;
-
     use super::*;
 
     #[test]

@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Contention, Error, ErrorKind, Fence, FenceClock, Fencing, Hold,
-    KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Order, Query, Release, Renewal, Renewed, Result,
+    AcquireRequest, Attempt, Capability, Claim, Contention, Error, ErrorKind, Fence, FenceClock, Fencing, Finding,
+    Hold, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Order, Query, Release, Renewal, Renewed, Result,
     StoreInfo, Waiting,
 };
 
@@ -108,7 +108,8 @@ impl MySqlStore {
 
     async fn check(&self, config: &MySqlConfig) -> Result<Vec<String>> {
         let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
-        let warnings = server::check(&mut connection).await?;
+        let settings = server::Settings::of_server(&mut connection).await?;
+        let warnings = Finding::admit(&server::judge(&settings))?;
         if config.create {
             schema::create_if_missing(&mut connection, config).await?;
         }

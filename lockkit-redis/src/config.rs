@@ -2,7 +2,10 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock};
+use lockkit_core::{
+    Clock, Error, ErrorKind, Result, SystemClock,
+    url_options::{self, duration, percent_decode},
+};
 use url::{Host, Url};
 
 use crate::{
@@ -102,18 +105,13 @@ impl RedisConfig {
     }
 
     fn read_options(&mut self, url: &Url) -> Result<()> {
-        let mut seen = Vec::new();
-        for (option, value) in url.query_pairs() {
-            if seen.contains(&option) {
-                return Err(invalid(format!("the option {option:?} is given twice")));
-            }
+        for (option, value) in url_options::unique(url.query_pairs())? {
             match &*option {
                 "prefix" => self.prefix = value.into_owned(),
                 "timeout" => self.timeout = duration(&value)?,
                 "ca" => self.ca = Some(PathBuf::from(&*value)),
-                _ => return Err(invalid(format!("no option {option:?}; there are: {OPTIONS}"))),
+                _ => return Err(url_options::unknown(&option, OPTIONS)),
             }
-            seen.push(option);
         }
         Ok(())
     }
@@ -240,40 +238,6 @@ impl fmt::Debug for RedisConfig {
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidInput, message)
-}
-
-/// Reads `250ms`, `2s` or `1m`.
-fn duration(text: &str) -> Result<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => Duration::ZERO,
-    };
-    let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
-    if duration.is_zero() {
-        Err(invalid(format!("no duration: {text:?}; write 250ms, 2s or 1m")))
-    } else {
-        Ok(duration)
-    }
-}
-
-fn percent_decode(text: &str) -> Result<String> {
-    let malformed = || invalid("malformed percent-encoding in the URL");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [byte, after @ ..] = rest {
-        rest = after;
-        if *byte == b'%' {
-            let digits = after.get(..2).and_then(|digits| str::from_utf8(digits).ok()).ok_or_else(malformed)?;
-            bytes.push(u8::from_str_radix(digits, 16).map_err(|_| malformed())?);
-            rest = &after[2..];
-        } else {
-            bytes.push(*byte);
-        }
-    }
-    String::from_utf8(bytes).map_err(|_| malformed())
 }
 
 #[cfg(test)]

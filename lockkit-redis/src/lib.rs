@@ -26,7 +26,9 @@
 //!
 //! The layout of the keys is described in `docs/backends/redis.md`.
 
+mod access;
 mod config;
+mod doctor;
 mod error;
 pub mod fenced;
 mod inspect;
@@ -44,5 +46,6 @@ mod value;
 mod wake;
 
 pub use config::RedisConfig;
+pub use doctor::{Examination, diagnose, examine};
 pub use server::ServerFacts;
 pub use store::RedisStore;

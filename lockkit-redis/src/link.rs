@@ -94,6 +94,11 @@ impl Link {
         Self { config, login, wake, current: RwLock::default(), flight: Mutex::default(), failures: AtomicU64::new(0) }
     }
 
+    /// Who logs in, if it is not the default user.
+    pub(crate) fn username(&self) -> Option<&str> {
+        self.config.username.as_deref()
+    }
+
     /// The connection, made now if there is none.
     ///
     /// # Errors

@@ -57,6 +57,17 @@ impl Names {
         key
     }
 
+    /// What every key begins with.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// A key, and channel, beside those of the locks: under the same permissions, but no lock's. `word` is ASCII letters,
+    /// digits and dashes that don't begin with two hexadecimal digits.
+    pub(crate) fn reserved(&self, word: &str) -> String {
+        if self.prefix.is_empty() { format!("{ESCAPE}{word}") } else { format!("{}%{word}", self.prefix) }
+    }
+
     /// The name of the lock with this key; `None` if no name has it.
     pub(crate) fn name(&self, key: &[u8]) -> Option<LockKey> {
         let key = str::from_utf8(key).ok()?;

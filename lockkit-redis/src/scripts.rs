@@ -10,6 +10,8 @@ pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(inclu
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
 pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(crate::fenced::SCRIPT));
 
+pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/probe.lua")));
+
 /// A script and its name on the server.
 #[derive(Debug)]
 pub(crate) struct Script {

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{ErrorKind, Finding, Result};
 
 /// What a server says of itself on a new connection.
 ///
@@ -55,55 +55,80 @@ impl fmt::Debug for Vet {
 }
 
 /// A field of the answer to `INFO`; empty if there is none.
-fn field<'a>(info: &'a str, name: &str) -> &'a str {
+pub(crate) fn field<'a>(info: &'a str, name: &str) -> &'a str {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map_or("", |value| value.trim())
 }
 
-/// Judges the answer to `INFO`: refuses what can't keep locks, and warns of what may lose them.
-///
-/// # Errors
-/// [`ErrorKind::Unsupported`] for a replica, a member of a cluster, or a server that is too old or a 32-bit build.
-pub(crate) fn judge(info: &str) -> Result<Vec<String>> {
+/// Judges the answer to `INFO`: errors for what can't keep locks, warnings of what may lose them.
+pub(crate) fn judge(info: &str) -> Vec<Finding> {
     let field = |name: &str| field(info, name);
-    let refuse = |why: String| Err(Error::new(ErrorKind::Unsupported, why));
+    let mut findings = Vec::new();
+    let mut refuse = |code, summary: String, advice: &str| {
+        findings.push(Finding::error(ErrorKind::Unsupported, code, summary, advice));
+    };
     if matches!(field("role"), "slave" | "replica") {
-        return refuse("the server is a replica; locks need its primary".into());
+        refuse("role", "the server is a replica".into(), "locks need its primary");
     }
     if field("cluster_enabled") == "1" {
-        return refuse("the server is part of a cluster; this store is for a single one".into());
+        refuse("cluster", "the server is part of a cluster".into(), "this store is for a single one");
     }
     if field("arch_bits") == "32" {
-        return refuse("the server is a 32-bit build; its scripts can't spell a fence".into());
+        refuse("build", "the server is a 32-bit build".into(), "its scripts can't spell a fence; use a 64-bit build");
     }
-    let version = field("redis_version");
-    let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
-    if let (Some(major), Some(minor)) = (numbers.next(), numbers.next())
-        && (major, minor) < (6, 2)
-    {
-        return refuse(format!("the server is Redis {version}; lockkit needs 6.2 or later, or Valkey"));
+    if version(field("redis_version")).is_some_and(|version| version < (6, 2, 0)) {
+        let summary = format!("the server is Redis {}", field("redis_version"));
+        refuse("version", summary, "lockkit needs 6.2 or later, or Valkey");
     }
-    let mut warnings = Vec::new();
-    let policy = field("maxmemory_policy");
-    if field("maxmemory") != "0" && !matches!(policy, "" | "noeviction") {
-        warnings.push(format!(
-            "the server may evict locks that are held: maxmemory-policy is {policy}; only noeviction is safe"
-        ));
+    findings.extend(eviction(field("maxmemory_policy"), field("maxmemory")));
+    findings.extend(memory(field("used_memory"), field("maxmemory")));
+    findings
+}
+
+fn eviction(policy: &str, limit: &str) -> Option<Finding> {
+    if matches!(policy, "" | "noeviction") {
+        return None;
     }
-    Ok(warnings)
+    let advice = "only noeviction is safe";
+    if limit == "0" {
+        let summary = format!("maxmemory-policy is {policy}: under a memory limit locks would be evicted");
+        return Some(Finding::note("eviction", summary, advice));
+    }
+    let summary = format!("the server may evict locks that are held: maxmemory-policy is {policy}");
+    Some(Finding::warning("eviction", summary, advice))
+}
+
+/// A server that is full takes no locks any more.
+fn memory(used: &str, limit: &str) -> Option<Finding> {
+    let (used, limit) = (used.parse::<u64>().ok()?, limit.parse::<u64>().ok().filter(|limit| *limit > 0)?);
+    let percent = u128::from(used) * 100 / u128::from(limit);
+    let summary = format!("{percent} % of maxmemory are in use: a full server takes no locks");
+    (percent >= 90).then(|| Finding::warning("memory", summary, "raise maxmemory, or make room"))
+}
+
+/// Major, minor and patch version; `None` if it is not one.
+pub(crate) fn version(text: &str) -> Option<(u32, u32, u32)> {
+    let mut numbers = text.split('.').map_while(|number| number.parse().ok());
+    Some((numbers.next()?, numbers.next()?, numbers.next().unwrap_or(0)))
 }
 
 #[cfg(test)]
 mod tests {
+    use lockkit_core::Severity;
+
     use super::*;
 
     const SOUND: &str = "# Server\r\nredis_version:7.0.15\r\narch_bits:64\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\
                          role:master\r\ncluster_enabled:0\r\n";
 
+    fn admit(info: &str) -> Result<Vec<String>> {
+        Finding::admit(&judge(info))
+    }
+
     #[test]
     fn a_sound_server_passes() {
-        assert!(judge(SOUND).expect("sound").is_empty());
-        assert!(judge("").expect("silent").is_empty());
-        assert!(judge(&SOUND.replace("noeviction", "allkeys-lru")).expect("no limit, no eviction").is_empty());
+        assert_eq!((judge(SOUND), judge("")), (Vec::new(), Vec::new()));
+        let no_limit = judge(&SOUND.replace("noeviction", "allkeys-lru"));
+        assert!(matches!(no_limit.as_slice(), [only] if only.severity == Severity::Note), "{no_limit:?}");
     }
 
     #[test]
@@ -115,7 +140,7 @@ mod tests {
             ("7.0.15", "5.0.7", "6.2"),
             ("bits:64", "bits:32", "32-bit"),
         ] {
-            let error = judge(&SOUND.replace(from, to)).expect_err(to);
+            let error = admit(&SOUND.replace(from, to)).expect_err(to);
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.message().contains(hint), "{error}");
         }
@@ -136,9 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn eviction_is_a_warning() {
-        let info = SOUND.replace("maxmemory:0", "maxmemory:1000").replace("noeviction", "volatile-lru");
-        let warnings = judge(&info).expect("runs");
+    fn eviction_and_a_full_memory_are_warned_of() {
+        let limited = SOUND.replace("maxmemory:0", "maxmemory:1000");
+        let warnings = admit(&limited.replace("noeviction", "volatile-lru")).expect("runs");
         assert!(warnings.len() == 1 && warnings[0].contains("volatile-lru"), "{warnings:?}");
+        let warnings = admit(&format!("{limited}used_memory:950\r\n")).expect("runs");
+        assert!(warnings.len() == 1 && warnings[0].contains("95 %"), "{warnings:?}");
+        assert!(admit(&format!("{limited}used_memory:500\r\n")).expect("runs").is_empty());
     }
 }

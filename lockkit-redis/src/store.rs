@@ -13,13 +13,13 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     config::RedisConfig,
+    doctor,
     error::{self, Sent},
     inspect,
     link::{Connection, Link},
     name::{self, Names},
     renew,
     scripts::{ACQUIRE, RELEASE},
-    server,
     value::{self, Stored},
     wake::{Interest, Wake},
 };
@@ -100,24 +100,7 @@ impl RedisStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn check(&self) -> Result<Vec<String>> {
-        self.check_server().await.map_err(|e| e.at("connect", None, &self.info.name))
-    }
-
-    async fn check_server(&self) -> Result<Vec<String>> {
-        let connection = self.link.connection().await?;
-        let mut requests = Pipeline::new();
-        requests.cmd("INFO");
-        let replies = self.link.run_all(&connection, None, &requests, self.timeout, Sent::ReadOnly).await?;
-        match replies.into_iter().next() {
-            Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
-                e if e.kind() == ErrorKind::Denied => {
-                    Ok(vec!["the user may not use INFO: the server's role and eviction policy are not known".into()])
-                }
-                e => Err(e),
-            },
-            Some(reply) => server::judge(&redis::from_redis_value::<String>(reply).unwrap_or_default()),
-            None => Err(error::odd_reply(Sent::ReadOnly)),
-        }
+        doctor::check(&self.link, &self.names, self.timeout).await.map_err(|e| e.at("connect", None, &self.info.name))
     }
 }
 

@@ -30,6 +30,8 @@ mod attempt;
 mod book;
 mod calls;
 mod config;
+#[cfg(feature = "redis")]
+mod doctor;
 mod error;
 mod fence;
 mod inspect;
@@ -42,6 +44,8 @@ mod stats;
 mod store;
 mod wait;
 
+#[cfg(feature = "redis")]
+pub use doctor::diagnose;
 #[cfg(feature = "redis")]
 pub use redis::RedisNodes;
 pub use {

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Clock, Effect, Error, ErrorKind, Result, drift};
+use lockkit_core::{
+    Clock, Effect, Error, ErrorKind, Result, drift,
+    url_options::{self, boolean, duration},
+};
 use lockkit_redis::{RedisConfig, RedisStore, ServerFacts};
 
 use crate::{Gate, Node, RedlockConfig, RedlockStore, calls::Calls, error::NodeErrors, quorum::majority};
@@ -32,8 +35,8 @@ const NODE_OPTIONS: [&str; 3] = ["prefix", "timeout", "ca"];
 /// ```
 #[derive(Clone, Debug)]
 pub struct RedisNodes {
-    nodes: Vec<RedisConfig>,
-    config: RedlockConfig,
+    pub(crate) nodes: Vec<RedisConfig>,
+    pub(crate) config: RedlockConfig,
     durable: Option<bool>,
     delayed_restart: bool,
 }
@@ -69,8 +72,8 @@ impl RedisNodes {
             match option {
                 "node_timeout" => nodes.config.node_timeout = Some(duration(value)?),
                 "max_ttl" => nodes.config.max_ttl = duration(value)?,
-                "durable" => nodes.durable = Some(yes_or_no(option, value)?),
-                _ => nodes.delayed_restart = yes_or_no(option, value)?,
+                "durable" => nodes.durable = Some(boolean(option, value)?),
+                _ => nodes.delayed_restart = boolean(option, value)?,
             }
         }
         Ok(nodes)
@@ -160,7 +163,7 @@ impl RedlockStore {
 }
 
 /// Who the servers are, as they said on their latest connections.
-struct Roster {
+pub(crate) struct Roster {
     known: Mutex<Vec<Option<ServerFacts>>>,
     gates: Vec<Gate>,
     clock: Arc<dyn Clock>,
@@ -172,7 +175,7 @@ struct Roster {
 }
 
 impl Roster {
-    fn new(nodes: &RedisNodes) -> Self {
+    pub(crate) fn new(nodes: &RedisNodes) -> Self {
         let kept_out = nodes.config.max_ttl + drift(nodes.config.max_ttl);
         Self {
             known: Mutex::new(vec![None; nodes.nodes.len()]),
@@ -185,7 +188,7 @@ impl Roster {
     }
 
     /// Whether a new connection to a node may be used. Each restart makes one necessary.
-    fn admit(&self, index: usize, facts: &ServerFacts) -> Result<()> {
+    pub(crate) fn admit(&self, index: usize, facts: &ServerFacts) -> Result<()> {
         let refuse = |kind, why: &str| Err(Error::new(kind, why));
         if facts.is_replica {
             return refuse(ErrorKind::Unsupported, "the server is a replica; a node must be independent of the others");
@@ -224,7 +227,7 @@ impl Roster {
         self.facts(index).is_some()
     }
 
-    fn is_durable(&self, index: usize) -> bool {
+    pub(crate) fn is_durable(&self, index: usize) -> bool {
         self.durable.or(self.facts(index).and_then(|facts| facts.durable)) == Some(true)
     }
 
@@ -261,39 +264,12 @@ fn sort_options(options: &str) -> Result<(Vec<(&str, &str)>, String)> {
             for_nodes.push(pair);
         } else if !OWN_OPTIONS.contains(&option) {
             let known = [NODE_OPTIONS.as_slice(), &OWN_OPTIONS].concat().join(", ");
-            return Err(invalid(format!("no option {option:?}; there are: {known}")));
-        } else if own.iter().any(|(seen, _)| *seen == option) {
-            return Err(invalid(format!("the option {option:?} is given twice")));
+            return Err(url_options::unknown(option, &known));
         } else {
             own.push((option, value));
         }
     }
-    Ok((own, for_nodes.join("&")))
-}
-
-fn yes_or_no(option: &str, value: &str) -> Result<bool> {
-    match value {
-        "yes" => Ok(true),
-        "no" => Ok(false),
-        _ => Err(invalid(format!("{option} is yes or no, not {value:?}"))),
-    }
-}
-
-/// Reads `250ms`, `2s` or `1m`.
-fn duration(text: &str) -> Result<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => Duration::ZERO,
-    };
-    let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
-    if duration.is_zero() {
-        Err(invalid(format!("no duration: {text:?}; write 250ms, 2s or 1m")))
-    } else {
-        Ok(duration)
-    }
+    Ok((url_options::unique(own)?, for_nodes.join("&")))
 }
 
 fn invalid(message: impl Into<String>) -> Error {

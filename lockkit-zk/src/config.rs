@@ -2,7 +2,10 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock};
+use lockkit_core::{
+    Clock, Error, ErrorKind, Result, SystemClock,
+    url_options::{self, duration, percent_decode},
+};
 use url::{Url, form_urlencoded};
 
 use crate::name::Names;
@@ -97,12 +100,8 @@ impl ZkConfig {
     }
 
     fn read_options(&mut self, options: &str) -> Result<()> {
-        let mut seen = Vec::new();
         let (mut cert, mut key) = (None, None);
-        for (option, value) in form_urlencoded::parse(options.as_bytes()) {
-            if seen.contains(&option) {
-                return Err(invalid(format!("the option {option:?} is given twice")));
-            }
+        for (option, value) in url_options::unique(form_urlencoded::parse(options.as_bytes()))? {
             match (&*option, &mut self.tls) {
                 ("base", _) => self.base = value.into_owned(),
                 ("session", _) => self.session = duration(&value)?,
@@ -118,9 +117,8 @@ impl ZkConfig {
                 ("cert", Some(_)) => cert = Some(PathBuf::from(&*value)),
                 ("key", Some(_)) => key = Some(PathBuf::from(&*value)),
                 ("ca" | "cert" | "key", None) => return Err(invalid("ca, cert and key belong to the scheme zks")),
-                _ => return Err(invalid(format!("no option {option:?}; there are: {OPTIONS}"))),
+                _ => return Err(url_options::unknown(&option, OPTIONS)),
             }
-            seen.push(option);
         }
         match (cert, key, &mut self.tls) {
             (Some(cert), Some(key), Some(tls)) => tls.identity = Some((cert, key)),
@@ -269,40 +267,6 @@ fn is_address(server: &str) -> bool {
 fn is_path(path: &str) -> bool {
     let node = |node: &str| !matches!(node, "" | "." | "..") && !node.contains(char::is_control);
     matches!(path, "" | "/") || path.strip_prefix('/').is_some_and(|nodes| nodes.split('/').all(node))
-}
-
-/// Reads `250ms`, `2s` or `1m`.
-fn duration(text: &str) -> Result<Duration> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        _ => Duration::ZERO,
-    };
-    let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
-    if duration.is_zero() {
-        Err(invalid(format!("no duration: {text:?}; write 250ms, 2s or 1m")))
-    } else {
-        Ok(duration)
-    }
-}
-
-fn percent_decode(text: &str) -> Result<String> {
-    let malformed = || invalid("malformed percent-encoding in the URL");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [byte, after @ ..] = rest {
-        rest = after;
-        if *byte == b'%' {
-            let digits = after.get(..2).and_then(|digits| str::from_utf8(digits).ok()).ok_or_else(malformed)?;
-            bytes.push(u8::from_str_radix(digits, 16).map_err(|_| malformed())?);
-            rest = &after[2..];
-        } else {
-            bytes.push(*byte);
-        }
-    }
-    String::from_utf8(bytes).map_err(|_| malformed())
 }
 
 #[cfg(test)]

@@ -43,6 +43,16 @@ impl Names {
         format!("{}/{RESERVED}session-{id:016x}", self.root)
     }
 
+    /// The path of a node to try things out in.
+    pub(crate) fn trial(&self, word: &str) -> String {
+        format!("{}/{RESERVED}doctor-{word}", self.root)
+    }
+
+    /// Whether a node in the root belongs to lockkit, but is no lock.
+    pub(crate) fn is_own(node: &str) -> bool {
+        node.strip_prefix(RESERVED).is_some_and(|rest| rest.starts_with("session-") || rest.starts_with("doctor-"))
+    }
+
     /// The lock of a node in the root; `None` if it is not a lock of ours.
     pub(crate) fn key(&self, node: &str) -> Option<LockKey> {
         let name = decode(node)?;
@@ -190,7 +200,9 @@ mod tests {
     fn what_is_not_a_lock_is_passed_over() {
         let names = Names::new("/lockkit");
         let session = names.session(0x1234);
-        for node in [&session[9..], "%", "%2", "%zz", "%2f", "%61", "%FF", "a%2", ""] {
+        let trial = names.trial("0a");
+        assert!(Names::is_own(&session[9..]) && Names::is_own(&trial[9..]) && !Names::is_own("session-1"));
+        for node in [&session[9..], &trial[9..], "%", "%2", "%zz", "%2f", "%61", "%FF", "a%2", ""] {
             assert_eq!(names.key(node), None, "{node:?}");
         }
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Query, Release, Renewal};
-use lockkit_redis::RedisStore;
+use lockkit_redis::{RedisConfig, RedisStore};
 
 use crate::support::*;
 
@@ -214,7 +214,11 @@ async fn a_user_without_permission_is_denied() {
     let error = store.acquire(&request(&claim("a"), TTL)).await.expect_err("no channels");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: None });
-    let other = RedisStore::from_url(&format!("{url}?prefix=other:")).await.expect("connect");
+    let elsewhere = format!("{url}?prefix=other:");
+    let error = RedisStore::from_url(&elsewhere).await.expect_err("no such keys");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    // Nor where nothing was checked when it connected.
+    let other = RedisStore::new(RedisConfig::from_url(&elsewhere).expect("url")).expect("a store");
     let error = attempt(&other, &mine).await.expect_err("no such keys");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
 }

@@ -3,6 +3,7 @@
 //! `LOCKKIT_REDIS_SERVER` names the server's program; `redis-server` by default.
 
 mod contract;
+mod doctor;
 mod faults;
 mod fenced;
 mod inspect;

@@ -1,6 +1,7 @@
 //! The store against real servers: what the compliance suite, which knows no ZooKeeper, can't ask.
 
 mod contract;
+mod doctor;
 mod ensemble;
 mod faults;
 mod fenced;

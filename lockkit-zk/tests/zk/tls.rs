@@ -1,8 +1,8 @@
 //! TLS, with an authority made for the occasion.
 
-use lockkit_core::{Effect, ErrorKind};
+use lockkit_core::{Effect, ErrorKind, Severity};
 use lockkit_testkit::servers::Authority;
-use lockkit_zk::ZkStore;
+use lockkit_zk::{ZkConfig, ZkStore, diagnose};
 
 use crate::support::*;
 
@@ -35,6 +35,14 @@ async fn only_a_trusted_server_is_talked_to() {
     let mine = claim("a");
     hold(&store, &mine).await;
     free(&store, &mine).await;
+    // The word that servers are asked by is plain text; all else the doctor can do.
+    let config = ZkConfig::from_url(&url(&server, &ours, "")).expect("url");
+    let found = diagnose(&config).await.expect("it can be asked");
+    let code = |severity, code| found.iter().any(|finding| (finding.severity, finding.code) == (severity, code));
+    assert!(
+        code(Severity::Note, "server") && code(Severity::Ok, "access") && code(Severity::Ok, "clock"),
+        "{found:#?}"
+    );
     // The driver does not say why no server would do.
     let error = ZkStore::from_url(&url(&server, &others, "")).await.expect_err("another's certificate");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
