@@ -34,6 +34,7 @@ mod cluster;
 mod config;
 mod doctor;
 mod error;
+pub mod fenced;
 mod from_url;
 mod inspect;
 mod link;

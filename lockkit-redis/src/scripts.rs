@@ -22,6 +22,7 @@ pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
 pub(crate) static REIGN: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/reign.lua")));
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/release.lua")));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
+pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(crate::fenced::SCRIPT));
 
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/probe.lua")));
 

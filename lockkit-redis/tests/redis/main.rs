@@ -7,6 +7,7 @@ mod contract;
 mod doctor;
 mod failover;
 mod faults;
+mod fenced;
 mod inspect;
 mod passwords;
 mod replicas;
