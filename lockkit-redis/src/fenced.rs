@@ -27,13 +27,13 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Error, Fence, Result,
+    Error, ErrorKind, Fence, Result,
     fenced::{Admission, FencedResource},
 };
 use redis::{Pipeline, Value};
 
 use crate::{
-    config::RedisConfig,
+    config::{RedisConfig, Topology},
     error::{self, Sent},
     link::Link,
     scripts::FENCED,
@@ -60,11 +60,15 @@ impl RedisResource {
     /// taken as it is.
     ///
     /// # Errors
-    /// `InvalidInput` for a wrong configuration; `Denied`, `Unavailable` or `TimedOut` if the server can't be reached.
+    /// `InvalidInput` for a wrong configuration; `Unsupported` for a cluster; `Denied`, `Unavailable` or `TimedOut` if the server can't be reached.
     pub async fn connect(config: RedisConfig, key: impl Into<String>) -> Result<Self> {
         config.check()?;
+        if matches!(config.topology, Topology::Cluster { .. }) {
+            let why = "a fenced value is kept on one server: name it, or its sentinels, not a cluster";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
         let (timeout, name) = (config.timeout, config.display_name().into());
-        let link = Arc::new(Link::new(config, Arc::default()));
+        let link = Arc::new(Link::new(config, None, None, Arc::default()));
         let resource = Self { link, timeout, name, key: key.into() };
         resource.link.connection().await.map_err(|e| resource.failed("connect", e))?;
         Ok(resource)
@@ -84,7 +88,7 @@ impl RedisResource {
         if let Some(value) = value {
             request.arg(value);
         }
-        let reply = self.link.run(&connection, &FENCED, &request, self.timeout, Sent::Yes).await?;
+        let reply = self.link.run(&connection, &FENCED, &request, false, self.timeout, Sent::Yes).await?;
         let highest = redis::from_redis_value::<String>(reply).map_err(|_| error::odd_reply(Sent::Yes))?;
         match highest.parse() {
             _ if highest.is_empty() => Ok(Admission::Admitted),
