@@ -9,10 +9,7 @@ use lockkit_core::{
     SystemClock, Token, Waiting,
 };
 use tokio::{
-    sync::{
-        oneshot::{self, error::TryRecvError},
-        watch,
-    },
+    sync::{oneshot, watch},
     time::timeout,
 };
 
@@ -202,10 +199,10 @@ impl LockStore for SimpleStore {
         if self.has(Bug::LandsLate) {
             // BUG: who is cancelled should have sent it before, or never.
             let (store, request, token) = (self.clone(), request.clone(), request.claim.token);
-            let (_caller, mut gone) = oneshot::channel::<()>();
+            let (_caller, gone) = oneshot::channel::<()>();
             let late = async move {
-                tokio::time::sleep(Duration::from_millis(30)).await;
-                if gone.try_recv() == Err(TryRecvError::Closed) {
+                // Well before whoever is still there: the next one must find the lock taken.
+                if timeout(Duration::from_millis(100), gone).await.is_ok() {
                     let mut released = store.released.subscribe();
                     drop(timeout(BOUND, released.wait_for(|released| released.contains(&token))).await);
                 }
