@@ -58,7 +58,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Says what is next.
-trait Order: std::fmt::Debug {
+trait Order: std::fmt::Debug + Send {
     /// One of so many; `None` if it has nothing more to say.
     fn choose(&mut self, options: usize) -> Option<usize>;
 }
@@ -116,7 +116,7 @@ impl Order for AnyOrder {
 }
 
 enum Task {
-    Asks(Pin<Box<dyn Future<Output = Result<Guard>>>>, Arc<Woken>),
+    Asks(Pin<Box<dyn Future<Output = Result<Guard>> + Send>>, Arc<Woken>),
     Holds(Guard),
     Done,
 }

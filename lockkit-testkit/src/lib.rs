@@ -10,13 +10,17 @@ pub mod broken;
 pub mod cases;
 mod check;
 pub mod faults;
+mod frozen;
+pub mod history;
 mod memory;
 pub mod servers;
 pub mod sim;
+pub mod storm;
 
 pub use {
     backend::{Backend, BoxError, Server},
     cases::{Case, Needs},
     check::{Report, Verdict, check, run_case, trials},
+    frozen::{AsyncOpen, a_frozen_holder_is_refused},
     memory::MemoryBackend,
 };

@@ -4,15 +4,16 @@
 //! commas; by default those whose servers Debian packages. The others are shown as ignored, with the reason.
 
 mod redis;
+mod redis_many;
 
 use std::{env, process::ExitCode, sync::Arc};
 
 use libtest_mimic::{Arguments, Trial};
 use lockkit_testkit::{Backend, BoxError, MemoryBackend, servers::RedisFlavor, trials};
 
-use crate::redis::RedisBackend;
+use crate::{redis::RedisBackend, redis_many::ManyBackend};
 
-const REQUIRED: &str = "memory,redis";
+const REQUIRED: &str = "memory,redis,redis-sentinel,redis-cluster";
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -24,6 +25,11 @@ fn main() -> ExitCode {
     add(&mut all, &required, "redis", redis("redis", RedisFlavor::Installed));
     add(&mut all, &required, "redis-newer", redis("redis-newer", RedisFlavor::Newer));
     add(&mut all, &required, "valkey", redis("valkey", RedisFlavor::Valkey));
+    let flavor = RedisFlavor::Installed;
+    let sentinels = runtime.block_on(ManyBackend::sentinels("redis-sentinel", flavor.clone()));
+    add(&mut all, &required, "redis-sentinel", sentinels);
+    let cluster = runtime.block_on(ManyBackend::cluster("redis-cluster", flavor));
+    add(&mut all, &required, "redis-cluster", cluster);
     libtest_mimic::run(&arguments, all).exit_code()
 }
 
