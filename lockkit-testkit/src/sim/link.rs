@@ -92,13 +92,13 @@ impl Link {
         }
         let (arrived, next) = oneshot::channel();
         let ahead = last.replace(next);
-        let frozen = self.frozen.subscribe();
+        let (due, frozen) = (Instant::now() + delay, self.frozen.subscribe());
         let on_its_way = tokio::spawn(async move {
             if let Some(ahead) = ahead {
                 // An error says that it has arrived.
                 drop(ahead.await);
             }
-            sleep(delay).await;
+            sleep_until(due).await;
             thawed(frozen).await;
             let answer = tokio::task::unconstrained(work).await;
             drop::<oneshot::Sender<()>>(arrived);
