@@ -62,14 +62,14 @@ proptest! {
 
     #[test]
     fn a_value_survives_its_text(
-        token in any::<u128>(), depth: u32, fence in 0..u64::pow(10, 19) - 1, span: u32, holder in odd_text(),
+        token in any::<u128>(), depth: u32, fence in 0..u64::pow(10, 19) - 1, span: u32, mark in "(@[0-9a-f]{8})?", holder in odd_text(),
     ) {
         let token: Token = format!("{token:032x}").parse().expect("32 digits");
         let holder = HolderInfo::new(&holder);
         let mut text = String::new();
         value::push_head(&mut text, &token, depth);
         text.push_str(&fence.to_string());
-        value::push_tail(&mut text, span, &holder);
+        value::push_tail(&mut text, span, &mark, &holder);
         let fence = Fence::new(fence);
         prop_assert_eq!(value::numbers(text.as_bytes()), Some((fence, span, depth)));
         prop_assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(Lease { token, depth, fence, span, holder }));
