@@ -55,7 +55,7 @@ impl Model {
         let ((token, fence), who) = (held.id(), (held.client, held.owner));
         match self.leases.insert((held.key, fence), (token, who.0, who.1)) {
             None if fence <= before && !self.is_forced(held.id()) => {
-                self.complain(format!("R9: fence {fence} was granted after {before}"))
+                self.complain(format!("R9: fence {fence} was granted after {before}"));
             }
             None => {}
             Some(known) if known == (token, who.0, who.1) && held.owner.is_some() => {}
