@@ -7,13 +7,16 @@ mod backend;
 pub mod broken;
 pub mod cases;
 mod check;
+mod expected;
 pub mod faults;
 mod memory;
 pub mod servers;
+mod suite;
 
 pub use {
     backend::{Backend, BoxError, Server},
     cases::{Case, Needs},
-    check::{Report, Verdict, check, run_case, trials},
+    check::{Checked, Report, Subject, Verdict, check, run_case, trials},
     memory::MemoryBackend,
+    suite::Suite,
 };

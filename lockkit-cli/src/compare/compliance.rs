@@ -24,7 +24,7 @@ pub(super) fn backend(target: &Target) -> Arc<dyn Backend> {
 ///
 /// The cases that harm a server are left to the tests: a comparison may run on servers that are in use.
 pub(super) async fn compliance(backend: Arc<dyn Backend>, mut progress: impl FnMut(&str) + Send) -> Counts {
-    let report = check(backend, |case, _: &Verdict| progress(case.name)).await;
+    let report = check(backend, |checked| progress(checked.case.name)).await;
     Counts {
         passed: report.passed(),
         ignored: report.ignored().count(),

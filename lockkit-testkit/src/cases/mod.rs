@@ -148,9 +148,9 @@ pub(crate) struct Ctx {
 }
 
 impl Ctx {
-    pub(crate) fn new(case: &Case, backend: Arc<dyn Backend>) -> Self {
+    pub(crate) fn new(case: &Case, backend: Arc<dyn Backend>, under: &str) -> Self {
         let unique = Token::random().map(|token| token.reveal()[..12].to_owned()).unwrap_or_default();
-        Self { backend, prefix: format!("{}/{unique}", case.name), names: AtomicU32::new(0) }
+        Self { backend, prefix: format!("{under}{}/{unique}", case.name), names: AtomicU32::new(0) }
     }
 
     /// A name that nobody else uses.
