@@ -153,14 +153,10 @@ impl Subject {
 }
 
 /// Runs every case against a store, one after the other; `progress` is told of each.
-pub async fn check(backend: Arc<dyn Backend>, mut progress: impl FnMut(&Checked) + Send) -> Report {
+pub async fn check(subject: &Subject, mut progress: impl FnMut(&Checked) + Send) -> Report {
     let mut report = Report::default();
-    let subject = Subject::new(backend).await;
     for case in cases::all() {
-        let checked = match &subject {
-            Ok(subject) => subject.run(case).await,
-            Err(error) => Checked { case, verdict: cannot_open(error), took: Duration::ZERO },
-        };
+        let checked = subject.run(case).await;
         progress(&checked);
         report.cases.push(checked);
     }
@@ -171,12 +167,8 @@ pub async fn check(backend: Arc<dyn Backend>, mut progress: impl FnMut(&Checked)
 pub async fn run_case(case: &'static Case, backend: Arc<dyn Backend>) -> Verdict {
     match Subject::new(backend).await {
         Ok(subject) => subject.run(case).await.verdict,
-        Err(error) => cannot_open(&error),
+        Err(error) => Verdict::Failed(format!("the store under test can't be opened: {error}")),
     }
-}
-
-fn cannot_open(error: &BoxError) -> Verdict {
-    Verdict::Failed(format!("the store under test can't be opened: {error}"))
 }
 
 /// One trial for every case, named `<backend>::<case>`, for `libtest_mimic::run`.

@@ -1,6 +1,6 @@
 //! Fences: numbers that grow with every grant.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkit_core::{Fence, FenceClock, FenceRequest, LockKey, Outcome as Ended, Query, Renewal, Renewed};
 
@@ -94,7 +94,9 @@ async fn a_floor_is_kept(ctx: Ctx) -> Outcome {
 
 async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> Outcome {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let floor = Fence::new(4_000_000_000_000_000);
+    // Ahead of the clocks of all stores, but not by so much that a store keeps the counter for years.
+    let ahead = SystemTime::now().duration_since(UNIX_EPOCH)? + Duration::from_secs(60);
+    let floor = Fence::new(u64::try_from(ahead.as_micros())?);
     for step in 0..3 {
         let mut mine = request(&key, LONG)?;
         mine.fence = FenceRequest { floor: floor.offset(step * 10), span: 1, clock: FenceClock::Floor };
