@@ -105,7 +105,7 @@ impl Subject {
     /// Why a case does not apply; `None` if it does.
     #[must_use]
     pub fn lacks(&self, case: &Case) -> Option<String> {
-        let Needs { ttl, shared, permits, fences, hybrid, clock, server } = case.needs;
+        let Needs { ttl, shared, permits, fifo, fences, hybrid, clock, server } = case.needs;
         let Capability { fencing, liveness, .. } = self.capability;
         if ttl && !matches!(liveness, Liveness::Ttl { .. }) {
             Some("leases here end with the session, not by ttl".to_owned())
@@ -113,6 +113,8 @@ impl Subject {
             Some("no shared locks".to_owned())
         } else if permits && !self.capability.permits {
             Some("no permits".to_owned())
+        } else if fifo && !self.capability.fifo {
+            Some("waiters have no order".to_owned())
         } else if fences && fencing == Fencing::None {
             Some("no fences".to_owned())
         } else if hybrid && fencing != Fencing::Hybrid {

@@ -16,6 +16,7 @@ cases! { "fencing":
     a_foreign_renewal_raises_nothing [FENCES] "A floor given with a renewal that is refused has no effect."
     the_last_fence_is_shown [FENCES] "Inspection shows the fence of the holder."
     a_stale_holder_is_refused_by_the_resource [FENCES] "A resource that checks fences refuses a holder whose lock went to another."
+    they_survive_a_deletion [SERVER_FENCES] "After somebody deleted the lock the store grants higher fences."
     they_survive_a_restart_with_data [SERVER_FENCES] "After a restart with its data the store grants higher fences."
     they_survive_the_loss_of_all_data [SERVER_HYBRID] "After a restart without data the store grants higher fences."
 }
@@ -156,6 +157,20 @@ async fn a_stale_holder_is_refused_by_the_resource(ctx: Ctx) -> Outcome {
     assert!(resource.admit(fresh.fence()));
     assert!(!resource.admit(stale.fence()), "the stale holder's write came through");
     assert!(resource.admit(fresh.fence()));
+    Ok(())
+}
+
+async fn they_survive_a_deletion(ctx: Ctx) -> Outcome {
+    let server = ctx.server().await?;
+    let (mine, name) = (locker(server.open().await?), ctx.name());
+    let mut last = Fence::NONE;
+    for _ in 0..4 {
+        let guard = mine.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(10)).await?.ok_or("not free")?;
+        assert!(guard.fence() > last, "{} came after {last}, by deletion", guard.fence());
+        last = guard.fence();
+        server.delete(&name).await?;
+        assert!(matches!(guard.release().await?, Ended::NotHeld(_)), "a deleted lock was released");
+    }
     Ok(())
 }
 
