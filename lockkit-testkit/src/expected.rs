@@ -49,10 +49,14 @@ fn differences(list: &Path, runs: &BTreeSet<String>) -> Result<(), String> {
     Err(format!("the cases are not those of {}:\n{}", list.display(), differences.join("\n")))
 }
 
-/// What rewrites the list: as far as it can be known here, the command that was run.
+/// What writes the list anew, as far as it can be known here.
 fn command(backend: &str) -> String {
     let package = env::var("CARGO_PKG_NAME").map_or_else(|_| String::new(), |name| format!(" -p {name}"));
-    format!("{VARIABLE}=write cargo test{package} --all-features --test compliance {backend}::runs_what_is_expected")
+    // Cargo calls a test program `<test>-<hash>`.
+    let program = env::current_exe().ok().and_then(|path| Some(path.file_stem()?.to_str()?.to_owned()));
+    let program = program.unwrap_or_default();
+    let test = program.rsplit_once('-').map_or(program.as_str(), |(test, _)| test);
+    format!("{VARIABLE}=write cargo test{package} --all-features --test {test} {backend}::runs_what_is_expected")
 }
 
 #[cfg(test)]
