@@ -5,12 +5,14 @@ use std::sync::Arc;
 use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, Result};
 
 /// The schemes of all stores, and the feature that each needs.
-const SCHEMES: [(&str, Option<&str>); 11] = [
+const SCHEMES: [(&str, Option<&str>); 13] = [
     ("memory", None),
     ("redis", Some("redis")),
     ("rediss", Some("redis")),
     ("valkey", Some("redis")),
     ("valkeys", Some("redis")),
+    ("redis+sentinel", Some("redis")),
+    ("redis+cluster", Some("redis")),
     ("redlock", Some("redlock")),
     ("redlocks", Some("redlock")),
     ("mysql", Some("mysql")),
@@ -19,13 +21,19 @@ const SCHEMES: [(&str, Option<&str>); 11] = [
     ("zks", Some("zk")),
 ];
 
+/// The schemes that the Redis store reads, each also with `+sentinel` or `+cluster`.
+#[cfg(feature = "redis")]
+const REDIS: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
+
 /// Connects to the store at `url` and makes a [`Locker`] of it.
 ///
 /// | URL | feature | store |
 /// |---|---|---|
 /// | `memory:` | | a new, empty store in this process |
 /// | `redis://[user:password@]host[:port][/db]` | `redis` | one Redis or Valkey server |
-/// | `rediss://…` | `redis`, `tls` | the same over TLS |
+/// | `redis+sentinel://[user:password@]host[:port],…/primary[/db]` | `redis` | the primary that sentinels name |
+/// | `redis+cluster://[user:password@]host[:port],…` | `redis` | a Redis or Valkey cluster |
+/// | `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…` | `redis`, `tls` | the same over TLS |
 /// | `redlock://[user:password@]host[:port],host[:port],…[/db]` | `redlock` | a majority of several such servers |
 /// | `mysql://user:password@host[:port]/db` | `mysql` | a table of a MySQL or MariaDB server |
 /// | `zk://host[:port],…[/chroot]` | `zk` | a ZooKeeper ensemble |
@@ -88,7 +96,7 @@ pub(crate) fn target(url: &str) -> Result<Target> {
         "memory" if rest.is_empty() => Ok(Target::Memory),
         "memory" => Err(invalid("the memory store takes no address; write memory:".to_owned())),
         #[cfg(feature = "redis")]
-        "redis" | "rediss" | "valkey" | "valkeys" => Ok(Target::Redis),
+        scheme if REDIS.contains(&family(scheme)) => Ok(Target::Redis),
         #[cfg(feature = "redlock")]
         "redlock" | "redlocks" => Ok(Target::Redlock),
         #[cfg(feature = "mysql")]
@@ -99,8 +107,13 @@ pub(crate) fn target(url: &str) -> Result<Target> {
     }
 }
 
+/// What comes before `+sentinel` or `+cluster`.
+fn family(scheme: &str) -> &str {
+    scheme.split_once('+').map_or(scheme, |(family, _)| family)
+}
+
 fn unknown(scheme: &str) -> Error {
-    match SCHEMES.iter().find(|(known, _)| *known == scheme) {
+    match SCHEMES.iter().find(|(known, _)| *known == scheme || *known == family(scheme)) {
         Some((_, Some(feature))) => {
             let message = format!("this build has no {scheme} store; turn on the cargo feature `{feature}` of lockkit");
             Error::new(ErrorKind::Unsupported, message)

@@ -28,6 +28,9 @@ mod documentation {
     mod readme {}
     #[doc = include_str!("../docs/writing-a-backend.md")]
     mod writing_a_backend {}
+    #[cfg(feature = "mysql")]
+    #[doc = include_str!("../docs/fencing.md")]
+    mod fencing {}
     #[doc = include_str!("../docs/observability.md")]
     mod observability {}
 }

@@ -62,7 +62,8 @@ pub(crate) fn collect(args: &GcArgs) -> Outcome {
 
 /// The configuration of a store that keeps locks in a table; `None` for other stores.
 fn table_of(url: &str) -> Result<Option<MySqlConfig>, Failure> {
-    match scheme(url) {
+    // `redis+sentinel` and its like are of the family of `redis`.
+    match scheme(url).split('+').next().unwrap_or_default() {
         "mysql" | "mariadb" => Ok(Some(MySqlConfig::from_url(url)?)),
         "memory" | "redis" | "rediss" | "valkey" | "valkeys" | "redlock" | "redlocks" | "zk" | "zks" => Ok(None),
         _ => Err(block_on(async { Ok(lockkit::open(url).await.err()) })?

@@ -15,6 +15,7 @@ mod capability;
 mod clock;
 mod engine;
 mod error;
+pub mod fenced;
 mod finding;
 mod guard;
 mod lock;

@@ -29,6 +29,7 @@
 mod config;
 mod doctor;
 mod error;
+pub mod fenced;
 mod gate;
 mod gc;
 mod inspect;

@@ -1,22 +1,17 @@
-//! Where the server is and how to talk to it.
+//! Where the servers are and how to talk to them.
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use lockkit_core::{
-    Clock, Error, ErrorKind, Result, SystemClock,
-    url_options::{self, duration, percent_decode},
-};
-use url::{Host, Url};
+use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock, drift};
 
 use crate::{
+    from_url,
     name::Names,
+    secret::Secret,
     server::{ServerFacts, Vet},
 };
 
-/// The options that a URL may carry after `?`.
-const OPTIONS: &str = "prefix, timeout, ca";
-
-/// How to reach one Redis or Valkey server.
+/// How to reach one Redis or Valkey server, the primary that sentinels name, or a cluster.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,22 +31,53 @@ const OPTIONS: &str = "prefix, timeout, ca";
 pub struct RedisConfig {
     pub(crate) host: String,
     pub(crate) port: u16,
+    pub(crate) topology: Topology,
     pub(crate) database: u32,
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<String>,
+    pub(crate) login: Login,
     pub(crate) tls: bool,
     pub(crate) ca: Option<PathBuf>,
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
     pub(crate) prefix: String,
     pub(crate) timeout: Duration,
+    pub(crate) replicas: u32,
+    pub(crate) replica_timeout: Duration,
+    pub(crate) max_ttl: Duration,
+    pub(crate) failover_pause: bool,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) vet: Option<Vet>,
+}
+
+/// Which server is meant.
+#[derive(Clone, Debug)]
+pub(crate) enum Topology {
+    /// The one at `host` and `port`.
+    Single,
+    /// The primary of this name, as sentinels have it.
+    Sentinel { sentinels: Vec<(String, u16)>, primary: String, login: Login },
+    /// Whoever serves the key, as the members of a cluster have it.
+    Cluster { seeds: Vec<(String, u16)> },
+}
+
+/// Who to log in as.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Login {
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<Secret>,
 }
 
 impl RedisConfig {
     /// The default port.
     pub const PORT: u16 = 6379;
+    /// The default port of a sentinel.
+    pub const SENTINEL_PORT: u16 = 26379;
     /// The default bound on one operation.
     pub const TIMEOUT: Duration = Duration::from_secs(2);
+    /// The default bound on the replicas' acknowledgement.
+    pub const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
+    /// The longest ttl, and the default on a single server.
+    pub const LONGEST_TTL: Duration = Duration::from_secs(5 * 60);
+    /// The default for the longest ttl with sentinels and on a cluster, where a failover costs that much waiting.
+    pub const FAILOVER_MAX_TTL: Duration = Duration::from_secs(60);
     /// The default key prefix.
     pub const PREFIX: &str = "lockkit:";
 
@@ -61,59 +87,52 @@ impl RedisConfig {
         Self {
             host: host.into(),
             port,
+            topology: Topology::Single,
             database: 0,
-            username: None,
-            password: None,
+            login: Login::default(),
             tls: false,
             ca: None,
+            identity: None,
             prefix: Self::PREFIX.to_owned(),
             timeout: Self::TIMEOUT,
+            replicas: 0,
+            replica_timeout: Self::REPLICA_TIMEOUT,
+            max_ttl: Self::LONGEST_TTL,
+            failover_pause: true,
             clock: Arc::new(SystemClock),
             vet: None,
         }
     }
 
-    /// Reads `redis://[user[:password]@]host[:port][/database][?prefix=lockkit:&timeout=2s&ca=file]`.
+    /// The primary called `primary` by these sentinels, with all else at its default.
+    #[must_use]
+    pub fn sentinel<H: Into<String>>(
+        sentinels: impl IntoIterator<Item = (H, u16)>,
+        primary: impl Into<String>,
+    ) -> Self {
+        let sentinels = sentinels.into_iter().map(|(host, port)| (host.into(), port)).collect();
+        let topology = Topology::Sentinel { sentinels, primary: primary.into(), login: Login::default() };
+        Self { topology, max_ttl: Self::FAILOVER_MAX_TTL, ..Self::new("", 0) }
+    }
+
+    /// The cluster that these servers belong to, with all else at its default. One of them suffices, more are safer.
+    #[must_use]
+    pub fn cluster<H: Into<String>>(seeds: impl IntoIterator<Item = (H, u16)>) -> Self {
+        let seeds = seeds.into_iter().map(|(host, port)| (host.into(), port)).collect();
+        Self { topology: Topology::Cluster { seeds }, max_ttl: Self::FAILOVER_MAX_TTL, ..Self::new("", 0) }
+    }
+
+    /// Reads `redis://[user[:password]@]host[:port][/database][?options]`,
+    /// `redis+sentinel://[user[:password]@]host[:port],…/primary[/database][?options]` or
+    /// `redis+cluster://[user[:password]@]host[:port],…[?options]`.
     ///
-    /// The scheme is `redis` or `valkey`; `rediss` or `valkeys` for TLS. User and password are percent-decoded.
+    /// The scheme is `redis` or `valkey`; `rediss` or `valkeys` for TLS. User and password are percent-decoded; they are
+    /// those of the server, not of the sentinels. The options are listed in `docs/backends/redis.md`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] says what is wrong. It never repeats the URL, which may contain a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        let url = Url::parse(url).map_err(|e| invalid(format!("not a URL: {e}")))?;
-        let tls = match url.scheme() {
-            "redis" | "valkey" => false,
-            "rediss" | "valkeys" => true,
-            other => return Err(invalid(format!("the scheme is redis, rediss, valkey or valkeys, not {other:?}"))),
-        };
-        let host = match url.host() {
-            Some(Host::Domain(name)) if !name.is_empty() => percent_decode(name)?,
-            Some(Host::Ipv4(address)) => address.to_string(),
-            Some(Host::Ipv6(address)) => address.to_string(),
-            _ => return Err(invalid("the URL names no host")),
-        };
-        let mut config = Self::new(host, url.port().unwrap_or(Self::PORT)).tls(tls);
-        config.username = Some(percent_decode(url.username())?).filter(|name| !name.is_empty());
-        config.password = url.password().map(percent_decode).transpose()?;
-        config.database = match url.path().trim_start_matches('/') {
-            "" => 0,
-            number => number.parse().map_err(|_| invalid("the path of the URL is the number of a database"))?,
-        };
-        config.read_options(&url)?;
-        config.check()?;
-        Ok(config)
-    }
-
-    fn read_options(&mut self, url: &Url) -> Result<()> {
-        for (option, value) in url_options::unique(url.query_pairs())? {
-            match &*option {
-                "prefix" => self.prefix = value.into_owned(),
-                "timeout" => self.timeout = duration(&value)?,
-                "ca" => self.ca = Some(PathBuf::from(&*value)),
-                _ => return Err(url_options::unknown(&option, OPTIONS)),
-            }
-        }
-        Ok(())
+        from_url::read(url)
     }
 
     /// Which of the server's databases to use; 0 by default.
@@ -126,18 +145,42 @@ impl RedisConfig {
     /// Who to log in as; Redis' `default` user otherwise.
     #[must_use]
     pub fn username(mut self, username: impl Into<String>) -> Self {
-        self.username = Some(username.into());
+        self.login.username = Some(username.into());
         self
     }
 
     /// The password. It is never shown.
     #[must_use]
     pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.password = Some(password.into());
+        self.login.password = Some(Secret::Given(password.into()));
         self
     }
 
-    /// Whether to use TLS. It needs the feature `tls` of this crate.
+    /// The environment variable that has the password. It is read at each connect.
+    #[must_use]
+    pub fn password_env(mut self, name: impl Into<String>) -> Self {
+        self.login.password = Some(Secret::Env(name.into()));
+        self
+    }
+
+    /// The file that has the password, on one line. It is read at each connect, so the password may change.
+    #[must_use]
+    pub fn password_file(mut self, file: impl Into<PathBuf>) -> Self {
+        self.login.password = Some(Secret::File(file.into()));
+        self
+    }
+
+    /// Who to log in as at the sentinels; nobody by default. Without sentinels it does nothing.
+    #[must_use]
+    pub fn sentinel_login(mut self, username: Option<&str>, password: impl Into<String>) -> Self {
+        if let Topology::Sentinel { login, .. } = &mut self.topology {
+            let password = Some(Secret::Given(password.into()));
+            *login = Login { username: username.map(str::to_owned), password };
+        }
+        self
+    }
+
+    /// Whether to use TLS, with the sentinels too. It needs the feature `tls` of this crate.
     #[must_use]
     pub fn tls(mut self, tls: bool) -> Self {
         self.tls = tls;
@@ -148,6 +191,14 @@ impl RedisConfig {
     #[must_use]
     pub fn ca(mut self, file: impl Into<PathBuf>) -> Self {
         self.ca = Some(file.into());
+        self
+    }
+
+    /// The files, in PEM, with the certificate (and its chain) that proves who this client is, and its key. They are
+    /// read at each connect.
+    #[must_use]
+    pub fn identity(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.identity = Some((certificate.into(), key.into()));
         self
     }
 
@@ -162,6 +213,42 @@ impl RedisConfig {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// How many replicas must have acknowledged each grant and renewal (`WAIT`); none by default.
+    ///
+    /// A grant that too few acknowledge within [`replica_timeout`](Self::replica_timeout) is released, and is an error.
+    #[must_use]
+    pub fn replicas(mut self, replicas: u32) -> Self {
+        self.replicas = replicas;
+        self
+    }
+
+    /// How long the replicas may take to acknowledge; 1 s by default. It comes on top of the bound on an operation.
+    #[must_use]
+    pub fn replica_timeout(mut self, timeout: Duration) -> Self {
+        self.replica_timeout = timeout;
+        self
+    }
+
+    /// The longest ttl of any client of these servers; 5 minutes by default, 1 minute with sentinels and on a cluster.
+    ///
+    /// All clients must agree on it: for so long after a failover nothing is granted, so that the leases that the former
+    /// server granted have lapsed.
+    #[must_use]
+    pub fn max_ttl(mut self, ttl: Duration) -> Self {
+        self.max_ttl = ttl;
+        self
+    }
+
+    /// Whether a server that took over grants nothing until the leases of its predecessor must have lapsed; on by
+    /// default. It concerns sentinels and clusters only.
+    ///
+    /// Off, a lock whose lease was not replicated can be granted to a second holder right after a failover.
+    #[must_use]
+    pub fn failover_pause(mut self, on: bool) -> Self {
+        self.failover_pause = on;
         self
     }
 
@@ -180,33 +267,65 @@ impl RedisConfig {
         self
     }
 
+    /// Whether it names exactly one server, which nothing takes the place of.
+    #[must_use]
+    pub fn is_single(&self) -> bool {
+        matches!(self.topology, Topology::Single)
+    }
+
     /// What the store is called in messages: no secrets.
     pub(crate) fn display_name(&self) -> String {
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let place = |(host, port): &(String, u16)| match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        };
+        let places = |all: &[(String, u16)]| all.iter().map(place).collect::<Vec<_>>().join(",");
+        let name = match &self.topology {
+            Topology::Single => format!("redis {}", place(&(self.host.clone(), self.port))),
+            Topology::Sentinel { sentinels, primary, .. } => format!("redis {primary} of {}", places(sentinels)),
+            Topology::Cluster { seeds } => format!("redis cluster {}", places(seeds)),
+        };
         match self.database {
-            0 => format!("redis {host}:{}", self.port),
-            database => format!("redis {host}:{}/{database}", self.port),
+            0 => name,
+            database => format!("{name}/{database}"),
         }
+    }
+
+    /// For how long a server that took over grants nothing.
+    pub(crate) fn pause(&self) -> Duration {
+        if self.failover_pause { self.max_ttl + drift(self.max_ttl) } else { Duration::ZERO }
     }
 
     /// Checks what the types leave open.
     pub(crate) fn check(&self) -> Result<Names> {
-        if self.host.is_empty() {
-            return Err(invalid("no host"));
+        let is_named = |all: &[(String, u16)]| !all.is_empty() && all.iter().all(|(host, _)| !host.is_empty());
+        let problem = match &self.topology {
+            Topology::Single if self.host.is_empty() => Some("no host"),
+            Topology::Sentinel { sentinels, .. } if !is_named(sentinels) => Some("no host of a sentinel"),
+            Topology::Sentinel { primary, .. } if primary.is_empty() => {
+                Some("the sentinels need the name of the primary: redis+sentinel://host,host,host/name")
+            }
+            Topology::Sentinel { login, .. } if login.username.is_some() && login.password.is_none() => {
+                Some("a user of the sentinels needs a password")
+            }
+            Topology::Cluster { seeds } if !is_named(seeds) => Some("no host"),
+            Topology::Cluster { .. } if self.database != 0 => Some("a cluster has only the database 0"),
+            _ if self.timeout.is_zero() => Some("the timeout must not be zero"),
+            _ if self.replica_timeout.is_zero() => Some("the timeout of replicas must not be zero"),
+            _ if self.login.username.is_some() && self.login.password.is_none() => Some("a user needs a password"),
+            _ if self.ca.is_some() && !self.tls => Some("an authority is of use only with TLS: rediss://"),
+            _ if self.identity.is_some() && !self.tls => Some("a certificate is of use only with TLS: rediss://"),
+            _ if self.tls && !cfg!(feature = "tls") => {
+                Some("TLS needs the feature \"tls\" of lockkit or lockkit-redis")
+            }
+            _ if self.max_ttl > Self::LONGEST_TTL => Some("the longest ttl can't be above 5 minutes"),
+            _ if self.max_ttl < Duration::from_millis(100) => Some("the longest ttl can't be below 100 ms"),
+            _ => None,
+        };
+        match problem {
+            Some(problem) => Err(Error::new(ErrorKind::InvalidInput, problem)),
+            None => Names::new(&self.prefix),
         }
-        if self.timeout.is_zero() {
-            return Err(invalid("the timeout must not be zero"));
-        }
-        if self.username.is_some() && self.password.is_none() {
-            return Err(invalid("a user needs a password"));
-        }
-        if self.ca.is_some() && !self.tls {
-            return Err(invalid("an authority is of use only with TLS: rediss://"));
-        }
-        if self.tls && !cfg!(feature = "tls") {
-            return Err(invalid("TLS needs the feature \"tls\" of lockkit or lockkit-redis"));
-        }
-        Names::new(&self.prefix)
     }
 }
 
@@ -223,72 +342,20 @@ impl fmt::Debug for RedisConfig {
         f.debug_struct("RedisConfig")
             .field("host", &self.host)
             .field("port", &self.port)
+            .field("topology", &self.topology)
             .field("database", &self.database)
-            .field("username", &self.username)
-            .field("password", &self.password.as_ref().map(|_| ".."))
+            .field("login", &self.login)
             .field("tls", &self.tls)
             .field("ca", &self.ca)
+            .field("identity", &self.identity)
             .field("prefix", &self.prefix)
             .field("timeout", &self.timeout)
+            .field("replicas", &self.replicas)
+            .field("replica_timeout", &self.replica_timeout)
+            .field("max_ttl", &self.max_ttl)
+            .field("failover_pause", &self.failover_pause)
             .field("clock", &self.clock)
             .field("vet", &self.vet)
             .finish()
-    }
-}
-
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_says_it_all() {
-        let config =
-            RedisConfig::from_url("valkey://a%40b:p%2Fw%25%3A@[::1]:7000/3?prefix=&timeout=250ms").expect("url");
-        assert_eq!((config.host.as_str(), config.port, config.database), ("::1", 7000, 3));
-        assert_eq!((config.username.as_deref(), config.password.as_deref()), (Some("a@b"), Some("p/w%:")));
-        assert_eq!((config.prefix.as_str(), config.timeout), ("", Duration::from_millis(250)));
-        assert_eq!(config.display_name(), "redis [::1]:7000/3");
-        let config = RedisConfig::from_url("redis://:pw@h").expect("url");
-        assert_eq!((config.host.as_str(), config.port, config.database, config.tls), ("h", 6379, 0, false));
-        assert_eq!((config.username, config.password.as_deref()), (None, Some("pw")));
-        assert_eq!(config.prefix, "lockkit:");
-    }
-
-    #[test]
-    fn a_wrong_url_is_explained_without_its_password() {
-        for (url, hint) in [
-            ("http://h", "scheme"),
-            ("redis:///0", "no host"),
-            ("redis://u:hunter2@h:99999", "not a URL"),
-            ("redis://u:hunter2@h/x", "database"),
-            ("redis://u:hunter2@h/0?retry=1", "prefix, timeout, ca"),
-            ("redis://u:hunter2@h/0?ca=x", "rediss"),
-            ("redis://u:hunter2@h?prefix=a&prefix=b", "twice"),
-            ("redis://u:hunter2@h?prefix={a}", "braces"),
-            ("redis://u:hunter2@h?timeout=0s", "250ms"),
-            ("redis://u:hunter2@h?timeout=2", "250ms"),
-            ("redis://u:hunter2@h?timeout=99999999999999999999s", "250ms"),
-            ("redis://u:hunter2%zz@h", "percent"),
-            ("redis://u@h", "password"),
-        ] {
-            let error = RedisConfig::from_url(url).expect_err(url);
-            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
-            assert!(error.message().contains(hint), "{url}: {error}");
-            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
-        }
-    }
-
-    #[test]
-    fn tls_is_a_feature() {
-        let outcome = RedisConfig::from_url("rediss://h");
-        if cfg!(feature = "tls") {
-            assert!(outcome.expect("url").tls);
-        } else {
-            assert!(outcome.expect_err("no feature").message().contains("feature \"tls\""));
-        }
     }
 }

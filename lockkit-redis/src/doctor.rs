@@ -16,6 +16,7 @@ use crate::{
     name::Names,
     scripts::{INSPECT, PROBE},
     server::{self, ServerFacts, field, version},
+    slots,
     store::RedisStore,
 };
 
@@ -50,19 +51,36 @@ pub async fn diagnose(config: &RedisConfig) -> Result<Vec<Finding>> {
 /// As [`diagnose`].
 pub async fn examine(config: &RedisConfig) -> Result<Examination> {
     let store = RedisStore::new(RedisConfig { vet: None, ..config.clone() })?;
-    let has_password = config.password.is_some();
-    let doctor = Doctor { link: &store.link, names: &store.names, bound: store.timeout, has_password };
-    doctor.examine().await.map_err(|e| e.at("examine", None, &store.info.name))
+    examine_all(&store, config.login.password.is_some()).await.map_err(|e| e.at("examine", None, &store.info.name))
+}
+
+/// Looks at all servers. What they have in common is said once.
+async fn examine_all(store: &RedisStore, has_password: bool) -> Result<Examination> {
+    let (as_cluster, mut all) = (store.nodes.is_cluster(), None::<Examination>);
+    for node in store.nodes.all().await? {
+        let doctor = Doctor { link: &node.link, names: &store.names, bound: store.timeout, has_password, as_cluster };
+        let told = doctor.examine().await?;
+        match &mut all {
+            None => all = Some(told),
+            Some(all) => {
+                let news: Vec<_> = told.findings.into_iter().filter(|new| !all.findings.contains(new)).collect();
+                all.findings.extend(news);
+                all.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+            }
+        }
+    }
+    all.ok_or_else(slots::unserved)
 }
 
 /// What a server is asked when a store connects: whether it can keep locks; what its settings put at risk, in words.
 ///
 /// # Errors
 /// As [`RedisStore::connect`].
-pub(crate) async fn check(link: &Link, names: &Names, bound: Duration) -> Result<Vec<String>> {
+pub(crate) async fn check(link: &Link, names: &Names, bound: Duration, as_cluster: bool) -> Result<Vec<String>> {
     let connection = link.connection().await?;
     let (info, mut findings) = ask_info(link, &connection, bound).await?;
-    findings.extend(server::judge(&info));
+    findings.extend(server::judge(&info, as_cluster));
+    findings.extend(isolation(link, &info));
     // A server that can't keep locks has nothing more to say.
     let mut warnings = Finding::admit(&findings)?;
     let subject = Subject::new(names, link.username())?;
@@ -96,6 +114,7 @@ struct Doctor<'a> {
     names: &'a Names,
     bound: Duration,
     has_password: bool,
+    as_cluster: bool,
 }
 
 impl Doctor<'_> {
@@ -103,11 +122,12 @@ impl Doctor<'_> {
         let connection = self.link.connection().await?;
         let (info, mut findings) = ask_info(self.link, &connection, self.bound).await?;
         let settings = self.settings(&connection).await?;
-        findings.extend(server::judge(&info));
+        findings.extend(server::judge(&info, self.as_cluster));
+        findings.extend(isolation(self.link, &info));
         if !info.is_empty() {
             findings.extend(identity(&info));
             findings.extend(persistence(&info, settings.as_ref()));
-            findings.extend(replicas(&info));
+            findings.extend(replicas(&info).filter(|_| !self.link.fails_over()));
             findings.extend(connections(&info));
         }
         findings.extend(idle(settings.as_ref()));
@@ -223,6 +243,11 @@ impl Doctor<'_> {
         let time = replies.into_iter().next().and_then(|reply| redis::from_redis_value::<(i64, i64)>(reply).ok());
         Ok(time.map(|(seconds, micros)| ClockOffset::measured(sent, received, seconds * 1_000_000 + micros, 1)))
     }
+}
+
+/// Where another server takes over by itself, the former one should know when to stop.
+fn isolation(link: &Link, info: &str) -> Option<Finding> {
+    if link.fails_over() && !link.asks_replicas() { server::judge_isolation(info) } else { None }
 }
 
 fn no_clock() -> Finding {

@@ -1,9 +1,12 @@
 //! From the driver's errors to lockkit's: the one place that knows them.
 
-use std::io;
+use std::{error::Error as StdError, io, sync::Arc};
 
 use lockkit_core::{Error, ErrorKind, LockKey};
 use redis::{RedisError, ServerErrorKind};
+
+/// The code by which our scripts say that the server is not the one any more that it was.
+pub(crate) const TAKEN_OVER: &str = "TAKENOVER";
 
 /// What is known of a request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,19 @@ pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
     Error::new(kind, message).with_source(error.clone())
 }
 
+/// Maps an error of the login, before anything else was sent. With TLS it is here that the server's verdict on the
+/// client's certificate arrives.
+pub(crate) fn map_login(error: &RedisError) -> Error {
+    // The driver shares its causes.
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<Arc<dyn StdError + Send + Sync>>());
+    match cause.and_then(|cause| cause.downcast_ref::<io::Error>()) {
+        Some(io) if io.kind() == io::ErrorKind::InvalidData => {
+            Error::new(ErrorKind::Denied, one_line(&io.to_string())).with_source(error.clone())
+        }
+        _ => map(error, Sent::No),
+    }
+}
+
 /// Maps an error of opening the stream, before anything was sent. Those of TLS are not transient.
 pub(crate) fn map_open(error: io::Error) -> Error {
     let kind = match error.kind() {
@@ -71,17 +87,20 @@ fn server_error(code: &str, detail: &str) -> Error {
     }
     let kind = match code {
         "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
-        "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "OOM" | "BUSY" | "MISCONF"
-        | "NOREPLICAS" => ErrorKind::Unavailable,
+        TAKEN_OVER | "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "OOM" | "BUSY"
+        | "MISCONF" | "NOREPLICAS" => ErrorKind::Unavailable,
         "MOVED" | "ASK" | "CROSSSLOT" | "NOPROTO" => ErrorKind::Unsupported,
         "ERR" if detail.contains("max number of clients") => ErrorKind::Unavailable,
+        // A command within a script.
+        "ERR" if detail.contains("ACL failure") || detail.contains("can't run this command") => ErrorKind::Denied,
         "ERR" if detail.contains("AUTH") || detail.contains("invalid password") => ErrorKind::Denied,
         "ERR" if detail.contains("unknown command") => ErrorKind::Unsupported,
         _ => ErrorKind::Unexpected,
     };
     let message = match code {
-        "MOVED" | "ASK" | "CROSSSLOT" => "the server is part of a cluster; this store is for a single one".to_owned(),
-        "ERR" | "LOCKKIT" => detail.to_owned(),
+        "MOVED" | "ASK" => "the server is part of a cluster; use redis+cluster://host,host,host".to_owned(),
+        "CROSSSLOT" => "the lock and its fence counter can't lie in the same slot of a cluster".to_owned(),
+        "ERR" | "LOCKKIT" | TAKEN_OVER => detail.to_owned(),
         _ => format!("{code} {detail}"),
     };
     Error::new(kind, message)
@@ -90,6 +109,14 @@ fn server_error(code: &str, detail: &str) -> Error {
 /// No answer in time.
 pub(crate) fn timed_out(bound: std::time::Duration, sent: Sent) -> Error {
     with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
+}
+
+/// The connection leads to a server that is not in charge any more.
+pub(crate) fn taken_over(sent: Sent) -> Error {
+    with_effect(
+        Error::new(ErrorKind::Unavailable, "the connection was given up: another server may be in charge"),
+        sent,
+    )
 }
 
 /// An answer that the script never gives.

@@ -1,4 +1,4 @@
-//! Locks on one Redis 6.2+ or Valkey server.
+//! Locks on Redis 6.2+ or Valkey: one server, the primary that sentinels name, or a cluster.
 //!
 //! ```no_run
 //! use lockkit_redis::RedisStore;
@@ -16,32 +16,45 @@
 //! trip. So other clients that use `SET key value NX PX ttl` exclude us, and we them (see [`RedisConfig::prefix`]).
 //!
 //! - **Exclusion** holds as long as the server keeps its data and its clock is not set forward. A restart without
-//!   persistence, a failover to a replica, or eviction can give a lock away while it is held: check the fence at the
-//!   resource.
+//!   persistence, or eviction can give a lock away while it is held: check the fence at the resource.
+//! - **A failover**, with sentinels or in a cluster, ends all leases, and nothing is granted until they have lapsed. A
+//!   former primary that still serves somebody can grant a lock twice; asynchronous replication can't do better.
 //! - **Fences** are a counter per lock that starts at the server's clock in microseconds, so they grow even when the
 //!   server lost its data, unless its clock was set back as well.
 //! - **Waiting** is by subscription: a release wakes the waiters within about a millisecond, without polling.
 //! - **Failures** are errors: an operation that got no answer never pretends that the lock is free, held or lost. One
-//!   connection serves the whole store; it is made when it is needed and replaced when it is dead.
+//!   connection to each server serves the whole store; it is made when it is needed and replaced when it is dead.
 //!
 //! The layout of the keys is described in `docs/backends/redis.md`.
 
 mod access;
+mod acquire;
+mod check;
+mod cluster;
 mod config;
 mod doctor;
 mod error;
+pub mod fenced;
+mod from_url;
 mod inspect;
 mod link;
 mod name;
+mod node;
+mod reign;
 mod renew;
+mod replicas;
 mod scripts;
+mod secret;
+mod sentinel;
 mod server;
+mod slots;
 mod store;
 mod stream;
 mod timer;
 #[cfg(feature = "tls")]
 mod tls;
 mod value;
+mod vote;
 mod wake;
 
 pub use config::RedisConfig;

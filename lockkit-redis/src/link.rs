@@ -11,10 +11,10 @@
 //!   strike; any answer wipes it out. A second such operation that began **after** the strike ends the connection.
 //!   So the release that follows upon a timed-out acquisition still goes the same way, and a burst of operations that
 //!   time out together counts once;
-//! - when the server turns out to be a replica (`READONLY`): after a failover the name may lead elsewhere.
+//! - when the server turns out to be a replica (`READONLY`), or not to be the one that it was, or when a sentinel says
+//!   that another took over: the next operation finds out where the name leads now.
 
 use std::{
-    collections::HashMap,
     fmt,
     future::Future,
     sync::{
@@ -24,19 +24,21 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Alarm, Error, ErrorKind, Result};
 use redis::{
-    AsyncConnectionConfig, Cmd, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisResult,
-    ServerErrorKind, Value,
+    AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisResult, ServerErrorKind, Value,
     aio::{MultiplexedConnection, SendError},
 };
 use tokio::{sync::Mutex, task::AbortHandle, time::timeout};
 
 use crate::{
-    config::RedisConfig,
+    config::{RedisConfig, Topology},
     error::{self, Sent},
+    reign::Reign,
     scripts::Script,
-    server::ServerFacts,
+    secret,
+    sentinel::{self, OnSwitch, Place, Watch},
+    server,
     stream::{self, UnderWay},
     timer::Timers,
     wake::Wake,
@@ -50,7 +52,10 @@ const WRITE_BUFFER: usize = 256 * 1024;
 /// Makes, watches and replaces the connection.
 pub(crate) struct Link {
     config: RedisConfig,
-    login: RedisConnectionInfo,
+    /// The key of the server's note about its reign, where servers can take over from each other.
+    note: Option<String>,
+    /// Raised when another server seems to have taken over.
+    alarm: Option<Alarm>,
     wake: Arc<Wake>,
     current: RwLock<Option<Arc<Connection>>>,
     /// Held by the one who is connecting.
@@ -62,6 +67,8 @@ pub(crate) struct Link {
 struct Flight {
     epoch: u64,
     failure: Option<Error>,
+    /// The reign of the latest connection.
+    reign: Option<String>,
 }
 
 /// A connection that was made, dead or alive.
@@ -76,27 +83,22 @@ pub(crate) struct Connection {
     timers: Timers,
     received: AtomicU64,
     struck: AtomicBool,
+    place: Place,
+    reign: Option<Reign>,
+    _watches: Vec<Watch>,
 }
 
 impl Link {
-    /// A link that is not connected yet.
-    pub(crate) fn new(config: RedisConfig, wake: Arc<Wake>) -> Self {
-        let mut login = RedisConnectionInfo::default()
-            .set_protocol(ProtocolVersion::RESP3)
-            .set_db(config.database.into())
-            .set_lib_name("lockkit", env!("CARGO_PKG_VERSION"));
-        if let Some(username) = &config.username {
-            login = login.set_username(username);
-        }
-        if let Some(password) = &config.password {
-            login = login.set_password(password);
-        }
-        Self { config, login, wake, current: RwLock::default(), flight: Mutex::default(), failures: AtomicU64::new(0) }
+    /// A link that is not connected yet. `note` is the key of the server's note about its reign, and `alarm` is for the
+    /// case that it ends, where servers can take over from each other.
+    pub(crate) fn new(config: RedisConfig, note: Option<String>, alarm: Option<Alarm>, wake: Arc<Wake>) -> Self {
+        let (current, flight, failures) = (RwLock::default(), Mutex::default(), AtomicU64::new(0));
+        Self { config, note, alarm, wake, current, flight, failures }
     }
 
     /// Who logs in, if it is not the default user.
     pub(crate) fn username(&self) -> Option<&str> {
-        self.config.username.as_deref()
+        self.config.login.username.as_deref()
     }
 
     /// The connection, made now if there is none.
@@ -134,7 +136,14 @@ impl Link {
         }
         flight.epoch += 1;
         match self.open(flight.epoch).await {
-            Ok(connection) => Ok(connection),
+            Ok(connection) => {
+                let reign = connection.reign().map(|reign| reign.mark.clone());
+                let former = std::mem::replace(&mut flight.reign, reign);
+                if former.is_some() && former != flight.reign {
+                    self.raise_alarm();
+                }
+                Ok(connection)
+            }
             Err(failure) => {
                 flight.failure = Some(failure.clone());
                 self.failures.fetch_add(1, Ordering::Release);
@@ -145,12 +154,25 @@ impl Link {
 
     async fn open(&self, epoch: u64) -> Result<Arc<Connection>> {
         let broken = Arc::new(AtomicBool::new(false));
-        let receiver = {
+        let end = {
             let (wake, broken) = (Arc::clone(&self.wake), Arc::clone(&broken));
+            move || {
+                broken.store(true, Ordering::Release);
+                wake.detach(epoch);
+            }
+        };
+        let on_switch: OnSwitch = {
+            let (end, alarm) = (end.clone(), self.alarm.clone());
+            Arc::new(move || {
+                end();
+                alarm.iter().for_each(Alarm::raise_all);
+            })
+        };
+        let receiver = {
+            let wake = Arc::clone(&self.wake);
             move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
-                    broken.store(true, Ordering::Release);
-                    wake.detach(epoch);
+                    end();
                 } else {
                     wake.push(epoch, &push);
                 }
@@ -158,19 +180,28 @@ impl Link {
             }
         };
         // The bounds are ours: one on connecting as a whole, and one on each operation.
-        let config = AsyncConnectionConfig::new()
+        let settings = AsyncConnectionConfig::new()
             .set_push_sender(receiver)
             .set_pipeline_buffer_size(QUEUE)
             .set_write_backpressure_boundary(WRITE_BUFFER)
             .set_connection_timeout(None)
             .set_response_timeout(None);
+        let config = &self.config;
+        let (place, watches) = match &config.topology {
+            Topology::Sentinel { sentinels, primary, login } => {
+                let found = sentinel::find(config, sentinels, primary, login, &on_switch).await?;
+                (found.place, found.watches)
+            }
+            Topology::Single | Topology::Cluster { .. } => ((config.host.clone(), config.port), Vec::new()),
+        };
+        let login = secret::login(&config.login, config.database)?;
         let under_way = UnderWay::default();
-        let stream = stream::open(&self.config, Arc::clone(&under_way)).await.map_err(error::map_open)?;
-        let (inner, driver) = MultiplexedConnection::new_with_config(&self.login, stream, config)
-            .await
-            .map_err(|e| error::map(&e, Sent::No))?;
+        let stream = stream::open(config, &place.0, place.1, Arc::clone(&under_way)).await.map_err(error::map_open)?;
+        let (inner, driver) =
+            MultiplexedConnection::new_with_config(&login, stream, settings).await.map_err(|e| error::map_login(&e))?;
         let inner = Arc::new(inner);
-        let connection = Arc::new(Connection {
+        // From here on the driver ends with this value, also if the connection is not used after all.
+        let mut connection = Connection {
             inner: Arc::clone(&inner),
             driver: tokio::spawn(driver).abort_handle(),
             epoch,
@@ -179,30 +210,41 @@ impl Link {
             timers: Timers::new(),
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
-        });
-        if let Some(vet) = &self.config.vet {
-            (vet.0)(&facts(&inner).await?)?;
+            place,
+            reign: None,
+            _watches: watches,
+        };
+        if let Some(vet) = &config.vet {
+            (vet.0)(&server::ask(&inner).await?)?;
         }
+        if let Some(note) = &self.note {
+            connection.reign = Some(Reign::of(&inner, note, config.pause(), &config.clock).await?);
+        }
+        if connection.broken.load(Ordering::Acquire) {
+            return Err(error::taken_over(Sent::No));
+        }
+        let connection = Arc::new(connection);
         self.wake.attach(epoch, Arc::downgrade(&inner));
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&connection));
         Ok(connection)
     }
 
     /// Runs a script. `request` names it by its hash; if the server does not know it, it was definitely not run, and is
-    /// sent again with its code.
+    /// sent again with its code. `asking` for a slot of a cluster that is on its way to this server.
     pub(crate) async fn run(
         &self,
         connection: &Connection,
         script: &Script,
         request: &Cmd,
+        asking: bool,
         bound: Duration,
         sent: Sent,
     ) -> Result<Value> {
         let exchange = async {
             let mut driver = MultiplexedConnection::clone(&connection.inner);
-            let reply = driver.send_packed_command(request).await?;
+            let reply = send(&mut driver, request, asking).await?;
             if is_unknown_script(&reply) {
-                return driver.send_packed_command(&script.by_code(request)).await;
+                return send(&mut driver, &script.by_code(request), asking).await;
             }
             Ok(reply)
         };
@@ -237,7 +279,7 @@ impl Link {
     /// Takes a single answer: what is an error there becomes one here.
     pub(crate) fn accept(&self, connection: &Connection, reply: Value, sent: Sent) -> Result<Value> {
         let Value::ServerError(e) = reply else { return Ok(reply) };
-        if e.kind() == Some(ServerErrorKind::ReadOnly) {
+        if e.kind() == Some(ServerErrorKind::ReadOnly) || e.code() == error::TAKEN_OVER {
             self.give_up(connection);
         }
         Err(error::map(&e.into(), sent))
@@ -257,6 +299,10 @@ impl Link {
         let outcome = connection.timers.within(bound, exchange).await;
         drop(operation);
         match outcome {
+            // What a server says counts for nothing once it is known that another took over.
+            Some(Ok(_)) if connection.reign.is_some() && connection.broken.load(Ordering::Acquire) => {
+                Err(error::taken_over(sent))
+            }
             Some(Ok(reply)) => {
                 connection.received.fetch_add(1, Ordering::Relaxed);
                 if connection.struck.load(Ordering::Relaxed) {
@@ -282,6 +328,33 @@ impl Link {
         }
     }
 
+    /// Ends the connection, if there is one, because the server is not in charge any more. Wakes those who rely on it.
+    pub(crate) fn close(&self) {
+        if let Some(connection) = self.current() {
+            self.give_up(&connection);
+        }
+        self.raise_alarm();
+    }
+
+    fn raise_alarm(&self) {
+        self.alarm.iter().for_each(Alarm::raise_all);
+    }
+
+    /// Whether another server may take over.
+    pub(crate) fn fails_over(&self) -> bool {
+        self.note.is_some()
+    }
+
+    /// Whether replicas have to acknowledge what is granted.
+    pub(crate) fn asks_replicas(&self) -> bool {
+        self.config.replicas > 0
+    }
+
+    /// Where the server is, if it is always the same.
+    pub(crate) fn host(&self) -> &str {
+        &self.config.host
+    }
+
     /// Drops a connection, and wakes those who rely on it.
     fn give_up(&self, connection: &Connection) {
         connection.broken.store(true, Ordering::Release);
@@ -290,6 +363,19 @@ impl Link {
         drop(current);
         drop(dropped);
         self.wake.detach(connection.epoch);
+    }
+}
+
+impl Connection {
+    /// The server's time in charge, where servers can take over from each other.
+    pub(crate) fn reign(&self) -> Option<&Reign> {
+        self.reign.as_ref()
+    }
+
+    /// Whether the other leads to the same server, in the same reign.
+    pub(crate) fn is_same_server(&self, other: &Self) -> bool {
+        let id = |connection: &Self| connection.reign.as_ref().map(|reign| reign.id.clone());
+        self.place == other.place && id(self) == id(other)
     }
 }
 
@@ -321,15 +407,15 @@ impl fmt::Debug for Link {
     }
 }
 
-/// What the server says of itself. What this user may not ask for is not known.
-async fn facts(connection: &MultiplexedConnection) -> Result<ServerFacts> {
+/// Sends a request; those who say `ASKING` do so right before it.
+async fn send(driver: &mut MultiplexedConnection, request: &Cmd, asking: bool) -> RedisResult<Value> {
+    if !asking {
+        return driver.send_packed_command(request).await;
+    }
     let mut requests = Pipeline::with_capacity(2);
-    requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
-    let replies = MultiplexedConnection::clone(connection).send_packed_commands(&requests, 0, requests.len()).await;
-    let mut replies = replies.map_err(|e| error::map(&e, Sent::No))?.into_iter();
-    let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
-    let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
-    Ok(ServerFacts::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str)))
+    requests.cmd("ASKING").add_command(request.clone());
+    let replies = driver.send_packed_commands(&requests, 0, requests.len()).await?;
+    Ok(replies.into_iter().nth(1).unwrap_or_default())
 }
 
 fn is_unknown_script(reply: &Value) -> bool {

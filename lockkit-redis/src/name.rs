@@ -17,12 +17,19 @@
 //!
 //! No two names share a lock key, no two lock keys share a counter, and no lock key is a counter: every counter begins
 //! with `{` and ends in `:fence`, which no lock key does.
+//!
+//! Where servers can take over from each other, each keeps a note about it: `{<prefix><n>}:reign`, where `n` is chosen
+//! such that the key lies in a slot of the server. With an empty prefix it is `lockkit:esc:{<n>}:reign`, which no name
+//! is spelt as. What is written to see replicas acknowledge it ends in `:written` instead.
 
 use lockkit_core::{Error, ErrorKind, LockKey, Result};
 
 /// Begins the lock keys of names that can't be keys themselves when the prefix is empty.
 const ESCAPE: &str = "lockkit:esc:";
 const COUNTER_END: &str = ":fence";
+const NOTE_END: &str = ":reign";
+/// How many slots a cluster has.
+pub(crate) const SLOTS: u16 = 16384;
 
 /// How a store spells its keys.
 #[derive(Clone, Debug)]
@@ -82,6 +89,17 @@ impl Names {
         (self.lock(&name) == key).then_some(name)
     }
 
+    /// The key of a server's note about its reign, in this slot of a cluster, or wherever.
+    pub(crate) fn note(&self, in_slot: Option<u16>) -> String {
+        let escape = if self.prefix.is_empty() { ESCAPE } else { "" };
+        // The slots of consecutive numbers are as good as random: some 16384 are tried, in about a millisecond.
+        let tag = (0_u32..)
+            .map(|n| format!("{}{n}", self.prefix))
+            .find(|tag| in_slot.is_none_or(|slot| slot_of(tag.as_bytes()) == slot))
+            .unwrap_or_default();
+        format!("{escape}{{{tag}}}{NOTE_END}")
+    }
+
     /// The patterns for `SCAN` that together match the key of every lock whose name starts with `start`.
     pub(crate) fn patterns(&self, start: &str) -> Vec<String> {
         let pattern = |beginning: &str, rest: &str| {
@@ -130,6 +148,23 @@ fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     let (tag, _) = rest.split_once('}')?;
     (!tag.is_empty()).then_some(tag)
+}
+
+/// The key that is written to see replicas acknowledge it, in the slot of the note.
+pub(crate) fn mark_of_note(note: &str) -> String {
+    format!("{}:written", note.strip_suffix(NOTE_END).unwrap_or(note))
+}
+
+/// The slot of a key in a cluster. (Redis cluster specification, "Key distribution model".)
+pub(crate) fn slot(key: &str) -> u16 {
+    slot_of(hash_tag(key).unwrap_or(key).as_bytes())
+}
+
+/// CRC-16/XMODEM, modulo the number of slots.
+fn slot_of(tag: &[u8]) -> u16 {
+    let step = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+    let crc = tag.iter().fold(0_u16, |crc, byte| (0..8).fold(crc ^ (u16::from(*byte) << 8), step));
+    crc % SLOTS
 }
 
 fn needs_escape(name: &str) -> bool {
@@ -236,6 +271,23 @@ mod tests {
         let names = Names::new("app[1]:").expect("prefix");
         assert_eq!(names.patterns("a*{"), [r"app\[1\]:a\*%7B*"]);
         assert_eq!(Names::new("").expect("prefix").patterns("j?"), [r"j\?*", r"lockkit:esc:j\?*"]);
+    }
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        // `CLUSTER KEYSLOT` on a server.
+        for (key, expected) in
+            [("123456789", 12739), ("foo", 12182), ("{user1000}.following", 3443), ("foo{}{bar}", 8363)]
+        {
+            assert_eq!(slot(key), expected, "{key}");
+        }
+        for (prefix, wanted) in [("lockkit:", 0), ("", 5461), ("x%7B", SLOTS - 1)] {
+            let names = Names::new(prefix).expect("prefix");
+            let note = names.note(Some(wanted));
+            for key in [mark_of_note(&note), note] {
+                assert_eq!((slot(&key), names.name(key.as_bytes())), (wanted, None), "{key} is no lock");
+            }
+        }
     }
 
     #[test]

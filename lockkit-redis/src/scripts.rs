@@ -5,9 +5,24 @@ use std::sync::LazyLock;
 use redis::Cmd;
 
 pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/acquire.lua")));
-pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/renew.lua")));
+/// [`ACQUIRE`] where servers can take over from each other. Its last argument is the server's replication id.
+pub(crate) static ACQUIRE_GUARDED: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/acquire.lua"))));
+pub(crate) static RENEW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!("local mark\n", include_str!("scripts/renew.lua"))));
+/// [`RENEW`] where servers can take over from each other. Its last arguments are the mark of the leases and the server's
+/// replication id.
+pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(concat!(
+        include_str!("scripts/guard.lua"),
+        include_str!("scripts/mark.lua"),
+        include_str!("scripts/renew.lua")
+    ))
+});
+pub(crate) static REIGN: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/reign.lua")));
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/release.lua")));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
+pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(crate::fenced::SCRIPT));
 
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/probe.lua")));
 
@@ -29,6 +44,13 @@ impl Script {
     pub(crate) fn by_hash(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
         let mut cmd = Cmd::with_capacity(3 + keys + arguments, 7 + self.sha.len() + 4 + bytes);
         cmd.arg("EVALSHA").arg(&self.sha).arg(keys);
+        cmd
+    }
+
+    /// A command that runs the script by its code, to which the keys and arguments are to be added.
+    pub(crate) fn by_own_code(&self, keys: usize) -> Cmd {
+        let mut cmd = Cmd::new();
+        cmd.arg("EVAL").arg(self.code).arg(keys);
         cmd
     }
 

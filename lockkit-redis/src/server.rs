@@ -1,8 +1,11 @@
 //! What a server says of itself when the store connects, and what that means for its locks.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use lockkit_core::{ErrorKind, Finding, Result};
+use redis::{Pipeline, aio::MultiplexedConnection};
+
+use crate::error::{self, Sent};
 
 /// What a server says of itself on a new connection.
 ///
@@ -54,13 +57,25 @@ impl fmt::Debug for Vet {
     }
 }
 
+/// What the server says of itself. What this user may not ask for is not known.
+pub(crate) async fn ask(connection: &MultiplexedConnection) -> Result<ServerFacts> {
+    let mut requests = Pipeline::with_capacity(2);
+    requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
+    let replies = MultiplexedConnection::clone(connection).send_packed_commands(&requests, 0, requests.len()).await;
+    let mut replies = replies.map_err(|e| error::map(&e, Sent::No))?.into_iter();
+    let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
+    let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
+    Ok(ServerFacts::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str)))
+}
+
 /// A field of the answer to `INFO`; empty if there is none.
 pub(crate) fn field<'a>(info: &'a str, name: &str) -> &'a str {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map_or("", |value| value.trim())
 }
 
-/// Judges the answer to `INFO`: errors for what can't keep locks, warnings of what may lose them.
-pub(crate) fn judge(info: &str) -> Vec<Finding> {
+/// Judges the answer to `INFO`: errors for what can't keep locks, warnings of what may lose them. A member of a cluster
+/// can't, unless one was named.
+pub(crate) fn judge(info: &str, as_cluster: bool) -> Vec<Finding> {
     let field = |name: &str| field(info, name);
     let mut findings = Vec::new();
     let mut refuse = |code, summary: String, advice: &str| {
@@ -69,8 +84,8 @@ pub(crate) fn judge(info: &str) -> Vec<Finding> {
     if matches!(field("role"), "slave" | "replica") {
         refuse("role", "the server is a replica".into(), "locks need its primary");
     }
-    if field("cluster_enabled") == "1" {
-        refuse("cluster", "the server is part of a cluster".into(), "this store is for a single one");
+    if field("cluster_enabled") == "1" && !as_cluster {
+        refuse("cluster", "the server is part of a cluster".into(), "use redis+cluster://host,host,host");
     }
     if field("arch_bits") == "32" {
         refuse("build", "the server is a 32-bit build".into(), "its scripts can't spell a fence; use a 64-bit build");
@@ -111,6 +126,15 @@ pub(crate) fn version(text: &str) -> Option<(u32, u32, u32)> {
     Some((numbers.next()?, numbers.next()?, numbers.next().unwrap_or(0)))
 }
 
+/// Warns of a primary that goes on alone when it is cut off from its replicas. (The field is there only if the setting
+/// is in force.)
+pub(crate) fn judge_isolation(info: &str) -> Option<Finding> {
+    let alone = !field(info, "connected_slaves").is_empty() && field(info, "min_slaves_good_slaves").is_empty();
+    let summary = "a former primary that is cut off, or comes back, may still grant and renew";
+    let advice = "set min-replicas-to-write on the servers, or ?replicas= here";
+    alone.then(|| Finding::warning("isolation", summary, advice))
+}
+
 #[cfg(test)]
 mod tests {
     use lockkit_core::Severity;
@@ -121,13 +145,13 @@ mod tests {
                          role:master\r\ncluster_enabled:0\r\n";
 
     fn admit(info: &str) -> Result<Vec<String>> {
-        Finding::admit(&judge(info))
+        Finding::admit(&judge(info, false))
     }
 
     #[test]
     fn a_sound_server_passes() {
-        assert_eq!((judge(SOUND), judge("")), (Vec::new(), Vec::new()));
-        let no_limit = judge(&SOUND.replace("noeviction", "allkeys-lru"));
+        assert_eq!((judge(SOUND, false), judge("", false)), (Vec::new(), Vec::new()));
+        let no_limit = judge(&SOUND.replace("noeviction", "allkeys-lru"), false);
         assert!(matches!(no_limit.as_slice(), [only] if only.severity == Severity::Note), "{no_limit:?}");
     }
 

@@ -25,12 +25,17 @@ use crate::config::RedisConfig;
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Opens a stream to the server; `under_way` is to be kept up to date by whoever uses it.
+/// Opens a stream to a server; `under_way` is to be kept up to date by whoever uses it.
 ///
 /// # Errors
 /// Of the name's resolution, or of the last address that was tried; TLS errors come as [`io::Error`] too.
-pub(crate) async fn open(config: &RedisConfig, under_way: UnderWay) -> io::Result<Box<dyn Stream>> {
-    let addresses = lookup_host((config.host.as_str(), config.port)).await?;
+pub(crate) async fn open(
+    config: &RedisConfig,
+    host: &str,
+    port: u16,
+    under_way: UnderWay,
+) -> io::Result<Box<dyn Stream>> {
+    let addresses = lookup_host((host, port)).await?;
     let stream = first(addresses.map(|address| Box::pin(TcpStream::connect(address))).collect()).await?;
     // Nagle's algorithm costs 39 to 68 % of the throughput on a real network (redis-rs#2195).
     stream.set_nodelay(true)?;
@@ -38,8 +43,10 @@ pub(crate) async fn open(config: &RedisConfig, under_way: UnderWay) -> io::Resul
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     #[cfg(feature = "tls")]
     if config.tls {
-        return Ok(Box::new(Together::new(crate::tls::handshake(config, stream).await?, under_way)));
+        return Ok(Box::new(Together::new(crate::tls::handshake(config, host, stream).await?, under_way)));
     }
+    #[cfg(not(feature = "tls"))]
+    debug_assert!(!config.tls, "a configuration with TLS is refused without the feature");
     Ok(Box::new(Together::new(stream, under_way)))
 }
 

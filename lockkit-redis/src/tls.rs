@@ -1,6 +1,6 @@
 //! TLS, with a provider of our own choice: which others are compiled in must not matter.
 
-use std::{io, sync::Arc};
+use std::{fmt, io, path::Path, sync::Arc};
 
 use tokio::net::TcpStream;
 use tokio_rustls::{
@@ -9,20 +9,27 @@ use tokio_rustls::{
     rustls::{
         ClientConfig, RootCertStore,
         crypto::aws_lc_rs,
-        pki_types::{CertificateDer, ServerName, pem::PemObject},
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     },
 };
 
 use crate::config::RedisConfig;
 
-/// Puts TLS on a stream. The server's certificate must name the host of the configuration.
-pub(crate) async fn handshake(config: &RedisConfig, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(config.host.clone()).map_err(invalid)?;
+/// Puts TLS on a stream. The server's certificate must name the host.
+pub(crate) async fn handshake(config: &RedisConfig, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(host.to_owned()).map_err(invalid)?;
     let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(invalid)?
-        .with_root_certificates(roots(config)?)
-        .with_no_client_auth();
+        .with_root_certificates(roots(config)?);
+    let client = match &config.identity {
+        None => client.with_no_client_auth(),
+        Some((certificate, key)) => {
+            let chain = certificates(certificate)?;
+            let key = PrivateKeyDer::from_pem_file(key).map_err(|e| unreadable(key, &e))?;
+            client.with_client_auth_cert(chain, key).map_err(invalid)?
+        }
+    };
     TlsConnector::from(Arc::new(client)).connect(name, stream).await
 }
 
@@ -32,10 +39,25 @@ fn roots(config: &RedisConfig) -> io::Result<RootCertStore> {
         return Ok(RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()));
     };
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(invalid)? {
-        roots.add(certificate.map_err(invalid)?).map_err(invalid)?;
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|e| unreadable(path, &e))?;
     }
     Ok(roots)
+}
+
+/// All certificates of a file, of which there must be one.
+fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(certificates) if certificates.is_empty() => Err(unreadable(path, &"it has no certificate")),
+        Ok(certificates) => Ok(certificates),
+        Err(e) => Err(unreadable(path, &e)),
+    }
+}
+
+/// What is wrong with a file, by its name. Never what is in it.
+fn unreadable(path: &Path, why: &dyn fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("can't use the file {}: {why}", path.display()))
 }
 
 fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {

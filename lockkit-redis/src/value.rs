@@ -1,7 +1,8 @@
-//! The string stored at a lock's key: `<token>:<depth>:<fence>:<span>:<holder>`.
+//! The string stored at a lock's key: `<token>:<depth>:<fence>:<span>[@<reign>]:<holder>`.
 //!
-//! Token: 32 lower-case hexadecimal digits. Depth, fence and span: decimal. Holder: the rest, any text. Whatever does
-//! not have this form belongs to a client that is not lockkit, and excludes us all the same.
+//! Token: 32 lower-case hexadecimal digits. Depth, fence and span: decimal. Reign: 8 hexadecimal digits, only where
+//! servers can take over from each other (see [`reign`](crate::reign)). Holder: the rest, any text. Whatever does not
+//! have this form belongs to a client that is not lockkit, and excludes us all the same.
 
 use lockkit_core::{Fence, HolderInfo, Token};
 
@@ -44,7 +45,8 @@ pub(crate) fn numbers(value: &[u8]) -> Option<(Fence, u32, u32)> {
     let mut parts = value.get(Token::TEXT_LEN + 1..)?.splitn(4, |byte| *byte == b':');
     let depth = number(parts.next()?)?;
     let fence = number(parts.next()?)?;
-    let span = number(parts.next()?)?;
+    let span = parts.next()?;
+    let span = number(span.split(|byte| *byte == b'@').next().unwrap_or(span))?;
     Some((Fence::new(fence), u32::try_from(span).ok()?, u32::try_from(depth).ok()?))
 }
 
@@ -65,10 +67,11 @@ pub(crate) fn push_head(text: &mut String, token: &Token, depth: u32) {
     text.push(':');
 }
 
-/// Appends `:<span>:<holder>`, the end of a value.
-pub(crate) fn push_tail(text: &mut String, span: u32, holder: &HolderInfo) {
+/// Appends `:<span><mark>:<holder>`, the end of a value; the mark is empty or `@<reign>`.
+pub(crate) fn push_tail(text: &mut String, span: u32, mark: &str, holder: &HolderInfo) {
     text.push(':');
     push_number(text, span);
+    text.push_str(mark);
     text.push(':');
     text.push_str(holder.as_str());
 }
@@ -104,13 +107,15 @@ mod tests {
     #[test]
     fn a_value_survives_its_text() {
         let token = Token::random().expect("random");
-        for (depth, span, holder) in [(1, 1, "web-3:4711"), (12, u32::MAX, ""), (0, 1, "a:b:1:2:é")] {
+        for (depth, span, mark, holder) in
+            [(1, 1, "", "web-3:4711"), (12, u32::MAX, "", ""), (0, 1, "", "a:b:1:2:é"), (2, 3, "@0123abcd", "a@b:c")]
+        {
             let holder = HolderInfo::new(holder);
             let mut text = String::new();
             push_head(&mut text, &token, depth);
             text.push_str("1795163327687740");
-            push_tail(&mut text, span, &holder);
-            assert!(text.starts_with(&format!("{}:{depth}:1795163327687740:{span}:", token.reveal())));
+            push_tail(&mut text, span, mark, &holder);
+            assert!(text.starts_with(&format!("{}:{depth}:1795163327687740:{span}{mark}:", token.reveal())));
             let fence = Fence::new(1_795_163_327_687_740);
             assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(Lease { token, depth, fence, span, holder }));
         }

@@ -20,7 +20,7 @@ use crate::{Gate, Node, RedlockConfig, RedlockStore, calls::Calls, error::NodeEr
 /// The options of a URL that are not those of each node.
 const OWN_OPTIONS: [&str; 4] = ["node_timeout", "max_ttl", "durable", "delayed_restart"];
 /// The options of a URL that each node gets.
-const NODE_OPTIONS: [&str; 3] = ["prefix", "timeout", "ca"];
+const NODE_OPTIONS: [&str; 7] = ["prefix", "timeout", "password_env", "password_file", "ca", "cert", "key"];
 
 /// Several independent Redis or Valkey servers, as the nodes of a quorum.
 ///
@@ -50,8 +50,8 @@ impl RedisNodes {
 
     /// Reads `redlock://[user[:password]@]host[:port],host[:port],…[/database][?options]`; `redlocks` for TLS.
     ///
-    /// User, password, database and the options `prefix`, `timeout` and `ca` are those of every node, see
-    /// [`RedisConfig::from_url`]. The others: `node_timeout` and `max_ttl` as in [`RedlockConfig`], such as `200ms` and
+    /// User, password, database and the options `prefix`, `timeout`, `password_env`, `password_file`, `ca`, `cert` and
+    /// `key` are those of every node, see [`RedisConfig::from_url`]. The others: `node_timeout` and `max_ttl` as in [`RedlockConfig`], such as `200ms` and
     /// `30s`; `durable` and `delayed_restart` as the methods here, `yes` or `no`.
     ///
     /// # Errors
@@ -110,6 +110,9 @@ impl RedisNodes {
     /// replicas, members of a cluster and servers that are too old; `Denied` for a wrong login; `Unavailable`, with
     /// each node's own error, if no majority can be reached.
     pub async fn connect(self) -> Result<RedlockStore> {
+        if !self.nodes.iter().all(RedisConfig::is_single) {
+            return Err(invalid("a node is one server: nothing may take its place, as sentinels and clusters have it"));
+        }
         let roster = Arc::new(Roster::new(&self));
         let mut stores = Vec::with_capacity(self.nodes.len());
         for (index, node) in self.nodes.into_iter().enumerate() {
@@ -296,6 +299,14 @@ mod tests {
             assert!(error.message().contains(hint), "{url}: {error}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_node_is_one_server() {
+        let node = || RedisConfig::sentinel([("a", 26379)], "p");
+        let error = RedisNodes::new(vec![node(), node(), node()]).connect().await.expect_err("fails over");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.message().contains("one server"), "{error}");
     }
 
     fn facts(uptime: u64, run_id: &str) -> ServerFacts {

@@ -61,7 +61,11 @@ fn the_docs_name_the_cases() -> Result<(), Failed> {
     let quoted = CASES.split('`').skip(1).step_by(2);
     let named: BTreeSet<_> = quoted.filter(|quoted| quoted.contains("::")).collect();
     let different: Vec<_> = cases.symmetric_difference(&named).collect();
-    if different.is_empty() { Ok(()) } else { Err(format!("docs/cases.md and the cases differ in {different:?}").into()) }
+    if different.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("docs/cases.md and the cases differ in {different:?}").into())
+    }
 }
 
 fn no_catch_is_listed_twice() -> Result<(), Failed> {

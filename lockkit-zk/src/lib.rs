@@ -32,6 +32,7 @@ mod doctor;
 mod enter;
 mod error;
 mod fence;
+pub mod fenced;
 mod inspect;
 mod link;
 mod name;

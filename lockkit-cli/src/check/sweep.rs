@@ -60,13 +60,11 @@ async fn release(store: &dyn LockStore, state: &KeyState) {
 
 /// What a store keeps of a lock that is free, by design.
 fn stays(url: &str) -> Option<String> {
-    let what = match url.split_once(':').map_or(url, |(scheme, _)| scheme) {
-        "redis" | "rediss" | "valkey" | "valkeys" | "redlock" | "redlocks" => {
-            "the fence counters of the locks, which expire in about a week"
-        }
-        "mysql" | "mariadb" => "a row for each lock, which lockkit gc removes when it was unused for a week",
-        "zk" | "zks" => "the empty directories of the locks, which the servers remove after a while",
-        _ => return None,
-    };
-    Some(what.to_owned())
+    let keeps = [
+        (&["redis", "valkey", "redlock"][..], "the fence counters of the locks, which expire in about a week"),
+        (&["mysql", "mariadb"], "a row for each lock, which lockkit gc removes when it was unused for a week"),
+        (&["zk"], "the empty directories of the locks, which the servers remove after a while"),
+    ];
+    let kept = keeps.into_iter().find(|(schemes, _)| schemes.iter().any(|scheme| url.starts_with(scheme)));
+    kept.map(|(_, what)| what.to_owned())
 }

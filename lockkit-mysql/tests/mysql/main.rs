@@ -3,6 +3,7 @@
 //! All tests run on MariaDB, which is required, and on MySQL, if there is one.
 
 mod doctor;
+mod fenced;
 mod fences;
 mod gates;
 mod servers;
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
 
 fn tests() -> Vec<(&'static str, Test)> {
     let mut tests =
-        [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, gates::TESTS].concat();
+        [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, fenced::TESTS, gates::TESTS]
+            .concat();
     tests.extend_from_slice(doctor::TESTS);
     #[cfg(feature = "tls")]
     tests.extend_from_slice(tls::TESTS);

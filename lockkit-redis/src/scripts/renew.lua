@@ -6,11 +6,13 @@
 -- ARGV[2]              n
 -- ARGV[3 .. n+2]       head that each value is to have, "<token>:<depth>:"
 -- ARGV[n+3 .. 2n+2]    floors: raise the counter to at least this; optional
+-- mark                  a local that goes before: the mark that the leases must have; nil for any
 --
 -- Returns for each lock  its value  it is held and extended
 --                        0          there is no such lock
 --                        1          it is another's
 --                        2          it is held and was extended, but its counter is no number
+--                        3          it was granted by a server that is not in charge any more
 
 local call, pcall, sub = redis.call, redis.pcall, string.sub
 local ttl, n = ARGV[1], tonumber(ARGV[2])
@@ -22,7 +24,7 @@ local function raise(counter, floor, value)
   if not number then
     return false
   end
-  local fence, span = string.match(value, '^%x+:%d+:(%d+):(%d+):')
+  local fence, span = string.match(value, '^%x+:%d+:(%d+):(%d+)[@:]')
   local last = math.max(tonumber(floor), fence + span - 1)
   if number < last then
     local time = call('TIME')
@@ -40,6 +42,8 @@ for i = 1, n do
     answers[i] = 0
   elseif type(value) ~= 'string' or sub(value, 1, 33) ~= sub(head, 1, 33) then
     answers[i] = 1
+  elseif mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
+    answers[i] = 3
   else
     if sub(value, 1, #head) == head then
       call('PEXPIRE', lock, ttl)

@@ -2,10 +2,16 @@
 //!
 //! `LOCKKIT_REDIS_SERVER` names the server's program; `redis-server` by default.
 
+mod cluster;
 mod contract;
 mod doctor;
+mod failover;
 mod faults;
+mod fenced;
 mod inspect;
+mod passwords;
+mod replicas;
+mod sentinel;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

@@ -20,9 +20,7 @@ impl Server {
     }
 
     pub(crate) async fn start_with(args: &[&str]) -> Self {
-        let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
-        let flavor = program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()));
-        let options = RedisOptions::default().flavor(flavor).args(args.iter().copied());
+        let options = RedisOptions::default().flavor(flavor()).args(args.iter().copied());
         Self(RedisServer::start(options).await.expect("a server"))
     }
 
@@ -62,6 +60,12 @@ impl Server {
     pub(crate) async fn restart(&self) {
         self.0.restart(Keep::Nothing).await.expect("restart");
     }
+}
+
+/// The server that is to be tested.
+pub(crate) fn flavor() -> RedisFlavor {
+    let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
+    program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()))
 }
 
 /// Runs a raw command.
@@ -157,5 +161,24 @@ pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     while !is_true() {
         assert!(start.elapsed() < Duration::from_secs(5), "never: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The same for something that takes asking.
+pub(crate) async fn eventually_async(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true().await {
+        assert!(start.elapsed() < Duration::from_secs(5), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A server that is not a `Server`, such as a sentinel.
+pub(crate) struct RedisServerAt(pub(crate) std::net::SocketAddr);
+
+impl RedisServerAt {
+    pub(crate) fn command(&self, command: &str) {
+        let client = redis::Client::open(format!("redis://{}", self.0)).expect("address");
+        raw::<redis::Value>(&mut client.get_connection().expect("raw connection"), command);
     }
 }

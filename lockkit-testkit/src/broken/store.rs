@@ -1,12 +1,16 @@
 //! A client of the simple store: five questions, each one step on the machine, unless a bug makes it two.
 
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{collections::HashSet, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, Fencing, Hold, KeyState,
     Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo,
     SystemClock, Token, Waiting,
+};
+use tokio::{
+    sync::{oneshot, watch},
+    time::timeout,
 };
 
 use super::{
@@ -26,6 +30,8 @@ pub(super) struct SimpleStore {
     bug: Option<Bug>,
     /// What [`Bug::TokenPerClient`] takes for proof of ownership.
     client: Token,
+    /// The claims that were released: what [`Bug::LandsLate`] waits for.
+    released: watch::Sender<HashSet<Token>>,
 }
 
 impl SimpleStore {
@@ -41,7 +47,7 @@ impl SimpleStore {
             max_key_bytes: LockKey::MAX_BYTES,
         };
         let info = Arc::new(StoreInfo { scheme: "simple", name: "simple".into(), capability, clock, alarm: None });
-        Ok(Self { info, link: Arc::new(link), bug, client: Token::random()? })
+        Ok(Self { info, link: Arc::new(link), bug, client: Token::random()?, released: watch::Sender::default() })
     }
 
     fn has(&self, bug: Bug) -> bool {
@@ -202,9 +208,14 @@ impl LockStore for SimpleStore {
         }
         if self.has(Bug::LandsLate) {
             // BUG: who is cancelled should have sent it before, or never.
-            let (store, request) = (self.clone(), request.clone());
+            let (store, request, token) = (self.clone(), request.clone(), request.claim.token);
+            let (_caller, gone) = oneshot::channel::<()>();
             let late = async move {
-                tokio::time::sleep(Duration::from_millis(30)).await;
+                // Well before whoever is still there: the next one must find the lock taken.
+                if timeout(Duration::from_millis(100), gone).await.is_ok() {
+                    let mut released = store.released.subscribe();
+                    drop(timeout(BOUND, released.wait_for(|released| released.contains(&token))).await);
+                }
                 store.acquire_within(&request).await
             };
             return detached(late).await;
@@ -243,7 +254,11 @@ impl LockStore for SimpleStore {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        match self.release_claim(claim).await {
+        let release = self.release_claim(claim).await;
+        if self.has(Bug::LandsLate) {
+            self.released.send_modify(|released| _ = released.insert(claim.token));
+        }
+        match release {
             // BUG: nobody said that it is not held.
             Err(e) if self.has(Bug::ErrorsAsNo) && e.is_retryable() => Ok(Release::NotHeld(LossReason::Gone)),
             // BUG: that it was another's is kept from the caller.

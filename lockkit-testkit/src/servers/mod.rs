@@ -15,6 +15,8 @@ mod mysql;
 mod mysql_wire;
 mod process;
 mod redis;
+mod redis_cluster;
+mod redis_sentinel;
 mod resp;
 mod zookeeper;
 
@@ -25,6 +27,8 @@ pub use self::{
     mysql::{MySqlFlavor, MySqlOptions, MySqlServer},
     process::{Keep, Process},
     redis::{Persistence, RedisFlavor, RedisOptions, RedisServer},
+    redis_cluster::RedisCluster,
+    redis_sentinel::RedisSentinels,
     zookeeper::{ZooKeeperEnsemble, ZooKeeperFlavor, ZooKeeperServer},
 };
 

@@ -1,6 +1,7 @@
 //! Private MariaDB and MySQL servers.
 
 use super::{Place, Probe, Process, Program, Result, ServerError, Service, mysql_wire::Connection};
+use crate::faults::ServerClock;
 use std::{
     env,
     ffi::OsString,
@@ -49,6 +50,7 @@ pub struct MySqlOptions {
     flavor: MySqlFlavor,
     init: Vec<String>,
     args: Vec<String>,
+    clock: Option<ServerClock>,
 }
 
 impl MySqlOptions {
@@ -64,6 +66,13 @@ impl MySqlOptions {
     #[must_use]
     pub fn init(mut self, statement: impl Into<String>) -> Self {
         self.init.push(statement.into());
+        self
+    }
+
+    /// Runs the server on this wall clock.
+    #[must_use]
+    pub fn clock(mut self, clock: &ServerClock) -> Self {
+        self.clock = Some(clock.clone());
         self
     }
 
@@ -189,7 +198,8 @@ impl Service for MySql {
     }
 
     fn command(&self, place: &Place) -> Vec<OsString> {
-        let mut command: Vec<OsString> = vec![self.program.clone().into(), "--no-defaults".into()];
+        let mut command = self.options.clock.as_ref().map(ServerClock::prefix).unwrap_or_default();
+        command.extend([self.program.clone().into(), "--no-defaults".into()]);
         command.extend(as_root().map(Into::into));
         let port = format!("--port={}", place.port);
         command.extend([port.as_str(), "--bind-address=127.0.0.1", "--skip-log-bin"].map(Into::into));

@@ -1,6 +1,7 @@
 //! Private Redis and Valkey servers.
 
 use super::{Place, Probe, Process, Program, Result, ServerError, Service, resp::Connection};
+use crate::faults::ServerClock;
 use std::{ffi::OsString, io, ops::Deref, path::PathBuf};
 
 /// Which server that speaks the Redis protocol to start.
@@ -51,6 +52,7 @@ pub struct RedisOptions {
     password: Option<String>,
     debug_command: bool,
     args: Vec<String>,
+    clock: Option<ServerClock>,
 }
 
 impl RedisOptions {
@@ -79,6 +81,13 @@ impl RedisOptions {
     #[must_use]
     pub fn debug_command(mut self) -> Self {
         self.debug_command = true;
+        self
+    }
+
+    /// Runs the server on this wall clock.
+    #[must_use]
+    pub fn clock(mut self, clock: &ServerClock) -> Self {
+        self.clock = Some(clock.clone());
         self
     }
 
@@ -162,7 +171,8 @@ impl Service for Redis {
 
     fn command(&self, place: &Place) -> Vec<OsString> {
         let options = &self.options;
-        let mut command: Vec<OsString> = vec![self.program.clone().into()];
+        let mut command = options.clock.as_ref().map(ServerClock::prefix).unwrap_or_default();
+        command.push(self.program.clone().into());
         let port = place.port.to_string();
         command.extend(["--bind", "127.0.0.1", "--port", &port, "--daemonize", "no", "--save", ""].map(Into::into));
         command.extend(["--dir".into(), place.data.clone().into()]);

@@ -1,10 +1,11 @@
 //! Private ZooKeeper servers, alone and as an ensemble.
 
 use super::{Place, Probe, Process, Program, Result, ServerError, Service, find, free_port};
+use crate::faults::Proxy;
 use std::{
     ffi::OsString,
     fs, io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     ops::Deref,
     path::{Path, PathBuf},
     time::Duration,
@@ -110,6 +111,16 @@ impl Deref for ZooKeeperServer {
 #[derive(Debug)]
 pub struct ZooKeeperEnsemble {
     members: Vec<ZooKeeperServer>,
+    /// What stands between the members, if anything does.
+    lines: Vec<Line>,
+}
+
+/// The way on which one member follows another, should that lead.
+#[derive(Debug)]
+struct Line {
+    from: usize,
+    to: usize,
+    proxy: Proxy,
 }
 
 impl ZooKeeperEnsemble {
@@ -119,15 +130,30 @@ impl ZooKeeperEnsemble {
     ///
     /// If Java or the archive is not installed, or a server does not come up.
     pub async fn start(flavor: ZooKeeperFlavor) -> Result<Self> {
+        Self::start_lined(flavor, false).await
+    }
+
+    /// The same with proxies between the members, so that one can be [silenced](Self::silence). They live on this
+    /// runtime: a test that blocks it silences all.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub async fn start_with_proxies(flavor: ZooKeeperFlavor) -> Result<Self> {
+        Self::start_lined(flavor, true).await
+    }
+
+    async fn start_lined(flavor: ZooKeeperFlavor, lined: bool) -> Result<Self> {
         let (java, archive) = (JAVA.locate()?, flavor.locate()?);
         let mut attempt = 1;
         loop {
             let ports = quorum_ports().map_err(|error| ServerError::io("ZooKeeper", error))?;
+            let lines = if lined { lines(&ports).await } else { Ok(Vec::new()) };
+            let lines = lines.map_err(|error| ServerError::io("ZooKeeper", error))?;
             let member = |number| ZooKeeper {
                 java: java.clone(),
                 archive: archive.clone(),
                 arguments: Vec::new(),
-                member: Some(Member { number, ports: ports.clone() }),
+                member: Some(Member { number, ports: ports_seen_by(number - 1, &ports, &lines) }),
             };
             // None of them serves before a majority is there, so they start side by side.
             let started =
@@ -135,7 +161,7 @@ impl ZooKeeperEnsemble {
             match started {
                 Ok((first, second, third)) => {
                     let members = [first, second, third].map(|process| ZooKeeperServer { process }).into();
-                    return Ok(Self { members });
+                    return Ok(Self { members, lines });
                 }
                 Err(_) if attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(error),
@@ -154,6 +180,21 @@ impl ZooKeeperEnsemble {
     pub fn url(&self) -> String {
         let addresses: Vec<_> = self.members.iter().map(|member| member.addr().to_string()).collect();
         format!("zk://{}", addresses.join(","))
+    }
+
+    /// Lets nothing through any more between a member, by its place in [`members`](Self::members), and the leader, or
+    /// if it leads, between it and its followers. Nobody is told: connections stay open, and clients reach it as before.
+    ///
+    /// It lasts until they have noticed (`syncLimit`: ten ticks, 5 s), for members then look for a leader on other ways:
+    /// in an election each tells the others its true address. Only with [`start_with_proxies`](Self::start_with_proxies).
+    pub fn silence(&self, place: usize) {
+        let touched = self.lines.iter().filter(|line| line.from == place || line.to == place);
+        touched.for_each(|line| line.proxy.blackhole());
+    }
+
+    /// Undoes every [`silence`](Self::silence). What was held back is delivered.
+    pub fn unsilence(&self) {
+        self.lines.iter().for_each(|line| line.proxy.heal());
     }
 
     /// The member that leads at present, by its place in [`members`](Self::members); none during an election.
@@ -181,7 +222,7 @@ struct ZooKeeper {
 struct Member {
     /// From 1.
     number: usize,
-    /// For each member the port to the leader and the port for elections.
+    /// For each member the port to the leader and the port for elections, as this one sees them.
     ports: Vec<(u16, u16)>,
 }
 
@@ -279,6 +320,26 @@ async fn ask(address: SocketAddr, word: &str) -> io::Result<String> {
     Ok(answer)
 }
 
+/// Proxies for each member before the ports on which each other would lead.
+async fn lines(ports: &[(u16, u16)]) -> io::Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    for from in 0..ports.len() {
+        for (to, &(quorum, _)) in ports.iter().enumerate().filter(|(to, _)| *to != from) {
+            lines.push(Line { from, to, proxy: Proxy::start((Ipv4Addr::LOCALHOST, quorum).into()).await? });
+        }
+    }
+    Ok(lines)
+}
+
+/// The ports that a member is told of: its own, and the proxies before those of the others.
+fn ports_seen_by(from: usize, ports: &[(u16, u16)], lines: &[Line]) -> Vec<(u16, u16)> {
+    let seen = |(to, &(quorum, election)): (usize, &(u16, u16))| {
+        let line = lines.iter().find(|line| line.from == from && line.to == to);
+        (line.map_or(quorum, |line| line.proxy.addr().port()), election)
+    };
+    ports.iter().enumerate().map(seen).collect()
+}
+
 /// Two different free ports for each of three members.
 fn quorum_ports() -> io::Result<Vec<(u16, u16)>> {
     let mut ports = Vec::new();
@@ -303,6 +364,21 @@ mod tests {
         server.restart(Keep::Data).await?;
         assert!(server.word("srvr").await?.contains("Mode: standalone"));
         Ok(())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_leader_that_is_silenced_steps_down() -> Result<()> {
+        let ensemble = ZooKeeperEnsemble::start_with_proxies(ZooKeeperFlavor::Installed).await?;
+        let old = ensemble.leader().await.expect("a leader");
+        ensemble.silence(old);
+        for _ in 0..400 {
+            if !ensemble.members()[old].word("srvr").await?.contains("Mode: leader") {
+                ensemble.unsilence();
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("it still leads, without followers");
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@ mod contract;
 mod doctor;
 mod ensemble;
 mod faults;
+mod fenced;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

@@ -1,0 +1,127 @@
+//! Values in Redis that check fences: [`FencedResource`] by a script.
+//!
+//! ```no_run
+//! use lockkit_core::{Locker, fenced::FencedResource};
+//! use lockkit_redis::{RedisConfig, RedisStore, fenced::RedisResource};
+//!
+//! # async fn pay() -> lockkit_core::Result<()> {
+//! let locker = Locker::new(RedisStore::from_url("redis://locks:6379").await?);
+//! let stock = RedisResource::connect(RedisConfig::from_url("redis://data:6379")?, "stock/7").await?;
+//! let guard = locker.lock("stock/7").acquire().await?;
+//! stock.claim(guard.fence()).await?.ok()?; // the first act, before the first read
+//! let left = stock.read().await?;
+//! # let next = left.unwrap_or_default();
+//! stock.write(guard.fence(), &next).await?.ok()?;
+//! # guard.release().await?; Ok(()) }
+//! ```
+//!
+//! The value is a plain string at its key; the highest fence stands beside it at `<key>:highest-fence`, without expiry.
+//! The key must not be that of a lock, which it could be if locks have an empty prefix.
+//! Whoever changes the value must do it through the script: a plain `SET` asks for no fence. From another client, or to
+//! change something else than a string, use [`SCRIPT`], or put its first lines in front of a script of your own.
+//!
+//! The data must outlive what it protects against: a server that loses its data forgets the highest fence too. With
+//! locks and data on one server that keeps nothing, both are gone at once, and a writer from before is let in.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    Error, ErrorKind, Fence, Result,
+    fenced::{Admission, FencedResource},
+};
+use redis::{Pipeline, Value};
+
+use crate::{
+    config::{RedisConfig, Topology},
+    error::{self, Sent},
+    link::Link,
+    scripts::FENCED,
+};
+
+/// The script: `KEYS` are the key of the value and that of its fence, `ARGV` the fence in decimal and, to write, the
+/// new value. It returns an empty string if the holder is admitted, else the highest fence that was seen.
+pub const SCRIPT: &str = include_str!("scripts/fenced.lua");
+
+/// What is added to the key of a value for the key of its fence.
+const FENCE_KEY: &str = ":highest-fence";
+
+/// A fenced value on one Redis or Valkey server. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RedisResource {
+    link: Arc<Link>,
+    timeout: Duration,
+    name: Arc<str>,
+    key: String,
+}
+
+impl RedisResource {
+    /// Connects to the server that keeps the value at this key. The configuration's prefix is for locks; the key is
+    /// taken as it is.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a wrong configuration; `Unsupported` for a cluster; `Denied`, `Unavailable` or `TimedOut` if the server can't be reached.
+    pub async fn connect(config: RedisConfig, key: impl Into<String>) -> Result<Self> {
+        config.check()?;
+        if matches!(config.topology, Topology::Cluster { .. }) {
+            let why = "a fenced value is kept on one server: name it, or its sentinels, not a cluster";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        let (timeout, name) = (config.timeout, config.display_name().into());
+        let link = Arc::new(Link::new(config, None, None, Arc::default()));
+        let resource = Self { link, timeout, name, key: key.into() };
+        resource.link.connection().await.map_err(|e| resource.failed("connect", e))?;
+        Ok(resource)
+    }
+
+    /// The value at another key, over the same connection.
+    #[must_use]
+    pub fn at(&self, key: impl Into<String>) -> Self {
+        Self { key: key.into(), ..self.clone() }
+    }
+
+    async fn ask(&self, fence: Fence, value: Option<&[u8]>) -> Result<Admission> {
+        let connection = self.link.connection().await?;
+        let arguments = 1 + usize::from(value.is_some());
+        let mut request = FENCED.by_hash(2, arguments, 2 * self.key.len() + 64 + value.map_or(0, <[u8]>::len));
+        request.arg(&self.key).arg(format!("{}{FENCE_KEY}", self.key)).arg(fence.get());
+        if let Some(value) = value {
+            request.arg(value);
+        }
+        let reply = self.link.run(&connection, &FENCED, &request, false, self.timeout, Sent::Yes).await?;
+        let highest = redis::from_redis_value::<String>(reply).map_err(|_| error::odd_reply(Sent::Yes))?;
+        match highest.parse() {
+            _ if highest.is_empty() => Ok(Admission::Admitted),
+            Ok(highest) => Ok(Admission::Refused { highest: Fence::new(highest) }),
+            Err(_) => Err(error::odd_reply(Sent::Yes)),
+        }
+    }
+
+    async fn look(&self) -> Result<Option<Vec<u8>>> {
+        let connection = self.link.connection().await?;
+        let mut requests = Pipeline::with_capacity(1);
+        requests.cmd("GET").arg(&self.key);
+        let replies = self.link.run_all(&connection, None, &requests, self.timeout, Sent::ReadOnly).await?;
+        let reply = self.link.accept(&connection, replies.into_iter().next().unwrap_or(Value::Nil), Sent::ReadOnly)?;
+        redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))
+    }
+
+    fn failed(&self, operation: &'static str, error: Error) -> Error {
+        error.at(operation, None, &self.name)
+    }
+}
+
+#[async_trait]
+impl FencedResource for RedisResource {
+    async fn claim(&self, fence: Fence) -> Result<Admission> {
+        self.ask(fence, None).await.map_err(|e| self.failed("claim", e))
+    }
+
+    async fn write(&self, fence: Fence, value: &[u8]) -> Result<Admission> {
+        self.ask(fence, Some(value)).await.map_err(|e| self.failed("write", e))
+    }
+
+    async fn read(&self) -> Result<Option<Vec<u8>>> {
+        self.look().await.map_err(|e| self.failed("read", e))
+    }
+}

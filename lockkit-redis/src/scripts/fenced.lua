@@ -1,0 +1,22 @@
+-- Admits a holder to a fenced value if no higher fence was seen, and remembers its fence.
+--
+-- KEYS[1]  the value
+-- KEYS[2]  the highest fence seen
+-- ARGV[1]  the holder's fence
+-- ARGV[2]  absent: only claim; present: the new value
+--
+-- Returns an empty string if the holder is admitted, else the highest fence seen.
+--
+-- Fences are compared as decimal text, shorter ones first: as numbers of Lua they would be exact only up to 2^53.
+
+local highest, fence = redis.call('GET', KEYS[2]) or '', ARGV[1]
+if fence == '0' or #fence < #highest or (#fence == #highest and fence < highest) then
+  return highest == '' and '0' or highest
+end
+if fence ~= highest then
+  redis.call('SET', KEYS[2], fence)
+end
+if ARGV[2] then
+  redis.call('SET', KEYS[1], ARGV[2])
+end
+return ''

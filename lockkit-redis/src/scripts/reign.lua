@@ -1,0 +1,45 @@
+-- Finds out since when this server has been in charge, and from when on it may grant leases. A server that took over
+-- may lack leases that its predecessor granted, so it grants nothing until all of them must have lapsed.
+--
+-- KEYS[1]  the note: "<reign>:<run id>:<replication id>:<since, in ms of the server's clock>"
+-- ARGV[1]  for how long to pause after a server took over, in ms. It is not part of the note, for each client has its own
+--
+-- Returns {reign, replication id, ms until it may grant, ms of the server's clock since when it may}
+--
+-- A replication id names a server's time as a primary: each promotion and each start makes a new one. (So does a
+-- primary that had no replica for `repl-backlog-ttl`, an hour. It then forgets its second id, so that it is told from a
+-- promotion by having none: whoever was promoted an hour ago has nothing to wait for.)
+
+local call = redis.call
+local server, replication = call('INFO', 'server'), call('INFO', 'replication')
+local function field(text, name)
+  return string.match(text, name .. ':(%w+)') or ''
+end
+if field(replication, 'role') ~= 'master' then
+  return redis.error_reply('TAKENOVER the server is a replica')
+end
+local run, id = field(server, 'run_id'), field(replication, 'master_replid')
+local promoted = string.find(field(replication, 'master_replid2'), '[^0]')
+local time = call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local pause = tonumber(ARGV[1])
+
+local note = call('GET', KEYS[1])
+local reign, old_run, old_id, since
+if note then
+  reign, old_run, old_id, since = string.match(note, '^(%x+):(%x+):(%x+):(%d+)$')
+end
+local goes_on = reign and old_run == run and (old_id == id or not promoted)
+if not goes_on then
+  reign, since = id, now
+  if not note and not promoted then
+    -- Never another's, as far as one can see. But it may have started without its data.
+    since = now - field(server, 'uptime_in_seconds') * 1000
+  end
+end
+if not goes_on or old_id ~= id then
+  call('SET', KEYS[1], table.concat({reign, run, id, string.format('%.0f', since)}, ':'))
+end
+local from = since + pause
+-- The clock may have been set back since.
+return {reign, id, math.max(0, math.min(from - now, pause)), from}

@@ -1,0 +1,218 @@
+//! The store on a cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{Claim, Effect, ErrorKind, Fencing, LockStore, LossReason, Query, Release, Renewal, Renewed};
+use lockkit_redis::{RedisConfig, RedisStore};
+use lockkit_testkit::servers::{RedisCluster, RedisOptions, RedisServer};
+
+use crate::support::*;
+
+async fn members() -> RedisCluster {
+    RedisCluster::start(flavor(), false).await.expect("servers")
+}
+
+async fn store(all: &RedisCluster) -> RedisStore {
+    RedisStore::from_url(&format!("{}?failover_pause=no", all.url())).await.expect("connect")
+}
+
+/// Names of locks of which each of the three members serves some.
+fn names() -> Vec<String> {
+    (0..60).map(|i| format!("lock {{{i}}}")).collect()
+}
+
+#[tokio::test]
+async fn the_five_questions_are_answered_wherever_the_lock_is() {
+    let all = members().await;
+    let (store, other) = (store(&all).await, store(&all).await);
+    let claims: Vec<Claim> = names().iter().map(|name| claim(name)).collect();
+    let mut first = Vec::new();
+    for claim in &claims {
+        first.push(hold(&store, claim).await.fence);
+    }
+    for member in all.members() {
+        let keys: usize = member.command(&["DBSIZE"]).await.expect("DBSIZE").parse().expect("number");
+        assert!(keys > 10, "every member has some: {keys}");
+    }
+    let renewals: Vec<Renewal> = claims
+        .iter()
+        .zip(&first)
+        .enumerate()
+        .map(|(i, (claim, fence))| {
+            let floor = (i % 2 == 0).then(|| fence.offset(100));
+            Renewal { depth: 2, ttl: TTL + Duration::from_secs(i as u64 % 3), fence_floor: floor, ..renewal(claim) }
+        })
+        .collect();
+    for (renewed, fence) in store.renew(&renewals).await.into_iter().zip(&first) {
+        assert_eq!(held(renewed).fence, *fence);
+    }
+    let states = other.inspect(&Query::Prefix("lock".into())).await.expect("inspect");
+    assert_eq!(states.len(), claims.len());
+    assert!(states.is_sorted_by_key(|state| state.key.clone()) && states.iter().all(|s| s.holders[0].depth == 2));
+    let keys: Vec<_> = claims.iter().rev().map(|claim| claim.key.clone()).collect();
+    let states = other.inspect(&Query::Keys(keys.clone())).await.expect("inspect");
+    assert!(states.iter().zip(&keys).all(|(state, key)| state.key == *key && state.holders.len() == 1));
+    contended(attempt(&other, &claim("lock {7}")).await.expect("acquire"));
+    for claim in &claims {
+        free(&store, claim).await;
+    }
+    assert!(other.inspect(&Query::Prefix(String::new())).await.expect("inspect").is_empty());
+    for (claim, before) in claims.iter().zip(&first) {
+        assert!(hold(&other, claim).await.fence > *before);
+    }
+}
+
+#[tokio::test]
+async fn waiters_are_woken_wherever_the_lock_is() {
+    let all = members().await;
+    let (store, other) = (store(&all).await, Arc::new(store(&all).await));
+    for name in names().iter().take(9) {
+        let mine = claim(name);
+        hold(&store, &mine).await;
+        let (waiter, wanted) = (Arc::clone(&other), request(&claim(name), TTL));
+        let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
+        eventually_async("a subscription", async || {
+            let states = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
+            states[0].waiters == Some(1)
+        })
+        .await;
+        let start = std::time::Instant::now();
+        assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(1) });
+        granted(waiting.await.expect("task").expect("acquire"));
+        assert!(start.elapsed() < Duration::from_secs(1), "woken, not by chance");
+    }
+}
+
+#[tokio::test]
+async fn a_moved_slot_is_followed() {
+    let all = members().await;
+    let (store, other) = (store(&all).await, Arc::new(store(&all).await));
+    let (from, slot) =
+        (all.primary_of("lockkit:a").await.expect("primary"), all.slot_of("lockkit:a").await.expect("slot"));
+    let mine = claim("a");
+    let before = hold(&store, &mine).await;
+    let (waiter, wanted) = (Arc::clone(&other), request(&claim("a"), TTL));
+    let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
+    eventually_async("a subscription", async || {
+        let states = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
+        states[0].waiters == Some(1)
+    })
+    .await;
+    all.move_slot(slot, from, (from + 1) % 3).await.expect("move");
+    // It came along and excludes others, but only the server that granted it may renew it.
+    contended(attempt(&store, &claim("a")).await.expect("acquire"));
+    assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Gone);
+    let state = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect").remove(0);
+    assert_eq!(state.holders[0].token, Some(mine.token));
+    // Messages go to all members, so the waiter hears of the release at the former one.
+    free(&store, &mine).await;
+    let next = granted(waiting.await.expect("task").expect("acquire"));
+    assert!(next.fence > before.fence);
+    held(renew(&other, &renewal(&next.claim)).await);
+}
+
+#[tokio::test]
+async fn a_batch_of_renewals_survives_a_move() {
+    let all = members().await;
+    let store = store(&all).await;
+    let claims: Vec<Claim> = names().iter().map(|name| claim(name)).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+    }
+    let moving = format!("lockkit:{}", names()[0].replace('{', "%7B").replace('}', "%7D"));
+    let (from, slot) = (all.primary_of(&moving).await.expect("primary"), all.slot_of(&moving).await.expect("slot"));
+    all.move_slot(slot, from, (from + 1) % 3).await.expect("move");
+    let renewals: Vec<Renewal> = claims.iter().map(renewal).collect();
+    let answers = store.renew(&renewals).await;
+    let lost = answers.iter().filter(|answer| matches!(answer, Ok(Renewed::Lost(LossReason::Gone)))).count();
+    let held = answers.iter().filter(|answer| matches!(answer, Ok(Renewed::Held(_)))).count();
+    assert_eq!((lost, held), (1, claims.len() - 1), "{answers:?}");
+}
+
+/// While a slot is on its way the member that has it points to the other one for what it does not have.
+#[tokio::test]
+async fn a_slot_on_its_way_is_asked_for_at_both_ends() {
+    let all = members().await;
+    let store = store(&all).await;
+    let (from, slot) =
+        (all.primary_of("lockkit:a").await.expect("primary"), all.slot_of("lockkit:a").await.expect("slot"));
+    let to = (from + 1) % 3;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    all.begin_to_move(slot, from, to).await.expect("begin");
+    held(renew(&store, &renewal(&mine)).await);
+    contended(attempt(&store, &claim("a")).await.expect("acquire"));
+    // The keys are at the other end now, the slot is not.
+    let port = all.members()[to].port().to_string();
+    let words = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS", "lockkit:a", "{lockkit:a}:fence"];
+    all.members()[from].command(&words).await.expect("migrate");
+    contended(attempt(&store, &claim("a")).await.expect("acquire"));
+    // Nobody can listen there yet, so who waits is sent back to ask again.
+    let waiting = contended(store.acquire(&request(&claim("a"), TTL)).await.expect("acquire"));
+    assert!(waiting.retry_after.is_some_and(|after| after < Duration::from_secs(1)), "{waiting:?}");
+    assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Gone);
+    free(&store, &mine).await;
+    // A new lock needs both its keys in one place, so it has to wait for the end of the move.
+    let error = attempt(&store, &claim("a")).await.expect_err("on its way");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    all.move_slot(slot, from, to).await.expect("move");
+    hold(&store, &claim("a")).await;
+}
+
+#[tokio::test]
+async fn one_member_down_harms_only_its_own_locks() {
+    let all = members().await;
+    // Else the others would refuse, too.
+    for member in all.members() {
+        member.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).await.expect("set");
+    }
+    let url = format!("{}?failover_pause=no&timeout=1s", all.url());
+    let store = RedisStore::from_url(&url).await.expect("connect");
+    let mut claims = Vec::new();
+    for name in names() {
+        let claim = claim(&name);
+        hold(&store, &claim).await;
+        claims.push(claim);
+    }
+    all.members()[0].kill().await.expect("kill");
+    let renewals: Vec<Renewal> = claims.iter().map(renewal).collect();
+    let answers = store.renew(&renewals).await;
+    let held = answers.iter().filter(|answer| matches!(answer, Ok(Renewed::Held(_)))).count();
+    assert!(held > 20 && answers.iter().all(|answer| !matches!(answer, Ok(Renewed::Lost(_)))), "{answers:?}");
+    for (answer, claim) in answers.iter().zip(&claims) {
+        match answer {
+            Ok(_) => free(&store, claim).await,
+            Err(e) => assert_eq!(e.kind(), ErrorKind::Unavailable, "{e}"),
+        }
+    }
+    // A store that starts now finds the others by itself.
+    let late = RedisStore::from_url(&url).await.expect("connect");
+    assert!(late.warnings().iter().any(|warning| warning.contains("can't be asked")), "{:?}", late.warnings());
+}
+
+#[tokio::test]
+async fn any_member_leads_to_all() {
+    let all = members().await;
+    let one = all.members()[2].addr();
+    let url = format!("redis+cluster://127.0.0.1:1,{one}?failover_pause=no");
+    let store = RedisStore::from_url(&url).await.expect("connect");
+    for name in names() {
+        hold(&store, &claim(&name)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_it_can_do_is_said_and_what_it_is_not_is_refused() {
+    let store = RedisStore::new(RedisConfig::cluster([("a", 1)])).expect("no I/O");
+    assert_eq!((store.info().scheme, &*store.info().name), ("redis+cluster", "redis cluster a:1"));
+    assert_eq!(store.info().capability.fencing, Fencing::BestEffort);
+    let server = RedisServer::start(RedisOptions::default()).await.expect("server");
+    let url = format!("redis+cluster://{}", server.addr());
+    let error = RedisStore::from_url(&url).await.expect_err("no cluster");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
+    assert!(error.message().contains("not part of a cluster"), "{error}");
+    let all = members().await;
+    let error = RedisStore::from_url(&format!("redis://{}", all.members()[0].addr())).await.expect_err("a member");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.message().contains("redis+cluster://"), "{error}");
+}

@@ -1,0 +1,118 @@
+//! Grants that replicas have to have.
+
+use std::time::{Duration, Instant};
+
+use lockkit_core::{Effect, ErrorKind, LockStore, Release};
+use lockkit_redis::RedisStore;
+use lockkit_testkit::servers::RedisSentinels;
+
+use crate::support::*;
+
+async fn servers() -> RedisSentinels {
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
+    // Nobody is to take over here.
+    for sentinel in all.sentinels() {
+        sentinel.kill().await.expect("kill");
+    }
+    all
+}
+
+async fn store(all: &RedisSentinels, options: &str) -> lockkit_core::Result<RedisStore> {
+    RedisStore::from_url(&format!("{}?{options}", all.servers()[0].url())).await
+}
+
+#[tokio::test]
+async fn a_grant_is_answered_when_the_replica_has_it() {
+    let all = servers().await;
+    let store = store(&all, "replicas=1").await.expect("connect");
+    for i in 0..20 {
+        let mine = claim(&i.to_string());
+        hold(&store, &mine).await;
+        let there = all.servers()[1].command(&["EXISTS", &format!("lockkit:{i}")]).await.expect("EXISTS");
+        assert_eq!(there, "1");
+        held(renew(&store, &renewal(&mine)).await);
+    }
+}
+
+#[tokio::test]
+async fn a_grant_that_the_replica_lacks_is_taken_back() {
+    let all = servers().await;
+    let store = store(&all, "replicas=1&replica_timeout=300ms").await.expect("connect");
+    let kept = claim("kept");
+    hold(&store, &kept).await;
+    all.servers()[1].freeze().await.expect("freeze");
+    let (mine, started) = (claim("a"), Instant::now());
+    let error = attempt(&store, &mine).await.expect_err("no replica");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert!(error.message().contains("0 of 1 replicas"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(all.servers()[0].command(&["EXISTS", "lockkit:a"]).await.expect("EXISTS"), "0", "taken back");
+    let error = renew(&store, &renewal(&kept)).await.expect_err("no replica");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+    // Releasing needs nobody, and is not held up by those who wait for replicas.
+    let (asked, ()) = tokio::join!(attempt(&store, &mine), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let started = Instant::now();
+        assert!(matches!(store.release(&kept).await, Ok(Release::Released { .. })));
+        assert!(started.elapsed() < Duration::from_millis(200), "{:?}", started.elapsed());
+    });
+    assert_eq!(asked.expect_err("no replica").kind(), ErrorKind::Unavailable);
+    all.servers()[1].thaw().expect("thaw");
+    hold(&store, &mine).await;
+}
+
+#[tokio::test]
+async fn many_grants_share_the_wait() {
+    let all = servers().await;
+    let store = store(&all, "replicas=1&replica_timeout=400ms").await.expect("connect");
+    let claims: Vec<_> = (0..30).map(|i| claim(&i.to_string())).collect();
+    all.servers()[1].freeze().await.expect("freeze");
+    let started = Instant::now();
+    let asked = claims.iter().map(|claim| attempt(&store, claim));
+    for answer in join_all(asked.collect()).await {
+        assert_eq!(answer.expect_err("no replica").kind(), ErrorKind::Unavailable);
+    }
+    assert!(started.elapsed() < Duration::from_secs(3), "one after the other: {:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_server_without_replicas_is_found_out_at_once() {
+    let all = servers().await;
+    all.servers()[1].kill().await.expect("kill");
+    let error = store(&all, "replicas=1&replica_timeout=200ms").await.expect_err("no replica");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert!(error.message().contains("0 of 1 replicas"), "{error}");
+}
+
+/// What a former primary can do that does not know of its successor, and what it can't.
+#[tokio::test]
+async fn a_former_primary_can_not_complete_a_grant() {
+    let all = servers().await;
+    let careless = store(&all, "").await.expect("connect");
+    let careful = store(&all, "replicas=1&replica_timeout=300ms").await.expect("connect");
+    let mine = claim("mine");
+    hold(&careful, &mine).await;
+    all.servers()[1].command(&["REPLICAOF", "NO", "ONE"]).await.expect("promote");
+    hold(&careless, &claim("a")).await;
+    let error = attempt(&careful, &claim("b")).await.expect_err("nobody follows it");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    let error = renew(&careful, &renewal(&mine)).await.expect_err("nobody follows it");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+}
+
+async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
+    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    let mut running: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
+    std::future::poll_fn(|cx| {
+        for (slot, output) in running.iter_mut().zip(&mut outputs) {
+            if let Some(future) = slot
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(cx)
+            {
+                (*output, *slot) = (Some(value), None);
+            }
+        }
+        if running.iter().all(Option::is_none) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
+}

@@ -1,0 +1,192 @@
+//! The store on the primary that sentinels name.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{Effect, ErrorKind, Fencing, Liveness, LockStore, Query, Release, Renewal};
+use lockkit_redis::{RedisConfig, RedisStore};
+use lockkit_testkit::servers::{RedisOptions, RedisSentinels, RedisServer};
+
+use crate::support::*;
+
+async fn servers() -> RedisSentinels {
+    RedisSentinels::start(flavor()).await.expect("servers")
+}
+
+async fn store(all: &RedisSentinels, options: &str) -> RedisStore {
+    RedisStore::from_url(&format!("{}?failover_pause=no{options}", all.url())).await.expect("connect")
+}
+
+#[tokio::test]
+async fn the_five_questions_are_answered() {
+    let all = servers().await;
+    let (store, other) = (store(&all, "").await, Arc::new(store(&all, "").await));
+    let mine = claim("a");
+    let first = hold(&store, &mine).await;
+    assert_eq!(hold(&store, &mine).await.fence, first.fence, "the same claim is the same grant");
+    let floor = first.fence.offset(10);
+    held(renew(&store, &Renewal { depth: 2, fence_floor: Some(floor), ..renewal(&mine) }).await);
+    let states = other.inspect(&Query::Prefix(String::new())).await.expect("inspect");
+    assert_eq!(states.len(), 1, "the note of the reign is no lock: {states:?}");
+    assert_eq!((states[0].holders[0].depth, states[0].holders[0].info.as_str()), (2, "test: holder"));
+    assert_eq!((states[0].holders[0].fence, states[0].fence), (Some(first.fence), Some(floor)));
+    let (waiter, wanted) = (Arc::clone(&other), request(&claim("a"), TTL));
+    let waiting = tokio::spawn(async move { waiter.acquire(&wanted).await });
+    eventually_async("a subscription", async || {
+        let states = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
+        states[0].waiters == Some(1)
+    })
+    .await;
+    assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(1) });
+    let next = granted(waiting.await.expect("task").expect("acquire"));
+    assert!(next.fence > floor);
+    let value = all.servers()[0].command(&["GET", "lockkit:a"]).await.expect("GET");
+    assert!(value.contains(":1@"), "marked with the reign: {value}");
+}
+
+#[tokio::test]
+async fn what_it_can_do_is_said() {
+    let config = RedisConfig::sentinel([("a", 1), ("b", 2)], "orders").max_ttl(Duration::from_secs(7));
+    let store = RedisStore::new(config).expect("no I/O");
+    let info = store.info();
+    assert_eq!((info.scheme, &*info.name), ("redis+sentinel", "redis orders of a:1,b:2"));
+    assert_eq!(info.capability.fencing, Fencing::BestEffort);
+    let Liveness::Ttl { max, .. } = info.capability.liveness else { panic!("{info:?}") };
+    assert_eq!(max, Duration::from_secs(7));
+    let error = store.acquire(&request(&claim("a"), Duration::ZERO)).await.expect_err("too long");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_just_started_is_waited_for() {
+    let all = servers().await;
+    let store = RedisStore::from_url(&all.url()).await.expect("connect");
+    let contention = contended(attempt(&store, &claim("a")).await.expect("acquire"));
+    let left = contention.retry_after.expect("known");
+    assert!(left > Duration::from_secs(30) && left < Duration::from_secs(61), "{left:?}");
+    assert!(contention.holder.expect("holder").as_str().contains("another server took over"));
+    // A second client sees the same pause, not a new one, whatever others think of pauses.
+    hold(&self::store(&all, "").await, &claim("b")).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let second = RedisStore::from_url(&all.url()).await.expect("connect");
+    let later = contended(attempt(&second, &claim("a")).await.expect("acquire")).retry_after.expect("known");
+    assert!(later < left, "{later:?} is not less than {left:?}");
+}
+
+#[tokio::test]
+async fn sentinels_may_be_down_or_silent() {
+    let all = servers().await;
+    all.sentinels()[0].kill().await.expect("kill");
+    all.sentinels()[1].freeze().await.expect("freeze");
+    let store = store(&all, "&timeout=1s").await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    all.sentinels()[2].kill().await.expect("kill");
+    held(renew(&store, &renewal(&mine)).await);
+    let error = RedisStore::from_url(&format!("{}?timeout=500ms", all.url())).await.expect_err("no sentinel");
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TimedOut), "{error}");
+    assert_eq!(error.effect(), Effect::None);
+    free(&store, &mine).await;
+}
+
+#[tokio::test]
+async fn an_unknown_primary_is_bad_input() {
+    let all = servers().await;
+    let url = all.url().replace(RedisSentinels::PRIMARY, "no-such-name");
+    let error = RedisStore::from_url(&url).await.expect_err("unknown");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.message().contains("no-such-name") && error.to_string().lines().count() == 1, "{error}");
+}
+
+#[tokio::test]
+async fn a_planned_switch_is_heard_of() {
+    let all = servers().await;
+    let store = store(&all, "").await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    // The former primary stays alive, and nothing is asked of it meanwhile.
+    let sentinel = RedisServerAt(all.sentinels()[0].addr());
+    sentinel.command("SENTINEL FAILOVER lockkit");
+    all.until_primary(1).await.expect("takes over");
+    let start = std::time::Instant::now();
+    let grant = loop {
+        match attempt(&store, &claim("b")).await {
+            Ok(attempt) => break granted(attempt),
+            Err(e) => assert!(e.is_retryable() && start.elapsed() < Duration::from_secs(10), "{e}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(all.servers()[1].command(&["EXISTS", "lockkit:b"]).await.expect("EXISTS"), "1", "{grant:?}");
+}
+
+#[tokio::test]
+async fn sentinels_have_a_login_of_their_own() {
+    let options = RedisOptions::default();
+    let all = RedisSentinels::start_with(options, flavor()).await.expect("servers");
+    for sentinel in all.sentinels() {
+        let sentinel = RedisServerAt(sentinel.addr());
+        sentinel.command("ACL SETUSER watch on >sentinel-secret +@all allchannels");
+        sentinel.command("ACL SETUSER default off");
+    }
+    let url = format!("{}?failover_pause=no", all.url());
+    let error = RedisStore::from_url(&url).await.expect_err("no login");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    let wrong = format!("{url}&sentinel_user=watch&sentinel_password=wrong-secret");
+    let error = RedisStore::from_url(&wrong).await.expect_err("wrong");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+    let store = RedisStore::from_url(&format!("{url}&sentinel_user=watch&sentinel_password=sentinel-secret")).await;
+    hold(&store.expect("connect"), &claim("a")).await;
+}
+
+#[tokio::test]
+async fn a_primary_that_goes_on_alone_is_warned_of() {
+    let all = servers().await;
+    let warned = |store: &RedisStore| store.warnings().iter().any(|warning| warning.contains("min-replicas-to-write"));
+    assert!(warned(&store(&all, "").await));
+    assert!(!warned(&store(&all, "&replicas=1").await));
+    all.servers()[0].command(&["CONFIG", "SET", "min-replicas-to-write", "1"]).await.expect("set");
+    assert!(!warned(&store(&all, "").await));
+}
+
+#[tokio::test]
+async fn one_server_is_no_sentinel() {
+    let server = RedisServer::start(RedisOptions::default()).await.expect("server");
+    let error = RedisStore::from_url(&format!("redis+sentinel://{}/x", server.addr())).await.expect_err("no sentinel");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None), "{error}");
+}
+
+/// The permissions that docs/backends/redis.md asks for are enough, and without INFO it is said what is missing.
+#[tokio::test]
+async fn the_documented_permissions_suffice() {
+    const COMMANDS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
+                            +unsubscribe +type +scan +pubsub +wait";
+    let all = servers().await;
+    let primary = RedisServerAt(all.servers()[0].addr());
+    primary.command(&format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {COMMANDS}"));
+    let url = all.url().replace("//", "//app:pw@") + "?failover_pause=no&replicas=1";
+    let error = RedisStore::from_url(&url).await.expect_err("no INFO");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+    primary.command("ACL SETUSER app +info");
+    let store = RedisStore::from_url(&url).await.expect("connect");
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    held(renew(&store, &renewal(&mine)).await);
+    contended(store.acquire(&request(&claim("a"), Duration::from_millis(20))).await.expect("acquire"));
+    assert_eq!(store.inspect(&Query::Prefix(String::new())).await.expect("inspect").len(), 1);
+    free(&store, &mine).await;
+}
+
+#[tokio::test]
+async fn a_forgotten_script_is_sent_again() {
+    let all = servers().await;
+    let store = store(&all, "").await;
+    let mine = claim("a");
+    let forget = async || all.servers()[0].command(&["SCRIPT", "FLUSH"]).await.expect("flush");
+    hold(&store, &mine).await;
+    forget().await;
+    held(renew(&store, &renewal(&mine)).await);
+    forget().await;
+    contended(store.acquire(&request(&claim("a"), Duration::from_millis(10))).await.expect("acquire"));
+    forget().await;
+    free(&store, &mine).await;
+}

@@ -1,0 +1,86 @@
+//! A violation, in the words that a person needs: who, when, which grant.
+
+use std::fmt;
+
+/// A rule of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// No two holders are told at the same moment that the lock is theirs.
+    Overlap,
+    /// A grant that is asked for after another was returned has a greater fence; no two have the same.
+    FenceOrder,
+    /// A fenced resource admits exactly who is not late, and no update is lost.
+    Resource,
+    /// A lock that must be free is granted in time.
+    Liveness,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Overlap => "two holders at once",
+            Self::FenceOrder => "fences out of order",
+            Self::Resource => "fenced resource corrupted",
+            Self::Liveness => "lock not to be had",
+        })
+    }
+}
+
+/// Somebody who takes part in a violation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Party {
+    /// Which process.
+    pub process: String,
+    /// Which operation acquired the lock.
+    pub grant: Option<u64>,
+    /// With which fence.
+    pub fence: Option<u64>,
+    /// What it did from when to when, in nanoseconds of the history's clock.
+    pub from: u64,
+    /// See [`from`](Self::from).
+    pub to: u64,
+}
+
+/// Something that must not have happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which rule was broken.
+    pub rule: Rule,
+    /// For which lock.
+    pub key: String,
+    /// When, in nanoseconds of the history's clock.
+    pub at: u64,
+    /// Until when, if it lasted.
+    pub until: u64,
+    /// By whom; the one who came first is first.
+    pub parties: Vec<Party>,
+    /// What happened, in a sentence.
+    pub text: String,
+    /// Where the history begins, so that times can be told from there.
+    pub(super) origin: u64,
+}
+
+impl Violation {
+    /// A moment as seconds since the history began.
+    pub(super) fn seconds(&self, at: u64) -> f64 {
+        at.saturating_sub(self.origin) as f64 / 1e9
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {:?} at {:.6} s", self.rule, self.key, self.seconds(self.at))?;
+        write!(f, "  {}", self.text)?;
+        for party in &self.parties {
+            write!(f, "\n  {:<8}", party.process)?;
+            if let Some(grant) = party.grant {
+                write!(f, " grant {grant}")?;
+            }
+            if let Some(fence) = party.fence {
+                write!(f, " fence {fence}")?;
+            }
+            write!(f, " from {:.6} s to {:.6} s", self.seconds(party.from), self.seconds(party.to))?;
+        }
+        Ok(())
+    }
+}

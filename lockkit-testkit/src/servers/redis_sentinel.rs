@@ -1,0 +1,188 @@
+//! Private Redis servers that replicate, and sentinels that watch over them.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Place, Probe, Process, RedisFlavor, RedisOptions, RedisServer, Result, ServerError, Service, resp::Connection,
+};
+
+/// For how long a server must not answer before a sentinel takes it for down.
+const DOWN_AFTER: Duration = Duration::from_millis(800);
+/// How long the servers may take to find each other, or to fail over.
+const WITHIN: Duration = Duration::from_secs(30);
+/// How many sentinels there are. Two of them have to agree.
+const SENTINELS: usize = 3;
+
+/// A primary with one replica, and three sentinels that put the replica in its place when it does not answer.
+#[derive(Debug)]
+pub struct RedisSentinels {
+    servers: [RedisServer; 2],
+    sentinels: Vec<Process>,
+}
+
+impl RedisSentinels {
+    /// What the sentinels call the primary.
+    pub const PRIMARY: &str = "lockkit";
+
+    /// Starts all of them, and returns when the replica is in sync and every sentinel knows the others.
+    ///
+    /// # Errors
+    ///
+    /// If a program is not installed, or a server does not come up.
+    pub async fn start(flavor: RedisFlavor) -> Result<Self> {
+        Self::start_with(RedisOptions::default().flavor(flavor.clone()), flavor).await
+    }
+
+    /// The same with options for the primary and the replica.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub async fn start_with(options: RedisOptions, flavor: RedisFlavor) -> Result<Self> {
+        // Fast enough for a test: the primary starts the first synchronisation at once.
+        let options = options.args(["--repl-diskless-sync-delay", "0", "--repl-timeout", "5"]);
+        let primary = RedisServer::start(options.clone()).await?;
+        let port = primary.port().to_string();
+        let replica = RedisServer::start(options.args(["--replicaof", &format!("127.0.0.1 {port}")])).await?;
+        let program = flavor.program().locate()?;
+        let sentinel = || Sentinel { program: program.clone(), primary: primary.port() };
+        let mut sentinels = Vec::with_capacity(SENTINELS);
+        for _ in 0..SENTINELS {
+            sentinels.push(Process::start(sentinel()).await?);
+        }
+        let started = Self { servers: [primary, replica], sentinels };
+        started.until("the sentinels find each other and the replica", async |all| all.is_complete().await).await?;
+        Ok(started)
+    }
+
+    /// The two servers; the first is the primary at the start.
+    #[must_use]
+    pub fn servers(&self) -> &[RedisServer; 2] {
+        &self.servers
+    }
+
+    /// The sentinels.
+    #[must_use]
+    pub fn sentinels(&self) -> &[Process] {
+        &self.sentinels
+    }
+
+    /// The URL that names all sentinels and the primary.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let addresses: Vec<_> = self.sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
+        format!("redis+sentinel://{}/{}", addresses.join(","), Self::PRIMARY)
+    }
+
+    /// Waits until a majority of the sentinels says that this server is the primary, and it says so itself.
+    ///
+    /// # Errors
+    ///
+    /// If that does not come to pass within half a minute.
+    pub async fn until_primary(&self, index: usize) -> Result<()> {
+        let port = self.servers[index].port().to_string();
+        self.until("the other server takes over", async |all| {
+            let mut agree = 0;
+            for sentinel in &all.sentinels {
+                let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::PRIMARY];
+                let says = command(sentinel, &words).await.unwrap_or_default();
+                agree += usize::from(says.lines().nth(1) == Some(&port));
+            }
+            let role = all.servers[index].command(&["ROLE"]).await.unwrap_or_default();
+            agree > SENTINELS / 2 && role.starts_with("master")
+        })
+        .await
+    }
+
+    async fn is_complete(&self) -> bool {
+        for sentinel in &self.sentinels {
+            let fields = command(sentinel, &["SENTINEL", "MASTER", Self::PRIMARY]).await.unwrap_or_default();
+            let lines: Vec<&str> = fields.lines().collect();
+            let field = |name| lines.chunks(2).find(|pair| pair[0] == name).and_then(|pair| pair.get(1).copied());
+            if field("num-slaves") != Some("1") || field("num-other-sentinels") != Some("2") {
+                return false;
+            }
+            // One that was not reached yet is no candidate for taking over.
+            let replicas = command(sentinel, &["SENTINEL", "REPLICAS", Self::PRIMARY]).await.unwrap_or_default();
+            let lines: Vec<&str> = replicas.lines().collect();
+            if !lines.windows(2).any(|pair| pair == ["master-link-status", "ok"]) {
+                return false;
+            }
+        }
+        let info = self.servers[1].command(&["INFO", "replication"]).await.unwrap_or_default();
+        info.contains("master_link_status:up")
+    }
+
+    async fn until(&self, what: &str, is_true: impl AsyncFn(&Self) -> bool) -> Result<()> {
+        let deadline = Instant::now() + WITHIN;
+        while !is_true(self).await {
+            if Instant::now() > deadline {
+                let error = io::Error::new(io::ErrorKind::TimedOut, format!("not within {WITHIN:?}: {what}"));
+                return Err(ServerError::io("Redis Sentinel", error));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+}
+
+async fn command(sentinel: &Process, words: &[&str]) -> io::Result<String> {
+    Connection::open(sentinel.addr(), None).await?.command(words).await
+}
+
+/// How a sentinel is started and asked.
+#[derive(Clone, Debug)]
+struct Sentinel {
+    program: PathBuf,
+    primary: u16,
+}
+
+impl Service for Sentinel {
+    fn name(&self) -> &str {
+        "Redis Sentinel"
+    }
+
+    fn prepare(&self, place: &Place) -> io::Result<()> {
+        let (name, primary, down_after) = (RedisSentinels::PRIMARY, self.primary, DOWN_AFTER.as_millis());
+        let config = format!(
+            "port {}\nbind 127.0.0.1\ndir \"{}\"\nsentinel monitor {name} 127.0.0.1 {primary} 2\n\
+             sentinel down-after-milliseconds {name} {down_after}\nsentinel failover-timeout {name} 4000\n",
+            place.port,
+            place.data.display(),
+        );
+        fs::write(place.data.join("sentinel.conf"), config)
+    }
+
+    fn command(&self, place: &Place) -> Vec<OsString> {
+        vec![self.program.clone().into(), place.data.join("sentinel.conf").into(), "--sentinel".into()]
+    }
+
+    fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a> {
+        Box::pin(async move {
+            let info = Connection::open(place.addr(), None).await?.command(&["INFO", "server"]).await?;
+            if info.lines().any(|line| line == format!("process_id:{pid}")) {
+                Ok(())
+            } else {
+                Err(io::Error::other("another server answers on its port"))
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_replica_takes_over() -> Result<()> {
+        let all = RedisSentinels::start(RedisFlavor::Installed).await?;
+        all.until_primary(0).await?;
+        all.servers()[0].kill().await?;
+        all.until_primary(1).await
+    }
+}

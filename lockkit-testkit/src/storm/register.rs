@@ -1,0 +1,217 @@
+//! The protected resource: for each lock a fenced value and an unfenced twin, and the record of all that was done to them.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use lockkit_core::{
+    Clock, Fence, SystemClock,
+    fenced::{Admission, admit},
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    sync::{oneshot, watch},
+    task::JoinHandle,
+};
+
+use crate::history::{Event, What};
+
+/// The resource, kept by the test's own process, which no fault touches. Ends when it is dropped.
+///
+/// Workers speak to it in lines: `claim NAME KEY FENCE`, `pass NAME KEY`, `write NAME KEY FENCE BASE TWIN_BASE`.
+#[derive(Debug)]
+pub struct Register {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    listening: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Counts what was written, so that it can be awaited.
+    writes: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    values: BTreeMap<String, Value>,
+    record: Vec<Event>,
+    traps: VecDeque<oneshot::Sender<Caught>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Value {
+    highest: Fence,
+    version: u64,
+    twin: u64,
+}
+
+/// A holder that is past its last check and before its write. It goes on when this is dropped.
+#[derive(Debug)]
+pub struct Caught {
+    /// Which worker.
+    pub worker: String,
+    /// Which lock it holds.
+    pub key: String,
+    twin: u64,
+    _go: oneshot::Sender<()>,
+}
+
+impl Register {
+    /// Starts it on a free port of 127.0.0.1.
+    ///
+    /// # Errors
+    /// If there is no free port.
+    pub async fn start() -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let addr = listener.local_addr()?;
+        let shared = Arc::new(Shared::default());
+        let listening = tokio::spawn(listen(listener, Arc::clone(&shared)));
+        Ok(Self { addr, shared, listening })
+    }
+
+    /// Where workers reach it.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// How many writes the twins have taken.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        *self.shared.writes.borrow()
+    }
+
+    /// Waits until the twins have taken that many writes.
+    pub async fn reached(&self, writes: u64) {
+        // It can't fail: the sender lives as long as `self`.
+        _ = self.shared.writes.subscribe().wait_for(|now| *now >= writes).await;
+    }
+
+    /// Catches the next holder that passes.
+    pub async fn catch(&self) -> Caught {
+        loop {
+            let (trap, caught) = oneshot::channel();
+            lock(&self.shared.state).traps.push_back(trap);
+            if let Ok(caught) = caught.await {
+                return caught;
+            }
+        }
+    }
+
+    /// Waits until somebody else has written what the caught holder is about to overwrite.
+    pub async fn overtaken(&self, caught: &Caught) {
+        let overtaken =
+            |shared: &Shared| lock(&shared.state).values.get(&caught.key).is_some_and(|value| value.twin > caught.twin);
+        _ = self.shared.writes.subscribe().wait_for(|_| overtaken(&self.shared)).await;
+    }
+
+    /// All that was done so far, in the order in which it was done.
+    #[must_use]
+    pub fn record(&self) -> Vec<Event> {
+        lock(&self.shared.state).record.clone()
+    }
+}
+
+impl Drop for Register {
+    fn drop(&mut self) {
+        self.listening.abort();
+    }
+}
+
+impl Shared {
+    async fn answer(&self, line: &str) -> Option<String> {
+        let mut words = line.split(' ');
+        let (verb, name, key) = (words.next()?, words.next()?, words.next()?);
+        let mut number = || words.next()?.parse::<u64>().ok();
+        match verb {
+            "claim" => Some(self.claim(name, key, number()?)),
+            "pass" => {
+                let trapped = self.spring(name, key);
+                if let Some(go) = trapped {
+                    // Either way it may go on: the one who caught it said so, or is gone.
+                    _ = go.await;
+                }
+                Some("go".to_owned())
+            }
+            "write" => Some(self.write(name, key, number()?, number()?, number()?)),
+            _ => None,
+        }
+    }
+
+    fn claim(&self, by: &str, key: &str, fence: u64) -> String {
+        let mut state = lock(&self.state);
+        let value = state.values.entry(key.to_owned()).or_default();
+        let admitted = admit(&mut value.highest, Fence::new(fence)).is_admitted();
+        let Value { version, twin, .. } = *value;
+        state.log(What::Claimed { key: key.to_owned(), by: by.to_owned(), fence, admitted });
+        format!("{} {version} {twin}", u8::from(admitted))
+    }
+
+    fn write(&self, by: &str, key: &str, fence: u64, base: u64, twin_base: u64) -> String {
+        let mut state = lock(&self.state);
+        let value = state.values.entry(key.to_owned()).or_default();
+        let before = *value;
+        let admitted = admit(&mut value.highest, Fence::new(fence)) == Admission::Admitted;
+        value.version += u64::from(admitted);
+        value.twin += 1;
+        let (key, by) = (key.to_owned(), by.to_owned());
+        let update = What::Updated { key: key.clone(), by: by.clone(), fence, admitted, base, version: before.version };
+        state.log(update);
+        state.log(What::Twin { key, by, base: twin_base, version: before.twin });
+        drop(state);
+        self.writes.send_modify(|writes| *writes += 1);
+        u8::from(admitted).to_string()
+    }
+
+    fn spring(&self, worker: &str, key: &str) -> Option<oneshot::Receiver<()>> {
+        let mut state = lock(&self.state);
+        let twin = state.values.get(key).map_or(0, |value| value.twin);
+        while let Some(trap) = state.traps.pop_front() {
+            let (go, goes) = oneshot::channel();
+            let caught = Caught { worker: worker.to_owned(), key: key.to_owned(), twin, _go: go };
+            if trap.send(caught).is_ok() {
+                return Some(goes);
+            }
+        }
+        None
+    }
+}
+
+impl State {
+    fn log(&mut self, what: What) {
+        let op = self.record.len() as u64;
+        self.record.push(Event { at: SystemClock.now().as_nanos(), process: "resource".to_owned(), op, what });
+    }
+}
+
+async fn listen(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((client, _)) = listener.accept().await {
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            // A worker that is killed hangs up, and that is all there is to it.
+            _ = serve(client, &shared).await;
+        });
+    }
+}
+
+async fn serve(mut client: TcpStream, shared: &Shared) -> io::Result<()> {
+    client.set_nodelay(true)?;
+    let (from, mut to) = client.split();
+    let mut lines = BufReader::new(from).lines();
+    while let Some(line) = lines.next_line().await? {
+        let answer = shared.answer(&line).await;
+        let answer = answer.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, line))?;
+        to.write_all(format!("{answer}\n").as_bytes()).await?;
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,241 @@
+//! Nodes in ZooKeeper that check fences: [`FencedResource`] by multi-operations.
+//!
+//! ```no_run
+//! use lockkit_core::{Locker, fenced::FencedResource};
+//! use lockkit_zk::{ZkConfig, ZkStore, fenced::ZkResource};
+//!
+//! # async fn lead() -> lockkit_core::Result<()> {
+//! let locker = Locker::new(ZkStore::from_url("zk://zk1,zk2,zk3").await?);
+//! let route = ZkResource::connect(ZkConfig::from_url("zk://zk1,zk2,zk3")?, "/routes/7").await?;
+//! let guard = locker.lock("routes/7").acquire().await?;
+//! route.claim(guard.fence()).await?.ok()?; // the first act, before the first read
+//! let now = route.read().await?;
+//! # let next = now.unwrap_or_default();
+//! route.write(guard.fence(), &next).await?.ok()?;
+//! # guard.release().await?; Ok(()) }
+//! ```
+//!
+//! The value is the data of its node; the highest fence is that of a node beside it, `<path>.highest-fence`. Each change
+//! is one multi-operation that also checks the version of the fence's node, so that it fails if another holder came in
+//! between. Both nodes are persistent; their parents must exist. Whoever changes the value must do it so: a plain
+//! `setData` asks for no fence.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    Error, ErrorKind, Fence, Result,
+    fenced::{Admission, FencedResource, admit},
+};
+use tokio::{sync::Mutex, time::timeout};
+use zookeeper_client::{self as zk, Acls, Client, CreateMode, MultiWriteError, MultiWriter};
+
+use crate::{
+    config::ZkConfig,
+    connect,
+    error::{self, Failure, Sent},
+};
+
+/// What is added to the path of a value for the path of its fence.
+const FENCE_NODE: &str = ".highest-fence";
+
+/// How often a change is tried when others come in between. Each time somebody else got on, so this is contention
+/// without a lock.
+const ATTEMPTS: u32 = 16;
+
+/// A fenced value in a ZooKeeper node. Cheap to clone.
+#[derive(Clone)]
+pub struct ZkResource {
+    shared: Arc<Shared>,
+    path: String,
+}
+
+/// The session, which is made anew when it is over.
+struct Shared {
+    config: ZkConfig,
+    name: Arc<str>,
+    client: Mutex<Option<Client>>,
+}
+
+/// The fence's node as it was read.
+struct Seen {
+    highest: Fence,
+    /// `None` if there is no such node.
+    version: Option<i32>,
+}
+
+impl ZkResource {
+    /// Connects to the ensemble that keeps the value in the node at this path, below the configuration's chroot.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a wrong configuration or path; `Denied`, `Unavailable` or `TimedOut` if there is no session
+    /// to be had.
+    pub async fn connect(config: ZkConfig, path: impl Into<String>) -> Result<Self> {
+        config.check()?;
+        let name = config.display_name().into();
+        let resource = Self { shared: Arc::new(Shared { config, name, client: Mutex::default() }), path: path.into() };
+        resource.checked().map_err(|e| resource.failed("connect", e))?;
+        resource.shared.client().await.map_err(|e| resource.failed("connect", e))?;
+        Ok(resource)
+    }
+
+    /// The value at another path, in the same session.
+    #[must_use]
+    pub fn at(&self, path: impl Into<String>) -> Self {
+        Self { path: path.into(), ..self.clone() }
+    }
+
+    fn checked(&self) -> Result<()> {
+        if self.path.len() > 1 && self.path.starts_with('/') && !self.path.ends_with('/') {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::InvalidInput, format!("{:?} is no path of a node; it looks like /a/b", self.path)))
+    }
+
+    fn fence_path(&self) -> String {
+        format!("{}{FENCE_NODE}", self.path)
+    }
+
+    async fn change(&self, fence: Fence, value: Option<&[u8]>) -> Result<Admission> {
+        self.checked()?;
+        let client = self.shared.client().await?;
+        for _ in 0..ATTEMPTS {
+            // What is read may be old, but the highest fence only grows: who is refused by an old one is refused.
+            let Seen { mut highest, version } = self.seen(&client).await?;
+            if let refused @ Admission::Refused { .. } = admit(&mut highest, fence) {
+                return Ok(refused);
+            }
+            let is_there = match value {
+                Some(_) => self.shared.bounded(Sent::ReadOnly, client.check_stat(&self.path)).await?.is_some(),
+                None => true,
+            };
+            let changed = self.multi(&client, fence, version, value, is_there);
+            match self.shared.bounded(Sent::Yes, changed).await {
+                Ok(true) => return Ok(Admission::Admitted),
+                Ok(false) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Error::new(ErrorKind::Unavailable, "others kept changing the resource; do they hold the lock?"))
+    }
+
+    async fn seen(&self, client: &Client) -> Result<Seen> {
+        let path = self.fence_path();
+        let read = async {
+            match client.get_data(&path).await {
+                Err(zk::Error::NoNode) => Ok(None),
+                other => other.map(Some),
+            }
+        };
+        let Some((data, stat)) = self.shared.bounded(Sent::ReadOnly, read).await? else {
+            return Ok(Seen { highest: Fence::NONE, version: None });
+        };
+        let number = str::from_utf8(&data).ok().and_then(|text| text.parse().ok());
+        let odd = || Error::new(ErrorKind::Unexpected, format!("what is in the node {path} is no fence"));
+        Ok(Seen { highest: Fence::new(number.ok_or_else(odd)?), version: Some(stat.version) })
+    }
+
+    /// Writes the fence, and the value if there is one, in one step; `false` if anything was not as it was read.
+    async fn multi(
+        &self,
+        client: &Client,
+        fence: Fence,
+        version: Option<i32>,
+        value: Option<&[u8]>,
+        is_there: bool,
+    ) -> Result<bool, zk::Error> {
+        let options = CreateMode::Persistent.with_acls(self.shared.acls());
+        let (path, number) = (self.fence_path(), fence.to_string());
+        let mut all: MultiWriter<'_> = client.new_multi_writer();
+        match version {
+            None => all.add_create(&path, number.as_bytes(), &options)?,
+            // Also if the fence is the same: the version says that nobody has come since it was read.
+            Some(version) => all.add_set_data(&path, number.as_bytes(), Some(version))?,
+        }
+        match value {
+            Some(value) if is_there => all.add_set_data(&self.path, value, None)?,
+            Some(value) => all.add_create(&self.path, value, &options)?,
+            None => {}
+        }
+        match all.commit().await {
+            Ok(_) => Ok(true),
+            Err(MultiWriteError::OperationFailed { source: zk::Error::BadVersion | zk::Error::NodeExists, .. }) => {
+                Ok(false)
+            }
+            // The fence's node, or the value's, was deleted since it was read. A missing parent stays missing.
+            Err(MultiWriteError::OperationFailed { source: zk::Error::NoNode, .. })
+                if version.is_some() && (value.is_none() || is_there) =>
+            {
+                Ok(false)
+            }
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    async fn look(&self) -> Result<Option<Vec<u8>>> {
+        self.checked()?;
+        let client = self.shared.client().await?;
+        let read = async {
+            // The server that is asked may lag behind; after a sync it has all that was committed before.
+            client.sync(&self.path).await?;
+            match client.get_data(&self.path).await {
+                Err(zk::Error::NoNode) => Ok(None),
+                other => other.map(|(data, _)| Some(data)),
+            }
+        };
+        self.shared.bounded(Sent::ReadOnly, read).await
+    }
+
+    fn failed(&self, operation: &'static str, error: Error) -> Error {
+        error.at(operation, None, &self.shared.name)
+    }
+}
+
+impl Shared {
+    fn bound(&self) -> Duration {
+        self.config.timeout
+    }
+
+    fn acls(&self) -> Acls<'static> {
+        if self.config.auth.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
+    }
+
+    async fn client(&self) -> Result<Client> {
+        let mut slot = self.client.lock().await;
+        if let Some(client) = slot.as_ref().filter(|client| !client.state().is_terminated()) {
+            return Ok(client.clone());
+        }
+        let client = timeout(self.bound() * 2, connect::connect(&self.config)).await;
+        let client = client.map_err(|_| error::timed_out(self.bound() * 2, Sent::ReadOnly))??;
+        *slot = Some(client.clone());
+        Ok(client)
+    }
+
+    async fn bounded<T>(&self, sent: Sent, answer: impl Future<Output = Result<T, zk::Error>>) -> Result<T> {
+        match timeout(self.bound(), answer).await {
+            Ok(answer) => answer.map_err(|e| error::map(&Failure::Driver(e), sent)),
+            Err(_) => Err(error::timed_out(self.bound(), sent)),
+        }
+    }
+}
+
+#[async_trait]
+impl FencedResource for ZkResource {
+    async fn claim(&self, fence: Fence) -> Result<Admission> {
+        self.change(fence, None).await.map_err(|e| self.failed("claim", e))
+    }
+
+    async fn write(&self, fence: Fence, value: &[u8]) -> Result<Admission> {
+        self.change(fence, Some(value)).await.map_err(|e| self.failed("write", e))
+    }
+
+    async fn read(&self) -> Result<Option<Vec<u8>>> {
+        self.look().await.map_err(|e| self.failed("read", e))
+    }
+}
+
+impl fmt::Debug for ZkResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZkResource").field("servers", &self.shared.name).field("path", &self.path).finish()
+    }
+}

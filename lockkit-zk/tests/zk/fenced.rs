@@ -1,0 +1,54 @@
+//! Nodes that check fences.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{
+    ErrorKind, Fence, LockStore,
+    fenced::{Admission, FencedResource},
+};
+use lockkit_testkit::{BoxError, a_frozen_holder_is_refused};
+use lockkit_zk::{ZkStore, fenced::ZkResource};
+
+use crate::support::Server;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_was_frozen_past_its_session_is_refused() {
+    let server = Server::start().await;
+    let resource = ZkResource::connect(server.config(), "/route").await.expect("connect");
+    let url = format!("{}?session=1s", server.0.url());
+    let open = move || {
+        let url = url.clone();
+        async move { Ok::<_, BoxError>(Arc::new(ZkStore::from_url(&url).await?) as Arc<dyn LockStore>) }
+    };
+    let proof = a_frozen_holder_is_refused(open, Arc::new(resource), "route", Duration::from_secs(1)).await;
+    proof.expect("the late write is refused");
+    assert_eq!(server.raw().await.get_data("/route").await.expect("the node").0, b"third");
+}
+
+#[tokio::test]
+async fn of_many_at_once_the_highest_wins() {
+    let server = Server::start().await;
+    let resource = ZkResource::connect(server.config(), "/a").await.expect("connect");
+    let writes = (1..=8_u64).map(|fence| {
+        let resource = resource.clone();
+        tokio::spawn(async move { resource.write(Fence::new(fence), &[fence as u8]).await })
+    });
+    for write in writes.collect::<Vec<_>>() {
+        _ = write.await.expect("no panic").expect("an answer");
+    }
+    assert_eq!(resource.read().await.expect("read"), Some(vec![8]));
+    let late = resource.write(Fence::new(7), &[7]).await.expect("write");
+    assert_eq!(late, Admission::Refused { highest: Fence::new(8) });
+}
+
+#[tokio::test]
+async fn a_path_that_is_none_and_a_missing_parent_are_said() {
+    let server = Server::start().await;
+    for path in ["", "/", "a", "/a/"] {
+        let error = ZkResource::connect(server.config(), path).await.expect_err(path);
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{path}");
+    }
+    let orphan = ZkResource::connect(server.config(), "/no/parent").await.expect("connect");
+    assert!(orphan.claim(Fence::new(1)).await.is_err());
+    assert_eq!(orphan.read().await.expect("read"), None);
+}

@@ -1,0 +1,157 @@
+//! A store's servers, the workers, and what stands between them.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use lockkit_testkit::{
+    BoxError,
+    faults::Proxy,
+    history::Recorder,
+    servers::Keep,
+    storm::{Caught, Crew, Orders, Random, Register},
+};
+use tokio::time::timeout;
+
+use crate::{
+    WORKER,
+    target::{Kind, Setup, Target},
+};
+
+const WORKERS: usize = 4;
+const KEYS: [&str; 2] = ["account/1", "account/2"];
+
+/// How long a step of a nemesis may take before it must be broken. The slowest is the end of a session on a busy machine.
+const STEP: Duration = Duration::from_secs(30);
+
+/// Everything that takes part in one run.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    pub(crate) kind: Kind,
+    pub(crate) setup: Setup,
+    pub(crate) target: Target,
+    pub(crate) register: Register,
+    pub(crate) crew: Crew,
+    /// For each worker its own proxies, one for each server.
+    pub(crate) proxies: Vec<Vec<Proxy>>,
+    pub(crate) nemesis: Recorder,
+    dir: tempfile::TempDir,
+    seed: u64,
+}
+
+impl Arena {
+    pub(crate) async fn open(kind: Kind, setup: Setup, seed: u64) -> Result<Self, BoxError> {
+        let dir = tempfile::Builder::new().prefix("lockkit-faults-").tempdir()?;
+        let target = Target::start(kind, &setup).await?;
+        let mut proxies = Vec::new();
+        for _ in 0..WORKERS {
+            let mut own = Vec::new();
+            for process in target.processes() {
+                own.push(Proxy::start(process.addr()).await?);
+            }
+            proxies.push(own);
+        }
+        let nemesis = Recorder::create("nemesis", &dir.path().join("nemesis"))?;
+        let (register, crew) = (Register::start().await?, Crew::new(WORKER));
+        let arena = Self { kind, setup, target, register, crew, proxies, nemesis, dir, seed };
+        for (index, proxies) in arena.proxies.iter().enumerate() {
+            let addresses: Vec<_> = proxies.iter().map(Proxy::addr).collect();
+            arena.crew.hire(arena.orders(format!("w{}", index + 1), &addresses))?;
+        }
+        arena.progress(30).await?;
+        Ok(arena)
+    }
+
+    fn orders(&self, name: String, addresses: &[SocketAddr]) -> Orders {
+        let url = self.target.url(addresses);
+        Orders {
+            url: self.setup.sabotage.map_or_else(|| url.clone(), |sabotage| sabotage.spoil(&url)),
+            register: self.register.addr(),
+            keys: KEYS.map(str::to_owned).into(),
+            ttl_ms: self.kind.ttl().as_millis() as u64,
+            seed: self.seed,
+            history: self.dir.path().join(&name),
+            name,
+        }
+    }
+
+    /// The names of the locks.
+    pub(crate) fn keys(&self) -> [&'static str; 2] {
+        KEYS
+    }
+
+    /// The store's URL without proxies.
+    pub(crate) fn direct_url(&self) -> String {
+        let addresses: Vec<_> = self.target.processes().iter().map(|process| process.addr()).collect();
+        self.target.url(&addresses)
+    }
+
+    /// A file for one more history.
+    pub(crate) fn history_file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Waits until the workers have written so many times more.
+    pub(crate) async fn progress(&self, writes: u64) -> Result<(), BoxError> {
+        let goal = self.register.writes() + writes;
+        let reached = timeout(STEP, self.register.reached(goal)).await;
+        Ok(reached.map_err(|_| format!("the workers came to a stand: no {writes} writes within {STEP:?}"))?)
+    }
+
+    /// Catches a holder between its check and its write.
+    pub(crate) async fn catch(&self) -> Result<Caught, BoxError> {
+        Ok(timeout(STEP, self.register.catch()).await.map_err(|_| "no holder could be caught")?)
+    }
+
+    /// Waits until somebody else has written what the caught holder is about to overwrite.
+    pub(crate) async fn overtaken(&self, caught: &Caught) -> Result<(), BoxError> {
+        let overtaken = timeout(STEP, self.register.overtaken(caught)).await;
+        Ok(overtaken
+            .map_err(|_| format!("nobody overtook {}, which is caught: the nemesis is broken", caught.worker))?)
+    }
+
+    /// The proxies of a worker. One that was hired anew, `w1.2`, goes through those of its predecessor.
+    pub(crate) fn proxies_of(&self, worker: &str) -> &[Proxy] {
+        let number = worker.trim_start_matches('w').split('.').next().and_then(|number| number.parse::<usize>().ok());
+        number.and_then(|number| self.proxies.get(number - 1)).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn all_proxies(&self) -> impl Iterator<Item = &Proxy> {
+        self.proxies.iter().flatten()
+    }
+
+    /// Kills a worker and hires another in its place.
+    pub(crate) async fn replace(&self, worker: &str) -> Result<(), BoxError> {
+        let old = self.crew.kill(worker).await?;
+        let (first, times) = old.name.split_once('.').unwrap_or((&old.name, "1"));
+        let name = format!("{first}.{}", times.parse::<u32>()? + 1);
+        let history = self.dir.path().join(&name);
+        Ok(self.crew.hire(Orders { name, history, ..old })?)
+    }
+
+    /// Undoes every fault that lasts.
+    pub(crate) async fn heal(&self) -> Result<(), BoxError> {
+        self.all_proxies().for_each(Proxy::heal);
+        if let Target::Ensemble(ensemble) = &self.target {
+            ensemble.unsilence();
+        }
+        for name in self.crew.names() {
+            // One that does not stand still does not mind.
+            _ = self.crew.thaw(&name);
+        }
+        if let Some(clock) = &self.setup.clock {
+            clock.set_right()?;
+        }
+        for process in self.target.processes() {
+            if process.is_running() {
+                process.thaw()?;
+            } else {
+                process.restart(Keep::Data).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Numbers for a purpose of this run.
+    pub(crate) fn random(&self, purpose: &str) -> Random {
+        Random::new(self.seed, purpose)
+    }
+}

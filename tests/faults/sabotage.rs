@@ -1,0 +1,136 @@
+//! Stores that are wrong on purpose: a judge that never found anything proves nothing.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit::{
+    AcquireRequest, Attempt, Claim, Fence, Hold, KeyState, LockStore, Query, Release, Renewal, Renewed, Result,
+    StoreInfo, Token,
+};
+use lockkit_testkit::{BoxError, history::Rule};
+
+use crate::{
+    arena::Arena,
+    fault::Fault,
+    run,
+    target::{Kind, Setup},
+};
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sabotage {
+    /// Every grant has the same fence.
+    SameFence,
+    /// Every renewal succeeds, whatever the store says, also when it says nothing.
+    DeafRenewal,
+}
+
+/// What stands in front of a URL whose store is to be spoilt, and how.
+const MARKS: [(&str, Sabotage); 2] = [("same-fence+", Sabotage::SameFence), ("deaf-renewal+", Sabotage::DeafRenewal)];
+
+impl Sabotage {
+    pub(crate) const ALL: [Self; 2] = [Self::SameFence, Self::DeafRenewal];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::SameFence => "the_same_fence_for_all_is_found",
+            Self::DeafRenewal => "renewals_that_always_succeed_are_found",
+        }
+    }
+
+    /// The URL of a store that is spoilt.
+    pub(crate) fn spoil(self, url: &str) -> String {
+        let mark = MARKS.iter().find(|(_, sabotage)| *sabotage == self).map_or("", |(mark, _)| mark);
+        format!("{mark}{url}")
+    }
+
+    /// Runs with it, and fails unless the judge finds it.
+    pub(crate) async fn is_found(self, seed: u64) -> Result<(), BoxError> {
+        let (fault, rules) = match self {
+            Self::SameFence => (Fault::ClientFreeze, &[Rule::FenceOrder, Rule::Resource][..]),
+            Self::DeafRenewal => (Fault::HolderCutOff, &[Rule::Overlap][..]),
+        };
+        let arena = Arena::open(Kind::Redis, Setup { sabotage: Some(self), ..Setup::default() }, seed).await?;
+        let (row, _) = run::observe(arena, &[fault]).await?;
+        if run::judge(&row).is_ok() {
+            return Err("the judge found nothing wrong".into());
+        }
+        match rules.iter().find(|rule| row.report.count(**rule) == 0) {
+            Some(rule) => Err(format!("the judge does not see: {rule}").into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Opens the store at a URL, spoilt if the URL says so.
+pub(crate) async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
+    for (mark, sabotage) in MARKS {
+        if let Some(url) = url.strip_prefix(mark) {
+            let inner = lockkit::open(url).await?;
+            return Ok(Arc::new(Spoilt { inner, sabotage, holds: Mutex::default() }));
+        }
+    }
+    lockkit::open(url).await
+}
+
+#[derive(Debug)]
+struct Spoilt {
+    inner: Arc<dyn LockStore>,
+    sabotage: Sabotage,
+    holds: Mutex<HashMap<Token, Hold>>,
+}
+
+impl Spoilt {
+    fn renewed(&self, renewal: &Renewal) -> Option<Hold> {
+        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let hold = holds.get_mut(&renewal.claim.token)?;
+        hold.until = self.inner.info().clock.now() + renewal.ttl;
+        Some(hold.clone())
+    }
+}
+
+#[async_trait]
+impl LockStore for Spoilt {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let mut attempt = self.inner.acquire(request).await?;
+        if let Attempt::Granted(hold) = &mut attempt {
+            if self.sabotage == Sabotage::SameFence {
+                (hold.fence, hold.span) = (Fence::new(7), 1);
+            }
+            let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+            holds.insert(hold.claim.token, hold.clone());
+        }
+        Ok(attempt)
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        if self.sabotage != Sabotage::DeafRenewal {
+            return self.inner.renew(renewals).await;
+        }
+        // It does ask, so that the lease goes on as long as it can.
+        let asked = tokio::time::timeout(Duration::from_millis(100), self.inner.renew(renewals)).await;
+        let told = asked.unwrap_or_default();
+        let deaf = |(place, renewal): (usize, &Renewal)| match (self.renewed(renewal), told.get(place)) {
+            (Some(hold), _) => Ok(Renewed::Held(hold)),
+            (None, Some(told)) => told.clone(),
+            (None, None) => Ok(Renewed::Lost(lockkit::LossReason::Gone)),
+        };
+        renewals.iter().enumerate().map(deaf).collect()
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.inner.release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.inner.inspect(query).await
+    }
+}
