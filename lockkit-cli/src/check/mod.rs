@@ -130,9 +130,9 @@ fn finish(args: &Args, report: &Report, broken_off: Option<Failure>) -> Outcome 
         fs::write(file, junit::xml(report)).map_err(|error| no_junit(file, &error))?;
     }
     if args.json {
-        report.print_json()?
+        report.print_json()?;
     } else {
-        report.print()?
+        report.print()?;
     }
     match (broken_off, report.failed()) {
         (Some(failure), _) => Err(failure),
