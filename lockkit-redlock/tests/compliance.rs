@@ -211,7 +211,8 @@ impl Backend for MixedQuorum {
         let stores: [Arc<dyn LockStore>; 3] = [
             Arc::new(RedisStore::from_url(&self.redis.url()).await?),
             Arc::new(MySqlStore::from_url(&self.mysql.url()).await?),
-            Arc::new(ZkStore::from_url(&self.zookeeper.url()).await?),
+            // A member whose session ends before the ttl cuts every lease that it is needed for.
+            Arc::new(ZkStore::from_url(&format!("{}?session=60s", self.zookeeper.url())).await?),
         ];
         let nodes = stores.map(|store| Node::new(store).durable(true)).into();
         Ok(Arc::new(RedlockStore::new(nodes, config())?))
