@@ -28,7 +28,7 @@ pub(crate) const NOT_FOUND: u8 = 127;
 
 /// All exit codes, for the help and the manual.
 pub(crate) const CODES: &str = "   0  done (run: CMD's own)
-   1  race, compare: a lock let two in at once, or a compliance case failed
+   1  race, compare, check: a lock let two in at once, or a compliance case failed
   64  bad usage or bad input
   69  the store can't be used: unreachable, no answer, access denied
   70  race, compare: a worker process failed
@@ -39,7 +39,7 @@ pub(crate) const CODES: &str = "   0  done (run: CMD's own)
  126  run: CMD can't be executed
  127  run: there is no such CMD
 128+N run: CMD was killed by signal N, or lockkit by N while it waited for the lock;
-      race, compare: interrupted by signal N";
+      race, compare, check: interrupted by signal N";
 
 /// How a verb ended: the exit code, or what to say first.
 pub(crate) type Outcome = Result<u8, Failure>;

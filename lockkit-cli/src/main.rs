@@ -5,6 +5,7 @@
 compile_error!("lockkit run keeps its promises with the help of Linux: parent-death signals, pidfds, /proc");
 
 mod break_lock;
+mod check;
 mod compare;
 mod completions;
 mod contention;
@@ -22,6 +23,7 @@ mod run;
 mod show;
 mod store;
 mod targets;
+mod under_test;
 mod who;
 mod worker;
 
@@ -46,6 +48,7 @@ enum Verb {
     Who(who::Args),
     Break(break_lock::Args),
     Doctor(doctor::Args),
+    Check(check::Args),
     Init(init::Args),
     Gc(init::GcArgs),
     Race(race::Args),
@@ -77,6 +80,7 @@ fn dispatch(verb: Verb) -> Outcome {
         Verb::Who(args) => who::run(&args),
         Verb::Break(args) => break_lock::run(args),
         Verb::Doctor(args) => doctor::run(&args),
+        Verb::Check(args) => check::run(&args),
         Verb::Init(args) => init::run(&args),
         Verb::Gc(args) => init::collect(&args),
         Verb::Race(args) => race::run(args),

@@ -3,32 +3,25 @@
 use std::{process::ExitCode, sync::Arc};
 
 use async_trait::async_trait;
-use libtest_mimic::{Arguments, Trial};
 use lockkit_core::{Clock, LockStore};
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
 use lockkit_testkit::{
-    Backend, BoxError, Server,
+    Backend, BoxError, Server, Suite,
     faults::Proxy,
     servers::{Keep, MySqlFlavor, MySqlOptions, MySqlServer},
-    trials,
 };
 use tokio::sync::OnceCell;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     let start = |flavor: MySqlFlavor, name| runtime.block_on(MySqlBackend::start(flavor, name));
-    let maria = start(MySqlFlavor::Installed, "mariadb").expect("MariaDB is required: apt-get install mariadb-server");
-    let mut all = trials(Arc::new(maria)).expect("the store opens");
-    match MySqlFlavor::Newer.program().find() {
-        Ok(_) => {
-            let mysql = start(MySqlFlavor::Newer, "mysql").expect("MySQL is installed, so it must start");
-            all.extend(trials(Arc::new(mysql)).expect("the store opens"));
-        }
-        Err(reason) => all.push(Trial::test(format!("mysql ({reason})"), || Ok(())).with_ignored_flag(true)),
-    }
-    libtest_mimic::run(&arguments, all).exit_code()
+    // What is installed must start.
+    let required = if MySqlFlavor::Newer.program().find().is_ok() { "mariadb,mysql" } else { "mariadb" };
+    let mut suite = Suite::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expected"), required);
+    suite.add("mariadb", start(MySqlFlavor::Installed, "mariadb"));
+    suite.add("mysql", start(MySqlFlavor::Newer, "mysql"));
+    suite.run()
 }
 
 /// The store under test, on one server that all cases share.

@@ -1,9 +1,14 @@
 //! Running cases: one at a time, as trials of a test binary, or all against one store with a report.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use libtest_mimic::{Failed, Trial};
 use lockkit_core::{Capability, Fencing, Liveness, SystemClock};
+use tokio::task::JoinSet;
 
 use crate::{
     Backend, BoxError,
@@ -24,133 +29,83 @@ pub enum Verdict {
     Ignored(String),
 }
 
+/// A case that was run, or left out.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// The case.
+    pub case: &'static Case,
+    /// How it went.
+    pub verdict: Verdict,
+    /// How long it took.
+    pub took: Duration,
+}
+
 /// How all cases went.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Each case and its verdict, in the order of the suite.
-    pub verdicts: Vec<(&'static Case, Verdict)>,
+    /// Each case, in the order in which they were run.
+    pub cases: Vec<Checked>,
 }
 
 impl Report {
     /// How many cases passed.
     #[must_use]
     pub fn passed(&self) -> usize {
-        self.verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Passed).count()
+        self.cases.iter().filter(|checked| checked.verdict == Verdict::Passed).count()
     }
 
     /// The cases that failed, and what was seen.
     pub fn failed(&self) -> impl Iterator<Item = (&'static Case, &str)> {
-        self.verdicts.iter().filter_map(|(case, verdict)| match verdict {
-            Verdict::Failed(message) => Some((*case, message.as_str())),
+        self.cases.iter().filter_map(|checked| match &checked.verdict {
+            Verdict::Failed(message) => Some((checked.case, message.as_str())),
             Verdict::Passed | Verdict::Ignored(_) => None,
         })
     }
 
     /// The cases that do not apply, and why.
     pub fn ignored(&self) -> impl Iterator<Item = (&'static Case, &str)> {
-        self.verdicts.iter().filter_map(|(case, verdict)| match verdict {
-            Verdict::Ignored(reason) => Some((*case, reason.as_str())),
+        self.cases.iter().filter_map(|checked| match &checked.verdict {
+            Verdict::Ignored(reason) => Some((checked.case, reason.as_str())),
             Verdict::Passed | Verdict::Failed(_) => None,
         })
     }
 }
 
-/// Runs every case against a store, one after the other; `progress` is told of each.
-pub async fn check(backend: Arc<dyn Backend>, mut progress: impl FnMut(&Case, &Verdict) + Send) -> Report {
-    let mut report = Report::default();
-    let offer = Offer::of(&backend).await;
-    for case in cases::all() {
-        let verdict = match &offer {
-            Ok(offer) => judge(case, offer, Arc::clone(&backend)).await,
-            Err(error) => Verdict::Failed(format!("the store under test can't be opened: {error}")),
-        };
-        progress(case, &verdict);
-        report.verdicts.push((case, verdict));
-    }
-    report
-}
-
-/// Runs one case on the present runtime.
-pub async fn run_case(case: &'static Case, backend: Arc<dyn Backend>) -> Verdict {
-    match Offer::of(&backend).await {
-        Ok(offer) => judge(case, &offer, backend).await,
-        Err(error) => Verdict::Failed(format!("the store under test can't be opened: {error}")),
-    }
-}
-
-async fn judge(case: &'static Case, offer: &Offer, backend: Arc<dyn Backend>) -> Verdict {
-    if let Some(reason) = offer.lacks(&case.needs) {
-        return Verdict::Ignored(reason);
-    }
-    let task = tokio::spawn((case.run)(Ctx::new(case, backend)));
-    let abort = task.abort_handle();
-    match tokio::time::timeout(LIMIT, task).await {
-        Ok(Ok(Ok(()))) => Verdict::Passed,
-        Ok(Ok(Err(error))) => Verdict::Failed(error.to_string()),
-        Ok(Err(panicked)) => Verdict::Failed(panicked.try_into_panic().map_or_else(|e| e.to_string(), said)),
-        Err(_) => {
-            abort.abort();
-            Verdict::Failed(format!("it did not end within {LIMIT:?}"))
-        }
-    }
-}
-
-/// One trial for every case, named `<backend>::<case>`, for `libtest_mimic::run`.
-///
-/// What does not apply is shown as ignored, with the reason behind the name.
-///
-/// # Errors
-/// When the store can't be opened: a store that is required and absent is a failure, not a pass.
-pub fn trials(backend: Arc<dyn Backend>) -> Result<Vec<Trial>, BoxError> {
-    let runtime = runtime()?;
-    let offer = Arc::new(runtime.block_on(Offer::of(&backend))?);
-    let mut trials = Vec::new();
-    for case in cases::all() {
-        let reason = offer.lacks(&case.needs);
-        let mut name = format!("{}::{}", backend.name(), case.name);
-        if let Some(reason) = &reason {
-            name = format!("{name} ({reason})");
-        }
-        let (backend, offer) = (Arc::clone(&backend), Arc::clone(&offer));
-        let trial = Trial::test(name, move || match runtime_of_its_own(case, &offer, backend)? {
-            Verdict::Passed | Verdict::Ignored(_) => Ok(()),
-            Verdict::Failed(message) => Err(Failed::from(format!("{}\n{message}", case.doc))),
-        });
-        trials.push(trial.with_ignored_flag(reason.is_some()));
-    }
-    Ok(trials)
-}
-
-fn runtime_of_its_own(case: &'static Case, offer: &Offer, backend: Arc<dyn Backend>) -> Result<Verdict, BoxError> {
-    let runtime = runtime()?;
-    let verdict = runtime.block_on(judge(case, offer, backend));
-    runtime.shutdown_background();
-    Ok(verdict)
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime, BoxError> {
-    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
-}
-
-/// What a store under test has to offer. Finding out may start a server, so it is done once for all cases.
-struct Offer {
+/// A store under test, and what it has to offer. Finding that out may start a server, so it is done once for all cases.
+#[derive(Debug)]
+pub struct Subject {
+    backend: Arc<dyn Backend>,
+    under: String,
     capability: Capability,
     clock: bool,
     server: bool,
 }
 
-impl Offer {
-    async fn of(backend: &Arc<dyn Backend>) -> Result<Self, BoxError> {
+impl Subject {
+    /// Opens the store and asks what it can do.
+    ///
+    /// # Errors
+    /// When it can't be opened.
+    pub async fn new(backend: Arc<dyn Backend>) -> Result<Self, BoxError> {
         Ok(Self {
+            under: String::new(),
             capability: backend.open().await?.info().capability.clone(),
             clock: backend.open_with_clock(Arc::new(SystemClock)).await?.is_some(),
             server: backend.private_server().await?.is_some(),
+            backend,
         })
     }
 
+    /// Gives the names of all locks that cases use a common beginning, by which they can be found afterwards.
+    #[must_use]
+    pub fn under(self, prefix: impl Into<String>) -> Self {
+        Self { under: prefix.into(), ..self }
+    }
+
     /// Why a case does not apply; `None` if it does.
-    fn lacks(&self, needs: &Needs) -> Option<String> {
-        let Needs { ttl, shared, permits, fences, hybrid, clock, server } = *needs;
+    #[must_use]
+    pub fn lacks(&self, case: &Case) -> Option<String> {
+        let Needs { ttl, shared, permits, fifo, fences, hybrid, clock, server } = case.needs;
         let Capability { fencing, liveness, .. } = self.capability;
         if ttl && !matches!(liveness, Liveness::Ttl { .. }) {
             Some("leases here end with the session, not by ttl".to_owned())
@@ -158,6 +113,8 @@ impl Offer {
             Some("no shared locks".to_owned())
         } else if permits && !self.capability.permits {
             Some("no permits".to_owned())
+        } else if fifo && !self.capability.fifo {
+            Some("waiters have no order".to_owned())
         } else if fences && fencing == Fencing::None {
             Some("no fences".to_owned())
         } else if hybrid && fencing != Fencing::Hybrid {
@@ -170,6 +127,91 @@ impl Offer {
             None
         }
     }
+
+    /// Runs a case on the present runtime, if it applies.
+    ///
+    /// # Cancellation
+    /// The case ends at its next await. Locks of it may stay held until their leases end.
+    pub async fn run(&self, case: &'static Case) -> Checked {
+        let started = Instant::now();
+        let verdict = match self.lacks(case) {
+            Some(reason) => Verdict::Ignored(reason),
+            None => self.judge(case).await,
+        };
+        Checked { case, verdict, took: started.elapsed() }
+    }
+
+    async fn judge(&self, case: &'static Case) -> Verdict {
+        // A task of its own, for a case may panic; ended when nobody waits for it any more.
+        let mut task = JoinSet::new();
+        task.spawn((case.run)(Ctx::new(case, Arc::clone(&self.backend), &self.under)));
+        match tokio::time::timeout(LIMIT, task.join_next()).await {
+            Ok(Some(Ok(Ok(())))) => Verdict::Passed,
+            Ok(Some(Ok(Err(error)))) => Verdict::Failed(error.to_string()),
+            Ok(Some(Err(panicked))) => Verdict::Failed(panicked.try_into_panic().map_or_else(|e| e.to_string(), said)),
+            Ok(None) | Err(_) => Verdict::Failed(format!("it did not end within {LIMIT:?}")),
+        }
+    }
+}
+
+/// Runs every case against a store, one after the other; `progress` is told of each.
+pub async fn check(subject: &Subject, mut progress: impl FnMut(&Checked) + Send) -> Report {
+    let mut report = Report::default();
+    for case in cases::all() {
+        let checked = subject.run(case).await;
+        progress(&checked);
+        report.cases.push(checked);
+    }
+    report
+}
+
+/// Runs one case on the present runtime.
+pub async fn run_case(case: &'static Case, backend: Arc<dyn Backend>) -> Verdict {
+    match Subject::new(backend).await {
+        Ok(subject) => subject.run(case).await.verdict,
+        Err(error) => Verdict::Failed(format!("the store under test can't be opened: {error}")),
+    }
+}
+
+/// One trial for every case, named `<backend>::<case>`, for `libtest_mimic::run`.
+///
+/// What does not apply is shown as ignored, with the reason behind the name.
+///
+/// # Errors
+/// When the store can't be opened: a store that is required and absent is a failure, not a pass.
+pub fn trials(backend: Arc<dyn Backend>) -> Result<Vec<Trial>, BoxError> {
+    let name = backend.name().to_owned();
+    let subject = Arc::new(runtime()?.block_on(Subject::new(backend))?);
+    Ok(trials_of(&name, &subject))
+}
+
+pub(crate) fn trials_of(backend: &str, subject: &Arc<Subject>) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for case in cases::all() {
+        let reason = subject.lacks(case);
+        let mut name = format!("{backend}::{}", case.name);
+        if let Some(reason) = &reason {
+            name = format!("{name} ({reason})");
+        }
+        let subject = Arc::clone(subject);
+        let trial = Trial::test(name, move || match runtime_of_its_own(case, &subject)? {
+            Verdict::Passed | Verdict::Ignored(_) => Ok(()),
+            Verdict::Failed(message) => Err(Failed::from(format!("{}\n{message}", case.doc))),
+        });
+        trials.push(trial.with_ignored_flag(reason.is_some()));
+    }
+    trials
+}
+
+fn runtime_of_its_own(case: &'static Case, subject: &Subject) -> Result<Verdict, BoxError> {
+    let runtime = runtime()?;
+    let checked = runtime.block_on(subject.run(case));
+    runtime.shutdown_background();
+    Ok(checked.verdict)
+}
+
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, BoxError> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
 fn said(panic: Box<dyn Any + Send>) -> String {

@@ -9,6 +9,7 @@ mod backend;
 pub mod broken;
 pub mod cases;
 mod check;
+mod expected;
 pub mod faults;
 mod frozen;
 pub mod history;
@@ -16,11 +17,13 @@ mod memory;
 pub mod servers;
 pub mod sim;
 pub mod storm;
+mod suite;
 
 pub use {
     backend::{Backend, BoxError, Server},
     cases::{Case, Needs},
-    check::{Report, Verdict, check, run_case, trials},
+    check::{Checked, Report, Subject, Verdict, check, run_case, trials},
     frozen::{AsyncOpen, a_frozen_holder_is_refused},
     memory::MemoryBackend,
+    suite::Suite,
 };

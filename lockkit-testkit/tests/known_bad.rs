@@ -11,6 +11,7 @@ use lockkit_testkit::{
 };
 
 const DOCS: &str = include_str!("../../docs/testing.md");
+const CASES: &str = include_str!("../../docs/cases.md");
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         );
     }
     all.push(Trial::test("the_docs_show_the_table", the_docs_show_the_table));
+    all.push(Trial::test("the_docs_name_the_cases", the_docs_name_the_cases));
     all.push(Trial::test("no_catch_is_listed_twice", no_catch_is_listed_twice));
     libtest_mimic::run(&arguments, all).exit_code()
 }
@@ -51,6 +53,19 @@ fn must_fail(bug: Bug, catch: Catch) -> Result<(), Failed> {
 fn the_docs_show_the_table() -> Result<(), Failed> {
     let table = Bug::table();
     if DOCS.contains(&table) { Ok(()) } else { Err(format!("docs/testing.md should contain\n{table}").into()) }
+}
+
+/// Every case is on the page, and every name on the page is a case.
+fn the_docs_name_the_cases() -> Result<(), Failed> {
+    let cases: BTreeSet<_> = cases::all().into_iter().map(|case| case.name).collect();
+    let quoted = CASES.split('`').skip(1).step_by(2);
+    let named: BTreeSet<_> = quoted.filter(|quoted| quoted.contains("::")).collect();
+    let different: Vec<_> = cases.symmetric_difference(&named).collect();
+    if different.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("docs/cases.md and the cases differ in {different:?}").into())
+    }
 }
 
 fn no_catch_is_listed_twice() -> Result<(), Failed> {

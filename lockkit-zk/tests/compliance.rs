@@ -4,36 +4,23 @@
 use std::{process::ExitCode, sync::Arc};
 
 use async_trait::async_trait;
-use libtest_mimic::{Arguments, Trial};
 use lockkit_core::{Clock, LockStore};
 use lockkit_testkit::{
-    Backend, BoxError, Server, cases,
+    Backend, BoxError, Server, Suite,
     faults::Proxy,
     servers::{Keep, ZooKeeperFlavor, ZooKeeperServer},
-    trials,
 };
 use lockkit_zk::{ZkConfig, ZkStore};
 use tokio::sync::Mutex;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-    let installed = runtime.block_on(ZooKeeperBackend::start("zk", ZooKeeperFlavor::Installed));
-    let mut all = trials(Arc::new(installed.expect("ZooKeeper is required"))).expect("it serves");
-    match runtime.block_on(ZooKeeperBackend::start("zk-newer", ZooKeeperFlavor::Newer)) {
-        Ok(newer) => all.extend(trials(Arc::new(newer)).expect("it serves")),
-        Err(absent) => all.extend(ignored("zk-newer", &absent.to_string())),
-    }
-    libtest_mimic::run(&arguments, all).exit_code()
-}
-
-fn ignored<'a>(backend: &'a str, reason: &'a str) -> impl Iterator<Item = Trial> + use<'a> {
-    let reason = reason.lines().next().unwrap_or_default().to_owned();
-    cases::all().into_iter().map(move |case| {
-        let name = format!("{backend}::{} ({reason})", case.name);
-        Trial::test(name, || Ok(())).with_ignored_flag(true)
-    })
+    let start = |name, flavor| runtime.block_on(ZooKeeperBackend::start(name, flavor));
+    let mut suite = Suite::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expected"), "zk");
+    suite.add("zk", start("zk", ZooKeeperFlavor::Installed));
+    suite.add("zk-newer", start("zk-newer", ZooKeeperFlavor::Newer));
+    suite.run()
 }
 
 /// One server for the cases that do it no harm, and others for those that do.

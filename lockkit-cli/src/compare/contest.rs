@@ -7,7 +7,7 @@ use lockkit::{HandOver, LockStore, Locker, Token};
 use tokio::task::JoinSet;
 
 use super::{
-    compliance::{backend, compliance},
+    compliance::compliance,
     measure,
     plan::{Plan, Step},
     processes,
@@ -16,6 +16,7 @@ use super::{
 use crate::{
     exit::{Failure, SOFTWARE, say},
     targets::Target,
+    under_test::backend,
 };
 
 /// A store while it is measured.
@@ -68,13 +69,15 @@ async fn check_all(contestants: &mut [Contestant], plan: &Plan, bar: &ProgressBa
     let each = millis(plan.about(Step::Compliance)) / u64::try_from(cases).unwrap_or(u64::MAX).max(1);
     let mut running = JoinSet::new();
     for (index, contestant) in contestants.iter().enumerate() {
-        let (backend, bar, name) = (backend(&contestant.target), bar.clone(), contestant.target.name.clone());
+        let Target { name, url, in_process, .. } = &contestant.target;
+        let (backend, bar, name) = (backend(name, url, *in_process), bar.clone(), name.clone());
+        let under = format!("{}/", contestant.key);
         running.spawn(async move {
             let progress = |case: &str| {
                 bar.set_message(format!("{name}: {case}"));
                 bar.inc(each);
             };
-            (index, compliance(backend, progress).await)
+            (index, compliance(backend, &under, progress).await)
         });
     }
     while let Some(ended) = running.join_next().await {

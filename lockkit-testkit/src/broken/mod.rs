@@ -113,13 +113,21 @@ bugs! {
         "waiting::a_release_wakes_a_waiter" says "slept through the release";
     WaitsForRelease "Waiters wait for a release, and not for the lapse of a lease that nobody will release." =>
         "waiting::an_expiry_wakes_a_waiter" says "slept through the expiry";
+    BusyAnswers "Who would wait is answered at once, and told to ask again at once." =>
+        "waiting::waiting_costs_few_calls" says "times in 3 s";
+    LastComeFirst "Order is claimed, but who came last goes first." =>
+        "fairness::waiters_are_served_as_they_came" says "another order than they came",
+        "fairness::a_try_does_not_overtake" says "a try overtook the waiter";
+    GhostWaiters "Who gave up is counted among the waiters for ever." =>
+        "cancellation::an_abandoned_waiter_leaves_no_trace" says "but nobody does";
     NoFence "Fences are claimed, but every grant has the same." =>
         "fencing::never_decreases" says "0 came after 0",
         "fencing::a_stale_holder_is_refused_by_the_resource" says "the stale holder's write came through";
     FenceLapses "The fence counter expires with the lease and starts again." =>
         "fencing::never_decreases" says "by expiry";
-    FenceRestarts "The fence counter is deleted with the lease when that is released." =>
+    FenceRestarts "The fence counter is deleted with the lease when that is released or deleted." =>
         "fencing::never_decreases" says "1 came after 1",
+        "fencing::they_survive_a_deletion" says "1 came after 1, by deletion",
         "lifecycle::many_rounds_leave_nothing_behind" says "fence 1 came after 1";
     FenceLostWithData "The fence counter starts at 1 when the store's data is lost, although Hybrid is claimed." =>
         "fencing::they_survive_the_loss_of_all_data" says "1 came after 1",

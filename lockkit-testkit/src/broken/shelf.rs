@@ -144,8 +144,6 @@ impl Shelf {
     pub(super) fn release(&mut self, name: &str, claim: &Claim, now: Moment) -> Release {
         // BUG: nobody looks whose lease it is.
         let anyones = self.has(Bug::DeletesAnyones);
-        // BUG: the counter goes with the lease.
-        let forgets = self.has(Bug::FenceRestarts);
         let answer = match self.whose(name, claim, now) {
             Err(LossReason::Taken) if anyones => Ok(()),
             answer => answer,
@@ -153,9 +151,6 @@ impl Shelf {
         match answer {
             Ok(()) => {
                 self.delete(name);
-                if forgets {
-                    self.records.remove(name);
-                }
                 Release::Released { waiters: None }
             }
             Err(reason) => Release::NotHeld(reason),
@@ -174,6 +169,10 @@ impl Shelf {
     /// Deletes whatever lease there is.
     pub(super) fn delete(&mut self, name: &str) -> bool {
         let deleted = self.records.get_mut(name).is_some_and(|record| record.lease.take().is_some());
+        // BUG: the counter goes with the lease.
+        if self.has(Bug::FenceRestarts) {
+            self.records.remove(name);
+        }
         // BUG: nobody is told.
         self.freed |= deleted && !self.has(Bug::NeverWakes);
         deleted

@@ -40,7 +40,7 @@ impl SimpleStore {
             // BUG: what can't be done is claimed.
             shared: bug == Some(Bug::ClaimsShared),
             permits: false,
-            fifo: false,
+            fifo: bug == Some(Bug::LastComeFirst),
             waiting: Waiting::Notify,
             liveness: Liveness::Ttl { min: Duration::from_millis(100), max: Duration::from_secs(300) },
             fencing: Fencing::Hybrid,
@@ -150,11 +150,20 @@ impl SimpleStore {
             if left.is_zero() {
                 return Ok(answer);
             }
-            waiter.get_or_insert_with(|| Waiter::new(self, &request.claim.key));
+            // BUG: nobody waits here.
+            if self.has(Bug::BusyAnswers) {
+                let holder = contention.holder.clone();
+                return Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder }));
+            }
+            let place = waiter.get_or_insert_with(|| Waiter::new(self, &request.claim.key)).place;
             // BUG: who died will not release.
             let lapse = contention.retry_after.filter(|_| !self.has(Bug::WaitsForRelease));
             let lapse = lapse.map_or(left, |after| after + Duration::from_millis(1));
             drop(tokio::time::timeout(left.min(lapse), freed).await);
+            if self.has(Bug::LastComeFirst) {
+                // BUG: who came early asks late.
+                tokio::time::sleep(Duration::from_millis(40) * 10_u32.saturating_sub(place)).await;
+            }
         }
     }
 
@@ -193,7 +202,8 @@ impl LockStore for SimpleStore {
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         // BUG: an exclusive lock is granted to who asked for a shared one.
         let downgrades = matches!(self.bug, Some(Bug::ClaimsShared | Bug::DowngradesShared));
-        if request.order != Order::Any || request.claim.mode != Mode::Exclusive && !downgrades {
+        let ordered = request.order != Order::Any && !self.info.capability.fifo;
+        if ordered || request.claim.mode != Mode::Exclusive && !downgrades {
             return Err(Error::new(ErrorKind::Unsupported, "this store has only plain exclusive locks"));
         }
         if self.has(Bug::LandsLate) {
@@ -307,17 +317,26 @@ async fn detached<T: Send + 'static>(work: impl Future<Output = Result<T>> + Sen
 struct Waiter<'a> {
     link: &'a Link,
     key: &'a LockKey,
+    /// How many waited when it came, itself included.
+    place: u32,
+    stays: bool,
 }
 
 impl<'a> Waiter<'a> {
     fn new(store: &'a SimpleStore, key: &'a LockKey) -> Self {
-        *store.link.inside.waiting().entry(key.as_str().to_owned()).or_default() += 1;
-        Self { link: &store.link, key }
+        let mut waiting = store.link.inside.waiting();
+        let count = waiting.entry(key.as_str().to_owned()).or_default();
+        *count += 1;
+        // BUG: nobody takes it off the list.
+        Self { link: &store.link, key, place: *count, stays: store.has(Bug::GhostWaiters) }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
+        if self.stays {
+            return;
+        }
         let mut waiting = self.link.inside.waiting();
         if let Some(count) = waiting.get_mut(self.key.as_str()) {
             *count -= 1;

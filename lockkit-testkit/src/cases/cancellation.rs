@@ -4,7 +4,7 @@ use std::{
     future::Future,
     pin::pin,
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lockkit_core::{ErrorKind, Outcome as Ended};
@@ -16,6 +16,7 @@ cases! { "cancellation":
     an_acquisition_polled_once_leaves_nothing [NOTHING] "An acquisition dropped after its first poll leaves the lock free (R8)."
     a_forgotten_acquisition_lapses [TTL] "An acquisition dropped at any moment and never released lapses by its ttl."
     an_abandoned_waiter_does_not_stall_others [NOTHING] "A waiter that gave up does not hold up those behind it."
+    an_abandoned_waiter_leaves_no_trace [NOTHING] "After a waiter gave up and the lock changed hands, nobody is shown to wait."
     an_abandoned_release_still_releases [NOTHING] "A release whose future is dropped goes on in the background."
     a_guard_may_outlive_its_runtime [TTL] "Dropping a guard after its runtime ended does not panic; the lease lapses."
     a_shutdown_drains [NOTHING] "After a shutdown everything dropped before is free, and new acquisitions are refused."
@@ -92,6 +93,24 @@ async fn an_abandoned_waiter_does_not_stall_others(ctx: Ctx) -> Outcome {
     assert_eq!(guard.release().await?, Ended::Released);
     drop(waiter.await??.ok_or("the waiter was stalled by those that left")?);
     assert_soon_free(&ctx, &name).await
+}
+
+async fn an_abandoned_waiter_leaves_no_trace(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&mine, &name, LONG).await?;
+    for _ in 0..10 {
+        let lock = other.lock(&name).ttl(LONG);
+        drop(tokio::time::timeout(Duration::from_millis(20), lock.acquire()).await);
+    }
+    assert_eq!(guard.release().await?, Ended::Released);
+    let given_up = Instant::now();
+    // A store may go on listening for the lock until it is released the next time.
+    while let Some(1..) = mine.lock(&name).inspect().await?.waiters {
+        assert!(given_up.elapsed() < Duration::from_secs(8), "somebody is shown to wait, but nobody does");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(take(&mine, &name, LONG).await?.release().await?, Ended::Released);
+    }
+    Ok(())
 }
 
 async fn an_abandoned_release_still_releases(ctx: Ctx) -> Outcome {

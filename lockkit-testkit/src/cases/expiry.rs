@@ -16,7 +16,7 @@ cases! { "expiry":
     the_loss_is_announced_in_time [TTL] "Whoever waits for the loss is told by the deadline, also who comes late."
     a_ttl_out_of_bounds_is_refused [TTL] "A ttl that the store can't keep is refused as invalid input."
     a_suspended_process_knows_that_it_lost [CLOCK] "A process that was suspended finds its guard lost at first use."
-    max_hold_ends_a_forgotten_guard [TTL] "A guard with max_hold ends by then, although it is renewed."
+    max_hold_ends_a_forgotten_guard [NOTHING] "A guard with max_hold ends by then, although it is renewed."
     work_is_stopped_before_the_lease_can_lapse [TTL] "run() drops the work while the lease still lasts."
     a_manual_renewal_extends [TTL] "renew() extends an unrenewed lease by its ttl."
 }

@@ -1,6 +1,6 @@
 //! Fences: numbers that grow with every grant.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkit_core::{Fence, FenceClock, FenceRequest, LockKey, Outcome as Ended, Query, Renewal, Renewed};
 
@@ -16,6 +16,7 @@ cases! { "fencing":
     a_foreign_renewal_raises_nothing [FENCES] "A floor given with a renewal that is refused has no effect."
     the_last_fence_is_shown [FENCES] "Inspection shows the fence of the holder."
     a_stale_holder_is_refused_by_the_resource [FENCES] "A resource that checks fences refuses a holder whose lock went to another."
+    they_survive_a_deletion [SERVER_FENCES] "After somebody deleted the lock the store grants higher fences."
     they_survive_a_restart_with_data [SERVER_FENCES] "After a restart with its data the store grants higher fences."
     they_survive_the_loss_of_all_data [SERVER_HYBRID] "After a restart without data the store grants higher fences."
 }
@@ -94,7 +95,9 @@ async fn a_floor_is_kept(ctx: Ctx) -> Outcome {
 
 async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> Outcome {
     let (store, key) = (ctx.store().await?, ctx.key()?);
-    let floor = Fence::new(4_000_000_000_000_000);
+    // Ahead of the clocks of all stores, but not by so much that a store keeps the counter for years.
+    let ahead = SystemTime::now().duration_since(UNIX_EPOCH)? + Duration::from_secs(60);
+    let floor = Fence::new(u64::try_from(ahead.as_micros())?);
     for step in 0..3 {
         let mut mine = request(&key, LONG)?;
         mine.fence = FenceRequest { floor: floor.offset(step * 10), span: 1, clock: FenceClock::Floor };
@@ -154,6 +157,20 @@ async fn a_stale_holder_is_refused_by_the_resource(ctx: Ctx) -> Outcome {
     assert!(resource.admit(fresh.fence()));
     assert!(!resource.admit(stale.fence()), "the stale holder's write came through");
     assert!(resource.admit(fresh.fence()));
+    Ok(())
+}
+
+async fn they_survive_a_deletion(ctx: Ctx) -> Outcome {
+    let server = ctx.server().await?;
+    let (mine, name) = (locker(server.open().await?), ctx.name());
+    let mut last = Fence::NONE;
+    for _ in 0..4 {
+        let guard = mine.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(10)).await?.ok_or("not free")?;
+        assert!(guard.fence() > last, "{} came after {last}, by deletion", guard.fence());
+        last = guard.fence();
+        server.delete(&name).await?;
+        assert!(matches!(guard.release().await?, Ended::NotHeld(_)), "a deleted lock was released");
+    }
     Ok(())
 }
 

@@ -6,7 +6,9 @@
 
 mod cancellation;
 mod contention;
+mod counted;
 mod expiry;
+mod fairness;
 mod faults;
 mod fencing;
 mod input;
@@ -62,6 +64,8 @@ pub struct Needs {
     pub shared: bool,
     /// Permits.
     pub permits: bool,
+    /// Waiters that are served in the order in which they came.
+    pub fifo: bool,
     /// Fences that mean anything.
     pub fences: bool,
     /// Fences that outlive the loss of all data.
@@ -74,14 +78,24 @@ pub struct Needs {
 
 impl Needs {
     /// Nothing beyond the contract.
-    pub const NOTHING: Self =
-        Self { ttl: false, shared: false, permits: false, fences: false, hybrid: false, clock: false, server: false };
+    pub const NOTHING: Self = Self {
+        ttl: false,
+        shared: false,
+        permits: false,
+        fifo: false,
+        fences: false,
+        hybrid: false,
+        clock: false,
+        server: false,
+    };
     /// Leases that end by ttl.
     pub const TTL: Self = Self { ttl: true, ..Self::NOTHING };
     /// Shared locks.
     pub const SHARED: Self = Self { shared: true, ..Self::NOTHING };
     /// Permits.
     pub const PERMITS: Self = Self { permits: true, ..Self::NOTHING };
+    /// Waiters that are served in the order in which they came.
+    pub const FIFO: Self = Self { fifo: true, ..Self::NOTHING };
     /// Fences that mean anything.
     pub const FENCES: Self = Self { fences: true, ..Self::NOTHING };
     /// Leases that end by ttl, on a clock that can be injected.
@@ -99,13 +113,14 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 11] = [
+    let groups: [&'static [Case]; 12] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
         reentrancy::CASES,
         contention::CASES,
         waiting::CASES,
+        fairness::CASES,
         modes::CASES,
         fencing::CASES,
         cancellation::CASES,
@@ -148,9 +163,9 @@ pub(crate) struct Ctx {
 }
 
 impl Ctx {
-    pub(crate) fn new(case: &Case, backend: Arc<dyn Backend>) -> Self {
+    pub(crate) fn new(case: &Case, backend: Arc<dyn Backend>, under: &str) -> Self {
         let unique = Token::random().map(|token| token.reveal()[..12].to_owned()).unwrap_or_default();
-        Self { backend, prefix: format!("{}/{unique}", case.name), names: AtomicU32::new(0) }
+        Self { backend, prefix: format!("{under}{}/{unique}", case.name), names: AtomicU32::new(0) }
     }
 
     /// A name that nobody else uses.
@@ -242,9 +257,14 @@ async fn abandon_after<F: Future>(patience: Duration, future: F) -> Option<F::Ou
 
 /// Returns when somebody surely waits for the lock at the store: when the store says so, or after a while if it can't.
 async fn wait_for_waiter(lock: &Lock) -> Outcome {
+    wait_for_waiters(lock, 1).await
+}
+
+/// The same for so many of them.
+async fn wait_for_waiters(lock: &Lock, count: u32) -> Outcome {
     for _ in 0..1000 {
         match lock.inspect().await?.waiters {
-            Some(0) => tokio::time::sleep(Duration::from_millis(10)).await,
+            Some(waiters) if waiters < count => tokio::time::sleep(Duration::from_millis(10)).await,
             Some(_) => return Ok(()),
             None => {
                 tokio::time::sleep(SLACK).await;

@@ -1,15 +1,19 @@
 //! How a waiter learns that it is its turn.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lockkit_core::{Outcome as Ended, Waiting};
 
-use super::{Ctx, LONG, Outcome, SHORT, SLACK, cases, grant, locker, request, take, wait_for_waiter};
+use super::{Ctx, LONG, Outcome, SHORT, SLACK, cases, counted::Counted, grant, locker, request, take, wait_for_waiter};
 
 cases! { "waiting":
     a_release_wakes_a_waiter [NOTHING] "A waiter of another client gets the lock soon after its release."
     an_expiry_wakes_a_waiter [TTL] "A waiter gets the lock soon after the holder's lease ran out, although nobody says so."
     two_hundred_waiters_all_get_it [NOTHING] "200 waiters of two clients all get the lock."
+    waiting_costs_few_calls [NOTHING] "Who waits for a lock that stays held asks the store now and then, not all the time."
     a_lost_wake_up_is_made_good [SERVER] "A waiter whose connection was cut still gets the lock after its release."
 }
 
@@ -60,6 +64,19 @@ async fn two_hundred_waiters_all_get_it(ctx: Ctx) -> Outcome {
     for waiter in waiters {
         assert!(waiter.await??, "a waiter was left behind");
     }
+    Ok(())
+}
+
+async fn waiting_costs_few_calls(ctx: Ctx) -> Outcome {
+    let (mine, name) = (ctx.locker().await?, ctx.name());
+    let counted = Arc::new(Counted::new(ctx.store().await?));
+    let other = locker(Arc::<Counted>::clone(&counted));
+    let guard = take(&mine, &name, LONG).await?;
+    assert!(other.lock(&name).acquire_within(Duration::from_secs(3)).await?.is_none(), "granted twice");
+    // Polling slows down to four times a second; a store that can wake its waiters needs less.
+    let calls = counted.calls();
+    assert!(calls <= 40, "the store was asked {calls} times in 3 s, for a lock that nobody released");
+    assert_eq!(guard.release().await?, Ended::Released);
     Ok(())
 }
 

@@ -1,0 +1,157 @@
+//! `lockkit check`: the compliance suite on a store of the user's own.
+
+mod junit;
+mod report;
+mod sweep;
+
+use std::{
+    fs, panic,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use clap::Args as ClapArgs;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use lockkit::Token;
+use lockkit_testkit::{Backend, Case, Checked, Subject, Verdict, cases};
+
+use self::report::Report;
+use crate::{
+    exit::{Failure, Outcome, UNAVAILABLE, USAGE, VIOLATED},
+    interrupt,
+    store::{StoreArgs, block_on},
+    under_test::backend,
+};
+
+/// Find out whether a store keeps the rules of locks, by trying
+///
+/// Runs the cases of the compliance suite that do a server no harm, one after the other; this takes about a minute. All
+/// locks that they take have names that start with lockkit-check/ and a random part; what is still held of them at the
+/// end, or after Ctrl-C, is released. What stays, such as the counters of fences, is told. Cases that do not apply are
+/// ignored, with the reason.
+///
+/// Exit status: 0 if no case failed, 1 if one did, 69 if the store can't be reached, or not any more.
+///
+/// With --json: an object with store, passed, failed, ignored, seconds, left (what stays in the store, an array of
+/// sentences) and cases: an array of objects with case, doc, result (passed, failed or ignored), reason (null if it
+/// passed) and seconds.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Run only the cases whose name contains this, such as fencing::
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    filter: String,
+    /// Write the results to this file, too, as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Print the cases, with what each is about, and run none
+    #[arg(long, conflicts_with_all = ["junit", "json"])]
+    list: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let cases: Vec<_> = cases::all().into_iter().filter(|case| case.name.contains(&args.filter)).collect();
+    if cases.is_empty() {
+        let what = format!("no case has {:?} in its name; lockkit check --list shows them", args.filter);
+        return Err(Failure::new(USAGE, what));
+    }
+    if args.list {
+        return report::list(&cases).map(|()| 0);
+    }
+    let url = args.store.url()?.to_owned();
+    if let Some(file) = &args.junit {
+        // Before the work, not after it: a file that can't be written should cost nobody a minute.
+        fs::File::options().append(true).create(true).open(file).map_err(|error| no_junit(file, &error))?;
+    }
+    let opened = block_on(async { Ok(lockkit::open(&url).await?) })?;
+    let (name, in_process) = (opened.info().name.to_string(), opened.info().scheme == "memory");
+    drop(opened);
+
+    let under = format!("lockkit-check/{}/", &Token::random()?.reveal()[..12]);
+    let started = Instant::now();
+    let checking = check(backend(&name, &url, in_process), cases, url.clone(), under.clone());
+    let checked = quietly(|| interrupt::block_on(checking));
+    let took = started.elapsed();
+    // Whatever became of it: also what was interrupted took locks.
+    let left = if in_process { Vec::new() } else { sweep::sweep(&url, &under) };
+    let (cases, broken_off) = checked.map_err(|failure| after_interrupt(&failure, &left))?;
+    finish(args, &Report { store: name, cases, took, left }, broken_off)
+}
+
+/// Runs the cases. Ends early, with the reason, when the store can't be reached any more.
+async fn check(
+    backend: Arc<dyn Backend>,
+    cases: Vec<&'static Case>,
+    url: String,
+    under: String,
+) -> Result<(Vec<Checked>, Option<Failure>), Failure> {
+    let unavailable = |error: &dyn std::fmt::Display| Failure::new(UNAVAILABLE, error.to_string());
+    let subject = Subject::new(backend).await.map_err(|error| unavailable(&error))?.under(under);
+    let bar = progress_bar(cases.len());
+    let mut done = Vec::new();
+    for case in cases {
+        bar.set_message(case.name);
+        let checked = subject.run(case).await;
+        let failed = matches!(checked.verdict, Verdict::Failed(_));
+        done.push(checked);
+        bar.inc(1);
+        // Was it the store's fault, or is there no store?
+        if failed && let Err(error) = lockkit::open(&url).await {
+            bar.finish_and_clear();
+            let what = format!("the store can't be used any more, since {}: {error}", case.name);
+            return Ok((done, Some(Failure::new(UNAVAILABLE, what))));
+        }
+    }
+    bar.finish_and_clear();
+    Ok((done, None))
+}
+
+/// A failed case panics; what it has to say is its verdict, and goes to the report.
+fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let outcome = work();
+    panic::set_hook(hook);
+    outcome
+}
+
+fn after_interrupt(failure: &Failure, left: &[String]) -> Failure {
+    let stays = if left.is_empty() { String::new() } else { format!("; left in the store: {}", left.join("; ")) };
+    Failure::new(failure.code(), format!("{}{stays}", failure.message()))
+}
+
+fn finish(args: &Args, report: &Report, broken_off: Option<Failure>) -> Outcome {
+    if let Some(file) = &args.junit {
+        fs::write(file, junit::xml(report)).map_err(|error| no_junit(file, &error))?;
+    }
+    if args.json {
+        report.print_json()?;
+    } else {
+        report.print()?;
+    }
+    match (broken_off, report.failed()) {
+        (Some(failure), _) => Err(failure),
+        (None, 0) => Ok(0),
+        (None, failed) => Err(Failure::new(VIOLATED, format!("{failed} of {} cases failed", report.cases.len()))),
+    }
+}
+
+fn no_junit(file: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(USAGE, format!("can't write to {}: {error}", file.display()))
+}
+
+/// Drawn only if stderr is a terminal.
+fn progress_bar(cases: usize) -> ProgressBar {
+    let cases = u64::try_from(cases).unwrap_or(u64::MAX);
+    let bar = ProgressBar::with_draw_target(Some(cases), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos:>3}/{len} {wide_msg}") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}

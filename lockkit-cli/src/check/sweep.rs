@@ -1,0 +1,70 @@
+//! Leaving a store as it was found, as far as that can be done.
+
+use std::time::{Duration, Instant};
+
+use lockkit::{Claim, KeyState, LockStore, Query};
+
+use crate::interrupt;
+
+/// How long to go on with it. Longer than the longest lease that most cases take.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Requests that were on their way when the cases ended may still take effect.
+const LATE: Duration = Duration::from_millis(300);
+
+/// Releases all locks with this prefix; says what stays in the store, a sentence each.
+pub(super) fn sweep(url: &str, prefix: &str) -> Vec<String> {
+    let (store_url, names) = (url.to_owned(), prefix.to_owned());
+    let released = interrupt::block_on(async move { Ok(release_all(&store_url, &names).await) });
+    let failed = match released {
+        Ok(left) => left,
+        Err(interrupted) => Some(format!("locks may still be held ({})", interrupted.message())),
+    };
+    failed.map(|what| format!("{what}; their names start with {prefix}")).into_iter().chain(stays(url)).collect()
+}
+
+/// Says what could not be released.
+async fn release_all(url: &str, prefix: &str) -> Option<String> {
+    let store = match lockkit::open(url).await {
+        Ok(store) => store,
+        Err(error) => return Some(format!("locks may still be held until their leases end, for {error}")),
+    };
+    let (started, mut was_clean) = (Instant::now(), false);
+    loop {
+        let held = match store.inspect(&Query::Prefix(prefix.to_owned())).await {
+            Ok(held) => held,
+            Err(error) => return Some(format!("locks may still be held until their leases end, for {error}")),
+        };
+        match held.len() {
+            0 if was_clean => return None,
+            many if started.elapsed() > LIMIT => return Some(format!("{many} locks are still held")),
+            _ => {}
+        }
+        was_clean = held.is_empty();
+        for state in &held {
+            release(store.as_ref(), state).await;
+        }
+        if was_clean {
+            tokio::time::sleep(LATE).await;
+        }
+    }
+}
+
+/// What fails is seen in the next look at what is held.
+async fn release(store: &dyn LockStore, state: &KeyState) {
+    for holder in &state.holders {
+        if let Some(token) = holder.token {
+            drop(store.release(&Claim { key: state.key.clone(), token, mode: holder.mode }).await);
+        }
+    }
+}
+
+/// What a store keeps of a lock that is free, by design.
+fn stays(url: &str) -> Option<String> {
+    let keeps = [
+        (&["redis", "valkey", "redlock"][..], "the fence counters of the locks, which expire in about a week"),
+        (&["mysql", "mariadb"], "a row for each lock, which lockkit gc removes when it was unused for a week"),
+        (&["zk"], "the empty directories of the locks, which the servers remove after a while"),
+    ];
+    let kept = keeps.into_iter().find(|(schemes, _)| schemes.iter().any(|scheme| url.starts_with(scheme)));
+    kept.map(|(_, what)| what.to_owned())
+}

@@ -1,0 +1,84 @@
+//! A test program that runs the compliance suite on several stores.
+
+use std::{env, fs, path::PathBuf, process::ExitCode, sync::Arc};
+
+use libtest_mimic::{Arguments, Trial};
+
+use crate::{
+    Backend, BoxError, Subject,
+    check::{runtime, trials_of},
+    expected,
+};
+
+/// The trials of one or more stores, each held to its list of expected cases, as a test program with `harness = false`.
+///
+/// The list of a store is `<name>.txt` in the directory of lists. It has a line for each case: its name, and `run`, or
+/// `ignored: ` and the reason. The trial `<name>::runs_what_is_expected` fails when a case vanishes, is new, or changes
+/// between the two, and says how to write the list anew: with `LOCKKIT_EXPECTED=write`.
+///
+/// A store that is required and can't be found is a failure; another is shown as ignored, with the reason. The variable
+/// `LOCKKIT_REQUIRE` names the required ones, separated by commas.
+#[derive(Debug)]
+pub struct Suite {
+    arguments: Arguments,
+    lists: PathBuf,
+    required: String,
+    names: Vec<String>,
+    trials: Vec<Trial>,
+}
+
+impl Suite {
+    /// A suite without stores: the directory of its lists, and what is required unless `LOCKKIT_REQUIRE` says otherwise.
+    pub fn new(lists: impl Into<PathBuf>, required: &str) -> Self {
+        // First of all: who asks for help need not wait for servers.
+        let arguments = Arguments::from_args();
+        let required = env::var("LOCKKIT_REQUIRE").unwrap_or_else(|_| required.to_owned());
+        Self { arguments, lists: lists.into(), required, names: Vec::new(), trials: Vec::new() }
+    }
+
+    /// Adds the trials of a store, or one that says why there are none.
+    pub fn add<B: Backend>(&mut self, name: &str, backend: Result<B, BoxError>) {
+        self.names.push(name.to_owned());
+        let subject = backend.and_then(|backend| runtime()?.block_on(Subject::new(Arc::new(backend))));
+        match subject {
+            Ok(subject) => {
+                let compared = expected::compare(&self.list(name), name, &subject).map_err(|e| e.to_string());
+                self.push(format!("{name}::runs_what_is_expected"), compared);
+                self.trials.extend(trials_of(name, &Arc::new(subject)));
+            }
+            Err(error) if self.required.split(',').any(|required| required.trim() == name) => {
+                self.push(format!("{name}::is_there"), Err(format!("{name} is required: {error}")));
+            }
+            Err(error) => {
+                let reason = error.to_string().lines().next().unwrap_or_default().to_owned();
+                self.trials.push(Trial::test(format!("{name} ({reason})"), || Ok(())).with_ignored_flag(true));
+            }
+        }
+    }
+
+    /// Runs them all, as the arguments of the program say.
+    #[must_use]
+    pub fn run(mut self) -> ExitCode {
+        self.add_lists_without_store();
+        libtest_mimic::run(&self.arguments, self.trials).exit_code()
+    }
+
+    /// A list that no store is held to would let that store vanish.
+    fn add_lists_without_store(&mut self) {
+        let entries = fs::read_dir(&self.lists).into_iter().flatten().flatten();
+        let listed = entries.filter_map(|entry| entry.path().file_stem()?.to_str().map(str::to_owned));
+        let stray: Vec<_> = listed.filter(|name| !self.names.contains(name)).collect();
+        for name in stray {
+            let what = format!("{} expects cases of a store that is not tested any more", self.list(&name).display());
+            self.push(format!("{name}::is_tested"), Err(what));
+        }
+    }
+
+    fn list(&self, name: &str) -> PathBuf {
+        self.lists.join(format!("{name}.txt"))
+    }
+
+    fn push(&mut self, name: String, outcome: Result<(), String>) {
+        self.trials.push(Trial::test(name, move || outcome.map_err(Into::into)));
+    }
+}
