@@ -98,3 +98,33 @@ async fn a_thousand_waiters_cost_few_queries() -> Result<()> {
     }
     Ok(())
 }
+
+/// After a run of hand-overs ended, the next run begins, whatever way others would be woken.
+#[tokio::test]
+async fn run_after_run_is_handed_over() -> Result<()> {
+    const GRANTS: usize = 400;
+    for waiting in [Waiting::Poll, Waiting::Notify, Waiting::Queue] {
+        let mut store = Polled::new(&MemoryStore::new());
+        store.info.capability.waiting = waiting;
+        let attempts = Arc::clone(&store.attempts);
+        let locker = Locker::new(store);
+        let mut tasks = Vec::new();
+        for _ in 0..4 {
+            let lock = locker.lock("hot");
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..GRANTS / 4 {
+                    let guard = lock.acquire().await?;
+                    tokio::task::yield_now().await;
+                    assert_eq!(guard.release().await?, lockkit_core::Outcome::Released);
+                }
+                Ok::<_, lockkit_core::Error>(())
+            }));
+        }
+        for task in tasks {
+            task.await.expect("no panic")?;
+        }
+        let asked = attempts.load(Ordering::SeqCst);
+        assert!(asked < GRANTS / 4, "the store was asked {asked} times for {GRANTS} grants ({waiting:?})");
+    }
+    Ok(())
+}

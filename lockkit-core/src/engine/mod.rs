@@ -230,14 +230,17 @@ impl Engine {
     /// here, it is whoever comes next who lets the others go first. Where the store keeps a queue they do anyway.
     fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>) {
         let Some(mut seat) = seat else { return };
-        if self.store.info().capability.waiting == Waiting::Queue {
-            return;
-        }
         let now = self.now();
+        let ended = self.queues.run_ended(key, self.settings.hand_over, now);
+        let others_wait = match (self.store.info().capability.waiting, waiters) {
+            // It serves them in order, or they are not waiting to be woken.
+            (Waiting::Queue, _) | (Waiting::Poll, None) => false,
+            (_, Some(waiters)) => waiters > 0,
+            (Waiting::Notify, None) => true,
+        };
         if self.queues.waiting(key) > 0 {
-            let ended = self.queues.run_ended(key, self.settings.hand_over, now);
-            seat.courtesy = ended && waiters != Some(0);
-        } else if waiters.is_some_and(|waiters| waiters > 0) {
+            seat.courtesy = ended && others_wait;
+        } else if others_wait && waiters.is_some() {
             self.queues.released_to_others(key, seat.granted.unwrap_or(now), now, COURTESY);
         }
     }
