@@ -1,7 +1,7 @@
 //! The poller: for stores that can't wake waiters, one task per `Locker` asks for all awaited locks at once.
 //!
-//! Each lock has its own pace. It is asked for after 2 ms at first; every time nothing has changed the next pause is an
-//! eighth longer, up to 250 ms, so that a release is noticed within about a tenth of the time that it was waited for. A new
+//! Each lock has its own pace. It is asked for after 2 ms at first; every time nothing has changed the next pause is a
+//! sixteenth longer, up to 250 ms, so that a release is noticed soon, compared with the time that it was waited for. A new
 //! holder makes it fast again, for what changes hands will change hands again. Locks whose time comes at about the same
 //! moment share one query, so that a thousand waiters for locks that are held for long cost the store four queries a
 //! second.
@@ -129,7 +129,7 @@ impl Poller {
             if state.holders.is_empty() || holder != lock.holder {
                 lock.pause = FASTEST;
             } else {
-                lock.pause = (lock.pause * 9 / 8).min(SLOWEST);
+                lock.pause = (lock.pause * 17 / 16).min(SLOWEST);
             }
             lock.holder = holder;
         }
