@@ -1,10 +1,9 @@
 //! The poller: for stores that can't wake waiters, one task per `Locker` asks for all awaited locks at once.
 //!
-//! Each lock has its own pace. It is asked for after 2 ms at first; every time nothing has changed the next pause is a
-//! sixteenth longer, up to 250 ms, so that a release is noticed soon, compared with the time that it was waited for. A new
-//! holder makes it fast again, for what changes hands will change hands again. Locks whose time comes at about the same
-//! moment share one query, so that a thousand waiters for locks that are held for long cost the store four queries a
-//! second.
+//! Each lock has its own pace. It is asked for after 2 ms at first; when nothing has changed ten times in a row, each
+//! further pause is half as long again, up to 250 ms. A new holder makes it fast again, for what changes hands will change
+//! hands again. Locks whose time comes at about the same moment share one query, so that a thousand waiters for locks that
+//! are held for long cost the store four queries a second.
 
 use std::{
     collections::HashMap,
@@ -22,6 +21,8 @@ use crate::{KeyState, LockKey, Query, Token};
 
 const FASTEST: Duration = Duration::from_millis(2);
 const SLOWEST: Duration = Duration::from_millis(250);
+/// So often a lock is asked for at the fastest pace: those that are held for some milliseconds are free by then.
+const FAST: u32 = 10;
 
 /// The locks that somebody of this `Locker` waits for.
 #[derive(Debug, Default)]
@@ -43,6 +44,8 @@ struct Watched {
     waiters: usize,
     freed: Arc<Notify>,
     pause: Duration,
+    /// How often in a row nothing had changed.
+    unchanged: u32,
     due: Instant,
     holder: Option<Token>,
 }
@@ -127,9 +130,12 @@ impl Poller {
                 lock.freed.notify_waiters();
             }
             if state.holders.is_empty() || holder != lock.holder {
-                lock.pause = FASTEST;
+                (lock.pause, lock.unchanged) = (FASTEST, 0);
             } else {
-                lock.pause = (lock.pause * 17 / 16).min(SLOWEST);
+                lock.unchanged = lock.unchanged.saturating_add(1);
+                if lock.unchanged > FAST {
+                    lock.pause = (lock.pause * 3 / 2).min(SLOWEST);
+                }
             }
             lock.holder = holder;
         }
@@ -173,6 +179,7 @@ impl<'a> Interest<'a> {
             waiters: 0,
             freed: Arc::default(),
             pause: FASTEST,
+            unchanged: 0,
             due: Instant::now() + FASTEST,
             holder: None,
         });
