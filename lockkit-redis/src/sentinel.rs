@@ -105,7 +105,7 @@ async fn ask(
         let stream = stream::open(config, host, *port, Arc::default()).await.map_err(error::map_open)?;
         let (connection, driver) = MultiplexedConnection::new_with_config(&secret::login(login, 0)?, stream, settings)
             .await
-            .map_err(|e| error::map(&e, Sent::No))?;
+            .map_err(|e| error::map_login(&e))?;
         let watch = Watch { _connection: connection.clone(), driver: tokio::spawn(driver).abort_handle() };
         let mut requests = Pipeline::with_capacity(2);
         requests.cmd("SUBSCRIBE").arg("+switch-master").cmd("SENTINEL").arg("MASTER").arg(primary);

@@ -18,7 +18,8 @@ const OPTIONS: &str = "max_ttl=3s&timeout=500ms";
 const LONG: Duration = Duration::from_secs(60);
 
 async fn locker(url: &str) -> Locker {
-    let store = RedisStore::from_url(&format!("{url}?{OPTIONS}")).await.expect("connect");
+    let first = if url.contains('?') { '&' } else { '?' };
+    let store = RedisStore::from_url(&format!("{url}{first}{OPTIONS}")).await.expect("connect");
     Locker::builder(store).patience(LONG).build()
 }
 
@@ -27,7 +28,10 @@ async fn acquire(locker: &Locker) -> Guard {
 }
 
 /// A guard is held and somebody waits while the primary fails.
-async fn a_guard_is_lost_and_the_waiter_goes_on<F: Future<Output = ()>>(url: &str, fail: impl FnOnce() -> F) {
+pub(crate) async fn a_guard_is_lost_and_the_waiter_goes_on<F>(url: &str, fail: impl FnOnce() -> F)
+where
+    F: Future<Output = ()>,
+{
     let (holder, waiter) = (locker(url).await, locker(url).await);
     let guard = acquire(&holder).await;
     let before = guard.fence();
