@@ -37,7 +37,7 @@ use crate::{
     reign::Reign,
     scripts::Script,
     secret,
-    sentinel::{self, OnSwitch, Place, Watch},
+    sentinel::{OnSwitch, Place, Watches},
     server,
     stream::{self, UnderWay},
     timer::Timers,
@@ -85,7 +85,8 @@ pub(crate) struct Connection {
     struck: AtomicBool,
     place: Place,
     reign: Option<Reign>,
-    _watches: Vec<Watch>,
+    /// The sentinels, if it was they who named the server.
+    watches: Option<Watches>,
 }
 
 impl Link {
@@ -110,7 +111,10 @@ impl Link {
     /// Whoever waits for the same attempt makes one of their own.
     pub(crate) async fn connection(&self) -> Result<Arc<Connection>> {
         match self.current() {
-            Some(connection) => Ok(connection),
+            Some(connection) => {
+                connection.watches.iter().for_each(Watches::mend);
+                Ok(connection)
+            }
             None => timeout(self.config.timeout, self.connect()).await.unwrap_or_else(|_| {
                 let message = format!("no connection within {:?}", self.config.timeout);
                 Err(Error::new(ErrorKind::TimedOut, message))
@@ -162,14 +166,15 @@ impl Link {
             }
         };
         let on_switch: OnSwitch = {
-            let (end, alarm) = (end.clone(), self.alarm.clone());
+            let alarm = self.alarm.clone();
             Arc::new(move || {
                 end();
                 alarm.iter().for_each(Alarm::raise_all);
             })
         };
         let receiver = {
-            let wake = Arc::clone(&self.wake);
+            // A server that dies is a server that another may take the place of.
+            let (wake, end) = (Arc::clone(&self.wake), Arc::clone(&on_switch));
             move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
                     end();
@@ -187,13 +192,12 @@ impl Link {
             .set_connection_timeout(None)
             .set_response_timeout(None);
         let config = &self.config;
-        let (place, watches) = match &config.topology {
-            Topology::Sentinel { sentinels, primary, login } => {
-                let found = sentinel::find(config, sentinels, primary, login, &on_switch).await?;
-                (found.place, found.watches)
-            }
-            Topology::Single | Topology::Cluster { .. } => ((config.host.clone(), config.port), Vec::new()),
+        let watches = match &config.topology {
+            Topology::Sentinel { .. } => Some(Watches::begin(config, on_switch).await?),
+            Topology::Single | Topology::Cluster { .. } => None,
         };
+        let own = || (config.host.clone(), config.port);
+        let place = watches.as_ref().map_or_else(own, |watches| watches.place().clone());
         let login = secret::login(&config.login, config.database)?;
         let under_way = UnderWay::default();
         let stream = stream::open(config, &place.0, place.1, Arc::clone(&under_way)).await.map_err(error::map_open)?;
@@ -212,7 +216,7 @@ impl Link {
             struck: AtomicBool::new(false),
             place,
             reign: None,
-            _watches: watches,
+            watches,
         };
         if let Some(vet) = &config.vet {
             (vet.0)(&server::ask(&inner).await?)?;
