@@ -5,6 +5,7 @@
 mod cluster;
 mod contract;
 mod doctor;
+mod doctor_many;
 mod failover;
 mod faults;
 mod fenced;
