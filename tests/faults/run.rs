@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     arena::Arena,
-    fault::{Fault, fences_hold},
+    fault::{Fault, a_lease_may_linger, fences_hold},
     target::{Kind, Setup},
 };
 
@@ -111,7 +111,7 @@ pub(crate) fn judge(row: &Row) -> Result<(), Verdict> {
     let claimed = |rule: Rule| match rule {
         Rule::Overlap => !row.faults.iter().any(|fault| fault.may_overlap()),
         Rule::FenceOrder | Rule::Resource => fences_hold(row.fencing, &row.faults),
-        Rule::Liveness => true,
+        Rule::Liveness => !a_lease_may_linger(&row.faults),
     };
     if let Some(place) = row.report.violations.iter().position(|violation| claimed(violation.rule)) {
         return Err(Verdict::Violation(place));
