@@ -178,6 +178,13 @@ impl Fault {
         matches!(self, Self::ClockForward(_) | Self::ClockBack(_))
     }
 
+    /// Whether the nemesis can do both at once. It makes statements wait by `SLEEP`, which goes by the server's wall clock:
+    /// set back meanwhile, it lasts until that has caught up.
+    pub(crate) fn goes_with(self, other: Self) -> bool {
+        let sleeps = |fault| matches!(fault, Self::LockWait | Self::Deadlock);
+        !(sleeps(self) && other.needs_clock() || sleeps(other) && self.needs_clock())
+    }
+
     /// Whether the servers must not claim to keep what this makes them forget.
     pub(crate) fn needs_forgetful(self) -> bool {
         matches!(self, Self::KillEmpty(Which::One))

@@ -20,6 +20,9 @@ use crate::{
 /// machine is busy.
 const SLACK: Duration = Duration::from_secs(4);
 
+/// What a run may take, from a nemesis that is stuck itself.
+const LONGEST: Duration = Duration::from_secs(300);
+
 /// What came out of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
@@ -43,7 +46,8 @@ pub(crate) async fn run(kind: Kind, faults: &[Fault], clock: Option<ServerClock>
     let clock = clock.filter(|_| faults.iter().any(|fault| fault.needs_clock()));
     let forgetful = faults.iter().any(|fault| fault.needs_forgetful());
     let arena = Arena::open(kind, Setup { clock, forgetful, sabotage: None }, seed).await?;
-    let (row, history) = observe(arena, faults).await?;
+    let (row, history) =
+        timeout(LONGEST, observe(arena, faults)).await.map_err(|_| "the run did not come to an end")??;
     judge(&row).map_err(|verdict| with_evidence(&row, &history, &verdict, seed))?;
     Ok(row)
 }
