@@ -45,6 +45,8 @@ async fn give_up_on(proxy: &Proxy) -> Result<()> {
     // First tries end with the store's bound on connecting, and that on an answer; of the others few are tried at a time.
     let most = unanswered.max(unconnected);
     assert!(most <= tasks + 1_200, "{most} tasks, and {tasks} before");
+    // The proxy keeps them all, for it does not hear either that they are closed.
+    assert!(proxy.connections() < 200, "{} connections were made", proxy.connections());
     locker.shutdown(LEASE + BOUND * 2 + Duration::from_secs(2)).await?;
 
     drop(locker);
