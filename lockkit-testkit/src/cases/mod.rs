@@ -104,6 +104,8 @@ impl Needs {
     pub const SERVER: Self = Self { server: true, ..Self::NOTHING };
     /// A private server, with leases that end by ttl.
     pub const SERVER_TTL: Self = Self { ttl: true, ..Self::SERVER };
+    /// A private server, with waiters that are served in the order in which they came.
+    pub const SERVER_FIFO: Self = Self { fifo: true, ..Self::SERVER };
     /// A private server, with fences that mean anything.
     pub const SERVER_FENCES: Self = Self { fences: true, ..Self::SERVER };
     /// A private server that may lose its data without its fences going back.
