@@ -244,7 +244,7 @@ async fn assert_taken(locker: &Locker, name: &str) -> Outcome {
 /// all.
 ///
 /// tokio's timers count in milliseconds, in which most acquisitions are over and done. This one asks at every turn.
-async fn abandon_after<F: Future>(patience: Duration, future: F) -> Option<F::Output> {
+pub(crate) async fn abandon_after<F: Future>(patience: Duration, future: F) -> Option<F::Output> {
     let (started, mut future) = (Instant::now(), pin!(future));
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
