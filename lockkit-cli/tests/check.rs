@@ -122,11 +122,13 @@ fn a_store_that_drops_locks_fails() {
     let mut command = redis.lockkit(&["check", "--filter", "a_renewed_lease_outlives_its_ttl", "--junit"]);
     command.arg(&file);
     let mut check = Running::start(command);
-    // Somebody who empties the database now and then: it is in use as a cache, too.
-    eventually("the end", || {
-        redis.command(&["FLUSHALL"]);
-        !check.is_running()
+    // Somebody empties the database: it is in use as a cache, too. Not before the rival has been refused and waits, or it
+    // would be granted what the guard lost.
+    eventually("a waiter", || {
+        assert!(check.is_running());
+        !redis.command(&["PUBSUB", "CHANNELS", "lockkit:lockkit-check/*"]).is_empty()
     });
+    redis.command(&["FLUSHALL"]);
     let output = check.end();
     assert_eq!(code(&output), 1, "{output:?}");
     assert_eq!(complaint(&output), "lockkit: 1 of 1 cases failed");

@@ -88,7 +88,7 @@ impl Fault {
             Self::ReplyLost,
         ];
         all.extend(match kind {
-            Kind::Redis => vec![
+            Kind::Redis | Kind::RedisNewer | Kind::Valkey => vec![
                 Self::Kill(All),
                 Self::KillEmpty(All),
                 Self::Freeze(All),
@@ -119,7 +119,7 @@ impl Fault {
                 Self::ClockForward(All),
                 Self::ClockBack(All),
             ],
-            Kind::ZooKeeper => vec![Self::Kill(All), Self::KillEmpty(All), Self::Freeze(All)],
+            Kind::ZooKeeper | Kind::ZooKeeperNewer => vec![Self::Kill(All), Self::KillEmpty(All), Self::Freeze(All)],
             Kind::Ensemble => {
                 let at = [Leader, Follower].into_iter();
                 at.flat_map(|which| [Self::Kill(which), Self::Freeze(which), Self::CutOff(which)]).collect()
@@ -145,7 +145,7 @@ impl Fault {
 
     /// Its name for readers.
     pub(crate) fn words(self, kind: Kind) -> String {
-        let session = matches!(kind, Kind::ZooKeeper | Kind::Ensemble);
+        let session = kind.is_zookeeper();
         match self {
             Self::Nothing => "nothing".into(),
             Self::ClientKill => "a holder is killed".into(),
@@ -176,6 +176,13 @@ impl Fault {
     /// Whether the server's wall clock has to be one that can be moved.
     pub(crate) fn needs_clock(self) -> bool {
         matches!(self, Self::ClockForward(_) | Self::ClockBack(_))
+    }
+
+    /// Whether the nemesis can do both at once. It makes statements wait by `SLEEP`, which goes by the server's wall clock:
+    /// set back meanwhile, it lasts until that has caught up.
+    pub(crate) fn goes_with(self, other: Self) -> bool {
+        let sleeps = |fault| matches!(fault, Self::LockWait | Self::Deadlock);
+        !(sleeps(self) && other.needs_clock() || sleeps(other) && self.needs_clock())
     }
 
     /// Whether the servers must not claim to keep what this makes them forget.
@@ -211,6 +218,13 @@ impl Fault {
     fn loses_data(self) -> bool {
         matches!(self, Self::KillEmpty(_) | Self::DeleteAll(_) | Self::Evict)
     }
+}
+
+/// Whether a lease may last longer than it was asked for (docs/guarantees.md): the server's clock was ahead when it was
+/// granted, and is set right again, and its holder can't release it any more.
+pub(crate) fn a_lease_may_linger(faults: &[Fault]) -> bool {
+    faults.contains(&Fault::ClockForward(Which::All))
+        && faults.iter().any(|fault| matches!(fault, Fault::ClientKill | Fault::HolderCutOff))
 }
 
 /// Whether a store claims that its fences grow through all of these together.

@@ -21,25 +21,40 @@ use crate::sabotage::Sabotage;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Redis,
+    RedisNewer,
+    Valkey,
     Redlock,
     MariaDb,
     MySql,
     ZooKeeper,
+    ZooKeeperNewer,
     Ensemble,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Redis, Self::Redlock, Self::MariaDb, Self::MySql, Self::ZooKeeper, Self::Ensemble];
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Redis,
+        Self::RedisNewer,
+        Self::Valkey,
+        Self::Redlock,
+        Self::MariaDb,
+        Self::MySql,
+        Self::ZooKeeper,
+        Self::ZooKeeperNewer,
+        Self::Ensemble,
+    ];
 
     /// Its name in front of the trials.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Redis => "redis",
+            Self::RedisNewer => "redis-newer",
+            Self::Valkey => "valkey",
             Self::Redlock => "redlock",
             Self::MariaDb => "mariadb",
             Self::MySql => "mysql",
             Self::ZooKeeper => "zookeeper",
+            Self::ZooKeeperNewer => "zookeeper-newer",
             Self::Ensemble => "ensemble",
         }
     }
@@ -48,10 +63,13 @@ impl Kind {
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Redis => "Redis, one server",
+            Self::RedisNewer => "Redis 8",
+            Self::Valkey => "Valkey 9",
             Self::Redlock => "Redlock, five servers",
             Self::MariaDb => "MariaDB",
             Self::MySql => "MySQL",
             Self::ZooKeeper => "ZooKeeper, one server",
+            Self::ZooKeeperNewer => "ZooKeeper 3.9, one server",
             Self::Ensemble => "ZooKeeper, three servers",
         }
     }
@@ -60,16 +78,23 @@ impl Kind {
     pub(crate) fn missing(self) -> Option<String> {
         let found = match self {
             Self::Redis | Self::Redlock => RedisFlavor::Installed.program().find().map(drop),
+            Self::RedisNewer => RedisFlavor::Newer.program().find().map(drop),
+            Self::Valkey => RedisFlavor::Valkey.program().find().map(drop),
             Self::MariaDb => MySqlFlavor::Installed.program().find().map(drop),
             Self::MySql => MySqlFlavor::Newer.program().find().map(drop),
             Self::ZooKeeper | Self::Ensemble => ZooKeeperFlavor::Installed.locate().map(drop),
+            Self::ZooKeeperNewer => ZooKeeperFlavor::Newer.locate().map(drop),
         };
         found.err().map(|error| error.to_string())
     }
 
     /// Whether a machine without it fails the tests.
     pub(crate) fn is_required(self) -> bool {
-        self != Self::MySql
+        !matches!(self, Self::RedisNewer | Self::Valkey | Self::MySql | Self::ZooKeeperNewer)
+    }
+
+    pub(crate) fn is_zookeeper(self) -> bool {
+        matches!(self, Self::ZooKeeper | Self::ZooKeeperNewer | Self::Ensemble)
     }
 
     pub(crate) fn is_sql(self) -> bool {
@@ -78,7 +103,7 @@ impl Kind {
 
     /// How long a lease lasts when its holder is gone.
     pub(crate) fn ttl(self) -> Duration {
-        Duration::from_millis(if matches!(self, Self::ZooKeeper | Self::Ensemble) { 2000 } else { 1000 })
+        Duration::from_millis(if self.is_zookeeper() { 2000 } else { 1000 })
     }
 }
 
@@ -106,18 +131,22 @@ pub(crate) enum Target {
 impl Target {
     pub(crate) async fn start(kind: Kind, setup: &Setup) -> Result<Self, BoxError> {
         Ok(match kind {
-            Kind::Redis => Self::Redis(redis(setup, setup.clock.as_ref()).await?),
+            Kind::Redis => Self::Redis(redis(RedisFlavor::Installed, setup, setup.clock.as_ref()).await?),
+            Kind::RedisNewer => Self::Redis(redis(RedisFlavor::Newer, setup, setup.clock.as_ref()).await?),
+            Kind::Valkey => Self::Redis(redis(RedisFlavor::Valkey, setup, setup.clock.as_ref()).await?),
             Kind::Redlock => {
                 let mut nodes = Vec::new();
                 // Only the first node is on the clock that is moved.
                 for index in 0..5 {
-                    nodes.push(redis(setup, setup.clock.as_ref().filter(|_| index == 0)).await?);
+                    let clock = setup.clock.as_ref().filter(|_| index == 0);
+                    nodes.push(redis(RedisFlavor::Installed, setup, clock).await?);
                 }
                 Self::Redlock(nodes)
             }
             Kind::MariaDb => Self::MySql(mysql(MySqlFlavor::Installed, setup).await?),
             Kind::MySql => Self::MySql(mysql(MySqlFlavor::Newer, setup).await?),
             Kind::ZooKeeper => Self::ZooKeeper(ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?),
+            Kind::ZooKeeperNewer => Self::ZooKeeper(ZooKeeperServer::start(ZooKeeperFlavor::Newer).await?),
             Kind::Ensemble => Self::Ensemble(ZooKeeperEnsemble::start_with_proxies(ZooKeeperFlavor::Installed).await?),
         })
     }
@@ -154,9 +183,9 @@ impl Target {
     }
 }
 
-async fn redis(setup: &Setup, clock: Option<&ServerClock>) -> Result<RedisServer, BoxError> {
+async fn redis(flavor: RedisFlavor, setup: &Setup, clock: Option<&ServerClock>) -> Result<RedisServer, BoxError> {
     let persistence = if setup.forgetful { Persistence::None } else { Persistence::AppendAlways };
-    let mut options = RedisOptions::default().persistence(persistence);
+    let mut options = RedisOptions::default().flavor(flavor).persistence(persistence);
     if let Some(clock) = clock {
         options = options.clock(clock);
     }
