@@ -49,25 +49,25 @@ fn memory() -> Result<(), BoxError> {
         let client: Arc<dyn LockStore> = Arc::new(store.clone());
         async move { Ok(client) }
     };
-    check(open, async || Ok(0))
+    check(open, || async { Ok(0) })
 }
 
 fn redis() -> Result<(), BoxError> {
     let servers = Runtime::new()?;
     let server = servers.block_on(RedisServer::start(RedisOptions::default()))?;
-    check(at(server.url()), async || keys(std::slice::from_ref(&server)).await)
+    check(at(server.url()), || keys(std::slice::from_ref(&server)))
 }
 
 fn sentinel() -> Result<(), BoxError> {
     let servers = Runtime::new()?;
     let many = servers.block_on(RedisSentinels::start(RedisFlavor::Installed))?;
-    check(just_started(many.url()), async || keys(many.servers()).await)
+    check(just_started(many.url()), || keys(many.servers()))
 }
 
 fn cluster() -> Result<(), BoxError> {
     let servers = Runtime::new()?;
     let many = servers.block_on(RedisCluster::start(RedisFlavor::Installed, false))?;
-    check(just_started(many.url()), async || keys(many.members()).await)
+    check(just_started(many.url()), || keys(many.members()))
 }
 
 fn redlock() -> Result<(), BoxError> {
@@ -79,7 +79,7 @@ fn redlock() -> Result<(), BoxError> {
     // The longest node timeout that there is: this machine may be busy.
     let hosts: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
     let url = format!("redlock://{}?delayed_restart=no&node_timeout=500ms", hosts.join(","));
-    check(at(url), async || keys(&nodes).await)
+    check(at(url), || keys(&nodes))
 }
 
 fn mysql(flavor: MySqlFlavor) -> Result<(), BoxError> {
@@ -88,7 +88,7 @@ fn mysql(flavor: MySqlFlavor) -> Result<(), BoxError> {
     let options = options.args(["--innodb-flush-log-at-trx-commit=2"]);
     let server = servers.block_on(MySqlServer::start(options))?;
     let count = format!("SELECT COUNT(*) FROM {}", MySqlConfig::TABLE);
-    check(at(server.url()), async || {
+    check(at(server.url()), || async {
         let rows = server.admin(&count).await?;
         Ok(rows.first().and_then(|row| row.first()?.as_deref()).ok_or("no count")?.parse()?)
     })
@@ -100,7 +100,7 @@ fn zookeeper() -> Result<(), BoxError> {
     // Empty directories are kept meanwhile: one that goes and comes again looks like one more.
     let never = ["-Dznode.container.checkIntervalMs=86400000"];
     let server = servers.block_on(ZooKeeperServer::start_with(ZooKeeperFlavor::Installed, &never))?;
-    check(at(server.url()), async || {
+    check(at(server.url()), || async {
         let said = server.word("mntr").await?;
         let number = |of: &str| -> Result<u64, BoxError> {
             let line = said.lines().find_map(|line| line.strip_prefix(of)).ok_or_else(|| format!("no {of}: {said}"))?;
@@ -110,7 +110,10 @@ fn zookeeper() -> Result<(), BoxError> {
     })
 }
 
-fn check(open: impl AsyncOpen, stored: impl AsyncFn() -> Result<u64, BoxError>) -> Result<(), BoxError> {
+fn check<R>(open: impl AsyncOpen, stored: impl Fn() -> R + Send + Sync) -> Result<(), BoxError>
+where
+    R: Future<Output = Result<u64, BoxError>> + Send,
+{
     Runtime::new()?.block_on(cycles_leave_nothing(open, stored, CYCLES))
 }
 

@@ -33,14 +33,15 @@ const MAY_GROW: u64 = 8;
 ///
 /// # Errors
 /// What grew, with the counts, or what went wrong.
-pub async fn cycles_leave_nothing(
-    open: impl AsyncOpen,
-    stored: impl AsyncFn() -> Result<u64, BoxError>,
-    cycles: u32,
-) -> Result<(), BoxError> {
+pub async fn cycles_leave_nothing<S, R>(open: impl AsyncOpen, stored: S, cycles: u32) -> Result<(), BoxError>
+where
+    S: Fn() -> R + Send + Sync,
+    R: Future<Output = Result<u64, BoxError>> + Send,
+{
+    let nothing = || async { Ok(0) };
     // What a process makes once, and keeps: a driver's own thread has descriptors.
     drop(open.open().await?);
-    let alone = settled(&async || Ok(0), None).await?;
+    let alone = settled(&nothing, None).await?;
     let mine = Locker::shared_builder(open.open().await?).build();
     let other = Locker::shared_builder(open.open().await?).build();
     // What is made once, such as connections, scripts and directories.
@@ -52,7 +53,7 @@ pub async fn cycles_leave_nothing(
     let held = mine.inspect(&Query::Prefix("leaks/".to_owned())).await?;
     expect(held.is_empty(), &format!("after {cycles} cycles {} locks are still held", held.len()))?;
     drop((mine, other));
-    let end = settled(&async || Ok(0), Some(&alone)).await?;
+    let end = settled(&nothing, Some(&alone)).await?;
     expect(end.is_within(&alone, 0), &format!("without clients there are {end}; before there were any, {alone}"))
 }
 
@@ -88,29 +89,20 @@ impl fmt::Display for Count {
 }
 
 /// Counts when all is quiet: when there is no more than before, or, the first time, twice the same.
-async fn settled(stored: &impl AsyncFn() -> Result<u64, BoxError>, before: Option<&Count>) -> Result<Count, BoxError> {
-    let count = async || Count::now(stored().await?);
-    match before {
-        Some(before) => until(count, |count| count.is_within(before, 0)).await,
-        None => {
-            let mut last = count().await?;
-            until(count, |count| std::mem::replace(&mut last, *count) == *count).await
-        }
-    }
-}
-
-/// Counts until it is enough, or there is no more time.
-async fn until(
-    count: impl AsyncFn() -> Result<Count, BoxError>,
-    mut is_enough: impl FnMut(&Count) -> bool,
-) -> Result<Count, BoxError> {
-    let start = Instant::now();
+async fn settled<S, R>(stored: &S, before: Option<&Count>) -> Result<Count, BoxError>
+where
+    S: Fn() -> R + Sync,
+    R: Future<Output = Result<u64, BoxError>> + Send,
+{
+    let (start, mut last) = (Instant::now(), None);
     loop {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let now = count().await?;
-        if is_enough(&now) || start.elapsed() > SETTLED_WITHIN {
+        let now = Count::now(stored().await?)?;
+        let is_quiet = before.map_or(last == Some(now), |before| now.is_within(before, 0));
+        if is_quiet || start.elapsed() > SETTLED_WITHIN {
             return Ok(now);
         }
+        last = Some(now);
     }
 }
 

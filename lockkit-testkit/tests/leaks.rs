@@ -57,7 +57,7 @@ fn look_for(leak: Option<Leak>, says: Option<&str>) -> std::result::Result<(), B
                 Ok(leaky)
             }
         },
-        async || Ok(u64::try_from(kept.lock().expect("unpoisoned").keys)?),
+        || async { Ok(u64::try_from(kept.lock().expect("unpoisoned").keys)?) },
         CYCLES,
     ));
     match (found, says) {
@@ -92,7 +92,7 @@ impl Leaky {
     fn keep(&self) -> bool {
         let mut kept = self.kept.lock().expect("unpoisoned");
         kept.acquisitions += 1;
-        let is_one = kept.acquisitions % 50 == 0;
+        let is_one = kept.acquisitions.is_multiple_of(50);
         match self.leak.filter(|_| is_one) {
             Some(Leak::Task) => drop(tokio::spawn(std::future::pending::<()>())),
             Some(Leak::Descriptor) => kept.descriptors.push(File::open("/dev/null").expect("Linux")),
