@@ -22,10 +22,13 @@ use tokio::runtime::Runtime;
 /// A few seconds of each store: the servers do not wait for a disk.
 const CYCLES: u32 = 10_000;
 
+/// Starts a store's servers, and looks for leaks.
+type Run = fn() -> Result<(), BoxError>;
+
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials: [(&str, fn() -> Result<(), BoxError>); 8] = [
+    let trials: [(&str, Run); 8] = [
         ("memory", memory),
         ("redis", redis),
         ("redis-sentinel", sentinel),
@@ -36,7 +39,7 @@ fn main() -> ExitCode {
         ("zk", zookeeper),
     ];
     let newer = MySqlFlavor::Newer.program().find().is_ok();
-    let trial = |(name, run): (&str, fn() -> Result<(), BoxError>)| {
+    let trial = |(name, run): (&str, Run)| {
         let trial = Trial::test(name, move || run().map_err(Failed::from));
         trial.with_ignored_flag(name == "mysql" && !newer)
     };
