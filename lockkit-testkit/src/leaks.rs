@@ -113,7 +113,8 @@ async fn run(mine: &Locker, other: &Locker, cycles: u32) -> Result<(), BoxError>
         workers.push(tokio::spawn(async move {
             for round in 0..cycles / WORKERS {
                 let name = format!("leaks/{worker}/{}", round % LOCKS);
-                cycle(&mine, &other, &name, round).await?;
+                let ended = cycle(&mine, &other, &name, round).await;
+                ended.map_err(|error| BoxError::from(format!("cycle {round} of {name}: {error}")))?;
             }
             Ok::<_, BoxError>(())
         }));
