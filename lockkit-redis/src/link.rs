@@ -29,7 +29,11 @@ use redis::{
     AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisResult, ServerErrorKind, Value,
     aio::{MultiplexedConnection, SendError},
 };
-use tokio::{sync::Mutex, task::AbortHandle, time::timeout};
+use tokio::{
+    sync::Mutex,
+    task::AbortHandle,
+    time::{Instant, sleep_until, timeout},
+};
 
 use crate::{
     config::{RedisConfig, Topology},
@@ -48,6 +52,8 @@ use crate::{
 const QUEUE: usize = 1024;
 /// How many bytes may wait to be written before no more requests are taken.
 const WRITE_BUFFER: usize = 256 * 1024;
+/// How soon after an attempt to connect that was given up the next one begins.
+const PACE: Duration = Duration::from_millis(50);
 
 /// Makes, watches and replaces the connection.
 pub(crate) struct Link {
@@ -67,6 +73,8 @@ pub(crate) struct Link {
 struct Flight {
     epoch: u64,
     failure: Option<Error>,
+    /// When the attempt under way began, or the one that was given up.
+    begun: Option<Instant>,
     /// The reign of the latest connection.
     reign: Option<String>,
 }
@@ -138,8 +146,16 @@ impl Link {
         {
             return Err(failure.clone());
         }
+        // Many may wait, each with little patience left: a server that does not answer is not to get a connection from
+        // every one of them.
+        if let Some(begun) = flight.begun {
+            sleep_until(begun + PACE).await;
+        }
+        flight.begun = Some(Instant::now());
         flight.epoch += 1;
-        match self.open(flight.epoch).await {
+        let opened = self.open(flight.epoch).await;
+        flight.begun = None;
+        match opened {
             Ok(connection) => {
                 let reign = connection.reign().map(|reign| reign.mark.clone());
                 let former = std::mem::replace(&mut flight.reign, reign);

@@ -2,6 +2,7 @@
 //!
 //! `LOCKKIT_REDIS_SERVER` names the server's program; `redis-server` by default.
 
+mod backlog;
 mod cluster;
 mod contract;
 mod doctor;
