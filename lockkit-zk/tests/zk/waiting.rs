@@ -62,7 +62,6 @@ fn a_waiter_outlives_the_runtime_of_its_session() {
     };
     let (servers, sessions, waiters) = (runtime(), runtime(), runtime());
     let server = servers.block_on(Server::start());
-    let raw = servers.block_on(server.raw());
     let (mine, next) = (claim("a"), claim("a"));
     let store = sessions.block_on(async {
         let store = connect(server.config().session(Duration::from_secs(2))).await;
@@ -79,7 +78,10 @@ fn a_waiter_outlives_the_runtime_of_its_session() {
             eventually("it is free", async || matches!(store.acquire(&again).await, Ok(Attempt::Granted(_)))).await;
         });
     });
-    servers.block_on(eventually("it queues", async || children(&raw, "a").await.len() == 2));
+    // The holder's node is watched by the next, and the next watches its own.
+    servers.block_on(eventually("it watches", async || {
+        server.0.word("wchp").await.expect("wchp").matches("/lockkit/a/").count() == 2
+    }));
     drop(sessions);
     waiter.join().expect("no panic");
 }
