@@ -132,9 +132,30 @@ impl Engine {
         if queue.task.as_ref().is_none_or(|(_, task)| task.is_finished())
             && let Ok(runtime) = Handle::try_current()
         {
-            let alarms = queue.alarms.take().or_else(|| queue.alarm.as_ref().map(Alarm::listen));
-            let task = runtime.spawn(watch(Arc::clone(&self.timers), Arc::downgrade(self), alarms));
-            queue.task = Some((runtime, task.abort_handle()));
+            self.watch_on(runtime, &mut queue);
+        }
+    }
+
+    /// Starts the timer task; `false` if its runtime has ended.
+    fn watch_on(self: &Arc<Self>, runtime: Handle, queue: &mut Queue) -> bool {
+        let alarms = queue.alarms.take().or_else(|| queue.alarm.as_ref().map(Alarm::listen));
+        let task = runtime.spawn(watch(Arc::clone(&self.timers), Arc::downgrade(self), alarms)).abort_handle();
+        let runs = !task.is_finished();
+        queue.task = Some((runtime, task));
+        runs
+    }
+
+    /// Starts the timer task anew where one of the leases was taken, after the runtime that it was on has ended.
+    fn watch_elsewhere(self: &Arc<Self>) {
+        let mut queue = self.timers.queue();
+        let mut tried = Vec::new();
+        loop {
+            let mut runtimes = queue.leases.values().filter_map(|lease| lease.runtime.as_ref());
+            let Some(runtime) = runtimes.find(|runtime| !tried.contains(&runtime.id())).cloned() else { return };
+            tried.push(runtime.id());
+            if self.watch_on(runtime, &mut queue) {
+                return;
+            }
         }
     }
 
@@ -157,8 +178,10 @@ impl Engine {
                         self.after_loss(&lease, reason);
                     }
                     Due::Renew => {
-                        let deadline = state.deadline();
-                        self.timers.plan(&lease, &mut state, deadline);
+                        // Should the task that renews it be lost, with its runtime or by a panic, another one is due.
+                        let overdue = now + renewal_timeout(lease.ttl) * 2;
+                        let at = overdue.min(state.deadline());
+                        self.timers.plan(&lease, &mut state, at);
                         drop(state);
                         to_renew.push(lease);
                     }
@@ -268,6 +291,8 @@ fn renewal(lease: &Lease) -> Renewal {
 
 /// The timer task. It holds the engine only while it works.
 async fn watch(timers: Arc<Timers>, engine: Weak<Engine>, mut alarms: Option<Alarms>) {
+    // Made when it is first polled, so that one that never runs does not start another.
+    let _watching = Watching(Weak::clone(&engine));
     loop {
         let pause = {
             let Some(engine) = engine.upgrade() else { return };
@@ -287,6 +312,17 @@ async fn watch(timers: Arc<Timers>, engine: Weak<Engine>, mut alarms: Option<Ala
                 let Some(engine) = engine.upgrade() else { return };
                 engine.verify(&alarmed);
             }
+        }
+    }
+}
+
+/// The timer task while it runs; if its runtime drops it, another one takes over.
+struct Watching(Weak<Engine>);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if let Some(engine) = self.0.upgrade() {
+            engine.watch_elsewhere();
         }
     }
 }
