@@ -100,7 +100,7 @@ impl Locker {
 
     /// Ends the lease of another holder, named by the token that [`inspect`](Self::inspect) shows, so that a newer
     /// holder's lease can't be hit. The holder learns of it at its next renewal, on ZooKeeper at once: until then, for
-    /// up to a third of its ttl, it may still be at work.
+    /// about a third of its ttl, or all of it if it does not renew, it may still be at work.
     ///
     /// # Errors
     /// When the name is bad or the store could not be asked.
