@@ -69,7 +69,10 @@ pub(crate) struct Bound {
 
 impl Bound {
     pub(crate) fn new(whole: Duration) -> Self {
-        Self { at: Instant::now() + whole, whole }
+        // Beyond the clock's range it is as good as a year.
+        let now = Instant::now();
+        let at = now.checked_add(whole).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600));
+        Self { at, whole }
     }
 }
 

@@ -126,12 +126,11 @@ impl Book {
         self.pages().entries.get(token).map(Arc::clone)
     }
 
-    /// Ends a claim: whatever is granted for it from now on is released.
+    /// Ends a claim: whatever is granted for it from now on is released. It is remembered until it is
+    /// [forgotten](Self::forget), for whoever has to release it again.
     pub(crate) fn end(&self, token: &Token) -> Option<Arc<Entry>> {
-        let mut pages = self.pages();
-        let entry = pages.entries.remove(token)?;
-        entry.over.store(true, Ordering::Release);
-        pages.aliases.remove(&entry.claim.token);
+        let entry = self.get(token)?;
+        entry.give_up();
         Some(entry)
     }
 
@@ -177,7 +176,7 @@ impl Entry {
         self.over.load(Ordering::Acquire)
     }
 
-    /// The attempt failed.
+    /// The attempt failed, or what it was granted is over.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Release);
     }

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use crate::{
     attempt::{Ended, Pursuit, Refusal},
-    book::{Begun, Book, Grant},
+    book::{Begun, Book, Entry, Grant},
     calls::{Calls, Next},
     config::RedlockConfig,
     error::{NodeErrors, no_answer},
@@ -228,6 +228,7 @@ impl Quorum {
     async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
         exclusive(claim)?;
         let entry = self.book.end(&claim.token);
+        let errand = entry.as_ref().map(Entry::errand);
         let at_nodes = Arc::new(entry.as_ref().map_or(claim, |entry| &entry.claim).clone());
         let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| self.config.patience_for(entry.ttl));
         let mut calls = Calls::with_capacity(self.nodes.len());
@@ -266,7 +267,12 @@ impl Quorum {
                 leader_said |= Some(node) == leader;
             }
         }
-        match answers.outcome() {
+        let outcome = answers.outcome();
+        if let (Outcome::Done | Outcome::NotHeld(_), Some(entry), Some(errand)) = (outcome, &entry, errand) {
+            errand.done();
+            self.book.forget(entry);
+        }
+        match outcome {
             // Only the leader knows who waits, for there they all do.
             Outcome::Done => Ok(Release::Released { waiters: (leader_said || waiters > 0).then_some(waiters) }),
             Outcome::NotHeld(reason) => Ok(Release::NotHeld(reason)),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lockkit_core::{AcquireRequest, Attempt, Contention, Error, ErrorKind, Hold, HolderInfo, Moment, Result, Token};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 use zookeeper_client as zk;
 
 use crate::{
@@ -63,7 +63,7 @@ impl<'a> Acquisition<'a> {
 
     /// Asks, and waits for as long as the request says.
     pub(crate) async fn run(mut self) -> Result<Attempt> {
-        let deadline = Instant::now() + self.request.wait;
+        let deadline = Instant::now().checked_add(self.request.wait);
         let mut queue = self.enter().await?;
         while !queue::is_safe(queue.node.sequence) {
             // Its sequence numbers are about to wrap, so the lock's directory is made anew. That takes a moment in which
@@ -103,7 +103,7 @@ impl<'a> Acquisition<'a> {
     /// - the holder raised the fences of the lock; it says so in its own node.
     ///
     /// What happened while the connection was lost is told in any order, so then we look.
-    async fn wait(&self, queue: &Queue, before: &str, is_holder: bool, deadline: Instant) -> Result<Woken> {
+    async fn wait(&self, queue: &Queue, before: &str, is_holder: bool, deadline: Option<Instant>) -> Result<Woken> {
         let (client, sent) = (&self.session.client, self.session.now());
         let mut states = client.state_watcher();
         let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
@@ -135,18 +135,18 @@ impl<'a> Acquisition<'a> {
         let event = tokio::select! {
             biased;
             _ = own_changed => return Ok(Woken::Changed),
-            event = timeout_at(deadline, watcher.changed()) => event,
+            event = watcher.changed() => event,
+            () = until(deadline) => return Ok(Woken::Over),
             () = self.session.ended() => return Ok(Woken::Over),
         };
-        match event {
-            Ok(event) if event.event_type == zk::EventType::NodeDeleted && is_next => {
+        match event.event_type {
+            zk::EventType::NodeDeleted if is_next => {
                 let mut changed = std::pin::pin!(states.changed());
                 let reconnected = changed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
                 Ok(if reconnected { Woken::Changed } else { Woken::Next })
             }
-            Ok(event) if event.event_type == zk::EventType::Session => Ok(Woken::Over),
-            Ok(_) => Ok(Woken::Changed),
-            Err(_) => Ok(Woken::Over),
+            zk::EventType::Session => Ok(Woken::Over),
+            _ => Ok(Woken::Changed),
         }
     }
 
@@ -223,6 +223,14 @@ impl<'a> Acquisition<'a> {
     fn vanished(&self) -> Error {
         self.session.claims().remove(self.token);
         Error::new(ErrorKind::Unavailable, "the node of the claim was deleted while it waited")
+    }
+}
+
+/// Waits for a moment; for ever, if it is beyond the clock's range.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -178,6 +178,13 @@ impl Fault {
         matches!(self, Self::ClockForward(_) | Self::ClockBack(_))
     }
 
+    /// Whether the nemesis can do both at once. It makes statements wait by `SLEEP`, which goes by the server's wall clock:
+    /// set back meanwhile, it lasts until that has caught up.
+    pub(crate) fn goes_with(self, other: Self) -> bool {
+        let sleeps = |fault| matches!(fault, Self::LockWait | Self::Deadlock);
+        !(sleeps(self) && other.needs_clock() || sleeps(other) && self.needs_clock())
+    }
+
     /// Whether the servers must not claim to keep what this makes them forget.
     pub(crate) fn needs_forgetful(self) -> bool {
         matches!(self, Self::KillEmpty(Which::One))
@@ -197,20 +204,32 @@ impl Fault {
         !self.shows_on_twin() && self != Self::ClientKill
     }
 
-    /// Whether two may believe at once: where a store loses leases before they end (docs/guarantees.md).
-    pub(crate) fn may_overlap(self) -> bool {
+    /// Whether servers lose leases before they end. (A clock that is set right is set forward.)
+    fn loses_leases(self) -> Option<Which> {
         match self {
-            Self::Evict => true,
+            Self::Evict => Some(Which::All),
             Self::KillEmpty(which) | Self::DeleteAll(which) | Self::ClockForward(which) | Self::ClockBack(which) => {
-                which == Which::All
+                Some(which)
             }
-            _ => false,
+            _ => None,
         }
+    }
+
+    /// Whether a lease may be held at no more nodes than a majority.
+    fn leaves_nodes_out(self) -> bool {
+        matches!(self, Self::Kill(Which::Two) | Self::Freeze(Which::Two | Which::Three) | Self::Cut)
     }
 
     fn loses_data(self) -> bool {
         matches!(self, Self::KillEmpty(_) | Self::DeleteAll(_) | Self::Evict)
     }
+}
+
+/// Whether two may believe at once: where a store loses leases before they end (docs/guarantees.md), or one node of a
+/// quorum does that has none to spare (docs/backends/redlock.md).
+pub(crate) fn may_overlap(faults: &[Fault]) -> bool {
+    let lost: Vec<_> = faults.iter().filter_map(|fault| fault.loses_leases()).collect();
+    lost.contains(&Which::All) || !lost.is_empty() && faults.iter().any(|fault| fault.leaves_nodes_out())
 }
 
 /// Whether a lease may last longer than it was asked for (docs/guarantees.md): the server's clock was ahead when it was

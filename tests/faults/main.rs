@@ -186,8 +186,9 @@ fn soak(options: &Options, minutes: u64, clock: &std::io::Result<ServerClock>) -
 fn pair(kind: Kind, has_clock: bool, random: &mut Random) -> Vec<Fault> {
     let mut all = Fault::of(kind);
     all.retain(|fault| *fault != Fault::Nothing && (has_clock || !fault.needs_clock()));
-    let mut take = || all.remove(random.below(all.len() as u64) as usize);
-    vec![take(), take()]
+    let first = all.remove(random.below(all.len() as u64) as usize);
+    all.retain(|second| first.goes_with(*second));
+    vec![first, all[random.below(all.len() as u64) as usize]]
 }
 
 fn name(kind: Kind, faults: &[Fault]) -> String {

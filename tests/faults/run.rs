@@ -12,13 +12,16 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     arena::Arena,
-    fault::{Fault, a_lease_may_linger, fences_hold},
+    fault::{Fault, a_lease_may_linger, fences_hold, may_overlap},
     target::{Kind, Setup},
 };
 
 /// What a lock may take to be had again, beyond the ttl: connections are made anew, sessions expire on a grid, and the
 /// machine is busy.
 const SLACK: Duration = Duration::from_secs(4);
+
+/// What a run may take, from a nemesis that is stuck itself.
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// What came out of a run.
 #[derive(Clone, Debug)]
@@ -43,7 +46,8 @@ pub(crate) async fn run(kind: Kind, faults: &[Fault], clock: Option<ServerClock>
     let clock = clock.filter(|_| faults.iter().any(|fault| fault.needs_clock()));
     let forgetful = faults.iter().any(|fault| fault.needs_forgetful());
     let arena = Arena::open(kind, Setup { clock, forgetful, sabotage: None }, seed).await?;
-    let (row, history) = observe(arena, faults).await?;
+    let (row, history) =
+        timeout(LONGEST, observe(arena, faults)).await.map_err(|_| "the run did not come to an end")??;
     judge(&row).map_err(|verdict| with_evidence(&row, &history, &verdict, seed))?;
     Ok(row)
 }
@@ -109,7 +113,7 @@ async fn acquire(arena: &Arena, key: &str) -> Result<(u64, Fencing), BoxError> {
 /// What the store claims must hold, and what must show itself has.
 pub(crate) fn judge(row: &Row) -> Result<(), Verdict> {
     let claimed = |rule: Rule| match rule {
-        Rule::Overlap => !row.faults.iter().any(|fault| fault.may_overlap()),
+        Rule::Overlap => !may_overlap(&row.faults),
         Rule::FenceOrder | Rule::Resource => fences_hold(row.fencing, &row.faults),
         Rule::Liveness => !a_lease_may_linger(&row.faults),
     };

@@ -17,6 +17,7 @@ tests! {
     a_cancelled_acquire_runs_on_and_is_released_behind
     a_cancelled_release_does_its_work
     a_statement_without_an_answer_is_given_up_in_time
+    an_endless_bound_is_no_overflow
     a_busy_pool_does_not_starve_renewals_and_releases
     a_busy_pool_says_so
     a_locked_row_is_an_error_without_effect
@@ -44,6 +45,13 @@ async fn found_rows_decide_nothing(ctx: Arc<Ctx>) {
     }
     free(&store, &mine).await;
     assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Gone));
+}
+
+async fn an_endless_bound_is_no_overflow(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.timeout(Duration::MAX);
+    let (store, mine) = (MySqlStore::connect(config).await.expect("connect"), claim());
+    hold(&store, &mine).await;
+    free(&store, &mine).await;
 }
 
 /// What a dropped future had sent takes effect all the same. The release must come after it, and undo it.

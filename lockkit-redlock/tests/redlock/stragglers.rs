@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Attempt, LockStore, Locker, Outcome, Release};
-use lockkit_testkit::faults::Direction;
+use lockkit_core::{Attempt, LockStore, Locker, LossReason, Outcome, Release};
+use lockkit_testkit::faults::{Direction, Proxy};
 
 use crate::support::{
     Cluster, TTL, attempt, claim, contended, free, hold, hold_soon, holders, memories, quorum, request,
@@ -69,10 +69,8 @@ async fn a_token_whose_release_is_unanswered_is_not_used_again() {
     }
     let mine = claim("a");
     attempt(&store, &mine).await.expect_err("one of three is no majority");
-    for proxy in &cluster.proxies[..2] {
-        proxy.cut().await;
-        proxy.heal();
-    }
+    cluster.until_held_at("a", 0).await;
+    cut(&cluster.proxies[..2]).await;
     let mut hold = None;
     while hold.is_none() {
         if let Ok(Attempt::Granted(granted)) = attempt(&store, &mine).await {
@@ -83,6 +81,36 @@ async fn a_token_whose_release_is_unanswered_is_not_used_again() {
     assert_eq!(holders(&store, &mine).await, 1);
     free(&store, &mine).await;
     cluster.until_held_at("a", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_failed_can_be_repeated() {
+    let cluster = Cluster::start(3).await;
+    let store = cluster.client().await;
+    hold(&store, &claim("warm")).await;
+    let mine = claim("a");
+    // The nodes know the claim by another token than its own, for a release of that one is unanswered.
+    cluster.proxies[..2].iter().for_each(|proxy| proxy.hold(Direction::ToClient));
+    attempt(&store, &mine).await.expect_err("one of three is no majority");
+    cluster.until_held_at("a", 0).await;
+    cut(&cluster.proxies[..2]).await;
+    while !matches!(attempt(&store, &mine).await, Ok(Attempt::Granted(_))) {}
+    cluster.until_held_at("a", 3).await;
+    cluster.proxies[..2].iter().for_each(|proxy| proxy.hold(Direction::ToServer));
+    store.release(&mine).await.expect_err("one of three is no majority");
+    cut(&cluster.proxies[..2]).await;
+    assert_eq!(cluster.held_at("a").await, 2, "the release never arrived");
+    let released = store.release(&mine).await;
+    assert!(!matches!(released, Ok(Release::NotHeld(LossReason::Taken))), "nobody else has it");
+    cluster.until_held_at("a", 0).await;
+}
+
+/// Ends the connections, with all that is held back.
+async fn cut(proxies: &[Proxy]) {
+    for proxy in proxies {
+        proxy.cut().await;
+        proxy.heal();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

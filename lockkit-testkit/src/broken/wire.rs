@@ -73,7 +73,10 @@ impl Machine {
     }
 
     pub(super) fn power(&self, power: Power) {
+        // With the shelf locked, so that no step is done any more once it is off.
+        let shelf = self.inside.shelf();
         self.inside.power.send_replace(power);
+        drop(shelf);
         if power == Power::Off {
             self.cut();
         }
@@ -144,6 +147,9 @@ async fn answer(inside: &Inside, stream: &mut TcpStream) -> Result<(), BoxError>
         let step = lock(&inside.steps).remove(&ticket.parse()?);
         if let Some(step) = step {
             let mut shelf = inside.shelf();
+            if *inside.power.borrow() == Power::Off {
+                return Ok(());
+            }
             step(&mut shelf);
             if std::mem::take(&mut shelf.freed) {
                 inside.freed.notify_waiters();

@@ -42,6 +42,19 @@ async fn first_come_is_first_served_and_each_watches_the_one_before() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_may_wait_for_ever() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let (mine, next) = (claim("a"), claim("a"));
+    hold(&store, &mine).await;
+    let endless = request(&next, Duration::MAX);
+    let waiter = tokio::spawn(async move { other.acquire(&endless).await });
+    eventually("it queues", async || children(&raw, "a").await.len() == 2).await;
+    free(&store, &mine).await;
+    granted(waiter.await.expect("no panic").expect("acquire"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_place_is_kept_from_call_to_call() {
     let server = Server::start().await;
     let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
