@@ -210,7 +210,7 @@ impl RedisConfig {
     }
 
     /// The bound on one operation; 2 s by default, 5 minutes at most. A request for a lease never waits longer than a quarter
-    /// of its ttl, and a renewal not longer than a seventh.
+    /// of its ttl.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

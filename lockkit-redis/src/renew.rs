@@ -138,7 +138,7 @@ async fn send(
     chunks: &[&[Item]],
 ) -> Answers {
     let shortest = chunks.iter().filter_map(|chunk| chunk.first()).map(|item| renewals[item.index].ttl).min();
-    let bound = store.renewal_bound(shortest.unwrap_or(Duration::MAX));
+    let bound = store.bound(shortest.unwrap_or(Duration::MAX));
     let mut requests = Pipeline::with_capacity(chunks.len());
     for chunk in chunks {
         requests.add_command(script(store, connection.reign(), renewals, chunk));

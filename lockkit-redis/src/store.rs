@@ -165,12 +165,6 @@ impl RedisStore {
     pub(crate) fn bound(&self, ttl: Duration) -> Duration {
         self.timeout.min(ttl / 4)
     }
-
-    /// The bound on a renewal. It is below the engine's own patience with one, a sixth of the ttl: a renewal that is
-    /// abandoned from outside says nothing of the connection, and a lease would be lost to one that is dead.
-    pub(crate) fn renewal_bound(&self, ttl: Duration) -> Duration {
-        self.timeout.min(ttl / 7)
-    }
 }
 
 impl fmt::Debug for RedisStore {
