@@ -6,6 +6,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Failure, SOFTWARE};
 
+/// What shells add to the number of the signal that a program died of.
+const SIGNAL: u8 = 128;
+
 /// Runs `work` on a runtime of its own; on SIGINT, SIGTERM or SIGHUP drops it, with all that it has open, and fails
 /// with the code that shells give to a program which died of that signal.
 pub(crate) fn block_on<T: Send + 'static>(
@@ -28,7 +31,12 @@ pub(crate) fn block_on<T: Send + 'static>(
         };
         task.abort();
         drop(task.await);
-        let code = 128 + u8::try_from(number.as_raw_value()).unwrap_or_default();
+        let code = SIGNAL + u8::try_from(number.as_raw_value()).unwrap_or_default();
         Err(Failure::new(code, "interrupted"))
     })
+}
+
+/// Whether it was a signal that ended the work.
+pub(crate) fn is_signal(failure: &Failure) -> bool {
+    failure.code() > SIGNAL
 }

@@ -6,6 +6,7 @@ mod support;
 
 use std::{
     fs,
+    path::Path,
     process::{Command, Output},
 };
 
@@ -166,16 +167,52 @@ fn a_server_that_goes_away_is_69() {
     assert!(stdout(&output).contains("1 failed") && stdout(&output).contains("may still be held"), "{output:?}");
 }
 
-#[test]
-fn an_interrupted_check_leaves_no_lock() {
+/// Runs the cases about waiting, and sends a signal as soon as the first has ended and another has a lock.
+fn interrupted(signal: &str, junit: &Path, args: &[&str]) -> Output {
     let redis = Redis::start();
-    let mut check = Running::start(redis.lockkit(&["check", "--filter", "the_waiting_time_is_kept"]));
-    eventually("a lock that is taken", || !held(&redis.url()).is_empty());
-    check.signal("INT");
+    let mut command = redis.lockkit(&["check", "--filter", "waiting", "--junit"]);
+    command.arg(junit).args(args);
+    let mut check = Running::start(command);
+    eventually("a lock of the second group", || {
+        assert!(check.is_running());
+        !redis.command(&["KEYS", "lockkit:lockkit-check/*/waiting::*"]).is_empty()
+    });
+    check.signal(signal);
     let output = check.end();
-    assert_eq!((code(&output), stdout(&output)), (130, String::new()), "{output:?}");
-    assert!(complaint(&output).starts_with("lockkit: interrupted"), "{}", complaint(&output));
     assert_eq!(held(&redis.url()), [] as [Value; 0]);
+    output
+}
+
+#[test]
+fn an_interrupted_check_tells_what_it_knows_and_leaves_no_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("junit.xml");
+    let output = interrupted("INT", &file, &[]);
+    assert_eq!(code(&output), 130, "{output:?}");
+    let all = cases::all().into_iter().filter(|case| case.name.contains("waiting")).count();
+    let (said, end) = (complaint(&output), format!(" of {all} cases"));
+    let ended: usize =
+        said.strip_prefix("lockkit: interrupted after ").unwrap().strip_suffix(&end).unwrap().parse().unwrap();
+    assert!((1..all).contains(&ended), "{said}");
+    let (text, count) = (stdout(&output), |what: &str| stdout(&output).matches(what).count());
+    assert_eq!((count(" passed  "), count("interrupted")), (ended, all - ended), "{text}");
+    assert!(text.contains(&format!(": {ended} passed, 0 failed, {} ignored, in ", all - ended)), "{text}");
+    assert!(text.contains("Left in the store: the fence counters"), "{text}");
+    let suite = junit(&file);
+    assert_eq!((suite["tests"].as_u64(), suite["failures"].as_u64()), (Some(all as u64), Some(0)));
+    assert_eq!(suite["skipped"].as_u64(), Some((all - ended) as u64));
+}
+
+#[test]
+fn a_terminated_check_is_json_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = interrupted("TERM", &dir.path().join("junit.xml"), &["--json"]);
+    assert_eq!(code(&output), 143, "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let results = report["cases"].as_array().unwrap();
+    assert_eq!(results[0]["result"], "passed", "{report:#}");
+    let last = results.last().unwrap();
+    assert_eq!((&last["result"], &last["reason"]), (&"ignored".into(), &"not run to its end: interrupted".into()));
 }
 
 #[test]

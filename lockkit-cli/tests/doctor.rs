@@ -7,7 +7,8 @@ mod support;
 use std::process::{Command, Output};
 
 use lockkit_testkit::servers::{
-    MySqlOptions, MySqlServer, Persistence, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
+    MySqlOptions, MySqlServer, Persistence, RedisCluster, RedisFlavor, RedisOptions, RedisSentinels, RedisServer,
+    ZooKeeperFlavor, ZooKeeperServer,
 };
 use serde_json::{Value, json};
 use support::{Redis, code, complaint, stdout};
@@ -115,6 +116,35 @@ async fn every_kind_of_store_is_looked_at() {
     let text = stdout(&output);
     assert_eq!(code(&output), 0, "{text}");
     assert!(hosts.iter().all(|host| text.contains(host)) && text.contains("all nodes"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_replace_each_other_are_looked_at_one_by_one() {
+    let sentinels = RedisSentinels::start(RedisFlavor::Installed).await.unwrap();
+    let output = doctor(&sentinels.url(), &["--json"]);
+    let common = [("warning", "persistence"), ("warning", "isolation")];
+    assert_eq!((code(&output), troubles(&report(&output))), (78, pairs(&common)));
+    sentinels.sentinels()[1].kill().await.unwrap();
+    sentinels.servers()[1].kill().await.unwrap();
+    let text = stdout(&doctor(&sentinels.url(), &[]));
+    for (subject, what) in [
+        (sentinels.sentinels()[1].addr(), "it can't be asked"),
+        (sentinels.servers()[1].addr(), "it can't take over"),
+        (sentinels.servers()[0].addr(), "nobody can take over"),
+    ] {
+        let is_told = |line: &str| line.contains(&subject.to_string()) && line.contains(what);
+        assert!(text.lines().any(is_told), "{subject} {what}: {text}");
+    }
+
+    let cluster = RedisCluster::start(RedisFlavor::Installed, false).await.unwrap();
+    let output = doctor(&cluster.url(), &["--json"]);
+    let all = [&common[..1], &[("warning", "replicas")], &common[1..]].concat();
+    assert_eq!((code(&output), troubles(&report(&output))), (78, pairs(&all)));
+    cluster.members()[2].kill().await.unwrap();
+    let report = report(&doctor(&cluster.url(), &["--json"]));
+    let first = &report["findings"][0];
+    assert_eq!((&first["severity"], &first["code"]), (&json!("error"), &json!("member")), "{report}");
+    assert_eq!(first["server"], json!(cluster.members()[2].addr().to_string()));
 }
 
 #[test]

@@ -64,7 +64,8 @@ impl Lock {
     ///
     /// # Errors
     /// `InvalidInput` and `Unsupported` for what the store can't do; `Closed` after a shutdown; other kinds when the
-    /// store could not be asked for longer than the [patience](crate::LockerBuilder::patience) of the locker.
+    /// store could not be asked for longer than the [patience](crate::LockerBuilder::patience) of the locker. Where leases
+    /// end with the session, `Unavailable` at once while 10 000 releases have had no answer.
     ///
     /// # Cancellation
     /// The future may be dropped at any time: the place in the queue is given up, and a lease that was or may come to

@@ -23,8 +23,12 @@ pub(crate) struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    pub(crate) fn new(names: &Names, username: Option<&'a str>) -> Result<Self> {
-        let key = names.reserved(&format!("doctor-{}", Token::random()?.reveal()));
+    /// `slots` are those of a member of a cluster that the names have to lie in, first and last; any if there are none.
+    pub(crate) fn new(names: &Names, username: Option<&'a str>, slots: &[(u16, u16)]) -> Result<Self> {
+        let token = Token::random()?.reveal();
+        let is_in = |key: &String| slots.iter().any(|(first, last)| (*first..=*last).contains(&name::slot(key)));
+        let mut keys = (0_u32..).map(|n| names.reserved(&format!("doctor-{token}-{n}")));
+        let key = keys.find(|key| slots.is_empty() || is_in(key)).unwrap_or_default();
         let (counter, prefix) = (name::counter(&key), names.prefix().to_owned());
         Ok(Self { key, counter, prefix, user: username.unwrap_or("default") })
     }
@@ -143,7 +147,8 @@ impl Refusal {
         }
     }
 
-    fn is_lasting(&self) -> bool {
+    /// Whether it is the user or the server that lacks something. A member of a cluster also refuses what another serves.
+    pub(crate) fn is_lasting(&self) -> bool {
         !matches!(self, Self::Other(_))
     }
 
@@ -191,7 +196,7 @@ mod tests {
     fn no_lock_has_the_names() {
         for prefix in ["", "lockkit:", "a%7B"] {
             let names = Names::new(prefix).expect("prefix");
-            let subject = Subject::new(&names, None).expect("random");
+            let subject = Subject::new(&names, None, &[]).expect("random");
             assert!(subject.key.starts_with(prefix));
             assert_eq!(names.name(subject.key.as_bytes()), None, "{}", subject.key);
             assert_eq!(names.name(subject.counter.as_bytes()), None, "{}", subject.counter);

@@ -126,8 +126,9 @@ impl RedisConfig {
     /// `redis+sentinel://[user[:password]@]host[:port],…/primary[/database][?options]` or
     /// `redis+cluster://[user[:password]@]host[:port],…[?options]`.
     ///
-    /// The scheme is `redis` or `valkey`; `rediss` or `valkeys` for TLS. User and password are percent-decoded; they are
-    /// those of the server, not of the sentinels. The options are listed in `docs/backends/redis.md`.
+    /// The scheme is `redis` or `valkey`; `rediss` or `valkeys` for TLS, as in `rediss+sentinel`. User and password are
+    /// percent-decoded; they are those of the server, not of the sentinels. The options are listed in
+    /// `docs/backends/redis.md`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] says what is wrong. It never repeats the URL, which may contain a password.

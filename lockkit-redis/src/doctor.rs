@@ -1,7 +1,16 @@
-//! All that can be told of a server and its settings: `lockkit doctor`.
+//! All that can be told of servers and their settings: `lockkit doctor`.
+//!
+//! Here is what is asked of each server; where there are several, `sentinels` and `cluster` say which and what they are
+//! to each other, and `group` puts together what was found.
+
+mod cluster;
+mod group;
+mod info;
+mod sentinels;
 
 use std::{
     collections::HashMap,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -10,15 +19,16 @@ use redis::{Pipeline, Value};
 
 use crate::{
     access::{self, Subject},
-    config::RedisConfig,
+    config::{Login, RedisConfig, Topology},
     error::{self, Sent},
     link::{Connection, Link},
     name::Names,
     scripts::{INSPECT, PROBE},
-    server::{self, ServerFacts, field, version},
-    slots,
-    store::RedisStore,
+    sentinel::Place,
+    server::{self, ServerFacts},
 };
+
+pub use group::said_once;
 
 /// The settings that matter and that `INFO` does not show.
 const SETTINGS: [&str; 3] = ["appendfsync", "save", "timeout"];
@@ -50,26 +60,18 @@ pub async fn diagnose(config: &RedisConfig) -> Result<Vec<Finding>> {
 /// # Errors
 /// As [`diagnose`].
 pub async fn examine(config: &RedisConfig) -> Result<Examination> {
-    let store = RedisStore::new(RedisConfig { vet: None, ..config.clone() })?;
-    examine_all(&store, config.login.password.is_some()).await.map_err(|e| e.at("examine", None, &store.info.name))
-}
-
-/// Looks at all servers. What they have in common is said once.
-async fn examine_all(store: &RedisStore, has_password: bool) -> Result<Examination> {
-    let (as_cluster, mut all) = (store.nodes.is_cluster(), None::<Examination>);
-    for node in store.nodes.all().await? {
-        let doctor = Doctor { link: &node.link, names: &store.names, bound: store.timeout, has_password, as_cluster };
-        let told = doctor.examine().await?;
-        match &mut all {
-            None => all = Some(told),
-            Some(all) => {
-                let news: Vec<_> = told.findings.into_iter().filter(|new| !all.findings.contains(new)).collect();
-                all.findings.extend(news);
-                all.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-            }
+    let names = config.check()?;
+    let outcome = match &config.topology {
+        Topology::Single => {
+            let place = (config.host.clone(), config.port);
+            Doctor::new(config, &names, &Patient { place, part: Part::Alone, slots: Vec::new() }).examine().await
         }
-    }
-    all.ok_or_else(slots::unserved)
+        Topology::Sentinel { sentinels, primary, login } => {
+            sentinels::examine(config, &names, sentinels, primary, login).await
+        }
+        Topology::Cluster { seeds } => cluster::examine(config, &names, seeds).await,
+    };
+    outcome.map_err(|e| e.at("examine", None, &config.display_name().into()))
 }
 
 /// What a server is asked when a store connects: whether it can keep locks; what its settings put at risk, in words.
@@ -83,7 +85,7 @@ pub(crate) async fn check(link: &Link, names: &Names, bound: Duration, as_cluste
     findings.extend(isolation(link, &info));
     // A server that can't keep locks has nothing more to say.
     let mut warnings = Finding::admit(&findings)?;
-    let subject = Subject::new(names, link.username())?;
+    let subject = Subject::new(names, link.username(), &[])?;
     let replies = link.run_all(&connection, Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
     warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
     Ok(warnings)
@@ -108,31 +110,73 @@ async fn ask_info(link: &Link, connection: &Connection, bound: Duration) -> Resu
     }
 }
 
+/// What a server is to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// The one that keeps all locks. Nobody takes its place.
+    Alone,
+    /// It keeps locks until another takes its place.
+    Primary,
+    /// A replica that may take the place of a primary.
+    Successor,
+}
+
+/// A server to be looked at.
+#[derive(Clone, Debug)]
+struct Patient {
+    place: Place,
+    part: Part,
+    /// Which slots of a cluster it serves, first and last; none if it is not in one, or a replica.
+    slots: Vec<(u16, u16)>,
+}
+
+/// A link for asking, which changes nothing at the server: it leaves no note about a reign.
+fn link(config: &RedisConfig, (host, port): &Place, login: &Login) -> Link {
+    let (topology, login) = (Topology::Single, login.clone());
+    let config = RedisConfig { host: host.clone(), port: *port, topology, login, vet: None, ..config.clone() };
+    Link::new(config, None, None, Arc::default())
+}
+
 /// One server, and how to ask it.
 struct Doctor<'a> {
-    link: &'a Link,
+    link: Link,
     names: &'a Names,
+    patient: &'a Patient,
     bound: Duration,
     has_password: bool,
     as_cluster: bool,
 }
 
-impl Doctor<'_> {
+impl<'a> Doctor<'a> {
+    fn new(config: &RedisConfig, names: &'a Names, patient: &'a Patient) -> Self {
+        let as_cluster = matches!(config.topology, Topology::Cluster { .. });
+        let has_password = config.login.password.is_some();
+        let link = link(config, &patient.place, &config.login);
+        Self { link, names, patient, bound: config.timeout, has_password, as_cluster }
+    }
+
     async fn examine(&self) -> Result<Examination> {
         let connection = self.link.connection().await?;
-        let (info, mut findings) = ask_info(self.link, &connection, self.bound).await?;
+        let (info, mut findings) = ask_info(&self.link, &connection, self.bound).await?;
         let settings = self.settings(&connection).await?;
         findings.extend(server::judge(&info, self.as_cluster));
-        findings.extend(isolation(self.link, &info));
         if !info.is_empty() {
-            findings.extend(identity(&info));
-            findings.extend(persistence(&info, settings.as_ref()));
-            findings.extend(replicas(&info).filter(|_| !self.link.fails_over()));
-            findings.extend(connections(&info));
+            findings.extend(info::identity(&info));
+            findings.extend(info::persistence(&info, settings.as_ref()));
+            findings.extend(match self.patient.part {
+                Part::Alone => info::replicas(&info),
+                Part::Primary => Some(info::followers(&info)),
+                Part::Successor => None,
+            });
+            findings.extend(self.isolation(&info));
+            findings.extend(info::connections(&info));
         }
-        findings.extend(idle(settings.as_ref()));
+        findings.extend(info::idle(settings.as_ref()));
         findings.extend(self.password());
         findings.extend(self.access(&connection).await?);
+        if self.as_cluster && self.patient.part == Part::Primary {
+            findings.extend(cluster::own_view(self, &connection).await?);
+        }
         let clock = self.clock(&connection).await?;
         findings.push(clock.map_or_else(no_clock, ClockOffset::finding));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -156,6 +200,12 @@ impl Doctor<'_> {
         Ok(Some(settings))
     }
 
+    /// Where another server takes over by itself, the former one should know when to stop. A successor will be one.
+    fn isolation(&self, info: &str) -> Option<Finding> {
+        let can_be_replaced = self.patient.part != Part::Alone && !self.link.asks_replicas();
+        server::judge_isolation(info).filter(|_| can_be_replaced)
+    }
+
     async fn ask(&self, connection: &Connection, requests: &Pipeline) -> Result<Vec<Value>> {
         self.link.run_all(connection, None, requests, self.bound, Sent::ReadOnly).await
     }
@@ -167,8 +217,8 @@ impl Doctor<'_> {
     }
 
     async fn access(&self, connection: &Connection) -> Result<Vec<Finding>> {
-        let subject = Subject::new(self.names, self.link.username())?;
-        let (link, bound) = (self.link, self.bound);
+        let subject = Subject::new(self.names, self.link.username(), &self.patient.slots)?;
+        let (link, bound) = (&self.link, self.bound);
         let basics = link.run_all(connection, Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
         let mut findings = subject.judge_basics(basics);
         let mut script = PROBE.by_hash(2, 0, subject.key.len() + subject.counter.len());
@@ -221,8 +271,10 @@ impl Doctor<'_> {
         requests.cmd("PUBSUB").arg("NUMSUB").arg(&subject.key);
         requests.cmd("TYPE").arg(&subject.key);
         let refusals = self.ask(connection, &requests).await?.into_iter().map(access::refusal);
-        let refused: Vec<_> =
-            ["scan", "pubsub", "type"].iter().zip(refusals).filter_map(|(command, no)| no.map(|_| *command)).collect();
+        let commands = ["scan", "pubsub", "type"].into_iter().zip(refusals);
+        let refused: Vec<_> = commands
+            .filter_map(|(command, refusal)| refusal.filter(access::Refusal::is_lasting).map(|_| command))
+            .collect();
         if refused.is_empty() {
             return Ok(None);
         }
@@ -252,119 +304,4 @@ fn isolation(link: &Link, info: &str) -> Option<Finding> {
 
 fn no_clock() -> Finding {
     Finding::note("clock", "the user may not use TIME: the server's clock was not compared", "+time allows it")
-}
-
-fn identity(info: &str) -> Vec<Finding> {
-    let (redis, valkey) = (field(info, "redis_version"), field(info, "valkey_version"));
-    let (brand, text) = if valkey.is_empty() { ("Redis", redis) } else { ("Valkey", valkey) };
-    let mut findings = vec![Finding::ok("server", format!("{brand} {text}, {}", field(info, "role")))];
-    // Fixed in these, and in all that came after the last of them.
-    let fixed: &[(u32, u32, u32)] = match brand {
-        "Redis" => &[(6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)],
-        _ => &[(7, 2, 11), (8, 0, 6), (8, 1, 4)],
-    };
-    if version(text).is_some_and(|version| is_older(version, fixed)) {
-        let summary = format!("{brand} {text} has CVE-2025-49844: whoever may run scripts can take over the server");
-        let advice = "upgrade, unless your distribution has patched it without changing the version";
-        findings.push(Finding::note("cve", summary, advice));
-    }
-    findings
-}
-
-/// Whether a version comes before the one with a fix in its own line, or has none there and comes before the last one.
-fn is_older(version: (u32, u32, u32), fixed: &[(u32, u32, u32)]) -> bool {
-    let line = |of: (u32, u32, u32)| (of.0, of.1);
-    match fixed.iter().find(|fix| line(**fix) == line(version)) {
-        Some(fix) => version < *fix,
-        None => fixed.last().is_some_and(|last| version < *last),
-    }
-}
-
-fn persistence(info: &str, settings: Option<&HashMap<String, String>>) -> Vec<Finding> {
-    let setting = |name: &str| settings.and_then(|settings| settings.get(name)).map(String::as_str);
-    let advice = "appendonly yes and appendfsync always keep every lock; else check fences at the resource";
-    let mut findings = vec![match (field(info, "aof_enabled"), setting("appendfsync"), setting("save")) {
-        ("1", Some("always"), _) => Finding::ok("persistence", "every write is on disk before it is answered"),
-        ("1", Some("everysec"), _) => {
-            let summary = "appendfsync is everysec: a crash of the machine loses the locks of the last second or two";
-            Finding::note("persistence", summary, advice)
-        }
-        ("1", Some(policy), _) => {
-            let summary = format!("appendfsync is {policy}: a crash of the machine loses the latest locks");
-            Finding::warning("persistence", summary, advice)
-        }
-        ("1", None, _) => {
-            let summary = "the user may not use CONFIG: how soon writes are on disk is not known";
-            Finding::note("persistence", summary, "look at appendfsync")
-        }
-        (_, _, Some("")) => {
-            Finding::warning("persistence", "nothing is kept on disk: a restart frees every lock that is held", advice)
-        }
-        (_, _, Some(_)) => {
-            let summary = "only snapshots are kept on disk: a crash frees locks that are held";
-            Finding::warning("persistence", summary, advice)
-        }
-        _ => {
-            let summary = "nothing but perhaps snapshots is kept on disk: a crash frees locks that are held";
-            Finding::warning("persistence", summary, advice)
-        }
-    }];
-    for (what, name) in [("snapshot", "rdb_last_bgsave_status"), ("write of the log", "aof_last_write_status")] {
-        if field(info, name) == "err" {
-            let summary = format!("the last {what} to disk failed: the server may refuse writes");
-            findings.push(Finding::warning("disk", summary, "look into its log: the disk may be full"));
-        }
-    }
-    findings
-}
-
-fn replicas(info: &str) -> Option<Finding> {
-    let replicas = field(info, "connected_slaves").parse::<u32>().ok().filter(|replicas| *replicas > 0)?;
-    let summary = format!("replicas are attached ({replicas}): a failover can give away locks that are held");
-    let advice = "replication is asynchronous: check fences at the resource, or use a Redlock quorum";
-    Some(Finding::warning("replicas", summary, advice))
-}
-
-fn connections(info: &str) -> Option<Finding> {
-    let (used, most) = (field(info, "connected_clients").parse::<u64>(), field(info, "maxclients").parse::<u64>());
-    let (used, most) = (used.ok()?, most.ok().filter(|most| *most > 0)?);
-    let summary = format!("{used} of {most} connections are in use");
-    (used * 10 >= most * 9)
-        .then(|| Finding::warning("connections", summary, "raise maxclients, or find who leaks them"))
-}
-
-fn idle(settings: Option<&HashMap<String, String>>) -> Option<Finding> {
-    let seconds = settings?.get("timeout")?.parse::<u64>().ok().filter(|seconds| *seconds > 0)?;
-    let summary = format!("the server closes connections that are idle for {seconds} s");
-    let advice = "lockkit connects anew when it is needed; timeout 0 saves that round trip";
-    Some(Finding::note("idle", summary, advice))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_fix_counts_in_its_own_line() {
-        let fixed = [(6, 2, 20), (7, 2, 11), (8, 2, 2)];
-        for (version, older) in [
-            ((6, 2, 19), true),
-            ((6, 2, 20), false),
-            ((7, 0, 15), true),
-            ((7, 2, 11), false),
-            ((8, 2, 1), true),
-            ((8, 4, 0), false),
-        ] {
-            assert_eq!(is_older(version, &fixed), older, "{version:?}");
-        }
-    }
-
-    #[test]
-    fn what_info_shows_is_judged() {
-        let code = |finding: Option<Finding>| finding.map(|finding| finding.code);
-        assert_eq!(code(connections("connected_clients:95\r\nmaxclients:100\r\n")), Some("connections"));
-        assert_eq!(code(connections("connected_clients:5\r\nmaxclients:100\r\n")), None);
-        let findings = persistence("aof_enabled:0\r\nrdb_last_bgsave_status:err\r\n", None);
-        assert_eq!(findings.iter().map(|finding| finding.code).collect::<Vec<_>>(), ["persistence", "disk"]);
-    }
 }

@@ -61,6 +61,6 @@ mod vote;
 mod wake;
 
 pub use config::RedisConfig;
-pub use doctor::{Examination, diagnose, examine};
+pub use doctor::{Examination, diagnose, examine, said_once};
 pub use server::ServerFacts;
 pub use store::RedisStore;

@@ -23,7 +23,7 @@ use crate::{
     error::{self, Sent},
     reign::Reign,
     secret,
-    sentinel::{self, OnSwitch, Place, Watch},
+    sentinel::{OnSwitch, Place, Watches},
     server,
     stream::{self, UnderWay},
     timer::Timers,
@@ -73,7 +73,8 @@ pub(crate) struct Connection {
     pub(crate) struck: AtomicBool,
     place: Place,
     reign: Option<Reign>,
-    _watches: Vec<Watch>,
+    /// The sentinels, if it was they who named the server.
+    watches: Option<Watches>,
 }
 
 impl Line {
@@ -91,7 +92,10 @@ impl Line {
     /// The attempt goes on, for whoever comes next.
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>> {
         let mut attempt = match self.current().map_or_else(|| self.current_or_attempt(), Ok) {
-            Ok(connection) => return Ok(connection),
+            Ok(connection) => {
+                connection.watches.iter().for_each(Watches::mend);
+                return Ok(connection);
+            }
             Err(attempt) => attempt,
         };
         let bound = self.config.timeout;
@@ -154,14 +158,15 @@ impl Line {
             }
         };
         let on_switch: OnSwitch = {
-            let (end, alarm) = (end.clone(), self.alarm.clone());
+            let alarm = self.alarm.clone();
             Arc::new(move || {
                 end();
                 alarm.iter().for_each(Alarm::raise_all);
             })
         };
         let receiver = {
-            let wake = Arc::clone(&self.wake);
+            // A server that dies is a server that another may take the place of.
+            let (wake, end) = (Arc::clone(&self.wake), Arc::clone(&on_switch));
             move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
                     end();
@@ -179,13 +184,12 @@ impl Line {
             .set_connection_timeout(None)
             .set_response_timeout(None);
         let config = &self.config;
-        let (place, watches) = match &config.topology {
-            Topology::Sentinel { sentinels, primary, login } => {
-                let found = sentinel::find(config, sentinels, primary, login, &on_switch).await?;
-                (found.place, found.watches)
-            }
-            Topology::Single | Topology::Cluster { .. } => ((config.host.clone(), config.port), Vec::new()),
+        let watches = match &config.topology {
+            Topology::Sentinel { .. } => Some(Watches::begin(config, on_switch).await?),
+            Topology::Single | Topology::Cluster { .. } => None,
         };
+        let own = || (config.host.clone(), config.port);
+        let place = watches.as_ref().map_or_else(own, |watches| watches.place().clone());
         let login = secret::login(&config.login, config.database)?;
         let under_way = UnderWay::default();
         let stream = stream::open(config, &place.0, place.1, Arc::clone(&under_way)).await.map_err(error::map_open)?;
@@ -204,7 +208,7 @@ impl Line {
             struck: AtomicBool::new(false),
             place,
             reign: None,
-            _watches: watches,
+            watches,
         };
         if let Some(vet) = &config.vet {
             (vet.0)(&server::ask(&inner).await?)?;

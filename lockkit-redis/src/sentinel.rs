@@ -3,12 +3,18 @@
 //! All sentinels are asked at once. What counts is the answer with the highest configuration epoch among those of a
 //! majority, or among those that came in time. All that answered are listened to for as long as the connection to the
 //! primary is used: a `+switch-master` ends that connection, and what the former primary says after it does not count.
-//! Should the message get lost, a primary that was replaced breaks its connections, refuses to write, or does not answer.
+//!
+//! A primary that was replaced while it was cut off from the sentinels goes on as before, so somebody must be listened to
+//! at all times. When the connection to a sentinel is lost, the next operation has the sentinels asked once more, beside
+//! itself: they may all be down, which does not concern the primary.
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use lockkit_core::{Error, ErrorKind, Result};
@@ -19,10 +25,13 @@ use tokio::{
 };
 
 use crate::{
-    config::{Login, RedisConfig},
+    config::{Login, RedisConfig, Topology},
     error::{self, Sent},
     secret, stream, vote,
 };
+
+/// How soon after the last time the sentinels are asked again, if no majority of them could be listened to.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// A host and a port.
 pub(crate) type Place = (String, u16);
@@ -30,40 +39,109 @@ pub(crate) type Place = (String, u16);
 /// Called when another server became the primary.
 pub(crate) type OnSwitch = Arc<dyn Fn() + Send + Sync>;
 
-/// What the sentinels say.
+/// The primary, as the sentinels have it, and what is heard of them. To be kept for as long as the primary is used.
 #[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) place: Place,
-    /// To be kept for as long as it matters that another server takes over.
-    pub(crate) watches: Vec<Watch>,
+pub(crate) struct Watches(Arc<Watched>);
+
+struct Watched {
+    config: RedisConfig,
+    on_switch: OnSwitch,
+    place: Place,
+    epoch: u64,
+    all: Mutex<Vec<Watch>>,
+    /// Whether one of them was lost.
+    is_lost: Arc<AtomicBool>,
+    /// When the sentinels were asked again.
+    asked: Mutex<Option<Instant>>,
 }
 
 /// A connection to a sentinel that announces changes.
-pub(crate) struct Watch {
+struct Watch {
     _connection: MultiplexedConnection,
     driver: AbortHandle,
 }
 
-/// Asks the sentinels for the primary.
-///
-/// # Errors
-/// `InvalidInput` if they know no primary of this name; `Unavailable` if none answers; `Denied` if the login is wrong.
-pub(crate) async fn find(
-    config: &RedisConfig,
-    sentinels: &[Place],
-    primary: &str,
-    login: &Login,
-    on_switch: &OnSwitch,
-) -> Result<Found> {
+impl Watches {
+    /// Asks the sentinels for the primary.
+    ///
+    /// # Errors
+    /// `InvalidInput` if they know no primary of this name; `Unavailable` if none answers; `Denied` if the login is wrong.
+    pub(crate) async fn begin(config: &RedisConfig, on_switch: OnSwitch) -> Result<Self> {
+        let is_lost = Arc::new(AtomicBool::new(false));
+        let Found { place, epoch, watches } = find(config, &on_switch, &is_lost).await?;
+        let (config, all, asked) = (config.clone(), Mutex::new(watches), Mutex::default());
+        Ok(Self(Arc::new(Watched { config, on_switch, place, epoch, all, is_lost, asked })))
+    }
+
+    /// Where the primary is.
+    pub(crate) fn place(&self) -> &Place {
+        &self.0.place
+    }
+
+    /// If the connection to a sentinel was lost, has all of them asked again: whether another took over meanwhile, and to
+    /// be listened to. Returns at once.
+    pub(crate) fn mend(&self) {
+        if !self.0.is_lost.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut asked = self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
+            *asked = Some(Instant::now());
+            let watched = Arc::clone(&self.0);
+            tokio::spawn(async move { watched.ask_again().await });
+        }
+    }
+}
+
+impl Watched {
+    async fn ask_again(&self) {
+        // From now on another loss counts.
+        self.is_lost.store(false, Ordering::Relaxed);
+        let (all, count) = match find(&self.config, &self.on_switch, &self.is_lost).await {
+            Ok(found) if found.place == self.place => {
+                let count = found.watches.len();
+                (Some(found.watches), count)
+            }
+            Ok(found) if found.epoch >= self.epoch => return (self.on_switch)(),
+            // Who did not hear of our primary yet is not worth listening to.
+            Ok(_) | Err(_) => (None, 0),
+        };
+        if let Some(all) = all {
+            *self.all.lock().unwrap_or_else(PoisonError::into_inner) = all;
+        }
+        if count < majority(&self.config) {
+            self.is_lost.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the sentinels say.
+struct Found {
+    place: Place,
+    epoch: u64,
+    watches: Vec<Watch>,
+}
+
+async fn find(config: &RedisConfig, on_switch: &OnSwitch, is_lost: &Arc<AtomicBool>) -> Result<Found> {
+    let Topology::Sentinel { sentinels, primary, login } = &config.topology else {
+        return Err(Error::new(ErrorKind::InvalidInput, "no sentinels"));
+    };
     let mut asked = JoinSet::new();
     for place in sentinels {
-        let (config, place, primary) = (config.clone(), place.clone(), primary.to_owned());
-        let (login, on_switch) = (login.clone(), Arc::clone(on_switch));
-        asked.spawn(async move { ask(&config, &place, &primary, &login, on_switch).await });
+        let (config, place, primary) = (config.clone(), place.clone(), primary.clone());
+        let (login, on_switch, is_lost) = (login.clone(), Arc::clone(on_switch), Arc::clone(is_lost));
+        asked.spawn(async move { ask(&config, &place, &primary, &login, on_switch, is_lost).await });
     }
     let (mut newest, others) = vote::newest(asked, config.timeout / 4).await?;
     newest.watches.extend(others.into_iter().flat_map(|other| other.watches));
     Ok(newest)
+}
+
+fn majority(config: &RedisConfig) -> usize {
+    match &config.topology {
+        Topology::Sentinel { sentinels, .. } => sentinels.len() / 2 + 1,
+        Topology::Single | Topology::Cluster { .. } => 0,
+    }
 }
 
 /// What a sentinel was heard to say.
@@ -79,6 +157,7 @@ async fn ask(
     primary: &str,
     login: &Login,
     on_switch: OnSwitch,
+    is_lost: Arc<AtomicBool>,
 ) -> Result<(u64, Found)> {
     let named = |e: Error| {
         let message = format!("sentinel {host}:{port}: {}", e.message());
@@ -88,6 +167,9 @@ async fn ask(
     let receiver = {
         let (heard, primary) = (Arc::clone(&heard), primary.to_owned());
         move |push: PushInfo| {
+            if push.kind == PushKind::Disconnection {
+                is_lost.store(true, Ordering::Relaxed);
+            }
             if let Some(place) = switched(&push, &primary) {
                 let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
                 let is_news = heard.answer.as_ref().is_some_and(|answer| *answer != place);
@@ -105,7 +187,7 @@ async fn ask(
         let stream = stream::open(config, host, *port, Arc::default()).await.map_err(error::map_open)?;
         let (connection, driver) = MultiplexedConnection::new_with_config(&secret::login(login, 0)?, stream, settings)
             .await
-            .map_err(|e| error::map(&e, Sent::No))?;
+            .map_err(|e| error::map_login(&e))?;
         let watch = Watch { _connection: connection.clone(), driver: tokio::spawn(driver).abort_handle() };
         let mut requests = Pipeline::with_capacity(2);
         requests.cmd("SUBSCRIBE").arg("+switch-master").cmd("SENTINEL").arg("MASTER").arg(primary);
@@ -123,11 +205,11 @@ async fn ask(
         place = switched.clone();
     }
     heard.answer = Some(place.clone());
-    Ok((epoch, Found { place, watches: vec![watch] }))
+    Ok((epoch, Found { place, epoch, watches: vec![watch] }))
 }
 
 /// Reads the answer to `SENTINEL MASTER`.
-fn read(reply: Value, primary: &str) -> Result<(Place, u64)> {
+pub(crate) fn read(reply: Value, primary: &str) -> Result<(Place, u64)> {
     let odd = || error::odd_reply(Sent::No);
     if let Value::ServerError(e) = reply {
         return Err(match e.details() {
@@ -162,9 +244,9 @@ impl Drop for Watch {
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for Watched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watch(..)")
+        f.debug_struct("Watched").field("place", &self.place).finish_non_exhaustive()
     }
 }
 

@@ -64,7 +64,13 @@ impl RedlockConfig {
         self.node_timeout.unwrap_or_else(by_ttl)
     }
 
-    /// The limit of a renewal or a release of a lease of `ttl`.
+    /// The limit of a renewal of a lease of `ttl`. The core waits for a sixth of the ttl, and would not hear what each
+    /// node had to say if that came later.
+    pub(crate) fn renewal_patience_for(&self, ttl: Duration) -> Duration {
+        self.patience_for(ttl).min(ttl / 7).max(self.timeout_for(ttl))
+    }
+
+    /// The limit of a release of a lease of `ttl`, and at most that of a renewal.
     ///
     /// Longer than that of an acquisition, for nothing is won by giving up: the belief in the lease has its own deadline,
     /// whoever releases believes no more, and a majority that answers ends the wait anyway.

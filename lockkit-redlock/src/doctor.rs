@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{ClockOffset, Effect, Error, ErrorKind, Finding, Liveness, LockStore, Result, Severity};
-use lockkit_redis::{Examination, RedisStore, examine};
+use lockkit_redis::{Examination, RedisStore, examine, said_once};
 use tokio::task::JoinSet;
 
 use crate::{Node, RedisNodes, RedlockStore, error::NodeErrors, quorum::majority, redis::Roster};
@@ -164,21 +164,7 @@ fn each(names: &[Arc<str>], looks: Vec<Result<Examination>>) -> Vec<Finding> {
             }
         }
     }
-    let same = |one: &Finding, other: &Finding| {
-        (one.code, &one.summary, &one.advice) == (other.code, &other.summary, &other.advice)
-    };
-    let mut merged: Vec<Finding> = Vec::new();
-    for finding in &findings {
-        let times = findings.iter().filter(|other| same(finding, other)).count();
-        if times < asked || asked == 1 || finding.severity == Severity::Ok {
-            merged.push(finding.clone());
-        } else if !merged.iter().any(|other| same(finding, other)) {
-            let mut finding = finding.clone();
-            finding.server = Some("all nodes".into());
-            merged.push(finding);
-        }
-    }
-    merged
+    said_once(findings, asked, "all nodes")
 }
 
 /// A finding about a server as one about a node.

@@ -45,7 +45,7 @@ type Batch = Vec<Result<Renewed>>;
 /// Extends leases; one answer each, in order.
 pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
     let Some(shortest) = renewals.iter().map(|renewal| renewal.ttl).min() else { return Vec::new() };
-    let limit = quorum.config.patience_for(shortest);
+    let limit = quorum.config.renewal_patience_for(shortest);
     let sent = quorum.info.clock.now();
     let mut items: Vec<Item> = renewals.iter().map(|renewal| Item::new(quorum, renewal, sent)).collect();
     let mut calls = ask_all(quorum, renewals, &items);

@@ -121,6 +121,6 @@ impl Holder {
     }
 }
 
-fn expect(is_true: bool, otherwise: &str) -> Result<(), BoxError> {
+pub(crate) fn expect(is_true: bool, otherwise: &str) -> Result<(), BoxError> {
     if is_true { Ok(()) } else { Err(otherwise.into()) }
 }

@@ -13,6 +13,7 @@ mod expected;
 pub mod faults;
 mod frozen;
 pub mod history;
+mod leaks;
 mod memory;
 pub mod servers;
 pub mod sim;
@@ -24,6 +25,7 @@ pub use {
     cases::{Case, Needs},
     check::{Checked, Report, Subject, Verdict, check, run_case, trials},
     frozen::{AsyncOpen, a_frozen_holder_is_refused},
+    leaks::cycles_leave_nothing,
     memory::MemoryBackend,
     suite::Suite,
 };

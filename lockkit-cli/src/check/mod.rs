@@ -7,7 +7,7 @@ mod sweep;
 use std::{
     fs, panic,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -29,9 +29,10 @@ use crate::{
 /// Runs the cases of the compliance suite that do a server no harm, one after the other; this takes about a minute. All
 /// locks that they take have names that start with lockkit-check/ and a random part; what is still held of them at the
 /// end, or after Ctrl-C, is released. What stays, such as the counters of fences, is told. Cases that do not apply are
-/// ignored, with the reason.
+/// ignored, with the reason; after Ctrl-C so are those that had not ended.
 ///
-/// Exit status: 0 if no case failed, 1 if one did, 69 if the store can't be reached, or not any more.
+/// Exit status: 0 if no case failed, 1 if one did, 69 if the store can't be reached, or not any more; 128 and the number of
+/// the signal that interrupted it.
 ///
 /// With --json: an object with store, passed, failed, ignored, seconds, left (what stays in the store, an array of
 /// sentences) and cases: an array of objects with case, doc, result (passed, failed or ignored), reason (null if it
@@ -73,15 +74,28 @@ pub(crate) fn run(args: &Args) -> Outcome {
     drop(opened);
 
     let under = format!("lockkit-check/{}/", &Token::random()?.reveal()[..12]);
-    let started = Instant::now();
-    let checking = check(backend(&name, &url, in_process), cases, url.clone(), under.clone());
-    let checked = quietly(|| interrupt::block_on(checking));
+    let (started, done) = (Instant::now(), Done::default());
+    let backend = backend(&name, &url, in_process);
+    let checking = check(backend, cases.clone(), url.clone(), under.clone(), Arc::clone(&done));
+    let ended = quietly(|| interrupt::block_on(checking));
     let took = started.elapsed();
     // Whatever became of it: also what was interrupted took locks.
     let left = if in_process { Vec::new() } else { sweep::sweep(&url, &under) };
-    let (cases, broken_off) = checked.map_err(|failure| after_interrupt(&failure, &left))?;
-    finish(args, &Report { store: name, cases, took, left }, broken_off)
+    let mut checked = std::mem::take(&mut *done.lock().unwrap_or_else(PoisonError::into_inner));
+    let broken_off = match ended {
+        Ok(broken_off) => broken_off,
+        Err(failure) if interrupt::is_signal(&failure) => {
+            let what = format!("interrupted after {} of {} cases", checked.len(), cases.len());
+            checked.extend(cases[checked.len()..].iter().map(|case| not_run(case)));
+            Some(Failure::new(failure.code(), what))
+        }
+        Err(failure) => return Err(after_failure(&failure, &left)),
+    };
+    finish(args, &Report { store: name, cases: checked, took, left }, broken_off)
 }
+
+/// The cases that have ended, in their order. They outlive an interruption.
+type Done = Arc<Mutex<Vec<Checked>>>;
 
 /// Runs the cases. Ends early, with the reason, when the store can't be reached any more.
 async fn check(
@@ -89,26 +103,30 @@ async fn check(
     cases: Vec<&'static Case>,
     url: String,
     under: String,
-) -> Result<(Vec<Checked>, Option<Failure>), Failure> {
+    done: Done,
+) -> Result<Option<Failure>, Failure> {
     let unavailable = |error: &dyn std::fmt::Display| Failure::new(UNAVAILABLE, error.to_string());
     let subject = Subject::new(backend).await.map_err(|error| unavailable(&error))?.under(under);
     let bar = progress_bar(cases.len());
-    let mut done = Vec::new();
     for case in cases {
         bar.set_message(case.name);
         let checked = subject.run(case).await;
         let failed = matches!(checked.verdict, Verdict::Failed(_));
-        done.push(checked);
+        done.lock().unwrap_or_else(PoisonError::into_inner).push(checked);
         bar.inc(1);
         // Was it the store's fault, or is there no store?
         if failed && let Err(error) = lockkit::open(&url).await {
             bar.finish_and_clear();
             let what = format!("the store can't be used any more, since {}: {error}", case.name);
-            return Ok((done, Some(Failure::new(UNAVAILABLE, what))));
+            return Ok(Some(Failure::new(UNAVAILABLE, what)));
         }
     }
     bar.finish_and_clear();
-    Ok((done, None))
+    Ok(None)
+}
+
+fn not_run(case: &'static Case) -> Checked {
+    Checked { case, verdict: Verdict::Ignored("not run to its end: interrupted".to_owned()), took: Duration::ZERO }
 }
 
 /// A failed case panics; what it has to say is its verdict, and goes to the report.
@@ -120,7 +138,7 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     outcome
 }
 
-fn after_interrupt(failure: &Failure, left: &[String]) -> Failure {
+fn after_failure(failure: &Failure, left: &[String]) -> Failure {
     let stays = if left.is_empty() { String::new() } else { format!("; left in the store: {}", left.join("; ")) };
     Failure::new(failure.code(), format!("{}{stays}", failure.message()))
 }

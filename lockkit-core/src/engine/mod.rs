@@ -4,6 +4,7 @@
 //! local queue. The timer task holds the engine only while it works, so that the last guard and the last `Locker`
 //! take everything with them.
 
+mod backlog;
 mod backoff;
 mod lease;
 mod local;
@@ -25,15 +26,16 @@ use std::{
 use tokio::sync::Notify;
 
 pub use self::local::HandOver;
-pub(crate) use self::{
-    lease::{Lease, Phase, Terms},
-    wait::{Ask, Limit},
-};
 use self::{
+    backlog::Backlog,
     local::{Handed, LocalQueues, Seat, Turn},
     poll::Poller,
     reaper::Outstanding,
     renew::Timers,
+};
+pub(crate) use self::{
+    lease::{Lease, Phase, Terms},
+    wait::{Ask, Limit},
 };
 use crate::{
     Error, ErrorKind, Event, Hold, HolderInfo, Liveness, LockKey, LockStore, LossReason, Moment, Observer, Release,
@@ -61,6 +63,7 @@ pub(crate) struct Engine {
     timers: Arc<Timers>,
     poller: Poller,
     outstanding: Outstanding,
+    backlog: Arc<Backlog>,
     next_id: AtomicU64,
     closed: AtomicBool,
     closing: Notify,
@@ -88,6 +91,7 @@ impl Engine {
             timers,
             poller: Poller::default(),
             outstanding: Outstanding::default(),
+            backlog: Arc::default(),
             next_id: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             closing: Notify::new(),

@@ -1,7 +1,9 @@
 //! The reaper: background tasks that release what nobody waits for any more, above all acquisitions whose outcome is
-//! unknown. Each works until the store gave a definite answer or the lease must have lapsed.
+//! unknown. The first try is a task of its own; what failed goes to the [backlog](super::backlog), until the store gave a
+//! definite answer or the lease must have lapsed.
 
 use std::{
+    fmt,
     future::Future,
     sync::{
         Arc,
@@ -13,7 +15,10 @@ use std::{
 use tokio::{runtime::Handle, sync::Notify};
 
 use super::{Engine, backoff::Backoff, local::Seat};
-use crate::{Claim, Effect, Liveness, Moment, Release, drift};
+use crate::{Claim, Effect, Error, ErrorKind, Liveness, Moment, Release, Result, drift};
+
+/// So many releases without an answer, and nothing more is asked of a store that ends no leases by time.
+const MOST_OWED: usize = 10_000;
 
 /// What a `NotHeld` is worth to the reaper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +80,48 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.outstanding.end();
+    }
+}
+
+/// A release that the store has to be told of.
+pub(super) struct Owed {
+    engine: Counted,
+    claim: Claim,
+    /// When there is nothing left to release; `None` if time does not do that.
+    lapse: Option<Moment>,
+    certainty: Certainty,
+    backoff: Backoff,
+}
+
+impl Owed {
+    /// Tries once. Returns when to try again, if that makes sense. The seat is given up, whatever the outcome.
+    pub(super) async fn settle(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
+        let engine = &self.engine.0;
+        match engine.store.release(&self.claim).await {
+            Ok(Release::Released { waiters }) => {
+                engine.pass(seat.take(), &self.claim.key, waiters);
+                return None;
+            }
+            // Where leases end with the session, so does what a dead session still had under way; and within one session
+            // requests are kept in order.
+            Ok(Release::NotHeld(_)) if self.certainty != Certainty::Doubtful || self.lapse.is_none() => return None,
+            Err(e) if !e.is_retryable() && e.effect() == Effect::None => return None,
+            Err(_) if self.certainty == Certainty::Ordered => self.certainty = Certainty::Doubtful,
+            Ok(Release::NotHeld(_)) | Err(_) => {}
+        }
+        drop(seat.take());
+        let again = engine.now() + self.backoff.pause();
+        (!self.has_lapsed(again)).then_some(again)
+    }
+
+    pub(super) fn has_lapsed(&self, now: Moment) -> bool {
+        self.lapse.is_some_and(|lapse| now >= lapse)
+    }
+}
+
+impl fmt::Debug for Owed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owed").field("claim", &self.claim).finish_non_exhaustive()
     }
 }
 
@@ -142,39 +189,41 @@ impl Engine {
         claim: Claim,
         lapse: Option<Moment>,
         certainty: Certainty,
-        seat: Option<Seat>,
+        mut seat: Option<Seat>,
     ) {
-        let engine = Arc::clone(self);
-        self.spawn(async move {
-            let (mut seat, mut certainty) = (seat, certainty);
-            let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
-            loop {
-                match engine.store.release(&claim).await {
-                    Ok(Release::Released { waiters }) => return engine.pass(seat.take(), &claim.key, waiters),
-                    // Where leases end with the session, so does what a dead session still had under way; and within
-                    // one session requests are kept in order.
-                    Ok(Release::NotHeld(_)) if certainty != Certainty::Doubtful || lapse.is_none() => return,
-                    Err(e) if !e.is_retryable() && e.effect() == Effect::None => return,
-                    Err(_) if certainty == Certainty::Ordered => certainty = Certainty::Doubtful,
-                    Ok(Release::NotHeld(_)) | Err(_) => {}
-                }
-                drop(seat.take());
-                let pause = backoff.pause();
-                if lapse.is_some_and(|lapse| engine.now() + pause >= lapse) {
-                    return;
-                }
-                tokio::time::sleep(pause).await;
+        let Some(runtime) = self.runtime() else { return };
+        let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
+        let mut owed = Owed { engine: Counted::new(self), claim, lapse, certainty, backoff };
+        // A task of its own, whatever else is under way: the first try must not wait for those that fail.
+        runtime.spawn(async move {
+            if let Some(again) = owed.settle(&mut seat).await {
+                let engine = Arc::clone(&owed.engine.0);
+                engine.backlog.add(again, owed, &engine.store.info().clock);
             }
         });
     }
 
+    /// Refuses to leave more behind on a store that ends no leases by time, where only an answer ends a release.
+    pub(super) fn check_backlog(&self) -> Result<()> {
+        let (info, owed) = (self.store.info(), self.backlog.length());
+        if info.capability.liveness == Liveness::Session && owed >= MOST_OWED {
+            let what = format!("{owed} releases had no answer yet");
+            return Err(Error::new(ErrorKind::Unavailable, what).at("acquire", None, &info.name));
+        }
+        Ok(())
+    }
+
     /// Runs a task in the background. Without a runtime it is dropped, and the leases that it was for lapse.
     pub(super) fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
-        let Some(runtime) = Handle::try_current().ok().or_else(|| self.timers.runtime()) else { return };
+        let Some(runtime) = self.runtime() else { return };
         let counted = Counted::new(self);
         runtime.spawn(async move {
             task.await;
             drop(counted);
         });
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        Handle::try_current().ok().or_else(|| self.timers.runtime())
     }
 }

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -139,7 +142,11 @@ impl Engine {
     /// Starts the timer task; `false` if its runtime has ended.
     fn watch_on(self: &Arc<Self>, runtime: Handle, queue: &mut Queue) -> bool {
         let alarms = queue.alarms.take().or_else(|| queue.alarm.as_ref().map(Alarm::listen));
-        let task = runtime.spawn(watch(Arc::clone(&self.timers), Arc::downgrade(self), alarms)).abort_handle();
+        let armed = Arc::new(AtomicBool::new(false));
+        let watching = Watching { engine: Arc::downgrade(self), armed: Arc::clone(&armed) };
+        let task = runtime.spawn(watch(Arc::clone(&self.timers), watching, alarms)).abort_handle();
+        // A runtime that has ended has dropped the task by now. From here on it is the task that notices.
+        armed.store(true, Ordering::SeqCst);
         let runs = !task.is_finished();
         queue.task = Some((runtime, task));
         runs
@@ -290,12 +297,10 @@ fn renewal(lease: &Lease) -> Renewal {
 }
 
 /// The timer task. It holds the engine only while it works.
-async fn watch(timers: Arc<Timers>, engine: Weak<Engine>, mut alarms: Option<Alarms>) {
-    // Made when it is first polled, so that one that never runs does not start another.
-    let _watching = Watching(Weak::clone(&engine));
+async fn watch(timers: Arc<Timers>, watching: Watching, mut alarms: Option<Alarms>) {
     loop {
         let pause = {
-            let Some(engine) = engine.upgrade() else { return };
+            let Some(engine) = watching.engine.upgrade() else { return };
             let until = engine.serve();
             until.since(engine.now())
         };
@@ -309,19 +314,25 @@ async fn watch(timers: Arc<Timers>, engine: Weak<Engine>, mut alarms: Option<Ala
             () = sleep(pause) => {}
             () = timers.wake.notified() => {}
             alarmed = alarm => {
-                let Some(engine) = engine.upgrade() else { return };
+                let Some(engine) = watching.engine.upgrade() else { return };
                 engine.verify(&alarmed);
             }
         }
     }
 }
 
-/// The timer task while it runs; if its runtime drops it, another one takes over.
-struct Watching(Weak<Engine>);
+/// What the timer task looks after. If its runtime drops the task, another one takes over.
+struct Watching {
+    engine: Weak<Engine>,
+    /// Whether the task was taken by its runtime at all.
+    armed: Arc<AtomicBool>,
+}
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        if let Some(engine) = self.0.upgrade() {
+        if self.armed.load(Ordering::SeqCst)
+            && let Some(engine) = self.engine.upgrade()
+        {
             engine.watch_elsewhere();
         }
     }

@@ -98,6 +98,7 @@ impl Engine {
     /// Gets a lease; `None` if the caller's time was up while another had the lock.
     pub(crate) async fn acquire(self: &Arc<Self>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
         self.check_open()?;
+        self.check_backlog()?;
         self.check(ask)?;
         let start = self.now();
         let seat = loop {

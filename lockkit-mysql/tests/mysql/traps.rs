@@ -7,6 +7,7 @@ use std::{
 
 use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Release, Renewed};
 use lockkit_mysql::MySqlStore;
+use sqlx::Executor as _;
 
 use crate::support::{
     Ctx, attempt, claim, contended, end, free, hold, is_held, lock_rows, lost, renew, renewal, rival, tests,
@@ -21,6 +22,7 @@ tests! {
     a_busy_pool_does_not_starve_renewals_and_releases
     a_busy_pool_says_so
     a_locked_row_is_an_error_without_effect
+    a_deadlock_is_an_error_without_effect
     one_locked_row_does_not_cost_the_other_leases
     a_connection_killed_in_the_middle_leaves_the_effect_open
     idle_connections_that_died_are_replaced
@@ -156,6 +158,32 @@ async fn a_locked_row_is_an_error_without_effect(ctx: Arc<Ctx>) {
     assert!(error.is_retryable());
     end(&mut raw).await;
     assert!(is_held(&renew(&store, renewal(&mine)).await));
+}
+
+/// Error 1213: somebody else's transaction takes the row and its name in the other order, and has more to lose.
+async fn a_deadlock_is_an_error_without_effect(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.timeout(Duration::from_secs(4));
+    let (store, mut raw, mine) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await, claim());
+    let (store, name) = (Arc::new(store), mine.key.as_str().as_bytes().to_vec());
+    hold(&store, &mine).await;
+    free(&store, &mine).await;
+    let by_name = "SELECT id FROM resource_lock WHERE resource_name = ? FOR UPDATE";
+    let (id,): (u64,) = sqlx::query_as(by_name).bind(&name).fetch_one(&mut raw).await.expect("id");
+    raw.execute("CREATE TEMPORARY TABLE work (n INT) ENGINE = InnoDB").await.expect("ddl");
+    raw.execute("BEGIN").await.expect("begin");
+    raw.execute("INSERT INTO work VALUES (1), (2), (3), (4), (5), (6), (7), (8)").await.expect("work");
+    sqlx::query("SELECT id FROM resource_lock WHERE id = ? FOR UPDATE").bind(id).execute(&mut raw).await.expect("row");
+    let asking = {
+        let (store, mine) = (Arc::clone(&store), rival(&mine));
+        tokio::spawn(async move { attempt(&store, &mine).await })
+    };
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    sqlx::query(by_name).bind(&name).fetch_one(&mut raw).await.expect("it has more to lose");
+    let error = asking.await.expect("no panic").expect_err("a deadlock");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Deadlock, Effect::None), "{error}");
+    assert!(error.is_retryable());
+    end(&mut raw).await;
+    hold(&store, &mine).await;
 }
 
 async fn one_locked_row_does_not_cost_the_other_leases(ctx: Arc<Ctx>) {

@@ -14,14 +14,14 @@ const DEFAULT: [(Severity, &str); 5] = [
     (Severity::Ok, "clock"),
 ];
 
-async fn findings(config: &RedisConfig) -> Vec<Finding> {
+pub(crate) async fn findings(config: &RedisConfig) -> Vec<Finding> {
     let mut findings = diagnose(config).await.expect("it can be asked");
     // That depends on the version of the server that is installed.
     findings.retain(|finding| finding.code != "cve");
     findings
 }
 
-fn codes(findings: &[Finding]) -> Vec<(Severity, &'static str)> {
+pub(crate) fn codes(findings: &[Finding]) -> Vec<(Severity, &'static str)> {
     findings.iter().map(|finding| (finding.severity, finding.code)).collect()
 }
 
@@ -33,7 +33,7 @@ async fn beyond_default(config: &RedisConfig) -> Vec<Finding> {
 }
 
 #[track_caller]
-fn only(findings: &[Finding], severity: Severity, code: &str, hint: &str) {
+pub(crate) fn only(findings: &[Finding], severity: Severity, code: &str, hint: &str) {
     let [finding] = findings else { panic!("not one finding but {findings:#?}") };
     assert_eq!((finding.severity, finding.code), (severity, code), "{finding:?}");
     assert!(finding.in_words().contains(hint), "{finding:?}");

@@ -7,7 +7,7 @@ use std::{
 
 use lockkit_core::{Attempt, ErrorKind, Guard, LockStore, Locker, LossReason, Query, Renewal, Renewed};
 use lockkit_redis::RedisStore;
-use lockkit_testkit::servers::{RedisCluster, RedisSentinels, RedisServer};
+use lockkit_testkit::servers::{Keep, RedisCluster, RedisSentinels, RedisServer};
 
 use crate::support::*;
 
@@ -18,7 +18,8 @@ const OPTIONS: &str = "max_ttl=3s&timeout=500ms";
 const LONG: Duration = Duration::from_secs(60);
 
 async fn locker(url: &str) -> Locker {
-    let store = RedisStore::from_url(&format!("{url}?{OPTIONS}")).await.expect("connect");
+    let first = if url.contains('?') { '&' } else { '?' };
+    let store = RedisStore::from_url(&format!("{url}{first}{OPTIONS}")).await.expect("connect");
     Locker::builder(store).patience(LONG).build()
 }
 
@@ -27,7 +28,10 @@ async fn acquire(locker: &Locker) -> Guard {
 }
 
 /// A guard is held and somebody waits while the primary fails.
-async fn a_guard_is_lost_and_the_waiter_goes_on<F: Future<Output = ()>>(url: &str, fail: impl FnOnce() -> F) {
+pub(crate) async fn a_guard_is_lost_and_the_waiter_goes_on<F>(url: &str, fail: impl FnOnce() -> F)
+where
+    F: Future<Output = ()>,
+{
     let (holder, waiter) = (locker(url).await, locker(url).await);
     let guard = acquire(&holder).await;
     let before = guard.fence();
@@ -193,6 +197,45 @@ async fn sentinel_a_planned_switch_raises_the_alarm() {
         all.until_primary(1).await.expect("takes over");
     })
     .await;
+}
+
+#[tokio::test]
+async fn sentinel_the_death_of_the_primary_raises_the_alarm() {
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
+    an_alarm_is_raised(&all.url(), async || all.servers()[0].kill().await.expect("kill")).await;
+}
+
+#[tokio::test]
+async fn cluster_the_death_of_the_primary_raises_the_alarm() {
+    let all = RedisCluster::start(flavor(), true).await.expect("servers");
+    let index = all.primary_of("lockkit:a").await.expect("primary");
+    an_alarm_is_raised(&all.url(), async || all.members()[index].kill().await.expect("kill")).await;
+}
+
+/// The primary goes on for its clients while the sentinels take it for dead, and can't tell it that it was replaced. Only
+/// they can say so; and they have all been restarted since the store connected.
+#[tokio::test]
+async fn sentinels_that_were_restarted_are_listened_to_again() {
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
+    for server in all.servers() {
+        RedisServerAt(server.addr()).command("ACL SETUSER app on >pw ~* &* +@all");
+    }
+    let url = format!("{}?failover_pause=no&timeout=1s", all.url().replace("//", "//app:pw@"));
+    let locker = Locker::builder(RedisStore::from_url(&url).await.expect("connect")).patience(LONG).build();
+    let guard = locker.lock("a").ttl(SHORT).acquire_within(LONG).await.expect("acquire").expect("free");
+    for sentinel in all.sentinels() {
+        sentinel.restart(Keep::Data).await.expect("restart");
+    }
+    // Longer than it takes to ask them again.
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(guard.is_held(), "the sentinels are no concern of the primary");
+    RedisServerAt(all.servers()[0].addr()).command("ACL SETUSER default -@all");
+    let start = Instant::now();
+    let reason = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await;
+    let reason = reason.expect("it goes on with a primary that was replaced");
+    println!("lost ({reason}) after {:?}", start.elapsed());
+    assert_eq!(reason, LossReason::Gone);
+    all.until_primary(1).await.expect("takes over");
 }
 
 /// Demoted and promoted again, behind the back of a client that did nothing meanwhile.

@@ -2,9 +2,11 @@
 //!
 //! `LOCKKIT_REDIS_SERVER` names the server's program; `redis-server` by default.
 
+mod backlog;
 mod cluster;
 mod contract;
 mod doctor;
+mod doctor_many;
 mod failover;
 mod faults;
 mod fenced;

@@ -4,6 +4,7 @@ mod doctor;
 mod down;
 mod fencing;
 mod misuse;
+mod mixed;
 mod restart;
 mod stragglers;
 mod support;

@@ -118,6 +118,8 @@ bugs! {
     LastComeFirst "Order is claimed, but who came last goes first." =>
         "fairness::waiters_are_served_as_they_came" says "another order than they came",
         "fairness::a_try_does_not_overtake" says "a try overtook the waiter";
+    DeadWaitersStay "Who died waiting keeps its place in the queue for ever." =>
+        "fairness::a_dead_waiter_is_skipped" says "still waits behind the dead";
     GhostWaiters "Who gave up is counted among the waiters for ever." =>
         "cancellation::an_abandoned_waiter_leaves_no_trace" says "but nobody does";
     NoFence "Fences are claimed, but every grant has the same." =>

@@ -1,13 +1,13 @@
 //! What the machine keeps, and the steps that it does: each is atomic, for the shelf is locked meanwhile.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use lockkit_core::{
-    AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, KeyState, LockKey, LossReason, Mode, Moment, Release,
-    Renewal,
+    AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, KeyState, LockKey, LossReason, Mode, Moment, Order,
+    Release, Renewal, Token,
 };
 
 use super::Bug;
@@ -24,10 +24,20 @@ pub(super) struct Shelf {
 #[derive(Debug, Default)]
 struct Record {
     lease: Option<Lease>,
+    /// Who waits to be served in order, the first in front.
+    queue: VecDeque<Place>,
     /// The last fence given out; 0 if there is no counter.
     fence: u64,
     /// Only with a bug: when the counter is forgotten.
     counter_ends: Option<Moment>,
+}
+
+/// A claim's place in the queue. It ends when it was not asked for again in time.
+#[derive(Debug)]
+struct Place {
+    token: Token,
+    ends: Option<Moment>,
+    info: HolderInfo,
 }
 
 #[derive(Debug)]
@@ -79,6 +89,12 @@ impl Shelf {
         let extends = !self.has(Bug::RepeatDoesNotExtend);
         let bug = self.bug;
         let record = self.record(name, now);
+        // BUG: no place is kept, so that who is quickest goes first.
+        if request.order == Order::Fifo && !request.wait.is_zero() && bug != Some(Bug::LastComeFirst) {
+            // BUG: who does not come back is waited for, for ever.
+            record.queue_up(request, ends.filter(|_| bug != Some(Bug::DeadWaitersStay)));
+        }
+        let first = record.queue.front().filter(|first| first.token != request.claim.token);
         match &mut record.lease {
             Some(lease) if idempotent && lease.claim.token == request.claim.token => {
                 if extends {
@@ -90,7 +106,12 @@ impl Shelf {
                 let remaining = lease.ends.map(|ends| ends.since(now));
                 Answer::Held { remaining, holder: lease.info.clone() }
             }
+            None if let Some(first) = first => {
+                let remaining = first.ends.map(|ends| ends.since(now));
+                Answer::Held { remaining, holder: first.info.clone() }
+            }
             None => {
+                record.leave(&request.claim.token);
                 let fence = record.next_fence(request, bug);
                 // BUG: the counter is kept only as long as the lease.
                 record.counter_ends = ends.filter(|_| bug == Some(Bug::FenceLapses));
@@ -144,6 +165,9 @@ impl Shelf {
     pub(super) fn release(&mut self, name: &str, claim: &Claim, now: Moment) -> Release {
         // BUG: nobody looks whose lease it is.
         let anyones = self.has(Bug::DeletesAnyones);
+        let record = self.record(name, now);
+        let left = record.leave(&claim.token);
+        self.freed |= left;
         let answer = match self.whose(name, claim, now) {
             Err(LossReason::Taken) if anyones => Ok(()),
             answer => answer,
@@ -201,6 +225,7 @@ impl Shelf {
     fn record(&mut self, name: &str, now: Moment) -> &mut Record {
         let over = |ends: &Option<Moment>| ends.is_some_and(|ends| ends <= now);
         let record = self.records.entry(name.to_owned()).or_default();
+        record.queue.retain(|place| !over(&place.ends));
         record.lease.take_if(|lease| over(&lease.ends));
         if over(&record.counter_ends) {
             record.fence = 0;
@@ -210,6 +235,23 @@ impl Shelf {
 }
 
 impl Record {
+    /// Keeps the claim's place in the queue, the last one if it had none.
+    fn queue_up(&mut self, request: &AcquireRequest, ends: Option<Moment>) {
+        let token = request.claim.token;
+        match self.queue.iter_mut().find(|place| place.token == token) {
+            Some(place) => place.ends = ends,
+            None if self.lease.as_ref().is_some_and(|lease| lease.claim.token == token) => {}
+            None => self.queue.push_back(Place { token, ends, info: request.holder.clone() }),
+        }
+    }
+
+    /// Gives up the claim's place in the queue, if it has one.
+    fn leave(&mut self, token: &Token) -> bool {
+        let before = self.queue.len();
+        self.queue.retain(|place| place.token != *token);
+        self.queue.len() < before
+    }
+
     fn next_fence(&mut self, request: &AcquireRequest, bug: Option<Bug>) -> u64 {
         let asked = request.fence;
         // BUG: a new counter starts at 1, wherever the one before it was.

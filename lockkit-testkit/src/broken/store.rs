@@ -40,7 +40,7 @@ impl SimpleStore {
             // BUG: what can't be done is claimed.
             shared: bug == Some(Bug::ClaimsShared),
             permits: false,
-            fifo: bug == Some(Bug::LastComeFirst),
+            fifo: true,
             waiting: Waiting::Notify,
             liveness: Liveness::Ttl { min: Duration::from_millis(100), max: Duration::from_secs(300) },
             fencing: Fencing::Hybrid,
@@ -158,7 +158,11 @@ impl SimpleStore {
             let place = waiter.get_or_insert_with(|| Waiter::new(self, &request.claim.key)).place;
             // BUG: who died will not release.
             let lapse = contention.retry_after.filter(|_| !self.has(Bug::WaitsForRelease));
-            let lapse = lapse.map_or(left, |after| after + Duration::from_millis(1));
+            let mut lapse = lapse.map_or(left, |after| after + Duration::from_millis(1));
+            if request.order == Order::Fifo {
+                // Who does not ask again in time loses its place.
+                lapse = lapse.min(request.ttl / 3);
+            }
             drop(tokio::time::timeout(left.min(lapse), freed).await);
             if self.has(Bug::LastComeFirst) {
                 // BUG: who came early asks late.

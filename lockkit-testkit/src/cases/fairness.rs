@@ -8,12 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::Outcome as Ended;
+use lockkit_core::{Liveness, LockKey, LockStore, Outcome as Ended};
 
-use super::{Ctx, LONG, Outcome, cases, take, wait_for_waiters};
+use super::{Ctx, LONG, Outcome, SHORT, cases, grant, locker, request, take, wait_for_waiters};
+use crate::BoxError;
+
+/// How much later than its place may last a dead waiter is skipped at the latest: a store looks for the dead now and then.
+const SKIPPED: Duration = Duration::from_secs(6);
 
 cases! { "fairness":
     waiters_are_served_as_they_came [FIFO] "Waiters of different clients get the lock in the order in which they came."
+    a_dead_waiter_is_skipped [SERVER_FIFO] "The place of a waiter that died ends as its lease would, and the next one is served."
     a_try_does_not_overtake [FIFO] "Who tries to get the lock while it changes hands does not get it before who waits for it."
 }
 
@@ -43,6 +48,40 @@ async fn waiters_are_served_as_they_came(ctx: Ctx) -> Outcome {
     let served = served.lock().expect("unpoisoned");
     assert_eq!(*served, [0, 1, 2, 3, 4], "they were served in another order than they came");
     Ok(())
+}
+
+async fn a_dead_waiter_is_skipped(ctx: Ctx) -> Outcome {
+    let server = ctx.server().await?;
+    let (mine, next, name) = (locker(server.open().await?), locker(server.open().await?), ctx.name());
+    let (dying, proxy) = server.open_through_proxy().await?;
+    let guard = take(&mine, &name, LONG).await?;
+    let lasts = longest_place(&dying, &ctx.key()?).await?;
+    let (first, second) = (locker(dying).lock(&name).ttl(lasts).fifo(), next.lock(&name).ttl(LONG).fifo());
+    let dead = tokio::spawn(async move { first.acquire().await.map(|_| ()) });
+    wait_for_waiters(&mine.lock(&name), 1).await?;
+    let waiter = tokio::spawn(async move { second.acquire().await });
+    wait_for_waiters(&mine.lock(&name), 2).await?;
+    // Nothing of it gets through any more, neither a word nor the end of its connection: so dies a machine.
+    proxy.blackhole();
+    let died = Instant::now();
+    dead.abort();
+    assert_eq!(guard.release().await?, Ended::Released);
+    let left = (lasts + SKIPPED).saturating_sub(died.elapsed());
+    let served = tokio::time::timeout(left, waiter).await;
+    let guard =
+        served.map_err(|_| format!("{:?} later the next one still waits behind the dead", died.elapsed()))???;
+    assert_eq!(guard.release().await?, Ended::Released);
+    Ok(())
+}
+
+/// How long the place of a client that is gone may stay: a short ttl, or as long as its session.
+async fn longest_place(store: &Arc<dyn LockStore>, key: &LockKey) -> Result<Duration, BoxError> {
+    let Liveness::Session = store.info().capability.liveness else { return Ok(SHORT) };
+    let request = request(key, Duration::from_secs(3600))?;
+    let asked = store.info().clock.now();
+    let hold = grant(store, &request).await?;
+    store.release(&request.claim).await?;
+    Ok(hold.until.since(asked))
 }
 
 async fn a_try_does_not_overtake(ctx: Ctx) -> Outcome {

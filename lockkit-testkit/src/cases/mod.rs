@@ -104,6 +104,8 @@ impl Needs {
     pub const SERVER: Self = Self { server: true, ..Self::NOTHING };
     /// A private server, with leases that end by ttl.
     pub const SERVER_TTL: Self = Self { ttl: true, ..Self::SERVER };
+    /// A private server, with waiters that are served in the order in which they came.
+    pub const SERVER_FIFO: Self = Self { fifo: true, ..Self::SERVER };
     /// A private server, with fences that mean anything.
     pub const SERVER_FENCES: Self = Self { fences: true, ..Self::SERVER };
     /// A private server that may lose its data without its fences going back.
@@ -242,7 +244,7 @@ async fn assert_taken(locker: &Locker, name: &str) -> Outcome {
 /// all.
 ///
 /// tokio's timers count in milliseconds, in which most acquisitions are over and done. This one asks at every turn.
-async fn abandon_after<F: Future>(patience: Duration, future: F) -> Option<F::Output> {
+pub(crate) async fn abandon_after<F: Future>(patience: Duration, future: F) -> Option<F::Output> {
     let (started, mut future) = (Instant::now(), pin!(future));
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),

@@ -87,6 +87,11 @@ impl Process {
         self.place.addr()
     }
 
+    /// Where the server lives.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// The server's process number; none after [`kill`](Self::kill).
     #[must_use]
     pub fn pid(&self) -> Option<u32> {

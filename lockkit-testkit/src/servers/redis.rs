@@ -1,6 +1,9 @@
 //! Private Redis and Valkey servers.
 
-use super::{Place, Probe, Process, Program, Result, ServerError, Service, resp::Connection};
+use super::{
+    Authority, Place, Probe, Process, Program, Result, ServerError, Service,
+    resp::{Connection, Door},
+};
 use crate::faults::ServerClock;
 use std::{ffi::OsString, io, ops::Deref, path::PathBuf};
 
@@ -53,6 +56,7 @@ pub struct RedisOptions {
     debug_command: bool,
     args: Vec<String>,
     clock: Option<ServerClock>,
+    tls: Option<Tls>,
 }
 
 impl RedisOptions {
@@ -91,11 +95,76 @@ impl RedisOptions {
         self
     }
 
+    /// Serves over TLS alone, whoever the client is, and replicates so. The authority must have signed `server`, and its
+    /// files must last as long as the server does.
+    #[must_use]
+    pub fn tls(mut self, authority: &Authority) -> Self {
+        self.tls = Some(Tls::new(authority, false));
+        self
+    }
+
+    /// The same, for clients only that have a certificate of the same authority.
+    #[must_use]
+    pub fn mutual_tls(mut self, authority: &Authority) -> Self {
+        self.tls = Some(Tls::new(authority, true));
+        self
+    }
+
     /// Adds arguments to the command line, such as `["--maxmemory", "2mb"]`. They go last, and so win.
     #[must_use]
     pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
         self
+    }
+
+    /// The server's program.
+    pub(super) fn program(&self) -> Program {
+        self.flavor.program()
+    }
+
+    pub(super) fn with_tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
+    }
+
+    fn door(&self) -> Door {
+        Tls::door(self.tls.as_ref())
+    }
+}
+
+/// How a server uses TLS.
+#[derive(Clone, Debug)]
+pub(super) struct Tls {
+    certificate: PathBuf,
+    key: PathBuf,
+    ca: PathBuf,
+    asks_clients: bool,
+}
+
+impl Tls {
+    fn new(authority: &Authority, asks_clients: bool) -> Self {
+        let [certificate, key, ca] = ["server.crt", "server.key", "ca.crt"].map(|name| authority.file(name));
+        Self { certificate, key, ca, asks_clients }
+    }
+
+    /// Where an administrator, who has no certificates, gets in.
+    pub(super) fn door(tls: Option<&Self>) -> Door {
+        if tls.is_some() { Door::Socket } else { Door::Port }
+    }
+
+    /// The settings, of servers and sentinels alike, that leave no other way in without TLS.
+    pub(super) fn settings(&self, place: &Place) -> [(&'static str, OsString); 9] {
+        let yes_or_no = |yes| if yes { "yes" } else { "no" };
+        [
+            ("port", "0".into()),
+            ("tls-port", place.port.to_string().into()),
+            ("unixsocket", Door::socket(place).into()),
+            ("tls-cert-file", self.certificate.clone().into()),
+            ("tls-key-file", self.key.clone().into()),
+            ("tls-ca-cert-file", self.ca.clone().into()),
+            ("tls-auth-clients", yes_or_no(self.asks_clients).into()),
+            ("tls-replication", "yes".into()),
+            ("tls-cluster", "yes".into()),
+        ]
     }
 }
 
@@ -106,6 +175,7 @@ impl RedisOptions {
 pub struct RedisServer {
     process: Process,
     password: Option<String>,
+    door: Door,
 }
 
 impl RedisServer {
@@ -115,17 +185,25 @@ impl RedisServer {
     ///
     /// If the program is not installed, or does not come up; the error has the end of its log.
     pub async fn start(options: RedisOptions) -> Result<Self> {
-        let password = options.password.clone();
-        let program = options.flavor.program().locate()?;
+        let (password, door) = (options.password.clone(), options.door());
+        let program = options.program().locate()?;
         let process = Process::start(Redis { program, options }).await?;
-        Ok(Self { process, password })
+        Ok(Self { process, password, door })
     }
 
-    /// The URL to connect to, with the password if there is one.
+    /// The URL to connect to, with the password if there is one. With TLS it takes the authority's file: `?ca=`.
     #[must_use]
     pub fn url(&self) -> String {
         let login = self.password.as_deref().map(|password| format!(":{}@", percent_encoded(password)));
-        format!("redis://{}{}", login.unwrap_or_default(), self.addr())
+        format!("{}://{}{}", self.scheme(), login.unwrap_or_default(), self.addr())
+    }
+
+    /// What its URL begins with, and those of its sentinels and its cluster.
+    pub(super) fn scheme(&self) -> &'static str {
+        match self.door {
+            Door::Port => "redis",
+            Door::Socket => "rediss",
+        }
     }
 
     /// Runs a command, such as `["SET", "key", "value"]`, on a connection of its own.
@@ -138,7 +216,7 @@ impl RedisServer {
     /// part of the text.
     pub async fn command(&self, words: &[&str]) -> Result<String> {
         let answer = async {
-            let mut connection = Connection::open(self.addr(), self.password.as_deref()).await?;
+            let mut connection = Connection::open(self.place(), self.door, self.password.as_deref()).await?;
             connection.command(words).await
         };
         answer.await.map_err(|error| ServerError::io(words.first().unwrap_or(&"an empty command"), error))
@@ -175,6 +253,9 @@ impl Service for Redis {
         command.push(self.program.clone().into());
         let port = place.port.to_string();
         command.extend(["--bind", "127.0.0.1", "--port", &port, "--daemonize", "no", "--save", ""].map(Into::into));
+        for (name, value) in options.tls.iter().flat_map(|tls| tls.settings(place)) {
+            command.extend([format!("--{name}").into(), value]);
+        }
         command.extend(["--dir".into(), place.data.clone().into()]);
         match options.persistence {
             Persistence::None => command.extend(["--appendonly", "no"].map(Into::into)),
@@ -194,7 +275,7 @@ impl Service for Redis {
 
     fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a> {
         let process_id = async {
-            let mut connection = Connection::open(place.addr(), self.options.password.as_deref()).await?;
+            let mut connection = Connection::open(place, self.options.door(), self.options.password.as_deref()).await?;
             // A server that is still loading its data refuses PING but not INFO, so it takes both.
             connection.command(&["PING"]).await?;
             connection.command(&["INFO", "server"]).await
@@ -238,6 +319,18 @@ mod tests {
         assert!(service.probe(&place, pid).await.is_ok());
         let error = service.probe(&place, pid + 1).await.expect_err("another server");
         assert_eq!(error.to_string(), "another server answers on its port");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn nobody_gets_in_without_tls_but_the_administrator() -> Result<()> {
+        let authority = Authority::new()?;
+        authority.sign("server")?;
+        let server = RedisServer::start(RedisOptions::default().tls(&authority)).await?;
+        assert_eq!(server.command(&["PING"]).await?, "PONG");
+        assert!(server.url().starts_with("rediss://"), "{}", server.url());
+        let mut plain = Connection::open(server.place(), Door::Port, None).await.expect("a port");
+        assert!(plain.command(&["PING"]).await.is_err());
         Ok(())
     }
 

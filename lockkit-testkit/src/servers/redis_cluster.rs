@@ -29,10 +29,19 @@ impl RedisCluster {
     ///
     /// If the program is not installed, or a server does not come up.
     pub async fn start(flavor: RedisFlavor, with_replicas: bool) -> Result<Self> {
+        Self::start_with(RedisOptions::default().flavor(flavor), with_replicas).await
+    }
+
+    /// The same with options for all members. With TLS they also use it among themselves.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub async fn start_with(options: RedisOptions, with_replicas: bool) -> Result<Self> {
         let count = if with_replicas { 2 * PRIMARIES } else { PRIMARIES };
         let mut members = Vec::with_capacity(count);
         for _ in 0..count {
-            members.push(start_member(&flavor).await?);
+            members.push(start_member(&options).await?);
         }
         let cluster = Self { members };
         cluster.form().await?;
@@ -45,11 +54,11 @@ impl RedisCluster {
         &self.members
     }
 
-    /// The URL that names all members.
+    /// The URL that names all members. With TLS it takes the authority's file: `?ca=`.
     #[must_use]
     pub fn url(&self) -> String {
         let addresses: Vec<_> = self.members.iter().map(|member| member.addr().to_string()).collect();
-        format!("redis+cluster://{}", addresses.join(","))
+        format!("{}+cluster://{}", self.members[0].scheme(), addresses.join(","))
     }
 
     /// Which primary serves the slot of a key at the start, by its place in [`members`](Self::members).
@@ -202,12 +211,12 @@ fn slots(index: usize) -> std::ops::Range<usize> {
     SLOTS * index / PRIMARIES..SLOTS * (index + 1) / PRIMARIES
 }
 
-async fn start_member(flavor: &RedisFlavor) -> Result<RedisServer> {
+async fn start_member(options: &RedisOptions) -> Result<RedisServer> {
     let mut tried = 1;
     loop {
         // The port of the bus that the members talk over. By default it is beyond those that a test may use.
         let bus = free_port().map_err(failed)?.to_string();
-        let options = RedisOptions::default().flavor(flavor.clone()).args([
+        let options = options.clone().args([
             "--cluster-enabled",
             "yes",
             "--cluster-port",

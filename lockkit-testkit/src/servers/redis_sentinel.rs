@@ -2,13 +2,16 @@
 
 use std::{
     ffi::OsString,
+    fmt::Write as _,
     fs, io,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
 use super::{
-    Place, Probe, Process, RedisFlavor, RedisOptions, RedisServer, Result, ServerError, Service, resp::Connection,
+    Place, Probe, Process, RedisFlavor, RedisOptions, RedisServer, Result, ServerError, Service,
+    redis::Tls,
+    resp::{Connection, Door},
 };
 
 /// For how long a server must not answer before a sentinel takes it for down.
@@ -23,6 +26,7 @@ const SENTINELS: usize = 3;
 pub struct RedisSentinels {
     servers: [RedisServer; 2],
     sentinels: Vec<Process>,
+    door: Door,
 }
 
 impl RedisSentinels {
@@ -38,24 +42,25 @@ impl RedisSentinels {
         Self::start_with(RedisOptions::default().flavor(flavor.clone()), flavor).await
     }
 
-    /// The same with options for the primary and the replica.
+    /// The same with options for the primary and the replica. With TLS the sentinels use it, too.
     ///
     /// # Errors
     ///
     /// As for [`start`](Self::start).
     pub async fn start_with(options: RedisOptions, flavor: RedisFlavor) -> Result<Self> {
         // Fast enough for a test: the primary starts the first synchronisation at once.
+        let tls = options.with_tls().cloned();
         let options = options.args(["--repl-diskless-sync-delay", "0", "--repl-timeout", "5"]);
         let primary = RedisServer::start(options.clone()).await?;
         let port = primary.port().to_string();
         let replica = RedisServer::start(options.args(["--replicaof", &format!("127.0.0.1 {port}")])).await?;
         let program = flavor.program().locate()?;
-        let sentinel = || Sentinel { program: program.clone(), primary: primary.port() };
+        let sentinel = || Sentinel { program: program.clone(), primary: primary.port(), tls: tls.clone() };
         let mut sentinels = Vec::with_capacity(SENTINELS);
         for _ in 0..SENTINELS {
             sentinels.push(Process::start(sentinel()).await?);
         }
-        let started = Self { servers: [primary, replica], sentinels };
+        let started = Self { servers: [primary, replica], sentinels, door: Tls::door(tls.as_ref()) };
         started.until("the sentinels find each other and the replica", async |all| all.is_complete().await).await?;
         Ok(started)
     }
@@ -72,11 +77,24 @@ impl RedisSentinels {
         &self.sentinels
     }
 
-    /// The URL that names all sentinels and the primary.
+    /// The URL that names all sentinels and the primary. With TLS it takes the authority's file: `?ca=`.
     #[must_use]
     pub fn url(&self) -> String {
         let addresses: Vec<_> = self.sentinels.iter().map(|sentinel| sentinel.addr().to_string()).collect();
-        format!("redis+sentinel://{}/{}", addresses.join(","), Self::PRIMARY)
+        format!("{}+sentinel://{}/{}", self.servers[0].scheme(), addresses.join(","), Self::PRIMARY)
+    }
+
+    /// Runs a command on one of the sentinels, as [`RedisServer::command`] does on a server.
+    ///
+    /// # Errors
+    ///
+    /// As for [`RedisServer::command`].
+    pub async fn command(&self, sentinel: usize, words: &[&str]) -> Result<String> {
+        let answer = async {
+            let mut connection = Connection::open(self.sentinels[sentinel].place(), self.door, None).await?;
+            connection.command(words).await
+        };
+        answer.await.map_err(|error| ServerError::io(words.join(" "), error))
     }
 
     /// Waits until a majority of the sentinels says that this server is the primary, and it says so itself.
@@ -88,9 +106,9 @@ impl RedisSentinels {
         let port = self.servers[index].port().to_string();
         self.until("the other server takes over", async |all| {
             let mut agree = 0;
-            for sentinel in &all.sentinels {
+            for sentinel in 0..SENTINELS {
                 let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::PRIMARY];
-                let says = command(sentinel, &words).await.unwrap_or_default();
+                let says = all.command(sentinel, &words).await.unwrap_or_default();
                 agree += usize::from(says.lines().nth(1) == Some(&port));
             }
             let role = all.servers[index].command(&["ROLE"]).await.unwrap_or_default();
@@ -100,15 +118,15 @@ impl RedisSentinels {
     }
 
     async fn is_complete(&self) -> bool {
-        for sentinel in &self.sentinels {
-            let fields = command(sentinel, &["SENTINEL", "MASTER", Self::PRIMARY]).await.unwrap_or_default();
+        for sentinel in 0..SENTINELS {
+            let fields = self.command(sentinel, &["SENTINEL", "MASTER", Self::PRIMARY]).await.unwrap_or_default();
             let lines: Vec<&str> = fields.lines().collect();
             let field = |name| lines.chunks(2).find(|pair| pair[0] == name).and_then(|pair| pair.get(1).copied());
             if field("num-slaves") != Some("1") || field("num-other-sentinels") != Some("2") {
                 return false;
             }
             // One that was not reached yet is no candidate for taking over.
-            let replicas = command(sentinel, &["SENTINEL", "REPLICAS", Self::PRIMARY]).await.unwrap_or_default();
+            let replicas = self.command(sentinel, &["SENTINEL", "REPLICAS", Self::PRIMARY]).await.unwrap_or_default();
             let lines: Vec<&str> = replicas.lines().collect();
             if !lines.windows(2).any(|pair| pair == ["master-link-status", "ok"]) {
                 return false;
@@ -131,15 +149,12 @@ impl RedisSentinels {
     }
 }
 
-async fn command(sentinel: &Process, words: &[&str]) -> io::Result<String> {
-    Connection::open(sentinel.addr(), None).await?.command(words).await
-}
-
 /// How a sentinel is started and asked.
 #[derive(Clone, Debug)]
 struct Sentinel {
     program: PathBuf,
     primary: u16,
+    tls: Option<Tls>,
 }
 
 impl Service for Sentinel {
@@ -149,12 +164,15 @@ impl Service for Sentinel {
 
     fn prepare(&self, place: &Place) -> io::Result<()> {
         let (name, primary, down_after) = (RedisSentinels::PRIMARY, self.primary, DOWN_AFTER.as_millis());
-        let config = format!(
+        let mut config = format!(
             "port {}\nbind 127.0.0.1\ndir \"{}\"\nsentinel monitor {name} 127.0.0.1 {primary} 2\n\
              sentinel down-after-milliseconds {name} {down_after}\nsentinel failover-timeout {name} 4000\n",
             place.port,
             place.data.display(),
         );
+        for (name, value) in self.tls.iter().flat_map(|tls| tls.settings(place)) {
+            _ = writeln!(config, "{name} \"{}\"", value.display());
+        }
         fs::write(place.data.join("sentinel.conf"), config)
     }
 
@@ -164,7 +182,8 @@ impl Service for Sentinel {
 
     fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a> {
         Box::pin(async move {
-            let info = Connection::open(place.addr(), None).await?.command(&["INFO", "server"]).await?;
+            let info =
+                Connection::open(place, Tls::door(self.tls.as_ref()), None).await?.command(&["INFO", "server"]).await?;
             if info.lines().any(|line| line == format!("process_id:{pid}")) {
                 Ok(())
             } else {

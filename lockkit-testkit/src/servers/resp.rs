@@ -1,24 +1,47 @@
 //! As much of the Redis protocol as the jobs of a test's administrator need.
 
-use std::{io, net::SocketAddr, time::Duration};
+use super::Place;
+use std::{fmt, io, path::PathBuf, time::Duration};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
+    net::{TcpStream, UnixStream},
     time::timeout,
 };
 
 /// How long a server may take for one command. A frozen one would take forever.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// A connection to a Redis server.
-#[derive(Debug)]
-pub(super) struct Connection {
-    stream: BufReader<TcpStream>,
+/// Where a server lets its administrator in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Door {
+    /// At its port.
+    Port,
+    /// At a socket in its directory, because nobody gets in at its port without TLS.
+    Socket,
 }
 
+impl Door {
+    /// The path of the socket.
+    pub(super) fn socket(place: &Place) -> PathBuf {
+        place.dir.join("socket")
+    }
+}
+
+/// A connection to a Redis server.
+pub(super) struct Connection {
+    stream: BufReader<Box<dyn Stream>>,
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
 impl Connection {
-    pub(super) async fn open(addr: SocketAddr, password: Option<&str>) -> io::Result<Self> {
-        let mut connection = Self { stream: BufReader::new(TcpStream::connect(addr).await?) };
+    pub(super) async fn open(place: &Place, door: Door, password: Option<&str>) -> io::Result<Self> {
+        let stream: Box<dyn Stream> = match door {
+            Door::Port => Box::new(TcpStream::connect(place.addr()).await?),
+            Door::Socket => Box::new(UnixStream::connect(Door::socket(place)).await?),
+        };
+        let mut connection = Self { stream: BufReader::new(stream) };
         if let Some(password) = password {
             connection.command(&["AUTH", password]).await?;
         }
@@ -75,6 +98,12 @@ impl Connection {
         self.stream.read_exact(&mut bytes).await?;
         bytes.truncate(length);
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,116 @@
+//! Several servers that belong together: all are looked at, and what was found is put together.
+
+use std::sync::Arc;
+
+use lockkit_core::{Error, ErrorKind, Finding, Result, Severity};
+use tokio::task::JoinSet;
+
+use super::{Doctor, Examination, Part, Patient};
+use crate::{config::RedisConfig, name::Names, sentinel::Place, server::ServerFacts};
+
+/// Looks at all servers at once, and adds what was found at each to what was found already.
+///
+/// # Errors
+/// That of the first, if none of them can be asked, and asking again would not help.
+pub(super) async fn examine(
+    config: &RedisConfig,
+    names: &Names,
+    patients: &[Patient],
+    mut findings: Vec<Finding>,
+) -> Result<Examination> {
+    let looks = look(config, names, patients).await?;
+    if let Some(Err(refusal)) = looks.first()
+        && looks.iter().all(|look| matches!(look, Err(e) if !e.is_retryable()))
+    {
+        return Err(refusal.clone());
+    }
+    let (mut each, mut asked, mut facts, mut clock) = (Vec::new(), 0, ServerFacts::default(), None);
+    for (patient, look) in patients.iter().zip(looks) {
+        let name = called(&patient.place);
+        match look {
+            Ok(look) => {
+                asked += 1;
+                if asked == 1 {
+                    (facts, clock) = (look.facts, look.clock);
+                }
+                let told = look.findings.into_iter().filter_map(|finding| by_part(finding, patient.part));
+                each.extend(told.map(|finding| finding.at(&name)));
+            }
+            Err(e) => findings.push(away(&e, patient.part).at(&name)),
+        }
+    }
+    findings.extend(said_once(each, asked, "all servers"));
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    Ok(Examination { findings, facts, clock })
+}
+
+/// What a server is called.
+pub(super) fn called((host, port): &Place) -> Arc<str> {
+    let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+    format!("{host}:{port}").into()
+}
+
+/// Examines all of them; in their order.
+async fn look(config: &RedisConfig, names: &Names, patients: &[Patient]) -> Result<Vec<Result<Examination>>> {
+    let mut looks = JoinSet::new();
+    for (index, patient) in patients.iter().cloned().enumerate() {
+        let (config, names) = (config.clone(), names.clone());
+        looks.spawn(async move { (index, Doctor::new(&config, &names, &patient).examine().await) });
+    }
+    let mut answers = Vec::with_capacity(patients.len());
+    while let Some(look) = looks.join_next().await {
+        let broke_off = |e| Error::new(ErrorKind::Unexpected, "a look at a server broke off").with_source(e);
+        answers.push(look.map_err(broke_off)?);
+    }
+    answers.sort_by_key(|(index, _)| *index);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+}
+
+/// A finding about a server as one about what it is to the others.
+fn by_part(finding: Finding, part: Part) -> Option<Finding> {
+    // Of what is well, who the servers are is enough.
+    if finding.severity == Severity::Ok && finding.code != "server" {
+        return None;
+    }
+    match (part, finding.code, finding.severity) {
+        // That is what a replica is like.
+        (Part::Successor, "role" | "writes", _) => None,
+        (Part::Successor, code, Severity::Error) => {
+            Some(Finding::warning(code, format!("once it takes over: {}", finding.summary), finding.advice))
+        }
+        _ => Some(finding),
+    }
+}
+
+/// A server that can't be asked.
+fn away(error: &Error, part: Part) -> Finding {
+    let why = format!("it can't be asked: {}", error.message());
+    let advice = if error.is_retryable() { "bring it back" } else { "correct the URL, or the server" };
+    match part {
+        Part::Successor => Finding::warning("member", format!("{why}; as it is it can't take over"), advice),
+        Part::Alone | Part::Primary => {
+            Finding::error(error.kind(), "member", format!("{why}; its locks can't be taken"), advice)
+        }
+    }
+}
+
+/// Says once what was found in the same words at all of `servers` servers, as a finding about `all` of them. What is
+/// well is left as it is.
+#[must_use]
+pub fn said_once(findings: Vec<Finding>, servers: usize, all: &str) -> Vec<Finding> {
+    let same = |one: &Finding, other: &Finding| {
+        (one.code, &one.summary, &one.advice) == (other.code, &other.summary, &other.advice)
+    };
+    let mut merged: Vec<Finding> = Vec::new();
+    for finding in &findings {
+        let times = findings.iter().filter(|other| same(finding, other)).count();
+        if times < servers || servers == 1 || finding.severity == Severity::Ok {
+            merged.push(finding.clone());
+        } else if !merged.iter().any(|other| same(finding, other)) {
+            let mut finding = finding.clone();
+            finding.server = Some(all.into());
+            merged.push(finding);
+        }
+    }
+    merged
+}

@@ -1,0 +1,165 @@
+//! Sentinels: whether they would replace the primary, and all agree on who it is.
+
+use std::{collections::HashMap, sync::Arc};
+
+use lockkit_core::{Error, ErrorKind, Finding, Result};
+use redis::{Pipeline, Value};
+use tokio::task::JoinSet;
+
+use super::{
+    Examination, Part, Patient,
+    group::{self, called},
+    link,
+};
+use crate::{
+    access,
+    config::{Login, RedisConfig},
+    error::{self, Sent},
+    name::Names,
+    sentinel::{self, Place},
+};
+
+/// With fewer the loss of one, perhaps together with the primary, leaves no majority.
+const FEWEST: usize = 3;
+
+/// What one sentinel says.
+#[derive(Debug)]
+struct Told {
+    primary: Place,
+    epoch: u64,
+    replicas: Vec<Place>,
+    /// How many sentinels it knows, with itself.
+    known: usize,
+    is_down: bool,
+    /// Why a majority could not replace the primary.
+    no_quorum: Option<String>,
+}
+
+/// Asks all sentinels, and looks at the primary and its replicas.
+///
+/// # Errors
+/// If no sentinel can be asked, or nobody else: that which says most.
+pub(super) async fn examine(
+    config: &RedisConfig,
+    names: &Names,
+    sentinels: &[Place],
+    primary: &str,
+    login: &Login,
+) -> Result<Examination> {
+    let (mut findings, mut told) = (Vec::new(), Vec::new());
+    let mut failure: Option<Error> = None;
+    for (place, answer) in ask_all(config, sentinels, primary, login).await? {
+        match answer {
+            Ok(answer) => {
+                findings.push(of_one(&answer).at(&place));
+                told.push((place, answer));
+            }
+            Err(e) => {
+                findings.push(silent(&e).at(&place));
+                failure = Some(failure.filter(|told| !told.is_retryable()).unwrap_or(e));
+            }
+        }
+    }
+    let Some((_, newest)) = told.iter().max_by_key(|(_, told)| told.epoch) else {
+        return Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no sentinel answers")));
+    };
+    findings.extend(together(&told, sentinels.len()));
+    let mut patients = vec![Patient { place: newest.primary.clone(), part: Part::Primary, slots: Vec::new() }];
+    let replicas = newest.replicas.iter().filter(|place| **place != newest.primary);
+    patients.extend(replicas.map(|place| Patient { place: place.clone(), part: Part::Successor, slots: Vec::new() }));
+    group::examine(config, names, &patients, findings).await
+}
+
+/// Asks all at once; in their order.
+async fn ask_all(
+    config: &RedisConfig,
+    sentinels: &[Place],
+    primary: &str,
+    login: &Login,
+) -> Result<Vec<(Arc<str>, Result<Told>)>> {
+    let mut asked = JoinSet::new();
+    for (index, place) in sentinels.iter().cloned().enumerate() {
+        let config = RedisConfig { database: 0, ..config.clone() };
+        let (login, primary) = (login.clone(), primary.to_owned());
+        asked.spawn(async move { (index, called(&place), ask(&config, &place, &primary, &login).await) });
+    }
+    let mut answers = Vec::with_capacity(sentinels.len());
+    while let Some(answer) = asked.join_next().await {
+        let broke_off = |e| Error::new(ErrorKind::Unexpected, "asking a sentinel broke off").with_source(e);
+        answers.push(answer.map_err(broke_off)?);
+    }
+    answers.sort_by_key(|(index, ..)| *index);
+    Ok(answers.into_iter().map(|(_, place, answer)| (place, answer)).collect())
+}
+
+async fn ask(config: &RedisConfig, place: &Place, primary: &str, login: &Login) -> Result<Told> {
+    let link = link(config, place, login);
+    let connection = link.connection().await?;
+    let mut requests = Pipeline::with_capacity(3);
+    for question in ["MASTER", "REPLICAS", "CKQUORUM"] {
+        requests.cmd("SENTINEL").arg(question).arg(primary);
+    }
+    let replies = link.run_all(&connection, None, &requests, config.timeout, Sent::ReadOnly).await?;
+    let [master, replicas, quorum] = <[Value; 3]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
+    let (place, epoch) = sentinel::read(master.clone(), primary)?;
+    let fields: HashMap<String, String> = redis::from_redis_value(master).unwrap_or_default();
+    let others = fields.get("num-other-sentinels").and_then(|number| number.parse().ok()).unwrap_or(0);
+    let replicas: Vec<HashMap<String, String>> = redis::from_redis_value(replicas).unwrap_or_default();
+    let replicas = replicas.into_iter().filter_map(|mut fields| {
+        let port = fields.get("port")?.parse().ok()?;
+        Some((fields.remove("ip")?, port))
+    });
+    Ok(Told {
+        primary: place,
+        epoch,
+        replicas: replicas.collect(),
+        known: others + 1_usize,
+        is_down: fields.get("flags").is_some_and(|flags| flags.contains("_down")),
+        // It knows less than this user may ask: what is refused is not taken for an answer.
+        no_quorum: access::refusal(quorum).map(|refusal| refusal.why().to_owned()).filter(|why| why.contains("QUORUM")),
+    })
+}
+
+fn of_one(told: &Told) -> Finding {
+    let primary = called(&told.primary);
+    if told.is_down {
+        let summary = format!("it says that the primary is {primary}, and that it is down");
+        return Finding::warning("sentinel", summary, "look at the primary, and at the network between the two");
+    }
+    Finding::ok("sentinel", format!("it says that the primary is {primary}"))
+}
+
+fn silent(error: &Error) -> Finding {
+    let summary = format!("it can't be asked: {}", error.message());
+    let advice = if error.is_retryable() { "bring it back" } else { "correct the URL, or the sentinel" };
+    Finding::warning("sentinel", summary, advice)
+}
+
+/// What only shows when their answers are compared.
+fn together(told: &[(Arc<str>, Told)], named: usize) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some((one, first)) = told.first()
+        && let Some((other, differs)) = told.iter().find(|(_, other)| other.primary != first.primary)
+    {
+        let (here, there) = (called(&first.primary), called(&differs.primary));
+        let summary = format!("the sentinels do not agree on the primary: {one} says {here}, {other} says {there}");
+        let advice = "wait for the end of a failover; else a sentinel is cut off from the others: SENTINEL RESET there";
+        findings.push(Finding::warning("sentinels", summary, advice));
+    }
+    if let Some((one, why)) = told.iter().find_map(|(one, told)| Some((one, told.no_quorum.as_ref()?))) {
+        let summary = format!("a primary that dies would not be replaced, says {one}: {why}");
+        findings.push(Finding::warning("sentinels", summary, "bring the other sentinels back"));
+    }
+    let known = told.iter().map(|(_, told)| told.known).max().unwrap_or(0);
+    if known < FEWEST {
+        let summary = format!("{known} of them: fewer than three can't replace the primary once one is lost");
+        findings.push(Finding::warning("sentinels", summary, "run three, on three machines"));
+    } else if known > named {
+        let summary = format!("the URL names {named} of {known} sentinels");
+        findings.push(Finding::note("sentinels", summary, "name all: one of them must answer at each connect"));
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok("sentinels", format!("{known} of them, and a majority could replace the primary")));
+    }
+    findings
+}
