@@ -204,32 +204,20 @@ impl Fault {
         !self.shows_on_twin() && self != Self::ClientKill
     }
 
-    /// Whether servers lose leases before they end. (A clock that is set right is set forward.)
-    fn loses_leases(self) -> Option<Which> {
+    /// Whether two may believe at once: where a store loses leases before they end (docs/guarantees.md). One node of a
+    /// quorum is enough, for a lease that was fought for may have no more than a majority. (A clock that is set right is set
+    /// forward, and a node that restarts without its data does not vote.)
+    pub(crate) fn may_overlap(self) -> bool {
         match self {
-            Self::Evict => Some(Which::All),
-            Self::KillEmpty(which) | Self::DeleteAll(which) | Self::ClockForward(which) | Self::ClockBack(which) => {
-                Some(which)
-            }
-            _ => None,
+            Self::Evict | Self::DeleteAll(_) | Self::ClockForward(_) | Self::ClockBack(_) => true,
+            Self::KillEmpty(which) => which == Which::All,
+            _ => false,
         }
-    }
-
-    /// Whether a lease may be held at no more nodes than a majority.
-    fn leaves_nodes_out(self) -> bool {
-        matches!(self, Self::Kill(Which::Two) | Self::Freeze(Which::Two | Which::Three) | Self::Cut)
     }
 
     fn loses_data(self) -> bool {
         matches!(self, Self::KillEmpty(_) | Self::DeleteAll(_) | Self::Evict)
     }
-}
-
-/// Whether two may believe at once: where a store loses leases before they end (docs/guarantees.md), or one node of a
-/// quorum does that has none to spare (docs/backends/redlock.md).
-pub(crate) fn may_overlap(faults: &[Fault]) -> bool {
-    let lost: Vec<_> = faults.iter().filter_map(|fault| fault.loses_leases()).collect();
-    lost.contains(&Which::All) || !lost.is_empty() && faults.iter().any(|fault| fault.leaves_nodes_out())
 }
 
 /// Whether a lease may last longer than it was asked for (docs/guarantees.md): the server's clock was ahead when it was

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     arena::Arena,
-    fault::{Fault, a_lease_may_linger, fences_hold, may_overlap},
+    fault::{Fault, a_lease_may_linger, fences_hold},
     target::{Kind, Setup},
 };
 
@@ -113,7 +113,7 @@ async fn acquire(arena: &Arena, key: &str) -> Result<(u64, Fencing), BoxError> {
 /// What the store claims must hold, and what must show itself has.
 pub(crate) fn judge(row: &Row) -> Result<(), Verdict> {
     let claimed = |rule: Rule| match rule {
-        Rule::Overlap => !may_overlap(&row.faults),
+        Rule::Overlap => !row.faults.iter().any(|fault| fault.may_overlap()),
         Rule::FenceOrder | Rule::Resource => fences_hold(row.fencing, &row.faults),
         Rule::Liveness => !a_lease_may_linger(&row.faults),
     };

@@ -36,12 +36,12 @@ async fn give_up_on(proxy: &Proxy) -> Result<()> {
 
     // First no answer comes back, then not even a connection comes about.
     proxy.hold(Direction::ToClient);
-    let unanswered = ask_and_give_up(LEASE, "a", &locker).await;
+    let (unanswered, _) = ask_and_give_up(LEASE, "a", &locker).await;
     proxy.blackhole();
-    let unconnected = ask_and_give_up(LEASE * 2, "b", &locker).await;
+    let (unconnected, asked) = ask_and_give_up(LEASE * 2, "b", &locker).await;
     let owed = owed(&locker).await;
-    // About a thousand a second, for a lease, its drift, a last try, and until they are swept out.
-    assert!((1_000..=4_200).contains(&owed), "{owed} releases are owed");
+    // A thousand a second at most, for a lease, its drift, a last try, and until they are swept out; and not nothing.
+    assert!((asked / 10..=4_200).contains(&owed), "{owed} releases are owed of {asked}");
     // First tries end with the store's bound on connecting, and that on an answer; of the others few are tried at a time.
     let most = unanswered.max(unconnected);
     assert!(most <= tasks + 1_200, "{most} tasks, and {tasks} before");
@@ -62,8 +62,9 @@ async fn give_up_on(proxy: &Proxy) -> Result<()> {
     Ok(())
 }
 
-/// Asks for a lock each millisecond and gives up a moment later. Returns the most tasks that there were.
-async fn ask_and_give_up(time: Duration, name: &str, locker: &Locker) -> usize {
+/// Asks for a lock each millisecond and gives up a moment later. Returns the most tasks that there were, and how often it
+/// asked.
+async fn ask_and_give_up(time: Duration, name: &str, locker: &Locker) -> (usize, u32) {
     let (mut most, mut number, start) = (0, 0, Instant::now());
     let mut pace = interval(Duration::from_millis(1));
     while start.elapsed() < time {
@@ -74,7 +75,7 @@ async fn ask_and_give_up(time: Duration, name: &str, locker: &Locker) -> usize {
         most = most.max(alive());
         number += 1;
     }
-    most
+    (most, number)
 }
 
 fn alive() -> usize {
