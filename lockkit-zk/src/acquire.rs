@@ -18,6 +18,7 @@ use crate::{
     queue::{self, Place},
     session::{Grant, Node, Session, Stage},
     value::{self, Value},
+    watched::changed,
 };
 
 /// When to ask again for a lock whose directory has to become empty first.
@@ -128,21 +129,22 @@ impl<'a> Acquisition<'a> {
         let is_next = own.is_some() && Value::parse(&data).is_none_or(|value| value.fence.is_none());
         let own_changed = async {
             match own {
-                Some(own) => own.changed().await,
+                Some(own) => changed(own).await,
                 None => std::future::pending().await,
             }
         };
         let event = tokio::select! {
             biased;
             _ = own_changed => return Ok(Woken::Changed),
-            event = watcher.changed() => event,
+            event = changed(watcher) => event,
             () = until(deadline) => return Ok(Woken::Over),
             () = self.session.ended() => return Ok(Woken::Over),
         };
+        let Some(event) = event else { return Ok(Woken::Over) };
         match event.event_type {
             zk::EventType::NodeDeleted if is_next => {
-                let mut changed = std::pin::pin!(states.changed());
-                let reconnected = changed.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+                let mut news = std::pin::pin!(states.changed());
+                let reconnected = news.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
                 Ok(if reconnected { Woken::Changed } else { Woken::Next })
             }
             zk::EventType::Session => Ok(Woken::Over),

@@ -11,6 +11,7 @@ use crate::{
     queue,
     session::{self, Claimed, Node, Stage},
     value::Value,
+    watched::changed,
 };
 
 /// How often a directory is made again that vanished under our hands: the servers remove empty ones now and then.
@@ -108,7 +109,7 @@ impl Acquisition<'_> {
             return alone.forget(&self.lock);
         }
         let watch = watch.filter(|(stat, _)| stat.is_some_and(|stat| stat.czxid < node.czxid));
-        let watch = watch.map(|(_, watcher)| Box::pin(async move { drop(watcher.changed().await) }) as Watch);
+        let watch = watch.map(|(_, watcher)| Box::pin(async move { drop(changed(watcher).await) }) as Watch);
         alone.seen(&self.lock, node.sequence, watch);
     }
 

@@ -47,6 +47,7 @@ mod server;
 mod session;
 mod store;
 mod value;
+mod watched;
 
 pub use config::ZkConfig;
 pub use doctor::diagnose;

@@ -15,6 +15,7 @@ use crate::{
     queue,
     release::why_not,
     session::{Answer, Claimed, Grant, Node, Session, Stage},
+    watched::changed,
 };
 
 /// Renews leases; one answer for each.
@@ -196,7 +197,7 @@ async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renew
 
 /// Waits for news of a node that is held. It does not keep the session alive.
 async fn mind(session: Weak<Session>, token: Token, node: Node, watcher: OneshotWatcher) {
-    let event = watcher.changed().await;
+    let Some(event) = changed(watcher).await else { return };
     let Some(session) = session.upgrade() else { return };
     let mut deleted = false;
     session.update(&token, |claimed| match &claimed.stage {

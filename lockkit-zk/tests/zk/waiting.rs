@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{LockStore, Release};
+use lockkit_core::{Attempt, LockStore, Release};
 
 use crate::support::*;
 
@@ -52,6 +52,36 @@ async fn one_may_wait_for_ever() {
     eventually("it queues", async || children(&raw, "a").await.len() == 2).await;
     free(&store, &mine).await;
     granted(waiter.await.expect("no panic").expect("acquire"));
+}
+
+#[test]
+fn a_waiter_outlives_the_runtime_of_its_session() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(1).enable_all().build().expect("a runtime")
+    };
+    let (servers, sessions, waiters) = (runtime(), runtime(), runtime());
+    let server = servers.block_on(Server::start());
+    let raw = servers.block_on(server.raw());
+    let (mine, next) = (claim("a"), claim("a"));
+    let store = sessions.block_on(async {
+        let store = connect(server.config().session(Duration::from_secs(2))).await;
+        hold(&store, &mine).await;
+        store
+    });
+    let patient = request(&next, Duration::from_secs(20));
+    let waiter = std::thread::spawn(move || {
+        waiters.block_on(async {
+            let asked = store.acquire(&patient).await;
+            assert!(asked.is_err() || is_contended(&asked.expect("an answer")));
+            // In a new session, once the old one is over.
+            let again = request(&next, Duration::from_secs(1));
+            eventually("it is free", async || matches!(store.acquire(&again).await, Ok(Attempt::Granted(_)))).await;
+        });
+    });
+    servers.block_on(eventually("it queues", async || children(&raw, "a").await.len() == 2));
+    drop(sessions);
+    waiter.join().expect("no panic");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
