@@ -147,7 +147,8 @@ impl Guard {
     }
 
     /// Runs `work` for as long as the lease is held. If it is lost, `work` is dropped first, before the lease can
-    /// lapse: a twentieth of the ttl (at most 500 ms) before the deadline.
+    /// lapse: a twentieth of the ttl (at most 500 ms) before that, or when the time of
+    /// [`max_hold`](crate::Lock::max_hold) is up.
     ///
     /// The work must yield now and then for that: a future that blocks its thread can't be stopped by anyone.
     ///
@@ -157,7 +158,7 @@ impl Guard {
     /// # Cancellation
     /// Drops `work`; the lock stays held.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        let margin = (self.lease.terms.ttl / 20).min(Duration::from_millis(500));
+        let margin = (self.lease.ttl / 20).min(Duration::from_millis(500));
         // In a box so that it can be dropped before the error is returned.
         let mut work = Some(Box::pin(work));
         let mut lost = pin!(self.stop_signal(margin));
@@ -196,22 +197,21 @@ impl Guard {
         Ok(outcome.map_or(Outcome::Released, Outcome::NotHeld))
     }
 
-    /// Returns when the lease is lost or within `margin` of its deadline.
+    /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.
     async fn stop_signal(&self, margin: Duration) -> LossReason {
         let mut lost = pin!(self.lost());
         loop {
-            let left = self.remaining();
-            if left <= margin {
-                // Lost already, or about to be for want of a renewal.
-                return match self.status() {
-                    Status::Lost(reason) => reason,
-                    Status::Suspect => LossReason::Unreachable,
-                    Status::Held => LossReason::Expired,
-                };
+            if let Status::Lost(reason) = self.status() {
+                return reason;
+            }
+            let (end, reason) = self.lease.state().last_call(margin);
+            let left = end.since(self.engine.now());
+            if left.is_zero() {
+                return reason;
             }
             tokio::select! {
                 reason = &mut lost => return reason,
-                () = tokio::time::sleep(left - margin) => {}
+                () = tokio::time::sleep(left) => {}
             }
         }
     }

@@ -100,7 +100,7 @@ impl Locker {
 
     /// Ends the lease of another holder, named by the token that [`inspect`](Self::inspect) shows, so that a newer
     /// holder's lease can't be hit. The holder learns of it at its next renewal, on ZooKeeper at once: until then, for
-    /// up to a third of its ttl, it may still be at work.
+    /// about a third of its ttl, or all of it if it does not renew, it may still be at work.
     ///
     /// # Errors
     /// When the name is bad or the store could not be asked.
@@ -112,11 +112,13 @@ impl Locker {
         self.engine.store.release(&claim).await
     }
 
-    /// Refuses new acquisitions ([`Closed`](crate::ErrorKind::Closed)), then waits until every release that goes on in
-    /// the background is done. Guards stay valid until they are released, dropped or lost.
+    /// Refuses new acquisitions and ends those that wait ([`Closed`](crate::ErrorKind::Closed)), then waits until every
+    /// release under way is done, also of what those had asked for. Guards stay valid until they are released, dropped or
+    /// lost.
     ///
     /// # Errors
-    /// [`TimedOut`](crate::ErrorKind::TimedOut) if releases were still under way after `timeout`. They go on.
+    /// [`TimedOut`](crate::ErrorKind::TimedOut) if releases were still under way after `timeout`. They go on. An
+    /// acquisition that nobody polls meanwhile counts as one.
     pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
         self.engine.shutdown(timeout).await
     }

@@ -18,8 +18,8 @@ use crate::{
     Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
 };
 
-/// How many free keys keep their own fence counter before all of them are folded into one floor.
-const IDLE_KEYS: usize = 1024;
+/// So many new keys may come before the fence counters of all free ones are folded into one floor.
+const NEW_KEYS: usize = 1024;
 
 /// A store in this process's memory. Clones share their locks.
 #[derive(Clone, Debug)]
@@ -35,7 +35,8 @@ struct Shelf {
     records: BTreeMap<LockKey, Record>,
     /// No new counter starts at or below this.
     floor: u64,
-    idle: usize,
+    /// How many keys have come since the free ones were forgotten.
+    new: usize,
 }
 
 #[derive(Debug, Default)]
@@ -125,7 +126,7 @@ impl MemoryStore {
         }
         let floor = shelf.floor;
         let record = shelf.record(&request.claim.key, now);
-        let fence = record.next_fence(request.fence, floor);
+        let fence = record.next_fence(request.fence, floor)?;
         let lease = MemoryLease {
             claim: request.claim.clone(),
             fence,
@@ -198,7 +199,9 @@ impl LockStore for MemoryStore {
             let Attempt::Contended(contention) = &answer else { return Ok(answer) };
             let left = give_up.since(self.now());
             if left.is_zero() {
-                return Ok(answer);
+                // At once: whoever is to wait on would hear nothing until he asks again.
+                let contention = Contention { retry_after: Some(Duration::ZERO), ..contention.clone() };
+                return Ok(Attempt::Contended(contention));
             }
             let expiry = contention.retry_after.map_or(left, |after| after + Duration::from_millis(1));
             drop(tokio::time::timeout(left.min(expiry), freed).await);
@@ -215,14 +218,11 @@ impl LockStore for MemoryStore {
         let record = shelf.record(&claim.key, self.store_now());
         // The mode is not compared: a token is unique, and `break_lock` knows nothing else.
         let Some(at) = record.leases.iter().position(|lease| lease.claim.token == claim.token) else {
-            let reason = record.why_not_held();
-            return Ok(Release::NotHeld(reason));
+            return Ok(Release::NotHeld(record.why_not_held()));
         };
         record.leases.remove(at);
         record.freed.notify_waiters();
-        let waiters = Some(record.waiters);
-        shelf.tidy();
-        Ok(Release::Released { waiters })
+        Ok(Release::Released { waiters: Some(record.waiters) })
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
@@ -241,21 +241,25 @@ impl LockStore for MemoryStore {
 impl Shelf {
     /// The record of a key, without the leases that ran out.
     fn record(&mut self, key: &LockKey, now: Moment) -> &mut Record {
+        if !self.records.contains_key(key) {
+            self.tidy(now);
+        }
         let record = self.records.entry(key.clone()).or_default();
         record.leases.retain(|lease| now < lease.expires);
         record
     }
 
-    /// Drops the records of free keys when there are many. Their counters are folded into the floor, so that fences
-    /// go on growing.
-    fn tidy(&mut self) {
-        self.idle += 1;
-        if self.idle < IDLE_KEYS {
+    /// Drops the records of free keys when many have come. Their counters are folded into the floor, so that fences go on
+    /// growing.
+    fn tidy(&mut self, now: Moment) {
+        self.new += 1;
+        if self.new < NEW_KEYS {
             return;
         }
-        self.idle = 0;
+        self.new = 0;
         let floor = &mut self.floor;
         self.records.retain(|_, record| {
+            record.leases.retain(|lease| now < lease.expires);
             let used = !record.leases.is_empty() || record.waiters > 0;
             if !used {
                 *floor = (*floor).max(record.fence);
@@ -284,14 +288,17 @@ impl Record {
         Ok(self.leases.iter().min_by_key(|lease| lease.expires).filter(|_| full))
     }
 
-    fn next_fence(&mut self, request: FenceRequest, floor: u64) -> u64 {
+    fn next_fence(&mut self, request: FenceRequest, floor: u64) -> Result<u64> {
         let start = match request.clock {
             FenceClock::Store if self.fence == 0 => wall_clock_micros(),
             FenceClock::Store | FenceClock::Floor => 0,
         };
-        let fence = (self.fence + 1).max(request.floor.get() + 1).max(floor + 1).max(start);
-        self.fence = fence + u64::from(request.span.max(1)) - 1;
-        fence
+        let above = self.fence.max(request.floor.get()).max(floor);
+        let first = above.checked_add(1).map(|next| next.max(start));
+        let last = first.and_then(|first| first.checked_add(u64::from(request.span.max(1)) - 1));
+        let (first, last) = first.zip(last).ok_or_else(|| Error::new(ErrorKind::InvalidInput, "fences end at 2^64"))?;
+        self.fence = last;
+        Ok(first)
     }
 
     fn why_not_held(&self) -> LossReason {

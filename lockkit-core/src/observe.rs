@@ -6,7 +6,8 @@ use crate::{Error, Fence, LockKey, LossReason};
 
 /// Is told what happens to the locks of a [`Locker`](crate::Locker).
 ///
-/// Called in the middle of things: it must return at once and must not take locks of its own `Locker`.
+/// Called in the middle of things: it must return at once and must not take locks of its own `Locker`. If it panics, that
+/// changes nothing for the lock; only the panic hook tells of it.
 pub trait Observer: fmt::Debug + Send + Sync + 'static {
     /// Something happened.
     fn event(&self, event: &Event<'_>);

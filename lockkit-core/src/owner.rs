@@ -105,9 +105,13 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Result<Option<Arc<Lea
         })?;
     }
     let hold = Counted { engine, lease: Some(lease) };
-    match engine.renew_now(lease).await? {
-        Some(reason) => Err(lost(engine, lease, reason)),
-        None => Ok(hold.keep()),
+    if let Some(reason) = engine.renew_now(lease).await? {
+        return Err(lost(engine, lease, reason));
+    }
+    // The answer may have come too late.
+    match engine.look(lease) {
+        Phase::Lost(reason) => Err(lost(engine, lease, reason)),
+        Phase::Held | Phase::Suspect | Phase::Released => Ok(hold.keep()),
     }
 }
 

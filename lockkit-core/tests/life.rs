@@ -222,3 +222,72 @@ fn an_error_gives_its_cause_as_it_is() {
     let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
     assert_eq!(source.map(ToString::to_string).as_deref(), Some("the cable was cut"));
 }
+
+#[tokio::test]
+async fn run_uses_the_time_up_to_max_hold() -> Result<()> {
+    let locker = Locker::new(MemoryStore::new());
+    let guard = locker.lock("x").max_hold(Duration::from_millis(400)).acquire().await?;
+    guard.run(tokio::time::sleep(Duration::from_millis(100))).await?;
+    let error = guard.run(std::future::pending::<()>()).await.expect_err("too long");
+    assert_eq!(error.message(), LossReason::MaxHold.to_string());
+    assert_eq!(guard.status(), Status::Lost(LossReason::MaxHold));
+    Ok(())
+}
+
+/// Fences go on after a loss of data only as long as the counter stays below the clock.
+#[tokio::test]
+async fn hand_over_without_limit_keeps_fences_below_the_clock() -> Result<()> {
+    let store = MemoryStore::new();
+    let rule = HandOver { times: u32::MAX, ..HandOver::default() };
+    let locker = Locker::builder(store.clone()).hand_over(rule).build();
+    let mut highest = Fence::NONE;
+    for _ in 0..3 {
+        let first = locker.lock("x").acquire().await?;
+        let tasks: Vec<_> = (0..3)
+            .map(|_| {
+                let lock = locker.lock("x");
+                tokio::spawn(async move { lock.acquire().await.map(|guard| guard.fence()) })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        highest = highest.max(first.fence());
+        drop(first);
+        for task in tasks {
+            highest = highest.max(task.await.expect("no panic")?);
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    store.forget_all();
+    assert!(locker.lock("x").acquire().await?.fence() > highest);
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Panics(&'static str);
+
+impl Observer for Panics {
+    fn event(&self, event: &Event<'_>) {
+        assert!(!format!("{event:?}").starts_with(self.0), "an observer panics at {}", self.0);
+    }
+}
+
+/// A lease that nobody has must not be renewed for ever.
+#[tokio::test]
+async fn a_panic_of_an_observer_frees_the_lock() -> Result<()> {
+    for event in ["Acquired", "Released"] {
+        let store = MemoryStore::new();
+        let locker = Locker::builder(store.clone()).observer(Panics(event)).build();
+        let tasks: Vec<_> = (0..3)
+            .map(|_| {
+                let lock = locker.lock("x").ttl(Duration::from_millis(300));
+                tokio::spawn(async move { lock.acquire().await.map(drop) })
+            })
+            .collect();
+        for task in tasks {
+            drop(task.await);
+        }
+        let other = Locker::new(store).lock("x").acquire_within(Duration::from_secs(3)).await?;
+        assert!(other.is_some(), "held by nobody after a panic at {event}");
+    }
+    Ok(())
+}

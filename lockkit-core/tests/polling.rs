@@ -10,8 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, KeyState, LockStore, Locker, MemoryStore, Query, Release, Renewal, Renewed, Result,
-    StoreInfo, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, KeyState, LockStore, Locker, MemoryStore, Query, Release, Renewal,
+    Renewed, Result, StoreInfo, Waiting,
 };
 
 /// The memory store without its wake-ups, counting what it is asked.
@@ -21,13 +21,15 @@ struct Polled {
     info: StoreInfo,
     inspections: Arc<AtomicUsize>,
     attempts: Arc<AtomicUsize>,
+    /// Says of every lease in the way that it has no end.
+    is_endless: bool,
 }
 
 impl Polled {
     fn new(inner: &MemoryStore) -> Self {
         let mut info = inner.info().clone();
         info.capability.waiting = Waiting::Poll;
-        Self { inner: inner.clone(), info, inspections: Arc::default(), attempts: Arc::default() }
+        Self { inner: inner.clone(), info, inspections: Arc::default(), attempts: Arc::default(), is_endless: false }
     }
 }
 
@@ -39,7 +41,13 @@ impl LockStore for Polled {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         self.attempts.fetch_add(1, Ordering::SeqCst);
-        self.inner.acquire(&AcquireRequest { wait: Duration::ZERO, ..request.clone() }).await
+        let answer = self.inner.acquire(&AcquireRequest { wait: Duration::ZERO, ..request.clone() }).await?;
+        Ok(match answer {
+            Attempt::Contended(contention) if self.is_endless => {
+                Attempt::Contended(Contention { retry_after: Some(Duration::MAX), ..contention })
+            }
+            answer => answer,
+        })
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
@@ -126,5 +134,19 @@ async fn run_after_run_is_handed_over() -> Result<()> {
         let asked = attempts.load(Ordering::SeqCst);
         assert!(asked < GRANTS / 4, "the store was asked {asked} times for {GRANTS} grants ({waiting:?})");
     }
+    Ok(())
+}
+
+/// Of a lease that never ends by itself a store may say so.
+#[tokio::test]
+async fn a_lease_without_end_is_waited_for() -> Result<()> {
+    let store = MemoryStore::new();
+    let guard = Locker::new(store.clone()).lock("x").acquire().await?;
+    let mut endless = Polled::new(&store);
+    endless.is_endless = true;
+    let lock = Locker::new(endless).lock("x");
+    assert!(lock.acquire_within(Duration::from_millis(50)).await?.is_none());
+    drop(guard);
+    assert!(lock.acquire_within(Duration::from_secs(5)).await?.is_some());
     Ok(())
 }

@@ -210,7 +210,8 @@ impl RedisConfig {
         self
     }
 
-    /// The bound on one operation; 2 s by default. A request for a lease never waits longer than a quarter of its ttl.
+    /// The bound on one operation; 2 s by default, 5 minutes at most. A request for a lease never waits longer than a quarter
+    /// of its ttl.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -226,7 +227,7 @@ impl RedisConfig {
         self
     }
 
-    /// How long the replicas may take to acknowledge; 1 s by default. It comes on top of the bound on an operation.
+    /// How long the replicas may take to acknowledge; 1 s by default, 5 minutes at most. It comes on top of the bound on an operation.
     #[must_use]
     pub fn replica_timeout(mut self, timeout: Duration) -> Self {
         self.replica_timeout = timeout;
@@ -313,6 +314,9 @@ impl RedisConfig {
             Topology::Cluster { .. } if self.database != 0 => Some("a cluster has only the database 0"),
             _ if self.timeout.is_zero() => Some("the timeout must not be zero"),
             _ if self.replica_timeout.is_zero() => Some("the timeout of replicas must not be zero"),
+            _ if self.timeout.max(self.replica_timeout) > Self::LONGEST_TTL => {
+                Some("no timeout can be above 5 minutes, the longest ttl")
+            }
             _ if self.login.username.is_some() && self.login.password.is_none() => Some("a user needs a password"),
             _ if self.ca.is_some() && !self.tls => Some("an authority is of use only with TLS: rediss://"),
             _ if self.identity.is_some() && !self.tls => Some("a certificate is of use only with TLS: rediss://"),
@@ -358,5 +362,21 @@ impl fmt::Debug for RedisConfig {
             .field("clock", &self.clock)
             .field("vet", &self.vet)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// They are added to each other, and to the present moment.
+    #[test]
+    fn timeouts_without_end_are_refused() {
+        let config = RedisConfig::sentinel([("h", 1)], "p");
+        assert!(config.check().is_ok());
+        for config in [config.clone().timeout(Duration::MAX), config.replica_timeout(Duration::MAX)] {
+            let error = crate::RedisStore::new(config).expect_err("for ever");
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        }
     }
 }

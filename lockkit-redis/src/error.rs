@@ -71,20 +71,22 @@ pub(crate) fn map_open(error: io::Error) -> Error {
     Error::new(kind, one_line(&error.to_string())).with_source(error)
 }
 
+/// Whether an error that the server answered says that it is not in charge, or not any more.
+pub(crate) fn is_not_in_charge(error: &RedisError) -> bool {
+    let (code, _) = innermost(error.code().unwrap_or_default(), error.detail().unwrap_or_default());
+    matches!(code, "READONLY" | TAKEN_OVER)
+}
+
+/// Redis 6.2 reports the error of a command in a script as `ERR Error running script (..): .. -READONLY ..`.
+fn innermost<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
+    let is_wrapped = code == "ERR" && detail.starts_with("Error running script");
+    let inner = detail.split_once(": -").filter(|_| is_wrapped).and_then(|(_, inner)| inner.split_once(' '));
+    inner.unwrap_or((code, detail))
+}
+
 /// Names an error that the server answered, by its code. Without effect.
 fn server_error(code: &str, detail: &str) -> Error {
-    // Redis 6.2 reports the error of a command in a script as `ERR Error running script (..): .. -READONLY ..`.
-    let within = |detail: &str| {
-        let inner = detail.split_once(": -")?.1;
-        let (code, detail) = inner.split_once(' ')?;
-        Some(server_error(code, detail))
-    };
-    if code == "ERR"
-        && detail.starts_with("Error running script")
-        && let Some(error) = within(detail)
-    {
-        return error;
-    }
+    let (code, detail) = innermost(code, detail);
     let kind = match code {
         "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
         TAKEN_OVER | "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "OOM" | "BUSY"
@@ -182,6 +184,21 @@ mod tests {
             let error = server(code, detail);
             assert_eq!((error.kind(), error.effect()), (kind, Effect::None), "{code} {detail}");
             assert_eq!(error.to_string().lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_demoted_server_is_known_whatever_its_version() {
+        let wrapped = "Error running script (call to f_1): @user_script:3: @user_script: 3: -READONLY You can't write";
+        for (code, detail, demoted) in [
+            ("READONLY", "You can't write against a read only replica.", true),
+            ("ERR", wrapped, true),
+            (TAKEN_OVER, "the server is a replica", true),
+            ("OOM", "command not allowed", false),
+            ("ERR", "Error running script (call to f_1): @user_script:3: x", false),
+        ] {
+            let error = redis::make_extension_error(code.into(), Some(detail.into()));
+            assert_eq!(is_not_in_charge(&error), demoted, "{code} {detail}");
         }
     }
 

@@ -37,6 +37,7 @@ mod error;
 pub mod fenced;
 mod from_url;
 mod inspect;
+mod line;
 mod link;
 mod name;
 mod node;

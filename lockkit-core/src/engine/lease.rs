@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
+use tokio::{runtime::Handle, sync::Notify};
 
 use super::local::Seat;
 use crate::{Claim, Fence, Hold, LossReason, Moment, drift};
@@ -28,6 +28,8 @@ pub(crate) struct Lease {
     pub(crate) spare_fences: u32,
     /// When this holder got the lease.
     pub(crate) since: Moment,
+    /// Where: it can be looked after there if the timer task has to move.
+    pub(crate) runtime: Option<Handle>,
     state: Mutex<State>,
     ended: Notify,
 }
@@ -100,6 +102,7 @@ impl Lease {
             fence: hold.fence,
             spare_fences: hold.span.saturating_sub(1),
             since,
+            runtime: Handle::try_current().ok(),
             state: Mutex::new(State {
                 phase: Phase::Held,
                 deadline,
@@ -123,6 +126,7 @@ impl Lease {
             fence: self.fence.offset(1),
             spare_fences: self.spare_fences - 1,
             since: now,
+            runtime: Handle::try_current().ok(),
             state: Mutex::new(State {
                 phase: Phase::Held,
                 deadline: state.deadline,
@@ -159,6 +163,16 @@ impl State {
     /// When belief ends: the lease's deadline or the holder's limit, whichever is first.
     pub(crate) fn deadline(&self) -> Moment {
         self.hold_limit.map_or(self.deadline, |limit| limit.min(self.deadline))
+    }
+
+    /// When work under the lease is to stop, and why: `margin` before the lease can end, or at the holder's limit.
+    pub(crate) fn last_call(&self, margin: Duration) -> (Moment, LossReason) {
+        let end = self.deadline - margin;
+        match self.hold_limit {
+            Some(limit) if limit <= end => (limit, LossReason::MaxHold),
+            _ if self.phase == Phase::Suspect => (end, LossReason::Unreachable),
+            _ => (end, LossReason::Expired),
+        }
     }
 
     /// What is believed at `now`. Finding the deadline passed is how a process that was frozen learns of it.

@@ -15,14 +15,14 @@ use tokio::sync::oneshot;
 
 use super::{
     Engine,
-    lease::{Lease, Terms},
+    lease::{Lease, Phase, Terms},
 };
 use crate::{LockKey, Moment};
 
 /// How often a lease may go from one local holder to the next before other processes get their turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandOver {
-    /// At most so many times in a row; 0 turns hand-over off.
+    /// At most so many times in a row; 0 turns hand-over off, and more than [`MOST`](Self::MOST) counts as that.
     pub times: u32,
     /// At most for so long in a row.
     pub within: Duration,
@@ -38,6 +38,9 @@ impl Default for HandOver {
 impl HandOver {
     /// No hand-over: every release goes to the store.
     pub const OFF: Self = Self { times: 0, within: Duration::ZERO };
+    /// The most times in a row. A grant owns a fence for each, and fences must not be used up faster than one per
+    /// microsecond, or they would run ahead of the clock at which they start again after a loss of data.
+    pub const MOST: u32 = 1000;
 }
 
 /// All local queues of one `Locker`.
@@ -264,8 +267,12 @@ impl Handed {
         Self { lease: Some(lease), engine }
     }
 
+    /// The lease, unless it ran out on the way.
     pub(crate) fn accept(mut self) -> Option<Arc<Lease>> {
-        self.lease.take()
+        match self.engine.look(self.lease.as_ref()?) {
+            Phase::Held | Phase::Suspect => self.lease.take(),
+            Phase::Lost(_) | Phase::Released => None,
+        }
     }
 }
 

@@ -15,6 +15,7 @@ mod wait;
 
 use std::{
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -103,12 +104,12 @@ impl Engine {
 
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(Error::new(ErrorKind::Closed, "the locker was shut down"));
+            return Err(closed());
         }
         Ok(())
     }
 
-    /// Refuses new acquisitions, then waits until every release under way in the background is done.
+    /// Refuses new acquisitions and ends those under way, then waits until every release under way is done.
     pub(crate) async fn shutdown(&self, timeout: Duration) -> Result<()> {
         self.closed.store(true, Ordering::Release);
         self.closing.notify_waiters();
@@ -211,7 +212,8 @@ impl Engine {
     }
 
     async fn release_at_store(self: &Arc<Self>, lease: &Lease, seat: Option<Seat>) -> Result<Option<LossReason>> {
-        let mut undo = self.undo_if_dropped(&lease.claim, lease.terms.ttl);
+        let mut undo = self.undo(&lease.claim, lease.terms.ttl);
+        undo.arm();
         let answer = self.store.release(&lease.claim).await;
         match answer {
             Ok(Release::Released { waiters }) => {
@@ -287,11 +289,16 @@ impl Engine {
         }
     }
 
+    /// A panic of the observer ends here: else a lease could be renewed for ever that nobody has.
     pub(crate) fn observe<'a>(&self, event: impl FnOnce() -> Event<'a>) {
         if let Some(observer) = &self.settings.observer {
-            observer.event(&event());
+            drop(catch_unwind(AssertUnwindSafe(|| observer.event(&event()))));
         }
     }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the locker was shut down")
 }
 
 impl Drop for Engine {

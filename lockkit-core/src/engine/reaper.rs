@@ -33,7 +33,7 @@ pub(super) enum Certainty {
     Doubtful,
 }
 
-/// Counts the background releases under way.
+/// Counts what a shutdown waits for: background releases, and claims of which one may become necessary.
 #[derive(Debug, Default)]
 pub(super) struct Outstanding {
     count: AtomicUsize,
@@ -41,6 +41,16 @@ pub(super) struct Outstanding {
 }
 
 impl Outstanding {
+    fn begin(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn end(&self) {
+        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.done.notify_waiters();
+        }
+    }
+
     pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
@@ -62,16 +72,14 @@ struct Counted(Arc<Engine>);
 
 impl Counted {
     fn new(engine: &Arc<Engine>) -> Self {
-        engine.outstanding.count.fetch_add(1, Ordering::AcqRel);
+        engine.outstanding.begin();
         Self(Arc::clone(engine))
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        if self.0.outstanding.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.outstanding.done.notify_waiters();
-        }
+        self.0.outstanding.end();
     }
 }
 
@@ -123,6 +131,8 @@ pub(super) struct Undo<'a> {
     claim: &'a Claim,
     ttl: Duration,
     armed: Option<Certainty>,
+    /// What earlier requests left to be undone: a place in a queue, or a lease that may yet be granted.
+    before: Option<Certainty>,
 }
 
 impl Undo<'_> {
@@ -131,18 +141,21 @@ impl Undo<'_> {
         self.armed = None;
     }
 
-    /// A request was answered definitely; if the next one is abandoned, a release sent after it is final.
-    pub(super) fn rearm(&mut self) {
+    /// A request is about to be sent; if it is abandoned, a release sent after it is final, unless an earlier one is in
+    /// doubt.
+    pub(super) fn arm(&mut self) {
+        self.before = self.armed;
         self.armed.get_or_insert(Certainty::Ordered);
+    }
+
+    /// The request changed nothing: only what was to be undone before it still is.
+    pub(super) fn unchanged(&mut self) {
+        self.armed = self.before;
     }
 
     /// A request ended in an error and may yet take effect.
     pub(super) fn in_doubt(&mut self) {
         self.armed = Some(Certainty::Doubtful);
-    }
-
-    pub(super) fn is_in_doubt(&self) -> bool {
-        self.armed == Some(Certainty::Doubtful)
     }
 }
 
@@ -151,13 +164,15 @@ impl Drop for Undo<'_> {
         if let Some(certainty) = self.armed {
             self.engine.reap(self.claim.clone(), self.engine.lapse_of(self.ttl), certainty, None);
         }
+        self.engine.outstanding.end();
     }
 }
 
 impl Engine {
-    /// Arms the release of `claim` for the case that the caller's future is dropped.
-    pub(super) fn undo_if_dropped<'a>(self: &'a Arc<Self>, claim: &'a Claim, ttl: Duration) -> Undo<'a> {
-        Undo { engine: self, claim, ttl, armed: Some(Certainty::Ordered) }
+    /// The release of `claim` for the case that the caller's future is dropped; to be armed before a request is sent.
+    pub(super) fn undo<'a>(self: &'a Arc<Self>, claim: &'a Claim, ttl: Duration) -> Undo<'a> {
+        self.outstanding.begin();
+        Undo { engine: self, claim, ttl, armed: None, before: None }
     }
 
     /// When a lease asked for up to now must have lapsed, if time ends leases on this store at all.

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -132,9 +135,34 @@ impl Engine {
         if queue.task.as_ref().is_none_or(|(_, task)| task.is_finished())
             && let Ok(runtime) = Handle::try_current()
         {
-            let alarms = queue.alarms.take().or_else(|| queue.alarm.as_ref().map(Alarm::listen));
-            let task = runtime.spawn(watch(Arc::clone(&self.timers), Arc::downgrade(self), alarms));
-            queue.task = Some((runtime, task.abort_handle()));
+            self.watch_on(runtime, &mut queue);
+        }
+    }
+
+    /// Starts the timer task; `false` if its runtime has ended.
+    fn watch_on(self: &Arc<Self>, runtime: Handle, queue: &mut Queue) -> bool {
+        let alarms = queue.alarms.take().or_else(|| queue.alarm.as_ref().map(Alarm::listen));
+        let armed = Arc::new(AtomicBool::new(false));
+        let watching = Watching { engine: Arc::downgrade(self), armed: Arc::clone(&armed) };
+        let task = runtime.spawn(watch(Arc::clone(&self.timers), watching, alarms)).abort_handle();
+        // A runtime that has ended has dropped the task by now. From here on it is the task that notices.
+        armed.store(true, Ordering::SeqCst);
+        let runs = !task.is_finished();
+        queue.task = Some((runtime, task));
+        runs
+    }
+
+    /// Starts the timer task anew where one of the leases was taken, after the runtime that it was on has ended.
+    fn watch_elsewhere(self: &Arc<Self>) {
+        let mut queue = self.timers.queue();
+        let mut tried = Vec::new();
+        loop {
+            let mut runtimes = queue.leases.values().filter_map(|lease| lease.runtime.as_ref());
+            let Some(runtime) = runtimes.find(|runtime| !tried.contains(&runtime.id())).cloned() else { return };
+            tried.push(runtime.id());
+            if self.watch_on(runtime, &mut queue) {
+                return;
+            }
         }
     }
 
@@ -157,8 +185,10 @@ impl Engine {
                         self.after_loss(&lease, reason);
                     }
                     Due::Renew => {
-                        let deadline = state.deadline();
-                        self.timers.plan(&lease, &mut state, deadline);
+                        // Should the task that renews it be lost, with its runtime or by a panic, another one is due.
+                        let overdue = now + renewal_timeout(lease.ttl) * 2;
+                        let at = overdue.min(state.deadline());
+                        self.timers.plan(&lease, &mut state, at);
                         drop(state);
                         to_renew.push(lease);
                     }
@@ -267,10 +297,10 @@ fn renewal(lease: &Lease) -> Renewal {
 }
 
 /// The timer task. It holds the engine only while it works.
-async fn watch(timers: Arc<Timers>, engine: Weak<Engine>, mut alarms: Option<Alarms>) {
+async fn watch(timers: Arc<Timers>, watching: Watching, mut alarms: Option<Alarms>) {
     loop {
         let pause = {
-            let Some(engine) = engine.upgrade() else { return };
+            let Some(engine) = watching.engine.upgrade() else { return };
             let until = engine.serve();
             until.since(engine.now())
         };
@@ -284,9 +314,26 @@ async fn watch(timers: Arc<Timers>, engine: Weak<Engine>, mut alarms: Option<Ala
             () = sleep(pause) => {}
             () = timers.wake.notified() => {}
             alarmed = alarm => {
-                let Some(engine) = engine.upgrade() else { return };
+                let Some(engine) = watching.engine.upgrade() else { return };
                 engine.verify(&alarmed);
             }
+        }
+    }
+}
+
+/// What the timer task looks after. If its runtime drops the task, another one takes over.
+struct Watching {
+    engine: Weak<Engine>,
+    /// Whether the task was taken by its runtime at all.
+    armed: Arc<AtomicBool>,
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if self.armed.load(Ordering::SeqCst)
+            && let Some(engine) = self.engine.upgrade()
+        {
+            engine.watch_elsewhere();
         }
     }
 }

@@ -6,8 +6,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use super::{
-    COURTESY, Engine, Lease, Terms,
+    COURTESY, Engine, HandOver, Lease, Terms,
     backoff::Backoff,
+    closed,
     lease::useful,
     local::{Entered, Seat, Turn},
     reaper::Undo,
@@ -100,14 +101,20 @@ impl Engine {
         self.check_backlog()?;
         self.check(ask)?;
         let start = self.now();
-        let seat = match self.line_up(ask, limit).await? {
-            LinedUp::Head(seat) => seat,
-            LinedUp::Granted(lease) => {
-                self.note_granted(&lease, start, true);
-                return Ok(Some(lease));
+        let seat = loop {
+            match self.line_up(ask, limit).await? {
+                LinedUp::Head(seat) => break seat,
+                LinedUp::Granted(lease) => {
+                    self.note_granted(&lease, start, true);
+                    return Ok(Some(lease));
+                }
+                LinedUp::GrantedTooLate => {}
+                LinedUp::GaveUp => return Ok(self.note_contended(ask, start)),
             }
-            LinedUp::GaveUp => return Ok(self.note_contended(ask, start)),
         };
+        // From before the look at whether it is open, so that a shutdown is not missed.
+        let closing = self.closing.notified();
+        self.check_open()?;
         if let Some(seat) = &seat {
             let now = self.now();
             let keep_back = if seat.courtesy { COURTESY } else { self.queues.yielded(&ask.key, now) };
@@ -123,7 +130,12 @@ impl Engine {
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
             failing_since: None,
         };
-        match asking.run().await? {
+        let hold = tokio::select! {
+            biased;
+            hold = asking.run() => hold?,
+            () = closing => return Err(closed()),
+        };
+        match hold {
             Some(hold) => {
                 let lease = self.admit(hold, ask.terms, seat);
                 self.note_granted(&lease, start, false);
@@ -184,13 +196,10 @@ impl Engine {
             biased;
             turn = place.turn() => match turn {
                 Some(Turn::Ask(seat)) => Ok(LinedUp::Head(Some(seat))),
-                Some(Turn::Take(handed)) => match handed.accept() {
-                    Some(lease) => Ok(LinedUp::Granted(lease)),
-                    None => Ok(LinedUp::GaveUp),
-                },
+                Some(Turn::Take(handed)) => Ok(handed.accept().map_or(LinedUp::GrantedTooLate, LinedUp::Granted)),
                 None => Err(Error::new(ErrorKind::Closed, "the locker is gone")),
             },
-            () = closing => Err(Error::new(ErrorKind::Closed, "the locker was shut down")),
+            () = closing => Err(closed()),
             () = sleep(left) => Ok(LinedUp::GaveUp),
         }
     }
@@ -209,6 +218,8 @@ impl Engine {
 enum LinedUp {
     Head(Option<Seat>),
     Granted(Arc<Lease>),
+    /// It was handed over, but this process stopped before it could take it, and the lease ran out.
+    GrantedTooLate,
     GaveUp,
 }
 
@@ -216,13 +227,13 @@ impl Asking<'_> {
     async fn run(&mut self) -> Result<Option<Hold>> {
         loop {
             let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
-            let (mut request, mut undo) = (self.request(claim.clone()), None);
+            let mut request = self.request(claim.clone());
+            let mut undo = self.engine.undo(&claim, request.ttl);
             loop {
                 request.wait = self.limit.left(self.engine.now()).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);
-                let undo = undo.get_or_insert_with(|| self.engine.undo_if_dropped(&claim, request.ttl));
-                undo.rearm();
+                undo.arm();
                 let answer = self.call(&request).await;
-                match self.judge(&request, answer, undo)? {
+                match self.judge(&request, answer, &mut undo)? {
                     Step::Done(hold) => return Ok(Some(hold)),
                     Step::GiveUp => return Ok(None),
                     Step::Again(pause) => sleep(pause).await,
@@ -237,7 +248,7 @@ impl Asking<'_> {
         // With nobody behind us there is nobody to hand over to. Asking for one fence keeps the counter of a busy
         // key well below its clock, which is what makes it monotonic after a loss of data.
         let crowd = self.ask.queues_locally() && self.engine.queues.waiting(&claim.key) > 0;
-        let span = if crowd { self.engine.settings.hand_over.times.saturating_add(1) } else { 1 };
+        let span = if crowd { self.engine.settings.hand_over.times.min(HandOver::MOST) + 1 } else { 1 };
         AcquireRequest {
             claim,
             ttl: self.ask.terms.ttl,
@@ -282,8 +293,8 @@ impl Asking<'_> {
             Ok(Attempt::Contended(contention)) => {
                 self.failing_since = None;
                 let keeps_place = request.order == Order::Fifo || self.waiting() == Waiting::Queue;
-                if !undo.is_in_doubt() && (request.wait.is_zero() || !keeps_place) {
-                    undo.disarm();
+                if request.wait.is_zero() || !keeps_place {
+                    undo.unchanged();
                 }
                 if self.limit.is_over(now) {
                     return Ok(Step::GiveUp);
@@ -293,8 +304,8 @@ impl Asking<'_> {
             Err(error) => {
                 if error.effect() == crate::Effect::Unknown {
                     undo.in_doubt();
-                } else if !undo.is_in_doubt() {
-                    undo.disarm();
+                } else {
+                    undo.unchanged();
                 }
                 self.failed(error, now).map(Step::Again)
             }
@@ -317,7 +328,7 @@ impl Asking<'_> {
     fn after_contention(&mut self, contention: &Contention, now: Moment) -> Step {
         match (self.waiting(), contention.retry_after) {
             (Waiting::Poll, lapse) => {
-                let lapse = lapse.map_or(LONGEST_WAIT, |lapse| lapse + Duration::from_millis(1));
+                let lapse = lapse.map_or(LONGEST_WAIT, |lapse| lapse.saturating_add(Duration::from_millis(1)));
                 Step::AgainWhenFree(self.within_limit(lapse, now))
             }
             (Waiting::Notify | Waiting::Queue, Some(after)) => Step::Again(self.within_limit(after, now)),

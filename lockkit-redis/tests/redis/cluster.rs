@@ -216,3 +216,24 @@ async fn what_it_can_do_is_said_and_what_it_is_not_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     assert!(error.message().contains("redis+cluster://"), "{error}");
 }
+
+/// The permissions that docs/backends/redis.md asks for are enough.
+#[tokio::test]
+async fn the_documented_permissions_suffice() {
+    let all = members().await;
+    let commands = format!("{PERMISSIONS} +cluster|slots +cluster|info");
+    for member in all.members() {
+        let rule = format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {commands}");
+        member.command(&rule.split(' ').collect::<Vec<_>>()).await.expect("user");
+    }
+    let url = all.url().replace("redis+cluster://", "redis+cluster://app:pw@");
+    let store = RedisStore::from_url(&format!("{url}?failover_pause=no")).await.expect("connect");
+    for name in names().iter().take(9) {
+        let mine = claim(name);
+        hold(&store, &mine).await;
+        held(renew(&store, &renewal(&mine)).await);
+        contended(store.acquire(&request(&claim(name), Duration::from_millis(20))).await.expect("acquire"));
+        free(&store, &mine).await;
+    }
+    assert!(store.inspect(&Query::Prefix(String::new())).await.expect("inspect").is_empty());
+}

@@ -5,8 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Query, Release, Renewal};
+use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Query, Release, Renewal};
 use lockkit_redis::{RedisConfig, RedisStore};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::tcp::{OwnedReadHalf, OwnedWriteHalf},
+};
 
 use crate::support::*;
 
@@ -126,6 +130,62 @@ async fn a_black_hole_is_left_behind() {
     granted(waiting.await.expect("task").expect("acquire"));
 }
 
+/// Whatever the ttl: it must be the store that finds out that a renewal is not answered, not only the engine.
+#[tokio::test]
+async fn a_short_lease_outlives_a_black_hole() {
+    let server = Server::start().await;
+    let (front, hole) = proxy(server.port()).await;
+    let store = RedisStore::connect(lockkit_redis::RedisConfig::new("127.0.0.1", front)).await.expect("connect");
+    let ttl = Duration::from_secs(5);
+    let guard = Locker::new(store).lock("a").ttl(ttl).acquire().await.expect("acquire");
+    hole.send_replace(true);
+    tokio::time::sleep(ttl * 3 / 2).await;
+    assert_eq!(guard.status(), lockkit_core::Status::Held);
+}
+
+/// Operations that come one after the other must not each begin the connection anew when the one before gives up: then no
+/// caller whose patience is shorter than connecting takes would ever have one, nor would a crowd of callers.
+#[tokio::test]
+async fn a_connection_is_made_although_those_who_asked_for_it_gave_up() {
+    const DELAY: Duration = Duration::from_millis(250);
+    let server = Server::start().await;
+    // So that the server knows the script.
+    hold(&server.store().await, &claim("c")).await;
+    let front = slow_proxy(server.port(), DELAY).await;
+    let store = RedisStore::new(lockkit_redis::RedisConfig::new("127.0.0.1", front)).expect("a store");
+    for _ in 0..5 {
+        let impatient = tokio::time::timeout(DELAY, attempt(&store, &claim("a"))).await;
+        assert!(impatient.is_err(), "no answer comes so soon");
+    }
+    // There and back takes twice the delay, and connecting as long again.
+    let patient = tokio::time::timeout(DELAY * 7 / 2, attempt(&store, &claim("b"))).await;
+    granted(patient.expect("it was connected already").expect("acquire"));
+}
+
+/// Forwards connections, taking its time over each portion.
+async fn slow_proxy(to: u16, delay: Duration) -> u16 {
+    async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration) {
+        let mut portion = vec![0; 16 * 1024];
+        while let Ok(length @ 1..) = from.read(&mut portion).await {
+            tokio::time::sleep(delay).await;
+            if to.write_all(&portion[..length]).await.is_err() {
+                return;
+            }
+        }
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let port = listener.local_addr().expect("address").port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await.expect("server");
+            let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+            tokio::spawn(forward(from_client, to_server, delay));
+            tokio::spawn(forward(from_server, to_client, delay));
+        }
+    });
+    port
+}
+
 /// Forwards connections; those that exist when `true` is sent forward nothing any more, and stay open.
 async fn proxy(to: u16) -> (u16, tokio::sync::watch::Sender<bool>) {
     let (hole, watch) = tokio::sync::watch::channel(false);
@@ -226,11 +286,9 @@ async fn a_user_without_permission_is_denied() {
 /// The permissions that docs/backends/redis.md asks for are enough.
 #[tokio::test]
 async fn the_documented_permissions_suffice() {
-    const COMMANDS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
-                            +unsubscribe +type +info +scan +pubsub";
     let server = Server::start().await;
     let mut connection = server.raw();
-    let rule = format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {COMMANDS}");
+    let rule = format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {PERMISSIONS}");
     raw::<()>(&mut connection, &rule);
     let store = RedisStore::from_url(&server.url("").replace("redis://", "redis://app:pw@")).await.expect("connect");
     assert!(store.warnings().is_empty(), "{:?}", store.warnings());

@@ -116,3 +116,20 @@ async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     .await;
     outputs.into_iter().flatten().collect()
 }
+
+/// The permissions that docs/backends/redis.md asks for are enough.
+#[tokio::test]
+async fn the_documented_permissions_suffice() {
+    let all = servers().await;
+    let commands = format!("{PERMISSIONS} +wait");
+    for server in all.servers() {
+        let rule = format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {commands}");
+        server.command(&rule.split(' ').collect::<Vec<_>>()).await.expect("user");
+    }
+    let url = all.servers()[0].url().replace("redis://", "redis://app:pw@");
+    let store = RedisStore::from_url(&format!("{url}?replicas=1")).await.expect("connect");
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    held(renew(&store, &renewal(&mine)).await);
+    free(&store, &mine).await;
+}

@@ -9,6 +9,10 @@ use lockkit_core::{
 use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_testkit::servers::{Keep, RedisFlavor, RedisOptions, RedisServer};
 
+/// What docs/backends/redis.md asks for on one server, with inspection.
+pub(crate) const PERMISSIONS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
+                                      +unsubscribe +type +info +scan +pubsub";
+
 pub(crate) const TTL: Duration = Duration::from_secs(10);
 
 /// A server for one test.

@@ -1,0 +1,89 @@
+//! The memory store by itself.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Clock, ErrorKind, Fence, FenceRequest, HolderInfo, LockKey, LockStore, Locker,
+    MemoryStore, Mode, Moment, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
+};
+use tokio::time::Instant;
+
+/// A clock that stands still unless somebody sleeps.
+#[derive(Debug)]
+struct Paused(Instant);
+
+impl Clock for Paused {
+    fn now(&self) -> Moment {
+        Moment::from_nanos(0) + Duration::from_secs(1) + self.0.elapsed()
+    }
+}
+
+fn request(name: &str, ttl: Duration) -> AcquireRequest {
+    AcquireRequest {
+        claim: Claim {
+            key: LockKey::new(name).expect("name"),
+            token: Token::random().expect("random"),
+            mode: Mode::Exclusive,
+        },
+        ttl,
+        wait: Duration::ZERO,
+        order: Order::Any,
+        fence: FenceRequest::default(),
+        holder: HolderInfo::new("test"),
+    }
+}
+
+/// However long it has waited by then.
+#[tokio::test(start_paused = true)]
+async fn a_release_wakes_who_has_waited_for_minutes() -> Result<()> {
+    let store = MemoryStore::with_clock(Arc::new(Paused(Instant::now())));
+    let (holder, waiter) = (Locker::new(store.clone()), Locker::new(store));
+    let guard = holder.lock("x").ttl(Duration::from_secs(300)).acquire().await?;
+    let lock = waiter.lock("x");
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    let released = Instant::now();
+    assert_eq!(guard.release().await?, Outcome::Released);
+    drop(waiting.await.expect("no panic")?);
+    assert!(released.elapsed() < Duration::from_secs(1), "woken {:?} after the release", released.elapsed());
+    Ok(())
+}
+
+/// Whether or not anybody released them.
+#[tokio::test]
+async fn names_that_were_used_once_are_forgotten() -> Result<()> {
+    const NAMES: usize = 5000;
+    let clock = Arc::new(ShiftedClock::default());
+    let store = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+    let mut last = Fence::NONE;
+    for number in 0..NAMES {
+        let asked = request(&number.to_string(), Duration::from_millis(100));
+        let Attempt::Granted(hold) = store.acquire(&asked).await? else { panic!("free") };
+        last = last.max(hold.fence);
+        clock.advance(Duration::from_millis(200));
+    }
+    let names = (0..NAMES).map(|number| LockKey::new(number.to_string())).collect::<Result<Vec<_>>>()?;
+    let states = store.inspect(&Query::Keys(names)).await?;
+    let kept = states.iter().filter(|state| state.fence.is_some()).count();
+    assert!(kept <= 2048, "{kept} of {NAMES} are remembered");
+    let Attempt::Granted(again) = store.acquire(&request("0", Duration::from_millis(100))).await? else {
+        panic!("free")
+    };
+    assert!(again.fence > last, "folded into one floor");
+    Ok(())
+}
+
+#[tokio::test]
+async fn fences_end_with_an_error() -> Result<()> {
+    let store = MemoryStore::new();
+    let mut asked = request("x", Duration::from_secs(1));
+    asked.fence.floor = Fence::new(u64::MAX);
+    assert_eq!(store.acquire(&asked).await.expect_err("no room above").kind(), ErrorKind::InvalidInput);
+    asked.fence.floor = Fence::NONE;
+    let Attempt::Granted(hold) = store.acquire(&asked).await? else { panic!("free") };
+    let renewal = Renewal { claim: hold.claim, ttl: asked.ttl, depth: 1, fence_floor: Some(Fence::new(u64::MAX)) };
+    assert!(store.renew(std::slice::from_ref(&renewal)).await.remove(0).is_ok());
+    store.release(&renewal.claim).await?;
+    assert_eq!(store.acquire(&request("x", asked.ttl)).await.expect_err("no room").kind(), ErrorKind::InvalidInput);
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! The machine sleeps for an hour at a bad moment: what came too late is no acquisition.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Clock, ErrorKind, KeyState, LockStore, Locker, MemoryStore, Outcome, Query,
+    Release, Renewal, Renewed, Result, ShiftedClock, StoreInfo,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The memory store; the machine sleeps between a renewal and its answer.
+#[derive(Debug)]
+struct Sleepy {
+    inner: MemoryStore,
+    clock: Arc<ShiftedClock>,
+    sleeps: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl LockStore for Sleepy {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.inner.acquire(request).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let answers = self.inner.renew(renewals).await;
+        if self.sleeps.load(Ordering::SeqCst) {
+            self.clock.advance(HOUR);
+        }
+        answers
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.inner.release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.inner.inspect(query).await
+    }
+}
+
+#[tokio::test]
+async fn a_nested_hold_is_none_when_the_answer_comes_too_late() -> Result<()> {
+    let (clock, sleeps) = (Arc::new(ShiftedClock::default()), Arc::new(AtomicBool::new(false)));
+    let inner = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+    let owner = Locker::new(Sleepy { inner, clock, sleeps: Arc::clone(&sleeps) }).owner();
+    let outer = owner.lock("x").acquire().await?;
+    sleeps.store(true, Ordering::SeqCst);
+    let error = owner.lock("x").acquire().await.expect_err("the lease ran out long ago");
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    sleeps.store(false, Ordering::SeqCst);
+    drop(outer);
+    assert!(owner.lock("x").acquire().await?.is_held());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lease_that_was_handed_over_long_ago_is_not_taken() -> Result<()> {
+    let clock = Arc::new(ShiftedClock::default());
+    let locker = Locker::new(MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
+    let lock = locker.lock("x");
+    let mut second = pin!(lock.acquire());
+    let mut third = pin!(lock.acquire());
+    let mut context = Context::from_waker(Waker::noop());
+    let first = lock.acquire().await?;
+    assert!(second.as_mut().poll(&mut context).is_pending());
+    assert_eq!(first.release().await?, Outcome::Released);
+    assert!(third.as_mut().poll(&mut context).is_pending());
+    // The second one asks when somebody waits behind it, so that its lease can be handed on.
+    let second = second.await?;
+    assert_eq!(second.release().await?, Outcome::Released);
+    clock.advance(HOUR);
+    let third = tokio::time::timeout(Duration::from_secs(5), third).await.expect("free")?;
+    assert!(third.is_held(), "{:?}", third.status());
+    let Poll::Ready(outcome) = pin!(third.release()).poll(&mut context) else { panic!("memory answers at once") };
+    assert_eq!(outcome?, Outcome::Released);
+    Ok(())
+}
