@@ -183,9 +183,12 @@ impl RedisCluster {
                 let info = replica.command(&["INFO", "replication"]).await.unwrap_or_default();
                 in_sync &= info.contains("master_link_status:up");
             }
-            // The others have to know of it too.
-            let nodes = all.members[0].command(&["CLUSTER", "NODES"]).await.unwrap_or_default();
-            in_sync && nodes.matches("slave").count() == all.members.len() - PRIMARIES
+            // All have to know of all of them: who is asked next may be any.
+            for member in &all.members {
+                let nodes = member.command(&["CLUSTER", "NODES"]).await.unwrap_or_default();
+                in_sync &= nodes.matches("slave").count() == all.members.len() - PRIMARIES;
+            }
+            in_sync
         })
         .await
     }
