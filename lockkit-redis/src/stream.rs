@@ -103,7 +103,7 @@ const INPUT: usize = 8 * 1024;
 /// The smallest portion that is handed on. (Some three short replies.)
 const PORTION: usize = 64;
 /// Long replies are handed on in portions of this part of what was read.
-const PORTIONS: usize = 8;
+const PORTIONS: usize = 32;
 
 impl<S> Together<S> {
     fn new(inner: S, under_way: UnderWay) -> Self {
