@@ -18,8 +18,7 @@ use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
 use redis::{AsyncConnectionConfig, IntoConnectionInfo, aio::MultiplexedConnection};
 
-const ACQUIRE: &str = include_str!("../src/scripts/acquire.lua");
-const RELEASE: &str = include_str!("../src/scripts/release.lua");
+const SCRIPT: &str = include_str!("../src/scripts/batch.lua");
 const TTL: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(400);
 const TURNS: usize = 20;
@@ -151,8 +150,7 @@ type Pair = std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 #[derive(Clone)]
 struct Bare {
     connection: MultiplexedConnection,
-    acquire: Arc<str>,
-    release: Arc<str>,
+    script: Arc<str>,
 }
 
 impl Bare {
@@ -165,12 +163,8 @@ impl Bare {
             .set_push_sender(|_| Ok::<_, redis::aio::SendError>(()));
         let client = redis::Client::open(info)?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        let mut load = async |code: &str| {
-            let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(code).query_async(&mut connection).await?;
-            Ok::<_, Error>(sha.into())
-        };
-        let (acquire, release) = (load(ACQUIRE).await?, load(RELEASE).await?);
-        Ok(Self { connection, acquire, release })
+        let script: String = redis::cmd("SCRIPT").arg("LOAD").arg(SCRIPT).query_async(&mut connection).await?;
+        Ok(Self { connection, script: script.into() })
     }
 }
 
@@ -184,15 +178,15 @@ fn theirs(bare: &Bare, i: usize) -> impl FnMut() -> Pair + use<> {
     move || {
         let (lock, counter, token, head) = (lock.clone(), counter.clone(), token.clone(), head.clone());
         let mut connection = bare.connection.clone();
-        let (acquire, release) = (bare.acquire.clone(), bare.release.clone());
+        let script = bare.script.clone();
         Box::pin(async move {
             let mut request = redis::cmd("EVALSHA");
-            request.arg(&*acquire).arg(2).arg(&*lock).arg(&*counter);
-            request.arg(&*head).arg(30_000).arg(":1:bench@host:1234").arg(1);
-            let fence: i64 = request.query_async(&mut connection).await?;
+            request.arg(&*script).arg(2).arg(&*lock).arg(&*counter);
+            request.arg(&*head).arg(":1:bench@host:1234").arg(30_000).arg(1).arg(1).arg("");
+            let [fence]: [i64; 1] = request.query_async(&mut connection).await?;
             let mut request = redis::cmd("EVALSHA");
-            request.arg(&*release).arg(1).arg(&*lock).arg(&*token);
-            let receivers: i64 = request.query_async(&mut connection).await?;
+            request.arg(&*script).arg(1).arg(&*lock).arg(&*token);
+            let [receivers]: [i64; 1] = request.query_async(&mut connection).await?;
             if fence > 0 && receivers >= 0 { Ok(()) } else { Err("not granted".into()) }
         })
     }

@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceClock, Hold, HolderInfo, Moment,
-    Order, Result,
+    AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, Hold, HolderInfo, Moment, Order,
+    Result,
 };
-use redis::{Cmd, Pipeline, Value};
+use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     name,
     node::{Node, Route},
     reign::{self, Reign},
-    scripts::{ACQUIRE, ACQUIRE_GUARDED},
+    request::{self, Request},
     store::{RedisStore, check_floor, exclusive, milliseconds},
     value::{self, Stored},
     wake::Interest,
@@ -32,7 +32,8 @@ pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Res
     if request.wait.is_zero() {
         return store.ask(&plan, None).await.map(|(answer, _)| answer.into_attempt());
     }
-    store.wait(&plan, request.wait).await
+    // In a box, like all that most acquisitions do not need: it would take room in every one.
+    Box::pin(store.wait(&plan, request.wait)).await
 }
 
 /// An acquisition that can be asked for as often as necessary (rule R1).
@@ -82,29 +83,30 @@ impl RedisStore {
         if let Some(left) = reign.and_then(|reign| reign.pause(plan.clock.now())) {
             return Ok(Answer::Paused(left));
         }
-        let request = plan.script(reign);
-        let script = if reign.is_some() { &*ACQUIRE_GUARDED } else { &*ACQUIRE };
+        let (request, guard) = (plan.request(reign), reign.map(|reign| &*reign.id));
         let channel = interest.and_then(|interest| {
             interest.arm();
             (!interest.is_subscribed() && !route.asking).then_some(&plan.lock)
         });
         let sent = plan.clock.now();
         let reply = match channel {
-            None => node.link.run(&connection, script, &request, route.asking, plan.bound, Sent::Yes).await,
+            None => node.link.request(&connection, request, guard, route.asking, plan.bound).await,
             Some(channel) => {
+                let (script, request) = request::alone(&request, guard);
                 let mut requests = Pipeline::with_capacity(2);
                 requests.cmd("SUBSCRIBE").arg(channel).add_command(request);
-                let replies = node.link.run_all(&connection, Some(script), &requests, plan.bound, Sent::Yes).await;
+                let replies =
+                    Box::pin(node.link.run_all(&connection, Some(script), &requests, plan.bound, Sent::Yes)).await;
                 replies.and_then(|replies| subscribed(node, &connection, replies))
             }
         };
         match reply {
             Ok(reply) => match plan.read(reply, sent)? {
-                Answer::Granted(hold) => self.confirm(route, &connection, hold).await.map(Answer::Granted),
+                Answer::Granted(hold) => Box::pin(self.confirm(route, &connection, hold)).await.map(Answer::Granted),
                 answer => Ok(answer),
             },
             Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
-                Err(explain(node, &connection, plan, e).await)
+                Err(Box::pin(explain(node, &connection, plan, e)).await)
             }
             Err(e) => Err(e),
         }
@@ -155,7 +157,7 @@ impl RedisStore {
 /// Takes the answers to a subscription and an acquisition.
 fn subscribed(node: &Node, connection: &Connection, replies: Vec<Value>) -> Result<Value> {
     let [subscribed, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::Yes))?;
-    let reply = node.link.accept(connection, reply, Sent::Yes)?;
+    let reply = node.link.accept(connection, request::only_answer(reply), Sent::Yes)?;
     if matches!(reply, Value::Array(_)) {
         // Without the subscription there is no waiting; but what was granted is granted.
         node.link.accept(connection, subscribed, Sent::No)?;
@@ -192,30 +194,9 @@ impl<'a> Plan<'a> {
         Ok(Self { request, lock, ttl_ms, bound: store.bound(*ttl), clock: &*store.info.clock })
     }
 
-    /// The script, for a server in this reign.
-    fn script(&self, reign: Option<&Reign>) -> Cmd {
+    fn request(&self, reign: Option<&Reign>) -> Box<Request> {
         let AcquireRequest { claim, fence, holder, .. } = self.request;
-        let script = if reign.is_some() { &*ACQUIRE_GUARDED } else { &*ACQUIRE };
-        let mut cmd = script.by_hash(2, 7, 2 * self.lock.len() + holder.as_str().len() + 150);
-        let mut text = String::with_capacity((self.lock.len() + 10).max(HolderInfo::MAX_BYTES / 2));
-        name::push_counter(&mut text, &self.lock);
-        cmd.arg(&self.lock).arg(&text);
-        text.clear();
-        value::push_head(&mut text, &claim.token, 1);
-        cmd.arg(&text).arg(self.ttl_ms);
-        text.clear();
-        value::push_tail(&mut text, fence.span, reign.map_or("", |reign| &reign.mark), holder);
-        cmd.arg(&text).arg(fence.span);
-        let floor = reign.map_or(fence.floor, |reign| fence.floor.max(reign.floor));
-        if fence.clock == FenceClock::Floor {
-            cmd.arg(floor.get()).arg(1);
-        } else if floor != Fence::NONE {
-            cmd.arg(floor.get());
-        }
-        if let Some(reign) = reign {
-            cmd.arg(&reign.id);
-        }
-        cmd
+        Request::acquire(&self.lock, claim, holder, self.ttl_ms, *fence, reign)
     }
 
     fn read(&self, reply: Value, sent: Moment) -> Result<Answer> {

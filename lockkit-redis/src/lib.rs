@@ -29,6 +29,7 @@
 
 mod access;
 mod acquire;
+mod batch;
 mod check;
 mod cluster;
 mod config;
@@ -46,6 +47,7 @@ mod properties;
 mod reign;
 mod renew;
 mod replicas;
+mod request;
 mod scripts;
 mod secret;
 mod sentinel;

@@ -19,6 +19,7 @@ use redis::{
 use tokio::{sync::watch, task::AbortHandle, time::timeout};
 
 use crate::{
+    batch::Batches,
     config::{RedisConfig, Topology},
     error::{self, Sent},
     reign::Reign,
@@ -67,6 +68,7 @@ pub(crate) struct Connection {
     driver: AbortHandle,
     pub(crate) epoch: u64,
     pub(crate) broken: Arc<AtomicBool>,
+    pub(crate) batches: Arc<Batches>,
     pub(crate) under_way: UnderWay,
     pub(crate) timers: Timers,
     pub(crate) received: AtomicU64,
@@ -192,7 +194,9 @@ impl Line {
         let place = watches.as_ref().map_or_else(own, |watches| watches.place().clone());
         let login = secret::login(&config.login, config.database)?;
         let under_way = UnderWay::default();
-        let stream = stream::open(config, &place.0, place.1, Arc::clone(&under_way)).await.map_err(error::map_open)?;
+        // Where requests leave together there is nothing more to gain from bytes that do.
+        let company = if self.note.is_some() { Arc::clone(&under_way) } else { UnderWay::default() };
+        let stream = stream::open(config, &place.0, place.1, company).await.map_err(error::map_open)?;
         let (inner, driver) =
             MultiplexedConnection::new_with_config(&login, stream, settings).await.map_err(|e| error::map_login(&e))?;
         let inner = Arc::new(inner);
@@ -202,6 +206,7 @@ impl Line {
             driver: tokio::spawn(driver).abort_handle(),
             epoch,
             broken,
+            batches: Arc::new(Batches::new(MultiplexedConnection::clone(&inner))),
             under_way,
             timers: Timers::new(),
             received: AtomicU64::new(0),
@@ -235,6 +240,11 @@ impl Line {
 }
 
 impl Connection {
+    /// Whether there is one operation under way at most.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.under_way.load(Ordering::Relaxed) <= 1
+    }
+
     /// The server's time in charge, where servers can take over from each other.
     pub(crate) fn reign(&self) -> Option<&Reign> {
         self.reign.as_ref()

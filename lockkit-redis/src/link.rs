@@ -1,6 +1,6 @@
 //! The one connection of a store: made when it is needed, watched, and replaced when it is dead.
 //!
-//! All requests share it and are answered in order, so that a release always runs behind the acquisition that it undoes
+//! All requests share it and are answered in order, also those that [leave together](crate::batch), so that a release always runs behind the acquisition that it undoes
 //! (rule R8). There is no retry: the operation that finds no connection has one [made](crate::line), others that come
 //! meanwhile wait for the same attempt, and if it fails they all fail with its error.
 //!
@@ -17,19 +17,22 @@
 use std::{
     fmt,
     future::Future,
+    pin::{Pin, pin},
     sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
 use lockkit_core::{Alarm, Result};
-use redis::{Cmd, Pipeline, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection};
+use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::time::Instant;
 
 pub(crate) use crate::line::Connection;
 use crate::{
+    batch::is_unknown_script,
     config::RedisConfig,
     error::{self, Sent},
     line::Line,
+    request::{self, Request},
     scripts::Script,
     wake::Wake,
 };
@@ -65,16 +68,38 @@ impl Link {
         bound: Duration,
         sent: Sent,
     ) -> Result<Value> {
-        let exchange = async {
+        let exchange = pin!(async {
+            connection.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&connection.inner);
             let reply = send(&mut driver, request, asking).await?;
             if is_unknown_script(&reply) {
                 return send(&mut driver, &script.by_code(request), asking).await;
             }
             Ok(reply)
-        };
+        });
         let reply = self.bounded(connection, bound, sent, exchange).await?;
         self.accept(connection, reply, sent)
+    }
+
+    /// Asks for a lease, or ends one, together with what others ask for at the same time. Where servers can take over
+    /// from each other, and for a slot that is on its way, each request goes alone; with a `guard` only to the server with
+    /// this replication id.
+    pub(crate) async fn request(
+        &self,
+        connection: &Connection,
+        request: Box<Request>,
+        guard: Option<&str>,
+        asking: bool,
+        bound: Duration,
+    ) -> Result<Value> {
+        if asking || self.fails_over() {
+            let (script, command) = request::alone(&request, guard);
+            let reply = Box::pin(self.run(connection, script, &command, asking, bound, Sent::Yes)).await?;
+            return self.accept(connection, request::only_answer(reply), Sent::Yes);
+        }
+        let exchange = pin!(async { connection.batches.run(request, connection.is_alone()).await });
+        let reply = self.bounded(connection, bound, Sent::Yes, exchange).await?;
+        self.accept(connection, reply, Sent::Yes)
     }
 
     /// Sends several requests at once; one answer each, in order, among them errors ([`accept`](Self::accept) them).
@@ -88,7 +113,8 @@ impl Link {
         bound: Duration,
         sent: Sent,
     ) -> Result<Vec<Value>> {
-        let exchange = async {
+        let exchange = pin!(async {
+            connection.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&connection.inner);
             let mut replies = driver.send_packed_commands(requests, 0, requests.len()).await?;
             for (reply, request) in replies.iter_mut().zip(requests.cmd_iter()) {
@@ -97,7 +123,7 @@ impl Link {
                 }
             }
             Ok(replies)
-        };
+        });
         self.bounded(connection, bound, sent, exchange).await
     }
 
@@ -117,7 +143,7 @@ impl Link {
         connection: &Connection,
         bound: Duration,
         sent: Sent,
-        exchange: impl Future<Output = RedisResult<T>>,
+        exchange: Pin<&mut (impl Future<Output = RedisResult<T>> + Send)>,
     ) -> Result<T> {
         let mut operation = Operation::begin(self, connection, bound);
         let outcome = connection.timers.within(bound, exchange).await;
@@ -233,8 +259,4 @@ async fn send(driver: &mut MultiplexedConnection, request: &Cmd, asking: bool) -
     requests.cmd("ASKING").add_command(request.clone());
     let replies = driver.send_packed_commands(&requests, 0, requests.len()).await?;
     Ok(replies.into_iter().nth(1).unwrap_or_default())
-}
-
-fn is_unknown_script(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(e) if e.kind() == Some(ServerErrorKind::NoScript))
 }

@@ -76,7 +76,7 @@ impl Nodes {
     pub(crate) async fn route(&self, lock: &str) -> Result<Route> {
         match self {
             Self::One(node) => Ok(Route { node: Arc::clone(node), asking: false, hops: 0 }),
-            Self::Cluster(cluster) => cluster.route(lock).await,
+            Self::Cluster(cluster) => Box::pin(cluster.route(lock)).await,
         }
     }
 
@@ -87,7 +87,7 @@ impl Nodes {
     pub(crate) async fn follow(&self, route: Route, error: Error) -> Result<Route> {
         match self {
             Self::One(_) => Err(error),
-            Self::Cluster(cluster) => cluster.follow(route, error).await,
+            Self::Cluster(cluster) => Box::pin(cluster.follow(route, error)).await,
         }
     }
 

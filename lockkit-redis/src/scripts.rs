@@ -4,10 +4,10 @@ use std::sync::LazyLock;
 
 use redis::Cmd;
 
-pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/acquire.lua")));
-/// [`ACQUIRE`] where servers can take over from each other. Its last argument is the server's replication id.
-pub(crate) static ACQUIRE_GUARDED: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/acquire.lua"))));
+pub(crate) static BATCH: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/batch.lua")));
+/// [`BATCH`] where servers can take over from each other. Its last argument is the server's replication id.
+pub(crate) static BATCH_GUARDED: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/batch.lua"))));
 pub(crate) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(concat!("local mark\n", include_str!("scripts/renew.lua"))));
 /// [`RENEW`] where servers can take over from each other. Its last arguments are the mark of the leases and the server's
@@ -20,7 +20,6 @@ pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
     ))
 });
 pub(crate) static REIGN: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/reign.lua")));
-pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/release.lua")));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
 pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(crate::fenced::SCRIPT));
 
@@ -73,9 +72,9 @@ mod tests {
 
     #[test]
     fn the_code_replaces_the_hash() {
-        let mut by_hash = RELEASE.by_hash(1, 1, 2);
+        let mut by_hash = INSPECT.by_hash(1, 1, 2);
         by_hash.arg("k").arg("t");
-        let by_code = RELEASE.by_code(&by_hash).get_packed_command();
+        let by_code = INSPECT.by_code(&by_hash).get_packed_command();
         let text = String::from_utf8(by_code).expect("text");
         assert!(text.starts_with("*5\r\n$4\r\nEVAL\r\n"), "{text}");
         assert!(text.ends_with("\r\n$1\r\n1\r\n$1\r\nk\r\n$1\r\nt\r\n"), "{text}");

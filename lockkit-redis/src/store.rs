@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, KeyState, Liveness, LockKey,
-    LockStore, LossReason, Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
+    LockStore, LossReason, Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
 use redis::Value;
 
@@ -17,8 +17,7 @@ use crate::{
     name::Names,
     node::{Nodes, Route},
     renew,
-    scripts::RELEASE,
-    value,
+    request::Request,
 };
 
 const MIN_TTL: Duration = Duration::from_millis(100);
@@ -142,12 +141,9 @@ impl RedisStore {
 
     pub(crate) async fn release_at(&self, Route { node, asking, .. }: &Route, claim: &Claim) -> Result<Release> {
         let lock = self.names.lock(&claim.key);
-        let mut token = String::with_capacity(Token::TEXT_LEN + 1);
-        value::push_token(&mut token, &claim.token);
-        let mut request = RELEASE.by_hash(1, 1, lock.len() + token.len());
-        request.arg(&lock).arg(token);
+        let request = Request::release(&lock, &claim.token);
         let connection = node.link.connection().await?;
-        let reply = node.link.run(&connection, &RELEASE, &request, *asking, self.timeout, Sent::Yes).await?;
+        let reply = node.link.request(&connection, request, None, *asking, self.timeout).await?;
         match reply {
             Value::Int(-1) => Ok(Release::NotHeld(LossReason::Gone)),
             Value::Int(-2) => Ok(Release::NotHeld(LossReason::Taken)),

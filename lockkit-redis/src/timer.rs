@@ -7,7 +7,7 @@
 
 use std::{
     future::Future,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -34,18 +34,23 @@ impl Timers {
         Self { runtime: Handle::current().id(), kept: Mutex::default() }
     }
 
-    /// Waits for a future, or for the time to run out; `None` then.
+    /// Waits for a future, or for the time to run out; `None` then. The future stays where it is: to move it would take
+    /// room for it in every caller.
     ///
     /// # Cancellation
     /// As that of the future.
-    pub(crate) async fn within<T>(&self, bound: Duration, future: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn within<T>(
+        &self,
+        bound: Duration,
+        future: Pin<&mut (impl Future<Output = T> + Send)>,
+    ) -> Option<T> {
         if Handle::current().id() != self.runtime {
             return tokio::time::timeout(bound, future).await.ok();
         }
         let mut alarm = self.take(bound);
         tokio::select! {
             biased;
-            output = pin!(future) => Some(output),
+            output = future => Some(output),
             () = alarm.sleep() => None,
         }
     }
@@ -91,6 +96,8 @@ impl Drop for Alarm<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -98,15 +105,19 @@ mod tests {
         let timers = Timers::new();
         let second = Duration::from_secs(1);
         for _ in 0..3 {
-            assert_eq!(timers.within(second, async { 7 }).await, Some(7));
+            assert_eq!(timers.within(second, pin!(async { 7 })).await, Some(7));
             let start = Instant::now();
-            assert_eq!(timers.within(second, std::future::pending::<()>()).await, None);
+            assert_eq!(timers.within(second, pin!(std::future::pending::<()>())).await, None);
             assert_eq!(start.elapsed().as_secs(), 1);
             tokio::time::sleep(5 * second).await;
-            assert_eq!(timers.within(second, tokio::time::sleep(second / 2)).await, Some(()), "shorter than before");
-            assert_eq!(timers.within(second / 4, tokio::time::sleep(second / 2)).await, None);
+            assert_eq!(
+                timers.within(second, pin!(tokio::time::sleep(second / 2))).await,
+                Some(()),
+                "shorter than before"
+            );
+            assert_eq!(timers.within(second / 4, pin!(tokio::time::sleep(second / 2))).await, None);
         }
-        assert_eq!(timers.within(Duration::MAX, async {}).await, Some(()));
+        assert_eq!(timers.within(Duration::MAX, pin!(async {})).await, Some(()));
         assert_eq!(timers.kept.lock().expect("lock").len(), 1);
     }
 
@@ -117,13 +128,13 @@ mod tests {
         let timers = first.block_on(async {
             let timers = Timers::new();
             assert_eq!(
-                timers.within(Duration::from_secs(1), tokio::time::sleep(Duration::from_millis(1))).await,
+                timers.within(Duration::from_secs(1), pin!(tokio::time::sleep(Duration::from_millis(1)))).await,
                 Some(())
             );
             timers
         });
         drop(first);
-        let outcome = runtime().block_on(timers.within(Duration::from_millis(5), std::future::pending::<()>()));
+        let outcome = runtime().block_on(timers.within(Duration::from_millis(5), pin!(std::future::pending::<()>())));
         assert_eq!(outcome, None);
     }
 }

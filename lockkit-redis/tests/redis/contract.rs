@@ -223,23 +223,61 @@ async fn a_renewal_raises_the_counter_only_while_the_lease_is_mine() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_named_and_left_alone() {
+async fn a_counter_that_goes_with_the_clock_is_kept_anew_in_time() {
+    const WEEK: i64 = 7 * 24 * 3600;
     let server = Server::start().await;
-    let store = server.store().await;
-    let mut connection = server.raw();
-    raw::<i32>(&mut connection, "HSET lockkit:a f v");
-    raw::<i32>(&mut connection, "RPUSH {lockkit:b}:fence v");
-    raw::<()>(&mut connection, "SET {lockkit:c}:fence x1");
-    for (name, hint) in [("a", "hash"), ("b", "list"), ("c", "no number")] {
-        let error = attempt(&store, &claim(name)).await.expect_err(name);
-        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::None), "{error}");
-        assert!(error.message().contains(hint), "{error}");
+    let (store, mut connection) = (server.store().await, server.raw());
+    let mut next = async |floor: u64| {
+        let mine = claim("a");
+        let fence = FenceRequest { floor: Fence::new(floor), span: 1, clock: FenceClock::Floor };
+        let wanted = lockkit_core::AcquireRequest { fence, ..request(&mine, Duration::ZERO) };
+        assert_eq!(granted(store.acquire(&wanted).await.expect("acquire")).fence, Fence::new(floor + 1));
+        free(&store, &mine).await;
+        let left: i64 = raw(&mut connection, "TTL {lockkit:a}:fence");
+        raw::<i32>(&mut connection, "EXPIRE {lockkit:a}:fence 100");
+        left
+    };
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("clock").as_micros() as u64;
+    // The beginning of a thousand seconds.
+    let begin = now / 1_000_000_000 * 1_000_000_000;
+    assert!(next(begin + 7).await >= WEEK - 5, "it is new");
+    assert!(next(begin + 999_000_000).await <= 100, "it was kept already");
+    assert!(next(begin + 1_000_000_000).await >= WEEK - 5, "the next thousand seconds have begun");
+    // Beyond the day around now nothing is taken for granted.
+    let ahead = begin + 100_000_000_000;
+    for floor in [ahead + 1, ahead + 2] {
+        assert!(next(floor).await >= WEEK + 90_000, "a hundred thousand seconds ahead of the clock");
     }
-    assert_eq!(raw::<i32>(&mut connection, "EXISTS lockkit:b lockkit:c {lockkit:a}:fence"), 0, "no lock half done");
-    assert_eq!(raw::<i32>(&mut connection, "DBSIZE"), 3);
-    let mine = claim("a");
-    assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Taken));
-    assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Taken);
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_named_and_left_alone() {
+    for clock in [FenceClock::Store, FenceClock::Floor] {
+        let server = Server::start().await;
+        let store = server.store().await;
+        let mut connection = server.raw();
+        raw::<i32>(&mut connection, "HSET lockkit:a f v");
+        raw::<i32>(&mut connection, "RPUSH {lockkit:b}:fence v");
+        raw::<()>(&mut connection, "SET {lockkit:c}:fence x1 EX 100");
+        raw::<()>(&mut connection, "SET {lockkit:d}:fence 9007199254740990 EX 100");
+        for (name, hint) in [("a", "hash"), ("b", "list"), ("c", "no number"), ("d", "2^53")] {
+            let fence = FenceRequest { floor: Fence::new(7), span: 2, clock };
+            let wanted = lockkit_core::AcquireRequest { fence, ..request(&claim(name), Duration::ZERO) };
+            let error = store.acquire(&wanted).await.expect_err(name);
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::None), "{error}");
+            assert!(error.message().contains(hint), "{error}");
+        }
+        let half_done = "EXISTS lockkit:b lockkit:c lockkit:d {lockkit:a}:fence";
+        assert_eq!(raw::<i32>(&mut connection, half_done), 0, "no lock half done");
+        assert_eq!(raw::<i32>(&mut connection, "DBSIZE"), 4);
+        assert_eq!(raw::<String>(&mut connection, "GET {lockkit:c}:fence"), "x1");
+        for name in ["c", "d"] {
+            assert!((1..=100).contains(&raw::<i32>(&mut connection, &format!("TTL {{lockkit:{name}}}:fence"))));
+        }
+        let mine = claim("a");
+        assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Taken));
+        assert_eq!(lost(renew(&store, &renewal(&mine)).await), LossReason::Taken);
+    }
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 
 mod backlog;
 mod cluster;
+mod company;
 mod contract;
 mod doctor;
 mod doctor_many;
