@@ -188,6 +188,11 @@ impl Entry {
     pub(crate) fn granted(&self, grant: Grant) {
         *self.grants() = Some(grant);
     }
+    /// Whether it never was a lease: no majority was seen to grant it, so nobody ever worked under it.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.grants().is_none()
+    }
+
 
     /// Records a renewal by a majority. What was on probation when it was sent counts from now on.
     pub(crate) fn renewed(&self, until: Moment, depth: u32, when_sent: &Grant) {

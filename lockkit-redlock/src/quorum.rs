@@ -149,6 +149,21 @@ pub(crate) fn free_after(left: &mut [Duration], nodes: usize) -> Option<Duration
 }
 
 #[cfg(test)]
+
+    /// The outcome of a release of what never was a lease, and is given up.
+    ///
+    /// When a majority let it go or did not have it, no majority can have it any more, whenever what is still on its way
+    /// to the others arrives there. Whether one had it before does not matter: nobody counted the votes, so nobody worked
+    /// under it, and nobody will.
+    pub(crate) const fn outcome_if_unused(&self) -> Outcome {
+        let quorum = majority(self.nodes);
+        let without = self.yes + self.missing();
+        match self.outcome() {
+            Outcome::Open | Outcome::Unknown if without >= quorum => Outcome::NotHeld(LossReason::Gone),
+            Outcome::Unknown if without + self.pending() >= quorum => Outcome::Open,
+            outcome => outcome,
+        }
+    }
 mod tests {
     use super::*;
 
@@ -222,3 +237,18 @@ mod tests {
         assert_eq!(after(&[9, 1]), None);
     }
 }
+    #[test]
+    fn a_majority_is_enough_to_end_what_never_was_a_lease() {
+        let answers = |yes, gone, taken, failed| Answers { nodes: 5, yes, gone, taken, failed };
+        let outcome = |yes, gone, taken, failed| answers(yes, gone, taken, failed).outcome_if_unused();
+        assert_eq!(outcome(3, 0, 0, 0), Outcome::Done);
+        assert_eq!(outcome(2, 1, 0, 1), Outcome::NotHeld(LossReason::Gone), "one is still on its way");
+        assert_eq!(outcome(1, 1, 1, 2), Outcome::NotHeld(LossReason::Gone));
+        assert_eq!(outcome(1, 1, 0, 2), Outcome::Open, "the last one decides");
+        assert_eq!(outcome(0, 0, 0, 0), Outcome::Open);
+        assert_eq!(outcome(1, 1, 0, 3), Outcome::Unknown, "three may have it");
+        for (yes, gone) in [(2, 1), (1, 1)] {
+            assert_eq!(answers(yes, gone, 0, 2).outcome(), Outcome::Unknown, "what was a lease may have been lost");
+        }
+    }
+

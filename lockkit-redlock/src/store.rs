@@ -229,6 +229,8 @@ impl Quorum {
         exclusive(claim)?;
         let entry = self.book.end(&claim.token);
         let errand = entry.as_ref().map(Entry::errand);
+        let unused = entry.as_ref().is_some_and(|entry| entry.is_unused());
+        let outcome = |answers: &Answers| if unused { answers.outcome_if_unused() } else { answers.outcome() };
         let at_nodes = Arc::new(entry.as_ref().map_or(claim, |entry| &entry.claim).clone());
         let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| self.config.patience_for(entry.ttl));
         let mut calls = Calls::with_capacity(self.nodes.len());
@@ -240,7 +242,7 @@ impl Quorum {
         let (mut answers, mut errors) = (Answers::new(self.nodes.len()), NodeErrors::default());
         let (mut waiters, mut leader_said) = (0, false);
         let mut time_up = pin!(sleep(limit));
-        while answers.outcome() == Outcome::Open {
+        while outcome(&answers) == Outcome::Open {
             match calls.next(time_up.as_mut()).await {
                 Next::Answer(node, Ok(Release::Released { waiters: here })) => {
                     answers.yes += 1;
@@ -267,10 +269,13 @@ impl Quorum {
                 leader_said |= Some(node) == leader;
             }
         }
-        let outcome = answers.outcome();
+        let outcome = outcome(&answers);
         if let (Outcome::Done | Outcome::NotHeld(_), Some(entry), Some(errand)) = (outcome, &entry, errand) {
             errand.done();
-            self.book.forget(entry);
+            // While something is under way for an attempt, its nodes' token is needed for a release that is repeated.
+            if !unused || entry.is_settled() {
+                self.book.forget(entry);
+            }
         }
         match outcome {
             // Only the leader knows who waits, for there they all do.
