@@ -43,6 +43,8 @@ pub(crate) struct Pursuit<'a> {
     /// The nodes that granted, or may have.
     may_hold: Vec<usize>,
     granted: bool,
+    /// Others are in the way: whoever waits for the lock is about to ask again, and must not be late.
+    refused: bool,
 }
 
 /// What the nodes have said so far.
@@ -59,7 +61,7 @@ struct Poll {
 impl<'a> Pursuit<'a> {
     pub(crate) fn new(quorum: &'a Arc<Quorum>, entry: Arc<Entry>) -> Self {
         let nodes = quorum.nodes.len();
-        Self { quorum, entry, calls: Calls::with_capacity(nodes), may_hold: Vec::new(), granted: false }
+        Self { quorum, entry, calls: Calls::with_capacity(nodes), may_hold: Vec::new(), granted: false, refused: false }
     }
 
     /// Notes that a node holds the claim already, or may.
@@ -71,7 +73,7 @@ impl<'a> Pursuit<'a> {
         &self.entry
     }
 
-    /// Asks all nodes. With `leader`, a refusal waits for that node's answer too, for it is where to wait next.
+    /// Asks all nodes. With `wait`, a refusal waits for the leader's answer too, for it is where to wait next.
     pub(crate) async fn run(mut self, request: &AcquireRequest, fence: FenceRequest, wait: bool) -> Result<Ended> {
         let quorum = self.quorum;
         let limit = quorum.config.timeout_for(request.ttl);
@@ -81,7 +83,8 @@ impl<'a> Pursuit<'a> {
         let mut poll = Poll::new(quorum.nodes.len(), sent + request.ttl);
         let leader = wait.then(|| quorum.leader(&request.claim.key)).flatten();
         let verdict = loop {
-            match poll.votes.verdict() {
+            let slow = self.calls.pending().filter(|node| quorum.nodes[*node].is_slow()).count();
+            match poll.votes.verdict_but_for(slow) {
                 Verdict::Open => {}
                 Verdict::Contended if leader.is_some_and(|leader| self.calls.pending().any(|node| node == leader)) => {}
                 verdict => break verdict,
@@ -109,10 +112,10 @@ impl<'a> Pursuit<'a> {
                 };
                 match fence {
                     Ok(fence) => Ok(Ended::Granted(self.grant(poll, request, fence, sent))),
-                    Err(refusal) => Ok(Ended::Refused(refusal)),
+                    Err(refusal) => Ok(self.refuse(refusal)),
                 }
             }
-            Verdict::Contended => Ok(Ended::Refused(poll.into_refusal(quorum))),
+            Verdict::Contended => Ok(self.refuse(poll.into_refusal(quorum))),
             Verdict::Open | Verdict::Unavailable => Err(self.failure(poll)),
         }
     }
@@ -155,6 +158,7 @@ impl<'a> Pursuit<'a> {
                 if error.effect() == Effect::Unknown {
                     self.may_hold.push(node);
                 }
+                member.note_slow(true);
                 poll.votes.failed += 1;
                 poll.errors.push(member.name(), error);
             }
@@ -224,6 +228,11 @@ impl<'a> Pursuit<'a> {
         Hold { claim: request.claim.clone(), fence, span, until: poll.until, depth: 1 }
     }
 
+    fn refuse(mut self, refusal: Refusal) -> Ended {
+        self.refused = true;
+        Ended::Refused(refusal)
+    }
+
     fn failure(&mut self, poll: Poll) -> Error {
         let nothing_open = self.may_hold.is_empty() && self.calls.is_empty();
         let effect = if nothing_open { Effect::None } else { Effect::Unknown };
@@ -236,7 +245,7 @@ impl Drop for Pursuit<'_> {
         let stragglers = self.calls.take();
         if self.granted {
             if !stragglers.is_empty() {
-                follow(self.quorum, &self.entry, stragglers, Vec::new());
+                follow(self.quorum, &self.entry, stragglers, Vec::new(), false);
             }
             return;
         }
@@ -247,7 +256,7 @@ impl Drop for Pursuit<'_> {
                 self.quorum.book.forget(&self.entry);
             }
         } else {
-            follow(self.quorum, &self.entry, stragglers, std::mem::take(&mut self.may_hold));
+            follow(self.quorum, &self.entry, stragglers, std::mem::take(&mut self.may_hold), self.refused);
         }
     }
 }
@@ -273,8 +282,15 @@ impl Poll {
     }
 }
 
-/// Leads what is left of an attempt to its end: calls that have not been answered, and nodes to be released.
-fn follow(quorum: &Arc<Quorum>, entry: &Arc<Entry>, stragglers: Vec<(usize, Call<Result<Attempt>>)>, held: Vec<usize>) {
+/// Leads what is left of an attempt to its end: calls that have not been answered, and nodes to be released. In `haste`,
+/// who repeats the claim need not wait for nodes that do not answer in time.
+pub(crate) fn follow(
+    quorum: &Arc<Quorum>,
+    entry: &Arc<Entry>,
+    stragglers: Vec<(usize, Call<Result<Attempt>>)>,
+    held: Vec<usize>,
+    haste: bool,
+) {
     let mut rest = Calls::with_capacity(stragglers.len() + held.len());
     let errand = entry.errand();
     for node in held {
@@ -284,11 +300,27 @@ fn follow(quorum: &Arc<Quorum>, entry: &Arc<Entry>, stragglers: Vec<(usize, Call
         let (quorum, entry) = (Arc::clone(quorum), Arc::clone(entry));
         rest.add(node, async move {
             let answer = call.await;
+            let answered = answer.is_ok();
             late(quorum, entry, node, answer).await;
+            answered
         });
     }
     let (quorum, entry) = (Arc::clone(quorum), Arc::clone(entry));
     in_background(async move {
+        let mut time_up = pin!(sleep(quorum.config.timeout_for(entry.ttl)));
+        loop {
+            if haste && rest.pending().all(|node| quorum.nodes[node].is_slow()) {
+                entry.stall();
+            }
+            match rest.next(time_up.as_mut()).await {
+                Next::Answer(node, answered) => quorum.nodes[node].note_slow(!answered),
+                Next::TimeUp => {
+                    rest.pending().for_each(|node| quorum.nodes[node].note_slow(true));
+                    break;
+                }
+                Next::End => break,
+            }
+        }
         while rest.next_ever().await.is_some() {}
         errand.done();
         if entry.is_over() && entry.is_settled() {
@@ -305,25 +337,27 @@ pub(crate) async fn late(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, an
             quorum.stats.note_straggler();
             undo(quorum, entry, node).await;
         }
-        Err(error) if error.effect() == Effect::Unknown && entry.is_over() => undo(quorum, entry, node).await,
+        Err(error) if error.effect() == Effect::Unknown && entry.is_over() => {
+            undo(quorum, entry, node).await;
+        }
         Ok(Attempt::Contended(_)) | Err(_) => {}
     }
 }
 
-/// Releases an attempt at one node, until the node has answered or the lease must have lapsed.
-pub(crate) async fn undo(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize) {
+/// Releases an attempt at one node, until the node has answered or the lease must have lapsed. Whether it has answered.
+pub(crate) async fn undo(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize) -> bool {
     let clock = &quorum.info.clock;
     let lapse = clock.now() + entry.ttl + drift(entry.ttl);
     let mut pause = FIRST_PAUSE;
     loop {
         match quorum.nodes[node].store().release(&entry.claim).await {
-            Ok(Release::Released { .. } | Release::NotHeld(_)) => return,
+            Ok(Release::Released { .. } | Release::NotHeld(_)) => return true,
             Err(error) => {
                 if error.effect() == Effect::Unknown {
                     entry.doubt();
                 }
                 if !error.is_retryable() || clock.now() + pause >= lapse {
-                    return;
+                    return false;
                 }
             }
         }

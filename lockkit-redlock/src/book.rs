@@ -52,6 +52,8 @@ pub(crate) struct Entry {
     grant: Mutex<Option<Grant>>,
     errands: AtomicUsize,
     in_doubt: AtomicBool,
+    /// It was refused, and what is still under way for it is so only at nodes that do not answer in time.
+    stalled: AtomicBool,
     settled: Notify,
 }
 
@@ -86,7 +88,7 @@ pub(crate) enum Begun {
 }
 
 impl Book {
-    /// Opens an attempt for a claim, waiting up to `patience` for the releases of the one before.
+    /// Opens an attempt for a claim, waiting up to `patience` for the releases of the one before, unless it stalled.
     pub(crate) async fn begin(
         &self,
         claim: &Claim,
@@ -115,6 +117,7 @@ impl Book {
             grant: Mutex::default(),
             errands: AtomicUsize::new(0),
             in_doubt: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
             settled: Notify::new(),
         });
         self.pages().add(&entry, now);
@@ -185,14 +188,14 @@ impl Entry {
         if self.is_over() { None } else { self.grants().clone() }
     }
 
-    pub(crate) fn granted(&self, grant: Grant) {
-        *self.grants() = Some(grant);
-    }
     /// Whether it never was a lease: no majority was seen to grant it, so nobody ever worked under it.
     pub(crate) fn is_unused(&self) -> bool {
         self.grants().is_none()
     }
 
+    pub(crate) fn granted(&self, grant: Grant) {
+        *self.grants() = Some(grant);
+    }
 
     /// Records a renewal by a majority. What was on probation when it was sent counts from now on.
     pub(crate) fn renewed(&self, until: Moment, depth: u32, when_sent: &Grant) {
@@ -233,6 +236,12 @@ impl Entry {
         self.in_doubt.store(true, Ordering::Release);
     }
 
+    /// What is still under way will not end soon: nobody need wait for it.
+    pub(crate) fn stall(&self) {
+        self.stalled.store(true, Ordering::Release);
+        self.settled.notify_waiters();
+    }
+
     pub(crate) fn is_settled(&self) -> bool {
         self.errands.load(Ordering::Acquire) == 0 && !self.in_doubt.load(Ordering::Acquire)
     }
@@ -242,7 +251,8 @@ impl Entry {
         let all_answered = async {
             loop {
                 let settled = self.settled.notified();
-                if self.errands.load(Ordering::Acquire) == 0 || self.in_doubt.load(Ordering::Acquire) {
+                let hopeless = self.in_doubt.load(Ordering::Acquire) || self.stalled.load(Ordering::Acquire);
+                if hopeless || self.errands.load(Ordering::Acquire) == 0 {
                     return;
                 }
                 settled.await;

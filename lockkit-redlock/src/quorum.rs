@@ -69,6 +69,16 @@ impl Votes {
             Verdict::Open
         }
     }
+
+    /// The verdict if nobody waits for `slow` of those still to come where that would only prolong a split vote: what
+    /// was granted keeps others from a majority meanwhile. For a grant they are waited for.
+    pub(crate) const fn verdict_but_for(&self, slow: usize) -> Verdict {
+        let without = Self { failed: self.failed + slow, ..*self };
+        match (self.verdict(), without.verdict()) {
+            (Verdict::Open, Verdict::Contended) => Verdict::Contended,
+            (verdict, _) => verdict,
+        }
+    }
 }
 
 /// The answers about a lease that exists, to a renewal or a release, so far.
@@ -139,16 +149,6 @@ impl Answers {
             Outcome::Open
         }
     }
-}
-
-/// After what time enough nodes will be free for a majority, if these are left to the leases in the way.
-pub(crate) fn free_after(left: &mut [Duration], nodes: usize) -> Option<Duration> {
-    left.sort_unstable();
-    let may_stay = nodes - majority(nodes);
-    left.get(left.len().checked_sub(may_stay + 1)?).copied()
-}
-
-#[cfg(test)]
 
     /// The outcome of a release of what never was a lease, and is given up.
     ///
@@ -164,6 +164,16 @@ pub(crate) fn free_after(left: &mut [Duration], nodes: usize) -> Option<Duration
             outcome => outcome,
         }
     }
+}
+
+/// After what time enough nodes will be free for a majority, if these are left to the leases in the way.
+pub(crate) fn free_after(left: &mut [Duration], nodes: usize) -> Option<Duration> {
+    left.sort_unstable();
+    let may_stay = nodes - majority(nodes);
+    left.get(left.len().checked_sub(may_stay + 1)?).copied()
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -214,6 +224,16 @@ mod tests {
     }
 
     #[test]
+    fn a_split_vote_does_not_wait_for_slow_nodes() {
+        let but_for = |granted, held, failed, slow| Votes { nodes: 5, granted, held, failed }.verdict_but_for(slow);
+        assert_eq!(but_for(2, 1, 1, 0), Verdict::Open);
+        assert_eq!(but_for(2, 1, 1, 1), Verdict::Contended);
+        assert_eq!(but_for(2, 1, 0, 1), Verdict::Open, "one that is not slow may still grant it");
+        assert_eq!(but_for(2, 0, 1, 2), Verdict::Open, "nobody is in the way: worth waiting for");
+        assert_eq!(but_for(1, 1, 1, 2), Verdict::Open, "a majority has to answer");
+    }
+
+    #[test]
     fn a_release_is_what_a_majority_says() {
         let outcome = |yes, gone, taken, failed| Answers { nodes: 5, yes, gone, taken, failed }.outcome();
         assert_eq!(outcome(3, 0, 0, 0), Outcome::Done);
@@ -226,17 +246,6 @@ mod tests {
         assert_eq!(outcome(0, 1, 0, 2), Outcome::Open, "two more could still say that it is not held");
     }
 
-    #[test]
-    fn a_lock_is_free_when_a_majority_is() {
-        let after = |left: &[u64]| {
-            let mut left: Vec<_> = left.iter().copied().map(Duration::from_secs).collect();
-            free_after(&mut left, 5).map(|after| after.as_secs())
-        };
-        assert_eq!(after(&[9, 1, 5]), Some(1), "two may stay");
-        assert_eq!(after(&[9, 1, 5, 7, 3]), Some(5));
-        assert_eq!(after(&[9, 1]), None);
-    }
-}
     #[test]
     fn a_majority_is_enough_to_end_what_never_was_a_lease() {
         let answers = |yes, gone, taken, failed| Answers { nodes: 5, yes, gone, taken, failed };
@@ -252,3 +261,14 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_lock_is_free_when_a_majority_is() {
+        let after = |left: &[u64]| {
+            let mut left: Vec<_> = left.iter().copied().map(Duration::from_secs).collect();
+            free_after(&mut left, 5).map(|after| after.as_secs())
+        };
+        assert_eq!(after(&[9, 1, 5]), Some(1), "two may stay");
+        assert_eq!(after(&[9, 1, 5, 7, 3]), Some(5));
+        assert_eq!(after(&[9, 1]), None);
+    }
+}

@@ -54,7 +54,7 @@ pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Res
     while open > 0 {
         match calls.next(time_up.as_mut()).await {
             Next::Answer(node, batch) => {
-                quorum.nodes[node].note_slow(false);
+                quorum.nodes[node].note_slow(!batch.iter().any(Result::is_ok));
                 take(quorum, &mut items, node, batch);
                 open = items.iter().filter(|item| item.answers.outcome() == Outcome::Open).count();
             }

@@ -12,12 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{AcquireRequest, Attempt, Fence, FenceRequest, LockKey, LockStore, Order, Token, Waiting};
 
-use crate::{
-    attempt::undo,
-    book::Entry,
-    calls::{Call, in_background},
-    store::Quorum,
-};
+use crate::{attempt::follow, book::Entry, calls::Call, store::Quorum};
 
 /// For how long to wait at the door at most. Longer than any hand-off, short enough not to matter when the door is lost.
 const SAFETY_POLL: Duration = Duration::from_secs(1);
@@ -110,14 +105,6 @@ impl Drop for Place<'_> {
             return;
         }
         self.entry.give_up();
-        let errand = self.entry.errand();
-        let (quorum, entry, door) = (Arc::clone(self.quorum), Arc::clone(self.entry), self.door);
-        in_background(async move {
-            undo(Arc::clone(&quorum), Arc::clone(&entry), door).await;
-            errand.done();
-            if entry.is_settled() {
-                quorum.book.forget(&entry);
-            }
-        });
+        follow(self.quorum, self.entry, Vec::new(), vec![self.door], false);
     }
 }
