@@ -1,5 +1,5 @@
-//! Every case of the compliance suite against quorums, as named trials: over memory stores, over five real servers, and
-//! over a mixture of all kinds.
+//! Every case of the compliance suite against quorums, as named trials: over memory stores, over five real servers, also
+//! with some of them down, frozen or slow, and over a mixture of all kinds.
 //!
 //! A kind of store that is required and can't be found is a failure. `LOCKKIT_REQUIRE` names the required ones,
 //! separated by commas; by default those whose servers Debian packages.
@@ -18,14 +18,15 @@ use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
 use lockkit_testkit::{
     Backend, BoxError, Server, Suite,
-    faults::Proxy,
+    faults::{Direction, Proxy},
     servers::{
         Keep, MySqlOptions, MySqlServer, Persistence, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
     },
 };
 use lockkit_zk::ZkStore;
 
-const REQUIRED: &str = "redlock-memory,redlock-redis,redlock-mixed";
+const REQUIRED: &str =
+    "redlock-memory,redlock-redis,redlock-one-down,redlock-two-away,redlock-two-slow,redlock-three-slow,redlock-mixed";
 
 /// A quorum over memory stores; every client is a quorum of its own over the same stores.
 #[derive(Debug)]
@@ -105,6 +106,79 @@ impl Backend for RedisQuorum {
     async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
         let nowhere = TcpListener::bind("127.0.0.1:0")?;
         Ok(Some(Box::new(Private { servers: servers(3).await?, nowhere })))
+    }
+}
+
+/// What is wrong with a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    Nothing,
+    Down,
+    Frozen,
+    /// Every message to it and from it takes so long.
+    Slow(Duration),
+}
+
+/// A quorum over servers that are in trouble all the time.
+#[derive(Debug)]
+struct TroubledQuorum {
+    name: &'static str,
+    servers: Vec<(RedisServer, Trouble, Option<Proxy>)>,
+}
+
+impl TroubledQuorum {
+    async fn start(name: &'static str, troubles: [Trouble; 5]) -> Result<Self, BoxError> {
+        let mut in_trouble = Vec::new();
+        for trouble in troubles {
+            // None is ever started again, so what they have is as good as on disk.
+            let server = RedisServer::start(RedisOptions::default()).await?;
+            let mut proxy = None;
+            match trouble {
+                Trouble::Nothing => {}
+                Trouble::Down => server.kill().await?,
+                Trouble::Frozen => server.freeze().await?,
+                Trouble::Slow(delay) => {
+                    let through = proxy.insert(Proxy::start(server.addr()).await?);
+                    through.delay(Direction::ToServer, delay);
+                    through.delay(Direction::ToClient, delay);
+                }
+            }
+            in_trouble.push((server, trouble, proxy));
+        }
+        Ok(Self { name, servers: in_trouble })
+    }
+
+    async fn connect(&self, config: RedlockConfig) -> Result<Arc<dyn LockStore>, BoxError> {
+        let nodes = self.servers.iter().map(|(server, trouble, proxy)| {
+            let node = node(proxy.as_ref().map_or(server.addr(), Proxy::addr));
+            match trouble {
+                // Who connects waits for it so long.
+                Trouble::Frozen => node.timeout(Duration::from_millis(200)),
+                _ => node,
+            }
+        });
+        let nodes = RedisNodes::new(nodes.collect());
+        Ok(Arc::new(nodes.config(config).durable(true).connect().await?))
+    }
+}
+
+#[async_trait]
+impl Backend for TroubledQuorum {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    async fn open(&self) -> Result<Arc<dyn LockStore>, BoxError> {
+        self.connect(config()).await
+    }
+
+    async fn open_with_clock(&self, clock: Arc<dyn Clock>) -> Result<Option<Arc<dyn LockStore>>, BoxError> {
+        self.connect(config().clock(clock)).await.map(Some)
+    }
+
+    /// What harms all servers does so whether or not some were in trouble before.
+    async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
+        Ok(None)
     }
 }
 
@@ -227,6 +301,17 @@ impl Backend for MixedQuorum {
     }
 }
 
+/// One, two and three of five. With three down or frozen nothing is granted, which is another test.
+fn troubles() -> [(&'static str, [Trouble; 5]); 4] {
+    let (fine, slow) = (Trouble::Nothing, Trouble::Slow(Duration::from_millis(10)));
+    [
+        ("redlock-one-down", [fine, Trouble::Down, fine, fine, fine]),
+        ("redlock-two-away", [fine, Trouble::Down, fine, Trouble::Frozen, fine]),
+        ("redlock-two-slow", [fine, slow, fine, slow, fine]),
+        ("redlock-three-slow", [slow, slow, fine, slow, fine]),
+    ]
+}
+
 fn main() -> ExitCode {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let start = |count| runtime.block_on(servers(count));
@@ -234,6 +319,9 @@ fn main() -> ExitCode {
     let mut suite = Suite::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expected"), REQUIRED);
     suite.add("redlock-memory", Ok(memory));
     suite.add("redlock-redis", start(5).map(|shared| RedisQuorum { shared }));
+    for (name, troubles) in troubles() {
+        suite.add(name, runtime.block_on(TroubledQuorum::start(name, troubles)));
+    }
     suite.add("redlock-mixed", runtime.block_on(MixedQuorum::start()));
     suite.run()
 }

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Renewed};
 use lockkit_redlock::NodeErrors;
-use lockkit_testkit::faults::Direction;
+use lockkit_testkit::{faults::Direction, servers::Keep};
 
-use crate::support::{Cluster, TTL, attempt, claim, free, hold, is_held, renew};
+use crate::support::{Cluster, TTL, attempt, claim, free, hold, hold_soon, is_held, renew};
 
 /// The default for a ttl of [`TTL`].
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);
@@ -107,6 +107,93 @@ async fn a_majority_frozen_is_an_error_within_the_node_timeout() {
     cluster.proxies[..3].iter().for_each(|proxy| proxy.heal());
     cluster.until_held_at("a", 0).await;
     hold(&store, &claim("a")).await;
+}
+
+/// What keeps three of five nodes from voting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Away {
+    Down,
+    Frozen,
+    /// Slower than the node timeout, and than a renewal may take.
+    Slow,
+}
+
+impl Cluster {
+    async fn lose_three(&self, how: Away) {
+        for (server, proxy) in self.servers.iter().zip(&self.proxies).take(3) {
+            match how {
+                Away::Down => server.kill().await.expect("kill"),
+                Away::Frozen => server.freeze().await.expect("freeze"),
+                Away::Slow => proxy.delay(Direction::ToClient, Duration::from_millis(500)),
+            }
+        }
+    }
+
+    async fn bring_three_back(&self, how: Away) {
+        for (server, proxy) in self.servers.iter().zip(&self.proxies).take(3) {
+            match how {
+                Away::Down => server.restart(Keep::Nothing).await.expect("restart"),
+                Away::Frozen => server.thaw().expect("thaw"),
+                Away::Slow => proxy.heal(),
+            }
+        }
+    }
+}
+
+/// A holder keeps its lock until its deadline, nobody gets one, each error names the three, and all goes on as soon as
+/// they are back.
+async fn a_majority_away(how: Away) {
+    let cluster = Cluster::start(5).await;
+    let (holder, store) = (Locker::new(cluster.client().await), cluster.client().await);
+    let guard = holder.lock("held").ttl(Duration::from_secs(2)).acquire().await.expect("acquire");
+    cluster.until_held_at("held", 5).await;
+    hold(&store, &claim("warm")).await;
+
+    cluster.lose_three(how).await;
+    let (away_since, left) = (Instant::now(), guard.remaining());
+    let asking = async {
+        let mut asked = 0;
+        while guard.is_held() {
+            let error =
+                attempt(&store, &claim(&format!("free{asked}"))).await.expect_err("two of five are no majority");
+            assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TimedOut), "{error}");
+            let said = NodeErrors::of(&error).expect("each node's error");
+            for proxy in &cluster.proxies[..3] {
+                let name = proxy.addr().to_string();
+                assert!(said.iter().any(|node| node.node.contains(&name)), "nothing of {name}: {error}");
+            }
+            asked += 1;
+            tokio::time::sleep(NODE_TIMEOUT).await;
+        }
+        asked
+    };
+    let (asked, reason) = tokio::join!(asking, guard.lost());
+    let held_for = away_since.elapsed();
+    assert!(asked > 2, "asked {asked} times");
+    assert_eq!(reason, LossReason::Unreachable);
+    assert!((left..left + Duration::from_secs(1)).contains(&held_for), "{left:?} were left, held for {held_for:?}");
+
+    cluster.bring_three_back(how).await;
+    let after =
+        holder.lock("held").ttl(TTL).acquire_within(Duration::from_secs(8)).await.expect("acquire").expect("free");
+    assert!(after.fence() > guard.fence());
+    hold_soon(&store, &claim("free0")).await;
+    assert_eq!(after.release().await.expect("release"), Outcome::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_majority_down_grants_nothing_until_it_is_back() {
+    a_majority_away(Away::Down).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_majority_frozen_grants_nothing_until_it_is_back() {
+    a_majority_away(Away::Frozen).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_majority_that_is_too_slow_grants_nothing_until_it_is_not() {
+    a_majority_away(Away::Slow).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
