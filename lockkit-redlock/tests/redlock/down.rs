@@ -1,12 +1,15 @@
 //! One, two and three of five nodes down, frozen or slow.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Renewed};
-use lockkit_redlock::NodeErrors;
+use lockkit_core::{Claim, Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Release, Renewed};
+use lockkit_redlock::{NodeErrors, RedlockStore};
 use lockkit_testkit::{faults::Direction, servers::Keep};
 
-use crate::support::{Cluster, TTL, attempt, claim, free, hold, hold_soon, is_held, renew};
+use crate::support::{Cluster, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, renew, request};
 
 /// The default for a ttl of [`TTL`].
 const NODE_TIMEOUT: Duration = Duration::from_millis(50);
@@ -90,6 +93,65 @@ async fn two_slow_nodes_do_not_slow_down_the_others() {
     }
     let median = median(&store).await;
     assert!(median < NODE_TIMEOUT, "{median:?}");
+}
+
+/// The median time of a refusal, of one claim that asks again and again.
+async fn median_refusal(store: &dyn LockStore, mine: &Claim) -> Duration {
+    let mut took = Vec::new();
+    for _ in 0..20 {
+        let start = Instant::now();
+        contended(store, mine).await;
+        took.push(start.elapsed());
+    }
+    took.sort_unstable();
+    took[took.len() / 2]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_node_does_not_keep_who_was_refused_from_asking_again() {
+    let cluster = Cluster::start(5).await;
+    let (store, other) = (cluster.client().await, cluster.observer().await);
+    hold(&other, &claim("a")).await;
+    cluster.proxies[1].blackhole();
+    let median = median_refusal(&store, &claim("a")).await;
+    assert!(median < NODE_TIMEOUT / 2, "{median:?}");
+}
+
+/// Of five nodes one is down, one frozen, and at one of the others somebody else holds the lock.
+async fn split() -> (Cluster, RedlockStore) {
+    let cluster = Cluster::start(5).await;
+    let (store, other) = (cluster.client().await, cluster.observer().await);
+    hold(&other, &claim("a")).await;
+    cluster.until_held_at("a", 5).await;
+    for free in [3, 4] {
+        cluster.servers[free].command(&["DEL", "lockkit:a"]).await.expect("DEL");
+    }
+    cluster.servers[0].kill().await.expect("kill");
+    cluster.proxies[1].blackhole();
+    (cluster, store)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_node_does_not_prolong_a_split_vote() {
+    let (_cluster, store) = split().await;
+    // Two nodes grant it and one refuses. The frozen one could still decide, but it was waited for once.
+    let median = median_refusal(&store, &claim("a")).await;
+    assert!(median < NODE_TIMEOUT / 2, "{median:?}");
+    assert!(store.stats().split_votes > 10, "{:?}", store.stats());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_given_up_is_released_by_those_that_answer() {
+    let (cluster, store) = split().await;
+    let (store, mine) = (Arc::new(store), claim("a"));
+    let (asked, request) = (Arc::clone(&store), request(&mine));
+    let mut asking = Box::pin(async move { asked.acquire(&request).await });
+    tokio::time::timeout(NODE_TIMEOUT / 2, &mut asking).await.expect_err("it waits for the frozen node");
+    // Dropped without a runtime, so that the store can't release it by itself before it is asked to.
+    std::thread::spawn(move || drop(asking)).join().expect("a thread");
+    let released = store.release(&mine).await.expect("a majority has answered");
+    assert_eq!(released, Release::NotHeld(LossReason::Gone));
+    cluster.until_held_at_by_living("a", &[3, 4]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
