@@ -142,7 +142,8 @@ impl RedisNodes {
             }
         }
         if reached < majority(stores.len()) && stores.len() >= 3 {
-            return Err(errors.into_error(reached, stores.len(), majority(stores.len()), Effect::None));
+            let error = errors.into_error(reached, stores.len(), majority(stores.len()), Effect::None);
+            return Err(error.at("connect", None, &RedlockStore::name_of(stores.len())));
         }
         roster.warn(&stores, &mut warnings);
         let nodes = stores

@@ -61,7 +61,7 @@ impl RedlockStore {
         }
         let info = StoreInfo {
             scheme: "redlock",
-            name: format!("redlock of {} nodes", nodes.len()).into(),
+            name: Self::name_of(nodes.len()),
             capability: capability(&nodes, &config)?,
             clock: Arc::clone(&config.clock),
             alarm: None,
@@ -69,6 +69,10 @@ impl RedlockStore {
         let majority = majority(nodes.len());
         let (book, stats) = (Book::default(), Counters::default());
         Ok(Self(Arc::new(Quorum { nodes, majority, info, config, book, stats, warnings })))
+    }
+
+    pub(crate) fn name_of(nodes: usize) -> Arc<str> {
+        format!("redlock of {nodes} nodes").into()
     }
 
     /// What the nodes put at risk, in words.
