@@ -21,8 +21,8 @@ pub(crate) enum Sent {
 
 /// Maps an error of the driver.
 ///
-/// An error that the **server** answered has no effect: no lock was taken or freed, for that is the last thing that a
-/// script does and the only one that can't fail after it. (A fence counter may have moved, which is harmless.)
+/// An error that the **server** answered has no effect: no lock was taken or freed, for a script that is refused something
+/// frees what it took. (A fence counter may have moved, which is harmless.)
 pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
     let detail = || one_line(error.detail().unwrap_or_default());
     let (kind, message) = match error.kind() {

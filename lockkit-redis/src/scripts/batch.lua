@@ -25,9 +25,10 @@
 --   a string      the lock was the claim's already and is extended (R1); its value
 --   {pttl, value} of the holder
 --
--- Only the first call of a request that writes can fail, for the server then takes all that follow.
+-- A server that is full, or read-only, refuses the first call of a request that writes, or none. Only a user that lacks the
+-- permission for a command is refused it later.
 
-local call, pcall, sub, format = redis.call, redis.pcall, string.sub, string.format
+local protected, call, pcall, sub, format = pcall, redis.call, redis.pcall, string.sub, string.format
 local KEYS, ARGV = KEYS, ARGV
 local answers, n, key, at = {}, 0, 1, 1
 
@@ -47,12 +48,14 @@ local function release(lock, token)
   return type(receivers) == 'number' and receivers or -3
 end
 
+-- Never fails, for the lock may be another's.
 local function held(lock, value, head, ttl)
   if type(value) ~= 'string' then
     return value
   end
   if sub(value, 1, 33) ~= sub(head, 1, 33) then
-    return {call('PTTL', lock), value}
+    local left = pcall('PTTL', lock)
+    return type(left) == 'number' and {left, value} or left
   end
   local extended = pcall('PEXPIRE', lock, ttl)
   return extended == 1 and value or extended
@@ -140,6 +143,22 @@ local function this_fence(lock, counter, head, tail, ttl, span, first, mode)
   return failure or redis.error_reply('ERR value is not an integer or out of range')
 end
 
+local function acquire(lock, counter, head, tail, ttl, span, first, mode)
+  local grant = mode == '' and next_fence or this_fence
+  local done, answer = protected(grant, lock, counter, head, tail, ttl, span, first, mode)
+  if done then
+    return answer
+  end
+  -- The lock was free, and is so again.
+  pcall('DEL', lock)
+  if mode == '' then
+    -- Else a counter that was to be new would seem to be an old one the next time, and go on from 1.
+    pcall('INCRBY', counter, -span)
+  end
+  -- Before Redis 7 it is a text.
+  return type(answer) == 'table' and answer or redis.error_reply('ERR Error running script: ' .. answer)
+end
+
 while at <= #ARGV do
   n = n + 1
   local lock, head = KEYS[key], ARGV[at]
@@ -147,9 +166,7 @@ while at <= #ARGV do
     answers[n] = release(lock, head)
     key, at = key + 1, at + 1
   else
-    local mode = ARGV[at + 5]
-    local acquire = mode == '' and next_fence or this_fence
-    answers[n] = acquire(lock, KEYS[key + 1], head, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], mode)
+    answers[n] = acquire(lock, KEYS[key + 1], head, unpack(ARGV, at + 1, at + 5))
     key, at = key + 2, at + 6
   end
 end

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Query, Release};
+use lockkit_core::{Effect, ErrorKind, Fence, FenceClock, FenceRequest, LockStore, LossReason, Query, Release};
 use lockkit_redis::RedisStore;
 use tokio::{
     task::JoinSet,
@@ -208,5 +208,52 @@ async fn asked_once(server: &Server) {
     let mut connection = server.raw();
     while raw::<Vec<String>>(&mut connection, "KEYS lockkit:*").is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A store whose user lacks permissions for some commands.
+fn user_without(server: &Server, commands: &str) -> RedisStore {
+    raw::<()>(&mut server.raw(), &format!("ACL SETUSER app on >pw ~* &* +@all {commands}"));
+    let url = server.url("").replace("redis://", "redis://app:pw@");
+    RedisStore::new(lockkit_redis::RedisConfig::from_url(&url).expect("url")).expect("a store")
+}
+
+#[tokio::test]
+async fn what_was_carried_out_before_an_error_is_told() {
+    let server = Server::start().await;
+    let store = user_without(&server, "-pttl");
+    let (mine, theirs) = (claim("mine"), claim("theirs"));
+    hold(&store, &mine).await;
+    hold(&store, &theirs).await;
+    let (another, third) = (claim("another"), claim("theirs"));
+    let (first, released, refused) =
+        tokio::join!(attempt(&store, &another), store.release(&mine), attempt(&store, &third));
+    granted(first.expect("acquire"));
+    let refused = refused.expect_err("no PTTL");
+    assert_eq!((refused.kind(), refused.effect()), (ErrorKind::Denied, Effect::None), "{refused}");
+    assert!(matches!(released, Ok(Release::Released { .. })), "{released:?}");
+}
+
+/// Neither a lock nor a counter that a later grant would go on from.
+#[tokio::test]
+async fn a_refusal_leaves_nothing_behind() {
+    let server = Server::start().await;
+    let permitted = server.store().await;
+    for command in ["get", "set", "incrby", "time", "pexpire"] {
+        let store = user_without(&server, &format!("-{command}"));
+        for clock in [FenceClock::Store, FenceClock::Floor] {
+            let case = format!("{command} {clock:?}");
+            let mine = claim(&case.replace(' ', "-"));
+            let before = hold(&permitted, &mine).await;
+            free(&permitted, &mine).await;
+            raw::<()>(&mut server.raw(), &format!("DEL {{lockkit:{}}}:fence", mine.key));
+            let fence = FenceRequest { floor: Fence::new(7), span: 2, clock };
+            let wanted = lockkit_core::AcquireRequest { fence, ..request(&mine, Duration::ZERO) };
+            // Some commands are not needed.
+            let Err(error) = store.acquire(&wanted).await else { continue };
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{case}: {error}");
+            let after = hold(&permitted, &claim(&case.replace(' ', "-"))).await;
+            assert!(after.fence > before.fence || clock == FenceClock::Floor, "{case}: {before:?}, then {after:?}");
+        }
     }
 }
