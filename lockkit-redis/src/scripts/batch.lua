@@ -116,7 +116,7 @@ local function this_fence(lock, counter, head, tail, ttl, span, first, mode)
   local last = span == '1' and first or format('%.0f', first + (span - 1))
   local before = pcall('SET', counter, last, 'KEEPTTL', 'GET')
   -- A counter that goes with the clock need not be kept anew each time, only every 1000 seconds.
-  if mode == '2' and before and #before == #first and before < first and sub(before, 1, -10) == sub(first, 1, -10) then
+  if mode == '2' and before and #before == #last and before < first and sub(before, 1, -10) == sub(last, 1, -10) then
     return tonumber(first)
   end
   local fence, stored = tonumber(first), 0

@@ -227,9 +227,9 @@ async fn a_counter_that_goes_with_the_clock_is_kept_anew_in_time() {
     const WEEK: i64 = 7 * 24 * 3600;
     let server = Server::start().await;
     let (store, mut connection) = (server.store().await, server.raw());
-    let mut next = async |floor: u64| {
+    let mut next = async |floor: u64, span: u32| {
         let mine = claim("a");
-        let fence = FenceRequest { floor: Fence::new(floor), span: 1, clock: FenceClock::Floor };
+        let fence = FenceRequest { floor: Fence::new(floor), span, clock: FenceClock::Floor };
         let wanted = lockkit_core::AcquireRequest { fence, ..request(&mine, Duration::ZERO) };
         assert_eq!(granted(store.acquire(&wanted).await.expect("acquire")).fence, Fence::new(floor + 1));
         free(&store, &mine).await;
@@ -240,13 +240,14 @@ async fn a_counter_that_goes_with_the_clock_is_kept_anew_in_time() {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("clock").as_micros() as u64;
     // The beginning of a thousand seconds.
     let begin = now / 1_000_000_000 * 1_000_000_000;
-    assert!(next(begin + 7).await >= WEEK - 5, "it is new");
-    assert!(next(begin + 999_000_000).await <= 100, "it was kept already");
-    assert!(next(begin + 1_000_000_000).await >= WEEK - 5, "the next thousand seconds have begun");
+    assert!(next(begin + 7, 1).await >= WEEK - 5, "it is new");
+    assert!(next(begin + 999_000_000, 1).await <= 100, "it was kept already");
+    assert!(next(begin + 1_000_000_000, 1).await >= WEEK - 5, "the next thousand seconds have begun");
+    assert!(next(begin + 1_500_000_000, 2_000_000_000).await >= WEEK - 5, "its last fence is beyond them");
     // Beyond the day around now nothing is taken for granted.
     let ahead = begin + 100_000_000_000;
     for floor in [ahead + 1, ahead + 2] {
-        assert!(next(floor).await >= WEEK + 90_000, "a hundred thousand seconds ahead of the clock");
+        assert!(next(floor, 1).await >= WEEK + 90_000, "a hundred thousand seconds ahead of the clock");
     }
 }
 
