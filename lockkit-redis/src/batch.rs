@@ -113,8 +113,12 @@ impl Batches {
     /// Sends now what waits, so that it is ahead of what the caller will send.
     pub(crate) fn make_way(self: &Arc<Self>) {
         while let Some(batch) = self.dispatch() {
-            self.runtime.spawn(Arc::clone(self).attend(batch));
+            self.see_off(batch);
         }
+    }
+
+    fn see_off(self: &Arc<Self>, batch: Batch) {
+        self.runtime.spawn(Arc::clone(self).attend(batch));
     }
 
     /// Has what waits sent as soon as all other tasks had their turn. Not to be called with the queue locked: a runtime
@@ -143,6 +147,12 @@ impl Batches {
             }
         }
         None
+    }
+
+    /// Hands requests to the driver one by one, all of them now: nobody waits for the answers to others.
+    fn apart(&self, waiting: Vec<Waiting>) -> Vec<Batch> {
+        let queue = self.queue();
+        waiting.into_iter().filter_map(|one| self.hand_over(vec![one], false, &queue)).collect()
     }
 
     /// Requests that were given up are not sent, and never will be. That, and that others stay behind, takes the lock on
@@ -182,12 +192,7 @@ impl Batches {
             }
             // The user may use some of the keys and not others. None of the requests was carried out.
             Ok(Value::ServerError(e)) if e.code() == "NOPERM" && waiting.len() > 1 => {
-                for one in waiting {
-                    let batch = self.hand_over(vec![one], true, &self.queue());
-                    if let Some(batch) = batch {
-                        Box::pin(Arc::clone(&self).attend(batch)).await;
-                    }
-                }
+                self.apart(waiting).into_iter().for_each(|batch| self.see_off(batch));
             }
             // Any other array is an answer that the script never gives.
             Ok(Value::Array(_)) => waiting.into_iter().for_each(|waiting| waiting.hear(Ok(Value::Nil))),

@@ -10,6 +10,7 @@ use std::{
 
 use lockkit_core::{Effect, ErrorKind, Fence, FenceClock, FenceRequest, LockStore, LossReason, Query, Release};
 use lockkit_redis::RedisStore;
+use lockkit_testkit::faults::{Direction, Proxy};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
@@ -153,6 +154,27 @@ async fn an_error_of_one_is_nothing_to_the_others() {
     .await;
     let not_mine = store.release(&claim("may-hash")).await.expect("release");
     assert_eq!(not_mine, Release::NotHeld(LossReason::Taken));
+}
+
+/// Those who are sent anew because of another are sent side by side: one after the other they would not be in time.
+#[tokio::test]
+async fn a_refusal_does_not_hold_up_the_others() {
+    let server = Server::start().await;
+    raw::<()>(&mut server.raw(), "ACL SETUSER app on >pw ~lockkit:may* ~{lockkit:may* +@all");
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("a proxy");
+    let url = format!("redis://app:pw@{}/", proxy.addr());
+    let store = Arc::new(RedisStore::new(lockkit_redis::RedisConfig::from_url(&url).expect("url")).expect("a store"));
+    pair(&store, "may connect").await;
+    proxy.delay(Direction::ToServer, Duration::from_millis(100));
+    in_company(|task| {
+        let store = Arc::clone(&store);
+        async move {
+            let name = if task == TASKS / 2 { "not".to_owned() } else { format!("may {task}") };
+            let granted = attempt(&store, &claim(&name)).await;
+            assert_eq!(granted.is_err(), task == TASKS / 2, "{granted:?}");
+        }
+    })
+    .await;
 }
 
 /// More than leave in one command.
