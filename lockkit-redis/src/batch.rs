@@ -7,13 +7,18 @@
 //! for, and is sent at once.
 //!
 //! Requests keep their order, whichever way they leave, so that a release always runs behind the acquisition that it
-//! undoes (rule R8). A request whose caller gave it up before it left is not sent at all.
+//! undoes (rule R8). A request whose caller gave it up before it left is not sent at all. Nobody could tell that from a
+//! command that others wait for as well, so while [much is unanswered](Batches::is_jammed), and a command might have to
+//! wait for the driver to take it, each goes alone.
 
 use std::{
     future::{Future, ready},
     io,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, Waker},
 };
 
@@ -25,12 +30,15 @@ use tokio::{
 };
 
 use crate::{
+    line::QUEUE,
     request::{self, Request},
     scripts::BATCH,
 };
 
 /// How many requests leave in one command: the server does nothing else meanwhile, a quarter of a millisecond at most.
 const MOST: usize = 128;
+/// How many commands may be unanswered before requests go alone: the driver has certainly room for one more.
+const JAM: usize = QUEUE / 2;
 
 /// Gathers the requests of one connection.
 #[derive(Debug)]
@@ -39,6 +47,9 @@ pub(crate) struct Batches {
     /// Where the driver runs: what waits for it must not end before it does.
     runtime: Handle,
     queue: Mutex<Queue>,
+    /// How many commands were sent on this connection, and the last of them that was answered.
+    sent: AtomicUsize,
+    answered: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -51,14 +62,16 @@ struct Queue {
 #[derive(Debug)]
 struct Waiting {
     request: Box<Request>,
-    answer: oneshot::Sender<RedisResult<Value>>,
+    answer: oneshot::Sender<Answer>,
 }
 
-type Answered = oneshot::Receiver<RedisResult<Value>>;
+/// The reply to a request; or the request, which has to go alone.
+type Answer = Result<RedisResult<Value>, Box<Request>>;
 
 /// Requests that were handed to the driver as one command.
 struct Batch {
     waiting: Vec<Waiting>,
+    number: usize,
     reply: Reply,
 }
 
@@ -67,7 +80,24 @@ type Reply = Pin<Box<dyn Future<Output = RedisResult<Value>> + Send>>;
 impl Batches {
     /// For a connection whose driver runs on the present runtime.
     pub(crate) fn new(driver: MultiplexedConnection) -> Self {
-        Self { driver, runtime: Handle::current(), queue: Mutex::default() }
+        let (sent, answered) = <(AtomicUsize, AtomicUsize)>::default();
+        Self { driver, runtime: Handle::current(), queue: Mutex::default(), sent, answered }
+    }
+
+    /// Counts a command that is about to be sent on this connection, in whichever way; its number.
+    pub(crate) fn count_sent(&self) -> usize {
+        self.sent.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Takes note that a command was answered, and so all before it were taken by the driver.
+    pub(crate) fn count_answered(&self, number: usize) {
+        self.answered.fetch_max(number, Ordering::Relaxed);
+    }
+
+    /// Whether the next command might have to wait for the driver to take it.
+    fn is_jammed(&self) -> bool {
+        let answered = self.answered.load(Ordering::Relaxed);
+        self.sent.load(Ordering::Relaxed).saturating_sub(answered) >= JAM
     }
 
     /// Lets a request leave with others, and waits for its answer. `is_alone` if no other operation is under way.
@@ -75,19 +105,26 @@ impl Batches {
     /// # Cancellation
     /// The request may be carried out or not. One that is made later is carried out later.
     pub(crate) async fn run(self: &Arc<Self>, request: Box<Request>, is_alone: bool) -> RedisResult<Value> {
-        let answered = match self.join(request, is_alone) {
-            Ok(answered) => answered,
-            // In a box: what the driver does takes much room, also in those who never do it.
-            Err(request) => return Box::pin(self.run_alone(&request)).await,
-        };
         let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the connection ended with its runtime");
-        answered.await.unwrap_or_else(|_| Err(ended().into()))
+        let answer = match self.join(request, is_alone) {
+            Ok(answered) => answered.await.unwrap_or_else(|_| Ok(Err(ended().into()))),
+            Err(request) => Err(request),
+        };
+        match answer {
+            Ok(reply) => reply,
+            // In a box: what the driver does takes much room, also in those who never do it.
+            Err(request) => Box::pin(self.run_alone(&request)).await,
+        }
     }
 
-    /// Queues a request; gives it back if it has nobody to wait for.
-    fn join(self: &Arc<Self>, request: Box<Request>, is_alone: bool) -> Result<Answered, Box<Request>> {
+    /// Queues a request; gives it back if it has nobody to wait for, or has to go alone.
+    fn join(
+        self: &Arc<Self>,
+        request: Box<Request>,
+        is_alone: bool,
+    ) -> Result<oneshot::Receiver<Answer>, Box<Request>> {
         let mut queue = self.queue();
-        if is_alone && queue.waiting.is_empty() {
+        if (is_alone && queue.waiting.is_empty()) || self.is_jammed() {
             return Err(request);
         }
         let (answer, answered) = oneshot::channel();
@@ -103,7 +140,9 @@ impl Batches {
     async fn run_alone(&self, request: &Request) -> RedisResult<Value> {
         let mut driver = self.driver.clone();
         let (script, command) = request::alone(request, None);
+        let number = self.count_sent();
         let mut reply = driver.send_packed_command(&command).await?;
+        self.count_answered(number);
         if is_unknown_script(&reply) {
             reply = driver.send_packed_command(&script.by_code(&command)).await?;
         }
@@ -159,29 +198,33 @@ impl Batches {
     /// the queue. `None` if nobody is left.
     fn hand_over(&self, mut waiting: Vec<Waiting>, with_code: bool, _locked: &Queue) -> Option<Batch> {
         waiting.retain(|waiting| !waiting.answer.is_closed());
+        if self.is_jammed() {
+            waiting.drain(..).for_each(Waiting::go_alone);
+        }
         if waiting.is_empty() {
             return None;
         }
+        let number = self.count_sent();
         let mut command = request::command(&BATCH, waiting.iter().map(|waiting| &*waiting.request), None);
         if with_code {
             command = BATCH.by_code(&command);
         }
         let mut driver = self.driver.clone();
-        // The driver has it after the first poll, unless the task has used up its budget.
+        // There is room, so the driver has it after the first poll; but not if the task has used up its budget.
         let mut reply: Reply = Box::pin(unconstrained(async move { driver.send_packed_command(&command).await }));
         if let Poll::Ready(failed) = reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             reply = Box::pin(ready(failed));
         }
-        Some(Batch { waiting, reply })
+        Some(Batch { waiting, number, reply })
     }
 
     /// Waits for the reply to a batch, and hands out the answers.
     async fn attend(self: Arc<Self>, batch: Batch) {
-        let Some((mut waiting, mut reply)) = batch.reply().await else { return };
+        let Some((mut waiting, mut reply)) = self.reply(batch).await else { return };
         if matches!(&reply, Ok(reply) if is_unknown_script(reply)) {
             // It was definitely not run.
             let Some(again) = self.hand_over(waiting, true, &self.queue()) else { return };
-            let Some(replied) = again.reply().await else { return };
+            let Some(replied) = self.reply(again).await else { return };
             (waiting, reply) = replied;
         }
         match reply {
@@ -200,33 +243,36 @@ impl Batches {
         }
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Batch {
     /// The reply, and those who wait for it; `None` when all of them gave up. (A server may be silent for long, and
     /// whoever is asked for a lease a thousand times a second must not remember them all.)
-    async fn reply(mut self) -> Option<(Vec<Waiting>, RedisResult<Value>)> {
+    async fn reply(&self, mut batch: Batch) -> Option<(Vec<Waiting>, RedisResult<Value>)> {
         let all_gave_up = async {
-            for waiting in &mut self.waiting {
+            for waiting in &mut batch.waiting {
                 waiting.answer.closed().await;
             }
         };
         let reply = tokio::select! {
             biased;
-            reply = self.reply => reply,
+            reply = batch.reply => reply,
             () = all_gave_up => return None,
         };
-        Some((self.waiting, reply))
+        self.count_answered(batch.number);
+        Some((batch.waiting, reply))
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Waiting {
-    fn hear(self, answer: RedisResult<Value>) {
+    fn hear(self, reply: RedisResult<Value>) {
         // Whoever gave up meanwhile does not need it.
-        _ = self.answer.send(answer);
+        _ = self.answer.send(Ok(reply));
+    }
+
+    fn go_alone(self) {
+        _ = self.answer.send(Err(self.request));
     }
 }
 

@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// How many requests may wait to be written.
-const QUEUE: usize = 1024;
+pub(crate) const QUEUE: usize = 1024;
 /// How many bytes may wait to be written before no more requests are taken.
 const WRITE_BUFFER: usize = 256 * 1024;
 

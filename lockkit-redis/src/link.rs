@@ -1,8 +1,9 @@
 //! The one connection of a store: made when it is needed, watched, and replaced when it is dead.
 //!
-//! All requests share it and are answered in order, also those that [leave together](crate::batch), so that a release always runs behind the acquisition that it undoes
-//! (rule R8). There is no retry: the operation that finds no connection has one [made](crate::line), others that come
-//! meanwhile wait for the same attempt, and if it fails they all fail with its error.
+//! All requests share it and are answered in order, also those that [leave together](crate::batch), so that a release
+//! always runs behind the acquisition that it undoes (rule R8). There is no retry: the operation that finds no connection
+//! has one [made](crate::line), others that come meanwhile wait for the same attempt, and if it fails they all fail with
+//! its error.
 //!
 //! A connection is given up
 //! - when it breaks: the driver says so at once, and the next operation makes a new one;
@@ -71,7 +72,9 @@ impl Link {
         let exchange = pin!(async {
             connection.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&connection.inner);
+            let number = connection.batches.count_sent();
             let reply = send(&mut driver, request, asking).await?;
+            connection.batches.count_answered(number);
             if is_unknown_script(&reply) {
                 return send(&mut driver, &script.by_code(request), asking).await;
             }
@@ -116,7 +119,9 @@ impl Link {
         let exchange = pin!(async {
             connection.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&connection.inner);
+            let number = connection.batches.count_sent();
             let mut replies = driver.send_packed_commands(requests, 0, requests.len()).await?;
+            connection.batches.count_answered(number);
             for (reply, request) in replies.iter_mut().zip(requests.cmd_iter()) {
                 if let (Some(script), true) = (script, is_unknown_script(reply)) {
                     *reply = driver.send_packed_command(&script.by_code(request)).await?;

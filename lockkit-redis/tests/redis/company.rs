@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockkit_core::{Effect, ErrorKind, Fence, FenceClock, FenceRequest, LockStore, LossReason, Query, Release};
-use lockkit_redis::RedisStore;
+use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_testkit::faults::{Direction, Proxy};
 use tokio::{
     task::JoinSet,
@@ -121,6 +121,59 @@ async fn a_release_never_overtakes_what_it_undoes() {
     flushes.await.expect("flushes");
 }
 
+/// Nor when more is waiting to be written than the connection takes, and some of those who asked together gave up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_does_not_overtake_in_a_jam_either() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("a proxy");
+    let config = RedisConfig::new("127.0.0.1", proxy.addr().port()).timeout(Duration::from_secs(30));
+    let store = Arc::new(RedisStore::connect(config).await.expect("connect"));
+    pair(&store, "a").await;
+    proxy.hold(Direction::ToServer);
+    let many = Query::Keys((0..50).map(|i| claim(&format!("{i:0100}")).key).collect());
+    let jam: JoinSet<_> = (0..2500)
+        .map(|_| {
+            let (store, many) = (Arc::clone(&store), many.clone());
+            async move { store.inspect(&many).await }
+        })
+        .collect();
+    let patient = |name: String| {
+        let (store, mine) = (Arc::clone(&store), claim(&name));
+        let wanted = lockkit_core::AcquireRequest { ttl: Duration::from_secs(200), ..request(&mine, Duration::ZERO) };
+        (mine, tokio::spawn(async move { store.acquire(&wanted).await }))
+    };
+    let (mut releases, mut others) = (JoinSet::new(), Vec::new());
+    for i in 0..600 {
+        let ((mine, asking), (_, other)) = (patient(i.to_string()), patient(format!("other {i}")));
+        others.push(other);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        asking.abort();
+        assert!(asking.await.is_err_and(|e| e.is_cancelled()));
+        let store = Arc::clone(&store);
+        releases.spawn(async move { store.release(&mine).await });
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    proxy.heal();
+    for release in releases.join_all().await {
+        assert_eq!(release.expect("release"), Release::NotHeld(LossReason::Gone));
+    }
+    for other in others {
+        granted(other.await.expect("a task").expect("acquire"));
+    }
+    assert!(jam.join_all().await.iter().all(Result::is_ok));
+    let left: Vec<String> = raw(&mut server.raw(), "KEYS lockkit:*");
+    let left: Vec<_> = left.iter().filter(|key| !key.contains("other")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    let before = commands(&server, "evalsha");
+    in_company(|task| {
+        let store = Arc::clone(&store);
+        async move { pair(&store, &task.to_string()).await }
+    })
+    .await;
+    let sent = commands(&server, "evalsha") - before;
+    assert!(sent < TASKS as u64, "{sent} commands: the jam is over");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_of_one_is_nothing_to_the_others() {
     let server = Server::start().await;
@@ -130,7 +183,7 @@ async fn an_error_of_one_is_nothing_to_the_others() {
     raw::<i32>(&mut connection, "HSET {lockkit:may-counter}:fence f v");
     let url = server.url("").replace("redis://", "redis://app:pw@");
     // What it checks when it connects is not among the keys that this user may use.
-    let store = Arc::new(RedisStore::new(lockkit_redis::RedisConfig::from_url(&url).expect("url")).expect("a store"));
+    let store = Arc::new(RedisStore::new(RedisConfig::from_url(&url).expect("url")).expect("a store"));
     pair(&store, "may connect").await;
     in_company(|task| {
         let store = Arc::clone(&store);
@@ -163,7 +216,7 @@ async fn a_refusal_does_not_hold_up_the_others() {
     raw::<()>(&mut server.raw(), "ACL SETUSER app on >pw ~lockkit:may* ~{lockkit:may* +@all");
     let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("a proxy");
     let url = format!("redis://app:pw@{}/", proxy.addr());
-    let store = Arc::new(RedisStore::new(lockkit_redis::RedisConfig::from_url(&url).expect("url")).expect("a store"));
+    let store = Arc::new(RedisStore::new(RedisConfig::from_url(&url).expect("url")).expect("a store"));
     pair(&store, "may connect").await;
     proxy.delay(Direction::ToServer, Duration::from_millis(100));
     in_company(|task| {
@@ -237,7 +290,7 @@ async fn asked_once(server: &Server) {
 fn user_without(server: &Server, commands: &str) -> RedisStore {
     raw::<()>(&mut server.raw(), &format!("ACL SETUSER app on >pw ~* &* +@all {commands}"));
     let url = server.url("").replace("redis://", "redis://app:pw@");
-    RedisStore::new(lockkit_redis::RedisConfig::from_url(&url).expect("url")).expect("a store")
+    RedisStore::new(RedisConfig::from_url(&url).expect("url")).expect("a store")
 }
 
 #[tokio::test]
