@@ -88,12 +88,16 @@ local function next_fence(lock, counter, head, tail, ttl, span, first)
   end
   local more = span - 1
   local fence, least = last - more, tonumber(first)
-  if fence == 1 or fence < least then
-    -- New, or not above the floor.
+  -- New, or not above the floor.
+  local anew = fence == 1 or fence < least
+  -- By smaller steps it does not outrun the clock.
+  if anew or more >= 100 then
     local now = clock()
-    fence = math.max(now, least)
-    last = fence + more
-    call('SET', counter, format('%.0f', last))
+    if anew then
+      fence = math.max(now, least)
+      last = fence + more
+      call('SET', counter, format('%.0f', last))
+    end
     keep(counter, last, now)
   end
   local failure = beyond(last)

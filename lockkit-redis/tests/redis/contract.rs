@@ -251,6 +251,23 @@ async fn a_counter_that_goes_with_the_clock_is_kept_anew_in_time() {
     }
 }
 
+/// Else the next one would start at the clock, below what was given out.
+#[tokio::test]
+async fn a_counter_that_leaps_ahead_of_the_clock_is_kept_until_a_week_past_it() {
+    const WEEK: i64 = 7 * 24 * 3600;
+    let server = Server::start().await;
+    let store = server.store().await;
+    for leap in 1..=3 {
+        let mine = claim("a");
+        let fence = FenceRequest { span: u32::MAX, ..FenceRequest::default() };
+        let wanted = lockkit_core::AcquireRequest { fence, ..request(&mine, Duration::ZERO) };
+        granted(store.acquire(&wanted).await.expect("acquire"));
+        free(&store, &mine).await;
+        let left: i64 = raw(&mut server.raw(), "TTL {lockkit:a}:fence");
+        assert!(left >= WEEK + leap * i64::from(u32::MAX) / 1_000_000 - 5, "{left} s after {leap}");
+    }
+}
+
 #[tokio::test]
 async fn a_key_of_another_type_is_named_and_left_alone() {
     for clock in [FenceClock::Store, FenceClock::Floor] {
