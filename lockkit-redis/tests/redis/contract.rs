@@ -10,6 +10,8 @@ use lockkit_redis::RedisStore;
 
 use crate::support::*;
 
+const WEEK: i64 = 7 * 24 * 3600; // in seconds
+
 #[tokio::test]
 async fn the_same_claim_again_is_the_same_grant() {
     let server = Server::start().await;
@@ -177,7 +179,6 @@ async fn a_new_counter_on_the_floors_clock_starts_just_above_the_floor() {
 
 #[tokio::test]
 async fn a_counter_expires_a_week_after_it_began_or_after_the_clock_passed_it() {
-    const WEEK: i64 = 7 * 24 * 3600;
     let server = Server::start().await;
     let store = server.store().await;
     let mine = claim("a");
@@ -224,7 +225,6 @@ async fn a_renewal_raises_the_counter_only_while_the_lease_is_mine() {
 
 #[tokio::test]
 async fn a_counter_that_goes_with_the_clock_is_kept_anew_in_time() {
-    const WEEK: i64 = 7 * 24 * 3600;
     let server = Server::start().await;
     let (store, mut connection) = (server.store().await, server.raw());
     let mut next = async |floor: u64, span: u32| {
@@ -254,7 +254,6 @@ async fn a_counter_that_goes_with_the_clock_is_kept_anew_in_time() {
 /// Else the next one would start at the clock, below what was given out.
 #[tokio::test]
 async fn a_counter_that_leaps_ahead_of_the_clock_is_kept_until_a_week_past_it() {
-    const WEEK: i64 = 7 * 24 * 3600;
     let server = Server::start().await;
     let store = server.store().await;
     for leap in 1..=3 {
