@@ -194,9 +194,7 @@ impl Line {
         let place = watches.as_ref().map_or_else(own, |watches| watches.place().clone());
         let login = secret::login(&config.login, config.database)?;
         let under_way = UnderWay::default();
-        // Where requests leave together there is nothing more to gain from bytes that do.
-        let company = if self.note.is_some() { Arc::clone(&under_way) } else { UnderWay::default() };
-        let stream = stream::open(config, &place.0, place.1, company).await.map_err(error::map_open)?;
+        let stream = stream::open(config, &place.0, place.1, Arc::clone(&under_way)).await.map_err(error::map_open)?;
         let (inner, driver) =
             MultiplexedConnection::new_with_config(&login, stream, settings).await.map_err(|e| error::map_login(&e))?;
         let inner = Arc::new(inner);

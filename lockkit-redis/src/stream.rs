@@ -85,8 +85,10 @@ pub(crate) type UnderWay = Arc<AtomicUsize>;
 ///   and call for other threads to take some over; and the server would be idle until the last one has asked again.
 ///
 /// Together this takes two thirds off the client's processor time with 64 tasks. A single operation has nobody to wait
-/// for: it is read and written at once. So is all on a connection whose [requests leave together](crate::batch): there
-/// `under_way` stays at zero.
+/// for: it is read and written at once.
+///
+/// Where [requests leave together](crate::batch) this saves little time any more, but memory: while 100 000 leases are
+/// renewed, a process has 800 bytes for each of them, and had 1340 without it.
 struct Together<S> {
     inner: S,
     under_way: UnderWay,
