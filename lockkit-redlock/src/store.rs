@@ -17,8 +17,8 @@ use tokio::time::sleep;
 
 use crate::{
     attempt::{Ended, Pursuit, Refusal},
-    book::{Begun, Book, Entry, Grant},
-    calls::{Calls, Next},
+    book::{Begun, Book, Entry, Errand, Grant},
+    calls::{Calls, Next, in_background},
     config::RedlockConfig,
     error::{NodeErrors, no_answer},
     fence, inspect,
@@ -274,12 +274,8 @@ impl Quorum {
             }
         }
         let outcome = outcome(&answers);
-        if let (Outcome::Done | Outcome::NotHeld(_), Some(entry), Some(errand)) = (outcome, &entry, errand) {
-            errand.done();
-            // While something is under way for an attempt, its nodes' token is needed for a release that is repeated.
-            if !unused || entry.is_settled() {
-                self.book.forget(entry);
-            }
+        if let (Outcome::Done | Outcome::NotHeld(_), Some(entry), Some(errand)) = (outcome, entry, errand) {
+            self.close(entry, errand, calls);
         }
         match outcome {
             // Only the leader knows who waits, for there they all do.
@@ -289,6 +285,25 @@ impl Quorum {
                 Err(errors.into_error(answers.yes, self.nodes.len(), self.majority, Effect::Unknown))
             }
         }
+    }
+
+    /// Forgets a claim that was released, as soon as all nodes have answered: until then a release that is repeated needs the
+    /// token by which they know it.
+    fn close(self: &Arc<Self>, entry: Arc<Entry>, errand: Errand, mut calls: Calls<Result<Release>>) {
+        let quorum = Arc::clone(self);
+        let close = move || {
+            errand.done();
+            if !entry.is_unused() || entry.is_settled() {
+                quorum.book.forget(&entry);
+            }
+        };
+        if calls.is_empty() {
+            return close();
+        }
+        in_background(async move {
+            while calls.next_ever().await.is_some() {}
+            close();
+        });
     }
 
     fn check(&self, request: &AcquireRequest) -> Result<()> {
