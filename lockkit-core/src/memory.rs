@@ -122,7 +122,7 @@ impl MemoryStore {
         }
         if let Some(holder) = record.blocker(request.claim.mode)? {
             let retry_after = Some(holder.expires.since(now));
-            return Ok(Attempt::Contended(Contention { retry_after, holder: Some(holder.info.clone()) }));
+            return Ok(Attempt::Contended(Contention { retry_after, holder: Some(holder.info.clone()), burnt: false }));
         }
         let floor = shelf.floor;
         let record = shelf.record(&request.claim.key, now);

@@ -5,8 +5,13 @@
 //!
 //! - **R1, idempotent per claim.** The same [`Claim`] again gives the same grant and the same fence, with the lease
 //!   extended.
-//! - **R2, one token per acquisition**: 128 random bits, never per client or per owner. Once its release was sent a
-//!   token is burnt. So `release(&claim)` undoes an acquire whose outcome is unknown, and can hurt nobody else.
+//! - **R2, one token per acquisition**: 128 random bits, never per client or per owner. Once its release may have been
+//!   sent, by the core or by the store itself, a token is burnt: it is never asked for again, for a release that arrives
+//!   late would end the new grant. So `release(&claim)` undoes an acquire whose outcome is unknown, and can hurt nobody
+//!   else. A store releases nothing by itself: it answers with an error of
+//!   [unknown effect](crate::Effect::Unknown), and the core releases the claim. A store over several others, which has to
+//!   undo at some what it got, says so with [`Contention::burnt`]. The core goes on with a new token after either,
+//!   except that it keeps the token, and with it the place, of a claim that queues (R3).
 //! - **R3, waiting.** `acquire` may answer [`Attempt::Contended`] at any time up to `wait`; `wait == 0` is a try. A
 //!   queueing store keeps the claim's place until `release(&claim)`. The core loops until the caller's deadline.
 //! - **R4, validity.** [`Hold::until`] is the moment just **before the request was sent** plus the ttl, on the clock of
@@ -167,6 +172,9 @@ pub struct Contention {
     pub retry_after: Option<Duration>,
     /// Who holds the lock.
     pub holder: Option<HolderInfo>,
+    /// The store has undone a part of the attempt, or is about to, and sees to it that nothing of it stays: the token must
+    /// not be asked for again (rule R2).
+    pub burnt: bool,
 }
 
 /// A request to extend a lease.

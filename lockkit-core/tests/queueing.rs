@@ -33,7 +33,7 @@ impl LockStore for Queueing {
         if self.is_joined.swap(true, Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Unavailable, "connection refused"));
         }
-        Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None }))
+        Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..Contention::default() }))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {

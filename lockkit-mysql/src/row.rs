@@ -82,7 +82,7 @@ impl Lease {
     }
 
     pub(crate) fn into_contention(self) -> Contention {
-        Contention { retry_after: Some(self.remaining), holder: Some(self.holder) }
+        Contention { retry_after: Some(self.remaining), holder: Some(self.holder), burnt: false }
     }
 
     fn into_holder(self) -> Holder {

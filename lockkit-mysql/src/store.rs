@@ -292,7 +292,7 @@ impl MySqlStore {
 
 /// Another has the lock, or had it when it was asked for and it makes sense to ask again at once.
 fn contended(found: Option<row::Lock>) -> Attempt {
-    let free = Contention { retry_after: Some(Duration::ZERO), holder: None };
+    let free = Contention { retry_after: Some(Duration::ZERO), ..Contention::default() };
     Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, row::Lease::into_contention))
 }
 

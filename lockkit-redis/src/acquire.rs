@@ -138,7 +138,11 @@ impl RedisStore {
             let Answer::Held { remaining, holder } = answer else { return Ok(answer.into_attempt()) };
             if asking {
                 // Nobody listens at a server that the slot has not arrived at.
-                return Ok(Attempt::Contended(Contention { retry_after: Some(ON_ITS_WAY), holder: Some(holder) }));
+                return Ok(Attempt::Contended(Contention {
+                    retry_after: Some(ON_ITS_WAY),
+                    holder: Some(holder),
+                    burnt: false,
+                }));
             }
             let Some(Post { interest, .. }) = post.as_mut().filter(|post| Arc::ptr_eq(&post.node, &node)) else {
                 post = Some(Post { interest: node.wake.listen(&plan.lock), node });
@@ -148,7 +152,11 @@ impl RedisStore {
             let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             let pause = lapses.min(SAFETY_POLL).min(rest);
             if timeout(pause, interest.rung()).await.is_err() {
-                return Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: Some(holder) }));
+                return Ok(Attempt::Contended(Contention {
+                    retry_after: Some(Duration::ZERO),
+                    holder: Some(holder),
+                    burnt: false,
+                }));
             }
         }
     }
@@ -230,11 +238,11 @@ impl Answer {
         match self {
             Self::Granted(hold) => Attempt::Granted(hold),
             Self::Held { remaining, holder } => {
-                Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder) })
+                Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false })
             }
             Self::Paused(left) => {
                 let holder = Some(reign::predecessors_holder());
-                Attempt::Contended(Contention { retry_after: Some(left), holder })
+                Attempt::Contended(Contention { retry_after: Some(left), holder, burnt: false })
             }
         }
     }

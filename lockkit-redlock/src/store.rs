@@ -179,7 +179,7 @@ impl Quorum {
         };
         let left = request.wait.saturating_sub(self.info.clock.now().since(begun));
         if left.is_zero() {
-            return Ok(Attempt::Contended(refusal.contention));
+            return Ok(Attempt::Contended(Contention { burnt: true, ..refusal.contention }));
         }
         self.wait(request, refusal, left).await
     }
@@ -187,7 +187,9 @@ impl Quorum {
     /// Waits at the door, and asks all when it opens.
     async fn wait(self: &Arc<Self>, request: &AcquireRequest, refusal: Refusal, left: Duration) -> Result<Attempt> {
         let holder = refusal.contention.holder;
-        let contended = |after| Ok(Attempt::Contended(Contention { retry_after: Some(after), holder: holder.clone() }));
+        let contended = |after| {
+            Ok(Attempt::Contended(Contention { retry_after: Some(after), holder: holder.clone(), burnt: true }))
+        };
         let Some(door) = self.door(&request.claim.key, &refusal.held_at) else {
             return contended(self.retry_delay().max(Duration::from_millis(10)));
         };
@@ -224,7 +226,7 @@ impl Quorum {
             Some(Err(error)) => Err(error),
             // It is lost, and being released where it still is. The next time it is a new attempt.
             Some(Ok(Renewed::Lost(_))) | None => {
-                Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None }))
+                Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt: true }))
             }
         }
     }

@@ -238,7 +238,7 @@ async fn until(deadline: Option<Instant>) {
 
 /// The lock is another's; when to ask again.
 fn again(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
-    Attempt::Contended(Contention { retry_after: Some(retry_after), holder })
+    Attempt::Contended(Contention { retry_after: Some(retry_after), holder, burnt: false })
 }
 
 #[cfg(test)]

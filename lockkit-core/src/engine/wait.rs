@@ -14,8 +14,8 @@ use super::{
     reaper::Undo,
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, Event, FenceRequest, Hold, Liveness, LockKey, Mode,
-    Moment, Order, Result, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, Liveness, LockKey,
+    Mode, Moment, Order, Result, Token, Waiting,
 };
 
 /// The longest wait that is asked of a store at once.
@@ -73,7 +73,7 @@ impl Ask {
     }
 }
 
-/// One claim and what its requests led to so far.
+/// One acquisition and what its requests led to so far.
 struct Asking<'a> {
     engine: &'a Arc<Engine>,
     ask: &'a Ask,
@@ -87,11 +87,17 @@ struct Asking<'a> {
 enum Step {
     Done(Hold),
     GiveUp,
-    Again(Duration),
-    /// Ask again when the lock is seen to be free, or after this time.
-    AgainWhenFree(Duration),
-    /// The claim's token is burnt; start over with a new one.
-    Afresh,
+    /// Ask again with the same token.
+    Again(Pause),
+    /// Ask again with a new token: this one is burnt (rule R2).
+    Afresh(Pause),
+}
+
+/// What to wait for before asking again.
+enum Pause {
+    For(Duration),
+    /// Until the lock is seen to be free, or for so long.
+    UntilFree(Duration),
 }
 
 impl Engine {
@@ -226,21 +232,35 @@ enum LinedUp {
 impl Asking<'_> {
     async fn run(&mut self) -> Result<Option<Hold>> {
         loop {
-            let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
-            let mut request = self.request(claim.clone());
-            let mut undo = self.engine.undo(&claim, request.ttl);
-            loop {
-                request.wait = self.limit.left(self.engine.now()).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);
-                undo.arm();
-                let answer = self.call(&request).await;
-                match self.judge(&request, answer, &mut undo)? {
-                    Step::Done(hold) => return Ok(Some(hold)),
-                    Step::GiveUp => return Ok(None),
-                    Step::Again(pause) => sleep(pause).await,
-                    Step::AgainWhenFree(limit) => self.engine.until_free(&self.ask.key, limit).await,
-                    Step::Afresh => break,
-                }
+            match self.with_one_token().await? {
+                Step::Done(hold) => return Ok(Some(hold)),
+                Step::GiveUp => return Ok(None),
+                Step::Again(pause) | Step::Afresh(pause) => self.pause(pause).await,
             }
+        }
+    }
+
+    /// Asks for one claim, until it is granted, given up or its token is burnt. What is left of the claim then is released
+    /// in the background from the moment on which this returns.
+    async fn with_one_token(&mut self) -> Result<Step> {
+        let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
+        let mut request = self.request(claim.clone());
+        let mut undo = self.engine.undo(&claim, request.ttl);
+        loop {
+            request.wait = self.limit.left(self.engine.now()).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);
+            undo.arm();
+            let answer = self.call(&request).await;
+            match self.judge(&request, answer, &mut undo)? {
+                Step::Again(pause) => self.pause(pause).await,
+                step => return Ok(step),
+            }
+        }
+    }
+
+    async fn pause(&self, pause: Pause) {
+        match pause {
+            Pause::For(time) => sleep(time).await,
+            Pause::UntilFree(limit) => self.engine.until_free(&self.ask.key, limit).await,
         }
     }
 
@@ -288,32 +308,34 @@ impl Asking<'_> {
                 }
                 // Too late to be of use. The armed undo releases it, which burns the token.
                 let late = Error::new(ErrorKind::TimedOut, "the grant came too late to be of use").unknown_effect();
-                self.failed(late, now).map(|_| Step::Afresh)
+                self.failed(late, now).map(Step::Afresh)
             }
             Ok(Attempt::Contended(contention)) => {
                 self.failing_since = None;
-                let keeps_place = request.order == Order::Fifo || self.waiting() == Waiting::Queue;
-                if request.wait.is_zero() || !keeps_place {
+                if request.wait.is_zero() || !self.keeps_place() {
                     undo.unchanged();
                 }
                 if self.limit.is_over(now) {
                     return Ok(Step::GiveUp);
                 }
-                Ok(self.after_contention(&contention, now))
+                let pause = self.after_contention(&contention, now);
+                Ok(if contention.burnt { Step::Afresh(pause) } else { Step::Again(pause) })
+            }
+            Err(error) if error.effect() == Effect::None => {
+                undo.unchanged();
+                self.failed(error, now).map(Step::Again)
             }
             Err(error) => {
-                if error.effect() == crate::Effect::Unknown {
-                    undo.in_doubt();
-                } else {
-                    undo.unchanged();
-                }
-                self.failed(error, now).map(Step::Again)
+                undo.in_doubt();
+                let pause = self.failed(error, now)?;
+                // Only a place in a queue is worth asking with the same token: anywhere else its release can be sent now.
+                Ok(if self.keeps_place() { Step::Again(pause) } else { Step::Afresh(pause) })
             }
         }
     }
 
     /// How long to wait before asking again after an error, or the error if the caller should have it.
-    fn failed(&mut self, error: Error, now: Moment) -> Result<Duration> {
+    fn failed(&mut self, error: Error, now: Moment) -> Result<Pause> {
         let since = *self.failing_since.get_or_insert(now);
         let worn_out = now.since(since) >= self.engine.settings.patience;
         if !error.is_retryable() || worn_out || self.limit.is_over(now) {
@@ -321,20 +343,19 @@ impl Asking<'_> {
         }
         self.engine.check_open()?;
         let pause = self.backoff.pause();
-        Ok(self.within_limit(pause, now))
+        Ok(Pause::For(self.within_limit(pause, now)))
     }
 
     /// What to do after `Contended`. A store that waits natively was waited for already, unless it gives another time.
-    fn after_contention(&mut self, contention: &Contention, now: Moment) -> Step {
+    fn after_contention(&mut self, contention: &Contention, now: Moment) -> Pause {
         match (self.waiting(), contention.retry_after) {
             (Waiting::Poll, lapse) => {
                 let lapse = lapse.map_or(LONGEST_WAIT, |lapse| lapse.saturating_add(Duration::from_millis(1)));
-                Step::AgainWhenFree(self.within_limit(lapse, now))
+                Pause::UntilFree(self.within_limit(lapse, now))
             }
-            (Waiting::Notify | Waiting::Queue, Some(after)) => Step::Again(self.within_limit(after, now)),
-            (Waiting::Notify | Waiting::Queue, None) => {
-                let pause = self.backoff.pause();
-                Step::Again(self.within_limit(pause, now))
+            (Waiting::Notify | Waiting::Queue, after) => {
+                let pause = after.unwrap_or_else(|| self.backoff.pause());
+                Pause::For(self.within_limit(pause, now))
             }
         }
     }
@@ -353,6 +374,11 @@ impl Asking<'_> {
 
     fn within_limit(&self, pause: Duration, now: Moment) -> Duration {
         self.limit.left(now).map_or(pause, |left| pause.min(left))
+    }
+
+    /// Whether the store keeps a place for the claim until it is released (rule R3).
+    fn keeps_place(&self) -> bool {
+        self.ask.order == Order::Fifo || self.waiting() == Waiting::Queue
     }
 
     fn waiting(&self) -> Waiting {

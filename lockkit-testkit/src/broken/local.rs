@@ -75,7 +75,7 @@ impl LockStore for LocalStore {
         Ok(match self.shelf().acquire(request.claim.key.as_str(), request, now, ends) {
             Answer::Granted(terms) => Attempt::Granted(hold(&request.claim, terms, now + request.ttl)),
             Answer::Held { remaining, holder } => {
-                Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder) })
+                Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false })
             }
         })
     }

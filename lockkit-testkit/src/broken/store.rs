@@ -122,7 +122,7 @@ impl SimpleStore {
             move |shelf: &mut Shelf, name: &str, now| shelf.acquire(name, &asked, now, lasts.map(|lasts| now + lasts));
         match self.ask(&request.claim.key, bound, step).await? {
             Answer::Held { remaining, holder } => {
-                Ok(Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder) }))
+                Ok(Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false }))
             }
             Answer::Granted(terms) => {
                 if self.has(Bug::SetThenExpire) {
@@ -153,7 +153,7 @@ impl SimpleStore {
             // BUG: nobody waits here.
             if self.has(Bug::BusyAnswers) {
                 let holder = contention.holder.clone();
-                return Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder }));
+                return Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder, burnt: false }));
             }
             let place = waiter.get_or_insert_with(|| Waiter::new(self, &request.claim.key)).place;
             // BUG: who died will not release.

@@ -1,0 +1,151 @@
+//! Rule R2: a token whose release may have been sent is never asked for again.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, KeyState, LockStore, Locker, MemoryStore, Query,
+    Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
+};
+
+/// What becomes of an acquisition.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// It takes effect, and its answer is lost.
+    AnswerLost,
+    /// It takes effect, and its answer comes when the lease is as good as over.
+    AnswerLate,
+    /// The store undoes it and says so.
+    Burnt,
+    /// It is refused before it is sent.
+    NotSent,
+}
+
+/// What a store was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Acquire(Token),
+    Release(Token),
+}
+
+/// The memory store, of which the first acquisitions meet a fate. It keeps a record of what it is asked.
+#[derive(Clone, Debug)]
+struct Fateful {
+    inner: MemoryStore,
+    info: StoreInfo,
+    fates: Arc<Mutex<VecDeque<Fate>>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl Fateful {
+    fn new(waiting: Waiting, fates: impl IntoIterator<Item = Fate>) -> Self {
+        let inner = MemoryStore::new();
+        let mut info = inner.info().clone();
+        info.capability.waiting = waiting;
+        Self { inner, info, fates: Arc::new(Mutex::new(fates.into_iter().collect())), asked: Arc::default() }
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().expect("unpoisoned").clone()
+    }
+
+    fn tokens(&self) -> Vec<Token> {
+        let token = |asked: Asked| if let Asked::Acquire(token) = asked { Some(token) } else { None };
+        self.asked().into_iter().filter_map(token).collect()
+    }
+}
+
+#[async_trait]
+impl LockStore for Fateful {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.asked.lock().expect("unpoisoned").push(Asked::Acquire(request.claim.token));
+        let fate = self.fates.lock().expect("unpoisoned").pop_front();
+        let lost = Error::new(ErrorKind::TimedOut, "no answer").unknown_effect();
+        match fate {
+            None => self.inner.acquire(request).await,
+            Some(Fate::AnswerLost) => self.inner.acquire(request).await.and(Err(lost)),
+            Some(Fate::AnswerLate) => {
+                let attempt = self.inner.acquire(request).await?;
+                let Attempt::Granted(mut hold) = attempt else { return Ok(attempt) };
+                hold.until = self.info.clock.now();
+                Ok(Attempt::Granted(hold))
+            }
+            Some(Fate::Burnt) => {
+                let burnt = Contention { retry_after: Some(Duration::ZERO), holder: None, burnt: true };
+                Ok(Attempt::Contended(burnt))
+            }
+            Some(Fate::NotSent) => Err(Error::new(ErrorKind::Unavailable, "connection refused")),
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        self.inner.renew(renewals).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.asked.lock().expect("unpoisoned").push(Asked::Release(claim.token));
+        self.inner.release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.inner.inspect(query).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_token_after_an_unknown_outcome() -> Result<()> {
+    for fate in [Fate::AnswerLost, Fate::AnswerLate] {
+        let store = Fateful::new(Waiting::Notify, [fate]);
+        let guard = Locker::new(store.clone()).lock("x").acquire().await?;
+        let (asked, tokens) = (store.asked(), store.tokens());
+        assert_ne!(tokens.first(), tokens.last(), "{fate:?}: {asked:?}");
+        assert_eq!(tokens.last(), Some(&guard.token()));
+        assert!(asked.contains(&Asked::Release(tokens[0])), "{fate:?} left a lease behind: {asked:?}");
+    }
+    Ok(())
+}
+
+/// What the store releases late, by whatever way, is the old token's lease: the new one stays.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_arrives_late_ends_no_other_lease() -> Result<()> {
+    for fate in [Fate::AnswerLost, Fate::AnswerLate, Fate::Burnt] {
+        let store = Fateful::new(Waiting::Notify, [fate]);
+        let locker = Locker::new(store.clone());
+        let guard = locker.lock("x").acquire().await?;
+        let [first, ..] = store.tokens()[..] else { panic!("nothing was asked") };
+        locker.break_lock("x", first).await?;
+        assert!(Locker::new(store.inner.clone()).lock("x").try_acquire().await?.is_none(), "{fate:?}: two holders");
+        drop(guard);
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_token_after_the_store_burnt_one() -> Result<()> {
+    for waiting in [Waiting::Notify, Waiting::Poll, Waiting::Queue] {
+        let store = Fateful::new(waiting, [Fate::Burnt, Fate::Burnt]);
+        let _guard = Locker::new(store.clone()).lock("x").acquire().await?;
+        let tokens = store.tokens();
+        assert_eq!(tokens.len(), 3, "{waiting:?}");
+        assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2] && tokens[0] != tokens[2], "{waiting:?}");
+    }
+    Ok(())
+}
+
+/// A place in a queue is the token's: a new one would have to stand at the end.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_queues_keeps_its_token_through_an_error() -> Result<()> {
+    let store = Fateful::new(Waiting::Queue, [Fate::NotSent, Fate::AnswerLost]);
+    let _guard = Locker::new(store.clone()).lock("x").acquire().await?;
+    let [first, second, third] = store.tokens()[..] else { panic!("three acquisitions: {:?}", store.asked()) };
+    assert!(first == second && second == third);
+    Ok(())
+}
