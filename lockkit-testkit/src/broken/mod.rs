@@ -122,6 +122,8 @@ bugs! {
         "fairness::a_dead_waiter_is_skipped" says "still waits behind the dead";
     GhostWaiters "Who gave up is counted among the waiters for ever." =>
         "cancellation::an_abandoned_waiter_leaves_no_trace" says "but nobody does";
+    ReusesInDoubt "A connection that was left while an answer was still to come serves the next question." =>
+        "abandoned::a_dropped_call_answers_no_other" says "dropped at poll";
     NoFence "Fences are claimed, but every grant has the same." =>
         "fencing::never_decreases" says "0 came after 0",
         "fencing::a_stale_holder_is_refused_by_the_resource" says "the stale holder's write came through";

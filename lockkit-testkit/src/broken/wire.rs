@@ -5,6 +5,7 @@
 //! it. The lock's name travels along for the proxy to recognize.
 
 use std::{
+    any::Any,
     collections::HashMap,
     net::{Ipv4Addr, SocketAddr},
     sync::{
@@ -167,6 +168,25 @@ pub(super) struct Link {
     addr: SocketAddr,
     /// Held while connecting, so that what is asked later never overtakes what was asked before.
     connection: tokio::sync::Mutex<Option<Requests>>,
+    /// The [slot](Slot) for the answer to a question that nobody waits for any more.
+    left_over: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Where an answer is put.
+type Slot<T> = Arc<Mutex<Option<T>>>;
+
+/// A question that was sent. Dropped before it is answered, it leaves its slot behind.
+struct Unread<'a, T: Send + 'static> {
+    answer: Option<Slot<T>>,
+    left_over: &'a Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl<T: Send + 'static> Drop for Unread<'_, T> {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            *lock(self.left_over) = Some(Box::new(answer));
+        }
+    }
 }
 
 type Requests = mpsc::UnboundedSender<Request>;
@@ -179,7 +199,7 @@ struct Request {
 
 impl Link {
     pub(super) async fn connect(inside: Arc<Inside>, addr: SocketAddr) -> Result<Self> {
-        let link = Self { inside, addr, connection: tokio::sync::Mutex::default() };
+        let link = Self { inside, addr, connection: tokio::sync::Mutex::default(), left_over: Mutex::default() };
         link.connection().await?;
         Ok(link)
     }
@@ -191,15 +211,29 @@ impl Link {
         step: impl FnOnce(&mut Shelf) -> T + Send + 'static,
     ) -> Result<T> {
         let connection = self.connection().await?;
-        let answer = Arc::new(Mutex::new(None));
+        let answer = Slot::default();
         let into = Arc::clone(&answer);
         let ticket = self.inside.deposit(Box::new(move |shelf| *lock(&into) = Some(step(shelf))));
         let (done, is_done) = oneshot::channel();
         let broken = || Error::new(ErrorKind::Unavailable, "the connection broke").unknown_effect();
         connection.send(Request { ticket, line: format!("{ticket} {name:?}\n"), done }).map_err(|_| broken())?;
+        let mut unread = Unread { answer: Some(answer), left_over: &self.left_over };
         is_done.await.map_err(|_| broken())?;
-        let answer = lock(&answer).take();
+        let answer = unread.answer.take().and_then(|answer| lock(&answer).take());
         answer.ok_or_else(broken)
+    }
+
+    /// Only with a bug: takes the answer to an earlier question, which came first, for this one's.
+    pub(super) fn one_behind<T: Send + 'static>(&self, answer: T) -> T {
+        let mut left_over = lock(&self.left_over);
+        let before = left_over.take().and_then(|before| before.downcast::<Slot<T>>().ok());
+        match before.and_then(|before| lock(&before).take()) {
+            Some(before) => {
+                *left_over = Some(Box::new(Slot::new(Mutex::new(Some(answer)))));
+                before
+            }
+            None => answer,
+        }
     }
 
     /// Gives the connection up: it gave no answer in time.

@@ -4,6 +4,7 @@
 //! its own clients, and uses names of its own, so that all cases can run side by side on one store. A case that harms
 //! the server gets a private one.
 
+mod abandoned;
 mod cancellation;
 mod contention;
 mod counted;
@@ -17,6 +18,7 @@ mod modes;
 mod ownership;
 mod reentrancy;
 mod resource;
+mod scene;
 mod waiting;
 
 use std::{
@@ -115,7 +117,7 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 12] = [
+    let groups: [&'static [Case]; 13] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
@@ -126,6 +128,7 @@ pub fn all() -> Vec<&'static Case> {
         modes::CASES,
         fencing::CASES,
         cancellation::CASES,
+        abandoned::CASES,
         input::CASES,
         faults::CASES,
     ];

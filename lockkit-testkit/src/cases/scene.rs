@@ -1,0 +1,202 @@
+//! A client and questions whose right answers are known.
+
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Fence, Hold, KeyState, LockKey, LockStore, LossReason, Query, Release, Renewal,
+    Renewed, Result as StoreResult, Token,
+};
+use tokio::task::JoinSet;
+
+use super::{Ctx, LONG, Outcome, SHORT, grant, request};
+use crate::{BoxError, Server, faults::Proxy};
+
+/// So many of each question are under way at once, so often: more than a client has connections.
+const AT_ONCE: usize = 3;
+const ROUNDS: usize = 2;
+
+/// How long a client may need until it answers again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A client behind a proxy, another one beside it, and a lock that each of them holds.
+#[derive(Debug)]
+pub(super) struct Scene {
+    pub(super) store: Arc<dyn LockStore>,
+    pub(super) proxy: Proxy,
+    /// The lease of the client behind the proxy.
+    pub(super) mine: Claim,
+    /// The lease of the other one.
+    pub(super) theirs: Claim,
+    other: Arc<dyn LockStore>,
+    fence: Fence,
+    /// A lock that nobody ever had.
+    free: LockKey,
+}
+
+impl Scene {
+    pub(super) async fn open(ctx: &Ctx, server: &dyn Server) -> Result<Self, BoxError> {
+        let ((store, proxy), other) = (server.open_through_proxy().await?, server.open().await?);
+        let (mine, theirs) = (request(&ctx.key()?, LONG)?, request(&ctx.key()?, LONG)?);
+        let fence = grant(&store, &mine).await?.fence;
+        grant(&other, &theirs).await?;
+        Ok(Self { store, proxy, mine: mine.claim, theirs: theirs.claim, other, fence, free: ctx.key()? })
+    }
+
+    /// Asks all questions, several at a time. An error is no wrong answer, as long as an answer comes in the end.
+    pub(super) async fn ask_everything(self: &Arc<Self>, ctx: &Ctx) -> Outcome {
+        renew(&self.other, &self.theirs).await?;
+        for _ in 0..ROUNDS {
+            let mut asked = JoinSet::new();
+            for _ in 0..AT_ONCE {
+                let (scene, new) = (Arc::clone(self), ctx.key()?);
+                asked.spawn(async move { scene.who_holds().await });
+                let scene = Arc::clone(self);
+                asked.spawn(async move { scene.renew_mine().await });
+                let scene = Arc::clone(self);
+                asked.spawn(async move { scene.take_theirs().await });
+                let scene = Arc::clone(self);
+                asked.spawn(async move { scene.end_theirs().await });
+                let scene = Arc::clone(self);
+                asked.spawn(async move { scene.take_and_end(&new).await });
+            }
+            while let Some(answer) = asked.join_next().await {
+                answer??;
+            }
+        }
+        Ok(())
+    }
+
+    async fn who_holds(&self) -> Outcome {
+        let keys = [&self.mine, &self.theirs].map(|claim| claim.key.clone());
+        let query = Query::Keys([keys.as_slice(), std::slice::from_ref(&self.free)].concat());
+        let states = in_the_end(|| self.store.inspect(&query)).await?;
+        let expected = [Some(self.mine.token), Some(self.theirs.token), None];
+        let seen: Vec<_> = states.iter().map(holder).collect();
+        expect(seen == expected, || format!("the wrong holders are shown: {states:?}"))
+    }
+
+    async fn renew_mine(&self) -> Outcome {
+        let hold = renew(&self.store, &self.mine).await?;
+        let right = hold.fence == self.fence && hold.claim == self.mine;
+        expect(right, || format!("the fence {} became {} in a renewal", self.fence, hold.fence))
+    }
+
+    async fn take_theirs(&self) -> Outcome {
+        let mut claim = None;
+        let answer = in_the_end(|| {
+            let asked = request(&self.theirs.key, SHORT);
+            claim = asked.as_ref().ok().map(|asked| asked.claim.clone());
+            async { self.store.acquire(&asked.map_err(unexpected)?).await }
+        })
+        .await?;
+        self.give_up(&claim.ok_or("nothing was asked")?).await?;
+        expect(matches!(answer, Attempt::Contended(_)), || format!("a lock that another holds was granted: {answer:?}"))
+    }
+
+    async fn end_theirs(&self) -> Outcome {
+        let foreign = Claim { token: Token::random()?, ..self.theirs.clone() };
+        let answer = in_the_end(|| self.store.release(&foreign)).await?;
+        let right = answer == Release::NotHeld(LossReason::Taken);
+        expect(right, || format!("a release of another's lease was answered by {answer:?}"))
+    }
+
+    /// Takes a new lock and sees with other eyes that it is held, with the fence that was told, and free afterwards.
+    async fn take_and_end(&self, key: &LockKey) -> Outcome {
+        let hold = self.take(key, LONG).await?;
+        let state = self.seen_by_other(key).await?;
+        let fence = state.holders.first().and_then(|holder| holder.fence);
+        let right = holder(&state) == Some(hold.claim.token) && fence == Some(hold.fence);
+        expect(right, || format!("a grant with the fence {} is on record as {state:?}", hold.fence))?;
+        let answer = in_the_end(|| self.store.release(&hold.claim)).await?;
+        // A release that was sent twice finds nothing the second time.
+        let right = matches!(answer, Release::Released { .. } | Release::NotHeld(LossReason::Gone));
+        expect(right, || format!("a held lease's release was answered by {answer:?}"))?;
+        let state = self.seen_by_other(key).await?;
+        expect(state.holders.is_empty(), || format!("a released lock is on record as {state:?}"))
+    }
+
+    /// Takes a free lock.
+    pub(super) async fn take(&self, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
+        let started = Instant::now();
+        loop {
+            let asked = request(key, ttl)?;
+            match self.store.acquire(&asked).await {
+                Ok(Attempt::Granted(hold)) => {
+                    expect(hold.claim == asked.claim, || "a grant names another claim".to_owned())?;
+                    return Ok(hold);
+                }
+                Ok(Attempt::Contended(by)) => return Err(format!("a free lock was refused: {by:?}").into()),
+                Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => self.end(&asked).await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Ends what was asked for, if it has not ended, and sees that the lock is free.
+    pub(super) async fn end(&self, asked: &AcquireRequest) -> Outcome {
+        let started = Instant::now();
+        in_the_end(|| self.store.release(&asked.claim)).await?;
+        // After a cut connection the request may still arrive, and a lease of this short ttl come and go.
+        let patience = if asked.ttl == SHORT { PATIENCE } else { Duration::ZERO };
+        loop {
+            let state = self.seen_by_other(&asked.claim.key).await?;
+            if state.holders.is_empty() {
+                return Ok(());
+            }
+            expect(started.elapsed() < patience, || format!("what was released is on record as {state:?}"))?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Gives up a claim that was not granted.
+    pub(super) async fn give_up(&self, claim: &Claim) -> Outcome {
+        in_the_end(|| self.store.release(claim)).await?;
+        Ok(())
+    }
+
+    async fn seen_by_other(&self, key: &LockKey) -> Result<KeyState, BoxError> {
+        let query = Query::Keys(vec![key.clone()]);
+        Ok(self.other.inspect(&query).await?.pop().ok_or("no answer for the key")?)
+    }
+}
+
+async fn renew(store: &Arc<dyn LockStore>, claim: &Claim) -> Result<Hold, BoxError> {
+    let renewal = [Renewal { claim: claim.clone(), ttl: LONG, depth: 1, fence_floor: None }];
+    let answer = in_the_end(|| async {
+        let answer = store.renew(&renewal).await.pop();
+        answer.unwrap_or_else(|| Err(unexpected("no answer for the renewal".into())))
+    });
+    match answer.await? {
+        Renewed::Held(hold) => Ok(hold),
+        Renewed::Lost(reason) => Err(format!("a held lease is said to be lost: {reason}").into()),
+    }
+}
+
+/// Asks until there is an answer.
+async fn in_the_end<T, F: Future<Output = StoreResult<T>>>(mut ask: impl FnMut() -> F) -> Result<T, BoxError> {
+    let started = Instant::now();
+    loop {
+        match ask().await {
+            Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            answer => return Ok(answer?),
+        }
+    }
+}
+
+fn holder(state: &KeyState) -> Option<Token> {
+    state.holders.first().and_then(|holder| holder.token)
+}
+
+fn unexpected(error: BoxError) -> lockkit_core::Error {
+    lockkit_core::Error::new(lockkit_core::ErrorKind::Unexpected, error.to_string())
+}
+
+fn expect(right: bool, wrong: impl FnOnce() -> String) -> Outcome {
+    if right { Ok(()) } else { Err(wrong().into()) }
+}
