@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Effect, ErrorKind, Fence, Guard, KeyState, Locker, Outcome, Owner, Result};
-use lockkit_testkit::sim::{Answer, Call, Operation, SimStore};
+use lockkit_core::{ErrorKind, Fence, Guard, KeyState, Locker, Outcome, Owner, Result};
+use lockkit_testkit::sim::SimStore;
 use tokio::{
     task::{JoinHandle, yield_now},
     time::{advance, sleep},
@@ -61,18 +61,6 @@ struct Client {
     store: SimStore,
     locker: Locker,
     owners: Vec<Owner>,
-}
-
-impl Client {
-    /// Whether several acquisitions had no answer. If they were of one claim, its release may come in between, and what
-    /// arrives after that stays until it lapses: a limit of the engine.
-    fn asked_again_in_doubt(&self, key: &str) -> bool {
-        let in_doubt = |call: &&Call| {
-            let is_open = matches!(call.answer, None | Some(Answer::Failed(_, Effect::Unknown)));
-            is_open && call.operation == Operation::Acquire && call.key.as_ref().is_some_and(|of| of.as_str() == key)
-        };
-        self.store.calls().iter().filter(in_doubt).count() > 1
-    }
 }
 
 struct Pending {
@@ -264,11 +252,8 @@ impl Run {
     async fn settle(&mut self) {
         self.clients.iter().for_each(|client| client.store.heal());
         sleep(LONGEST * 3).await;
-        let repeated = KEYS.map(|key| self.clients.iter().any(|client| client.asked_again_in_doubt(key)));
-        let mut states = self.states().await;
-        states.iter_mut().zip(repeated).filter(|(_, repeated)| *repeated).for_each(|(state, _)| state.holders.clear());
+        let states = self.states().await;
         self.shared().compare_leases(&states);
-        self.clients.iter().for_each(|client| drop(client.store.take_calls()));
         sleep(LONGEST * 3).await;
         let states = self.states().await;
         self.pending.retain(|pending| !pending.task.is_finished());
