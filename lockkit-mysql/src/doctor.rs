@@ -9,7 +9,8 @@ use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Token};
 
 use crate::{
     config::MySqlConfig,
-    pool::{Bound, Connection, Lane, Statement, column},
+    line::Replicas,
+    pool::{Bound, Connection, Lane, Pool, Statement, column},
     schema,
     server::{self, Settings},
     store::MySqlStore,
@@ -30,7 +31,8 @@ const LOOKS: usize = 5;
 /// `InvalidInput` for a wrong configuration, or a database that does not exist; `Unavailable`, `TimedOut` or `Denied` if
 /// the server can't be asked at all.
 pub async fn diagnose(config: &MySqlConfig) -> Result<Vec<Finding>> {
-    let store = MySqlStore::new(config.clone())?;
+    let mut store = MySqlStore::new(config.clone())?;
+    store.pool = Pool::new(config, Replicas::Admitted);
     let doctor = Doctor { store: &store, config };
     doctor.examine().await.map_err(|e| e.at("examine", None, &store.info.name))
 }

@@ -27,7 +27,10 @@
 use lockkit_core::{Error, ErrorKind, Fence, LockKey, Result, fenced::Admission};
 use sqlx::{MySql, Row, Transaction};
 
-use crate::error::{self, Sent};
+use crate::{
+    error::{self, Sent},
+    statements::{literal, text},
+};
 
 /// The table of the highest fences.
 pub const TABLE: &str = "fenced_resource";
@@ -35,11 +38,6 @@ pub const TABLE: &str = "fenced_resource";
 /// The statement that makes the table, if it is missing.
 pub const DDL: &str = "CREATE TABLE IF NOT EXISTS fenced_resource (resource_name VARBINARY(512) NOT NULL PRIMARY KEY, \
                        fence BIGINT UNSIGNED NOT NULL) ENGINE=InnoDB";
-
-const LOOK: &str = "SELECT fence FROM fenced_resource WHERE resource_name = ? FOR UPDATE";
-/// A row that another transaction makes meanwhile keeps its fence, if that is higher.
-const RECORD: &str = "INSERT INTO fenced_resource (resource_name, fence) VALUES (?, ?) \
-                      ON DUPLICATE KEY UPDATE fence = GREATEST(fence, ?)";
 
 /// Admits the transaction to a resource if no higher fence was seen, and remembers the fence: the first statement of a
 /// holder's transaction. The resource is any name of 1 to 512 bytes, such as that of the lock.
@@ -61,26 +59,32 @@ pub async fn claim(transaction: &mut Transaction<'_, MySql>, resource: &str, fen
 }
 
 async fn admit(transaction: &mut Transaction<'_, MySql>, name: &[u8], fence: Fence) -> Result<Admission> {
-    let seen = look(transaction, name).await?;
+    let name = literal(name);
+    let seen = look(transaction, &name).await?;
     if fence == Fence::NONE || seen.is_some_and(|highest| fence < highest) {
         return Ok(Admission::Refused { highest: seen.unwrap_or_default() });
     }
     if seen == Some(fence) {
         return Ok(Admission::Admitted);
     }
-    let record = sqlx::query(RECORD).bind(name).bind(fence.get()).bind(fence.get());
+    // A row that another transaction makes meanwhile keeps its fence, if that is higher.
+    let record = text(format!(
+        "INSERT INTO {TABLE} (resource_name, fence) VALUES ({name}, {fence}) \
+         ON DUPLICATE KEY UPDATE fence = GREATEST(fence, {fence})",
+        fence = fence.get()
+    ));
     record.execute(&mut **transaction).await.map_err(|e| error::map(e, Sent::Yes))?;
-    match look(transaction, name).await? {
+    match look(transaction, &name).await? {
         Some(highest) if highest == fence => Ok(Admission::Admitted),
         Some(highest) => Ok(Admission::Refused { highest }),
         None => Err(error::odd_reply(Sent::Yes)),
     }
 }
 
-/// A read that locks: it sees what was committed last, also under `REPEATABLE READ`.
-async fn look(transaction: &mut Transaction<'_, MySql>, name: &[u8]) -> Result<Option<Fence>> {
-    let row = sqlx::query(LOOK).bind(name).fetch_optional(&mut **transaction).await;
-    let row = row.map_err(|e| error::map(e, Sent::Yes))?;
+/// A read that locks: it sees what was committed last, also under `REPEATABLE READ`. The name is a literal.
+async fn look(transaction: &mut Transaction<'_, MySql>, name: &str) -> Result<Option<Fence>> {
+    let look = text(format!("SELECT fence FROM {TABLE} WHERE resource_name = {name} FOR UPDATE"));
+    let row = look.fetch_optional(&mut **transaction).await.map_err(|e| error::map(e, Sent::Yes))?;
     let number = row.map(|row| row.try_get::<u64, _>(0)).transpose();
     let odd = |e: sqlx::Error| Error::new(ErrorKind::Unexpected, format!("the fence is no number: {e}"));
     Ok(number.map_err(odd)?.map(Fence::new))

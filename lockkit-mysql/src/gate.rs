@@ -21,17 +21,15 @@ use std::{
 use lockkit_core::{LockKey, Token};
 use tokio::{
     runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{Instant, sleep_until},
 };
 
 use crate::{
+    line::LONGEST_WAIT,
     pool::{Bound, Connection, Pool, column},
     statements,
 };
-
-/// How long a wait at a gate may last. `GET_LOCK` counts in seconds on MySQL.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// For how long after the last sign of company a lock is taken through its gate at once.
 const HOT: Duration = Duration::from_millis(100);
@@ -84,7 +82,6 @@ pub(crate) struct Gate {
     name: String,
     timeout: Duration,
     connection: Option<Connection>,
-    _permit: OwnedSemaphorePermit,
 }
 
 /// The turn of this store's only task at a gate; dropping it without a word says that the task is gone.
@@ -248,13 +245,12 @@ impl Turn<'_> {
         }
         let Ok(permit) = Arc::clone(&self.gates.free).try_acquire_owned() else { return Passed::No };
         let bound = Bound::new(LONGEST_WAIT + self.gates.timeout);
-        let Ok(mut connection) = pool.extra_connection(bound).await else { return Passed::No };
+        let Ok(mut connection) = pool.extra_connection(permit, bound).await else { return Passed::No };
         let name = self.gates.name(self.key);
         let Ok(rows) = connection.rows(statements::pass_gate().bind(&name)).await else { return Passed::No };
         match rows.first().map(|row| column::<Option<i64>>(row, 0)) {
             Some(Ok(Some(1))) => {
-                self.gate =
-                    Some(Gate { name, timeout: self.gates.timeout, connection: Some(connection), _permit: permit });
+                self.gate = Some(Gate { name, timeout: self.gates.timeout, connection: Some(connection) });
                 Passed::Yes
             }
             Some(Ok(Some(0))) => Passed::NotYet,
@@ -318,7 +314,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        if let Some(connection) = self.connection.take() {
+        if let Some(connection) = &mut self.connection {
             connection.hang_up();
         }
     }

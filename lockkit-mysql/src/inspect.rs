@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use lockkit_core::{KeyState, LockKey, Query, Result};
 
 use crate::{
+    error::Sent,
     name::{after_prefix, to_column},
     pool::{Bound, Connection, Lane},
     row::Lock,
@@ -22,7 +23,12 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
         Query::Keys(keys) => {
             for keys in keys.chunks(Size::MOST) {
                 let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
-                read(store, &mut connection, keys, &mut states).await?;
+                let found = read(store, &mut connection, &keys.iter().collect::<Vec<_>>()).await?;
+                // A name may stand in the query twice.
+                states.extend(keys.iter().map(|key| match found.get(to_column(key)) {
+                    Some(lock) => lock.clone().into_state(key.clone()),
+                    None => KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: None },
+                }));
             }
         }
         Query::Prefix(prefix) => {
@@ -43,13 +49,12 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
     Ok(states)
 }
 
-/// Adds the states of these locks, in order, also of those that have no row.
-async fn read(
+/// The rows of these locks, of which there are at most [`Size::MOST`], by their names; not of those that have none.
+pub(crate) async fn read(
     store: &MySqlStore,
     connection: &mut Connection,
-    keys: &[LockKey],
-    states: &mut Vec<KeyState>,
-) -> Result<()> {
+    keys: &[&LockKey],
+) -> Result<HashMap<Vec<u8>, Lock>> {
     let size = Size::of(keys.len());
     let mut statement = store.statements.inspect(size);
     for key in size.fill(keys) {
@@ -60,14 +65,11 @@ async fn read(
         let lock = Lock::read(&row)?;
         found.insert(lock.name.clone(), lock);
     }
-    for key in keys {
-        // A name may stand in the query twice.
-        states.push(match found.get(to_column(key)) {
-            Some(lock) => lock.clone().into_state(key.clone()),
-            None => KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: None },
-        });
+    if keys.iter().filter(|key| found.contains_key(to_column(key))).count() < found.len() {
+        // Rows that nobody asked for.
+        return Err(connection.odd_reply(Sent::ReadOnly));
     }
-    Ok(())
+    Ok(found)
 }
 
 async fn page(store: &MySqlStore, connection: &mut Connection, prefix: &str, last: &[u8]) -> Result<Vec<Lock>> {

@@ -33,6 +33,7 @@ pub mod fenced;
 mod gate;
 mod gc;
 mod inspect;
+mod line;
 mod name;
 mod pool;
 #[cfg(test)]

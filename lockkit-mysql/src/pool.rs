@@ -7,12 +7,12 @@
 //!
 //! - every wait, for a connection or for an answer, ends at the operation's deadline: the driver has no such bound;
 //! - some connections are only for renewals and releases;
-//! - a connection that was left in the middle of a statement serves nobody again. It is kept in the background until the
-//!   server has answered, so that a release of the same claim can be sent behind that (rule R8), and then closed.
+//! - a connection that was left while a question was open ([`Line`]) serves nobody again. It is kept in the background until
+//!   the server has answered, so that a release of the same claim can be sent behind that (rule R8), and then closed. Until
+//!   then it counts as in use.
 
 use std::{
     fmt,
-    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -20,33 +20,28 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Error, ErrorKind, Result, Token};
+use lockkit_core::{Error, Result, Token};
 use sqlx::{
-    Connection as _, MySqlConnection, Row as _,
+    MySqlConnection, Row as _,
     mysql::{MySqlArguments, MySqlConnectOptions, MySqlQueryResult, MySqlRow},
     query::Query,
 };
 use tokio::{
     runtime::{Handle, Id},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, Sleep, sleep_until, timeout, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 use crate::{
     config::MySqlConfig,
     error::{self, Sent},
+    line::{self, Alarm, Line, Replicas, before},
     running_on::RunningOn,
 };
 
-/// A connection that was idle for longer than this is asked whether it is still there: servers close idle ones.
-const IDLE: Duration = Duration::from_secs(5);
-
-/// What every connection is set to, in one round trip. `time_zone` because all times are in UTC; `sql_mode` because some
-/// modes change what a statement means (`SIMULTANEOUS_ASSIGNMENT` would break the order of assignments that the
-/// statements rely on); `innodb_lock_wait_timeout` because no row here is locked for longer than a statement.
-const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION autocommit = 1, \
-     SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', SESSION innodb_lock_wait_timeout = 1; \
-     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+/// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
+/// that was the primary may have become a replica.
+const UNPROVEN: Duration = Duration::from_secs(5);
 
 /// A statement with its arguments.
 pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
@@ -83,6 +78,8 @@ pub(crate) struct Pool {
 
 struct Shared {
     options: MySqlConnectOptions,
+    replicas: Replicas,
+    /// For how long what was left in doubt is waited for: by then the server has answered, if it can.
     linger: Duration,
     common: Arc<Semaphore>,
     reserved: Arc<Semaphore>,
@@ -94,42 +91,29 @@ struct Shared {
 
 struct Idle {
     line: Line,
-    since: Instant,
     breaks: u64,
 }
 
-/// A connection to the server, with a timer of its own.
-///
-/// Every statement has a bound, and almost none reaches it. To set a timer anew each time, the runtime takes a lock and,
-/// if no other is due before, wakes the thread that waits for events. To put off one that is set costs nothing of this.
-struct Line {
-    driver: MySqlConnection,
-    alarm: Pin<Box<Sleep>>,
-    /// Both belong to it. When it ends, they may not be touched any more.
-    runtime: Id,
-}
-
-/// A connection in use. Dropping it puts it back, or away if it was left in the middle of a statement.
+/// A connection in use. Dropping it puts it back, or away if it is in doubt.
 pub(crate) struct Connection {
     /// `None` once it broke.
     line: Option<Line>,
-    /// Set while a statement runs: whose it is, if it is about a claim.
-    running: Option<Option<Token>>,
     breaks: u64,
     bound: Bound,
-    /// None for an extra one, whose user counts by itself.
+    /// Given back when the connection is idle or closed, not before.
     permit: Option<OwnedSemaphorePermit>,
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    pub(crate) fn new(config: &MySqlConfig) -> Self {
+    pub(crate) fn new(config: &MySqlConfig, replicas: Replicas) -> Self {
         let all = usize::try_from(config.connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         let reserved = (all / 8).max(1);
         let all = all - Self::extra(config);
         let shared = Shared {
             options: config.driver_options(),
-            linger: config.timeout,
+            replicas,
+            linger: config.timeout.saturating_add(line::LONGEST_WAIT),
             common: Arc::new(Semaphore::new(all - reserved)),
             reserved: Arc::new(Semaphore::new(reserved)),
             idle: Mutex::default(),
@@ -144,12 +128,13 @@ impl Pool {
         usize::try_from(config.connections / 4).unwrap_or_default()
     }
 
-    /// A connection beside those that this pool counts.
+    /// A connection beside those that this pool counts. The permit is whoever's who counts them, and is given back when the
+    /// server is done with the connection.
     ///
     /// # Errors
     /// As [`connection`](Self::connection).
-    pub(crate) async fn extra_connection(&self, bound: Bound) -> Result<Connection> {
-        self.trusted(None, bound).await
+    pub(crate) async fn extra_connection(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
+        self.trusted(permit, bound).await
     }
 
     /// A connection that can be trusted, or a new one.
@@ -164,17 +149,17 @@ impl Pool {
                 permit.ok().flatten().ok_or_else(|| error::busy(bound.whole))?
             }
         };
-        self.trusted(Some(permit), bound).await
+        self.trusted(permit, bound).await
     }
 
-    async fn trusted(&self, permit: Option<OwnedSemaphorePermit>, bound: Bound) -> Result<Connection> {
+    async fn trusted(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
         let breaks = self.shared.breaks.load(Ordering::Acquire);
         let shared = Arc::clone(&self.shared);
-        let mut connection = Connection { line: None, running: None, breaks, bound, permit, shared };
+        let mut connection = Connection { line: None, breaks, bound, permit: Some(permit), shared };
         while let Some(idle) = self.shared.pop(Handle::current().id()) {
-            let doubtful = idle.breaks != breaks || idle.since.elapsed() > IDLE;
+            let doubtful = idle.breaks != breaks || idle.line.unproven_for() > UNPROVEN;
             connection.line = Some(idle.line);
-            if !doubtful || connection.is_alive().await {
+            if !doubtful || connection.is_sound().await {
                 return Ok(connection);
             }
         }
@@ -218,7 +203,7 @@ impl Shared {
     /// is closed to make room.
     fn pop(&self, runtime: Id) -> Option<Idle> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        match idle.iter().rposition(|idle| idle.line.runtime == runtime) {
+        match idle.iter().rposition(|idle| idle.line.is_of(runtime)) {
             Some(at) => Some(idle.remove(at)),
             None => {
                 let foreign = idle.pop();
@@ -249,11 +234,9 @@ impl Connection {
         statement: Statement<'_>,
         token: Option<Token>,
     ) -> Result<Result<MySqlQueryResult, sqlx::Error>> {
-        let line = self.begin(token)?;
-        let Some(outcome) = before(&mut line.alarm, statement.execute(&mut line.driver)).await else {
-            return Err(self.gave_up(Sent::Yes));
-        };
-        Ok(self.ended(outcome))
+        let (driver, alarm) = self.ask(token)?;
+        let outcome = before(alarm, statement.execute(driver)).await;
+        self.ended(outcome, Sent::Yes)
     }
 
     /// Runs a statement that only reads.
@@ -261,11 +244,14 @@ impl Connection {
     /// # Errors
     /// When it fails or the deadline has come; without effect.
     pub(crate) async fn rows(&mut self, statement: Statement<'_>) -> Result<Vec<MySqlRow>> {
-        let line = self.begin(None)?;
-        let Some(outcome) = before(&mut line.alarm, statement.fetch_all(&mut line.driver)).await else {
-            return Err(self.gave_up(Sent::ReadOnly));
-        };
-        self.ended(outcome).map_err(|e| error::map(e, Sent::ReadOnly))
+        self.rows_raw(statement).await?.map_err(|e| error::map(e, Sent::ReadOnly))
+    }
+
+    /// The same, but with the driver's own error if it was the server that refused.
+    pub(crate) async fn rows_raw(&mut self, statement: Statement<'_>) -> Result<Result<Vec<MySqlRow>, sqlx::Error>> {
+        let (driver, alarm) = self.ask(None)?;
+        let outcome = before(alarm, statement.fetch_all(driver)).await;
+        self.ended(outcome, Sent::ReadOnly)
     }
 
     /// Runs statements given as text.
@@ -273,12 +259,9 @@ impl Connection {
     /// # Errors
     /// As [`execute`](Self::execute).
     pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
-        let line = self.begin(None)?;
-        let statement = sqlx::raw_sql(sqlx::AssertSqlSafe(text));
-        let Some(outcome) = before(&mut line.alarm, statement.execute(&mut line.driver)).await else {
-            return Err(self.gave_up(Sent::Yes));
-        };
-        self.ended(outcome).map_err(|e| error::map(e, Sent::Yes))
+        let (driver, alarm) = self.ask(None)?;
+        let outcome = before(alarm, sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(driver)).await;
+        self.ended(outcome, Sent::Yes)?.map_err(|e| error::map(e, Sent::Yes))
     }
 
     /// What runs from now on has this bound.
@@ -287,65 +270,57 @@ impl Connection {
     }
 
     /// Closes it, and with it what the server keeps for it, instead of putting it back.
-    pub(crate) fn hang_up(mut self) {
+    pub(crate) fn hang_up(&mut self) {
         self.line = None;
     }
 
-    /// From here until [`ended`](Self::ended) a drop finds the connection in the middle of a statement.
-    fn begin(&mut self, token: Option<Token>) -> Result<&mut Line> {
-        match &mut self.line {
-            Some(line) if self.running.is_none() => {
-                self.running = Some(token);
-                line.alarm.as_mut().reset(self.bound.at);
-                Ok(line)
+    /// The answer is none to what was asked: the connection is closed.
+    pub(crate) fn odd_reply(&mut self, sent: Sent) -> Error {
+        self.hang_up();
+        error::odd_reply(sent)
+    }
+
+    /// From here until [`ended`](Self::ended) the connection is in doubt.
+    fn ask(&mut self, token: Option<Token>) -> Result<(&mut MySqlConnection, &mut Alarm)> {
+        let until = self.bound.at;
+        self.line.as_mut().and_then(|line| line.ask(token, until)).ok_or_else(line::broke)
+    }
+
+    /// Takes note of how a question ended: with an answer, which may be a refusal, or, in time, without one.
+    fn ended<T>(&mut self, outcome: Option<Result<T, sqlx::Error>>, sent: Sent) -> Result<Result<T, sqlx::Error>> {
+        let Some(outcome) = outcome else {
+            self.shared.breaks.fetch_add(1, Ordering::AcqRel);
+            return Err(error::timed_out(self.bound.whole, sent));
+        };
+        match &outcome {
+            Err(failed) if !error::is_row_busy(failed) => {
+                // After most errors it could go on, but errors are rare, and a new connection is in a known state.
+                self.hang_up();
+                if error::number(failed).is_none() {
+                    self.shared.breaks.fetch_add(1, Ordering::AcqRel);
+                }
             }
-            // It broke, or was left in the middle of a statement, and whoever has it did not notice.
-            _ => Err(Error::new(ErrorKind::Unavailable, "the connection broke before")),
+            _ => self.line.iter_mut().for_each(Line::answered),
         }
+        Ok(outcome)
     }
 
-    fn ended<T>(&mut self, outcome: Result<T, sqlx::Error>) -> Result<T, sqlx::Error> {
-        self.running = None;
-        if let Err(failed) = &outcome
-            && !error::is_row_busy(failed)
-        {
-            // After most errors it could go on, but errors are rare, and a new connection is in a known state.
-            self.line = None;
-            if error::number(failed).is_none() {
-                self.shared.breaks.fetch_add(1, Ordering::AcqRel);
-            }
-        }
-        outcome
-    }
-
-    fn gave_up(&self, sent: Sent) -> Error {
-        self.shared.breaks.fetch_add(1, Ordering::AcqRel);
-        error::timed_out(self.bound.whole, sent)
-    }
-
-    /// Asks an idle connection whether it is still there. A dead one must not cost the whole time.
-    async fn is_alive(&mut self) -> bool {
-        let patience = self.bound.at.saturating_duration_since(Instant::now()) / 3;
+    /// Probes an idle connection, and closes it if it fails. A dead one must not cost the whole time.
+    async fn is_sound(&mut self) -> bool {
+        let now = Instant::now();
+        let until = now + self.bound.at.saturating_duration_since(now) / 3;
         let Some(line) = &mut self.line else { return false };
-        if matches!(timeout(patience, line.driver.ping()).await, Ok(Ok(()))) {
-            return true;
+        let is_sound = line.prove(until, self.shared.replicas).await.is_ok();
+        if !is_sound {
+            self.hang_up();
         }
-        self.line = None;
-        false
+        is_sound
     }
 
     async fn connect(&mut self) -> Result<()> {
-        let connect = async {
-            let mut driver = MySqlConnection::connect_with(&self.shared.options).await?;
-            sqlx::raw_sql(SETUP).execute(&mut driver).await?;
-            Ok(driver)
-        };
-        let Ok(outcome) = timeout_at(self.bound.at, connect).await else {
-            return Err(error::timed_out(self.bound.whole, Sent::No));
-        };
-        let driver = outcome.map_err(|e| error::map(e, Sent::No))?;
-        let alarm = Box::pin(sleep_until(self.bound.at));
-        self.line = Some(Line { driver, alarm, runtime: Handle::current().id() });
+        let open = Line::open(&self.shared.options, self.shared.replicas);
+        let line = timeout_at(self.bound.at, open).await.map_err(|_| error::timed_out(self.bound.whole, Sent::No))?;
+        self.line = Some(line?);
         Ok(())
     }
 }
@@ -353,31 +328,19 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let (Some(line), permit) = (self.line.take(), self.permit.take()) else { return };
-        let Some(token) = self.running.take() else {
+        if !line.is_in_doubt() {
             // Back before the permit is, so that whoever gets the permit finds it.
-            self.shared.push(Idle { line, since: Instant::now(), breaks: self.breaks });
+            self.shared.push(Idle { line, breaks: self.breaks });
             return drop(permit);
-        };
+        }
         // Without a runtime, all that is left is to hang up.
         let Ok(runtime) = Handle::try_current() else { return };
-        let mark = token.map(|token| RunningOn::mark(&self.shared.running_on, token));
+        let mark = line.open_claim().map(|token| RunningOn::mark(&self.shared.running_on, token));
         let linger = self.shared.linger;
         runtime.spawn(async move {
-            let mut driver = line.driver;
-            // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping,
-            // the server is then done with the statement, or stands still and may do it later.
-            drop(timeout(linger, driver.ping()).await);
-            drop((driver, mark, permit));
+            line.see_off(linger).await;
+            drop((mark, permit));
         });
-    }
-}
-
-/// What a future gives, or `None` if the alarm goes off before.
-async fn before<F: Future>(alarm: &mut Pin<Box<Sleep>>, work: F) -> Option<F::Output> {
-    tokio::select! {
-        biased;
-        output = work => Some(output),
-        () = alarm.as_mut() => None,
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use lockkit_core::{Claim, Error, ErrorKind, Moment, Renewal, Renewed, Result};
+use lockkit_core::{Claim, Error, ErrorKind, LockKey, Moment, Renewal, Renewed, Result};
 
 use crate::{
     error::{self, Sent},
+    inspect,
     name::to_column,
     pool::{Connection, Lane},
     row::Lock,
@@ -129,7 +130,8 @@ pub(crate) async fn extend(
         statement = statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice());
     }
     match connection.execute_raw(statement, None).await? {
-        Ok(done) => Ok(done.rows_affected()),
+        Ok(done) if done.last_insert_id() == 0 => Ok(done.rows_affected()),
+        Ok(_) => Err(connection.odd_reply(Sent::Yes).into()),
         Err(e) => Err(Failed { row_is_busy: error::is_row_busy(&e), error: error::map(e, Sent::Yes) }),
     }
 }
@@ -139,17 +141,8 @@ async fn read_back(
     connection: &mut Connection,
     claims: &[&Claim],
 ) -> Result<HashMap<Vec<u8>, Lock>> {
-    let size = Size::of(claims.len());
-    let mut statement = store.statements.inspect(size);
-    for claim in size.fill(claims) {
-        statement = statement.bind(to_column(&claim.key));
-    }
-    let mut found = HashMap::with_capacity(claims.len());
-    for row in connection.rows(statement).await? {
-        let lock = Lock::read(&row)?;
-        found.insert(lock.name.clone(), lock);
-    }
-    Ok(found)
+    let keys: Vec<&LockKey> = claims.iter().map(|claim| &claim.key).collect();
+    inspect::read(store, connection, &keys).await
 }
 
 /// Gives each renewal its answer. A lease that is the claim's now was extended: nobody else can have had it in between,

@@ -7,6 +7,7 @@ use lockkit_core::{Error, ErrorKind, Finding, Result};
 use crate::{
     config::MySqlConfig,
     error::invalid,
+    line::Replicas,
     name::quoted_table,
     pool::{Bound, Connection, Lane, Pool, column},
 };
@@ -93,7 +94,7 @@ impl Session {
     async fn open(config: &MySqlConfig) -> Result<Self> {
         config.check()?;
         let name: std::sync::Arc<str> = config.display_name().into();
-        let pool = Pool::new(config);
+        let pool = Pool::new(config, Replicas::Refused);
         // Connecting keeps to the bound of an operation; what is done then may take longer.
         let probe = pool.connection(Lane::Common, Bound::new(config.timeout)).await;
         drop(probe.map_err(|e| e.at("connect", None, &name))?);

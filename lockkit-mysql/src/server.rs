@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lockkit_core::{ErrorKind, Finding, Result};
+use lockkit_core::{Error, ErrorKind, Finding, Result};
 
 use crate::pool::{Connection, column};
 
@@ -44,8 +44,13 @@ impl Settings {
     }
 
     pub(crate) fn is_on(&self, name: &str) -> bool {
-        !matches!(self.get(name), "" | "0" | "OFF")
+        is_on(self.get(name))
     }
+}
+
+/// What a setting with this value is; some servers count, some say it in words, and one that is not there is off.
+pub(crate) fn is_on(value: &str) -> bool {
+    !matches!(value, "" | "0" | "OFF")
 }
 
 impl FromIterator<(String, String)> for Settings {
@@ -56,7 +61,7 @@ impl FromIterator<(String, String)> for Settings {
 
 /// Judges a server: errors for what can't keep locks, warnings of what puts them at risk.
 pub(crate) fn judge(settings: &Settings) -> Vec<Finding> {
-    let fitness = [too_old(settings.get("version")), read_only(settings)];
+    let fitness = [too_old(settings.get("version")), not_writable(settings)];
     fitness.into_iter().flatten().chain(durability(settings)).chain(primaries(settings)).collect()
 }
 
@@ -67,11 +72,20 @@ fn too_old(version: &str) -> Option<Finding> {
     (numbers(version) < least).then(|| Finding::error(ErrorKind::Unsupported, "version", summary, advice))
 }
 
-/// A user with enough rights could write all the same, behind the back of the replica's primary.
-fn read_only(settings: &Settings) -> Option<Finding> {
+fn not_writable(settings: &Settings) -> Option<Finding> {
     let name = ["super_read_only", "read_only"].into_iter().find(|name| settings.is_on(name))?;
-    let summary = format!("the server is set to {name}, as a replica is");
-    Some(Finding::error(ErrorKind::Unavailable, "read-only", summary, "locks need the primary"))
+    Some(Finding::error(ErrorKind::Unavailable, "read-only", set_to(name), NEEDS_PRIMARY))
+}
+
+/// The error of a connection to a server on which this setting is on.
+pub(crate) fn read_only(name: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("{}; {NEEDS_PRIMARY}", set_to(name)))
+}
+
+const NEEDS_PRIMARY: &str = "locks need the primary";
+
+fn set_to(name: &str) -> String {
+    format!("the server is set to {name}, as a replica is")
 }
 
 fn durability(settings: &Settings) -> Vec<Finding> {

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use sqlx::AssertSqlSafe;
+use sqlx::{AssertSqlSafe, RawSql};
 
 use crate::pool::Statement;
 
@@ -121,28 +121,40 @@ impl Statements {
     }
 }
 
-/// Makes the row of a lock if there is none, and locks it for the transaction in any case. Argument: the name.
-pub(crate) fn insert_or_lock(table: &str) -> Statement<'static> {
+/// Makes the row of a lock if there is none, and locks it for the transaction in any case.
+pub(crate) fn insert_or_lock(table: &str, name: &[u8]) -> Text {
     // The assignment changes nothing. An INSERT IGNORE would take a shared lock on a row that is there, and two
     // transactions that both go on to an exclusive one are a deadlock.
-    query(
-        &format!(
-            "INSERT INTO {table} (resource_name, create_time, update_time) \
-         VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) ON DUPLICATE KEY UPDATE version = version"
-        )
-        .into(),
-    )
+    text(format!(
+        "INSERT INTO {table} (resource_name, create_time, update_time) \
+         VALUES ({}, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) ON DUPLICATE KEY UPDATE version = version",
+        literal(name)
+    ))
 }
 
-/// Reads a lock as it is, not as it was when the transaction began, and locks its row. Argument: the name.
-pub(crate) fn lock_by_name(table: &str) -> Statement<'static> {
-    query(&format!("SELECT {COLUMNS} FROM {table} WHERE resource_name = ? FOR UPDATE").into())
+/// Reads a lock as it is, not as it was when the transaction began, and locks its row.
+pub(crate) fn lock_by_name(table: &str, name: &[u8]) -> Text {
+    text(format!("SELECT {COLUMNS} FROM {table} WHERE resource_name = {} FOR UPDATE", literal(name)))
 }
 
-/// The same by the row's id, and without its neighbourhood: by name, MariaDB also locks the gap in front of it. Argument:
-/// the id.
-pub(crate) fn lock_by_id(table: &str) -> Statement<'static> {
-    query(&format!("SELECT {COLUMNS} FROM {table} WHERE id = ? FOR UPDATE").into())
+/// The same by the row's id, and without its neighbourhood: by name, MariaDB also locks the gap in front of it.
+pub(crate) fn lock_by_id(table: &str, id: u64) -> Text {
+    text(format!("SELECT {COLUMNS} FROM {table} WHERE id = {id} FOR UPDATE"))
+}
+
+/// A statement in somebody else's transaction. It is sent as text, in one exchange: when the future of one that has to be
+/// prepared first is dropped, the driver loses count of the answers, and the user's connection waits for ever.
+pub(crate) type Text = RawSql;
+
+/// A statement whose arguments are part of it: numbers, and bytes as [`literal`] spells them.
+pub(crate) fn text(statement: String) -> Text {
+    sqlx::raw_sql(AssertSqlSafe(statement))
+}
+
+/// Bytes as a statement spells them, whatever they are.
+pub(crate) fn literal(bytes: &[u8]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("x'{digits}'")
 }
 
 /// Waits for a named lock of the server, for one second. Argument: its name. Gives 1 if it was had, 0 if not.

@@ -4,9 +4,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Contention, Error, ErrorKind, Fence, FenceClock, Fencing, Finding,
-    Hold, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Order, Query, Release, Renewal, Renewed, Result,
-    StoreInfo, Waiting,
+    AcquireRequest, Attempt, Capability, Claim, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest, Fencing,
+    Finding, Hold, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Order, Query, Release, Renewal, Renewed,
+    Result, StoreInfo, Waiting,
 };
 
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     error::{self, Sent},
     gate::{self, Gates, Passed, Turn},
     gc, inspect,
+    line::{LONGEST_WAIT, Replicas},
     name::to_column,
     pool::{Bound, Connection, Lane, Pool},
     renew, row, schema, server,
@@ -24,6 +25,9 @@ const MIN_TTL: Duration = Duration::from_millis(100);
 const MAX_TTL: Duration = Duration::from_secs(5 * 60);
 /// Beyond this the server's arithmetic would leave the integers.
 const MAX_FENCE: u64 = 1 << 62;
+
+/// In µs since 1970: a server's clock that is behind this is not set, and fences from it would be numbers of rows.
+const LEAST_TIME: u64 = 1 << 50;
 
 /// A lock store in a table of a MySQL or MariaDB server.
 pub struct MySqlStore {
@@ -64,7 +68,7 @@ impl MySqlStore {
     /// [`ErrorKind::InvalidInput`] for a wrong configuration.
     pub fn new(config: MySqlConfig) -> Result<Self> {
         let statements = Statements::new(&config.check()?);
-        let pool = Pool::new(&config);
+        let pool = Pool::new(&config, Replicas::Refused);
         let gates = Arc::new(Gates::new(&config.table, Pool::extra(&config), config.timeout));
         let info = StoreInfo {
             scheme: "mysql",
@@ -159,7 +163,7 @@ impl MySqlStore {
             return Err(error::invalid("a grant owns at least one fence"));
         }
         check_floor(fence.floor)?;
-        let waits = request.wait >= gate::LONGEST_WAIT;
+        let waits = request.wait >= LONGEST_WAIT;
         match waits.then(|| self.gates.turn(&request.claim.key)).flatten() {
             Some(turn) => self.attempt_in_turn(request, ttl, turn).await,
             None => self.attempt_row(request, ttl).await,
@@ -179,7 +183,7 @@ impl MySqlStore {
         if let Attempt::Contended(contention) = &attempt {
             turn.note_company();
             // A lease that ends sooner than a wait may is left to the poller.
-            let lasts = contention.retry_after.is_some_and(|left| left >= gate::LONGEST_WAIT);
+            let lasts = contention.retry_after.is_some_and(|left| left >= LONGEST_WAIT);
             if passed.is_none() && lasts && !turn.is_passed() {
                 passed = Some(turn.pass(&self.pool).await);
                 attempt = self.attempt_row(request, ttl).await?;
@@ -237,11 +241,11 @@ impl MySqlStore {
         let done = connection.execute(statement, Some(claim.token)).await?;
         match (done.last_insert_id(), done.rows_affected()) {
             (0, 0) => Ok(None),
-            (first, 1) if first > 0 => {
+            (first, 1) if is_sane(first, fence) => {
                 let (fence, until) = (Fence::new(first), sent + request.ttl);
                 Ok(Some(Hold { claim: claim.clone(), fence, span: request.fence.span, until, depth: 1 }))
             }
-            _ => Err(error::odd_reply(Sent::Yes)),
+            _ => Err(connection.odd_reply(Sent::Yes)),
         }
     }
 
@@ -258,8 +262,12 @@ impl MySqlStore {
         }
     }
 
-    async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::Lock>> {
-        row::only(&connection.rows(self.statements.look().bind(to_column(key))).await?)
+    pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::Lock>> {
+        let found = row::only(&connection.rows(self.statements.look().bind(to_column(key))).await?)?;
+        if found.as_ref().is_some_and(|lock| lock.name != to_column(key)) {
+            return Err(connection.odd_reply(Sent::ReadOnly));
+        }
+        Ok(found)
     }
 
     async fn release_claim(&self, claim: &Claim) -> Result<Release> {
@@ -271,16 +279,17 @@ impl MySqlStore {
         let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
         let token = claim.token.as_bytes().as_slice();
         let statement = self.statements.release().bind(to_column(&claim.key)).bind(token);
-        match connection.execute(statement, Some(claim.token)).await?.rows_affected() {
-            1 => {
+        let done = connection.execute(statement, Some(claim.token)).await?;
+        match (done.last_insert_id(), done.rows_affected()) {
+            (0, 1) => {
                 gate::open(gate);
                 Ok(Release::Released { waiters: None })
             }
-            0 => {
+            (0, 0) => {
                 let found = self.look(&mut connection, &claim.key).await?;
                 Ok(Release::NotHeld(why_not(found.as_ref().and_then(|lock| lock.lease.as_ref()))))
             }
-            _ => Err(error::odd_reply(Sent::Yes)),
+            _ => Err(connection.odd_reply(Sent::Yes)),
         }
     }
 
@@ -288,6 +297,11 @@ impl MySqlStore {
     pub(crate) fn bound(&self, ttl: Duration) -> Bound {
         Bound::new(self.timeout.min(ttl / 4))
     }
+}
+
+/// Whether a grant can have this fence: else the answer is to another question, such as the one that makes the row.
+fn is_sane(fence: u64, asked: &FenceRequest) -> bool {
+    fence > asked.floor.get() && (asked.clock == FenceClock::Floor || fence > LEAST_TIME)
 }
 
 /// Another has the lock, or had it when it was asked for and it makes sense to ask again at once.

@@ -7,9 +7,9 @@ use crate::{
     config::MySqlConfig,
     error::{self, Sent},
     name::{quoted_table, to_column},
-    pool::{Bound, Lane, Statement},
+    pool::{Bound, Lane},
     row::{self, Lease, Lock},
-    statements::{insert_or_lock, lock_by_id, lock_by_name},
+    statements::{Text, insert_or_lock, lock_by_id, lock_by_name},
     store::MySqlStore,
 };
 
@@ -83,7 +83,7 @@ impl MySqlStore {
         let key = LockKey::new(name)?;
         let failed = |e: Error| e.at(OPERATION, Some(&key), &self.info.name);
         let id = self.row_id(&key).await.map_err(failed)?;
-        let found = look(transaction, lock_by_id(&self.statements.table).bind(id)).await.map_err(failed)?;
+        let found = look(transaction, lock_by_id(&self.statements.table, id)).await.map_err(failed)?;
         match found.filter(|lock| lock.name == to_column(&key)) {
             Some(lock) => Ok(judge(lock)),
             // It was removed just now, for nobody had used it for long.
@@ -94,27 +94,27 @@ impl MySqlStore {
     /// The id of a lock's row, which is made if it is missing.
     async fn row_id(&self, key: &LockKey) -> Result<u64> {
         let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
-        if let Some(lock) = row::only(&connection.rows(self.statements.look().bind(to_column(key))).await?)? {
+        if let Some(lock) = self.look(&mut connection, key).await? {
             return Ok(lock.id);
         }
         connection.execute(self.statements.insert().bind(to_column(key)), None).await?;
-        let made = row::only(&connection.rows(self.statements.look().bind(to_column(key))).await?)?;
+        let made = self.look(&mut connection, key).await?;
         made.map(|lock| lock.id).ok_or_else(|| error::odd_reply(Sent::Yes))
     }
 }
 
 async fn lock(transaction: &mut Transaction<'_, MySql>, table: &str, key: &LockKey) -> Result<TransactionLock> {
-    if let Some(lock) = look(transaction, lock_by_name(table).bind(to_column(key))).await? {
+    if let Some(lock) = look(transaction, lock_by_name(table, to_column(key))).await? {
         return Ok(judge(lock));
     }
-    let insert = insert_or_lock(table).bind(to_column(key));
+    let insert = insert_or_lock(table, to_column(key));
     insert.execute(&mut **transaction).await.map_err(|e| error::map(e, Sent::Yes))?;
-    let made = look(transaction, lock_by_name(table).bind(to_column(key))).await?;
+    let made = look(transaction, lock_by_name(table, to_column(key))).await?;
     made.map(judge).ok_or_else(|| error::odd_reply(Sent::Yes))
 }
 
 /// A read that locks, so that it sees the row as it is, and does not become the first read of the transaction.
-async fn look(transaction: &mut Transaction<'_, MySql>, statement: Statement<'_>) -> Result<Option<Lock>> {
+async fn look(transaction: &mut Transaction<'_, MySql>, statement: Text) -> Result<Option<Lock>> {
     let rows = statement.fetch_all(&mut **transaction).await;
     row::only(&rows.map_err(|e| error::map(e, Sent::Yes))?)
 }

@@ -6,6 +6,7 @@ mod doctor;
 mod fenced;
 mod fences;
 mod gates;
+mod in_doubt;
 mod servers;
 mod support;
 mod table;
@@ -45,6 +46,7 @@ fn tests() -> Vec<(&'static str, Test)> {
         [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, fenced::TESTS, gates::TESTS]
             .concat();
     tests.extend_from_slice(doctor::TESTS);
+    tests.extend_from_slice(in_doubt::TESTS);
     #[cfg(feature = "tls")]
     tests.extend_from_slice(tls::TESTS);
     tests

@@ -1,0 +1,171 @@
+//! Futures that are dropped while an answer is still to come, at each place where one can be. What was asked then may
+//! never be answered to somebody else.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use lockkit_core::{Attempt, Claim, LockStore, Query, Release};
+use lockkit_mysql::{MySqlConfig, MySqlStore, fenced};
+use lockkit_testkit::{
+    faults::{Direction, Proxy},
+    servers::MySqlServer,
+};
+use sqlx::{Connection as _, MySqlConnection};
+use tokio::time::{sleep, timeout};
+
+use crate::support::{Ctx, attempt, claim, free, hold, is_held, raw, renew, renewal, rival, tests};
+
+tests! {
+    a_probe_that_is_dropped_leaves_no_answers_behind
+    a_probe_of_a_shaken_connection_that_is_dropped_leaves_no_answers_behind
+    every_question_can_be_dropped_at_any_moment
+    a_dropped_claim_leaves_the_transaction_s_connection_in_step
+}
+
+/// How long the replies are held back before a future is dropped.
+const SOON: Duration = Duration::from_millis(60);
+
+/// A store behind a proxy, and what another process and this one hold.
+struct Scene {
+    proxy: Proxy,
+    store: MySqlStore,
+    other: MySqlStore,
+    mine: Claim,
+    theirs: Claim,
+}
+
+impl Scene {
+    async fn new(ctx: &Ctx) -> Self {
+        let (proxy, config) = proxied(ctx.server().await).await;
+        let (store, other) = (MySqlStore::connect(config).await.expect("connect"), ctx.store().await);
+        let (mine, theirs) = (claim(), claim());
+        let used = claim();
+        hold(&store, &used).await;
+        free(&store, &used).await;
+        hold(&store, &mine).await;
+        hold(&other, &theirs).await;
+        Self { proxy, store, other, mine, theirs }
+    }
+
+    /// Drops an acquisition while the replies are held back.
+    async fn drop_an_acquisition(&self) {
+        self.proxy.hold(Direction::ToClient);
+        let asked = timeout(SOON, attempt(&self.store, &claim())).await;
+        assert!(asked.is_err(), "the reply was held back: {asked:?}");
+        self.proxy.release(Direction::ToClient);
+    }
+
+    /// What is wrong with the store's answers.
+    async fn wrong_answers(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let new = claim();
+        match attempt(&self.store, &new).await {
+            Ok(Attempt::Granted(hold)) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("clock");
+                if now.abs_diff(Duration::from_micros(hold.fence.get())) > Duration::from_secs(60) {
+                    wrong.push(format!("a new lock has the fence {}", hold.fence));
+                }
+            }
+            other => wrong.push(format!("a new lock is not granted: {other:?}")),
+        }
+        match attempt(&self.store, &rival(&self.theirs)).await {
+            Ok(Attempt::Contended(_)) => {}
+            other => wrong.push(format!("another process's lock: {other:?}")),
+        }
+        let renewed = renew(&self.store, renewal(&self.mine)).await;
+        if !is_held(&renewed) {
+            wrong.push(format!("the renewal of a held lease: {renewed:?}"));
+        }
+        match self.store.release(&self.mine).await {
+            Ok(Release::Released { .. }) => {}
+            other => wrong.push(format!("the release of a held lease: {other:?}")),
+        }
+        hold(&self.other, &rival(&self.mine)).await;
+        wrong
+    }
+}
+
+async fn proxied(server: &MySqlServer) -> (Proxy, MySqlConfig) {
+    let proxy = Proxy::start(server.addr()).await.expect("proxy");
+    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
+    (proxy, MySqlConfig::from_url(&url).expect("url"))
+}
+
+async fn a_probe_that_is_dropped_leaves_no_answers_behind(ctx: Arc<Ctx>) {
+    let scene = Scene::new(&ctx).await;
+    // A connection of that age is asked whether it is still there before it is used.
+    sleep(Duration::from_millis(5300)).await;
+    scene.drop_an_acquisition().await;
+    assert_eq!(scene.wrong_answers().await, [""; 0]);
+}
+
+/// So is each one when another broke.
+async fn a_probe_of_a_shaken_connection_that_is_dropped_leaves_no_answers_behind(ctx: Arc<Ctx>) {
+    let scene = Scene::new(&ctx).await;
+    let (one, two) = (claim(), claim());
+    tokio::join!(hold(&scene.store, &one), hold(&scene.store, &two));
+    scene.proxy.drop_reply_after("", 1);
+    drop(attempt(&scene.store, &claim()).await.expect_err("its reply is lost"));
+    scene.drop_an_acquisition().await;
+    assert_eq!(scene.wrong_answers().await, [""; 0]);
+}
+
+async fn every_question_can_be_dropped_at_any_moment(ctx: Arc<Ctx>) {
+    let mut wrong = Vec::new();
+    for question in ["acquire", "try again", "release", "renew", "inspect", "list", "gc", "row"] {
+        let scene = Scene::new(&ctx).await;
+        scene.proxy.delay(Direction::ToClient, Duration::from_millis(1));
+        let mut raw = ctx.raw().await;
+        for round in 0..24 {
+            let ask = async {
+                match question {
+                    "acquire" => drop(attempt(&scene.store, &claim()).await),
+                    "try again" => drop(attempt(&scene.store, &scene.mine).await),
+                    "release" => drop(scene.store.release(&rival(&scene.mine)).await),
+                    "renew" => drop(renew(&scene.store, renewal(&rival(&scene.mine))).await),
+                    "inspect" => drop(scene.store.inspect(&Query::Keys(vec![claim().key])).await),
+                    "list" => drop(scene.store.inspect(&Query::Prefix("nobody/".into())).await),
+                    "gc" => drop(scene.store.remove_unused(Duration::from_secs(3600)).await),
+                    _ => {
+                        let mut transaction = raw.begin().await.expect("begin");
+                        drop(scene.store.lock_in_transaction(&mut transaction, claim().key.as_str()).await);
+                    }
+                }
+            };
+            drop(timeout(Duration::from_micros(300 * round), ask).await);
+        }
+        scene.proxy.heal();
+        wrong.extend(scene.wrong_answers().await.into_iter().map(|answer| format!("{question}: {answer}")));
+    }
+    assert_eq!(wrong, [""; 0]);
+}
+
+/// The driver prepares a statement in an exchange of which it keeps no account.
+async fn a_dropped_claim_leaves_the_transaction_s_connection_in_step(ctx: Arc<Ctx>) {
+    let server = ctx.server().await;
+    sqlx::query(fenced::DDL).execute(&mut raw(server).await).await.expect("table");
+    let (proxy, config) = proxied(server).await;
+    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
+    let fence = hold(&MySqlStore::connect(config).await.expect("connect"), &claim()).await.fence;
+    let mut wrong = Vec::new();
+    for question in ["claim", "lock"] {
+        let mut data = MySqlConnection::connect(&url).await.expect("connect");
+        let (mut transaction, name) = (data.begin().await.expect("begin"), claim().key);
+        proxy.hold(Direction::ToClient);
+        let asked = match question {
+            "claim" => timeout(SOON, fenced::claim(&mut transaction, name.as_str(), fence)).await.map(drop),
+            _ => timeout(SOON, lockkit_mysql::lock_in_transaction(&mut transaction, name.as_str())).await.map(drop),
+        };
+        assert!(asked.is_err(), "the reply was held back");
+        proxy.release(Direction::ToClient);
+        drop(transaction);
+        let next =
+            timeout(Duration::from_secs(5), sqlx::query_scalar::<_, i64>("SELECT 42").fetch_one(&mut data)).await;
+        if !matches!(next, Ok(Ok(42))) {
+            wrong.push(format!("{question}: {next:?}"));
+        }
+    }
+    assert_eq!(wrong, [""; 0]);
+}
