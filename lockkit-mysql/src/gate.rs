@@ -14,7 +14,10 @@
 use std::{
     collections::HashMap,
     fmt::Write,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,8 +29,9 @@ use tokio::{
 };
 
 use crate::{
+    error::{self, Sent},
     line::LONGEST_WAIT,
-    pool::{Bound, Connection, Pool, column},
+    pool::{Bound, Connection, Pool, Statement, column},
     statements,
 };
 
@@ -48,6 +52,9 @@ pub(crate) struct Gates {
     table: String,
     timeout: Duration,
     free: Arc<Semaphore>,
+    /// Whether the server, or something before it, has refused what gates need. Then this store does without: each refusal
+    /// costs a connection.
+    refused: AtomicBool,
     locks: Mutex<Locks>,
 }
 
@@ -110,12 +117,16 @@ impl Gates {
             table: table.to_owned(),
             timeout,
             free,
+            refused: AtomicBool::new(false),
             locks: Mutex::new(Locks { known: HashMap::new(), cleared: Instant::now() }),
         }
     }
 
-    /// The turn at the gate of a lock, unless another task of this store has it.
+    /// The turn at the gate of a lock, unless another task of this store has it, or there are no gates.
     pub(crate) fn turn<'a>(self: &'a Arc<Self>, key: &'a LockKey) -> Option<Turn<'a>> {
+        if self.refused.load(Ordering::Relaxed) {
+            return None;
+        }
         let mut locks = self.locks();
         let lock = locks.get_or_make(key)?;
         let gate = match std::mem::replace(&mut lock.state, State::Busy) {
@@ -141,6 +152,19 @@ impl Gates {
                 _ => None,
             },
             _ => None,
+        }
+    }
+
+    /// What the server says to a question about gates, a number if all is well; `None` if nothing is known.
+    async fn ask(&self, connection: &mut Connection, question: Statement<'_>) -> Option<i64> {
+        match connection.rows_raw(question).await.ok()? {
+            Ok(rows) => column::<Option<i64>>(rows.first()?, 0).ok().flatten(),
+            Err(failed) => {
+                let is_for_good =
+                    error::number(&failed).is_some() && !error::map(failed, Sent::ReadOnly).is_retryable();
+                self.refused.fetch_or(is_for_good, Ordering::Relaxed);
+                None
+            }
         }
     }
 
@@ -231,8 +255,8 @@ impl Turn<'_> {
 
     /// Whether somebody stands at the gate, or passed it; not if it can't be told.
     pub(crate) async fn is_wanted(&self, connection: &mut Connection) -> bool {
-        let asked = connection.rows(statements::gate_is_used().bind(self.gates.name(self.key))).await;
-        asked.ok().and_then(|rows| column::<Option<i64>>(rows.first()?, 0).ok()).flatten().is_some()
+        let question = statements::gate_is_used().bind(self.gates.name(self.key));
+        self.gates.ask(connection, question).await.is_some()
     }
 
     /// Lines up at the gate and waits, for a second at most.
@@ -247,14 +271,13 @@ impl Turn<'_> {
         let bound = Bound::new(LONGEST_WAIT + self.gates.timeout);
         let Ok(mut connection) = pool.extra_connection(permit, bound).await else { return Passed::No };
         let name = self.gates.name(self.key);
-        let Ok(rows) = connection.rows(statements::pass_gate().bind(&name)).await else { return Passed::No };
-        match rows.first().map(|row| column::<Option<i64>>(row, 0)) {
-            Some(Ok(Some(1))) => {
+        match self.gates.ask(&mut connection, statements::pass_gate().bind(&name)).await {
+            Some(1) => {
                 self.gate = Some(Gate { name, timeout: self.gates.timeout, connection: Some(connection) });
                 Passed::Yes
             }
-            Some(Ok(Some(0))) => Passed::NotYet,
-            _ => Passed::No,
+            Some(_) => Passed::NotYet,
+            None => Passed::No,
         }
     }
 

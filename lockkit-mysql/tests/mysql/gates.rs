@@ -5,8 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Locker, Outcome};
+use lockkit_core::{Claim, LockStore, Locker, Outcome};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
+use lockkit_testkit::servers::MySqlServer;
 use sqlx::MySqlConnection;
 use tokio::time::{sleep, timeout};
 
@@ -18,6 +19,22 @@ tests! {
     a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_gate_shut
     without_a_connection_to_spare_waiters_poll
     a_broken_gate_is_not_a_broken_lock
+    waiters_that_leave_count_until_the_server_is_done_with_them
+    where_gates_are_refused_waiters_poll_and_connections_stay
+}
+
+/// The connections of clients that came over the network.
+async fn clients(server: &MySqlServer) -> Vec<Option<String>> {
+    let all = server.admin("SHOW PROCESSLIST").await.expect("ask");
+    let mut ids: Vec<_> = all
+        .into_iter()
+        .filter(|row| row[2].as_ref().is_some_and(|host| host.contains(':')))
+        .map(|mut row| row.swap_remove(0))
+        .collect();
+    // The last is the one that asks.
+    ids.sort_by_key(|id| id.as_ref().and_then(|id| id.parse::<u64>().ok()));
+    ids.pop();
+    ids
 }
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -154,4 +171,55 @@ async fn a_broken_gate_is_not_a_broken_lock(ctx: Arc<Ctx>) {
     assert!(third.is_none(), "granted twice");
     assert!(guard.is_held());
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+}
+
+/// One that leaves while it waits at a gate leaves a connection in the middle of GET_LOCK.
+async fn waiters_that_leave_count_until_the_server_is_done_with_them(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let config = config(&server);
+    let holder = Locker::new(MySqlStore::connect(config.clone()).await.expect("connect"));
+    let name = claim().key;
+    let guard = holder.lock(name.as_str()).acquire().await.expect("acquire");
+    let holders = clients(&server).await.len();
+    // So that each who leaves was waiting.
+    let mut keeper = raw(&server).await;
+    sqlx::query("SELECT GET_LOCK(?, 0)").bind(gate(name.as_str())).execute(&mut keeper).await.expect("GET_LOCK");
+    let store = MySqlStore::connect(config.connections(4)).await.expect("connect");
+    for _ in 0..60 {
+        let mut asked = request(&rival(&Claim { key: name.clone(), ..claim() }));
+        asked.wait = PATIENCE;
+        drop(timeout(Duration::from_millis(15), store.acquire(&asked)).await);
+    }
+    let those = clients(&server).await.len() - holders - 1;
+    assert!(those <= 4, "{those} connections for a store that may have 4");
+    assert!(guard.is_held());
+}
+
+/// As something in between may refuse them, or a server by its settings.
+async fn where_gates_are_refused_waiters_poll_and_connections_stay(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let holder = Locker::new(MySqlStore::connect(config(&server)).await.expect("connect"));
+    let name = claim().key;
+    let guard = holder.lock(name.as_str()).acquire().await.expect("acquire");
+    let relay = relay(server.addr(), |bytes| rename(bytes, b"GET_LOCK", b"GOT_LOCK")).await;
+    let url = server.url().replace(&server.addr().to_string(), &relay.to_string());
+    let waiter = Locker::new(MySqlStore::from_url(&url).await.expect("connect"));
+    let lock = waiter.lock(name.as_str());
+    assert!(lock.acquire_within(Duration::from_millis(1200)).await.expect("ask").is_none(), "granted twice");
+    let before = clients(&server).await;
+    assert!(lock.acquire_within(Duration::from_secs(3)).await.expect("ask").is_none(), "granted twice");
+    let after = clients(&server).await;
+    let gone = before.iter().filter(|id| !after.contains(id)).count();
+    assert_eq!((gone, after.len()), (0, before.len()), "connections were closed and replaced: {before:?}, {after:?}");
+    let next = tokio::spawn(async move { lock.acquire().await });
+    sleep(Duration::from_millis(50)).await;
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    assert!(timeout(PATIENCE, next).await.expect("in time").expect("no panic").expect("acquire").is_held());
+}
+
+/// Writes another name, of the same length, wherever one stands.
+fn rename(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    while let Some(at) = bytes.windows(from.len()).position(|part| part == from) {
+        bytes[at..at + from.len()].copy_from_slice(to);
+    }
 }
