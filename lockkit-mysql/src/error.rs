@@ -5,6 +5,8 @@ use std::time::Duration;
 use lockkit_core::{Error, ErrorKind};
 use sqlx::mysql::MySqlDatabaseError;
 
+use crate::server;
+
 /// What is known of a statement that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
@@ -54,27 +56,60 @@ pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
     refusal.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
 }
 
-/// Names an error that the server answered, by its number.
+/// The table does not exist.
+pub(crate) const NO_SUCH_TABLE: u16 = 1146;
+
+/// Names an error that the server answered, by its number. What is not in here may have been answered after the commit.
 fn server_error(number: u16, text: &str, sent: Sent) -> Error {
     let text = one_line(text);
+    if let Some(ended) = ended_half_way(number, &text) {
+        return with_effect(Error::new(ErrorKind::Unavailable, format!("{ended}: {text}")), sent);
+    }
     let (kind, message) = match number {
         1213 => (ErrorKind::Deadlock, "the server ended a deadlock by this statement".to_owned()),
         1205 => (ErrorKind::Unavailable, "another transaction keeps the row locked".to_owned()),
         1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
         1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),
-        1290 | 1792 | 1836 | 3100 => (ErrorKind::Unavailable, format!("the server takes no writes: {text}")),
-        3159 => (ErrorKind::Denied, "the server demands TLS: `tls` is `encrypt` or `verify`".to_owned()),
-        1045 | 1698 | 3118 | 4151 => (ErrorKind::Denied, format!("the server refused the login: {text}")),
-        1044 | 1142 | 1143 | 1227 | 1370 => (ErrorKind::Denied, text),
-        1049 => (ErrorKind::InvalidInput, text),
-        1146 => (ErrorKind::Unexpected, format!("the table is missing: {text}; `schema::ddl` says how to make it")),
-        1054 | 1064 | 1366 | 1406 => (ErrorKind::Unexpected, text),
-        1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1317 | 1927 | 3169 | 4031 => {
-            return with_effect(Error::new(ErrorKind::Unavailable, format!("the connection was ended: {text}")), sent);
+        1036 | 1223 | 1290 | 1792 | 1836 | 3100 => {
+            (ErrorKind::Unavailable, format!("the server takes no writes: {text}"))
         }
+        // Galera, out of its cluster or not yet in it; group replication, which first waits for the group.
+        1047 | 3796..=3799 => (ErrorKind::Unavailable, format!("the server is not ready within its cluster: {text}")),
+        // Another member had changed the same row.
+        3101 => (ErrorKind::Unavailable, format!("the group of servers rolled the statement back: {text}")),
+        1114 | 1135 | 1206 | 1461 | 1637 => (ErrorKind::Unavailable, format!("the server has no room: {text}")),
+        1243 | 1412 | 1615 => (ErrorKind::Unavailable, format!("the statement must be prepared anew: {text}")),
+        1665 => return server::logs_statements_error(),
+        3159 => (ErrorKind::Denied, "the server demands TLS: `tls` is `encrypt` or `verify`".to_owned()),
+        1045 | 1129 | 1130 | 1698 | 1820 | 1862 | 3118 | 4151 => {
+            (ErrorKind::Denied, format!("the server refused the login: {text}"))
+        }
+        1044 => (ErrorKind::Denied, format!("{text}; or there is no such database")),
+        1142 | 1143 | 1227 | 1370 => (ErrorKind::Denied, text),
+        1049 => (ErrorKind::InvalidInput, format!("{text}; make it, or name another in the path of the URL")),
+        NO_SUCH_TABLE => {
+            let remedy = "`lockkit init`, the option create=true or the statement of `schema::ddl` makes it";
+            (ErrorKind::InvalidInput, format!("the table is missing: {text}; {remedy}"))
+        }
+        1054 | 1064 | 1366 | 1406 => (ErrorKind::Unexpected, text),
         _ => return with_effect(Error::new(ErrorKind::Unexpected, format!("error {number}: {text}")), sent),
     };
     Error::new(kind, message)
+}
+
+/// What ended a statement of which the server may have kept the effect.
+fn ended_half_way(number: u16, text: &str) -> Option<&'static str> {
+    match number {
+        // The text names the hook; what failed before the commit was rolled back.
+        3100 if !text.contains("before_") => Some("the server failed after the commit"),
+        1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1927 | 3032 | 3169 | 4031 => {
+            Some("the connection was ended")
+        }
+        1317 | 1969 | 3024 => Some("the server ended the statement"),
+        1021 | 1037 | 1038 | 1041 => Some("the server has no room"),
+        1180 => Some("the server could not commit"),
+        _ => None,
+    }
 }
 
 /// No answer in time.
@@ -135,7 +170,12 @@ mod tests {
             (1044, ErrorKind::Denied),
             (1142, ErrorKind::Denied),
             (1049, ErrorKind::InvalidInput),
-            (1146, ErrorKind::Unexpected),
+            (1146, ErrorKind::InvalidInput),
+            (1047, ErrorKind::Unavailable),
+            (1461, ErrorKind::Unavailable),
+            (1665, ErrorKind::Unsupported),
+            (3101, ErrorKind::Unavailable),
+            (3797, ErrorKind::Unavailable),
         ] {
             let error = server_error(number, "a\r\nb", Sent::Yes);
             assert_eq!((error.kind(), error.effect()), (kind, Effect::None), "{number}");
@@ -145,9 +185,14 @@ mod tests {
 
     #[test]
     fn what_ended_half_way_is_open() {
-        for number in [1053, 1317, 1927, 9999] {
+        for number in [1053, 1180, 1317, 1927, 1969, 3024, 9999] {
             assert_eq!(server_error(number, "gone", Sent::Yes).effect(), Effect::Unknown, "{number}");
             assert_eq!(server_error(number, "gone", Sent::ReadOnly).effect(), Effect::None, "{number}");
+        }
+        for (hook, effect) in [("before_commit", Effect::None), ("after_commit", Effect::Unknown)] {
+            let error =
+                server_error(3100, &format!("Error on observer while running replication hook '{hook}'."), Sent::Yes);
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, effect), "{hook}");
         }
         let eof = || sqlx::Error::Io(std::io::ErrorKind::UnexpectedEof.into());
         for (sent, effect) in [(Sent::No, Effect::None), (Sent::ReadOnly, Effect::None), (Sent::Yes, Effect::Unknown)] {

@@ -51,7 +51,8 @@ pub const DDL: &str = "CREATE TABLE IF NOT EXISTS fenced_resource (resource_name
 /// error roll the transaction back.
 ///
 /// # Cancellation
-/// The claim may be part of the transaction. Roll it back.
+/// The claim may be part of the transaction. Roll it back, or close the connection, which is safer: the driver may have read
+/// half of an answer.
 pub async fn claim(transaction: &mut Transaction<'_, MySql>, resource: &str, fence: Fence) -> Result<Admission> {
     let key = LockKey::new(resource)?;
     let admission = admit(transaction, key.as_str().as_bytes(), fence).await;
@@ -73,7 +74,7 @@ async fn admit(transaction: &mut Transaction<'_, MySql>, name: &[u8], fence: Fen
          ON DUPLICATE KEY UPDATE fence = GREATEST(fence, {fence})",
         fence = fence.get()
     ));
-    record.execute(&mut **transaction).await.map_err(|e| error::map(e, Sent::Yes))?;
+    record.execute(&mut **transaction).await.map_err(failed)?;
     match look(transaction, &name).await? {
         Some(highest) if highest == fence => Ok(Admission::Admitted),
         Some(highest) => Ok(Admission::Refused { highest }),
@@ -84,8 +85,16 @@ async fn admit(transaction: &mut Transaction<'_, MySql>, name: &[u8], fence: Fen
 /// A read that locks: it sees what was committed last, also under `REPEATABLE READ`. The name is a literal.
 async fn look(transaction: &mut Transaction<'_, MySql>, name: &str) -> Result<Option<Fence>> {
     let look = text(format!("SELECT fence FROM {TABLE} WHERE resource_name = {name} FOR UPDATE"));
-    let row = look.fetch_optional(&mut **transaction).await.map_err(|e| error::map(e, Sent::Yes))?;
+    let row = look.fetch_optional(&mut **transaction).await.map_err(failed)?;
     let number = row.map(|row| row.try_get::<u64, _>(0)).transpose();
     let odd = |e: sqlx::Error| Error::new(ErrorKind::Unexpected, format!("the fence is no number: {e}"));
     Ok(number.map_err(odd)?.map(Fence::new))
+}
+
+fn failed(error: sqlx::Error) -> Error {
+    if error::number(&error) == Some(error::NO_SUCH_TABLE) {
+        let message = format!("the table {TABLE} is missing; `lockkit_mysql::fenced::DDL` makes it");
+        return error::invalid(message).with_source(error);
+    }
+    error::map(error, Sent::Yes)
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use lockkit_core::Result;
 
 use crate::{
-    error::invalid,
+    error::{self, Sent, invalid},
+    line::LONGEST_WAIT,
     pool::{Bound, Lane, column},
     store::MySqlStore,
 };
@@ -30,9 +31,15 @@ pub(crate) async fn remove_unused(store: &MySqlStore, unused_for: Duration) -> R
         for row in &page {
             last = column(row, 0)?;
             let name: &[u8] = column(row, 1)?;
-            let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+            // The server itself gives up on a row that somebody keeps locked. It is left for the next time.
+            let bound = Bound::new(store.timeout.saturating_add(LONGEST_WAIT));
+            let mut connection = store.pool.connection(Lane::Common, bound).await?;
             let remove = store.statements.remove().bind(name).bind(micros);
-            removed += connection.execute(remove, None).await?.rows_affected();
+            match connection.execute_raw(remove, None).await? {
+                Ok(done) => removed += done.rows_affected(),
+                Err(busy) if error::is_row_busy(&busy) => {}
+                Err(failed) => return Err(error::map(failed, Sent::Yes)),
+            }
         }
         if page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX) {
             return Ok(removed);

@@ -8,7 +8,7 @@ use crate::pool::{Connection, column};
 
 /// The settings that matter, of which each kind of server has some.
 const NAMES: &str = "'version', 'version_comment', 'read_only', 'super_read_only', 'innodb_flush_log_at_trx_commit', \
-     'log_bin', 'sync_binlog', 'wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode', \
+     'log_bin', 'sync_binlog', 'binlog_format', 'wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode', \
      'max_connections', 'max_user_connections', 'wait_timeout', 'autocommit', 'transaction_isolation', 'tx_isolation', \
      'time_zone'";
 
@@ -61,7 +61,7 @@ impl FromIterator<(String, String)> for Settings {
 
 /// Judges a server: errors for what can't keep locks, warnings of what puts them at risk.
 pub(crate) fn judge(settings: &Settings) -> Vec<Finding> {
-    let fitness = [too_old(settings.get("version")), not_writable(settings)];
+    let fitness = [too_old(settings.get("version")), not_writable(settings), logs_statements(settings)];
     fitness.into_iter().flatten().chain(durability(settings)).chain(primaries(settings)).collect()
 }
 
@@ -87,6 +87,20 @@ const NEEDS_PRIMARY: &str = "locks need the primary";
 fn set_to(name: &str) -> String {
     format!("the server is set to {name}, as a replica is")
 }
+
+/// What is read as committed can't be logged as statements, and the server refuses each write.
+fn logs_statements(settings: &Settings) -> Option<Finding> {
+    let logs = settings.is_on("log_bin") && settings.get("binlog_format") == "STATEMENT";
+    logs.then(|| Finding::error(ErrorKind::Unsupported, "binlog-format", LOGS_STATEMENTS, SET_BINLOG_FORMAT))
+}
+
+/// The error of a write to a server that logs statements.
+pub(crate) fn logs_statements_error() -> Error {
+    Error::new(ErrorKind::Unsupported, format!("{LOGS_STATEMENTS}; {SET_BINLOG_FORMAT}"))
+}
+
+const LOGS_STATEMENTS: &str = "the server's binlog_format is STATEMENT, with which it refuses each write of a lock";
+const SET_BINLOG_FORMAT: &str = "set binlog_format to ROW or MIXED";
 
 fn durability(settings: &Settings) -> Vec<Finding> {
     let mut findings = Vec::new();

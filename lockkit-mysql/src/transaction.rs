@@ -40,7 +40,8 @@ const OPERATION: &str = "lock in transaction";
 /// others as the server's answer says.
 ///
 /// # Cancellation
-/// The lock may be held, or come to be held, until the transaction ends. Roll it back.
+/// The lock may be held, or come to be held, until the transaction ends. Roll it back, or close the connection, which is
+/// safer: the driver may have read half of an answer.
 pub async fn lock_in_transaction(transaction: &mut Transaction<'_, MySql>, name: &str) -> Result<TransactionLock> {
     let key = LockKey::new(name)?;
     let locked = lock(transaction, &quoted_table(MySqlConfig::TABLE)?, &key).await;

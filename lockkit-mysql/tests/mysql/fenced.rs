@@ -19,6 +19,7 @@ tests! {
     a_claim_is_recorded_by_the_commit
     a_claim_keeps_others_out_until_the_commit
     a_name_that_is_none_is_said
+    a_table_that_is_missing_is_said
 }
 
 /// What a service would write around [`fenced::claim`]: a row of its own, changed in the transaction that claims.
@@ -123,4 +124,13 @@ async fn a_name_that_is_none_is_said(ctx: Arc<Ctx>) {
     let mut transaction = connection.begin().await.expect("begin");
     let error = fenced::claim(&mut transaction, "", Fence::new(1)).await.expect_err("no name");
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+async fn a_table_that_is_missing_is_said(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let mut connection = crate::support::raw(&server).await;
+    let mut transaction = connection.begin().await.expect("begin");
+    let error = fenced::claim(&mut transaction, NAME, Fence::new(1)).await.expect_err("there is no table");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert!(error.message().contains(fenced::TABLE) && error.message().contains("fenced::DDL"), "{error}");
 }

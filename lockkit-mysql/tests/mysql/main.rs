@@ -3,6 +3,7 @@
 //! All tests run on MariaDB, which is required, and on MySQL, if there is one.
 
 mod doctor;
+mod failover;
 mod fenced;
 mod fences;
 mod gates;
@@ -46,6 +47,7 @@ fn tests() -> Vec<(&'static str, Test)> {
         [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, fenced::TESTS, gates::TESTS]
             .concat();
     tests.extend_from_slice(doctor::TESTS);
+    tests.extend_from_slice(failover::TESTS);
     tests.extend_from_slice(in_doubt::TESTS);
     #[cfg(feature = "tls")]
     tests.extend_from_slice(tls::TESTS);

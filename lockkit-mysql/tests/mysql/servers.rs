@@ -18,6 +18,7 @@ tests! {
     a_server_that_is_not_there_is_unavailable
     hostile_settings_change_nothing
     weak_durability_is_warned_of
+    a_server_that_logs_statements_is_refused
 }
 
 async fn a_wrong_password_is_denied(ctx: Arc<Ctx>) {
@@ -31,7 +32,7 @@ async fn an_unknown_database_is_invalid_input(ctx: Arc<Ctx>) {
     let url = ctx.server().await.url().replace("/lockkit", "/nowhere");
     let error = MySqlStore::from_url(&url).await.expect_err("no such database");
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-    assert!(error.message().contains("nowhere"), "{error}");
+    assert!(error.message().contains("nowhere") && error.message().contains("path of the URL"), "{error}");
 }
 
 async fn with_user(ctx: &Ctx, name: &str, rights: &str) -> lockkit_mysql::MySqlConfig {
@@ -146,4 +147,20 @@ async fn weak_durability_is_warned_of(ctx: Arc<Ctx>) {
     assert!(weak.warnings()[0].contains("innodb_flush_log_at_trx_commit is 2"));
     let strong = MySqlStore::connect(config(&strong)).await.expect("connect");
     assert!(strong.warnings().is_empty(), "{:?}", strong.warnings());
+}
+
+/// With READ COMMITTED each write would fail.
+async fn a_server_that_logs_statements_is_refused(ctx: Arc<Ctx>) {
+    let server = ctx.private(&["--log-bin=log", "--server-id=1", "--binlog-format=STATEMENT"]).await;
+    let error = MySqlStore::connect(config(&server)).await.expect_err("no write would succeed");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.message().contains("set binlog_format to ROW or MIXED"), "{error}");
+    // One that did not check says the same, and nothing happened.
+    let unchecked = MySqlStore::new(config(&server)).expect("config");
+    let error = attempt(&unchecked, &claim()).await.expect_err("a write");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None), "{error}");
+    assert!(error.message().contains("set binlog_format to ROW or MIXED"), "{error}");
+    server.admin("SET GLOBAL binlog_format = ROW").await.expect("row");
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    hold(&store, &claim()).await;
 }

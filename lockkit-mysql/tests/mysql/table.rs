@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{ErrorKind, LockKey, LockStore, Query};
+use lockkit_core::{Effect, ErrorKind, LockKey, LockStore, Query};
 use lockkit_mysql::{MySqlStore, schema};
 use sqlx::Executor as _;
 
-use crate::support::{Ctx, claim, free, hold, tests};
+use crate::support::{Ctx, claim, end, free, hold, lock_rows, tests};
 
 tests! {
     a_missing_table_is_explained
@@ -16,6 +16,7 @@ tests! {
     a_classic_table_with_names_twice_is_left_alone
     many_locks_are_read_by_index
     unused_locks_are_removed
+    unused_locks_that_somebody_keeps_locked_are_left
     what_others_wrote_is_no_lock
 }
 
@@ -29,7 +30,8 @@ async fn a_missing_table_is_explained(ctx: Arc<Ctx>) {
     // A store that did not check says it, too.
     let unchecked = MySqlStore::new(config).expect("config");
     let error = crate::support::attempt(&unchecked, &claim()).await.expect_err("there is no such table");
-    assert!(error.message().contains("missing"), "{error}");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
+    assert!(error.message().contains("missing") && error.message().contains("lockkit init"), "{error}");
 }
 
 async fn a_wrong_table_is_explained(ctx: Arc<Ctx>) {
@@ -161,6 +163,24 @@ async fn unused_locks_are_removed(ctx: Arc<Ctx>) {
     hold(&store, &old).await;
     let error = store.remove_unused(Duration::from_secs(1)).await.expect_err("too short");
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+async fn unused_locks_that_somebody_keeps_locked_are_left(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    // Shorter than the server waits for a row.
+    let config = crate::support::config(&server).timeout(Duration::from_millis(700));
+    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), crate::support::raw(&server).await);
+    let claims: Vec<_> = (0..5).map(|_| claim()).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+        free(&store, claim).await;
+    }
+    raw.execute("UPDATE resource_lock SET update_time = update_time - INTERVAL 8 DAY").await.expect("old");
+    lock_rows(&mut raw, &[&claims[1], &claims[3]]).await;
+    let week = Duration::from_secs(7 * 24 * 3600);
+    assert_eq!(store.remove_unused(week).await.expect("two are left"), 3);
+    end(&mut raw).await;
+    assert_eq!(store.remove_unused(week).await.expect("gc"), 2);
 }
 
 async fn what_others_wrote_is_no_lock(ctx: Arc<Ctx>) {

@@ -1,0 +1,117 @@
+//! Servers that are not what they were: a primary that became a replica, data that is older than it was.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Effect, ErrorKind, Fence};
+use lockkit_mysql::{MySqlConfig, MySqlStore};
+use lockkit_testkit::{
+    faults::Proxy,
+    servers::{Keep, MySqlServer},
+};
+use tokio::time::sleep;
+
+use crate::support::{Ctx, attempt, claim, config, free, hold, is_held, renew, renewal, rival, tests};
+
+tests! {
+    a_new_connection_to_a_replica_is_refused
+    an_idle_connection_notices_that_its_server_became_a_replica
+    a_busy_connection_notices_that_its_server_became_a_replica
+    a_server_with_older_data_gives_no_fence_twice
+}
+
+/// The administrator, who could write to a replica.
+async fn administrated(ctx: &Ctx) -> (MySqlServer, MySqlStore) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    (server, store)
+}
+
+#[track_caller]
+fn is_refused(error: &lockkit_core::Error) {
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert!(error.message().contains("read_only") && error.message().contains("primary"), "{error}");
+}
+
+async fn a_new_connection_to_a_replica_is_refused(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let proxy = Proxy::start(server.addr()).await.expect("proxy");
+    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
+    let (store, mine) =
+        (MySqlStore::connect(MySqlConfig::from_url(&url).expect("url")).await.expect("connect"), claim());
+    hold(&store, &mine).await;
+    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    proxy.cut().await;
+    // The first may find that its connection is gone.
+    drop(attempt(&store, &claim()).await);
+    is_refused(&attempt(&store, &claim()).await.expect_err("no writes"));
+    server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+    free(&store, &mine).await;
+}
+
+async fn an_idle_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx>) {
+    let (server, store) = administrated(&ctx).await;
+    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    sleep(Duration::from_millis(5100)).await;
+    is_refused(&attempt(&store, &claim()).await.expect_err("no writes"));
+}
+
+async fn a_busy_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx>) {
+    let ((server, store), mine) = (administrated(&ctx).await, claim());
+    hold(&store, &mine).await;
+    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    let demoted = Instant::now();
+    while let Ok(renewed) = renew(&store, renewal(&mine)).await {
+        assert!(is_held(&Ok(renewed)));
+        assert!(demoted.elapsed() < Duration::from_secs(6), "it was written to for {:?}", demoted.elapsed());
+        sleep(Duration::from_millis(20)).await;
+    }
+    is_refused(&renew(&store, renewal(&mine)).await.expect_err("no writes"));
+}
+
+/// A backup that was put back, or a crash that lost what was not on the disk yet: the counter is there, but an old one.
+async fn a_server_with_older_data_gives_no_fence_twice(ctx: Arc<Ctx>) {
+    let (server, store) = administrated(&ctx).await;
+    let (old, new) = (claim(), claim());
+    let mut last = grants(&store, &old.key, 5).await;
+    let data = server.admin("SELECT @@datadir").await.expect("datadir")[0][0].clone().expect("a path");
+    let kept = PathBuf::from(format!("{}.kept", data.trim_end_matches('/')));
+    server.kill().await.expect("kill");
+    copy(Path::new(&data), &kept);
+    server.restart(Keep::Data).await.expect("restart");
+    // The first finds that its connection is gone.
+    drop(attempt(&store, &claim()).await);
+    last = last.max(grants(&store, &old.key, 50).await).max(grants(&store, &new.key, 50).await);
+    server.kill().await.expect("kill");
+    std::fs::remove_dir_all(&data).expect("remove");
+    copy(&kept, Path::new(&data));
+    server.restart(Keep::Data).await.expect("restart");
+    let fresh = MySqlStore::connect(config(&server)).await.expect("connect");
+    drop(attempt(&store, &claim()).await);
+    for (store, key) in [(&fresh, &old.key), (&store, &old.key), (&fresh, &new.key), (&store, &new.key)] {
+        let next = grants(store, key, 1).await;
+        assert!(next > last, "{next} after {last}");
+    }
+}
+
+/// Takes a lock and gives it back, so many times; gives the last fence.
+async fn grants(store: &MySqlStore, key: &lockkit_core::LockKey, times: usize) -> Fence {
+    let mut last = Fence::NONE;
+    for _ in 0..times {
+        let mine = rival(&lockkit_core::Claim { key: key.clone(), ..claim() });
+        let fence = hold(store, &mine).await.fence;
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+        free(store, &mine).await;
+    }
+    last
+}
+
+fn copy(from: &Path, to: &Path) {
+    let done = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
+    assert!(done.success(), "{} could not be copied", from.display());
+}
