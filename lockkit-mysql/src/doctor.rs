@@ -44,7 +44,8 @@ struct Doctor<'a> {
 
 impl Doctor<'_> {
     async fn examine(&self) -> Result<Vec<Finding>> {
-        let settings = Settings::of_server(&mut self.connection().await?).await?;
+        let first = self.store.pool.first_connection(self.config, Bound::new(self.store.timeout)).await;
+        let settings = Settings::of_server(&mut first?).await?;
         let mut findings = vec![Finding::ok("server", identity(&settings))];
         findings.extend(server::judge(&settings));
         if findings.iter().all(|finding| finding.code != "durability") {

@@ -45,6 +45,7 @@ pub mod schema;
 mod server;
 mod statements;
 mod store;
+mod stranger;
 mod transaction;
 
 pub use config::{MySqlConfig, Tls};

@@ -37,6 +37,7 @@ use crate::{
     error::{self, Sent},
     line::{self, Alarm, Line, Replicas, before},
     running_on::RunningOn,
+    stranger,
 };
 
 /// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
@@ -135,6 +136,18 @@ impl Pool {
     /// As [`connection`](Self::connection).
     pub(crate) async fn extra_connection(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
         self.trusted(permit, bound).await
+    }
+
+    /// The first connection, before which nothing is known of the server. If something else answers, that is said.
+    ///
+    /// # Errors
+    /// As [`connection`](Self::connection), and [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) if it is no MySQL
+    /// server.
+    pub(crate) async fn first_connection(&self, config: &MySqlConfig, bound: Bound) -> Result<Connection> {
+        tokio::select! {
+            connected = self.connection(Lane::Common, bound) => connected,
+            error = stranger::is_there(config) => Err(error),
+        }
     }
 
     /// A connection that can be trusted, or a new one.

@@ -96,7 +96,7 @@ impl Session {
         let name: std::sync::Arc<str> = config.display_name().into();
         let pool = Pool::new(config, Replicas::Refused);
         // Connecting keeps to the bound of an operation; what is done then may take longer.
-        let probe = pool.connection(Lane::Common, Bound::new(config.timeout)).await;
+        let probe = pool.first_connection(config, Bound::new(config.timeout)).await;
         drop(probe.map_err(|e| e.at("connect", None, &name))?);
         let connection = pool.connection(Lane::Common, Bound::new(CHANGE_WITHIN)).await;
         Ok(Self { connection: connection.map_err(|e| e.at("connect", None, &name))?, name })

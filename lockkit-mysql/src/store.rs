@@ -44,8 +44,9 @@ impl MySqlStore {
     /// [`create`](MySqlConfig::create) allows it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for a wrong configuration, and for a table that is missing or wrong, with what makes
-    /// it right; [`ErrorKind::Unsupported`] for a server that is too old; `Denied`, `Unavailable` or `TimedOut` if it
+    /// [`ErrorKind::InvalidInput`] for a wrong configuration, something else than a MySQL server at the address, and a
+    /// database or a table that is missing or wrong, with what makes it right; [`ErrorKind::Unsupported`] for a server
+    /// that is too old, or logs statements; `Denied`, `Unavailable` or `TimedOut` if it
     /// can't be asked or takes no writes.
     pub async fn connect(config: MySqlConfig) -> Result<Self> {
         let mut store = Self::new(config.clone())?;
@@ -97,8 +98,8 @@ impl MySqlStore {
     /// Removes the rows of locks that nobody has used for at least `unused_for`, and says how many. Nothing depends on
     /// it but the size of the table.
     ///
-    /// A row is kept while its lock is held, and while its fence counter is ahead of the server's clock, so that the
-    /// fences of a removed lock go on growing when it is used again.
+    /// A row is kept while its lock is held, while somebody keeps the row locked, and while its fence counter is ahead of
+    /// the server's clock, so that the fences of a removed lock go on growing when it is used again.
     ///
     /// # Errors
     /// As those of [`LockStore::release`]; some rows may have been removed. A period below one minute is
@@ -111,7 +112,7 @@ impl MySqlStore {
     }
 
     async fn check(&self, config: &MySqlConfig) -> Result<Vec<String>> {
-        let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+        let mut connection = self.pool.first_connection(config, Bound::new(self.timeout)).await?;
         let settings = server::Settings::of_server(&mut connection).await?;
         let warnings = Finding::admit(&server::judge(&settings))?;
         if config.create {

@@ -1,10 +1,16 @@
 //! Servers that refuse: logins, writes, connections; and settings that change what statements mean.
 
-use std::sync::Arc;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lockkit_core::{Effect, ErrorKind, LockStore};
-use lockkit_mysql::MySqlStore;
+use lockkit_mysql::{MySqlConfig, MySqlStore};
+use lockkit_testkit::servers::{RedisOptions, RedisServer};
 use sqlx::Connection as _;
+use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
 use crate::support::{Ctx, attempt, claim, config, free, hold, is_held, renew, renewal, tests};
 
@@ -19,6 +25,8 @@ tests! {
     hostile_settings_change_nothing
     weak_durability_is_warned_of
     a_server_that_logs_statements_is_refused
+    what_else_answers_is_named
+    what_says_nothing_is_given_up_in_time
 }
 
 async fn a_wrong_password_is_denied(ctx: Arc<Ctx>) {
@@ -163,4 +171,53 @@ async fn a_server_that_logs_statements_is_refused(ctx: Arc<Ctx>) {
     server.admin("SET GLOBAL binlog_format = ROW").await.expect("row");
     let store = MySqlStore::connect(config(&server)).await.expect("connect");
     hold(&store, &claim()).await;
+}
+
+/// Each end waits for the other to speak first.
+async fn what_else_answers_is_named(_: Arc<Ctx>) {
+    let (open, closed) = (
+        RedisServer::start(RedisOptions::default()).await.expect("a server"),
+        RedisServer::start(RedisOptions::default().password("hunter2")).await.expect("a server"),
+    );
+    for (addr, what) in [
+        (open.addr(), "a Redis server answers"),
+        (closed.addr(), "a Redis server answers"),
+        (speaker(b"-ERR max number of clients reached\r\n").await, "a Redis server answers"),
+        (speaker(b"SSH-2.0-something\r\n").await, "no MySQL server"),
+    ] {
+        let config = MySqlConfig::new("127.0.0.1", addr.port(), "lockkit").timeout(Duration::from_millis(1200));
+        let asked = Instant::now();
+        for error in [
+            MySqlStore::connect(config.clone()).await.map(drop).expect_err("no MySQL"),
+            lockkit_mysql::diagnose(&config).await.map(drop).expect_err("no MySQL"),
+            lockkit_mysql::schema::create(&config).await.expect_err("no MySQL"),
+        ] {
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
+            assert!(error.message().contains(what), "{what}: {error}");
+        }
+        assert!(asked.elapsed() < Duration::from_millis(3600), "{what}: it took {:?}", asked.elapsed());
+    }
+}
+
+async fn what_says_nothing_is_given_up_in_time(_: Arc<Ctx>) {
+    let addr = speaker(b"").await;
+    let config = MySqlConfig::new("127.0.0.1", addr.port(), "lockkit").timeout(Duration::from_millis(800));
+    let asked = Instant::now();
+    let error = MySqlStore::connect(config).await.expect_err("nothing");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::None), "{error}");
+    assert!(asked.elapsed() < Duration::from_millis(1200), "it took {:?}", asked.elapsed());
+}
+
+/// A server that says this to whoever comes, and nothing more.
+async fn speaker(words: &'static [u8]) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+    let addr = listener.local_addr().expect("address");
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            client.write_all(words).await.expect("words");
+            open.push(client);
+        }
+    });
+    addr
 }

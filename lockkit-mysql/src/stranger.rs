@@ -1,0 +1,61 @@
+//! What answers at an address where a MySQL server should.
+//!
+//! A MySQL server speaks first; others wait to be spoken to, so that both ends wait until the time is up. To say more than
+//! that, a second connection looks who is there.
+
+use std::time::Duration;
+
+use lockkit_core::{Error, ErrorKind};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+
+use crate::config::MySqlConfig;
+
+/// A server that has greeted nobody for so long may be none.
+const LONG: Duration = Duration::from_millis(500);
+
+/// Returns when something else than a MySQL server is known to answer; never, if there is no such thing.
+pub(crate) async fn is_there(config: &MySqlConfig) -> Error {
+    let pause = (config.timeout / 4).min(LONG);
+    sleep(pause).await;
+    match look(config, pause).await {
+        Some(what) => {
+            let message = format!("{what} answers there; check host, port and the scheme of the URL");
+            Error::new(ErrorKind::InvalidInput, message)
+        }
+        None => std::future::pending().await,
+    }
+}
+
+async fn look(config: &MySqlConfig, pause: Duration) -> Option<&'static str> {
+    let mut stream = TcpStream::connect((config.host.as_str(), config.port)).await.ok()?;
+    match timeout(pause, read(&mut stream)).await {
+        Ok(said) => not_mysql(&said?),
+        Err(_) => {
+            // Redis answers this; others hang up, or say what they are.
+            stream.write_all(b"PING\r\n").await.ok()?;
+            not_mysql(&timeout(pause, read(&mut stream)).await.ok()??)
+        }
+    }
+}
+
+/// The first bytes; `None` if the other side hangs up.
+async fn read(stream: &mut TcpStream) -> Option<[u8; 5]> {
+    let mut said = [0; 5];
+    stream.read_exact(&mut said).await.ok()?;
+    Some(said)
+}
+
+/// What says this, if it is no MySQL server.
+fn not_mysql(said: &[u8; 5]) -> Option<&'static str> {
+    match said {
+        // The first packet, which has the version of the protocol or an error.
+        [_, _, _, 0, 10 | 0xff] => None,
+        [b'+' | b'-', ..] => Some("a Redis server"),
+        b"HTTP/" => Some("a web server"),
+        _ => Some("something that is no MySQL server"),
+    }
+}
