@@ -32,6 +32,7 @@ mod error;
 pub mod fenced;
 mod gate;
 mod gc;
+mod identify;
 mod inspect;
 mod line;
 mod name;
@@ -45,7 +46,6 @@ pub mod schema;
 mod server;
 mod statements;
 mod store;
-mod stranger;
 mod transaction;
 
 pub use config::{MySqlConfig, Tls};

@@ -117,7 +117,7 @@ impl Line {
         self.probed.elapsed()
     }
 
-    /// Asks whether the server is there and takes writes, and whether its answers are those to what was asked.
+    /// Asks whether the server is there and takes writes, and checks that the answer is the one to this question.
     ///
     /// # Errors
     /// When it is not so, or not known in time: then it is to be closed.
@@ -134,7 +134,7 @@ impl Line {
     }
 
     /// Waits until the server is done with what was asked, and closes the connection.
-    pub(crate) async fn see_off(mut self, patience: Duration) {
+    pub(crate) async fn finish_and_close(mut self, patience: Duration) {
         // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping, the
         // server is then done with the statement, or stands still and may do it later.
         drop(timeout(patience, self.driver.ping()).await);

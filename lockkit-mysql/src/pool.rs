@@ -35,9 +35,9 @@ use tokio::{
 use crate::{
     config::MySqlConfig,
     error::{self, Sent},
+    identify,
     line::{self, Alarm, Line, Replicas, before},
     running_on::RunningOn,
-    stranger,
 };
 
 /// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
@@ -129,8 +129,8 @@ impl Pool {
         usize::try_from(config.connections / 4).unwrap_or_default()
     }
 
-    /// A connection beside those that this pool counts. The permit is whoever's who counts them, and is given back when the
-    /// server is done with the connection.
+    /// A connection beside those that this pool counts: its caller counts it, by a permit that is given back when the server
+    /// is done with the connection.
     ///
     /// # Errors
     /// As [`connection`](Self::connection).
@@ -146,7 +146,7 @@ impl Pool {
     pub(crate) async fn first_connection(&self, config: &MySqlConfig, bound: Bound) -> Result<Connection> {
         tokio::select! {
             connected = self.connection(Lane::Common, bound) => connected,
-            error = stranger::is_there(config) => Err(error),
+            error = identify::other_server(config) => Err(error),
         }
     }
 
@@ -351,7 +351,7 @@ impl Drop for Connection {
         let mark = line.open_claim().map(|token| RunningOn::mark(&self.shared.running_on, token));
         let linger = self.shared.linger;
         runtime.spawn(async move {
-            line.see_off(linger).await;
+            line.finish_and_close(linger).await;
             drop((mark, permit));
         });
     }

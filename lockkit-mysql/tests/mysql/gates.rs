@@ -173,7 +173,7 @@ async fn a_broken_gate_is_not_a_broken_lock(ctx: Arc<Ctx>) {
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
 }
 
-/// One that leaves while it waits at a gate leaves a connection in the middle of GET_LOCK.
+/// A waiter that leaves a gate leaves a connection in the middle of GET_LOCK.
 async fn waiters_that_leave_count_until_the_server_is_done_with_them(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let config = config(&server);
@@ -181,7 +181,7 @@ async fn waiters_that_leave_count_until_the_server_is_done_with_them(ctx: Arc<Ct
     let name = claim().key;
     let guard = holder.lock(name.as_str()).acquire().await.expect("acquire");
     let holders = clients(&server).await.len();
-    // So that each who leaves was waiting.
+    // Nobody passes the gate, so that each waiter leaves while it waits.
     let mut keeper = raw(&server).await;
     sqlx::query("SELECT GET_LOCK(?, 0)").bind(gate(name.as_str())).execute(&mut keeper).await.expect("GET_LOCK");
     let store = MySqlStore::connect(config.connections(4)).await.expect("connect");

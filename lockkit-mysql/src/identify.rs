@@ -1,7 +1,7 @@
 //! What answers at an address where a MySQL server should.
 //!
-//! A MySQL server speaks first; others wait to be spoken to, so that both ends wait until the time is up. To say more than
-//! that, a second connection looks who is there.
+//! A MySQL server speaks first. Redis waits for the client, so that both ends wait until the time is up. To say more than
+//! that, a second connection finds out which kind of server it is.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::config::MySqlConfig;
 /// A server that has greeted nobody for so long may be none.
 const LONG: Duration = Duration::from_millis(500);
 
-/// Returns when something else than a MySQL server is known to answer; never, if there is no such thing.
-pub(crate) async fn is_there(config: &MySqlConfig) -> Error {
+/// Returns when it is certain that something else than a MySQL server answers; otherwise never.
+pub(crate) async fn other_server(config: &MySqlConfig) -> Error {
     let pause = (config.timeout / 4).min(LONG);
     sleep(pause).await;
     match look(config, pause).await {
