@@ -4,7 +4,8 @@ use super::{Place, Probe, Process, Program, Result, ServerError, Service, find, 
 use crate::faults::Proxy;
 use std::{
     ffi::OsString,
-    fs, io,
+    fs,
+    io::{self, Write},
     net::{Ipv4Addr, SocketAddr},
     ops::Deref,
     path::{Path, PathBuf},
@@ -96,6 +97,22 @@ impl ZooKeeperServer {
     /// If the server can't be reached.
     pub async fn word(&self, word: &str) -> Result<String> {
         ask(self.addr(), word).await.map_err(|error| ServerError::io(word, error))
+    }
+
+    /// Sets the bounds of the timeouts of sessions, from the next restart with its data on. Sessions that reconnect are
+    /// given another timeout then if theirs does not fit.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration can't be written.
+    pub fn limit_sessions(&self, shortest: Duration, longest: Duration) -> Result<()> {
+        let write = || {
+            let config = self.process.place().data.join("zoo.cfg");
+            // Of several lines the last one counts.
+            let mut file = fs::OpenOptions::new().append(true).open(config)?;
+            writeln!(file, "minSessionTimeout={}\nmaxSessionTimeout={}", shortest.as_millis(), longest.as_millis())
+        };
+        write().map_err(|error| ServerError::io("could not configure ZooKeeper", error))
     }
 }
 
