@@ -98,8 +98,35 @@ pub(crate) fn held_by(state: &KeyState) -> String {
         0 => String::new(),
         others => format!(" and {others} more"),
     };
-    let lease = first
-        .remaining
-        .map_or_else(|| "a lease without end".to_owned(), |left| format!("{} of its lease left", spoken(left)));
+    let lease = match (first.remaining, first.token) {
+        (Some(left), _) => format!("{} of its lease left", spoken(left)),
+        (None, Some(_)) => "until it is released or its session ends".to_owned(),
+        (None, None) => "with no time limit".to_owned(),
+    };
     format!("held by {}{others}, {lease}", holder(first))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lockkit::{HolderInfo, LockKey, Mode, Token};
+
+    use super::*;
+
+    #[test]
+    fn a_lease_that_no_time_ends_has_an_end_all_the_same() {
+        let ours = Some("00112233445566778899aabbccddeeff".parse::<Token>().expect("32 digits"));
+        for (token, remaining, expected) in [
+            (ours, Some(Duration::from_secs(5)), "held by me, 5.0s of its lease left"),
+            (ours, None, "held by me, until it is released or its session ends"),
+            (None, None, "held by another program (me), with no time limit"),
+        ] {
+            let info = HolderInfo::new("me");
+            let holder = Holder { token, info, mode: Mode::Exclusive, depth: 1, fence: None, remaining };
+            let key = LockKey::new("a").expect("a name");
+            let state = KeyState { key, holders: vec![holder], fence: None, waiters: None };
+            assert_eq!(held_by(&state), expected);
+        }
+    }
 }
