@@ -7,6 +7,7 @@ use lockkit_core::{
     url_options::{self, duration, percent_decode},
 };
 use url::{Url, form_urlencoded};
+use zookeeper_client::Acls;
 
 use crate::name::Names;
 
@@ -173,6 +174,9 @@ impl ZkConfig {
     }
 
     /// The PEM files of the client's own certificate and key, if the servers ask for them. Only with [`tls`](Self::tls).
+    ///
+    /// The nodes are then made for the subject of the certificate alone: every client of these locks has to have the same
+    /// one, or to log in alike [by password](Self::digest_auth) too.
     #[must_use]
     pub fn tls_identity(mut self, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.tls.get_or_insert_default().identity = Some((cert.into(), key.into()));
@@ -193,6 +197,12 @@ impl ZkConfig {
             _ => format!("{server}:{}", Self::PORT),
         };
         self.servers.iter().map(with_port).collect::<Vec<_>>().join(",")
+    }
+
+    /// What nodes are made with. Of who has logged in, by a word or by a certificate, nobody else may do anything to them.
+    pub(crate) fn acls(&self) -> Acls<'static> {
+        let has_identity = self.auth.is_some() || self.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
+        if has_identity { Acls::creator_all() } else { Acls::anyone_all() }
     }
 
     /// What the store is called in messages: no secrets.

@@ -41,8 +41,7 @@ async fn examine(config: &ZkConfig, names: Names) -> Result<Vec<Finding>> {
     let patience = config.timeout * 3;
     let client = timeout(patience, connect::connect(config)).await;
     let client = client.unwrap_or_else(|_| Err(error::timed_out(patience, Sent::ReadOnly)))?;
-    let acls = if config.auth.is_some() { Acls::creator_all() } else { Acls::anyone_all() };
-    let doctor = Doctor { config, names, client, acls };
+    let doctor = Doctor { config, names, client, acls: config.acls() };
     let mut findings = doctor.servers().await;
     findings.push(doctor.ensemble().await?);
     findings.push(doctor.session());

@@ -71,7 +71,10 @@ pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
         E::SessionMoved | E::NotReadOnly | E::Throttled | E::QuotaExceeded => (ErrorKind::Unavailable, text().into()),
         E::NoAuth => (ErrorKind::Denied, "the access control list of a node forbids it".into()),
         E::AuthFailed => (ErrorKind::Denied, "the servers refused the login".into()),
-        E::InvalidAcl => (ErrorKind::Denied, "the servers take no node from who is not logged in".into()),
+        E::InvalidAcl => (
+            ErrorKind::Denied,
+            "the servers don't know who is logged in: they have to verify what auth= or cert= gives".into(),
+        ),
         E::BadArguments(_) => (ErrorKind::InvalidInput, text().into()),
         E::Unimplemented => (ErrorKind::Unsupported, "the servers are older than ZooKeeper 3.5".into()),
         E::NoChildrenForEphemerals => {

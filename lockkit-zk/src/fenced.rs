@@ -28,7 +28,7 @@ use lockkit_core::{
     fenced::{Admission, FencedResource, admit},
 };
 use tokio::{sync::Mutex, time::timeout};
-use zookeeper_client::{self as zk, Acls, Client, CreateMode, MultiWriteError, MultiWriter};
+use zookeeper_client::{self as zk, Client, CreateMode, MultiWriteError, MultiWriter};
 
 use crate::{
     config::ZkConfig,
@@ -144,7 +144,7 @@ impl ZkResource {
         value: Option<&[u8]>,
         is_there: bool,
     ) -> Result<bool, zk::Error> {
-        let options = CreateMode::Persistent.with_acls(self.shared.acls());
+        let options = CreateMode::Persistent.with_acls(self.shared.config.acls());
         let (path, number) = (self.fence_path(), fence.to_string());
         let mut all: MultiWriter<'_> = client.new_multi_writer();
         match version {
@@ -194,10 +194,6 @@ impl ZkResource {
 impl Shared {
     fn bound(&self) -> Duration {
         self.config.timeout
-    }
-
-    fn acls(&self) -> Acls<'static> {
-        if self.config.auth.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
     }
 
     async fn client(&self) -> Result<Client> {

@@ -120,7 +120,7 @@ impl Session {
             id: client.session_id().0,
             names,
             timeout: config.timeout,
-            acls: if config.auth.is_some() { Acls::creator_all() } else { Acls::anyone_all() },
+            acls: config.acls(),
             clock: Arc::clone(&config.clock),
             proof: Mutex::new(Proof::new(opened, timeout)),
             claims: Mutex::default(),

@@ -1,8 +1,11 @@
 //! TLS, with an authority made for the occasion.
 
-use lockkit_core::{Effect, ErrorKind, Severity};
+use std::fs;
+
+use lockkit_core::{Effect, ErrorKind, Fence, LockStore, Severity, fenced::FencedResource};
 use lockkit_testkit::servers::Authority;
-use lockkit_zk::{ZkConfig, ZkStore, diagnose};
+use lockkit_zk::{ZkConfig, ZkStore, diagnose, fenced::ZkResource};
+use zookeeper_client::{self as zk, Client, TlsOptions};
 
 use crate::support::*;
 
@@ -51,14 +54,77 @@ async fn only_a_trusted_server_is_talked_to() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
 }
 
+fn identity(authority: &Authority, name: &str) -> String {
+    authority.sign(name).expect("sign");
+    let file = |kind: &str| authority.file(&format!("{name}.{kind}")).display().to_string();
+    format!("&cert={}&key={}", file("crt"), file("key"))
+}
+
+/// A client that is not lockkit's, with a certificate of this name.
+async fn raw(server: &Server, authority: &Authority, name: &str) -> Client {
+    let read = |name: String| fs::read_to_string(authority.file(&name)).expect("a PEM file");
+    let options = TlsOptions::new().with_pem_ca(&read("ca.crt".to_owned())).expect("authority");
+    let options = options.with_pem_identity(&read(format!("{name}.crt")), &read(format!("{name}.key")));
+    let connector = Client::connector().with_tls(options.expect("identity"));
+    connector.secure_connect(&server.0.addr().to_string()).await.expect("raw client")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_an_identity_and_its_nodes_are_for_nobody_else() {
+    let authority = Authority::new().expect("authority");
+    let server = server(&authority, "need").await;
+    let (shop, stranger) = (identity(&authority, "shop"), identity(&authority, "stranger"));
+    let connect = async |more: &str| ZkStore::from_url(&url(&server, &authority, more)).await.expect("connect");
+    let (mine, same, theirs) = (connect(&shop).await, connect(&shop).await, connect(&stranger).await);
+    let held = claim("a");
+    hold(&mine, &held).await;
+    assert!(is_contended(&attempt(&same, &claim("a")).await.expect("ask")));
+    let nodes = children(&raw(&server, &authority, "shop").await, "a").await;
+    let node = format!("/lockkit/a/{}", nodes[0]);
+    let other = raw(&server, &authority, "stranger").await;
+    assert_eq!(other.delete(&node, None).await, Err(zk::Error::NoAuth), "the holder's node");
+    assert_eq!(other.set_data(&node, b"", None).await.map(drop), Err(zk::Error::NoAuth), "the holder's node");
+    assert_eq!(other.set_data("/lockkit/a", b"", None).await.map(drop), Err(zk::Error::NoAuth), "the lock's directory");
+    let error = attempt(&theirs, &claim("a")).await.expect_err("denied");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+    let error = theirs.release(&held).await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    free(&mine, &held).await;
+
+    let fenced = async |more: &str| {
+        let config = ZkConfig::from_url(&url(&server, &authority, more)).expect("url");
+        ZkResource::connect(config, "/fenced").await.expect("connect")
+    };
+    fenced(&shop).await.write(Fence::new(1), b"value").await.expect("write").ok().expect("admitted");
+    let error = fenced(&stranger).await.write(Fence::new(2), b"other").await.expect_err("denied");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+
+    // Who also logs in alike may have another certificate.
+    let auth = "&auth=digest:fleet:secret&base=/fleet";
+    let (one, two) = (connect(&format!("{shop}{auth}")).await, connect(&format!("{stranger}{auth}")).await);
+    let held = claim("a");
+    hold(&one, &held).await;
+    assert!(is_contended(&attempt(&two, &claim("a")).await.expect("ask")));
+    free(&one, &held).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_nobody_verifies_is_no_identity() {
+    let authority = Authority::new().expect("authority");
+    let server = server(&authority, "none").await;
+    let shop = identity(&authority, "shop");
+    let store = ZkStore::from_url(&url(&server, &authority, &shop)).await.expect("connect");
+    let error = attempt(&store, &claim("a")).await.expect_err("whose would the nodes be?");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+    assert!(error.to_string().contains("cert="), "{error}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_may_ask_for_the_clients_certificate() {
     let authority = Authority::new().expect("authority");
     let server = server(&authority, "need").await;
-    authority.sign("client").expect("sign");
-    let file = |name: &str| authority.file(name).display().to_string();
-    let identity = format!("&cert={}&key={}", file("client.crt"), file("client.key"));
-    let store = ZkStore::from_url(&url(&server, &authority, &identity)).await.expect("connect");
+    let client = identity(&authority, "client");
+    let store = ZkStore::from_url(&url(&server, &authority, &client)).await.expect("connect");
     let mine = claim("a");
     hold(&store, &mine).await;
     free(&store, &mine).await;
