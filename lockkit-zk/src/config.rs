@@ -190,13 +190,13 @@ impl ZkConfig {
         self
     }
 
-    /// What the driver connects to.
-    pub(crate) fn connect_string(&self) -> String {
+    /// The servers with their ports.
+    pub(crate) fn addresses(&self) -> Vec<String> {
         let with_port = |server: &String| match server.rsplit_once(':') {
             Some((_, port)) if port.parse::<u16>().is_ok() => server.clone(),
             _ => format!("{server}:{}", Self::PORT),
         };
-        self.servers.iter().map(with_port).collect::<Vec<_>>().join(",")
+        self.servers.iter().map(with_port).collect()
     }
 
     /// What nodes are made with. Of who has logged in, by a word or by a certificate, nobody else may do anything to them.
@@ -287,7 +287,7 @@ mod tests {
     fn a_url_says_it_all() {
         let url = "zk://zk1,zk2:2182,[::1]:2183/app%2Fx/y?base=/&session=5s&timeout=250ms&auth=digest:me:p%26:w";
         let config = ZkConfig::from_url(url).expect("url");
-        assert_eq!(config.connect_string(), "zk1:2181,zk2:2182,[::1]:2183");
+        assert_eq!(config.addresses(), ["zk1:2181", "zk2:2182", "[::1]:2183"]);
         assert_eq!(config.check().expect("fine").root(), "/app/x/y");
         assert_eq!((config.session, config.timeout), (Duration::from_secs(5), Duration::from_millis(250)));
         assert_eq!(config.auth, Some(("digest".to_owned(), b"me:p&:w".to_vec())));
@@ -295,7 +295,7 @@ mod tests {
         let config = ZkConfig::from_url("zk://h").expect("url");
         assert_eq!((config.session, config.timeout), (Duration::from_secs(20), Duration::from_secs(2)));
         assert_eq!(config.check().expect("fine").root(), "/lockkit");
-        assert_eq!(ZkConfig::from_url("zk://[::1]").expect("url").connect_string(), "[::1]:2181");
+        assert_eq!(ZkConfig::from_url("zk://[::1]").expect("url").addresses(), ["[::1]:2181"]);
     }
 
     #[test]

@@ -10,6 +10,11 @@ use crate::{
     error::{self, Failure, Sent},
 };
 
+/// How many addresses the driver is given at least. It tries them one after the other, all of them at once in the beginning,
+/// and doubles its pause after each round: with few addresses it soon sleeps as long as the servers have been away, which
+/// may be longer than leases last. So each address is given to it several times.
+const ADDRESSES: usize = 20;
+
 /// Connects as the configuration says.
 pub(crate) async fn connect(config: &ZkConfig) -> Result<Client> {
     let mut connector = Client::connector()
@@ -20,7 +25,9 @@ pub(crate) async fn connect(config: &ZkConfig) -> Result<Client> {
     if let Some((scheme, credentials)) = &config.auth {
         connector = connector.with_auth(scheme, credentials);
     }
-    let servers = config.connect_string();
+    let servers = config.addresses();
+    let times = ADDRESSES.div_ceil(servers.len().max(1));
+    let servers = vec![servers.join(","); times].join(",");
     #[cfg(feature = "tls")]
     if let Some(tls) = &config.tls {
         let connector = connector.with_tls(tls_options(tls)?);

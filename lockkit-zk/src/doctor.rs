@@ -74,7 +74,7 @@ impl Doctor<'_> {
     }
 
     async fn servers(&self) -> Vec<Finding> {
-        let servers: Vec<Arc<str>> = self.config.connect_string().split(',').map(Into::into).collect();
+        let servers: Vec<Arc<str>> = self.config.addresses().into_iter().map(Into::into).collect();
         if self.config.tls.is_some() {
             let summary = "the versions of the servers could not be told: over TLS they are not asked";
             return vec![Finding::note("server", summary, "look at what each answers to the word srvr")];
