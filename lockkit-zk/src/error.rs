@@ -76,7 +76,7 @@ pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
             "the servers don't know who is logged in: they have to verify what auth= or cert= gives".into(),
         ),
         E::BadArguments(_) => (ErrorKind::InvalidInput, text().into()),
-        E::Unimplemented => (ErrorKind::Unsupported, "the servers are older than ZooKeeper 3.5".into()),
+        E::Unimplemented => (ErrorKind::Unsupported, "the servers are older than ZooKeeper 3.6".into()),
         E::NoChildrenForEphemerals => {
             (ErrorKind::Unexpected, "the path of the lock leads through an ephemeral node".into())
         }

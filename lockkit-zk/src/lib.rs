@@ -1,4 +1,4 @@
-//! Locks on a ZooKeeper ensemble, 3.5 or newer.
+//! Locks on a ZooKeeper ensemble, 3.6 or newer.
 //!
 //! ```no_run
 //! use lockkit_zk::ZkStore;

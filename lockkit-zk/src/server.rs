@@ -122,8 +122,8 @@ fn judge_server(version: &str, mode: &str) -> Vec<Finding> {
         findings.push(Finding::warning("read-only", summary, "find out why it can't reach a majority"));
     }
     let Some(version) = parse(version) else { return findings };
-    if version < (3, 5, 3) {
-        let summary = "the server does not know container nodes, which locks are kept in";
+    if version < (3, 6, 0) {
+        let summary = "the server does not know the question which nodes a session has (getEphemerals)";
         findings.push(Finding::error(ErrorKind::Unsupported, "version", summary, "upgrade to 3.8 or later"));
     }
     if mode == "standalone" {
@@ -211,7 +211,7 @@ mod tests {
             assert_eq!(issues(version, "leader"), expected, "{version}");
             assert!(issues(version, "standalone").is_empty());
         }
-        assert!(judge_server("3.5.2", "leader").iter().any(|finding| finding.severity == Severity::Error));
+        assert!(judge_server("3.5.10", "leader").iter().any(|finding| finding.severity == Severity::Error));
         assert!(judge_server("3.8.4", "read-only").iter().any(|finding| finding.code == "read-only"));
     }
 

@@ -22,7 +22,15 @@ use tokio::{
 };
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, CreateOptions, StateWatcher};
 
-use crate::{alone::Alone, config::ZkConfig, connect, error::Failure, name::Names, proof::Proof, value::Value};
+use crate::{
+    alone::Alone,
+    config::ZkConfig,
+    connect,
+    error::{self, Failure, Sent},
+    name::Names,
+    proof::Proof,
+    value::Value,
+};
 
 /// How often a session looks for what it left behind after the outcome of a creation was not known.
 const SWEEPS: u32 = 3;
@@ -112,6 +120,10 @@ impl Grant {
 
 impl Session {
     /// Establishes a session. It lives on its own from then on, until it is dropped or over.
+    ///
+    /// # Errors
+    /// Also [`Unsupported`](lockkit_core::ErrorKind::Unsupported): the servers are older than 3.6. They don't know the
+    /// question which nodes a session has, and would hang up at each one.
     pub(crate) async fn open(config: &ZkConfig, names: Names, past: Arc<Past>, alarm: Alarm) -> Result<Arc<Self>> {
         let opened = config.clock.now();
         let client = connect::connect(config).await?;
@@ -135,6 +147,9 @@ impl Session {
             sweeps: AtomicU32::new(0),
             client,
         });
+        let own = Box::pin(session.client.list_ephemerals(session.names.root()));
+        let own = session.read(opened, config.timeout, own).await;
+        own.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
         let states = session.client.state_watcher();
         let pause = timeout / Proof::WRITES_PER_TIMEOUT;
         let task = tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke), pause));

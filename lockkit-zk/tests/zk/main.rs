@@ -5,6 +5,7 @@ mod doctor;
 mod ensemble;
 mod faults;
 mod fenced;
+mod old;
 mod reconnect;
 mod support;
 #[cfg(feature = "tls")]
