@@ -63,21 +63,30 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Asks, and waits for as long as the request says.
+    ///
+    /// # Errors
+    /// Their effect is unknown as long as there is or may be a node of the claim, whatever was answered: it has to be
+    /// released.
     pub(crate) async fn run(mut self) -> Result<Attempt> {
+        let outcome = self.ask_and_wait().await;
+        outcome.map_err(|e| if self.session.claimed(self.token).is_some() { e.unknown_effect() } else { e })
+    }
+
+    async fn ask_and_wait(&mut self) -> Result<Attempt> {
         let deadline = Instant::now().checked_add(self.request.wait);
-        let mut queue = self.enter().await?;
+        let Some(mut queue) = self.enter().await? else { return self.vanished() };
         while !queue::is_safe(queue.node.sequence) {
             // Its sequence numbers are about to wrap, so the lock's directory is made anew. That takes a moment in which
             // nobody is in the queue; until it comes nobody of ours enters.
             if !self.leave_and_renew_directory(&queue).await? {
-                return Ok(again(None, WRAP_PAUSE));
+                return Ok(undone(None, WRAP_PAUSE));
             }
             queue = self.line_up().await?;
         }
         loop {
             match queue::place(&queue.children, &queue.node.name) {
                 Place::First => return self.grant(queue, None).await.map(Attempt::Granted),
-                Place::Absent => return Err(self.vanished()),
+                Place::Absent => return self.vanished(),
                 Place::Behind { holder, .. } if self.request.wait.is_zero() => return self.leave(&queue, holder).await,
                 Place::Behind { before, holder } => {
                     match self.wait(&queue, before, before == holder, deadline).await? {
@@ -86,7 +95,8 @@ impl<'a> Acquisition<'a> {
                             self.asked = self.session.now();
                             return self.grant(queue, Some(Record::NONE)).await.map(Attempt::Granted);
                         }
-                        Woken::Over => return Ok(again(None, Duration::ZERO)),
+                        // The claim keeps its place, or has none to keep.
+                        Woken::Over => return Ok(Attempt::Contended(contention(None, Duration::ZERO))),
                     }
                 }
             }
@@ -195,16 +205,23 @@ impl<'a> Acquisition<'a> {
         let path = format!("{}/{holder}", self.lock);
         let sent = self.session.now();
         let asked = Box::pin(self.session.client.get_data(&path));
-        self.delete(&queue.node.name).await.map_err(|failure| self.doubtful(&failure))?;
-        self.session.claims().remove(self.token);
+        self.undo(&queue.node).await?;
         let data = self.session.read(sent, self.bound, asked).await;
-        Ok(again(data.ok().map(|(data, _)| value::holder(&data)), Duration::ZERO))
+        Ok(undone(data.ok().map(|(data, _)| value::holder(&data)), Duration::ZERO))
     }
 
     async fn leave_and_renew_directory(&self, queue: &Queue) -> Result<bool> {
-        self.delete(&queue.node.name).await.map_err(|failure| self.doubtful(&failure))?;
-        self.session.claims().remove(self.token);
+        self.undo(&queue.node).await?;
         self.session.renew_directory(&self.lock, self.bound).await
+    }
+
+    /// Deletes the node of the claim, and forgets the claim when that is done. Until then it is known that the node may go
+    /// at any time: whoever asks again with the same claim must not take it for a place in the queue.
+    pub(crate) async fn undo(&self, node: &Node) -> Result<()> {
+        self.session.update(self.token, |claimed| claimed.releasing = true);
+        self.delete(&node.name).await.map_err(|failure| self.doubtful(&failure))?;
+        self.session.claims().remove(self.token);
+        Ok(())
     }
 
     /// Deletes a node of the lock; that it is not there is as good.
@@ -221,10 +238,14 @@ impl<'a> Acquisition<'a> {
         error::map(failure, Sent::Yes)
     }
 
-    /// The node of the claim was deleted by somebody else. Asking again makes a new one.
-    fn vanished(&self) -> Error {
+    /// The node of the claim was deleted by somebody else, who may delete again what has this token.
+    fn vanished(&self) -> Result<Attempt> {
         self.session.claims().remove(self.token);
-        Error::new(ErrorKind::Unavailable, "the node of the claim was deleted while it waited")
+        if self.request.wait.is_zero() {
+            // Who only tries would take another answer for a no.
+            return Err(Error::new(ErrorKind::Unavailable, "the node of the claim was deleted"));
+        }
+        Ok(undone(None, Duration::ZERO))
     }
 }
 
@@ -237,8 +258,13 @@ async fn until(deadline: Option<Instant>) {
 }
 
 /// The lock is another's; when to ask again.
-fn again(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
-    Attempt::Contended(Contention { retry_after: Some(retry_after), holder, burnt: false })
+fn contention(holder: Option<HolderInfo>, retry_after: Duration) -> Contention {
+    Contention { retry_after: Some(retry_after), holder, burnt: false }
+}
+
+/// The same when the node of the claim was deleted: its token is burnt.
+fn undone(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
+    Attempt::Contended(Contention { burnt: true, ..contention(holder, retry_after) })
 }
 
 #[cfg(test)]

@@ -18,29 +18,33 @@ use crate::{
 const DIRECTORY_TRIES: u32 = 3;
 
 impl Acquisition<'_> {
-    /// Finds the claim's place in the queue, or takes one.
-    pub(crate) async fn enter(&mut self) -> Result<Queue> {
-        match self.session.claimed(self.token).map(|claimed| claimed.stage) {
-            Some(Stage::Queued(node) | Stage::Held(node, _)) => {
+    /// Finds the claim's place in the queue, or takes one. `None` if its node was deleted, or is about to be.
+    pub(crate) async fn enter(&mut self) -> Result<Option<Queue>> {
+        match self.session.claimed(self.token) {
+            Some(Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), releasing: true, .. }) => {
+                // The answer to an earlier deletion was not heard. The server may show the node still.
+                self.undo(&node).await?;
+                return Ok(None);
+            }
+            Some(Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), .. }) => {
                 let children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
-                if children.contains(&node.name) {
-                    return Ok(Queue { node, children });
-                }
+                return Ok(children.contains(&node.name).then_some(Queue { node, children }));
             }
-            Some(Stage::Asked) => {
+            Some(Claimed { stage: Stage::Gone, .. }) => return Ok(None),
+            Some(Claimed { stage: Stage::Asked, .. }) => {
                 if let Some(queue) = self.find().await.map_err(|failure| self.doubtful(&failure))? {
-                    return Ok(queue);
+                    return Ok(Some(queue));
                 }
             }
-            Some(Stage::Gone) | None => {}
+            None => {}
         }
-        self.line_up().await
+        self.line_up().await.map(Some)
     }
 
     /// Makes the claim's node and reads the queue, in one round trip.
     pub(crate) async fn line_up(&mut self) -> Result<Queue> {
         let lock = self.lock.clone();
-        let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false };
+        let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false, written: true };
         self.session.claims().insert(*self.token, asked);
         for _ in 0..DIRECTORY_TRIES {
             match self.create_and_list().await {
@@ -57,7 +61,10 @@ impl Acquisition<'_> {
 
     /// Forgets the claim if the error says that no node was made; else takes note that one may have been.
     fn nothing_made(&self, error: Error) -> Error {
+        let is_made = self.session.claimed(self.token).is_some_and(|claimed| !matches!(claimed.stage, Stage::Asked));
         match error.effect() {
+            // Something behind the creation was refused.
+            Effect::None if is_made => {}
             Effect::None => _ = self.session.claims().remove(self.token),
             Effect::Unknown => self.session.is_in_doubt(),
         }

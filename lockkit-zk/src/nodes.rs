@@ -194,7 +194,8 @@ mod tests {
         let options = session.options(CreateMode::EphemeralSequential);
         let claims =
             [0; 2].map(|_| Claim { key: key.clone(), token: Token::random().expect("random"), mode: Mode::Exclusive });
-        let known = Claimed { lock: lock.clone(), stage: Stage::Asked, watched: false, releasing: false };
+        let known =
+            Claimed { lock: lock.clone(), stage: Stage::Asked, watched: false, releasing: false, written: true };
         session.claims().insert(claims[1].token, known);
         for claim in &claims {
             let prefix = format!("{lock}/{}{}", name::protection(&claim.token), name::LOCK);

@@ -55,7 +55,7 @@ struct Plan<'a> {
 }
 
 enum Known {
-    Held { path: String, lock: String, node: Node, grant: Grant, watched: bool },
+    Held { path: String, lock: String, node: Node, grant: Grant, watched: bool, written: bool },
     NotHeld,
     SessionEnded,
 }
@@ -69,8 +69,8 @@ struct Check<'a> {
 impl<'a> Plan<'a> {
     fn new(session: &Session, link: &Link, renewal: &'a Renewal) -> Self {
         let known = match session.claimed(&renewal.claim.token) {
-            Some(Claimed { stage: Stage::Held(node, grant), lock, watched, .. }) => {
-                Known::Held { path: format!("{lock}/{}", node.name), lock, node, grant, watched }
+            Some(Claimed { stage: Stage::Held(node, grant), lock, watched, written, .. }) => {
+                Known::Held { path: format!("{lock}/{}", node.name), lock, node, grant, watched, written }
             }
             Some(_) => Known::NotHeld,
             None if link.was_held(&renewal.claim.token) => Known::SessionEnded,
@@ -85,8 +85,11 @@ impl<'a> Plan<'a> {
 
     /// Sends what has to be asked, without awaiting it.
     fn send<'s>(&'s self, session: &'s Session) -> Check<'s> {
-        let Known::Held { path, grant, watched, .. } = &self.known else { return Check { look: None, depth: None } };
-        let depth: Option<Answer<'s, Stat>> = (grant.depth != self.renewal.depth).then(|| {
+        let Known::Held { path, grant, watched, written, .. } = &self.known else {
+            return Check { look: None, depth: None };
+        };
+        let depth: Option<Answer<'s, Stat>> = (grant.depth != self.renewal.depth || !written).then(|| {
+            session.update(&self.renewal.claim.token, |claimed| claimed.written = false);
             let value = Grant { depth: self.renewal.depth, ..grant.clone() }.value();
             Box::pin(session.client.set_data(path, value.text().as_bytes(), None)) as Answer<'s, Stat>
         });
@@ -179,9 +182,11 @@ impl<'a> Plan<'a> {
         };
         let Some(raised) = fence::raise(record, node.czxid, floor)? else { return Ok(()) };
         grant.explicit = true;
-        let kept = grant.clone();
-        session.write_record(lock, raised, version, (&node.name, kept.value()), bound).await?;
-        set_grant(session, &self.renewal.claim, node, &kept);
+        // From now on the node may say it, and must go on to.
+        set_grant(session, &self.renewal.claim, node, grant);
+        session.update(&self.renewal.claim.token, |claimed| claimed.written = false);
+        session.write_record(lock, raised, version, (&node.name, grant.value()), bound).await?;
+        session.update(&self.renewal.claim.token, |claimed| claimed.written = true);
         Ok(())
     }
 }
@@ -219,6 +224,7 @@ fn set_grant(session: &Session, claim: &Claim, node: &Node, grant: &Grant) -> bo
     session.update(&claim.token, |claimed| {
         if matches!(&claimed.stage, Stage::Held(own, _) if own == node) {
             claimed.stage = Stage::Held(node.clone(), grant.clone());
+            claimed.written = true;
             held = true;
         }
     });

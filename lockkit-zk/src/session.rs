@@ -72,6 +72,8 @@ pub(crate) struct Claimed {
     pub(crate) watched: bool,
     /// Whether the deletion of the node was asked for.
     pub(crate) releasing: bool,
+    /// Whether the node says what the grant says. It is not known while a write to it is not answered.
+    pub(crate) written: bool,
 }
 
 /// How far a claim has come.

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Attempt, ErrorKind, Fence, FenceRequest, LockStore, LossReason, Query, Release, Renewal, Renewed};
+use lockkit_core::{
+    Attempt, Effect, ErrorKind, Fence, FenceRequest, LockStore, LossReason, Query, Release, Renewal, Renewed,
+};
 use lockkit_zk::{ZkConfig, ZkStore};
-use zookeeper_client::{Acls, CreateMode};
+use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
 
 use crate::support::*;
 
@@ -183,6 +185,25 @@ async fn nodes_made_for_who_is_logged_in_are_for_no_one_else() {
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     assert!(!error.is_retryable());
     free(&mine, &held).await;
+}
+
+/// The servers let the client make a node, and then don't let it see whether that is the first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_behind_the_creation_leaves_no_node() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, server.raw().await);
+    raw.mkdir("/lockkit", &CreateMode::Container.with_acls(Acls::anyone_all())).await.expect("the root");
+    let blind = [Acl::new(Permission::CREATE | Permission::DELETE, AuthId::anyone())];
+    raw.create("/lockkit/a", b"", &CreateMode::Container.with_acls(Acls::new(&blind))).await.expect("the directory");
+    let mine = claim("a");
+    let error = attempt(&store, &mine).await.expect_err("it may not look");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::Unknown), "{error}");
+    let nodes = async || raw.check_stat("/lockkit/a").await.expect("ask").expect("the directory").num_children;
+    assert_eq!(nodes().await, 1);
+    locker(&store).lock("a").try_acquire().await.expect_err("it may not look");
+    eventually("the core releases its claim", async || nodes().await == 1).await;
+    drop(store.release(&mine).await);
+    assert_eq!(nodes().await, 0, "a node that nobody knows of holds the lock");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

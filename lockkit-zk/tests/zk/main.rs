@@ -2,6 +2,7 @@
 
 mod contract;
 mod doctor;
+mod dropped;
 mod ensemble;
 mod faults;
 mod fenced;
