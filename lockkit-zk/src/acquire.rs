@@ -1,11 +1,6 @@
 //! Getting a place in the queue, waiting in it, and being granted the lock.
 
-use std::{
-    future::Future,
-    sync::Arc,
-    task::{Context, Waker},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{AcquireRequest, Attempt, Contention, Error, ErrorKind, Hold, HolderInfo, Moment, Result, Token};
 use tokio::time::{Instant, sleep_until};
@@ -18,7 +13,7 @@ use crate::{
     queue::{self, Place},
     session::{Grant, Node, Session, Stage},
     value::{self, Value},
-    watched::changed,
+    watched::{changed, is_ready},
 };
 
 /// When to ask again for a lock whose directory has to become empty first.
@@ -115,14 +110,14 @@ impl<'a> Acquisition<'a> {
     ///
     /// What happened while the connection was lost is told in any order, so then we look.
     async fn wait(&self, queue: &Queue, before: &str, is_holder: bool, deadline: Option<Instant>) -> Result<Woken> {
-        let (client, sent) = (&self.session.client, self.session.now());
+        let client = &self.session.client;
         let mut states = client.state_watcher();
         let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
         let may_be_next = is_holder && !queue::has_record(&queue.children);
         let own = may_be_next.then(|| Box::pin(client.get_and_watch_data(&own_path)));
         let watched = Box::pin(client.get_and_watch_data(&path));
         let own = match own {
-            Some(own) => Some(self.session.read(sent, self.bound, own).await),
+            Some(own) => Some(self.session.read(self.bound, own).await),
             None => None,
         };
         let own = match own {
@@ -131,7 +126,7 @@ impl<'a> Acquisition<'a> {
             Some(Err(failure)) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
             Some(Err(failure)) => return Err(self.doubtful(&failure)),
         };
-        let (data, _, watcher) = match self.session.read(sent, self.bound, watched).await {
+        let (data, _, watcher) = match self.session.read(self.bound, watched).await {
             Ok(watched) => watched,
             Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
             Err(failure) => return Err(self.doubtful(&failure)),
@@ -153,8 +148,7 @@ impl<'a> Acquisition<'a> {
         let Some(event) = event else { return Ok(Woken::Over) };
         match event.event_type {
             zk::EventType::NodeDeleted if is_next => {
-                let mut news = std::pin::pin!(states.changed());
-                let reconnected = news.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+                let reconnected = is_ready(states.changed());
                 Ok(if reconnected { Woken::Changed } else { Woken::Next })
             }
             zk::EventType::Session => Ok(Woken::Over),
@@ -203,10 +197,9 @@ impl<'a> Acquisition<'a> {
     /// Gives up the place in the queue again: a try leaves nothing behind.
     async fn leave(&self, queue: &Queue, holder: &str) -> Result<Attempt> {
         let path = format!("{}/{holder}", self.lock);
-        let sent = self.session.now();
         let asked = Box::pin(self.session.client.get_data(&path));
         self.undo(&queue.node).await?;
-        let data = self.session.read(sent, self.bound, asked).await;
+        let data = self.session.read(self.bound, asked).await;
         Ok(undone(data.ok().map(|(data, _)| value::holder(&data)), Duration::ZERO))
     }
 

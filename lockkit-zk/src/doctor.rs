@@ -44,7 +44,7 @@ async fn examine(config: &ZkConfig, names: Names) -> Result<Vec<Finding>> {
     let doctor = Doctor { config, names, client, acls: config.acls() };
     let mut findings = doctor.servers().await;
     findings.push(doctor.ensemble().await?);
-    findings.push(doctor.session());
+    findings.extend(doctor.session().await);
     // Trying comes last, for it may make the root.
     let nodes = doctor.nodes().await?;
     findings.extend(doctor.trial().await?);
@@ -96,7 +96,32 @@ impl Doctor<'_> {
         Ok(server::judge_ensemble(text.as_deref()))
     }
 
-    fn session(&self) -> Finding {
+    /// How long a session lasts, wherever it is, and whether that is long enough for its tick.
+    async fn session(&self) -> Vec<Finding> {
+        let mut findings = vec![self.given()];
+        let given = self.client.session_timeout();
+        if let Ok(shortest) = connect::shortest_timeout(self.config, given).await
+            && shortest < given
+        {
+            let summary = format!("a session that moves to another server lasts {shortest:?} there, not {given:?}");
+            let advice = "configure all servers alike: leases are lost when the session moves";
+            findings.push(Finding::warning("session", summary, advice));
+        }
+        if self.config.tls.is_none() {
+            for server in self.config.addresses() {
+                let Some(tick) = server::tick(&server, self.config.timeout).await.filter(|tick| given < *tick * 2)
+                else {
+                    continue;
+                };
+                let summary = format!("a session lasts {given:?}, less than two ticks of {tick:?} each");
+                let advice = "ask for a longer session, or set tickTime lower: leases may be believed in for too long";
+                findings.push(Finding::warning("tick", summary, advice).at(&server.into()));
+            }
+        }
+        findings
+    }
+
+    fn given(&self) -> Finding {
         let (asked, given) = (self.config.session, self.client.session_timeout());
         if asked == given {
             return Finding::ok("session", format!("a session lasts {given:?}, as was asked for"));

@@ -44,7 +44,7 @@ impl Acquisition<'_> {
     /// Makes the claim's node and reads the queue, in one round trip.
     pub(crate) async fn line_up(&mut self) -> Result<Queue> {
         let lock = self.lock.clone();
-        let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false, written: true };
+        let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false, written: true, cut: false };
         self.session.claims().insert(*self.token, asked);
         for _ in 0..DIRECTORY_TRIES {
             match self.create_and_list().await {
@@ -83,17 +83,16 @@ impl Acquisition<'_> {
         let created = Box::pin(session.client.create(&prefix, data.text().as_bytes(), &options));
         let listed = (ask != Ask::Nothing).then(|| Box::pin(session.client.list_children(&self.lock)));
         let watched = (ask == Ask::ListAndWatch).then(|| Box::pin(session.client.check_and_watch_stat(&self.lock)));
-        let (stat, sequence) = session.write(self.asked, self.bound, created).await?;
+        let (stat, sequence) = session.lead(self.asked, self.bound, created).await?;
         if !session.owns(stat.ephemeral_owner) {
-            // A reconnect ended in another session: what we know belongs to the old one.
-            session.end();
-            return Err(Failure::Driver(zk::Error::SessionExpired));
+            return Err(session.replaced());
         }
+        session.wrote(self.asked);
         let name = format!("{}{LOCK}{sequence}", self.protection);
         let node = Node { name, czxid: stat.czxid, sequence: sequence.into_i64() };
         session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
         let children = match listed {
-            Some(listed) => session.read(self.asked, self.bound, listed).await?,
+            Some(listed) => session.read(self.bound, listed).await?,
             None if session::lock(&session.alone).confirm(&self.lock, node.sequence) => {
                 let children = vec![node.name.clone()];
                 return Ok(Queue { node, children });
@@ -101,7 +100,7 @@ impl Acquisition<'_> {
             None => self.list().await?,
         };
         let watch = match watched {
-            Some(watched) => session.read(self.asked, self.bound, watched).await?.into(),
+            Some(watched) => session.read(self.bound, watched).await?.into(),
             None => None,
         };
         self.learn(&node, &children, watch);
@@ -142,7 +141,7 @@ impl Acquisition<'_> {
         for name in named {
             let path = format!("{}/{name}", self.lock);
             let stat = self.session.client.check_stat(&path);
-            let Some(stat) = self.session.read(self.session.now(), self.bound, Box::pin(stat)).await? else { continue };
+            let Some(stat) = self.session.read(self.bound, Box::pin(stat)).await? else { continue };
             if !self.session.owns(stat.ephemeral_owner) {
                 self.delete(&name).await?;
                 continue;

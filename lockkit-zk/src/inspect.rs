@@ -49,9 +49,8 @@ async fn states(session: &Session, keys: &[LockKey], bound: Duration) -> Result<
         let paths: Vec<_> = keys.iter().map(|key| session.names.lock(key)).collect();
         let queues: Vec<_> =
             paths.iter().map(|path| Box::pin(session.client.list_children(path)) as Answer<'_, _>).collect();
-        let sent = session.now();
         for ((key, path), queue) in keys.iter().zip(&paths).zip(queues) {
-            let children = children(session.read(sent, bound, queue).await)?;
+            let children = children(session.read(bound, queue).await)?;
             states.push(state(session, key, path, children, bound).await?);
         }
     }
@@ -81,17 +80,16 @@ async fn state(
 /// What the first node of a queue says; `None` if it is gone by now.
 async fn holder(session: &Session, path: &str, first: &str, recorded: bool, bound: Duration) -> Result<Option<Holder>> {
     let (first_path, record_path) = (format!("{path}/{first}"), format!("{path}/{FENCE}"));
-    let sent = session.now();
     let first_data = Box::pin(session.client.get_data(&first_path)) as Answer<'_, (Vec<u8>, Stat)>;
     let record = recorded.then(|| Box::pin(session.client.get_data(&record_path)) as Answer<'_, (Vec<u8>, Stat)>);
-    let (data, stat) = match session.read(sent, bound, first_data).await {
+    let (data, stat) = match session.read(bound, first_data).await {
         Ok(read) => read,
         Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(None),
         Err(failure) => return Err(read_only(&failure)),
     };
     let record = match record {
         None => Some(Record::NONE),
-        Some(record) => match session.read(sent, bound, record).await {
+        Some(record) => match session.read(bound, record).await {
             Ok((data, _)) => Record::parse(&data),
             Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(None),
             Err(failure) => return Err(read_only(&failure)),

@@ -13,8 +13,9 @@
 //! `InterProcessMutex` and lockkit exclude each other on the same path, in one order. Whoever is first holds the lock;
 //! each of the others watches the one before it.
 //!
-//! - **Exclusion** holds as long as the ensemble keeps its data and clocks run at about the same rate: a lease is
-//!   believed in for no longer than writes that a majority acknowledged prove that the session lives.
+//! - **Exclusion** holds as long as the ensemble keeps its data, clocks run at about the same rate, and a session lasts two
+//!   ticks of the servers at least: a lease is believed in for no longer than writes that a majority acknowledged prove
+//!   that the session lives.
 //! - **Fences** come from the transaction that made the holder's node, so they grow whatever happens to clients,
 //!   servers and leaders.
 //! - **Waiting** is first come, first served, without polling; a release wakes one waiter.

@@ -68,7 +68,7 @@ impl Link {
 
     /// The timeout of the present session, or else the one that will be asked for.
     pub(crate) fn session_timeout(&self) -> Duration {
-        self.present().map_or(self.config.session, |session| session.client.session_timeout())
+        self.present().map_or(self.config.session, |session| session.timeout())
     }
 
     /// Whether the claim was held in a session that is over.

@@ -18,14 +18,13 @@ impl Session {
     /// Makes a node and all that is missing above it, as containers, which the servers remove when they are empty.
     pub(crate) async fn make_directory(&self, path: &str, bound: Duration) -> Result<()> {
         let options = self.options(CreateMode::Container);
-        let made = self.write(self.now(), bound, Box::pin(self.client.mkdir(path, &options))).await;
+        let made = self.lead(self.now(), bound, Box::pin(self.client.mkdir(path, &options))).await;
         made.map_err(|failure| error::map(&failure, Sent::ReadOnly))
     }
 
     /// The children of a lock; none if it has no directory.
     pub(crate) async fn list(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
-        let sent = self.now();
-        match self.read(sent, bound, Box::pin(self.client.list_children(lock))).await {
+        match self.read(bound, Box::pin(self.client.list_children(lock))).await {
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
             other => other,
         }
@@ -36,15 +35,16 @@ impl Session {
     /// After a lost connection the next server may not have heard yet of what the last one was asked to do. The leader,
     /// asked to catch up with, has: since the session moved, it refuses what the last one still sends it.
     pub(crate) async fn list_settled(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
+        let sent = self.now();
         let caught_up = Box::pin(self.client.sync(lock));
         let listed = self.list(lock, bound);
-        let (caught_up, listed) = tokio::join!(self.read(self.now(), bound, caught_up), listed);
+        let (caught_up, listed) = tokio::join!(self.lead(sent, bound, caught_up), listed);
         caught_up.and(listed)
     }
 
     /// Deletes a node; tells whether it was there.
     pub(crate) async fn delete(&self, path: &str, bound: Duration) -> Result<bool, Failure> {
-        match self.write(self.now(), bound, Box::pin(self.client.delete(path, None))).await {
+        match self.lead(self.now(), bound, Box::pin(self.client.delete(path, None))).await {
             Ok(()) => Ok(true),
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
             Err(failure) => Err(failure),
@@ -54,7 +54,7 @@ impl Session {
     /// Deletes the node of a claim of another session, and writes down in the directory of the lock that this was no
     /// accident: both or none. Tells whether the node was there.
     pub(crate) async fn revoke(&self, lock: &str, path: &str, token: &Token, bound: Duration) -> Result<bool, Failure> {
-        let stat = self.read(self.now(), bound, Box::pin(self.client.check_stat(path))).await?;
+        let stat = self.read(bound, Box::pin(self.client.check_stat(path))).await?;
         if stat.is_none_or(|stat| self.owns(stat.ephemeral_owner)) {
             return self.delete(path, bound).await;
         }
@@ -63,7 +63,7 @@ impl Session {
         both.add_delete(path, None)?;
         let sent = self.now();
         let done = both.commit();
-        match self.write(sent, bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await {
+        match self.lead(sent, bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await {
             Ok(_) => Ok(true),
             // Who may delete nodes in the directory may not be allowed to write to it; or the node is gone by itself.
             Err(failure) if failure.is_answer() => self.delete(path, bound).await,
@@ -73,7 +73,7 @@ impl Session {
 
     /// Whether the claim with this token was the last one of the lock to be revoked.
     pub(crate) async fn is_revoked(&self, lock: &str, token: &Token, bound: Duration) -> Result<bool, Failure> {
-        match self.read(self.now(), bound, Box::pin(self.client.get_data(lock))).await {
+        match self.read(bound, Box::pin(self.client.get_data(lock))).await {
             Ok((data, _)) => Ok(data == value::revoked(token).as_bytes()),
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
             Err(failure) => Err(failure),
@@ -85,7 +85,7 @@ impl Session {
     pub(crate) async fn renew_directory(&self, lock: &str, bound: Duration) -> Result<bool> {
         let failed = |failure: Failure| error::map(&failure, Sent::ReadOnly);
         let record_path = format!("{lock}/{}", FENCE);
-        let record = self.read(self.now(), bound, Box::pin(self.client.get_data(&record_path))).await;
+        let record = self.read(bound, Box::pin(self.client.get_data(&record_path))).await;
         let mut all = self.client.new_multi_writer();
         let planned = match record {
             Ok((data, stat)) => all
@@ -100,7 +100,7 @@ impl Session {
         let sent = self.now();
         let done = all.commit();
         let done = Box::pin(async move { done.await.map_err(zk::Error::from) });
-        match self.write(sent, bound, done).await {
+        match self.lead(sent, bound, done).await {
             Ok(_) => Ok(true),
             // Somebody is in it.
             Err(failure) if failure.is(&zk::Error::NotEmpty) => Ok(false),
@@ -113,7 +113,7 @@ impl Session {
     /// Reads the fence record of a lock that has one, and the version of its node.
     pub(crate) async fn read_record(&self, lock: &str, bound: Duration) -> Result<(Record, Option<i32>)> {
         let path = format!("{lock}/{}", FENCE);
-        let read = self.read(self.now(), bound, Box::pin(self.client.get_data(&path))).await;
+        let read = self.read(bound, Box::pin(self.client.get_data(&path))).await;
         let (data, stat) = read.map_err(|failure| error::map(&failure, Sent::Yes))?;
         let odd = || Error::new(ErrorKind::Unexpected, "the fence record of the lock is not one").unknown_effect();
         Ok((Record::parse(&data).ok_or_else(odd)?, Some(stat.version)))
@@ -141,7 +141,7 @@ impl Session {
         let sent = self.now();
         let written = both.commit();
         let written = Box::pin(async move { written.await.map_err(zk::Error::from) });
-        match self.write(sent, bound, written).await {
+        match self.lead(sent, bound, written).await {
             Ok(_) => Ok(()),
             Err(failure) if failure.is_answer() => {
                 // Another holder wrote it: the lock is not ours any more, or will not be for long.
@@ -157,7 +157,7 @@ impl Session {
     /// lock for ever.
     pub(crate) async fn sweep(&self, bound: Duration) -> Result<(), Failure> {
         let own = Box::pin(self.client.list_ephemerals(self.names.root()));
-        for path in self.read(self.now(), bound, own).await? {
+        for path in self.read(bound, own).await? {
             let token = path.rsplit_once('/').and_then(|(_, node)| name::token(node));
             // A claim is known before its node is asked for, and until its node is gone.
             if token.is_some_and(|token| self.claimed(&token).is_none()) {
@@ -194,8 +194,14 @@ mod tests {
         let options = session.options(CreateMode::EphemeralSequential);
         let claims =
             [0; 2].map(|_| Claim { key: key.clone(), token: Token::random().expect("random"), mode: Mode::Exclusive });
-        let known =
-            Claimed { lock: lock.clone(), stage: Stage::Asked, watched: false, releasing: false, written: true };
+        let known = Claimed {
+            lock: lock.clone(),
+            stage: Stage::Asked,
+            watched: false,
+            releasing: false,
+            written: true,
+            cut: false,
+        };
         session.claims().insert(claims[1].token, known);
         for claim in &claims {
             let prefix = format!("{lock}/{}{}", name::protection(&claim.token), name::LOCK);

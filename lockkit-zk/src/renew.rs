@@ -55,8 +55,17 @@ struct Plan<'a> {
 }
 
 enum Known {
-    Held { path: String, lock: String, node: Node, grant: Grant, watched: bool, written: bool },
+    Held {
+        path: String,
+        lock: String,
+        node: Node,
+        grant: Grant,
+        watched: bool,
+        written: bool,
+    },
     NotHeld,
+    /// Its promise can't be kept.
+    Cut,
     SessionEnded,
 }
 
@@ -69,6 +78,7 @@ struct Check<'a> {
 impl<'a> Plan<'a> {
     fn new(session: &Session, link: &Link, renewal: &'a Renewal) -> Self {
         let known = match session.claimed(&renewal.claim.token) {
+            Some(Claimed { stage: Stage::Held(..), cut: true, .. }) => Known::Cut,
             Some(Claimed { stage: Stage::Held(node, grant), lock, watched, written, .. }) => {
                 Known::Held { path: format!("{lock}/{}", node.name), lock, node, grant, watched, written }
             }
@@ -114,6 +124,10 @@ impl<'a> Plan<'a> {
                 link.forget(&claim.token);
                 return Ok(Renewed::Lost(LossReason::SessionEnded));
             }
+            if matches!(self.known, Known::Cut) {
+                // Its node stays until the core releases it, which it does when it has told the holder.
+                return Ok(Renewed::Lost(LossReason::Expired));
+            }
             return lose(session, claim, bound).await;
         };
         let outcome = self.check(session, check, asked, bound).await;
@@ -147,13 +161,12 @@ impl<'a> Plan<'a> {
         bound: Duration,
     ) -> Result<(), Failure> {
         if let Some(depth) = check.depth {
-            session.write(sent, bound, depth).await?;
+            session.lead(sent, bound, depth).await?;
         }
         if let Some(look) = check.look {
-            let (_, stat, watcher) = session.read(sent, bound, look).await?;
+            let (_, stat, watcher) = session.read(bound, look).await?;
             if !session.owns(stat.ephemeral_owner) {
-                session.end();
-                return Err(Failure::Driver(zk::Error::SessionExpired));
+                return Err(session.replaced());
             }
             session.update(&self.renewal.claim.token, |claimed| claimed.watched = true);
             if let Known::Held { node, .. } = &self.known {

@@ -1,6 +1,6 @@
 //! What can be known of the servers of an ensemble: their versions, and how many there are.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use lockkit_core::{ErrorKind, Finding};
 use tokio::{
@@ -59,20 +59,29 @@ pub(crate) enum Answer {
 
 /// Asks a server, given as `host:port`.
 pub(crate) async fn ask(server: &str, bound: Duration) -> Answer {
-    let exchange = async {
-        let mut stream = TcpStream::connect(server).await?;
-        stream.write_all(b"srvr").await?;
-        let mut answer = Vec::new();
-        // Some servers hang up with a reset once they have said all.
-        match stream.take(8192).read_to_end(&mut answer).await {
-            Err(e) if answer.is_empty() => Err(e),
-            _ => Ok(answer),
-        }
-    };
-    match timeout(bound, exchange).await {
-        Ok(Ok(answer)) => read(&String::from_utf8_lossy(&answer)),
+    match timeout(bound, answer(server, "srvr")).await {
+        Ok(Ok(answer)) => read(&answer),
         Ok(Err(e)) => Answer::Away(e.to_string()),
         Err(_) => Answer::Away(format!("no answer in {bound:?}")),
+    }
+}
+
+/// The tick of a server, given as `host:port`; `None` if it does not tell.
+pub(crate) async fn tick(server: &str, bound: Duration) -> Option<Duration> {
+    let answer = timeout(bound, answer(server, "conf")).await.ok()?.ok()?;
+    let millis = answer.lines().find_map(|line| line.strip_prefix("tickTime="))?.trim().parse().ok()?;
+    Some(Duration::from_millis(millis))
+}
+
+/// What a server says to one of its four-letter words.
+async fn answer(server: &str, word: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(server).await?;
+    stream.write_all(word.as_bytes()).await?;
+    let mut answer = Vec::new();
+    // Some servers hang up with a reset once they have said all.
+    match stream.take(8192).read_to_end(&mut answer).await {
+        Err(e) if answer.is_empty() => Err(e),
+        _ => Ok(String::from_utf8_lossy(&answer).into_owned()),
     }
 }
 

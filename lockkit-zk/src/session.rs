@@ -1,7 +1,7 @@
 //! One session with the ensemble: its requests, the claims that live in it, and the proof that it lives.
 //!
-//! Every request of the store goes through [`Session::read`] or [`Session::write`], which bound it in time and take note
-//! of what its answer proves. The driver sends requests in the order in which they are **called**, not in which
+//! Every request of the store goes through [`Session::read`] or [`Session::lead`], which bound it in time; the latter takes
+//! note that it has been to the leader. The driver sends requests in the order in which they are **called**, not in which
 //! they are awaited, and the servers keep that order: what is called together goes together.
 
 use std::{
@@ -30,7 +30,11 @@ use crate::{
     name::Names,
     proof::Proof,
     value::Value,
+    watched,
 };
+
+/// How often a session tries to write to a node of its own that is removed again and again.
+const BEAT_TRIES: u32 = 4;
 
 /// How often a session looks for what it left behind after the outcome of a creation was not known.
 const SWEEPS: u32 = 3;
@@ -40,10 +44,11 @@ pub(crate) struct Session {
     pub(crate) client: Client,
     pub(crate) names: Names,
     id: i64,
-    timeout: Duration,
+    config: ZkConfig,
     acls: Acls<'static>,
-    clock: Arc<dyn Clock>,
     proof: Mutex<Proof>,
+    /// Tells of reconnections that the proof has not been told of yet.
+    moves: Mutex<StateWatcher>,
     claims: Mutex<HashMap<Token, Claimed>>,
     pub(crate) alone: Mutex<Alone>,
     over: watch::Sender<bool>,
@@ -74,6 +79,8 @@ pub(crate) struct Claimed {
     pub(crate) releasing: bool,
     /// Whether the node says what the grant says. It is not known while a write to it is not answered.
     pub(crate) written: bool,
+    /// Whether the lease was promised for longer than the session is sure to last by now.
+    pub(crate) cut: bool,
 }
 
 /// How far a claim has come.
@@ -129,14 +136,14 @@ impl Session {
     pub(crate) async fn open(config: &ZkConfig, names: Names, past: Arc<Past>, alarm: Alarm) -> Result<Arc<Self>> {
         let opened = config.clock.now();
         let client = connect::connect(config).await?;
-        let timeout = client.session_timeout();
+        let proof = Proof::new(opened, config.clock.now(), client.session_timeout());
         let session = Arc::new(Self {
             id: client.session_id().0,
-            names,
-            timeout: config.timeout,
+            config: config.clone(),
             acls: config.acls(),
-            clock: Arc::clone(&config.clock),
-            proof: Mutex::new(Proof::new(opened, timeout)),
+            proof: Mutex::new(proof),
+            moves: Mutex::new(client.state_watcher()),
+            names,
             claims: Mutex::default(),
             alone: Mutex::default(),
             over: watch::Sender::new(false),
@@ -150,17 +157,15 @@ impl Session {
             client,
         });
         let own = Box::pin(session.client.list_ephemerals(session.names.root()));
-        let own = session.read(opened, config.timeout, own).await;
-        own.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+        session.read(config.timeout, own).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
         let states = session.client.state_watcher();
-        let pause = timeout / Proof::WRITES_PER_TIMEOUT;
-        let task = tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke), pause));
+        let task = tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke)));
         _ = session.task.set(task.abort_handle());
         Ok(session)
     }
 
     pub(crate) fn now(&self) -> Moment {
-        self.clock.now()
+        self.config.clock.now()
     }
 
     /// Whether `owner`, of a node's stat, is this session.
@@ -213,36 +218,32 @@ impl Session {
         }
     }
 
+    /// What is known of how long the session lives, reconnections up to now included: the driver tells of one before it
+    /// passes on the first answer that comes after it.
+    fn proof(&self) -> MutexGuard<'_, Proof> {
+        let mut proof = lock(&self.proof);
+        if watched::is_ready(lock(&self.moves).changed()) {
+            proof.moved();
+        }
+        proof
+    }
+
     /// Until when the session surely lives.
     pub(crate) fn proven(&self) -> Moment {
-        lock(&self.proof).until()
+        self.proof().until()
+    }
+
+    /// The session's timeout.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.proof().timeout()
     }
 
     pub(crate) fn options(&self, mode: CreateMode) -> CreateOptions<'static> {
         mode.with_acls(self.acls)
     }
 
-    /// Awaits the answer to a request that reads and was called at `sent`.
-    pub(crate) async fn read<T>(&self, sent: Moment, bound: Duration, answer: Answer<'_, T>) -> Result<T, Failure> {
-        let answer = self.await_answer(bound, answer).await;
-        if answer.as_ref().map_or_else(Failure::is_answer, |_| true) {
-            lock(&self.proof).touched(sent);
-        }
-        answer
-    }
-
-    /// Awaits the answer to a request that writes and was called at `sent`.
-    pub(crate) async fn write<T>(&self, sent: Moment, bound: Duration, answer: Answer<'_, T>) -> Result<T, Failure> {
-        let answer = self.await_answer(bound, answer).await;
-        match &answer {
-            Ok(_) => lock(&self.proof).wrote(sent),
-            Err(failure) if failure.is_answer() => lock(&self.proof).touched(sent),
-            Err(_) => {}
-        }
-        answer
-    }
-
-    async fn await_answer<T>(&self, bound: Duration, answer: Answer<'_, T>) -> Result<T, Failure> {
+    /// Awaits the answer to a request that reads.
+    pub(crate) async fn read<T>(&self, bound: Duration, answer: Answer<'_, T>) -> Result<T, Failure> {
         let answer = match timeout(bound, answer).await {
             Ok(answer) => answer.map_err(Failure::from),
             Err(_) => Err(Failure::TimedOut(bound)),
@@ -253,9 +254,23 @@ impl Session {
         answer
     }
 
+    /// Awaits the answer to a request that goes through the leader, and was called at `sent`: a write, or a `sync`.
+    pub(crate) async fn lead<T>(&self, sent: Moment, bound: Duration, answer: Answer<'_, T>) -> Result<T, Failure> {
+        let answer = self.read(bound, answer).await;
+        if answer.as_ref().map_or_else(Failure::is_answer, |_| true) {
+            self.proof().passed(sent, self.now());
+        }
+        answer
+    }
+
+    /// Takes note that a write sent at `sent` was acknowledged, and that its answer shows that it was in this session.
+    pub(crate) fn wrote(&self, sent: Moment) {
+        self.proof().wrote(sent);
+    }
+
     /// Makes sure that the last proof of life is recent, with one request for all who ask at the same time.
     pub(crate) async fn sign_of_life(&self) -> Result<(), Failure> {
-        if lock(&self.proof).is_fresh(self.now()) {
+        if self.proof().is_fresh(self.now()) {
             return Ok(());
         }
         let mut signs = self.signs.subscribe();
@@ -268,7 +283,8 @@ impl Session {
             signs.borrow_and_update().clone().unwrap_or(Ok(()))
         };
         // The sign that is announced first may have been sent before we asked. That is as good: it is recent.
-        timeout(self.timeout, sign).await.unwrap_or(Err(Failure::TimedOut(self.timeout)))
+        let bound = self.config.timeout;
+        timeout(bound, sign).await.unwrap_or(Err(Failure::TimedOut(bound)))
     }
 
     /// Takes note that the outcome of a creation is not known.
@@ -276,70 +292,105 @@ impl Session {
         self.sweeps.store(SWEEPS, Ordering::Relaxed);
     }
 
-    /// Gives a sign of life: a write if anything depends on the session, else a read.
+    /// Gives a sign of life, and if anything depends on the session, proves that it lives.
     async fn pulse(&self) {
-        let sent = self.now();
-        let sign = if !self.claims().is_empty() {
-            self.beat(sent).await
-        } else {
-            let path = self.names.root();
-            self.read(sent, self.timeout, Box::pin(self.client.check_stat(path))).await.map(drop)
-        };
+        let sign = self.sign().await;
         let settled = sign.is_ok();
         self.signs.send_replace(Some(sign));
-        if settled && self.sweeps.load(Ordering::Relaxed) > 0 && self.sweep(self.timeout).await.is_ok() {
+        if settled && self.sweeps.load(Ordering::Relaxed) > 0 && self.sweep(self.config.timeout).await.is_ok() {
             // Set again meanwhile, it is one less than it could be.
             self.sweeps.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Writes to the session's own node. If the node is not this session's, neither is any other: a server may answer a
-    /// reconnecting client with a new session, and the driver does not mind (ClickHouse/ClickHouse#116690).
-    async fn beat(&self, sent: Moment) -> Result<(), Failure> {
-        let path = self.names.session(self.id);
-        if *lock(&self.own_node) {
-            let beat = Box::pin(self.client.set_data(&path, b"", None));
-            let own = Box::pin(self.client.list_ephemerals(&path));
-            let beat = self.write(sent, self.timeout, beat).await;
-            match self.read(sent, self.timeout, own).await {
-                Ok(own) if own.is_empty() && beat.is_ok() => {
-                    self.end();
-                    return Err(Failure::Driver(zk::Error::SessionExpired));
-                }
-                _ => {}
-            }
-            match beat {
-                // An administrator deleted it.
-                Err(failure) if failure.is(&zk::Error::NoNode) => *lock(&self.own_node) = false,
-                other => return other.map(drop),
-            }
+    async fn sign(&self) -> Result<(), Failure> {
+        let unsettled = self.proof().unsettled();
+        if let Some(moves) = unsettled {
+            self.settle(moves).await?;
         }
-        self.make_own_node(&path).await
+        let sent = self.now();
+        self.lead(sent, self.config.timeout, Box::pin(self.client.sync(self.names.root()))).await?;
+        if self.claims().is_empty() { Ok(()) } else { self.beat().await }
     }
 
-    async fn make_own_node(&self, path: &str) -> Result<(), Failure> {
-        let options = self.options(CreateMode::Ephemeral);
-        for _ in 0..2 {
-            let made = Box::pin(self.client.create(path, b"", &options));
-            match self.write(self.now(), self.timeout, made).await {
-                Ok((stat, _)) if self.owns(stat.ephemeral_owner) => *lock(&self.own_node) = true,
-                Ok(_) => {
-                    self.end();
-                    return Err(Failure::Driver(zk::Error::SessionExpired));
-                }
-                // A reply was lost.
-                Err(failure) if failure.is(&zk::Error::NodeExists) => *lock(&self.own_node) = true,
-                Err(failure) if failure.is(&zk::Error::NoNode) => {
-                    let options = self.options(CreateMode::Container);
-                    let root = Box::pin(self.client.mkdir(self.names.root(), &options));
-                    self.write(self.now(), self.timeout, root).await?;
-                    continue;
-                }
-                Err(failure) => return Err(failure),
+    /// Finds out which timeout the session has since it was announced to another server, or to the same one with another
+    /// configuration. The driver knows it, but does not tell. If it is shorter, the leases that there are can't be kept for as
+    /// long as was promised: they are lost.
+    async fn settle(&self, moves: u64) -> Result<(), Failure> {
+        let timeout = connect::shortest_timeout(&self.config, self.timeout()).await?;
+        let is_shorter = lock(&self.proof).settle(moves, timeout);
+        if is_shorter {
+            for claimed in self.claims().values_mut() {
+                claimed.cut = matches!(claimed.stage, Stage::Held(..));
             }
-            break;
+            self.alarm.raise_all();
         }
         Ok(())
+    }
+
+    /// Writes to the session's own node, and proves by it that the session lives.
+    async fn beat(&self) -> Result<(), Failure> {
+        let path = self.names.session(self.id);
+        for _ in 0..BEAT_TRIES {
+            let is_made = *lock(&self.own_node);
+            let has_beaten =
+                if is_made { self.write_own_node(&path).await? } else { self.make_own_node(&path).await? };
+            if has_beaten {
+                return Ok(());
+            }
+        }
+        Err(Failure::Driver(zk::Error::NoNode))
+    }
+
+    /// Writes to the session's own node. It is `false` if there is none: an administrator deleted it.
+    ///
+    /// The answer does not tell in which session it was: a server may answer a reconnecting client with a new session, and
+    /// the driver does not mind (ClickHouse/ClickHouse#116690). The node itself stays until the old session ends. So the
+    /// write proves something only if a request behind it shows that the session has that node.
+    async fn write_own_node(&self, path: &str) -> Result<bool, Failure> {
+        let (sent, bound) = (self.now(), self.config.timeout);
+        let beat = Box::pin(self.client.set_data(path, b"", None));
+        let own = Box::pin(self.client.list_ephemerals(path));
+        let (beat, own) = tokio::join!(self.lead(sent, bound, beat), self.read(bound, own));
+        match beat {
+            Ok(_) if own?.is_empty() => Err(self.replaced()),
+            Ok(_) => {
+                self.wrote(sent);
+                Ok(true)
+            }
+            Err(failure) if failure.is(&zk::Error::NoNode) => {
+                *lock(&self.own_node) = false;
+                Ok(false)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Makes the session's own node. It is `false` if that has to be seen first.
+    async fn make_own_node(&self, path: &str) -> Result<bool, Failure> {
+        let (sent, bound, options) = (self.now(), self.config.timeout, self.options(CreateMode::Ephemeral));
+        match self.lead(sent, bound, Box::pin(self.client.create(path, b"", &options))).await {
+            Ok((stat, _)) if !self.owns(stat.ephemeral_owner) => return Err(self.replaced()),
+            Ok(_) => {
+                *lock(&self.own_node) = true;
+                self.wrote(sent);
+                return Ok(true);
+            }
+            // A reply was lost.
+            Err(failure) if failure.is(&zk::Error::NodeExists) => *lock(&self.own_node) = true,
+            Err(failure) if failure.is(&zk::Error::NoNode) => {
+                let options = self.options(CreateMode::Container);
+                self.lead(self.now(), bound, Box::pin(self.client.mkdir(self.names.root(), &options))).await?;
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(false)
+    }
+
+    /// The connection is one of another session. What we know belongs to the old one.
+    pub(crate) fn replaced(&self) -> Failure {
+        self.end();
+        Failure::Driver(zk::Error::SessionExpired)
     }
 }
 
@@ -347,8 +398,9 @@ impl Session {
 pub(crate) type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, zk::Error>> + Send + 'a>>;
 
 /// The task of a session: it notices its end, and gives signs of life. It keeps the session alive only while it works.
-async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify>, pause: Duration) {
+async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify>) {
     loop {
+        let Some(pause) = session.upgrade().map(|session| session.proof().pace()) else { return };
         let state = tokio::select! {
             state = states.changed() => Some(state),
             () = sleep(pause) => None,

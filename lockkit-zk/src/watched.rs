@@ -1,9 +1,10 @@
-//! Waiting for a watch.
+//! Waiting for a watch, and for other news of the driver.
 
 use std::{
     future::{Future, poll_fn},
     panic::{AssertUnwindSafe, catch_unwind},
-    task::Poll,
+    pin::pin,
+    task::{Context, Poll, Waker},
 };
 
 use zookeeper_client::{OneshotWatcher, WatchedEvent};
@@ -20,4 +21,9 @@ pub(crate) async fn changed(watcher: OneshotWatcher) -> Option<WatchedEvent> {
         Err(_) => Poll::Ready(None),
     })
     .await
+}
+
+/// Whether there is news already. It waits for none.
+pub(crate) fn is_ready<T>(news: impl Future<Output = T>) -> bool {
+    pin!(news).poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }

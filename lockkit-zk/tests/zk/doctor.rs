@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit_core::{ErrorKind, Finding, Severity};
-use lockkit_testkit::servers::{ZooKeeperEnsemble, ZooKeeperFlavor};
+use lockkit_testkit::servers::{Keep, ZooKeeperEnsemble, ZooKeeperFlavor};
 use lockkit_zk::{ZkConfig, diagnose};
 use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Permission};
 
@@ -70,6 +70,29 @@ async fn a_clipped_session_is_found() {
     only(&found, Severity::Warning, "session", "1s, not 200ms");
     let found = beyond_default(&server.config().session(Duration::from_secs(90))).await;
     only(&found, Severity::Warning, "session", "60s, not 90s");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_too_short_for_its_tick_is_found() {
+    const SHORT: Duration = Duration::from_millis(600);
+    let server = Server::start().await;
+    server.0.limit_sessions(SHORT, Duration::from_secs(60)).expect("configure");
+    server.0.restart(Keep::Data).await.expect("restart");
+    let found = beyond_default(&server.config().session(SHORT)).await;
+    only(&found, Severity::Warning, "tick", "two ticks of 500ms");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_give_different_timeouts_are_found() {
+    let (server, other) = (Server::start().await, Server::start().await);
+    other.0.limit_sessions(Duration::from_secs(2), Duration::from_secs(2)).expect("configure");
+    other.0.restart(Keep::Data).await.expect("restart");
+    // They are no ensemble, but are asked like one. Which of them the doctor's session is on is a matter of luck.
+    let both = ZkConfig::new([server.0.addr().to_string(), other.0.addr().to_string()]);
+    let found = findings(&both).await;
+    let on_the_longer = |finding: &&Finding| finding.code == "session" && finding.summary.contains("2s there, not 20s");
+    let on_the_shorter = |finding: &&Finding| finding.code == "session" && finding.summary.contains("2s, not 20s");
+    assert!(found.iter().any(|found| on_the_longer(&found) || on_the_shorter(&found)), "{found:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
