@@ -4,9 +4,9 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, Moment, Order,
-    Release, Renewal, Renewed, Result, drift,
+    Renewal, Renewed, Result,
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::{
     book::{Entry, Grant, NodeGrant},
@@ -17,17 +17,13 @@ use crate::{
     store::Quorum,
 };
 
-/// How long to wait before a node that did not answer a release is asked again.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// How an attempt ended, other than by an error.
+/// How a round ended, other than by an error.
 pub(crate) enum Ended {
     Granted(Hold),
     Refused(Refusal),
 }
 
-/// No majority could be had.
+/// No majority could be had. What was granted is being undone.
 #[derive(Default)]
 pub(crate) struct Refusal {
     pub(crate) contention: Contention,
@@ -35,16 +31,30 @@ pub(crate) struct Refusal {
     pub(crate) held_at: Vec<usize>,
 }
 
-/// An attempt under way. Unless it is granted, its end undoes it: also if the future is dropped at any await.
+/// An attempt under way: one round, or one before a wait at the door and one after it.
+///
+/// Dropped after an error, or at any await, it undoes nothing: the caller releases the claim (rules R2 and R8).
 pub(crate) struct Pursuit<'a> {
     quorum: &'a Arc<Quorum>,
     entry: Arc<Entry>,
     calls: Calls<Result<Attempt>>,
-    /// The nodes that granted, or may have.
-    may_hold: Vec<usize>,
-    granted: bool,
-    /// Others are in the way: whoever waits for the lock is about to ask again, and must not be late.
-    refused: bool,
+    /// The nodes that granted, or may have; true of those that have said so.
+    may_hold: Vec<(usize, bool)>,
+    /// What refused rounds left, being released at each node: true when nothing of it is left there.
+    undoing: Calls<bool>,
+    /// The nodes at which a release may be under way for as long as it likes: not to be asked again (rule R2).
+    burnt_at: Vec<usize>,
+    end: End,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// By an error, or not at all.
+    Broken,
+    Granted,
+    /// Everything is being undone.
+    Withdrawn,
 }
 
 /// What the nodes have said so far.
@@ -60,27 +70,37 @@ struct Poll {
 
 impl<'a> Pursuit<'a> {
     pub(crate) fn new(quorum: &'a Arc<Quorum>, entry: Arc<Entry>) -> Self {
-        let nodes = quorum.nodes.len();
-        Self { quorum, entry, calls: Calls::with_capacity(nodes), may_hold: Vec::new(), granted: false, refused: false }
-    }
-
-    /// Notes that a node holds the claim already, or may.
-    pub(crate) fn may_hold(&mut self, node: usize) {
-        self.may_hold.push(node);
+        Self {
+            quorum,
+            entry,
+            calls: Calls::with_capacity(quorum.nodes.len()),
+            may_hold: Vec::new(),
+            undoing: Calls::with_capacity(0),
+            burnt_at: Vec::new(),
+            end: End::Broken,
+        }
     }
 
     pub(crate) fn entry(&self) -> &Arc<Entry> {
         &self.entry
     }
 
+    /// Notes that a node holds the claim, or, unless that is settled, that it may come to.
+    pub(crate) fn holds(&mut self, node: usize, settled: bool) {
+        match self.may_hold.iter_mut().find(|(known, _)| *known == node) {
+            Some((_, before)) => *before &= settled,
+            None => self.may_hold.push((node, settled)),
+        }
+    }
+
     /// Asks all nodes. With `wait`, a refusal waits for the leader's answer too, for it is where to wait next.
-    pub(crate) async fn run(mut self, request: &AcquireRequest, fence: FenceRequest, wait: bool) -> Result<Ended> {
+    pub(crate) async fn round(&mut self, request: &AcquireRequest, fence: FenceRequest, wait: bool) -> Result<Ended> {
         let quorum = self.quorum;
         let limit = quorum.config.timeout_for(request.ttl);
         let sent = quorum.info.clock.now();
-        self.ask_all(request, fence);
-        let mut time_up = pin!(sleep(limit));
         let mut poll = Poll::new(quorum.nodes.len(), sent + request.ttl);
+        self.ask(&mut poll, request, fence, sent);
+        let mut time_up = pin!(sleep(limit));
         let leader = wait.then(|| quorum.leader(&request.claim.key)).flatten();
         let verdict = loop {
             let slow = self.calls.pending().filter(|node| quorum.nodes[*node].is_slow()).count();
@@ -112,24 +132,28 @@ impl<'a> Pursuit<'a> {
                 };
                 match fence {
                     Ok(fence) => Ok(Ended::Granted(self.grant(poll, request, fence, sent))),
-                    Err(refusal) => Ok(self.refuse(refusal)),
+                    Err(refusal) => Ok(self.refused(refusal)),
                 }
             }
-            Verdict::Contended => Ok(self.refuse(poll.into_refusal(quorum))),
+            Verdict::Contended => {
+                let refusal = poll.into_refusal(quorum);
+                Ok(self.refused(refusal))
+            }
             Verdict::Open | Verdict::Unavailable => Err(self.failure(poll)),
         }
     }
 
-    fn ask_all(&mut self, request: &AcquireRequest, fence: FenceRequest) {
-        let request = Arc::new(AcquireRequest {
-            claim: self.entry.claim.clone(),
-            ttl: request.ttl,
-            wait: Duration::ZERO,
-            order: Order::Any,
-            fence,
-            holder: request.holder.clone(),
-        });
+    /// Asks all nodes but those at which something of the round before is not undone yet.
+    fn ask(&mut self, poll: &mut Poll, request: &AcquireRequest, fence: FenceRequest, sent: Moment) {
+        self.entry.asked(sent, request.ttl);
+        let request = Arc::new(AcquireRequest { wait: Duration::ZERO, order: Order::Any, fence, ..request.clone() });
         for node in 0..self.quorum.nodes.len() {
+            if self.burnt_at.contains(&node) || self.undoing.pending().any(|pending| pending == node) {
+                let name = self.quorum.nodes[node].name();
+                poll.votes.failed += 1;
+                poll.errors.push(name, Error::new(ErrorKind::Unavailable, "it has not answered the release before"));
+                continue;
+            }
             let (quorum, request) = (Arc::clone(self.quorum), Arc::clone(&request));
             self.calls.add(node, async move { quorum.nodes[node].acquire(&request, &*quorum.info.clock).await });
         }
@@ -140,7 +164,7 @@ impl<'a> Pursuit<'a> {
         match answer {
             Ok(Attempt::Granted(hold)) => {
                 member.note_slow(false);
-                self.may_hold.push(node);
+                self.holds(node, true);
                 poll.votes.granted += 1;
                 poll.until = poll.until.min(self.quorum.end_of(node, &hold, poll.until));
                 poll.grants.push((node, hold.fence));
@@ -156,7 +180,7 @@ impl<'a> Pursuit<'a> {
             }
             Err(error) => {
                 if error.effect() == Effect::Unknown {
-                    self.may_hold.push(node);
+                    self.holds(node, false);
                 }
                 member.note_slow(true);
                 poll.votes.failed += 1;
@@ -215,7 +239,7 @@ impl<'a> Pursuit<'a> {
         }
     }
 
-    fn grant(mut self, poll: Poll, request: &AcquireRequest, fence: Fence, sent: Moment) -> Hold {
+    fn grant(&mut self, poll: Poll, request: &AcquireRequest, fence: Fence, sent: Moment) -> Hold {
         let quorum = self.quorum;
         let span = request.fence.span;
         let nodes = vec![NodeGrant::default(); quorum.nodes.len()];
@@ -223,40 +247,64 @@ impl<'a> Pursuit<'a> {
         for (node, fence) in poll.grants {
             self.entry.note(node, fence);
         }
-        self.granted = true;
+        self.end = End::Granted;
         quorum.stats.note_grant(quorum.info.clock.now().since(sent));
         Hold { claim: request.claim.clone(), fence, span, until: poll.until, depth: 1 }
     }
 
-    fn refuse(mut self, refusal: Refusal) -> Ended {
-        self.refused = true;
+    /// Begins to undo a round.
+    fn refused(&mut self, refusal: Refusal) -> Ended {
+        for (node, settled) in std::mem::take(&mut self.may_hold) {
+            self.undo_at(node, settled);
+        }
+        for (node, call) in self.calls.take() {
+            let late = undo_late(Arc::clone(self.quorum), Arc::clone(&self.entry), node, call);
+            self.undoing.add(node, late);
+        }
         Ended::Refused(refusal)
     }
 
+    /// Begins to release the claim at a node.
+    pub(crate) fn undo_at(&mut self, node: usize, settled: bool) {
+        self.undoing.add(node, undo(Arc::clone(self.quorum), Arc::clone(&self.entry), node, settled));
+    }
+
+    /// Returns when a node has answered about what is being undone there; `None` if there is none left.
+    pub(crate) async fn undone(&mut self) -> Option<()> {
+        let (node, undone) = self.undoing.next_ever().await?;
+        if !undone {
+            self.burnt_at.push(node);
+        }
+        Some(())
+    }
+
+    /// Ends the attempt without a grant: everything is undone in the background.
+    pub(crate) fn withdraw(mut self) {
+        self.end = End::Withdrawn;
+    }
+
     fn failure(&mut self, poll: Poll) -> Error {
-        let nothing_open = self.may_hold.is_empty() && self.calls.is_empty();
-        let effect = if nothing_open { Effect::None } else { Effect::Unknown };
+        let untouched = self.may_hold.is_empty() && self.calls.is_empty();
+        let effect = if untouched && self.undoing.is_empty() && self.burnt_at.is_empty() {
+            self.quorum.book.forget(&self.entry);
+            Effect::None
+        } else {
+            Effect::Unknown
+        };
         poll.errors.into_error(poll.votes.granted, self.quorum.nodes.len(), self.quorum.majority, effect)
     }
 }
 
 impl Drop for Pursuit<'_> {
     fn drop(&mut self) {
-        let stragglers = self.calls.take();
-        if self.granted {
-            if !stragglers.is_empty() {
-                follow(self.quorum, &self.entry, stragglers, Vec::new(), false);
+        match self.end {
+            End::Granted => keep_late(self.quorum, &self.entry, std::mem::take(&mut self.calls)),
+            End::Broken => self.entry.give_up(),
+            End::Withdrawn => {
+                self.entry.give_up();
+                let clean = self.burnt_at.is_empty();
+                forget_when_undone(self.quorum, &self.entry, std::mem::take(&mut self.undoing), clean);
             }
-            return;
-        }
-        self.entry.give_up();
-        if stragglers.is_empty() && self.may_hold.is_empty() {
-            // Every node has said that it granted nothing. (At the door something may still be under way.)
-            if self.entry.is_settled() {
-                self.quorum.book.forget(&self.entry);
-            }
-        } else {
-            follow(self.quorum, &self.entry, stragglers, std::mem::take(&mut self.may_hold), self.refused);
         }
     }
 }
@@ -282,86 +330,82 @@ impl Poll {
     }
 }
 
-/// Leads what is left of an attempt to its end: calls that have not been answered, and nodes to be released. In `haste`,
-/// who repeats the claim need not wait for nodes that do not answer in time.
-pub(crate) fn follow(
-    quorum: &Arc<Quorum>,
-    entry: &Arc<Entry>,
-    stragglers: Vec<(usize, Call<Result<Attempt>>)>,
-    held: Vec<usize>,
-    haste: bool,
-) {
-    let mut rest = Calls::with_capacity(stragglers.len() + held.len());
-    let errand = entry.errand();
-    for node in held {
-        rest.add(node, undo(Arc::clone(quorum), Arc::clone(entry), node));
+/// Hears those nodes out that had not answered when the others granted a lease: each by itself.
+fn keep_late(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Calls<Result<Attempt>>) {
+    if calls.is_empty() {
+        return;
     }
-    for (node, call) in stragglers {
+    let mut late = Calls::with_capacity(quorum.nodes.len());
+    for (node, call) in calls.take() {
         let (quorum, entry) = (Arc::clone(quorum), Arc::clone(entry));
-        rest.add(node, async move {
-            let answer = call.await;
-            let answered = answer.is_ok();
-            late(quorum, entry, node, answer).await;
-            answered
+        late.add(node, async move {
+            let answer = late_answer(&quorum, &entry, node, call).await;
+            keep(&quorum, &entry, node, answer).await;
         });
     }
+    in_background(async move { while late.next_ever().await.is_some() {} });
+}
+
+/// The answer of a node that the others did not wait for. It is slow if it takes as long again.
+async fn late_answer(quorum: &Quorum, entry: &Entry, node: usize, mut call: Call<Result<Attempt>>) -> Result<Attempt> {
+    let limit = quorum.config.timeout_for(entry.ttl);
+    if let Ok(answer) = timeout(limit, &mut call).await {
+        quorum.nodes[node].note_slow(answer.is_err());
+        return answer;
+    }
+    quorum.nodes[node].note_slow(true);
+    call.await
+}
+
+/// A node answered when the lease was granted already: what it granted counts, or is released if the lease is over.
+pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Result<Attempt>) {
+    let settled = match answer {
+        Ok(Attempt::Granted(hold)) if !entry.is_over() => return entry.note(node, hold.fence),
+        Ok(Attempt::Granted(_)) => true,
+        Err(error) if error.effect() == Effect::Unknown && entry.is_over() => false,
+        Ok(Attempt::Contended(_)) | Err(_) => return,
+    };
+    undo(Arc::clone(quorum), Arc::clone(entry), node, settled).await;
+}
+
+fn forget_when_undone(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut undoing: Calls<bool>, mut clean: bool) {
     let (quorum, entry) = (Arc::clone(quorum), Arc::clone(entry));
-    in_background(async move {
-        let mut time_up = pin!(sleep(quorum.config.timeout_for(entry.ttl)));
-        loop {
-            if haste && rest.pending().all(|node| quorum.nodes[node].is_slow()) {
-                entry.stall();
-            }
-            match rest.next(time_up.as_mut()).await {
-                Next::Answer(node, answered) => quorum.nodes[node].note_slow(!answered),
-                Next::TimeUp => {
-                    rest.pending().for_each(|node| quorum.nodes[node].note_slow(true));
-                    break;
-                }
-                Next::End => break,
-            }
-        }
-        while rest.next_ever().await.is_some() {}
-        errand.done();
-        if entry.is_over() && entry.is_settled() {
+    let forget = move |clean| {
+        if clean {
             quorum.book.forget(&entry);
         }
+    };
+    if undoing.is_empty() {
+        return forget(clean);
+    }
+    in_background(async move {
+        while let Some((_, undone)) = undoing.next_ever().await {
+            clean &= undone;
+        }
+        forget(clean);
     });
 }
 
-/// A node answered after the verdict: what it granted is kept or released, depending on what became of the claim.
-pub(crate) async fn late(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, answer: Result<Attempt>) {
+/// A node had not answered when the attempt was refused: releases what it grants yet.
+async fn undo_late(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, call: Call<Result<Attempt>>) -> bool {
+    let answer = late_answer(&quorum, &entry, node, call).await;
     match answer {
-        Ok(Attempt::Granted(hold)) if !entry.is_over() => entry.note(node, hold.fence),
         Ok(Attempt::Granted(_)) => {
             quorum.stats.note_straggler();
-            undo(quorum, entry, node).await;
+            undo(quorum, entry, node, true).await
         }
-        Err(error) if error.effect() == Effect::Unknown && entry.is_over() => {
-            undo(quorum, entry, node).await;
-        }
-        Ok(Attempt::Contended(_)) | Err(_) => {}
+        Err(error) if error.effect() == Effect::Unknown => undo(quorum, entry, node, false).await,
+        Ok(Attempt::Contended(_)) | Err(_) => true,
     }
 }
 
-/// Releases an attempt at one node, until the node has answered or the lease must have lapsed. Whether it has answered.
-pub(crate) async fn undo(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize) -> bool {
-    let clock = &quorum.info.clock;
-    let lapse = clock.now() + entry.ttl + drift(entry.ttl);
-    let mut pause = FIRST_PAUSE;
-    loop {
-        match quorum.nodes[node].store().release(&entry.claim).await {
-            Ok(Release::Released { .. } | Release::NotHeld(_)) => return true,
-            Err(error) => {
-                if error.effect() == Effect::Unknown {
-                    entry.doubt();
-                }
-                if !error.is_retryable() || clock.now() + pause >= lapse {
-                    return false;
-                }
-            }
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+/// Releases a claim at one node, and has that repeated if it fails. Whether nothing of it is left there for certain.
+async fn undo(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, settled: bool) -> bool {
+    let (member, owed) = (&quorum.nodes[node], entry.owed(settled));
+    let answer = member.release(&entry.claim).await;
+    if owed.is_settled_by(&answer) {
+        return answer.is_ok();
     }
+    member.owe(owed, &quorum.info.clock);
+    false
 }

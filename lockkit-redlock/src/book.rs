@@ -1,29 +1,24 @@
-//! What this client knows of its claims: which attempt is the present one, what it was granted, and what is still under
-//! way for it.
+//! What this client knows of its claims: what each was granted, and which are over.
 //!
-//! # Tokens
-//! The core may repeat a claim after `Contended` or an error (rule R1), but by then the attempt was undone: releases with
-//! its token are under way. One that arrives late, over a connection given up long ago, would take a node away from the
-//! next attempt if that had the same token (rule R2). So a repeated claim keeps its token only if every release of the
-//! attempts before was answered. Otherwise the nodes get to see a new token, the attempt's own, and what the nodes show
-//! is translated back.
+//! A claim that is over is burnt (rule R2): releases with its token may be under way, and one that arrives late, over a
+//! connection given up long ago, would take a node away from a new attempt with the same token. It is remembered until all
+//! nodes have answered its release, or until its lease must have lapsed, so that nobody asks with it again.
 
 use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{Claim, Fence, HolderInfo, Moment, Result, Token};
-use tokio::{sync::Notify, time::timeout};
+use lockkit_core::{AcquireRequest, Claim, Fence, HolderInfo, Moment, Token, drift};
+
+use crate::backlog::Owed;
 
 /// How many claims are added before those are dropped that nobody can want any more.
 const SWEEP: usize = 4096;
-/// How long a claim is remembered that was given up with a release unanswered.
-const REMEMBER: Duration = Duration::from_secs(600);
 
 /// All claims of one client.
 #[derive(Debug, Default)]
@@ -31,30 +26,21 @@ pub(crate) struct Book(Mutex<Pages>);
 
 #[derive(Debug, Default)]
 struct Pages {
-    /// By the token of the claim as the core knows it.
     entries: HashMap<Token, Arc<Entry>>,
-    /// From the token that the nodes know to the claim's own, where they differ.
-    aliases: HashMap<Token, Token>,
     added: usize,
 }
 
 /// One attempt to get a lease, and the lease if it succeeded.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// The claim as the nodes know it.
     pub(crate) claim: Claim,
     pub(crate) holder: HolderInfo,
     pub(crate) ttl: Duration,
-    known_as: Token,
-    begun: Moment,
     /// Failed, released or lost: whatever a node still grants is to be released.
     over: AtomicBool,
     grant: Mutex<Option<Grant>>,
-    errands: AtomicUsize,
-    in_doubt: AtomicBool,
-    /// It was refused, and what is still under way for it is so only at nodes that do not answer in time.
-    stalled: AtomicBool,
-    settled: Notify,
+    /// When the last of all leases that nodes were asked for must have lapsed, in nanoseconds.
+    lapse: AtomicU64,
 }
 
 /// What a majority granted.
@@ -83,72 +69,40 @@ pub(crate) struct NodeGrant {
 pub(crate) enum Begun {
     /// The claim is held, as far as is known here.
     Held,
+    /// It is over, or is being asked for.
+    Burnt,
     /// A new attempt.
     Attempt(Arc<Entry>),
 }
 
 impl Book {
-    /// Opens an attempt for a claim, waiting up to `patience` for the releases of the one before, unless it stalled.
-    pub(crate) async fn begin(
-        &self,
-        claim: &Claim,
-        holder: &HolderInfo,
-        ttl: Duration,
-        now: Moment,
-        patience: Duration,
-    ) -> Result<Begun> {
-        let mut claim_at_nodes = claim.clone();
-        if let Some(before) = self.get(&claim.token) {
-            if before.grant().is_some() {
-                return Ok(Begun::Held);
-            }
-            claim_at_nodes.token = before.claim.token;
-            if !before.is_over() || !before.is_clean(patience).await {
-                claim_at_nodes.token = Token::random()?;
-            }
+    /// Opens an attempt for a claim.
+    pub(crate) fn begin(&self, request: &AcquireRequest, now: Moment) -> Begun {
+        let mut pages = self.pages();
+        match pages.entries.get(&request.claim.token) {
+            Some(before) if before.grant().is_some() => Begun::Held,
+            Some(_) => Begun::Burnt,
+            None => Begun::Attempt(pages.add(request, now)),
         }
-        let entry = Arc::new(Entry {
-            claim: claim_at_nodes,
-            holder: holder.clone(),
-            ttl,
-            known_as: claim.token,
-            begun: now,
-            over: AtomicBool::new(false),
-            grant: Mutex::default(),
-            errands: AtomicUsize::new(0),
-            in_doubt: AtomicBool::new(false),
-            stalled: AtomicBool::new(false),
-            settled: Notify::new(),
-        });
-        self.pages().add(&entry, now);
-        Ok(Begun::Attempt(entry))
     }
 
-    /// The present attempt of a claim.
     pub(crate) fn get(&self, token: &Token) -> Option<Arc<Entry>> {
         self.pages().entries.get(token).map(Arc::clone)
     }
 
-    /// Ends a claim: whatever is granted for it from now on is released. It is remembered until it is
-    /// [forgotten](Self::forget), for whoever has to release it again.
+    /// Ends a claim: whatever is granted for it from now on is released.
     pub(crate) fn end(&self, token: &Token) -> Option<Arc<Entry>> {
         let entry = self.get(token)?;
         entry.give_up();
         Some(entry)
     }
 
-    /// Drops an attempt that left nothing behind, unless it is not the present one any more.
+    /// Drops a claim of which nothing is left anywhere.
     pub(crate) fn forget(&self, entry: &Arc<Entry>) {
         let mut pages = self.pages();
-        if pages.entries.get(&entry.known_as).is_some_and(|present| Arc::ptr_eq(present, entry)) {
-            pages.entries.remove(&entry.known_as);
-            pages.aliases.remove(&entry.claim.token);
+        if pages.entries.get(&entry.claim.token).is_some_and(|present| Arc::ptr_eq(present, entry)) {
+            pages.entries.remove(&entry.claim.token);
         }
-    }
-
-    /// The token that this client's user knows, for one that nodes show.
-    pub(crate) fn translate(&self, token: Token) -> Token {
-        self.pages().aliases.get(&token).copied().unwrap_or(token)
     }
 
     fn pages(&self) -> MutexGuard<'_, Pages> {
@@ -157,20 +111,23 @@ impl Book {
 }
 
 impl Pages {
-    fn add(&mut self, entry: &Arc<Entry>, now: Moment) {
+    fn add(&mut self, request: &AcquireRequest, now: Moment) -> Arc<Entry> {
         self.added += 1;
         if self.added >= SWEEP.max(self.entries.len()) {
             self.added = 0;
-            self.entries.retain(|_, entry| !entry.is_stale(now));
-            let entries = &self.entries;
-            self.aliases.retain(|_, known_as| entries.contains_key(known_as));
+            self.entries.retain(|_, entry| now < entry.lapse());
         }
-        if let Some(before) = self.entries.insert(entry.known_as, Arc::clone(entry)) {
-            self.aliases.remove(&before.claim.token);
-        }
-        if entry.claim.token != entry.known_as {
-            self.aliases.insert(entry.claim.token, entry.known_as);
-        }
+        let entry = Arc::new(Entry {
+            claim: request.claim.clone(),
+            holder: request.holder.clone(),
+            ttl: request.ttl,
+            over: AtomicBool::new(false),
+            grant: Mutex::default(),
+            lapse: AtomicU64::new(0),
+        });
+        entry.asked(now, request.ttl);
+        self.entries.insert(request.claim.token, Arc::clone(&entry));
+        entry
     }
 }
 
@@ -225,73 +182,34 @@ impl Entry {
         }
     }
 
-    /// Something is under way for this attempt until the value is dropped.
-    pub(crate) fn errand(self: &Arc<Self>) -> Errand {
-        self.errands.fetch_add(1, Ordering::AcqRel);
-        Errand { entry: Arc::clone(self), done: false }
-    }
-
-    /// A release was sent that may not have arrived yet: the token must not be used again.
-    pub(crate) fn doubt(&self) {
-        self.in_doubt.store(true, Ordering::Release);
-    }
-
-    /// What is still under way will not end soon: nobody need wait for it.
-    pub(crate) fn stall(&self) {
-        self.stalled.store(true, Ordering::Release);
-        self.settled.notify_waiters();
-    }
-
-    pub(crate) fn is_settled(&self) -> bool {
-        self.errands.load(Ordering::Acquire) == 0 && !self.in_doubt.load(Ordering::Acquire)
-    }
-
-    /// Whether all that was sent for this attempt has been answered, or is within `patience`.
-    async fn is_clean(&self, patience: Duration) -> bool {
-        let all_answered = async {
-            loop {
-                let settled = self.settled.notified();
-                let hopeless = self.in_doubt.load(Ordering::Acquire) || self.stalled.load(Ordering::Acquire);
-                if hopeless || self.errands.load(Ordering::Acquire) == 0 {
-                    return;
-                }
-                settled.await;
-            }
-        };
-        timeout(patience, all_answered).await.is_ok() && self.is_settled()
-    }
-
-    fn is_stale(&self, now: Moment) -> bool {
-        match &*self.grants() {
-            Some(grant) => now > grant.until + self.ttl,
-            None => self.is_over() && now.since(self.begun) > REMEMBER + self.ttl,
+    /// Records that a node does not have the lease any more, and is about to be asked for it again.
+    pub(crate) fn lost_at(&self, node: usize) {
+        if let Some(grant) = &mut *self.grants() {
+            grant.nodes[node] = NodeGrant::default();
         }
+    }
+
+    /// Nodes are about to be asked for leases that last this long from this moment.
+    pub(crate) fn asked(&self, at: Moment, ttl: Duration) {
+        self.lapse.fetch_max((at + ttl + drift(ttl)).as_nanos(), Ordering::AcqRel);
+    }
+
+    fn lapse(&self) -> Moment {
+        Moment::from_nanos(self.lapse.load(Ordering::Acquire))
+    }
+
+    /// Its release at a node, to be repeated until the node has answered.
+    pub(crate) fn owed(&self, settled: bool) -> Owed {
+        Owed { claim: self.claim.clone(), lapse: self.lapse(), settled }
+    }
+
+    /// The same at a node of which it may not be known whether it granted the claim.
+    pub(crate) fn owed_at(&self, node: usize) -> Owed {
+        let granted = |grant: &Grant| grant.nodes[node].counts.or(grant.nodes[node].on_probation).is_some();
+        self.owed(self.grants().as_ref().is_some_and(granted))
     }
 
     fn grants(&self) -> MutexGuard<'_, Option<Grant>> {
         self.grant.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Something that is under way for an attempt. Dropped before it is done, it leaves the attempt in doubt.
-pub(crate) struct Errand {
-    entry: Arc<Entry>,
-    done: bool,
-}
-
-impl Errand {
-    /// All that was sent has been answered.
-    pub(crate) fn done(mut self) {
-        self.done = true;
-    }
-}
-
-impl Drop for Errand {
-    fn drop(&mut self) {
-        if !self.done {
-            self.entry.doubt();
-        }
-        self.entry.errands.fetch_sub(1, Ordering::AcqRel);
-        self.entry.settled.notify_waiters();
     }
 }

@@ -29,6 +29,12 @@ pub(crate) enum Next<T> {
     End,
 }
 
+impl<T: Send + 'static> Default for Calls<T> {
+    fn default() -> Self {
+        Self::with_capacity(0)
+    }
+}
+
 impl<T: Send + 'static> Calls<T> {
     pub(crate) fn with_capacity(nodes: usize) -> Self {
         Self { pending: Vec::with_capacity(nodes), ready: Vec::new() }

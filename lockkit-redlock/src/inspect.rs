@@ -78,13 +78,12 @@ fn merge(quorum: &Quorum, key: &LockKey, states: Vec<&KeyState>, silent: usize) 
 }
 
 fn as_one(quorum: &Quorum, shown: &[&Holder]) -> Holder {
-    let translate = |token: Token| quorum.book.translate(token);
     let mut left: Vec<Option<Duration>> = shown.iter().map(|holder| holder.remaining).collect();
     // It is held until one node too many has let it go. None is for ever.
     left.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
     let fences = || shown.iter().filter_map(|holder| holder.fence);
     Holder {
-        token: shown[0].token.map(translate),
+        token: shown[0].token,
         info: shown[0].info.clone(),
         mode: shown[0].mode,
         depth: most_common(shown.iter().map(|holder| holder.depth)).unwrap_or(1),
@@ -95,7 +94,7 @@ fn as_one(quorum: &Quorum, shown: &[&Holder]) -> Holder {
 
 /// The fence that this client was granted, if it is the holder: after a raise the nodes do not show it.
 fn known_fence(quorum: &Quorum, token: Option<Token>) -> Option<Fence> {
-    let entry = quorum.book.get(&quorum.book.translate(token?))?;
+    let entry = quorum.book.get(&token?)?;
     entry.grant().map(|grant| grant.fence)
 }
 

@@ -27,6 +27,7 @@
 //! `docs/backends/redlock.md` says what is guaranteed, what is not, and why.
 
 mod attempt;
+mod backlog;
 mod book;
 mod calls;
 mod config;
@@ -39,6 +40,7 @@ mod node;
 mod quorum;
 #[cfg(feature = "redis")]
 mod redis;
+mod release;
 mod renew;
 mod stats;
 mod store;

@@ -9,10 +9,12 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{AcquireRequest, Attempt, Clock, Error, ErrorKind, LockStore, Moment, Result};
+use lockkit_core::{AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, LockStore, Moment, Release, Result};
 
-/// How many acquisitions may be under way at a node that is slow. One that stands still would otherwise collect all that
-/// the others grant without it.
+use crate::backlog::{Backlog, Owed};
+
+/// How many acquisitions and releases may be under way at a node that is slow. One that stands still would otherwise collect
+/// all that the others answer without it.
 const MOST_UNDER_WAY: usize = 1024;
 
 /// A store as a member of a quorum.
@@ -29,6 +31,7 @@ struct State {
     under_way: AtomicUsize,
     /// The last verdict had to be made without it.
     is_slow: AtomicBool,
+    backlog: Arc<Backlog>,
 }
 
 /// Decides from when on a node votes: the safeguard known as *delayed restart*.
@@ -113,6 +116,17 @@ impl Node {
         let _under_way = UnderWay::new(&self.state)?;
         self.store.acquire(request).await
     }
+
+    /// Releases a claim at the node.
+    pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
+        let _under_way = UnderWay::new(&self.state)?;
+        self.store.release(claim).await
+    }
+
+    /// Has a release that failed at the node repeated there.
+    pub(crate) fn owe(&self, owed: Owed, clock: &Arc<dyn Clock>) {
+        self.state.backlog.add(owed, &self.store, clock);
+    }
 }
 
 fn barred(left: Duration) -> Error {
@@ -120,7 +134,7 @@ fn barred(left: Duration) -> Error {
     Error::new(ErrorKind::Unavailable, format!("it restarted and may have lost leases; it votes again in {left:?}"))
 }
 
-/// Counts one acquisition for as long as it is under way.
+/// Counts one request for as long as it is under way.
 struct UnderWay<'a>(&'a State);
 
 impl<'a> UnderWay<'a> {

@@ -4,7 +4,7 @@
 //! for it anew, if the round succeeded without it; and it counts once a further round succeeded without it. Were it to
 //! count at once, a holder that was out for as long as another had the lock would never learn of it.
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Order, Renewal, Renewed,
@@ -13,9 +13,9 @@ use lockkit_core::{
 use tokio::time::sleep;
 
 use crate::{
-    attempt::{late, undo},
+    attempt::keep,
     book::{Entry, Grant},
-    calls::{Calls, Next, in_background},
+    calls::{Call, Calls, Next, in_background},
     error::{NodeErrors, no_answer},
     fence::{self, Choice},
     quorum::{Answers, Outcome},
@@ -48,7 +48,7 @@ pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Res
     let limit = quorum.config.renewal_patience_for(shortest);
     let sent = quorum.info.clock.now();
     let mut items: Vec<Item> = renewals.iter().map(|renewal| Item::new(quorum, renewal, sent)).collect();
-    let mut calls = ask_all(quorum, renewals, &items);
+    let mut calls = ask_all(quorum, renewals);
     let mut open = items.len();
     let mut time_up = pin!(sleep(limit));
     while open > 0 {
@@ -74,22 +74,15 @@ pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Res
     }
     let now = quorum.info.clock.now();
     let answers = items.iter_mut().zip(renewals).map(|(item, renewal)| item.conclude(quorum, renewal, now)).collect();
-    tend(quorum, renewals, items, calls);
+    tend(quorum, renewals, &items, calls);
     answers
 }
 
-fn ask_all(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item]) -> Calls<Batch> {
-    let at_nodes: Arc<[Renewal]> = renewals
-        .iter()
-        .zip(items)
-        .map(|(renewal, item)| match &item.known {
-            Some((entry, _)) => Renewal { claim: entry.claim.clone(), ..renewal.clone() },
-            None => renewal.clone(),
-        })
-        .collect();
+fn ask_all(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Calls<Batch> {
+    let shared: Arc<[Renewal]> = renewals.into();
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
-        let (quorum, renewals) = (Arc::clone(quorum), Arc::clone(&at_nodes));
+        let (quorum, renewals) = (Arc::clone(quorum), Arc::clone(&shared));
         calls.add(node, async move { quorum.nodes[node].store().renew(&renewals).await });
     }
     calls
@@ -106,6 +99,9 @@ fn take(quorum: &Quorum, items: &mut [Item], node: usize, batch: Batch) {
 impl Item {
     fn new(quorum: &Quorum, renewal: &Renewal, sent: Moment) -> Self {
         let entry = quorum.book.get(&renewal.claim.token);
+        if let Some(entry) = &entry {
+            entry.asked(sent, renewal.ttl);
+        }
         Self {
             known: entry.and_then(|entry| entry.grant().map(|grant| (entry, grant))),
             answers: Answers::new(quorum.nodes.len()),
@@ -189,79 +185,85 @@ impl Item {
 }
 
 /// What is left to do after the verdicts: nodes that have not answered, leases to heal, and lost ones to release
-/// where they are still held.
-fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: Vec<Item>, mut calls: Calls<Batch>) {
-    let mut lost = Vec::new();
-    let mut to_heal = Vec::new();
-    let mut held = false;
+/// where they are still held. At each node by itself: one that is away holds up no other.
+fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: Calls<Batch>) {
+    let mut to_heal: Vec<Vec<Gone>> = vec![Vec::new(); quorum.nodes.len()];
+    let mut held = Vec::with_capacity(items.len());
     for (item, renewal) in items.iter().zip(renewals) {
-        let Some((entry, _)) = &item.known else { continue };
-        if entry.is_over() {
-            let spared = |node: &usize| !item.gone.contains(node);
-            lost.extend((0..quorum.nodes.len()).filter(spared).map(|node| (Arc::clone(entry), node)));
-        } else {
-            held = true;
-            to_heal.extend(item.gone.iter().map(|node| (*node, Arc::clone(entry), renewal.clone())));
-        }
-    }
-    if lost.is_empty() && to_heal.is_empty() && (calls.is_empty() || !held) {
-        return;
-    }
-    let quorum = Arc::clone(quorum);
-    let known: Vec<_> = items.into_iter().map(|item| item.known.map(|(entry, _)| entry)).collect();
-    let renewals: Vec<_> = renewals.to_vec();
-    in_background(async move {
-        for (entry, node) in lost {
-            let errand = entry.errand();
-            undo(Arc::clone(&quorum), entry, node).await;
-            errand.done();
-        }
-        heal(&quorum, to_heal).await;
-        while let Some((node, batch)) = calls.next_ever().await {
-            let mut gone = Vec::new();
-            for ((entry, renewal), answer) in known.iter().zip(&renewals).zip(batch) {
-                match (entry, answer) {
-                    (Some(entry), Ok(Renewed::Lost(LossReason::Gone))) => {
-                        gone.push((node, Arc::clone(entry), renewal.clone()));
-                    }
-                    (Some(entry), Ok(Renewed::Held(hold))) => entry.note(node, hold.fence),
-                    _ => {}
-                }
+        let entry = item.known.as_ref().map(|(entry, _)| entry);
+        let (lost, kept): (Option<&Arc<Entry>>, _) = match entry {
+            Some(entry) if entry.is_over() => (Some(entry), None),
+            other => (None, other),
+        };
+        if let Some(entry) = lost {
+            for node in (0..quorum.nodes.len()).filter(|node| !item.gone.contains(node)) {
+                quorum.nodes[node].owe(entry.owed_at(node), &quorum.info.clock);
             }
-            heal(&quorum, gone).await;
         }
-    });
+        let kept = kept.map(|entry| (Arc::clone(entry), renewal.clone()));
+        for node in item.gone.iter().filter(|_| kept.is_some()) {
+            to_heal[*node].extend(kept.clone());
+        }
+        held.push(kept);
+    }
+    let mut at_nodes = Calls::with_capacity(quorum.nodes.len());
+    for (node, gone) in to_heal.into_iter().enumerate().filter(|(_, gone)| !gone.is_empty()) {
+        at_nodes.add(node, heal(Arc::clone(quorum), node, gone));
+    }
+    if held.iter().any(Option::is_some) {
+        let held: Arc<[Option<Gone>]> = held.into();
+        for (node, call) in calls.take() {
+            at_nodes.add(node, tend_late(Arc::clone(quorum), node, call, Arc::clone(&held)));
+        }
+    }
+    in_background(async move { while at_nodes.next_ever().await.is_some() {} });
 }
 
-/// Asks nodes that lost a lease for it again, while a majority has it.
-async fn heal(quorum: &Arc<Quorum>, all: Vec<(usize, Arc<Entry>, Renewal)>) {
+/// A lease that a node may have lost, and its renewal.
+type Gone = (Arc<Entry>, Renewal);
+
+/// A node had not answered the renewals when the others decided them.
+async fn tend_late(quorum: Arc<Quorum>, node: usize, call: Call<Batch>, held: Arc<[Option<Gone>]>) {
+    let mut gone = Vec::new();
+    for (held, answer) in held.iter().zip(call.await) {
+        match (held, answer) {
+            (Some(lease), Ok(Renewed::Lost(LossReason::Gone))) => gone.push(lease.clone()),
+            (Some((entry, _)), Ok(Renewed::Held(hold))) => entry.note(node, hold.fence),
+            _ => {}
+        }
+    }
+    heal(quorum, node, gone).await;
+}
+
+/// Asks a node that lost leases for them again, while a majority has them.
+async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<Gone>) {
     for some in all.chunks(HEALED_AT_ONCE) {
         let mut calls = Calls::with_capacity(some.len());
-        for (node, entry, renewal) in some {
+        for (entry, renewal) in some {
             // Never after the deadline: by then another may have had it.
             let Some(grant) = entry.grant() else { continue };
             if quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until {
                 continue;
             }
             quorum.stats.note_heal();
-            calls.add(*node, heal_one(Arc::clone(quorum), Arc::clone(entry), *node, grant, renewal.clone()));
+            calls.add(node, heal_one(Arc::clone(&quorum), Arc::clone(entry), node, grant, renewal.ttl));
         }
         while calls.next_ever().await.is_some() {}
     }
 }
 
-async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Grant, renewal: Renewal) {
-    let errand = entry.errand();
+async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Grant, ttl: Duration) {
+    entry.lost_at(node);
+    entry.asked(quorum.info.clock.now(), ttl);
     let request = AcquireRequest {
         claim: entry.claim.clone(),
-        ttl: renewal.ttl,
-        wait: std::time::Duration::ZERO,
+        ttl,
+        wait: Duration::ZERO,
         order: Order::Any,
         // Above what the lease owns, so that the node's counter is as far as those of the others.
         fence: fence::exactly(grant.fence.offset(grant.span), 1),
         holder: entry.holder.clone(),
     };
     let answer = quorum.nodes[node].acquire(&request, &*quorum.info.clock).await;
-    late(quorum, entry, node, answer).await;
-    errand.done();
+    keep(&quorum, &entry, node, answer).await;
 }

@@ -3,34 +3,33 @@
 use std::{
     collections::HashSet,
     fmt,
-    pin::pin,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Effect, Error, ErrorKind, Fencing, Hold, KeyState,
-    Liveness, LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fencing, Hold, KeyState, Liveness,
+    LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
-use tokio::time::sleep;
 
 use crate::{
-    attempt::{Ended, Pursuit, Refusal},
-    book::{Begun, Book, Entry, Errand, Grant},
-    calls::{Calls, Next, in_background},
+    attempt::{Ended, Pursuit},
+    book::{Begun, Book, Grant},
     config::RedlockConfig,
-    error::{NodeErrors, no_answer},
     fence, inspect,
     node::Node,
-    quorum::{Answers, Outcome, majority},
-    renew,
+    quorum::majority,
+    release, renew,
     stats::{Counters, Stats},
     wait::{self, can_wake},
 };
 
 /// A lock store over several independent ones: a lock is held by who holds it at a majority of them.
 pub struct RedlockStore(Arc<Quorum>);
+
+/// Of a claim that is over, or is being asked for by another call.
+const BURNT: &str = "a release of this claim may be under way, or an acquisition: ask with a new token (rule R2)";
 
 /// What the calls of a store share. Background tasks hold it too.
 pub(crate) struct Quorum {
@@ -41,6 +40,13 @@ pub(crate) struct Quorum {
     pub(crate) book: Book,
     pub(crate) stats: Counters,
     warnings: Vec<String>,
+}
+
+/// How a wait at the door ended.
+enum Waited {
+    Granted(Hold),
+    /// When to ask again.
+    Refused(Duration),
 }
 
 impl RedlockStore {
@@ -158,7 +164,7 @@ impl LockStore for RedlockStore {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        let outcome = self.0.release(claim).await;
+        let outcome = release::release(&self.0, claim).await;
         outcome.map_err(|e| e.at("release", Some(&claim.key), &self.0.info.name))
     }
 
@@ -171,48 +177,48 @@ impl Quorum {
     async fn acquire(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
         self.check(request)?;
         let begun = self.info.clock.now();
-        let Some(pursuit) = self.begin(request).await? else { return self.repeat(request).await };
+        let mut pursuit = match self.book.begin(request, begun) {
+            Begun::Attempt(entry) => Pursuit::new(self, entry),
+            Begun::Held => return self.repeat(request).await,
+            Begun::Burnt => return Err(Error::new(ErrorKind::InvalidInput, BURNT)),
+        };
         let waits = !request.wait.is_zero();
-        let refusal = match pursuit.run(request, fence::proposal(request.fence, wall_clock()), waits).await? {
+        let refusal = match pursuit.round(request, fence::proposal(request.fence, wall_clock()), waits).await? {
             Ended::Granted(hold) => return Ok(Attempt::Granted(hold)),
             Ended::Refused(refusal) => refusal,
         };
         let left = request.wait.saturating_sub(self.info.clock.now().since(begun));
-        if left.is_zero() {
-            return Ok(Attempt::Contended(Contention { burnt: true, ..refusal.contention }));
-        }
-        self.wait(request, refusal, left).await
+        let retry_after = if left.is_zero() {
+            refusal.contention.retry_after
+        } else {
+            match self.wait(&mut pursuit, request, &refusal.held_at, left).await? {
+                Waited::Granted(hold) => return Ok(Attempt::Granted(hold)),
+                Waited::Refused(retry_after) => Some(retry_after),
+            }
+        };
+        pursuit.withdraw();
+        Ok(Attempt::Contended(Contention { retry_after, holder: refusal.contention.holder, burnt: true }))
     }
 
     /// Waits at the door, and asks all when it opens.
-    async fn wait(self: &Arc<Self>, request: &AcquireRequest, refusal: Refusal, left: Duration) -> Result<Attempt> {
-        let holder = refusal.contention.holder;
-        let contended = |after| {
-            Ok(Attempt::Contended(Contention { retry_after: Some(after), holder: holder.clone(), burnt: true }))
+    async fn wait(
+        self: &Arc<Self>,
+        pursuit: &mut Pursuit<'_>,
+        request: &AcquireRequest,
+        held_at: &[usize],
+        left: Duration,
+    ) -> Result<Waited> {
+        let Some(door) = self.door(&request.claim.key, held_at) else {
+            return Ok(Waited::Refused(self.retry_delay().max(Duration::from_millis(10))));
         };
-        let Some(door) = self.door(&request.claim.key, &refusal.held_at) else {
-            return contended(self.retry_delay().max(Duration::from_millis(10)));
-        };
-        let Some(mut pursuit) = self.begin(request).await? else { return self.repeat(request).await };
         let at_door = fence::proposal(request.fence, wall_clock());
-        let Some(opened) = wait::wait_at(self, pursuit.entry(), door, request, at_door, left).await else {
-            return contended(Duration::ZERO);
+        let Some(opened) = wait::wait_at(pursuit, self, door, request, at_door, left).await else {
+            return Ok(Waited::Refused(Duration::ZERO));
         };
-        pursuit.may_hold(door);
         // The door's number is above all that went before there, and most likely what the others would grant next.
-        match pursuit.run(request, fence::exactly(opened, request.fence.span), true).await? {
-            Ended::Granted(hold) => Ok(Attempt::Granted(hold)),
-            Ended::Refused(_) => contended(self.retry_delay()),
-        }
-    }
-
-    /// Opens an attempt; `None` if the claim is held already.
-    async fn begin(self: &Arc<Self>, request: &AcquireRequest) -> Result<Option<Pursuit<'_>>> {
-        let (now, patience) = (self.info.clock.now(), self.config.timeout_for(request.ttl));
-        let begun = self.book.begin(&request.claim, &request.holder, request.ttl, now, patience).await?;
-        Ok(match begun {
-            Begun::Attempt(entry) => Some(Pursuit::new(self, entry)),
-            Begun::Held => None,
+        Ok(match pursuit.round(request, fence::exactly(opened, request.fence.span), true).await? {
+            Ended::Granted(hold) => Waited::Granted(hold),
+            Ended::Refused(_) => Waited::Refused(self.retry_delay()),
         })
     }
 
@@ -224,88 +230,11 @@ impl Quorum {
         match renew::renew(self, &[renewal]).await.pop() {
             Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
             Some(Err(error)) => Err(error),
-            // It is lost, and being released where it still is. The next time it is a new attempt.
+            // It is lost, and being released where it still is.
             Some(Ok(Renewed::Lost(_))) | None => {
                 Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt: true }))
             }
         }
-    }
-
-    async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Release> {
-        exclusive(claim)?;
-        let entry = self.book.end(&claim.token);
-        let errand = entry.as_ref().map(Entry::errand);
-        let unused = entry.as_ref().is_some_and(|entry| entry.is_unused());
-        let outcome = |answers: &Answers| if unused { answers.outcome_if_unused() } else { answers.outcome() };
-        let at_nodes = Arc::new(entry.as_ref().map_or(claim, |entry| &entry.claim).clone());
-        let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| self.config.patience_for(entry.ttl));
-        let mut calls = Calls::with_capacity(self.nodes.len());
-        for node in 0..self.nodes.len() {
-            let (quorum, claim) = (Arc::clone(self), Arc::clone(&at_nodes));
-            calls.add(node, async move { quorum.nodes[node].store().release(&claim).await });
-        }
-        let leader = self.leader(&claim.key);
-        let (mut answers, mut errors) = (Answers::new(self.nodes.len()), NodeErrors::default());
-        let (mut waiters, mut leader_said) = (0, false);
-        let mut time_up = pin!(sleep(limit));
-        while outcome(&answers) == Outcome::Open {
-            match calls.next(time_up.as_mut()).await {
-                Next::Answer(node, Ok(Release::Released { waiters: here })) => {
-                    answers.yes += 1;
-                    waiters = waiters.max(here.unwrap_or(0));
-                    leader_said |= here.is_some() && Some(node) == leader;
-                }
-                Next::Answer(_, Ok(Release::NotHeld(reason))) => answers.not_held(reason),
-                Next::Answer(node, Err(error)) => {
-                    answers.failed();
-                    errors.push(self.nodes[node].name(), error);
-                }
-                Next::TimeUp | Next::End => {
-                    for node in calls.pending() {
-                        self.nodes[node].note_slow(true);
-                        errors.push(self.nodes[node].name(), no_answer(limit));
-                    }
-                    answers.close();
-                }
-            }
-        }
-        for (node, answer) in calls.at_hand().await {
-            if let Ok(Release::Released { waiters: Some(here) }) = answer {
-                waiters = waiters.max(here);
-                leader_said |= Some(node) == leader;
-            }
-        }
-        let outcome = outcome(&answers);
-        if let (Outcome::Done | Outcome::NotHeld(_), Some(entry), Some(errand)) = (outcome, entry, errand) {
-            self.close(entry, errand, calls);
-        }
-        match outcome {
-            // Only the leader knows who waits, for there they all do.
-            Outcome::Done => Ok(Release::Released { waiters: (leader_said || waiters > 0).then_some(waiters) }),
-            Outcome::NotHeld(reason) => Ok(Release::NotHeld(reason)),
-            Outcome::Open | Outcome::Unknown => {
-                Err(errors.into_error(answers.yes, self.nodes.len(), self.majority, Effect::Unknown))
-            }
-        }
-    }
-
-    /// Forgets a claim that was released, as soon as all nodes have answered: until then a release that is repeated needs the
-    /// token by which they know it.
-    fn close(self: &Arc<Self>, entry: Arc<Entry>, errand: Errand, mut calls: Calls<Result<Release>>) {
-        let quorum = Arc::clone(self);
-        let close = move || {
-            errand.done();
-            if !entry.is_unused() || entry.is_settled() {
-                quorum.book.forget(&entry);
-            }
-        };
-        if calls.is_empty() {
-            return close();
-        }
-        in_background(async move {
-            while calls.next_ever().await.is_some() {}
-            close();
-        });
     }
 
     fn check(&self, request: &AcquireRequest) -> Result<()> {
@@ -338,7 +267,7 @@ impl Quorum {
     }
 }
 
-fn exclusive(claim: &Claim) -> Result<()> {
+pub(crate) fn exclusive(claim: &Claim) -> Result<()> {
     match claim.mode {
         Mode::Exclusive => Ok(()),
         other => Err(unsupported(&format!("the mode {other}"))),

@@ -8,11 +8,11 @@
 //! The door is no more than a place to meet: it decides nothing, and whoever finds it shut for [`SAFETY_POLL`] asks all
 //! nodes again.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use lockkit_core::{AcquireRequest, Attempt, Fence, FenceRequest, LockKey, LockStore, Order, Token, Waiting};
+use lockkit_core::{AcquireRequest, Attempt, Effect, Fence, FenceRequest, LockKey, LockStore, Order, Token, Waiting};
 
-use crate::{attempt::follow, book::Entry, calls::Call, store::Quorum};
+use crate::{attempt::Pursuit, store::Quorum};
 
 /// For how long to wait at the door at most. Longer than any hand-off, short enough not to matter when the door is lost.
 const SAFETY_POLL: Duration = Duration::from_secs(1);
@@ -51,60 +51,38 @@ pub(crate) fn can_wake(waiting: Waiting) -> bool {
 /// Waits at the door; the fence that it granted, or `None` if it did not open in time.
 ///
 /// # Cancellation
-/// The place at the door is given up.
+/// The wait is dropped, as any future of a store may be: the caller's release gives up the place at the door.
 pub(crate) async fn wait_at(
+    pursuit: &mut Pursuit<'_>,
     quorum: &Arc<Quorum>,
-    entry: &Arc<Entry>,
     door: usize,
     request: &AcquireRequest,
     fence: FenceRequest,
     wait: Duration,
 ) -> Option<Fence> {
-    let at_door = AcquireRequest {
-        claim: entry.claim.clone(),
-        ttl: request.ttl,
-        wait: wait.min(SAFETY_POLL),
-        order: Order::Any,
-        fence,
-        holder: request.holder.clone(),
+    let (node, clock) = (&quorum.nodes[door], &*quorum.info.clock);
+    let wait = wait.min(SAFETY_POLL);
+    let at_door = AcquireRequest { wait, order: Order::Any, fence, ..request.clone() };
+    pursuit.entry().asked(clock.now() + wait, request.ttl);
+    let mut opened = pin!(node.acquire(&at_door, clock));
+    let answer = loop {
+        tokio::select! {
+            biased;
+            // What the round before left is undone meanwhile.
+            Some(()) = pursuit.undone() => {}
+            answer = &mut opened => break answer,
+        }
     };
-    let caller = Arc::clone(quorum);
-    let call: Call<_> = Box::pin(async move { caller.nodes[door].acquire(&at_door, &*caller.info.clock).await });
-    let mut place = Place { quorum, entry, door, call: Some(call) };
-    let answer = match &mut place.call {
-        Some(call) => call.await,
-        None => return None,
-    };
-    let keeps_place = quorum.nodes[door].store().info().capability.waiting == Waiting::Queue;
     match answer {
         Ok(Attempt::Granted(hold)) => {
-            place.call = None;
-            Some(hold.fence)
+            pursuit.holds(door, true);
+            return Some(hold.fence);
         }
-        Ok(Attempt::Contended(_)) if !keeps_place => {
-            place.call = None;
-            quorum.book.forget(entry);
-            None
+        Ok(Attempt::Contended(_)) if node.store().info().capability.waiting == Waiting::Queue => {
+            pursuit.undo_at(door, true);
         }
-        Ok(Attempt::Contended(_)) | Err(_) => None,
+        Err(error) if error.effect() == Effect::Unknown => pursuit.undo_at(door, false),
+        Ok(Attempt::Contended(_)) | Err(_) => {}
     }
-}
-
-/// A place at the door. Left before the answer is known, it is released: the wait itself is dropped, as any future of a
-/// store may be, and the release follows it over the same connection (rule R8).
-struct Place<'a> {
-    quorum: &'a Arc<Quorum>,
-    entry: &'a Arc<Entry>,
-    door: usize,
-    call: Option<Call<lockkit_core::Result<Attempt>>>,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if self.call.take().is_none() {
-            return;
-        }
-        self.entry.give_up();
-        follow(self.quorum, self.entry, Vec::new(), vec![self.door], false);
-    }
+    None
 }

@@ -5,6 +5,7 @@ mod down;
 mod fencing;
 mod misuse;
 mod mixed;
+mod release;
 mod restart;
 mod stragglers;
 mod support;

@@ -7,7 +7,7 @@ use std::{
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, MemoryStore, Mode,
-    Order, Query, Release, Renewal, Renewed, Result, Token,
+    Order, Release, Renewal, Renewed, Result, Token,
 };
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
@@ -65,7 +65,8 @@ impl Cluster {
     pub(crate) async fn until_held_at(&self, name: &str, nodes: usize) {
         let start = Instant::now();
         while self.held_at(name).await != nodes {
-            assert!(start.elapsed() < Duration::from_secs(8), "never held at {nodes} nodes");
+            // Not so long that leases lapse by themselves.
+            assert!(start.elapsed() < TTL * 3 / 4, "never held at {nodes} nodes");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -139,9 +140,4 @@ pub(crate) async fn is_held(store: &dyn LockStore, claim: &Claim) -> bool {
 pub(crate) async fn free(store: &dyn LockStore, claim: &Claim) {
     let released = store.release(claim).await.expect("release");
     assert!(matches!(released, Release::Released { .. }), "{released:?}");
-}
-
-pub(crate) async fn holders(store: &dyn LockStore, claim: &Claim) -> usize {
-    let states = store.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("inspect");
-    states[0].holders.len()
 }

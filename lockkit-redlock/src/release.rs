@@ -1,0 +1,156 @@
+//! Releasing: all nodes at once, a verdict with a majority. What failed at a node is repeated there.
+
+use std::{pin::pin, sync::Arc};
+
+use lockkit_core::{Claim, Effect, Liveness, Release, Result, drift};
+use tokio::time::sleep;
+
+use crate::{
+    backlog::Owed,
+    book::Entry,
+    calls::{Calls, Next, in_background},
+    config::RedlockConfig,
+    error::{NodeErrors, no_answer},
+    quorum::{Answers, Outcome},
+    store::{Quorum, exclusive},
+};
+
+/// Ends a lease, or an attempt to get one.
+pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Release> {
+    exclusive(claim)?;
+    let entry = quorum.book.end(&claim.token);
+    let unused = entry.as_ref().is_some_and(|entry| entry.is_unused());
+    let outcome = |answers: &Answers| if unused { answers.outcome_if_unused() } else { answers.outcome() };
+    let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| quorum.config.patience_for(entry.ttl));
+    let leader = quorum.leader(&claim.key);
+    let mut calls = ask_all(quorum, claim);
+    let mut rest = Rest { quorum: Arc::clone(quorum), claim: claim.clone(), entry, failed: Vec::new(), clean: true };
+    let (mut answers, mut errors) = (Answers::new(quorum.nodes.len()), NodeErrors::default());
+    let (mut waiters, mut leader_said) = (0, false);
+    let mut count = |node, waiting: Option<u32>| {
+        waiters = waiters.max(waiting.unwrap_or(0));
+        leader_said |= waiting.is_some() && Some(node) == leader;
+    };
+    let mut time_up = pin!(sleep(limit));
+    while outcome(&answers) == Outcome::Open {
+        match calls.next(time_up.as_mut()).await {
+            Next::Answer(node, answer) => {
+                rest.hear(node, &answer);
+                match answer {
+                    Ok(Release::Released { waiters }) => {
+                        answers.yes += 1;
+                        count(node, waiters);
+                    }
+                    Ok(Release::NotHeld(reason)) => answers.not_held(reason),
+                    Err(error) => {
+                        answers.failed();
+                        errors.push(quorum.nodes[node].name(), error);
+                    }
+                }
+            }
+            Next::TimeUp | Next::End => {
+                for node in calls.pending() {
+                    quorum.nodes[node].note_slow(true);
+                    errors.push(quorum.nodes[node].name(), no_answer(limit));
+                }
+                answers.close();
+            }
+        }
+    }
+    for (node, answer) in calls.at_hand().await {
+        rest.hear(node, &answer);
+        if let Ok(Release::Released { waiters }) = answer {
+            count(node, waiters);
+        }
+    }
+    match outcome(&answers) {
+        Outcome::NotHeld(reason) => {
+            rest.see_to(calls);
+            Ok(Release::NotHeld(reason))
+        }
+        Outcome::Done => {
+            rest.see_to(calls);
+            // Only the leader knows who waits, for there they all do.
+            Ok(Release::Released { waiters: (leader_said || waiters > 0).then_some(waiters) })
+        }
+        // The caller has to release it again, everywhere.
+        Outcome::Open | Outcome::Unknown => {
+            Err(errors.into_error(answers.yes, quorum.nodes.len(), quorum.majority, Effect::Unknown))
+        }
+    }
+}
+
+fn ask_all(quorum: &Arc<Quorum>, claim: &Claim) -> Calls<Result<Release>> {
+    let claim = Arc::new(claim.clone());
+    let mut calls = Calls::with_capacity(quorum.nodes.len());
+    for node in 0..quorum.nodes.len() {
+        let (quorum, claim) = (Arc::clone(quorum), Arc::clone(&claim));
+        calls.add(node, async move { quorum.nodes[node].release(&claim).await });
+    }
+    calls
+}
+
+/// What is left of a release when a majority has answered. The caller takes it for done, so it is the store that has to
+/// see to the other nodes.
+struct Rest {
+    quorum: Arc<Quorum>,
+    claim: Claim,
+    entry: Option<Arc<Entry>>,
+    /// The nodes at which it has to be repeated.
+    failed: Vec<usize>,
+    /// No release is under way.
+    clean: bool,
+}
+
+impl Rest {
+    fn hear(&mut self, node: usize, answer: &Result<Release>) {
+        if let Err(error) = answer {
+            self.clean = false;
+            if error.is_retryable() {
+                self.failed.push(node);
+            }
+        }
+    }
+
+    /// Has what failed repeated, and waits in the background for those that have not answered.
+    fn see_to(mut self, mut calls: Calls<Result<Release>>) {
+        self.repeat();
+        if calls.is_empty() {
+            return self.close();
+        }
+        in_background(async move {
+            while let Some((node, answer)) = calls.next_ever().await {
+                self.quorum.nodes[node].note_slow(answer.is_err());
+                self.hear(node, &answer);
+                self.repeat();
+            }
+            self.close();
+        });
+    }
+
+    fn repeat(&mut self) {
+        let clock = &self.quorum.info.clock;
+        for node in self.failed.drain(..) {
+            let owed = self.entry.as_ref().map_or_else(|| self.quorum.owed_by_others(&self.claim), |e| e.owed_at(node));
+            self.quorum.nodes[node].owe(owed, clock);
+        }
+    }
+
+    /// From now on nothing stands against asking with the token again.
+    fn close(&self) {
+        if let Some(entry) = self.entry.as_ref().filter(|_| self.clean) {
+            self.quorum.book.forget(entry);
+        }
+    }
+}
+
+impl Quorum {
+    /// The release of a lease of which nothing is known here: another client's.
+    fn owed_by_others(&self, claim: &Claim) -> Owed {
+        let longest = match self.info.capability.liveness {
+            Liveness::Ttl { max, .. } => max,
+            _ => self.config.max_ttl,
+        };
+        Owed { claim: claim.clone(), lapse: self.info.clock.now() + longest + drift(longest), settled: true }
+    }
+}
