@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Attempt, ErrorKind, LossReason, Outcome as Ended, Query, Renewed, ShiftedClock, Status, drift};
 
-use super::{Ctx, LONG, Outcome, SHORT, SLACK, assert_taken, cases, grant, locker, renew, request, take};
+use super::{Ctx, LONG, Outcome, SHORT, SLACK, assert_taken, cases, fresh, grant, locker, renew, request, take};
 
 cases! { "expiry":
     an_unrenewed_lease_lapses [TTL] "Without renewal the lock is free after the ttl, and never before the guard knows."
@@ -37,8 +37,9 @@ async fn the_lease_of_a_dead_holder_lapses(ctx: Ctx) -> Outcome {
     let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
     // Without a locker: a living one releases what it loses.
     let dead = grant(&store, &request(&key, SHORT)?).await?;
-    let next = request(&key, LONG)?;
-    while let Attempt::Contended(_) = other.acquire(&next).await? {
+    let mut next = request(&key, LONG)?;
+    while let Attempt::Contended(by) = other.acquire(&next).await? {
+        next.claim = fresh(next.claim, &by)?;
         let late = store.info().clock.now().since(dead.until);
         assert!(late < Duration::from_secs(2), "still held {late:?} after its end");
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -34,8 +34,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, FenceRequest, Fencing, Guard, Hold, HolderInfo, Lock, LockKey, LockStore, Locker,
-    Mode, Order, Renewal, Renewed, Token,
+    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Fencing, Guard, Hold, HolderInfo, Lock, LockKey,
+    LockStore, Locker, Mode, Order, Renewal, Renewed, Token,
 };
 
 use crate::{Backend, BoxError, Server};
@@ -212,6 +212,11 @@ fn request(key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
         fence: FenceRequest::default(),
         holder: HolderInfo::this_process(),
     })
+}
+
+/// The claim to ask with after a refusal: another if the store has burnt the token (rule R2).
+fn fresh(claim: Claim, refusal: &Contention) -> Result<Claim, BoxError> {
+    Ok(if refusal.burnt { Claim { token: Token::random()?, ..claim } } else { claim })
 }
 
 /// Asks once and expects a grant.

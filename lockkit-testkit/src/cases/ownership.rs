@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockkit_core::{Attempt, Claim, LossReason, Query, Release, Renewed, Token};
 
-use super::{Ctx, LONG, Outcome, SHORT, SLACK, cases, grant, renew, request};
+use super::{Ctx, LONG, Outcome, SHORT, SLACK, cases, fresh, grant, renew, request};
 use crate::faults::Direction;
 
 cases! { "ownership":
@@ -52,7 +52,8 @@ async fn a_late_release_spares_the_successor(ctx: Ctx) -> Outcome {
     grant(&store, &late).await?;
     let mut next = request(&key, LONG)?;
     next.wait = SHORT + Duration::from_secs(6);
-    while let Attempt::Contended(_) = other.acquire(&next).await? {
+    while let Attempt::Contended(by) = other.acquire(&next).await? {
+        next.claim = fresh(next.claim, &by)?;
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(store.release(&late.claim).await?, Release::NotHeld(LossReason::Taken));
@@ -71,8 +72,9 @@ async fn a_release_that_races_expiry_spares_the_successor(ctx: Ctx) -> Outcome {
     // A store that needs several steps has the lapse of its lease between them; one that needs one step is through.
     proxy.delay(Direction::ToClient, SHORT + SLACK);
     let releasing = tokio::spawn(async move { slow.release(&late.claim).await });
-    let (next, asked) = (request(&key, LONG)?, Instant::now());
-    while let Attempt::Contended(_) = other.acquire(&next).await? {
+    let (mut next, asked) = (request(&key, LONG)?, Instant::now());
+    while let Attempt::Contended(by) = other.acquire(&next).await? {
+        next.claim = fresh(next.claim, &by)?;
         assert!(asked.elapsed() < SHORT + Duration::from_secs(6), "neither release nor lapse made the lock free");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
