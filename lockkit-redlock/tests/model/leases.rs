@@ -34,6 +34,10 @@ pub(crate) struct Leases {
     pub(crate) delayed_restart: bool,
     /// A repeated attempt has a new token; off: always the same.
     pub(crate) fresh_token: bool,
+    /// Each attempt may have a second round with the same token.
+    pub(crate) second_round: bool,
+    /// It leaves out the nodes that have not answered the release of the first; off: it asks all.
+    pub(crate) answered: bool,
 }
 
 impl Leases {
@@ -47,6 +51,8 @@ impl Leases {
         deadline: true,
         delayed_restart: true,
         fresh_token: true,
+        second_round: false,
+        answered: true,
     };
 }
 
@@ -81,6 +87,10 @@ struct Cell {
     vote: Vote,
     acquire: bool,
     release: bool,
+    /// It is to be asked again when it has answered the release.
+    again: bool,
+    /// An acquisition of the first round is on its way while the second is under way.
+    straggler: bool,
     renew: bool,
     heal: bool,
     /// The same of the attempt before.
@@ -101,6 +111,7 @@ struct Client {
     phase: Phase,
     attempt: u8,
     renewals: u8,
+    second_round: bool,
     /// From when the present lease counts, and the round that is to extend it.
     since: u8,
     round: u8,
@@ -130,6 +141,10 @@ pub(crate) enum Action {
         client: usize,
         node: usize,
     },
+    Straggle {
+        client: usize,
+        node: usize,
+    },
     Release {
         client: usize,
         node: usize,
@@ -149,6 +164,8 @@ pub(crate) enum Action {
     /// A majority has granted or renewed, and the client takes note.
     Decide(usize),
     Renew(usize),
+    /// What the first round got is undone, and all are asked again.
+    Again(usize),
     /// The attempt is given up, or the lease released.
     End(usize),
 }
@@ -175,6 +192,9 @@ impl Model for Leases {
                     actions.push(Action::Renew(client));
                 }
                 _ => {}
+            }
+            if self.second_round && me.phase == Phase::Asking && !me.second_round {
+                actions.push(Action::Again(client));
             }
             if me.phase != Phase::Idle {
                 actions.push(Action::End(client));
@@ -206,9 +226,17 @@ impl Model for Leases {
                 at.cells[client].late_acquire = false;
                 at.cells[client].late_release |= at.grant(token, now);
             }
+            Action::Straggle { client, node } => {
+                let (now, token) = (state.now, self.token(client, state.clients[client].attempt));
+                let at = &mut state.nodes[node];
+                at.cells[client].straggler = false;
+                at.cells[client].release |= at.grant(token, now);
+            }
             Action::Release { client, node } => {
                 let token = self.token(client, state.clients[client].attempt);
-                state.nodes[node].cells[client].release = false;
+                let cell = &mut state.nodes[node].cells[client];
+                cell.release = false;
+                cell.acquire |= std::mem::take(&mut cell.again);
                 state.nodes[node].release(token);
             }
             Action::LateRelease { client, node } => {
@@ -236,6 +264,7 @@ impl Model for Leases {
                     (node.cells[client].renew, node.cells[client].vote) = (true, Vote::Open);
                 }
             }
+            Action::Again(client) => self.again(&mut state, client),
             Action::End(client) => end(&mut state, client),
         }
         state.nodes.sort_unstable();
@@ -276,6 +305,9 @@ fn deliveries(phase: Phase, cell: &Cell, client: usize, node: usize, actions: &m
     if cell.late_acquire {
         actions.push(Action::LateAcquire { client, node });
     }
+    if cell.straggler {
+        actions.push(Action::Straggle { client, node });
+    }
     if cell.release {
         actions.push(Action::Release { client, node });
     }
@@ -314,15 +346,28 @@ impl Leases {
     fn invoke(&self, state: &mut State, client: usize) {
         let me = &mut state.clients[client];
         let (attempt, renewals) = (me.attempt + 1, me.renewals);
-        *me = Client { phase: Phase::Asking, attempt, renewals, since: state.now, round: 0 };
+        *me = Client { phase: Phase::Asking, attempt, renewals, second_round: false, since: state.now, round: 0 };
         for node in &mut state.nodes {
             let before = node.cells[client];
             node.cells[client] = Cell {
                 acquire: true,
-                late_acquire: before.acquire || before.heal,
+                late_acquire: before.acquire || before.heal || before.straggler,
                 late_release: before.release,
                 ..Cell::default()
             };
+        }
+    }
+
+    /// Who said no is asked again, and who said yes when that is undone. From who was not heard nothing is hoped for any more.
+    fn again(&self, state: &mut State, client: usize) {
+        (state.clients[client].second_round, state.clients[client].since) = (true, state.now);
+        for node in &mut state.nodes {
+            let cell = &mut node.cells[client];
+            cell.straggler = cell.acquire;
+            cell.release = cell.vote != Vote::No && !cell.straggler;
+            cell.again = self.answered && cell.vote == Vote::Yes;
+            cell.acquire = !self.answered || cell.vote == Vote::No;
+            cell.vote = Vote::Open;
         }
     }
 
@@ -381,8 +426,8 @@ fn end(state: &mut State, client: usize) {
     state.clients[client].phase = Phase::Idle;
     for node in &mut state.nodes {
         let cell = &mut node.cells[client];
-        cell.release = cell.vote != Vote::No;
-        (cell.vote, cell.renew) = (Vote::Open, false);
+        cell.release |= cell.vote != Vote::No;
+        (cell.vote, cell.renew, cell.again) = (Vote::Open, false, false);
     }
 }
 

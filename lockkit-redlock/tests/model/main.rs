@@ -159,3 +159,14 @@ fn leases_need_delayed_restart() {
 fn leases_need_fresh_tokens() {
     breaks("one token for all attempts", Leases { fresh_token: false, renewals: 0, ..Leases::SOUND });
 }
+
+#[test]
+fn leases_hold_over_a_second_round() {
+    holds("a second round", Leases { second_round: true, attempts: [1, 1], end: 4, ..Leases::SOUND });
+}
+
+#[test]
+fn leases_need_an_answer_before_the_second_round() {
+    let model = Leases { second_round: true, answered: false, attempts: [1, 1], renewals: 0, ..Leases::SOUND };
+    breaks("a second round before the releases of the first are answered", model);
+}

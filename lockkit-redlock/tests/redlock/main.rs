@@ -2,6 +2,7 @@
 
 mod doctor;
 mod down;
+mod dropped;
 mod fencing;
 mod misuse;
 mod mixed;
