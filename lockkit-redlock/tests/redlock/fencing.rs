@@ -1,11 +1,18 @@
 //! Fences when the nodes' counters are apart, and when nodes come and go.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
-use lockkit_core::{Attempt, Fence, FenceClock, FenceRequest, Fencing, LockStore, MemoryStore, Query, Release};
+use lockkit_core::{
+    AcquireRequest, Attempt, Fence, FenceClock, FenceRequest, Fencing, LockStore, MemoryStore, Query, Release,
+};
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 
-use crate::support::{claim, free, hold, memories, quorum, request};
+use lockkit_testkit::servers::Keep;
+
+use crate::support::{Cluster, claim, free, hold, memories, quorum, request};
 
 /// Moves the counter of one node ahead, as an attempt does that fails elsewhere.
 async fn move_ahead(store: &MemoryStore, to: Fence) {
@@ -110,4 +117,78 @@ async fn fences_are_strict_only_if_all_nodes_are_durable() {
     let fencing = |nodes| RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum").info().capability.fencing;
     assert_eq!(fencing(nodes(3)), Fencing::Strict);
     assert_eq!(fencing(nodes(2)), Fencing::BestEffort);
+}
+
+impl Cluster {
+    /// All nodes come back at once with what they had when they were last saved.
+    async fn back_to_the_snapshot(&self) {
+        for server in &self.servers {
+            server.kill().await.expect("kill");
+        }
+        for server in &self.servers {
+            server.restart(Keep::Data).await.expect("restart");
+        }
+    }
+
+    async fn save(&self) {
+        for server in &self.servers {
+            assert_eq!(server.command(&["SAVE"]).await.expect("SAVE"), "OK");
+        }
+    }
+}
+
+/// What the nodes remember of the last fence of a lock.
+async fn remembered(store: &RedlockStore, name: &str) -> Option<Fence> {
+    let states = store.inspect(&Query::Keys(vec![claim(name).key])).await.expect("inspect");
+    states[0].fence
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fences_grow_when_all_nodes_come_back_with_older_counters() {
+    let cluster = Cluster::start(3).await;
+    let store = cluster.client().await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    free(&store, &mine).await;
+    cluster.until_held_at("a", 0).await;
+    cluster.save().await;
+    let mut last = Fence::NONE;
+    for _ in 0..50 {
+        let mine = claim("a");
+        // As many as are handed out among the tasks of one process.
+        let asked = AcquireRequest { fence: FenceRequest { span: 65, ..FenceRequest::default() }, ..request(&mine) };
+        let Attempt::Granted(hold) = store.acquire(&asked).await.expect("acquire") else { panic!("it is free") };
+        last = hold.fence.offset(64);
+        free(&store, &mine).await;
+        cluster.until_held_at("a", 0).await;
+    }
+    cluster.back_to_the_snapshot().await;
+    let store = cluster.client().await;
+    let counters = remembered(&store, "a").await;
+    assert!(counters < Some(last), "the counters are {counters:?}, no older than {last}");
+    let next = hold(&store, &claim("a")).await.fence;
+    assert!(next > last, "{next} came after {last}");
+}
+
+/// The limit of that: what keeps fences growing is the wall clock of whoever asks next, so they go back where the last one came
+/// from a clock that was further ahead than the nodes were away.
+#[tokio::test(flavor = "multi_thread")]
+async fn fences_from_a_clock_far_ahead_are_lost_with_the_counters() {
+    let cluster = Cluster::start(3).await;
+    let store = cluster.client().await;
+    hold(&store, &claim("b")).await;
+    cluster.save().await;
+    let mine = claim("a");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
+    let hour_ahead = Fence::new(u64::try_from(now).expect("before 586524") + 3_600_000_000);
+    let fence = FenceRequest { floor: hour_ahead, ..FenceRequest::default() };
+    let asked = AcquireRequest { fence, ..request(&mine) };
+    let Attempt::Granted(ahead) = store.acquire(&asked).await.expect("acquire") else { panic!("it is free") };
+    free(&store, &mine).await;
+    cluster.until_held_at("a", 0).await;
+    let next = claim("a");
+    assert!(hold(&store, &next).await.fence > ahead.fence, "counters know better than clocks");
+    free(&store, &next).await;
+    cluster.back_to_the_snapshot().await;
+    assert!(hold(&cluster.client().await, &claim("a")).await.fence < ahead.fence);
 }
