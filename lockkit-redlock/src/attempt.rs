@@ -33,7 +33,8 @@ pub(crate) struct Refusal {
 
 /// An attempt under way: one round, or one before a wait at the door and one after it.
 ///
-/// Dropped after an error, or at any await, it undoes nothing: the caller releases the claim (rules R2 and R8).
+/// Dropped after an error, or at any await, it leaves what was granted to the caller, who releases the claim (rules R2 and R8),
+/// and undoes only what is granted from then on: a request that waits for a connection may be sent behind that release.
 pub(crate) struct Pursuit<'a> {
     quorum: &'a Arc<Quorum>,
     entry: Arc<Entry>,
@@ -297,14 +298,13 @@ impl<'a> Pursuit<'a> {
 
 impl Drop for Pursuit<'_> {
     fn drop(&mut self) {
-        match self.end {
-            End::Granted => keep_late(self.quorum, &self.entry, std::mem::take(&mut self.calls)),
-            End::Broken => self.entry.give_up(),
-            End::Withdrawn => {
-                self.entry.give_up();
-                let clean = self.burnt_at.is_empty();
-                forget_when_undone(self.quorum, &self.entry, std::mem::take(&mut self.undoing), clean);
-            }
+        if self.end != End::Granted {
+            self.entry.give_up();
+        }
+        keep_late(self.quorum, &self.entry, std::mem::take(&mut self.calls));
+        if self.end == End::Withdrawn {
+            let clean = self.burnt_at.is_empty();
+            forget_when_undone(self.quorum, &self.entry, std::mem::take(&mut self.undoing), clean);
         }
     }
 }
@@ -330,7 +330,7 @@ impl Poll {
     }
 }
 
-/// Hears those nodes out that had not answered when the others granted a lease: each by itself.
+/// Hears those nodes out that had not answered when the attempt ended: each by itself.
 fn keep_late(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Calls<Result<Attempt>>) {
     if calls.is_empty() {
         return;
@@ -357,7 +357,7 @@ async fn late_answer(quorum: &Quorum, entry: &Entry, node: usize, mut call: Call
     call.await
 }
 
-/// A node answered when the lease was granted already: what it granted counts, or is released if the lease is over.
+/// A node answered when the attempt had ended: what it granted counts, or is released if there is no lease, or no more.
 pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Result<Attempt>) {
     let settled = match answer {
         Ok(Attempt::Granted(hold)) if !entry.is_over() => return entry.note(node, hold.fence),

@@ -199,3 +199,31 @@ async fn a_wait_at_the_door_leaves_nothing() {
 async fn a_release_a_renewal_and_a_look_leave_nothing() {
     dropped_everywhere(&[Call::Release, Call::Renew, Call::Inspect]).await;
 }
+
+/// The acquisition and its release wait for the same new connection, and either may be sent first.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acquisition_without_a_connection_leaves_nothing() {
+    let cluster = Cluster::start(3).await;
+    let store = cluster.client().await;
+    for round in 0..30 {
+        let (name, asked) = (format!("a{round}"), claim(&format!("a{round}")));
+        let asked = AcquireRequest { ttl: LONG, ..request(&asked) };
+        for proxy in &cluster.proxies {
+            proxy.blackhole();
+            proxy.cut().await;
+        }
+        drop(tokio::time::timeout(STALL, store.acquire(&asked)).await);
+        let (released, ()) = tokio::join!(store.release(&asked.claim), async {
+            tokio::time::sleep(STALL).await;
+            cluster.proxies.iter().for_each(|proxy| proxy.heal());
+        });
+        // As the core does, until there is an answer.
+        let mut released = released;
+        while released.is_err() {
+            released = store.release(&asked.claim).await;
+        }
+        cluster.until_held_at(&name, 0).await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        cluster.until_held_at(&name, 0).await;
+    }
+}

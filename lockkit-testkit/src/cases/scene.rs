@@ -19,6 +19,9 @@ use crate::{BoxError, Server, faults::Proxy};
 const AT_ONCE: usize = 3;
 const ROUNDS: usize = 2;
 
+/// How long the two leases last: many scenes are opened one after the other, and then left alone for a while.
+const HELD: Duration = LONG.saturating_mul(3);
+
 /// How long a client may need until it answers again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -40,7 +43,7 @@ pub(super) struct Scene {
 impl Scene {
     pub(super) async fn open(ctx: &Ctx, server: &dyn Server) -> Result<Self, BoxError> {
         let ((store, proxy), other) = (server.open_through_proxy().await?, server.open().await?);
-        let (mine, theirs) = (request(&ctx.key()?, LONG)?, request(&ctx.key()?, LONG)?);
+        let (mine, theirs) = (request(&ctx.key()?, HELD)?, request(&ctx.key()?, HELD)?);
         let fence = grant(&store, &mine).await?.fence;
         grant(&other, &theirs).await?;
         Ok(Self { store, proxy, mine: mine.claim, theirs: theirs.claim, other, fence, free: ctx.key()? })
@@ -165,7 +168,7 @@ impl Scene {
 }
 
 async fn renew(store: &Arc<dyn LockStore>, claim: &Claim) -> Result<Hold, BoxError> {
-    let renewal = [Renewal { claim: claim.clone(), ttl: LONG, depth: 1, fence_floor: None }];
+    let renewal = [Renewal { claim: claim.clone(), ttl: HELD, depth: 1, fence_floor: None }];
     let answer = in_the_end(|| async {
         let answer = store.renew(&renewal).await.pop();
         answer.unwrap_or_else(|| Err(unexpected("no answer for the renewal".into())))
