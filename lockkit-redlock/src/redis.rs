@@ -218,8 +218,8 @@ impl Roster {
         }
         let left = self.kept_out - facts.uptime;
         self.gates[index].close_until(self.clock.now() + left);
-        let (up, left) = (facts.uptime, Duration::from_secs(left.as_secs()));
-        let why = format!("it started {up:?} ago and may have lost leases; it votes in {left:?}");
+        let left = Duration::from_secs(left.as_secs() + 1);
+        let why = format!("it started a short while ago and may have lost leases; it votes in {left:?}");
         Err(Error::new(ErrorKind::Unavailable, why))
     }
 

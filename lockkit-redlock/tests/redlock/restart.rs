@@ -67,6 +67,32 @@ async fn new_nodes_do_not_vote_and_say_why() {
     assert!(error.message().contains("votes again in 5m") || error.message().contains("votes"), "{error}");
 }
 
+/// What a server says of its uptime is the difference of two truncated seconds: one that says 1 may have been up for no time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_of_uptime_may_be_none() {
+    let cluster = Cluster::start(3).await;
+    let (server, name) = (&cluster.servers[0], cluster.proxies[0].addr().to_string());
+    let config = RedlockConfig::new().max_ttl(Duration::from_millis(950));
+    let says = async |uptime: &str| {
+        let info = server.command(&["INFO", "server"]).await.expect("INFO");
+        info.contains(&format!("uptime_in_seconds:{uptime}\r"))
+    };
+    for _ in 0..8 {
+        server.kill().await.expect("kill");
+        server.restart(Keep::Nothing).await.expect("restart");
+        while says("0").await {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let store = cluster.nodes().config(config.clone()).connect().await.expect("connect");
+        if says("1").await {
+            let refused = |warning: &String| warning.contains(&name) && warning.contains("votes in 1s");
+            assert!(store.warnings().iter().any(refused), "{:?}", store.warnings());
+            return;
+        }
+    }
+    panic!("connecting takes a second each time");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn durable_nodes_vote_at_once_and_keep_leases_and_fences() {
     let mut servers = Vec::new();
