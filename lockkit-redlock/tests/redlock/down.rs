@@ -142,7 +142,8 @@ async fn a_frozen_node_does_not_prolong_a_split_vote() {
     // Two nodes grant it and one refuses. The frozen one could still decide, but it was waited for once.
     let median = median_refusal(&store, "a").await;
     assert!(median < NODE_TIMEOUT / 2, "{median:?}");
-    assert!(store.stats().split_votes > 10, "{:?}", store.stats());
+    // Not each time: who asks again at once may meet what it got before, which is being released.
+    assert!(store.stats().split_votes > 3, "{:?}", store.stats());
 }
 
 #[tokio::test(flavor = "multi_thread")]
