@@ -8,13 +8,13 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
     time::Duration,
 };
 
-use lockkit_core::{Clock, Fence, Guard, HandOver, Locker, MemoryStore, Moment, Outcome, Result};
+use lockkit_core::{Clock, Event, Fence, Guard, HandOver, Locker, MemoryStore, Moment, Observer, Outcome, Result};
 use tokio::time::Instant;
 
 /// Which process each task belongs to.
@@ -26,9 +26,12 @@ const CASTS: [Tasks; 2] = [[0, 0, 0], [0, 0, 1]];
 #[test]
 fn every_order_of_the_first_steps() {
     let runtime = runtime();
-    for rule in [HandOver::default(), HandOver::OFF] {
+    for (rule, pauses) in [(HandOver::default(), false), (HandOver::OFF, false), (HandOver::default(), true)] {
         for tasks in CASTS {
-            let mut orders = AllOrders { depth: 7, path: Vec::new(), at: 0 };
+            if pauses && tasks != CASTS[0] {
+                continue;
+            }
+            let mut orders = AllOrders { depth: if pauses { 6 } else { 7 }, pauses, path: Vec::new(), at: 0 };
             let mut runs = 0;
             loop {
                 orders.at = 0;
@@ -39,9 +42,11 @@ fn every_order_of_the_first_steps() {
                 }
             }
             assert!(runs > 1000, "only {runs} orders");
-            println!("{runs} orders of {tasks:?}");
+            println!("{runs} orders of {tasks:?}, {} leases handed over so far", HANDED_OVER.load(Ordering::SeqCst));
         }
     }
+    let handed_over = HANDED_OVER.load(Ordering::SeqCst);
+    assert!(handed_over > 1000, "only {handed_over} leases were handed over");
 }
 
 #[test]
@@ -49,8 +54,12 @@ fn many_long_orders() {
     let runtime = runtime();
     for seed in 1..=10_000_u64 {
         let tasks = CASTS[usize::try_from(seed % 2).expect("small")];
-        let rule = if seed % 3 == 0 { HandOver::OFF } else { HandOver { times: 2, ..HandOver::default() } };
-        runtime.block_on(play(tasks, rule, &mut AnyOrder { seed: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), left: 25 }));
+        let rule = match seed % 3 {
+            0 => HandOver::OFF,
+            _ => HandOver { times: 2, within: Duration::from_secs(60) },
+        };
+        let (seed, pauses) = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), seed % 4 < 2);
+        runtime.block_on(play(tasks, rule, &mut AnyOrder { seed, pauses, left: 25 }));
     }
 }
 
@@ -58,13 +67,17 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().expect("a runtime")
 }
 
-/// A clock that stands still unless somebody sleeps: the same steps must always lead to the same place.
+/// A clock that goes on by 10 µs a step, and when somebody sleeps: the same steps must always lead to the same place.
 #[derive(Debug)]
-struct Paused(Instant);
+struct Steps {
+    start: Instant,
+    steps: Arc<AtomicU32>,
+}
 
-impl Clock for Paused {
+impl Clock for Steps {
     fn now(&self) -> Moment {
-        Moment::from_nanos(0) + Duration::from_secs(1) + self.0.elapsed()
+        let steps = Duration::from_micros(10) * self.steps.load(Ordering::SeqCst);
+        Moment::from_nanos(0) + Duration::from_secs(1) + steps + self.start.elapsed()
     }
 }
 
@@ -72,12 +85,16 @@ impl Clock for Paused {
 trait Order: std::fmt::Debug + Send {
     /// One of so many; `None` if it has nothing more to say.
     fn choose(&mut self, options: usize) -> Option<usize>;
+
+    /// Whether there are times at which nothing is polled.
+    fn has_pauses(&self) -> bool;
 }
 
 /// One after the other: what was chosen, of how many.
 #[derive(Debug)]
 struct AllOrders {
     depth: usize,
+    pauses: bool,
     path: Vec<(usize, usize)>,
     at: usize,
 }
@@ -94,6 +111,10 @@ impl Order for AllOrders {
         assert_eq!(known, options, "the same steps must lead to the same place");
         self.at += 1;
         Some(choice)
+    }
+
+    fn has_pauses(&self) -> bool {
+        self.pauses
     }
 }
 
@@ -113,6 +134,7 @@ impl AllOrders {
 #[derive(Debug)]
 struct AnyOrder {
     seed: u64,
+    pauses: bool,
     left: usize,
 }
 
@@ -123,6 +145,10 @@ impl Order for AnyOrder {
         self.seed ^= self.seed << 25;
         self.seed ^= self.seed >> 27;
         usize::try_from(self.seed.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33).ok().map(|number| number % options)
+    }
+
+    fn has_pauses(&self) -> bool {
+        self.pauses
     }
 }
 
@@ -148,24 +174,41 @@ enum Step {
     Drop(usize),
     /// The engine's own tasks run.
     Background,
+    /// Nothing is polled for so long that those who are not polled can be overtaken.
+    Pause,
+}
+
+/// Counts the leases that were handed over: in most orders there has to be one, or they would show little.
+#[derive(Debug)]
+struct Counts;
+
+static HANDED_OVER: AtomicUsize = AtomicUsize::new(0);
+
+impl Observer for Counts {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Acquired { handed_over: true, .. } = event {
+            HANDED_OVER.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 }
 
 /// Plays one order, then lets everything come to its end.
 async fn play(tasks: Tasks, rule: HandOver, order: &mut impl Order) {
-    let store = MemoryStore::with_clock(Arc::new(Paused(Instant::now())));
-    let lockers = [0, 1].map(|_| Locker::builder(store.clone()).hand_over(rule).build());
-    let mut stage = Stage { last: Fence::NONE, steps: Vec::new(), tasks: Vec::new() };
+    let count = Arc::new(AtomicU32::new(0));
+    let store = MemoryStore::with_clock(Arc::new(Steps { start: Instant::now(), steps: Arc::clone(&count) }));
+    let lockers = [0, 1].map(|_| Locker::builder(store.clone()).hand_over(rule).observer(Counts).build());
+    let mut stage = Stage { last: Fence::NONE, count, steps: Vec::new(), tasks: Vec::new() };
     for process in tasks {
         let lock = lockers[process].lock("x");
         stage.tasks.push(Task::Asks(Box::pin(async move { lock.acquire().await }), Arc::new(Woken(true.into()))));
     }
     loop {
-        let options = stage.options();
+        let options = stage.options(order.has_pauses());
         let Some(choice) = order.choose(options.len()) else { break };
         stage.act(options[choice]).await;
     }
     for _ in 0..200 {
-        let next = stage.options().into_iter().find(|step| matches!(step, Step::Poll(_) | Step::Release(_)));
+        let next = stage.options(false).into_iter().find(|step| matches!(step, Step::Poll(_) | Step::Release(_)));
         match next {
             Some(step) => stage.act(step).await,
             None if stage.tasks.iter().all(|task| matches!(task, Task::Done)) => break,
@@ -185,11 +228,12 @@ async fn play(tasks: Tasks, rule: HandOver, order: &mut impl Order) {
 struct Stage {
     tasks: Vec<Task>,
     last: Fence,
+    count: Arc<AtomicU32>,
     steps: Vec<Step>,
 }
 
 impl Stage {
-    fn options(&self) -> Vec<Step> {
+    fn options(&self, has_pauses: bool) -> Vec<Step> {
         let mut options = Vec::new();
         for (number, task) in self.tasks.iter().enumerate() {
             match task {
@@ -206,11 +250,15 @@ impl Stage {
         if options.is_empty() || !matches!(self.steps.last(), Some(Step::Background)) {
             options.push(Step::Background);
         }
+        if has_pauses && !matches!(self.steps.last(), Some(Step::Pause)) {
+            options.push(Step::Pause);
+        }
         options
     }
 
     async fn act(&mut self, step: Step) {
         self.steps.push(step);
+        self.count.fetch_add(1, Ordering::SeqCst);
         match step {
             Step::Poll(number) => self.poll(number),
             Step::Cancel(number) | Step::Drop(number) => self.tasks[number] = Task::Done,
@@ -220,6 +268,7 @@ impl Stage {
                 assert_eq!(outcome, Outcome::Released, "after {:?}", self.steps);
             }
             Step::Background => tokio::task::yield_now().await,
+            Step::Pause => tokio::time::sleep(Duration::from_millis(1100)).await,
         }
         let holders = self.tasks.iter().filter(|task| matches!(task, Task::Holds(guard) if guard.is_held())).count();
         assert!(holders <= 1, "{holders} holders after {:?}", self.steps);

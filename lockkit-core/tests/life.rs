@@ -262,6 +262,64 @@ async fn hand_over_without_limit_keeps_fences_below_the_clock() -> Result<()> {
     Ok(())
 }
 
+/// Grants that follow each other as fast as the store answers must not take more fences than they need.
+#[tokio::test]
+async fn a_crowd_that_is_not_handed_over_to_keeps_fences_below_the_clock() -> Result<()> {
+    let store = MemoryStore::new();
+    // So many times, but no time for it.
+    let rule = HandOver { times: HandOver::MOST, within: Duration::ZERO };
+    let locker = Locker::builder(store.clone()).hand_over(rule).build();
+    let tasks: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = locker.lock("x");
+            tokio::spawn(async move {
+                let mut highest = Fence::NONE;
+                for _ in 0..500 {
+                    highest = lock.acquire().await?.fence();
+                }
+                Ok::<_, lockkit_core::Error>(highest)
+            })
+        })
+        .collect();
+    let mut highest = Fence::NONE;
+    for task in tasks {
+        highest = highest.max(task.await.expect("no panic")?);
+    }
+    store.forget_all();
+    assert!(locker.lock("x").acquire().await?.fence() > highest);
+    Ok(())
+}
+
+/// What is left of another's lease is not what it asked for.
+#[tokio::test]
+async fn a_lease_without_renewal_lasts_for_its_ttl() -> Result<()> {
+    const TTL: Duration = Duration::from_secs(2);
+    let locker = Locker::builder(MemoryStore::new())
+        .hand_over(HandOver { within: Duration::from_secs(60), ..HandOver::default() })
+        .build();
+    let lock = locker.lock("x").ttl(TTL).no_renewal();
+    let first = lock.acquire().await?;
+    let waiting: Vec<_> = (0..3)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                let guard = lock.acquire().await?;
+                let remaining = guard.remaining();
+                tokio::time::sleep(Duration::from_millis(600)).await;
+                assert_eq!(guard.release().await?, Outcome::Released);
+                Ok::<_, lockkit_core::Error>(remaining)
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(first);
+    for task in waiting {
+        let remaining = task.await.expect("no panic")?;
+        assert!(remaining > TTL * 9 / 10, "{remaining:?} of {TTL:?}");
+    }
+    Ok(())
+}
+
 #[derive(Debug)]
 struct Panics(&'static str);
 

@@ -59,6 +59,8 @@ pub(crate) struct State {
     deadline: Moment,
     /// When this holder's time is up, however often the lease is renewed.
     hold_limit: Option<Moment>,
+    /// Whether its holder has it. One that is on its way to a holder, who may never be polled again, is not renewed.
+    taken: bool,
     /// Failed renewals in a row.
     failures: u32,
     /// When the lease is next looked at; its place in the timer queue.
@@ -107,6 +109,7 @@ impl Lease {
                 phase: Phase::Held,
                 deadline,
                 hold_limit,
+                taken: true,
                 failures: 0,
                 next_event: since,
                 depth: 1,
@@ -116,7 +119,7 @@ impl Lease {
         }
     }
 
-    /// The same lease in the hands of the next holder, with the next fence. The caller ends this one.
+    /// The same lease on its way to the next holder, with the next fence. The caller ends this one.
     pub(crate) fn succeed(&self, id: u64, terms: Terms, now: Moment, seat: Option<Seat>, state: &State) -> Self {
         Self {
             id,
@@ -130,7 +133,8 @@ impl Lease {
             state: Mutex::new(State {
                 phase: Phase::Held,
                 deadline: state.deadline,
-                hold_limit: terms.max_hold.map(|limit| now + limit),
+                hold_limit: None,
+                taken: false,
                 failures: 0,
                 next_event: state.next_event,
                 depth: 1,
@@ -201,6 +205,17 @@ impl State {
         self.phase == Phase::Held
     }
 
+    /// Whether its holder has it.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.taken
+    }
+
+    /// The holder has it, from now on.
+    pub(crate) fn take(&mut self, terms: &Terms, now: Moment) {
+        self.taken = true;
+        self.hold_limit = terms.max_hold.map(|limit| now + limit);
+    }
+
     /// Ends the holder's belief. Returns what was believed until now.
     pub(crate) fn release(&mut self) -> Phase {
         std::mem::replace(&mut self.phase, Phase::Released)
@@ -218,7 +233,7 @@ impl State {
     /// Records a successful renewal. A reply that comes after the deadline changes nothing: by then the guard has
     /// been told, or will be at its next use, that the lease is lost.
     pub(crate) fn extend(&mut self, until: Moment, ttl: Duration, now: Moment) {
-        if !self.is_live() || now >= self.deadline() {
+        if !self.is_live() || !self.taken || now >= self.deadline() {
             return;
         }
         self.phase = Phase::Held;
@@ -245,7 +260,7 @@ impl State {
             Due::Lost(reason)
         } else if !self.is_live() {
             Due::Nothing
-        } else if terms.renew {
+        } else if terms.renew && self.taken {
             Due::Renew
         } else {
             Due::Later(self.deadline())
@@ -255,7 +270,7 @@ impl State {
     /// When a lease just granted or renewed is next looked at: after a third of what is left of it, up to 10 %
     /// sooner or later so that leases taken together drift apart, or at its end if it is not renewed.
     pub(crate) fn schedule(&self, renew: bool, ttl: Duration, now: Moment, jitter: u32) -> Moment {
-        if !renew {
+        if !renew || !self.taken {
             return self.deadline();
         }
         let third = self.deadline.since(now) / 3;

@@ -2,12 +2,20 @@
 //! served, and only the head talks to the store.
 //!
 //! A [`Seat`] is the place at the head. Whoever holds it may ask the store, or holds the lease. Dropping it lets the
-//! next one up, so that no way out of an acquisition can forget to.
+//! next one up, so that no way out of an acquisition can forget to. Whoever has it and is not polled is overtaken: its seat
+//! is not in force any more, and it may go on asking as one of many, but lets nobody up.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{
+        HashMap,
+        hash_map::{Entry, VacantEntry},
+    },
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
     time::Duration,
 };
 
@@ -15,9 +23,10 @@ use tokio::sync::oneshot;
 
 use super::{
     Engine,
-    lease::{Lease, Phase, Terms},
+    lease::{Lease, Terms},
+    line::{Line, OVERDUE, Overtaking, Verdict, Waiter},
 };
-use crate::{LockKey, Moment};
+use crate::{Clock, Error, LockKey, Moment};
 
 /// How often a lease may go from one local holder to the next before other processes get their turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,17 +47,18 @@ impl Default for HandOver {
 impl HandOver {
     /// No hand-over: every release goes to the store.
     pub const OFF: Self = Self { times: 0, within: Duration::ZERO };
-    /// The most times in a row. A grant owns a fence for each, and fences must not be used up faster than one per
-    /// microsecond, or they would run ahead of the clock at which they start again after a loss of data.
+    /// The most times in a row: a grant owns a fence for each.
     pub const MOST: u32 = 1000;
 }
 
 /// All local queues of one `Locker`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LocalQueues {
     lines: Mutex<HashMap<LockKey, Line>>,
     /// Locks that this process released while others waited for them, and nobody here.
     wanted: Mutex<HashMap<LockKey, Solo>>,
+    next_seat: AtomicU64,
+    clock: Arc<dyn Clock>,
 }
 
 /// So many wanted locks are remembered before those of which nothing was heard for a while are forgotten.
@@ -63,22 +73,6 @@ struct Solo {
     yielded: Moment,
 }
 
-#[derive(Debug, Default)]
-struct Line {
-    waiters: VecDeque<Waiter>,
-    next_id: u64,
-    /// Consecutive holders of this process, and when the first of them got the lease.
-    run: u32,
-    run_since: Option<Moment>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    id: u64,
-    pub(crate) terms: Terms,
-    pub(crate) wake: oneshot::Sender<Turn>,
-}
-
 /// What a waiter gets when it is up.
 #[derive(Debug)]
 pub(crate) enum Turn {
@@ -86,12 +80,15 @@ pub(crate) enum Turn {
     Ask(Seat),
     /// Here is the lease.
     Take(Handed),
+    /// The store has failed for too long; this was its last error.
+    Fail(Error),
 }
 
 /// The place at the head of a line.
 pub(crate) struct Seat {
     queues: Arc<LocalQueues>,
     key: Option<LockKey>,
+    number: u64,
     /// Others are known to wait at the store and this process had its run: let them go first.
     pub(crate) courtesy: bool,
     /// Since when its holder has the lease.
@@ -121,74 +118,125 @@ pub(crate) enum Entered {
 }
 
 impl LocalQueues {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
+        Arc::new(Self { lines: Mutex::default(), wanted: Mutex::default(), next_seat: AtomicU64::new(0), clock })
+    }
+
     /// Takes the head of the line if nobody is there.
     pub(crate) fn try_enter(self: &Arc<Self>, key: &LockKey) -> Option<Seat> {
         match self.lines().entry(key.clone()) {
             Entry::Occupied(_) => None,
-            Entry::Vacant(line) => {
-                line.insert(Line::default());
-                Some(self.seat(key))
-            }
+            Entry::Vacant(line) => Some(self.first(line)),
         }
     }
 
     /// Takes the head of the line, or a place in it.
     pub(crate) fn enter(self: &Arc<Self>, key: &LockKey, terms: Terms) -> Entered {
         match self.lines().entry(key.clone()) {
-            Entry::Vacant(line) => {
-                line.insert(Line::default());
-                Entered::Head(self.seat(key))
-            }
+            Entry::Vacant(line) => Entered::Head(self.first(line)),
             Entry::Occupied(mut line) => {
-                let line = line.get_mut();
-                let id = line.next_id;
-                line.next_id += 1;
                 let (wake, turn) = oneshot::channel();
-                line.waiters.push_back(Waiter { id, terms, wake });
+                let id = line.get_mut().join(terms, wake, self.clock.now());
                 Entered::Line(Place { queues: Arc::clone(self), key: key.clone(), id, turn })
             }
         }
     }
 
+    fn first(self: &Arc<Self>, line: VacantEntry<'_, LockKey, Line>) -> Seat {
+        let seat = self.seat(line.key());
+        line.insert(Line::new(seat.number, self.clock.now()));
+        seat
+    }
+
     /// How many stand behind the head.
     pub(crate) fn waiting(&self, key: &LockKey) -> usize {
-        self.lines().get(key).map_or(0, |line| line.waiters.len())
+        self.look(key, |line| line.waiting()).unwrap_or_default()
     }
 
-    /// The next waiter, if this process may keep the lease for one more holder and the waiter wants it on terms that
-    /// the lease was taken for.
+    /// The head is seen to be polled, and can be again by this waker; `false` if it was overtaken.
+    pub(crate) fn touch(&self, seat: &Seat, waker: Option<Waker>) -> bool {
+        // What it left before is dropped after the lock on the lines.
+        self.at(seat, |line, now| line.touch(now, waker)).is_some()
+    }
+
+    /// The store granted the head a lease; `false` if it was overtaken.
+    pub(crate) fn granted(&self, seat: &Seat, span: u32) -> bool {
+        self.at(seat, |line, now| line.granted(span, now)).is_some()
+    }
+
+    /// The head does not believe in its lease any more; the store is to be told.
+    pub(crate) fn ended(&self, seat: &Seat) {
+        self.at(seat, Line::ended);
+    }
+
+    /// The lease goes to the next holder with its seat.
+    pub(crate) fn handed(&self, seat: &Seat, lease: &Arc<Lease>) {
+        self.at(seat, |line, now| line.handed(Arc::downgrade(lease), now));
+    }
+
+    /// It has arrived.
+    pub(crate) fn taken(&self, seat: &Seat) {
+        self.at(seat, |line, _| line.taken());
+    }
+
+    /// The store said that the lock was held at this moment or later.
+    pub(crate) fn heard_held(&self, key: &LockKey, at: Moment) {
+        self.look(key, |line| line.heard_held(at));
+    }
+
+    /// The store could not be asked.
+    pub(crate) fn heard_error(&self, key: &LockKey, error: &Error) {
+        self.look(key, |line| line.heard_error(error, self.clock.now()));
+    }
+
+    /// Since when the store has given nothing but errors for this lock.
+    pub(crate) fn failing_since(&self, key: &LockKey) -> Option<Moment> {
+        self.look(key, |line| line.failing_since()).flatten()
+    }
+
+    /// What somebody may say who has waited since `start`.
+    pub(crate) fn verdict(&self, key: &LockKey, start: Moment) -> Verdict {
+        self.look(key, |line| line.verdict(start)).unwrap_or(Verdict::Unknown)
+    }
+
+    /// Lets all fail who have waited for as long as `patience` on a store that fails.
+    pub(crate) fn give_up(&self, key: &LockKey, error: &Error, patience: Duration) {
+        let worn_out = self.look(key, |line| line.worn_out(patience, self.clock.now())).unwrap_or_default();
+        for waiter in worn_out {
+            // Who left in this instant needs no error.
+            drop(waiter.wake.send(Turn::Fail(error.clone())));
+        }
+    }
+
+    /// How many fences the head is to ask for.
+    pub(crate) fn span(&self, seat: &Seat, times: u32) -> u32 {
+        self.at(seat, |line, _| line.span(times)).unwrap_or(1)
+    }
+
+    /// The next waiter, if this process may keep the lease for one more holder.
     pub(crate) fn successor(&self, key: &LockKey, terms: Terms, rule: HandOver, now: Moment) -> Option<Waiter> {
-        let mut lines = self.lines();
-        let line = lines.get_mut(key)?;
-        let since = *line.run_since.get_or_insert(now);
-        if line.run >= rule.times || now.since(since) > rule.within {
-            return None;
-        }
-        while let Some(front) = line.waiters.front() {
-            if !front.wake.is_closed() && front.terms.ttl != terms.ttl {
-                return None;
-            }
-            let waiter = line.waiters.pop_front()?;
-            if !waiter.wake.is_closed() {
-                line.run += 1;
-                return Some(waiter);
-            }
-        }
-        None
+        self.look(key, |line| line.successor(terms, rule, now)).flatten()
     }
 
-    /// Whether this process had as many holders in a row as it may. Starts a new run if so.
-    pub(crate) fn run_ended(&self, key: &LockKey, rule: HandOver, now: Moment) -> bool {
+    /// The lock was given back after `held`. Says whether this process had as many holders in a row as it may, and starts a
+    /// new run if so.
+    pub(crate) fn run_ended(&self, key: &LockKey, rule: HandOver, now: Moment, held: Duration) -> bool {
+        let ended = self.look(key, |line| {
+            line.earn(held);
+            line.run_ended(rule, now)
+        });
+        ended.unwrap_or(true)
+    }
+
+    fn look<T>(&self, key: &LockKey, what: impl FnOnce(&mut Line) -> T) -> Option<T> {
+        self.lines().get_mut(key).map(what)
+    }
+
+    /// The same for a head whose seat is in force.
+    fn at<T>(&self, seat: &Seat, what: impl FnOnce(&mut Line, Moment) -> T) -> Option<T> {
         let mut lines = self.lines();
-        let Some(line) = lines.get_mut(key) else { return true };
-        let ended = line.run >= rule.times || line.run_since.is_some_and(|since| now.since(since) > rule.within);
-        if ended {
-            line.run = 0;
-            line.run_since = None;
-        } else {
-            line.run += 1;
-        }
-        ended
+        let line = lines.get_mut(seat.key.as_ref()?).filter(|line| line.is_in_force(seat.number))?;
+        Some(what(line, self.clock.now()))
     }
 
     /// Takes note that a lease, granted at `granted`, was released while others wait and nobody here. If this process
@@ -219,7 +267,8 @@ impl LocalQueues {
     }
 
     fn seat(self: &Arc<Self>, key: &LockKey) -> Seat {
-        Seat { queues: Arc::clone(self), key: Some(key.clone()), courtesy: false, granted: None }
+        let number = self.next_seat.fetch_add(1, Ordering::Relaxed);
+        Seat { queues: Arc::clone(self), key: Some(key.clone()), number, courtesy: false, granted: None }
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<LockKey, Line>> {
@@ -230,27 +279,29 @@ impl LocalQueues {
 impl Drop for Seat {
     fn drop(&mut self) {
         let Some(key) = self.key.take() else { return };
-        let mut seat = Self { queues: Arc::clone(&self.queues), key: None, courtesy: self.courtesy, granted: None };
+        let mut number = self.number;
         loop {
+            let mut seat = self.queues.seat(&key);
+            seat.courtesy = self.courtesy;
             let next = {
                 let mut lines = self.queues.lines();
-                match lines.get_mut(&key).and_then(|line| line.waiters.pop_front()) {
-                    Some(waiter) => waiter,
-                    None => {
-                        lines.remove(&key);
-                        return;
-                    }
-                }
+                let Some(line) = lines.get_mut(&key).filter(|line| line.is_in_force(number)) else {
+                    seat.key = None;
+                    return;
+                };
+                let Some(next) = line.next(seat.number, self.queues.clock.now()) else {
+                    lines.remove(&key);
+                    seat.key = None;
+                    return;
+                };
+                next
             };
-            // The seat is armed only while it travels, so that handing it to someone who left can't recurse.
-            seat.key = Some(key.clone());
+            number = seat.number;
             match next.wake.send(Turn::Ask(seat)) {
                 Ok(()) => return,
-                Err(Turn::Ask(mut back)) => {
-                    back.key = None;
-                    seat = back;
-                }
-                Err(Turn::Take(_)) => return,
+                // It left in this instant. Disarmed, so that a line of those who left can't recurse.
+                Err(Turn::Ask(mut back)) => back.key = None,
+                Err(Turn::Take(_) | Turn::Fail(_)) => return,
             }
         }
     }
@@ -267,12 +318,10 @@ impl Handed {
         Self { lease: Some(lease), engine }
     }
 
-    /// The lease, unless it ran out on the way.
+    /// The lease, unless it ran out on the way or was taken back.
     pub(crate) fn accept(mut self) -> Option<Arc<Lease>> {
-        match self.engine.look(self.lease.as_ref()?) {
-            Phase::Held | Phase::Suspect => self.lease.take(),
-            Phase::Lost(_) | Phase::Released => None,
-        }
+        let lease = self.lease.take()?;
+        self.engine.take(&lease).then_some(lease)
     }
 }
 
@@ -295,6 +344,27 @@ impl Place {
     pub(crate) async fn turn(&mut self) -> Option<Turn> {
         (&mut self.turn).await.ok()
     }
+
+    /// Goes past a head that is not polled: the seat, or else when to look again.
+    pub(crate) fn overtake(&self, engine: &Arc<Engine>) -> Result<Seat, Moment> {
+        let (mut seat, now) = (self.queues.seat(&self.key), self.queues.clock.now());
+        let answer = self.queues.look(&self.key, |line| line.overtake(self.id, seat.number, now));
+        let later = match answer {
+            Some(Overtaking::Seat) => return Ok(seat),
+            Some(Overtaking::NotBefore(later)) => later,
+            Some(Overtaking::Wake(waker)) => {
+                waker.wake();
+                now + OVERDUE
+            }
+            Some(Overtaking::Lease(lease)) => {
+                engine.take_back(&lease);
+                now + OVERDUE
+            }
+            None => now + OVERDUE,
+        };
+        seat.key = None;
+        Err(later)
+    }
 }
 
 impl Drop for Place {
@@ -304,10 +374,7 @@ impl Drop for Place {
         drop(self.turn.try_recv());
         let left = {
             let mut lines = self.queues.lines();
-            lines.get_mut(&self.key).and_then(|line| {
-                let at = line.waiters.iter().position(|waiter| waiter.id == self.id)?;
-                line.waiters.remove(at)
-            })
+            lines.get_mut(&self.key).and_then(|line| line.leave(self.id))
         };
         drop(left);
     }

@@ -7,17 +7,19 @@
 mod backlog;
 mod backoff;
 mod lease;
+mod line;
 mod local;
 mod poll;
 mod reaper;
 mod renew;
+mod turn;
 mod wait;
 
 use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -28,6 +30,7 @@ use tokio::sync::Notify;
 pub use self::local::HandOver;
 use self::{
     backlog::Backlog,
+    lease::State,
     local::{Handed, LocalQueues, Seat, Turn},
     poll::Poller,
     reaper::Outstanding,
@@ -84,10 +87,11 @@ enum Ending {
 impl Engine {
     pub(crate) fn new(store: Arc<dyn LockStore>, settings: Settings) -> Arc<Self> {
         let timers = Arc::new(Timers::new(store.info().alarm.as_ref()));
+        let queues = LocalQueues::new(Arc::clone(&store.info().clock));
         Arc::new(Self {
             store,
             settings,
-            queues: Arc::default(),
+            queues,
             timers,
             poller: Poller::default(),
             outstanding: Outstanding::default(),
@@ -134,7 +138,7 @@ impl Engine {
 
     /// Ends a hold and reports how it stood.
     pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
-        match self.end(lease) {
+        match self.end(lease, lease.state()) {
             Ending::Done => Ok(None),
             Ending::Lost(reason) => Ok(Some(reason)),
             Ending::Nested => self.write_depth(lease).await,
@@ -144,7 +148,13 @@ impl Engine {
 
     /// Ends a hold without waiting: what the store has to be told is told in the background.
     pub(crate) fn let_go(self: &Arc<Self>, lease: &Arc<Lease>) {
-        match self.end(lease) {
+        let ending = self.end(lease, lease.state());
+        self.tell(lease, ending);
+    }
+
+    /// Tells the store of an ending in the background.
+    fn tell(self: &Arc<Self>, lease: &Arc<Lease>, ending: Ending) {
+        match ending {
             Ending::Done | Ending::Lost(_) => {}
             Ending::Nested => {
                 let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
@@ -158,9 +168,9 @@ impl Engine {
     }
 
     /// Ends a hold in this process. From here on nobody believes in it, whatever becomes of the store's lease.
-    fn end(self: &Arc<Self>, lease: &Arc<Lease>) -> Ending {
+    fn end(self: &Arc<Self>, lease: &Arc<Lease>, mut state: MutexGuard<'_, State>) -> Ending {
         let now = self.now();
-        let mut state = lease.state();
+        let taken = state.is_taken();
         if let Some(reason) = state.look(now) {
             state.depth -= 1;
             drop(state);
@@ -188,9 +198,12 @@ impl Engine {
             state.release();
             self.timers.remove(lease, &state);
             drop(state);
+            // For its deadline only: it is renewed once its holder has taken it.
             self.register(&next, now);
-            lease.announce_end();
-            self.observe(|| Event::Released { key: &lease.claim.key, held: now.since(lease.since) });
+            if let Some(seat) = &next.state().seat {
+                self.queues.handed(seat, &next);
+            }
+            self.note_released(lease, taken, now);
             // A waiter that left in this instant drops the turn, and with it the lease goes on to the next.
             drop(waiter.wake.send(Turn::Take(Handed::new(next, Arc::clone(self)))));
             return Ending::Done;
@@ -199,9 +212,50 @@ impl Engine {
         self.timers.remove(lease, &state);
         let seat = state.seat.take();
         drop(state);
-        lease.announce_end();
-        self.observe(|| Event::Released { key: &lease.claim.key, held: now.since(lease.since) });
+        if let Some(seat) = &seat {
+            self.queues.ended(seat);
+        }
+        self.note_released(lease, taken, now);
         Ending::Store(seat)
+    }
+
+    fn note_released(&self, lease: &Lease, taken: bool, now: Moment) {
+        lease.announce_end();
+        if taken {
+            self.observe(|| Event::Released { key: &lease.claim.key, held: now.since(lease.since) });
+        }
+    }
+
+    /// Takes over a lease that was handed over; `false` if too little is left of it, or it was taken back. It is renewed
+    /// from here on.
+    fn take(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
+        self.look(lease);
+        let now = self.now();
+        let mut state = lease.state();
+        if !state.is_live() {
+            return false;
+        }
+        if state.deadline().since(now) < lease::useful(lease.ttl) {
+            let ending = self.end(lease, state);
+            self.tell(lease, ending);
+            return false;
+        }
+        state.take(&lease.terms, now);
+        if let Some(seat) = &state.seat {
+            self.queues.taken(seat);
+        }
+        drop(state);
+        self.register(lease, now);
+        true
+    }
+
+    /// Takes a lease back that was handed over to somebody who has not taken it.
+    fn take_back(self: &Arc<Self>, lease: &Arc<Lease>) {
+        let state = lease.state();
+        if !state.is_taken() {
+            let ending = self.end(lease, state);
+            self.tell(lease, ending);
+        }
     }
 
     fn may_hand_over(&self, lease: &Lease, state: &lease::State, now: Moment) -> bool {
@@ -237,7 +291,8 @@ impl Engine {
     fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>) {
         let Some(mut seat) = seat else { return };
         let now = self.now();
-        let ended = self.queues.run_ended(key, self.settings.hand_over, now);
+        let held = seat.granted.map(|granted| now.since(granted)).unwrap_or_default();
+        let ended = self.queues.run_ended(key, self.settings.hand_over, now, held);
         let others_wait = match (self.store.info().capability.waiting, waiters) {
             // It serves them in order, or they are not waiting to be woken.
             (Waiting::Queue, _) | (Waiting::Poll, None) => false,
@@ -251,9 +306,10 @@ impl Engine {
         }
     }
 
-    /// Makes a grant a lease of this process.
-    fn admit(self: &Arc<Self>, hold: Hold, terms: Terms, mut seat: Option<Seat>) -> Arc<Lease> {
+    /// Makes a grant a lease of this process. A seat that is not in force any more is left behind.
+    fn admit(self: &Arc<Self>, hold: Hold, terms: Terms, seat: Option<Seat>) -> Arc<Lease> {
         let now = self.now();
+        let mut seat = seat.filter(|seat| self.queues.granted(seat, hold.span));
         if let Some(seat) = &mut seat {
             seat.granted = Some(now);
         }
@@ -272,13 +328,18 @@ impl Engine {
 
     /// What has to be done once when a lease is found to be lost.
     fn after_loss(self: &Arc<Self>, lease: &Arc<Lease>, reason: LossReason) {
-        let seat = {
+        let (seat, taken) = {
             let mut state = lease.state();
             self.timers.remove(lease, &state);
-            state.seat.take()
+            (state.seat.take(), state.is_taken())
         };
+        if let Some(seat) = &seat {
+            self.queues.ended(seat);
+        }
         lease.announce_end();
-        self.observe(|| Event::Lost { key: &lease.claim.key, reason, held: self.now().since(lease.since) });
+        if taken {
+            self.observe(|| Event::Lost { key: &lease.claim.key, reason, held: self.now().since(lease.since) });
+        }
         match reason {
             // The store may still keep the lease: a renewal may have come through whose reply did not.
             LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => {

@@ -6,12 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use super::{
-    COURTESY, Engine, HandOver, Lease, Terms,
-    backoff::Backoff,
-    closed,
-    lease::useful,
-    local::{Entered, Seat, Turn},
-    reaper::Undo,
+    COURTESY, Engine, Lease, Terms, backoff::Backoff, closed, lease::useful, local::Seat, reaper::Undo, turn::LinedUp,
 };
 use crate::{
     AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, Liveness, LockKey,
@@ -60,7 +55,7 @@ impl Limit {
         }
     }
 
-    fn is_over(self, now: Moment) -> bool {
+    pub(super) fn is_over(self, now: Moment) -> bool {
         self.left(now).is_some_and(|left| left.is_zero())
     }
 }
@@ -68,7 +63,7 @@ impl Limit {
 impl Ask {
     /// Only plain exclusive locks queue locally: a queue in front of a fair one would undo its order, and the others
     /// have many holders at once.
-    fn queues_locally(&self) -> bool {
+    pub(super) fn queues_locally(&self) -> bool {
         self.mode == Mode::Exclusive && self.order == Order::Any
     }
 }
@@ -78,6 +73,8 @@ struct Asking<'a> {
     engine: &'a Arc<Engine>,
     ask: &'a Ask,
     limit: Limit,
+    /// The place at the head of the local queue, if it has one.
+    seat: Option<&'a Seat>,
     backoff: Backoff,
     /// Since when the store gave nothing but errors.
     failing_since: Option<Moment>,
@@ -107,16 +104,13 @@ impl Engine {
         self.check_backlog()?;
         self.check(ask)?;
         let start = self.now();
-        let seat = loop {
-            match self.line_up(ask, limit).await? {
-                LinedUp::Head(seat) => break seat,
-                LinedUp::Granted(lease) => {
-                    self.note_granted(&lease, start, true);
-                    return Ok(Some(lease));
-                }
-                LinedUp::GrantedTooLate => {}
-                LinedUp::GaveUp => return Ok(self.note_contended(ask, start)),
+        let seat = match self.line_up(ask, limit, start).await? {
+            LinedUp::Ask(seat) => seat,
+            LinedUp::Granted(lease) => {
+                self.note_granted(&lease, start, true);
+                return Ok(Some(lease));
             }
+            LinedUp::Contended => return Ok(self.note_contended(ask, start)),
         };
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();
@@ -133,13 +127,16 @@ impl Engine {
             engine: self,
             ask,
             limit,
+            seat: seat.as_ref(),
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
-            failing_since: None,
+            // The errors that others of this process got count, but nobody has less patience for having come late.
+            failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)),
         };
         let hold = tokio::select! {
             biased;
             hold = asking.run() => hold?,
             () = closing => return Err(closed()),
+            never = self.stay_at_head(seat.as_ref()) => match never {},
         };
         match hold {
             Some(hold) => {
@@ -181,35 +178,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits for the head of the local queue, or for the lease itself.
-    async fn line_up(self: &Arc<Self>, ask: &Ask, limit: Limit) -> Result<LinedUp> {
-        if !ask.queues_locally() {
-            return Ok(LinedUp::Head(None));
-        }
-        let entered = match limit {
-            Limit::Try => self.queues.try_enter(&ask.key).map(Entered::Head),
-            Limit::Until(..) | Limit::Forever => Some(self.queues.enter(&ask.key, ask.terms)),
-        };
-        let mut place = match entered {
-            None => return Ok(LinedUp::GaveUp),
-            Some(Entered::Head(seat)) => return Ok(LinedUp::Head(Some(seat))),
-            Some(Entered::Line(place)) => place,
-        };
-        let closing = self.closing.notified();
-        self.check_open()?;
-        let left = limit.left(self.now()).unwrap_or(Duration::MAX);
-        tokio::select! {
-            biased;
-            turn = place.turn() => match turn {
-                Some(Turn::Ask(seat)) => Ok(LinedUp::Head(Some(seat))),
-                Some(Turn::Take(handed)) => Ok(handed.accept().map_or(LinedUp::GrantedTooLate, LinedUp::Granted)),
-                None => Err(Error::new(ErrorKind::Closed, "the locker is gone")),
-            },
-            () = closing => Err(closed()),
-            () = sleep(left) => Ok(LinedUp::GaveUp),
-        }
-    }
-
     fn note_granted(&self, lease: &Lease, start: Moment, handed_over: bool) {
         let waited = lease.since.since(start);
         self.observe(|| Event::Acquired { key: &lease.claim.key, fence: lease.fence, waited, handed_over });
@@ -219,14 +187,6 @@ impl Engine {
         self.observe(|| Event::Contended { key: &ask.key, waited: self.now().since(start) });
         None
     }
-}
-
-enum LinedUp {
-    Head(Option<Seat>),
-    Granted(Arc<Lease>),
-    /// It was handed over, but this process stopped before it could take it, and the lease ran out.
-    GrantedTooLate,
-    GaveUp,
 }
 
 impl Asking<'_> {
@@ -244,12 +204,13 @@ impl Asking<'_> {
     /// in the background from the moment on which this returns.
     async fn with_one_token(&mut self) -> Result<Step> {
         let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
-        let mut request = self.request(claim.clone());
-        let mut undo = self.engine.undo(&claim, request.ttl);
+        let mut undo = self.engine.undo(&claim, self.ask.terms.ttl);
         loop {
-            request.wait = self.limit.left(self.engine.now()).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);
+            let sent = self.engine.now();
+            let request = self.request(claim.clone(), sent);
             undo.arm();
             let answer = self.call(&request).await;
+            self.tell_others(&answer, sent);
             match self.judge(&request, answer, &mut undo)? {
                 Step::Again(pause) => self.pause(pause).await,
                 step => return Ok(step),
@@ -264,18 +225,27 @@ impl Asking<'_> {
         }
     }
 
-    fn request(&self, claim: Claim) -> AcquireRequest {
-        // With nobody behind us there is nobody to hand over to. Asking for one fence keeps the counter of a busy
-        // key well below its clock, which is what makes it monotonic after a loss of data.
-        let crowd = self.ask.queues_locally() && self.engine.queues.waiting(&claim.key) > 0;
-        let span = if crowd { self.engine.settings.hand_over.times.min(HandOver::MOST) + 1 } else { 1 };
+    fn request(&self, claim: Claim, now: Moment) -> AcquireRequest {
+        let span = self.seat.map_or(1, |seat| self.engine.queues.span(seat, self.engine.settings.hand_over.times));
         AcquireRequest {
             claim,
             ttl: self.ask.terms.ttl,
-            wait: Duration::ZERO,
+            wait: self.limit.left(now).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT),
             order: self.ask.order,
             fence: FenceRequest { span, ..FenceRequest::default() },
             holder: self.engine.settings.holder.clone(),
+        }
+    }
+
+    /// What the store said counts for those, too, who wait in the local queue.
+    fn tell_others(&self, answer: &Result<Attempt>, sent: Moment) {
+        if self.ask.queues_locally() {
+            let (queues, key) = (&self.engine.queues, &self.ask.key);
+            match answer {
+                Ok(Attempt::Granted(_)) => {}
+                Ok(Attempt::Contended(_)) => queues.heard_held(key, sent),
+                Err(error) => queues.heard_error(key, error),
+            }
         }
     }
 
@@ -337,12 +307,16 @@ impl Asking<'_> {
     /// How long to wait before asking again after an error, or the error if the caller should have it.
     fn failed(&mut self, error: Error, now: Moment) -> Result<Pause> {
         let since = *self.failing_since.get_or_insert(now);
-        let worn_out = now.since(since) >= self.engine.settings.patience;
+        let patience = self.engine.settings.patience;
+        let worn_out = now.since(since) >= patience;
+        if worn_out && error.is_retryable() && self.seat.is_some() {
+            self.engine.queues.give_up(&self.ask.key, &error, patience);
+        }
         if !error.is_retryable() || worn_out || self.limit.is_over(now) {
             return Err(error);
         }
         self.engine.check_open()?;
-        let pause = self.backoff.pause();
+        let pause = self.backoff.pause().min((since + patience).since(now));
         Ok(Pause::For(self.within_limit(pause, now)))
     }
 

@@ -13,6 +13,7 @@ mod faults;
 mod fenced;
 mod inspect;
 mod passwords;
+mod queue;
 mod replicas;
 mod sentinel;
 mod support;

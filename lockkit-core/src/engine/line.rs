@@ -1,0 +1,375 @@
+//! One line of the local queue: who waits, who is at its head, and what is known of the lock meanwhile. Decisions only;
+//! nothing here waits, wakes or reads a clock.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Weak},
+    task::Waker,
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::{HandOver, Lease, Terms, local::Turn};
+use crate::{Error, Moment};
+
+/// How long a head may go without being polled before those behind it wake it, and how long after that before they pass: an
+/// acquisition in a `select!` may be kept and not polled for as long as it pleases its owner. Each further one in the line
+/// waits for as long again, so that whoever is polled gets past any number of those that are not.
+pub(super) const OVERDUE: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Line {
+    waiters: VecDeque<Waiter>,
+    next_id: u64,
+    /// The number of the seat in force. The holder of any other one was overtaken.
+    seat: u64,
+    head: Head,
+    known: Known,
+    /// Consecutive holders of this process, and when the first of them got the lease.
+    run: u32,
+    run_since: Option<Moment>,
+    /// How often the last grant was handed over.
+    handed: u32,
+    /// How many fences beyond its own the next grant may take.
+    fences: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    id: u64,
+    since: Moment,
+    pub(crate) terms: Terms,
+    pub(crate) wake: oneshot::Sender<Turn>,
+}
+
+/// What the head of the line is at.
+#[derive(Debug)]
+enum Head {
+    /// It is up, asks the store, or gives the lock back; when it was last seen at it, and how to have it polled.
+    Asks(Moment, Option<Waker>),
+    /// The lease is on its way to it, since this moment.
+    IsHanded(Weak<Lease>, Moment),
+    Holds,
+}
+
+/// What the store was heard to say of the lock.
+#[derive(Debug, Default)]
+struct Known {
+    /// When it was last known to be held.
+    held: Option<Moment>,
+    failing: Option<Failing>,
+}
+
+/// The store gives nothing but errors.
+#[derive(Debug)]
+struct Failing {
+    since: Moment,
+    last: Moment,
+    error: Error,
+}
+
+/// What somebody may say whose time is up.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// The lock was held by another.
+    Contended,
+    /// The store did not answer.
+    Failed(Error),
+    /// Neither is known: it has to ask for itself.
+    Unknown,
+}
+
+/// What somebody may do that has waited for long.
+#[derive(Debug)]
+pub(super) enum Overtaking {
+    /// Nothing before this moment.
+    NotBefore(Moment),
+    /// Wake the head, which shows whether it is polled.
+    Wake(Waker),
+    /// Go to the head of the line.
+    Seat,
+    /// Take this lease back from the one who does not take it.
+    Lease(Arc<Lease>),
+}
+
+impl Line {
+    /// A line with nobody in it but its head.
+    pub(super) fn new(seat: u64, now: Moment) -> Self {
+        Self {
+            waiters: VecDeque::new(),
+            next_id: 0,
+            seat,
+            head: Head::Asks(now, None),
+            known: Known::default(),
+            run: 0,
+            run_since: None,
+            handed: 0,
+            fences: 0,
+        }
+    }
+
+    /// How many stand behind the head.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Adds a waiter and returns its number.
+    pub(super) fn join(&mut self, terms: Terms, wake: oneshot::Sender<Turn>, now: Moment) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.waiters.push_back(Waiter { id, since: now, terms, wake });
+        id
+    }
+
+    pub(super) fn leave(&mut self, id: u64) -> Option<Waiter> {
+        self.waiters.remove(self.position(id)?)
+    }
+
+    fn position(&self, id: u64) -> Option<usize> {
+        self.waiters.binary_search_by_key(&id, |waiter| waiter.id).ok()
+    }
+
+    pub(super) fn is_in_force(&self, seat: u64) -> bool {
+        self.seat == seat
+    }
+
+    /// The next one, who is up with this seat from now on.
+    pub(super) fn next(&mut self, seat: u64, now: Moment) -> Option<Waiter> {
+        let waiter = self.waiters.pop_front()?;
+        (self.seat, self.head) = (seat, Head::Asks(now, None));
+        Some(waiter)
+    }
+
+    /// The head was seen to be polled. Returns the waker that it left before, which must not be dropped while the queues
+    /// are locked, for it may be the last of its task.
+    pub(super) fn touch(&mut self, now: Moment, waker: Option<Waker>) -> Option<Waker> {
+        let Head::Asks(last, old) = &mut self.head else { return waker };
+        *last = now;
+        std::mem::replace(old, waker)
+    }
+
+    /// What the waiter `id` may do. It leaves the line for a seat with the number `seat`.
+    pub(super) fn overtake(&mut self, id: u64, seat: u64, now: Moment) -> Overtaking {
+        let Some(at) = self.position(id) else { return Overtaking::NotBefore(now + OVERDUE) };
+        let idle = match &self.head {
+            Head::Holds => now,
+            Head::Asks(last, _) | Head::IsHanded(_, last) => *last,
+        };
+        let overdue = idle + OVERDUE.saturating_mul(u32::try_from(at).unwrap_or(u32::MAX).saturating_add(1));
+        if now < overdue {
+            return Overtaking::NotBefore(overdue);
+        }
+        match &mut self.head {
+            Head::Asks(_, waker) => {
+                if let Some(waker) = waker.take() {
+                    return Overtaking::Wake(waker);
+                }
+            }
+            Head::IsHanded(lease, last) => {
+                if let Some(lease) = lease.upgrade() {
+                    *last = now;
+                    return Overtaking::Lease(lease);
+                }
+            }
+            Head::Holds => {}
+        }
+        self.waiters.remove(at);
+        (self.seat, self.head) = (seat, Head::Asks(now, None));
+        Overtaking::Seat
+    }
+
+    /// The store granted the head a lease with so many fences.
+    pub(super) fn granted(&mut self, span: u32, now: Moment) {
+        self.head = Head::Holds;
+        self.handed = 0;
+        self.fences = self.fences.saturating_sub(span.saturating_sub(1));
+        self.heard_held(now);
+    }
+
+    /// The lease is on its way to the next holder.
+    pub(super) fn handed(&mut self, lease: Weak<Lease>, now: Moment) {
+        self.head = Head::IsHanded(lease, now);
+    }
+
+    /// It has arrived.
+    pub(super) fn taken(&mut self) {
+        self.head = Head::Holds;
+    }
+
+    /// The head does not believe in its lease any more; the store is to be told.
+    pub(super) fn ended(&mut self, now: Moment) {
+        self.head = Head::Asks(now, None);
+        self.heard_held(now);
+    }
+
+    pub(super) fn heard_held(&mut self, at: Moment) {
+        self.known.held = self.known.held.max(Some(at));
+        self.known.failing = None;
+    }
+
+    pub(super) fn heard_error(&mut self, error: &Error, now: Moment) {
+        let since = self.failing_since().unwrap_or(now);
+        self.known.failing = Some(Failing { since, last: now, error: error.clone() });
+    }
+
+    /// Since when the store has given nothing but errors.
+    pub(super) fn failing_since(&self) -> Option<Moment> {
+        self.known.failing.as_ref().map(|failing| failing.since)
+    }
+
+    /// What somebody may say who has waited since `start`. Nothing older counts, for the lock may have been free, and the
+    /// store well, since then.
+    pub(super) fn verdict(&self, start: Moment) -> Verdict {
+        if let Head::Holds | Head::IsHanded(..) = self.head {
+            return Verdict::Contended;
+        }
+        match &self.known {
+            Known { failing: Some(failing), .. } if failing.last >= start => Verdict::Failed(failing.error.clone()),
+            Known { failing: None, held: Some(held) } if *held >= start => Verdict::Contended,
+            _ => Verdict::Unknown,
+        }
+    }
+
+    /// Takes out those who have waited for as long as `patience` on a store that fails.
+    pub(super) fn worn_out(&mut self, patience: Duration, now: Moment) -> Vec<Waiter> {
+        let Some(failing) = self.failing_since() else { return Vec::new() };
+        let (gone, kept) = self.waiters.drain(..).partition(|waiter| now.since(waiter.since.max(failing)) >= patience);
+        self.waiters = kept;
+        gone.into()
+    }
+
+    /// The next waiter, if this process may keep the lease for one more holder and the waiter gets what it asked for: what
+    /// is left of a lease is not that for one whose lease is not renewed.
+    pub(super) fn successor(&mut self, terms: Terms, rule: HandOver, now: Moment) -> Option<Waiter> {
+        let since = *self.run_since.get_or_insert(now);
+        if self.run >= rule.times || now.since(since) > rule.within {
+            return None;
+        }
+        while let Some(front) = self.waiters.front() {
+            let suits = front.terms.ttl == terms.ttl && front.terms.renew;
+            if !front.wake.is_closed() && !suits {
+                return None;
+            }
+            let waiter = self.waiters.pop_front()?;
+            if !waiter.wake.is_closed() {
+                self.run += 1;
+                self.handed += 1;
+                return Some(waiter);
+            }
+        }
+        None
+    }
+
+    /// Whether this process had as many holders in a row as it may. Starts a new run if so.
+    pub(super) fn run_ended(&mut self, rule: HandOver, now: Moment) -> bool {
+        let ended = self.run >= rule.times || self.run_since.is_some_and(|since| now.since(since) > rule.within);
+        if ended {
+            self.run = 0;
+            self.run_since = None;
+        } else {
+            self.run += 1;
+        }
+        ended
+    }
+
+    /// How many fences to ask for: one, and one for each time that the lease is likely to be handed over. That is for those
+    /// who wait, and twice as often as last time for those who come back while it lasts.
+    ///
+    /// A counter starts at the store's clock in microseconds, and goes on above its old end after a loss of data only if it
+    /// has not outrun that clock: a key's fences must not be used up faster than one per microsecond. Grants of one
+    /// process alone would take up to [`MOST`](HandOver::MOST) each, as fast as the store answers. So they are paid for:
+    /// whoever had the lock for `t` µs, from the store's grant to its answer to the release, has earned `t / 2` fences for
+    /// later grants. The times of all processes do not overlap, but for the way of that answer, which the half is for. So
+    /// all grants together take less than one fence per microsecond, as long as each takes 2 µs for the fence that it
+    /// needs itself. A grant whose answer was lost is not paid for: after each of those comes a pause of 10 ms at least,
+    /// in which `MOST` are earned ten times over.
+    pub(super) fn span(&self, times: u32) -> u32 {
+        let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
+        if waiting == 0 {
+            return 1;
+        }
+        let likely = waiting.saturating_add(self.handed.saturating_mul(2));
+        1 + likely.min(times).min(self.fences)
+    }
+
+    /// This process had the lock for so long, and has given it back.
+    pub(super) fn earn(&mut self, time: Duration) {
+        let earned = u32::try_from(time.as_micros() / 2).unwrap_or(u32::MAX);
+        self.fences = self.fences.saturating_add(earned).min(HandOver::MOST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERMS: Terms = Terms { ttl: Duration::from_secs(10), renew: true, max_hold: None };
+
+    fn at(micros: u64) -> Moment {
+        Moment::from_nanos(1_000_000_000_000 + micros * 1000)
+    }
+
+    /// However fast the store answers, and however short the lock is held: the fences of all grants are fewer than the
+    /// microseconds that they took.
+    #[test]
+    fn fences_stay_behind_the_clock() {
+        for (pause, hand_over) in [(2, 0), (5, 0), (5, 1), (100, 1), (100, 7), (3000, 20), (1_000_000, 1)] {
+            for times in [1, 64, HandOver::MOST, u32::MAX] {
+                let mut line = Line::new(0, at(0));
+                let mut turns = Vec::new();
+                for _ in 0..3 {
+                    let (wake, turn) = oneshot::channel();
+                    line.join(TERMS, wake, at(0));
+                    turns.push(turn);
+                }
+                let (mut now, mut fences) = (0, 0);
+                for _ in 0..10_000 {
+                    let span = line.span(times);
+                    fences += u64::from(span);
+                    line.granted(span, at(now));
+                    let granted = now;
+                    now += pause + u64::from(span - 1) * hand_over;
+                    line.handed = span - 1;
+                    line.ended(at(now));
+                    line.earn(at(now).since(at(granted)));
+                    assert!(fences <= now, "{fences} fences in {now} µs, of {pause} µs a grant, {times} times");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_span_fits_those_who_wait() {
+        let mut line = Line::new(0, at(0));
+        line.earn(Duration::from_secs(1));
+        assert_eq!(line.span(64), 1, "nobody waits");
+        let (wake, _turn) = oneshot::channel();
+        line.join(TERMS, wake, at(0));
+        assert_eq!(line.span(64), 2);
+        assert_eq!(line.span(0), 1);
+        line.handed = 50;
+        assert_eq!(line.span(64), 65);
+        assert_eq!(line.span(u32::MAX), 102);
+        line.granted(102, at(0));
+        assert_eq!((line.span(64), line.fences), (2, HandOver::MOST - 101));
+    }
+
+    #[test]
+    fn an_old_answer_is_none() {
+        let mut line = Line::new(0, at(0));
+        assert!(matches!(line.verdict(at(0)), Verdict::Unknown));
+        line.heard_held(at(5));
+        assert!(matches!(line.verdict(at(5)), Verdict::Contended));
+        assert!(matches!(line.verdict(at(6)), Verdict::Unknown));
+        let error = Error::new(crate::ErrorKind::Unavailable, "down");
+        line.heard_error(&error, at(7));
+        line.heard_error(&error, at(9));
+        assert_eq!(line.failing_since(), Some(at(7)));
+        assert!(matches!(line.verdict(at(9)), Verdict::Failed(_)));
+        assert!(matches!(line.verdict(at(10)), Verdict::Unknown));
+        assert!(matches!(line.verdict(at(0)), Verdict::Failed(_)), "the last answer counts");
+        line.granted(1, at(11));
+        assert!(matches!(line.verdict(at(100)), Verdict::Contended), "it is held here");
+    }
+}

@@ -1,0 +1,112 @@
+//! Waiting in the local queue: for the head of it, for the lease itself, or for what may be said when the time is up.
+
+use std::{convert::Infallible, pin::pin, sync::Arc, task::Poll, time::Duration};
+
+use tokio::time::sleep;
+
+use super::{
+    Engine, Lease, closed,
+    line::{OVERDUE, Verdict},
+    local::{Entered, Place, Seat, Turn},
+    wait::{Ask, Limit},
+};
+use crate::{Error, ErrorKind, Moment, Result};
+
+/// How waiting in the local queue ended.
+pub(super) enum LinedUp {
+    /// Ask the store. Without a seat where there is no queue, or where only the store can tell whether the lock is held.
+    Ask(Option<Seat>),
+    /// A holder of this process handed its lease over.
+    Granted(Arc<Lease>),
+    /// The time is up, and the lock was held by another.
+    Contended,
+}
+
+impl Engine {
+    /// Waits for the head of the local queue, or for the lease itself.
+    pub(super) async fn line_up(self: &Arc<Self>, ask: &Ask, limit: Limit, start: Moment) -> Result<LinedUp> {
+        if !ask.queues_locally() {
+            return Ok(LinedUp::Ask(None));
+        }
+        if let Limit::Try = limit {
+            let seat = self.queues.try_enter(&ask.key);
+            return if seat.is_some() { Ok(LinedUp::Ask(seat)) } else { self.time_is_up(ask, start) };
+        }
+        loop {
+            let place = match self.queues.enter(&ask.key, ask.terms) {
+                Entered::Head(seat) => return Ok(LinedUp::Ask(Some(seat))),
+                Entered::Line(place) => place,
+            };
+            match self.turn(place, limit).await? {
+                None => return self.time_is_up(ask, start),
+                Some(Turn::Fail(error)) => return Err(error),
+                Some(Turn::Ask(seat)) if self.queues.touch(&seat, None) => return Ok(LinedUp::Ask(Some(seat))),
+                // This future was not polled for so long that it was overtaken, or the lease ran out.
+                Some(Turn::Ask(_)) => {}
+                Some(Turn::Take(handed)) => {
+                    if let Some(lease) = handed.accept() {
+                        return Ok(LinedUp::Granted(lease));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until this place is up; `None` if the time is.
+    async fn turn(self: &Arc<Self>, mut place: Place, limit: Limit) -> Result<Option<Turn>> {
+        let mut closing = pin!(self.closing.notified());
+        self.check_open()?;
+        let mut pause = OVERDUE;
+        loop {
+            let left = limit.left(self.now()).unwrap_or(Duration::MAX);
+            tokio::select! {
+                biased;
+                turn = place.turn() => {
+                    return turn.map(Some).ok_or_else(|| Error::new(ErrorKind::Closed, "the locker is gone"));
+                }
+                () = &mut closing => return Err(closed()),
+                () = sleep(left.min(pause)) => {}
+            }
+            if limit.is_over(self.now()) {
+                return Ok(None);
+            }
+            match place.overtake(self) {
+                Ok(seat) => return Ok(Some(Turn::Ask(seat))),
+                Err(later) => pause = later.since(self.now()),
+            }
+        }
+    }
+
+    /// What may be said of a lock for which somebody waited in vain since `start`. That others of this process stand before
+    /// it is no answer (rule R6): they may be asking a store that is away.
+    fn time_is_up(&self, ask: &Ask, start: Moment) -> Result<LinedUp> {
+        match self.queues.verdict(&ask.key, start) {
+            Verdict::Contended => Ok(LinedUp::Contended),
+            Verdict::Failed(error) => Err(error),
+            Verdict::Unknown => Ok(LinedUp::Ask(None)),
+        }
+    }
+
+    /// Shows those behind it that the head of the queue is polled, each time that it is.
+    pub(super) async fn stay_at_head(&self, seat: Option<&Seat>) -> Infallible {
+        let Some(seat) = seat else { return std::future::pending().await };
+        let _gone = Gone { engine: self, seat };
+        std::future::poll_fn(|context| {
+            self.queues.touch(seat, Some(context.waker().clone()));
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Takes the waker of a head back that does not ask any more.
+struct Gone<'a> {
+    engine: &'a Engine,
+    seat: &'a Seat,
+}
+
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        self.engine.queues.touch(self.seat, None);
+    }
+}

@@ -1,0 +1,74 @@
+//! The local queue in front of a server that is killed, and of one whose lease nobody takes.
+
+use std::time::{Duration, Instant};
+
+use lockkit_core::{ErrorKind, Locker, Outcome};
+
+use crate::support::*;
+
+/// Many wait in one process while the server dies: all of them are told that it is away, at about the same time, and none
+/// that another has the lock.
+#[tokio::test]
+async fn a_killed_server_is_no_holder() {
+    let server = Server::start().await;
+    let patience = Duration::from_millis(1500);
+    let other = Locker::new(server.store().await);
+    let guard = other.lock("a").acquire().await.expect("acquire");
+    let locker = Locker::builder(server.store().await).patience(patience).build();
+    let mut waiting = Vec::new();
+    for _ in 0..10 {
+        let lock = locker.lock("a");
+        waiting.push(tokio::spawn(async move { lock.acquire().await }));
+    }
+    eventually("a subscription", || subscribers(&mut server.raw(), "a") == 1).await;
+    let contended = locker.lock("a").acquire_within(Duration::from_millis(100)).await.expect("the server answers");
+    assert!(contended.is_none(), "the other one has it");
+
+    server.kill().await;
+    let killed = Instant::now();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    for wait in [Duration::ZERO, Duration::from_millis(300)] {
+        let error = locker.lock("a").acquire_within(wait).await.expect_err("the server is dead");
+        assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TimedOut), "{error}");
+    }
+    for task in waiting {
+        let error = task.await.expect("task").expect_err("the server is dead");
+        assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TimedOut), "{error}");
+    }
+    let waited = killed.elapsed();
+    println!("ten gave up {waited:?} after the end of the server");
+    // One patience and what two answers may take, not ten of them.
+    assert!(waited >= patience && waited < patience + Duration::from_secs(6), "{waited:?}");
+    drop(guard);
+}
+
+/// An acquisition that is kept and not polled gets the lease of the one before it. Nobody renews that.
+#[tokio::test]
+async fn a_lease_that_nobody_takes_lapses() {
+    const SHORT: Duration = Duration::from_secs(2);
+    let server = Server::start().await;
+    let locker = Locker::new(server.store().await);
+    let lock = locker.lock("a").ttl(SHORT);
+    let first = lock.acquire().await.expect("acquire");
+    let (mut second, mut third) = (Box::pin(lock.acquire()), Box::pin(lock.acquire()));
+    for future in [&mut second, &mut third] {
+        std::future::poll_fn(|context| {
+            assert!(future.as_mut().poll(context).is_pending());
+            std::task::Poll::Ready(())
+        })
+        .await;
+    }
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(first.release().await.expect("release"), Outcome::Released);
+    assert_eq!(second.await.expect("acquire").release().await.expect("release"), Outcome::Released);
+    let holders = locker.lock("a").inspect().await.expect("inspect").holders;
+    assert_eq!(holders.len(), 1, "it was handed over");
+    let started = Instant::now();
+    let other = Locker::new(server.store().await);
+    let guard = other.lock("a").ttl(SHORT).acquire_within(SHORT * 5).await.expect("acquire");
+    println!("another process got it after {:?}", started.elapsed());
+    assert!(guard.is_some(), "a lease that nobody has was renewed for {:?}", started.elapsed());
+    drop(guard);
+    let late = tokio::time::timeout(SHORT, third).await.expect("it is free").expect("acquire");
+    assert_eq!(late.release().await.expect("release"), Outcome::Released);
+}
