@@ -3,15 +3,15 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, ErrorKind, KeyState, LockStore, Locker, MemoryStore, Outcome, Query, Release,
-    Renewal, Renewed, Result, StoreInfo,
+    AcquireRequest, Attempt, Claim, Clock, ErrorKind, KeyState, LockStore, Locker, MemoryStore, Moment, Outcome, Query,
+    Release, Renewal, Renewed, Result, StoreInfo,
 };
 use tokio::time::timeout;
 
@@ -67,6 +67,80 @@ async fn who_waits_at_the_store_is_told() -> Result<()> {
     let error = timeout(SOON, waiting).await.expect("it waits on").expect("no panic").expect_err("closed");
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert_eq!(guard.release().await?, Outcome::Released);
+    Ok(())
+}
+
+/// A clock that goes on by hand.
+#[derive(Debug, Default)]
+struct ByHand(AtomicU64);
+
+impl Clock for ByHand {
+    fn now(&self) -> Moment {
+        Moment::from_nanos(1_000_000_000 + self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// The memory store, which counts what it is asked for.
+#[derive(Debug)]
+struct Counting {
+    inner: MemoryStore,
+    asked: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl LockStore for Counting {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.inner.acquire(request).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        self.inner.renew(renewals).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.inner.release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.inner.inspect(query).await
+    }
+}
+
+/// An acquisition that found the locker open, and has sent nothing yet when it is shut down, sends nothing any more.
+#[tokio::test]
+async fn nothing_is_sent_after_a_shutdown() -> Result<()> {
+    let (clock, asked) = (Arc::new(ByHand::default()), Arc::new(AtomicUsize::new(0)));
+    let store = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+    let other = Locker::new(store.clone());
+    let locker = Locker::new(Counting { inner: store, asked: Arc::clone(&asked) });
+    let guard = locker.lock("x").acquire().await?;
+    let waiting = tokio::spawn(async move { other.lock("x").acquire().await });
+    while locker.lock("x").inspect().await?.waiters != Some(1) {
+        tokio::task::yield_now().await;
+    }
+    // This process has had the lock for a while and others wait: it lets them go first, before it asks again.
+    clock.0.fetch_add(20_000_000, Ordering::SeqCst);
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let lock = locker.lock("x");
+    let mut acquiring = std::pin::pin!(lock.acquire());
+    std::future::poll_fn(|context| {
+        assert!(acquiring.as_mut().poll(context).is_pending());
+        std::task::Poll::Ready(())
+    })
+    .await;
+    let before = asked.load(Ordering::SeqCst);
+    assert_eq!(before, 1, "it keeps back");
+    locker.shutdown(SOON).await?;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let error = timeout(SOON, acquiring).await.expect("it waits on").expect_err("closed");
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert_eq!(asked.load(Ordering::SeqCst), before, "the store was asked after the shutdown");
+    drop(waiting.await.expect("no panic")?);
     Ok(())
 }
 

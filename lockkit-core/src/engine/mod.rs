@@ -106,8 +106,10 @@ impl Engine {
         self.store.info().clock.now()
     }
 
+    /// Refuses to go on after a shutdown. Whoever is about to send something has to be counted as
+    /// [outstanding](Outstanding) first: then either this sees the shutdown, or the shutdown sees and waits for it.
     pub(crate) fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
+        if self.closed.load(Ordering::SeqCst) {
             return Err(closed());
         }
         Ok(())
@@ -115,7 +117,7 @@ impl Engine {
 
     /// Refuses new acquisitions and ends those under way, then waits until every release under way is done.
     pub(crate) async fn shutdown(&self, timeout: Duration) -> Result<()> {
-        self.closed.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::SeqCst);
         self.closing.notify_waiters();
         tokio::time::timeout(timeout, self.outstanding.drained()).await.map_err(|_| {
             let left = self.outstanding.count();

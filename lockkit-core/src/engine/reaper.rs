@@ -42,7 +42,8 @@ pub(super) struct Outstanding {
 
 impl Outstanding {
     fn begin(&self) {
-        self.count.fetch_add(1, Ordering::AcqRel);
+        // In one order with the look at whether the locker is open: see `Engine::check_open`.
+        self.count.fetch_add(1, Ordering::SeqCst);
     }
 
     fn end(&self) {
@@ -52,7 +53,7 @@ impl Outstanding {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.count.load(Ordering::Acquire)
+        self.count.load(Ordering::SeqCst)
     }
 
     /// Returns when none is under way.

@@ -205,6 +205,7 @@ impl Asking<'_> {
     async fn with_one_token(&mut self) -> Result<Step> {
         let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
         let mut undo = self.engine.undo(&claim, self.ask.terms.ttl);
+        self.engine.check_open()?;
         loop {
             let sent = self.engine.now();
             let request = self.request(claim.clone(), sent);
