@@ -1,6 +1,7 @@
 //! Waiting on a store that can't wake anyone.
 
 use std::{
+    num::NonZeroU32,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -134,6 +135,48 @@ async fn run_after_run_is_handed_over() -> Result<()> {
         let asked = attempts.load(Ordering::SeqCst);
         assert!(asked < GRANTS / 4, "the store was asked {asked} times for {GRANTS} grants ({waiting:?})");
     }
+    Ok(())
+}
+
+/// One of several permits is enough to go on, and a reader can go on beside another one.
+#[tokio::test]
+async fn a_waiter_is_found_although_others_hold() -> Result<()> {
+    let store = MemoryStore::new();
+    let (holder, waiter) = (Locker::new(store.clone()), Locker::new(Polled::new(&store)));
+    let two = NonZeroU32::new(2).expect("not zero");
+
+    let permits = [holder.semaphore("p", two).acquire().await?, holder.semaphore("p", two).acquire().await?];
+    let lock = waiter.semaphore("p", two);
+    let waiting = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(5)).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let [one, _other] = permits;
+    drop(one);
+    let start = Instant::now();
+    assert!(waiting.await.expect("no panic")?.is_some(), "a permit was free");
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+
+    let writer = holder.rw_lock("rw").write().acquire().await?;
+    let lock = waiter.rw_lock("rw").read();
+    let waiting = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(5)).await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(writer.release().await?, lockkit_core::Outcome::Released);
+    let _reader = holder.rw_lock("rw").read().acquire().await?;
+    assert!(waiting.await.expect("no panic")?.is_some(), "only readers had it");
+    Ok(())
+}
+
+/// As long as all permits are taken, a waiter asks the store for nothing but the sight of them.
+#[tokio::test]
+async fn a_full_semaphore_is_not_asked_for() -> Result<()> {
+    let store = MemoryStore::new();
+    let holder = Locker::new(store.clone());
+    let polled = Polled::new(&store);
+    let attempts = Arc::clone(&polled.attempts);
+    let two = NonZeroU32::new(2).expect("not zero");
+    let _permits = [holder.semaphore("p", two).acquire().await?, holder.semaphore("p", two).acquire().await?];
+    let lock = Locker::new(polled).semaphore("p", two);
+    assert!(lock.acquire_within(Duration::from_millis(600)).await?.is_none());
+    assert!(attempts.load(Ordering::SeqCst) <= 3, "{attempts:?}");
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{Engine, backoff::Random};
-use crate::{KeyState, LockKey, Query, Token};
+use crate::{Holder, KeyState, LockKey, Mode, Query, Token};
 
 const FASTEST: Duration = Duration::from_millis(2);
 const SLOWEST: Duration = Duration::from_millis(250);
@@ -41,19 +41,22 @@ struct Awaited {
 
 #[derive(Debug)]
 struct Watched {
-    waiters: usize,
+    /// How each of those who wait wants to hold it.
+    waiters: Vec<Mode>,
     freed: Arc<Notify>,
     pause: Duration,
     /// How often in a row nothing had changed.
     unchanged: u32,
     due: Instant,
-    holder: Option<Token>,
+    /// How many held it, and the first of them.
+    holders: (usize, Option<Token>),
 }
 
 impl Engine {
-    /// Returns when the lock was seen to be free, or could not be asked for, or after `limit`.
-    pub(super) async fn until_free(self: &Arc<Self>, key: &LockKey, limit: Duration) {
-        let interest = Interest::new(self, key);
+    /// Returns when the lock was seen to be free for one who wants to hold it in this way, or could not be asked for, or
+    /// after `limit`.
+    pub(super) async fn until_free(self: &Arc<Self>, key: &LockKey, mode: Mode, limit: Duration) {
+        let interest = Interest::new(self, key, mode);
         let freed = interest.freed.notified();
         self.start_polling();
         drop(timeout(limit, freed).await);
@@ -125,11 +128,12 @@ impl Poller {
         let mut awaited = self.awaited();
         for state in states {
             let Some(lock) = awaited.locks.get_mut(&state.key) else { continue };
-            let holder = state.holders.first().and_then(|holder| holder.token);
-            if state.holders.is_empty() {
+            let holders = (state.holders.len(), state.holders.first().and_then(|holder| holder.token));
+            let is_free = lock.waiters.iter().any(|mode| has_room(*mode, &state.holders));
+            if is_free {
                 lock.freed.notify_waiters();
             }
-            if state.holders.is_empty() || holder != lock.holder {
+            if is_free || holders != lock.holders {
                 (lock.pause, lock.unchanged) = (FASTEST, 0);
             } else {
                 lock.unchanged = lock.unchanged.saturating_add(1);
@@ -137,7 +141,7 @@ impl Poller {
                     lock.pause = (lock.pause * 3 / 2).min(SLOWEST);
                 }
             }
-            lock.holder = holder;
+            lock.holders = holders;
         }
     }
 
@@ -156,6 +160,18 @@ impl Poller {
     }
 }
 
+/// Whether one more may hold the lock in this way beside those who do.
+fn has_room(mode: Mode, holders: &[Holder]) -> bool {
+    match mode {
+        Mode::Exclusive => holders.is_empty(),
+        Mode::Shared => holders.iter().all(|holder| holder.mode == Mode::Shared),
+        Mode::Permit { limit } => {
+            let permits = holders.iter().all(|holder| matches!(holder.mode, Mode::Permit { .. }));
+            permits && u32::try_from(holders.len()).is_ok_and(|count| count < limit.get())
+        }
+    }
+}
+
 /// Clears the mark of the running task if that is dropped.
 struct Running<'a>(&'a Poller);
 
@@ -169,22 +185,23 @@ impl Drop for Running<'_> {
 struct Interest<'a> {
     engine: &'a Engine,
     key: &'a LockKey,
+    mode: Mode,
     freed: Arc<Notify>,
 }
 
 impl<'a> Interest<'a> {
-    fn new(engine: &'a Engine, key: &'a LockKey) -> Self {
+    fn new(engine: &'a Engine, key: &'a LockKey, mode: Mode) -> Self {
         let mut awaited = engine.poller.awaited();
         let lock = awaited.locks.entry(key.clone()).or_insert_with(|| Watched {
-            waiters: 0,
+            waiters: Vec::new(),
             freed: Arc::default(),
             pause: FASTEST,
             unchanged: 0,
             due: Instant::now() + FASTEST,
-            holder: None,
+            holders: (0, None),
         });
-        lock.waiters += 1;
-        Self { engine, key, freed: Arc::clone(&lock.freed) }
+        lock.waiters.push(mode);
+        Self { engine, key, mode, freed: Arc::clone(&lock.freed) }
     }
 }
 
@@ -192,8 +209,10 @@ impl Drop for Interest<'_> {
     fn drop(&mut self) {
         let mut awaited = self.engine.poller.awaited();
         if let Some(lock) = awaited.locks.get_mut(self.key) {
-            lock.waiters -= 1;
-            if lock.waiters == 0 {
+            if let Some(at) = lock.waiters.iter().position(|mode| *mode == self.mode) {
+                lock.waiters.swap_remove(at);
+            }
+            if lock.waiters.is_empty() {
                 awaited.locks.remove(self.key);
             }
         }

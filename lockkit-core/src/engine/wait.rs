@@ -222,7 +222,7 @@ impl Asking<'_> {
     async fn pause(&self, pause: Pause) {
         match pause {
             Pause::For(time) => sleep(time).await,
-            Pause::UntilFree(limit) => self.engine.until_free(&self.ask.key, limit).await,
+            Pause::UntilFree(limit) => self.engine.until_free(&self.ask.key, self.ask.mode, limit).await,
         }
     }
 
