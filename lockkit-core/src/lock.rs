@@ -113,7 +113,8 @@ impl Lock {
     }
 
     async fn get(&self, limit: Limit) -> Result<Option<Guard>> {
-        let ask = Ask { key: self.key.clone()?, mode: self.mode, order: self.order, terms: self.terms };
+        let (key, mode, order, terms) = (self.key.clone()?, self.mode, self.order, self.terms);
+        let ask = Ask { key, mode, order, terms, failing_since: None };
         let lease = match &self.owner {
             None => self.engine.acquire(&ask, limit).await?,
             Some(owner) => owner.acquire(&self.engine, &ask, limit).await?,

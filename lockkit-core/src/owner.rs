@@ -2,13 +2,13 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
-    Error, ErrorKind, Lock, LockKey, Locker, LossReason, Result,
+    Error, ErrorKind, Lock, LockKey, Locker, LossReason, Moment, Result,
     engine::{Ask, Engine, Lease, Limit, Phase},
 };
 
@@ -35,15 +35,28 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Owner {
     locker: Locker,
-    held: Arc<Mutex<HashMap<LockKey, Slot>>>,
+    held: Arc<Mutex<Slots>>,
 }
 
-/// The lease of one key, behind a gate that lets one task at a time acquire or nest.
-type Slot = Arc<AsyncMutex<Weak<Lease>>>;
+#[derive(Debug)]
+struct Slots {
+    by_key: HashMap<LockKey, Arc<Slot>>,
+    /// At how many of them those that are of no use any more are looked for: at twice as many as were of use the last time,
+    /// so that the looking costs each key the same, however many there are.
+    tidy_at: usize,
+}
+
+/// What this owner has of one key.
+#[derive(Debug, Default)]
+struct Slot {
+    lease: Mutex<Weak<Lease>>,
+    /// Lets one task at a time acquire. Says when the last acquisition failed, and why.
+    gate: AsyncMutex<Option<(Moment, Error)>>,
+}
 
 impl Owner {
     pub(crate) fn new(locker: Locker) -> Self {
-        Self { locker, held: Arc::default() }
+        Self { locker, held: Arc::new(Mutex::new(Slots { by_key: HashMap::new(), tidy_at: 64 })) }
     }
 
     /// The exclusive lock of this name, held by this owner.
@@ -52,32 +65,68 @@ impl Owner {
     }
 
     pub(crate) async fn acquire(&self, engine: &Arc<Engine>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
-        let slot = self.slot(&ask.key);
-        let gate = match limit.left(engine.now()) {
-            None => Some(slot.lock().await),
-            Some(left) if left.is_zero() => slot.try_lock().ok(),
-            Some(left) => tokio::time::timeout(left, slot.lock()).await.ok(),
-        };
-        let Some(mut held) = gate else { return Ok(None) };
-        if let Some(lease) = held.upgrade()
-            && let Some(nested) = nest(engine, &lease).await?
-        {
+        engine.check_open()?;
+        let (slot, start) = (self.slot(&ask.key), engine.now());
+        if let Some(nested) = slot.nest(engine).await? {
             return Ok(Some(nested));
         }
-        let lease = engine.acquire(ask, limit).await?;
-        *held = lease.as_ref().map_or_else(Weak::new, Arc::downgrade);
-        Ok(lease)
+        let gate = match limit.left(start) {
+            None => Some(slot.gate.lock().await),
+            Some(left) if left.is_zero() => slot.gate.try_lock().ok(),
+            Some(left) => tokio::time::timeout(left, slot.gate.lock()).await.ok(),
+        };
+        let Some(mut failed) = gate else {
+            // That another task of this owner is asking says nothing about the lock (rule R6).
+            return Ok(slot.keep(engine.acquire(ask, limit).await?));
+        };
+        if let Some(nested) = slot.nest(engine).await? {
+            return Ok(Some(nested));
+        }
+        // Those who waited at the gate were patient with the store together.
+        let mut ask = ask.clone();
+        if let Some((at, error)) = &*failed {
+            let patience = engine.settings.patience;
+            if at.since(start) >= patience {
+                return Err(error.clone());
+            }
+            ask.failing_since = (*at > start).then(|| start.max(*at - patience));
+        }
+        let answer = engine.acquire(&ask, limit).await;
+        let error = answer.as_ref().err().filter(|error| error.is_retryable());
+        *failed = error.map(|error| (engine.now(), error.clone()));
+        Ok(slot.keep(answer?))
     }
 
-    fn slot(&self, key: &LockKey) -> Slot {
+    fn slot(&self, key: &LockKey) -> Arc<Slot> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.len() > 64 && !held.contains_key(key) {
+        if held.by_key.len() >= held.tidy_at && !held.by_key.contains_key(key) {
             // What nobody holds and nobody acquires is of no use any more.
-            held.retain(|_, slot| {
-                Arc::strong_count(slot) > 1 || slot.try_lock().is_ok_and(|lease| lease.strong_count() > 0)
-            });
+            held.by_key.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lease().strong_count() > 0);
+            held.tidy_at = (held.by_key.len() * 2).max(64);
         }
-        Arc::clone(held.entry(key.clone()).or_default())
+        Arc::clone(held.by_key.entry(key.clone()).or_default())
+    }
+}
+
+impl Slot {
+    /// Adds a hold to the lease that there is, if there is one.
+    async fn nest(&self, engine: &Arc<Engine>) -> Result<Option<Arc<Lease>>> {
+        let lease = self.lease().upgrade();
+        match lease {
+            Some(lease) => nest(engine, &lease).await,
+            None => Ok(None),
+        }
+    }
+
+    fn keep(&self, lease: Option<Arc<Lease>>) -> Option<Arc<Lease>> {
+        if let Some(lease) = &lease {
+            *self.lease() = Arc::downgrade(lease);
+        }
+        lease
+    }
+
+    fn lease(&self) -> MutexGuard<'_, Weak<Lease>> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Ask {
     pub(crate) mode: Mode,
     pub(crate) order: Order,
     pub(crate) terms: Terms,
+    /// Since when others got nothing but errors while the caller waited for them.
+    pub(crate) failing_since: Option<Moment>,
 }
 
 /// How long a caller waits.
@@ -130,7 +132,7 @@ impl Engine {
             seat: seat.as_ref(),
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
             // The errors that others of this process got count, but nobody has less patience for having come late.
-            failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)),
+            failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)).or(ask.failing_since),
         };
         let hold = tokio::select! {
             biased;
