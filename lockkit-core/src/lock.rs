@@ -69,7 +69,10 @@ impl Lock {
     ///
     /// # Cancellation
     /// The future may be dropped at any time: the place in the queue is given up, and a lease that was or may come to
-    /// be granted is released in the background.
+    /// be granted is released in the background. One that is kept but not polled, as by a `select!` on `&mut acquiring`,
+    /// loses its place to other tasks of this locker after a second or two; a lease that it was given meanwhile is not
+    /// renewed, so that other processes wait for one ttl at most. Where leases end with the session they wait until it is
+    /// polled or dropped.
     pub async fn acquire(&self) -> Result<Guard> {
         loop {
             if let Some(guard) = self.get(Limit::Forever).await? {

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{HandOver, Lease, Terms, local::Turn};
-use crate::{Error, Moment};
+use crate::{Error, Moment, Token};
 
 /// How long a head may go without being polled before those behind it wake it, and how long after that before they pass: an
 /// acquisition in a `select!` may be kept and not polled for as long as it pleases its owner. Each further one in the line
@@ -25,6 +25,8 @@ pub(super) struct Line {
     /// The number of the seat in force. The holder of any other one was overtaken.
     seat: u64,
     head: Head,
+    /// What the head asks the store for, and with which ttl.
+    asked: Option<(Token, Duration)>,
     known: Known,
     /// Consecutive holders of this process, and when the first of them got the lease.
     run: u32,
@@ -87,8 +89,8 @@ pub(super) enum Overtaking {
     NotBefore(Moment),
     /// Wake the head, which shows whether it is polled.
     Wake(Waker),
-    /// Go to the head of the line.
-    Seat,
+    /// Go to the head of the line, and release what the one before asked for.
+    Seat(Option<(Token, Duration)>),
     /// Take this lease back from the one who does not take it.
     Lease(Arc<Lease>),
 }
@@ -101,6 +103,7 @@ impl Line {
             next_id: 0,
             seat,
             head: Head::Asks(now, None),
+            asked: None,
             known: Known::default(),
             run: 0,
             run_since: None,
@@ -137,7 +140,7 @@ impl Line {
     /// The next one, who is up with this seat from now on.
     pub(super) fn next(&mut self, seat: u64, now: Moment) -> Option<Waiter> {
         let waiter = self.waiters.pop_front()?;
-        (self.seat, self.head) = (seat, Head::Asks(now, None));
+        (self.seat, self.head, self.asked) = (seat, Head::Asks(now, None), None);
         Some(waiter)
     }
 
@@ -176,12 +179,19 @@ impl Line {
         }
         self.waiters.remove(at);
         (self.seat, self.head) = (seat, Head::Asks(now, None));
-        Overtaking::Seat
+        Overtaking::Seat(self.asked.take())
+    }
+
+    /// The head is about to ask. Returns how many fences to ask for.
+    pub(super) fn asks(&mut self, asked: (Token, Duration), times: u32) -> u32 {
+        self.asked = Some(asked);
+        self.span(times)
     }
 
     /// The store granted the head a lease with so many fences.
     pub(super) fn granted(&mut self, span: u32, now: Moment) {
         self.head = Head::Holds;
+        self.asked = None;
         self.handed = 0;
         self.fences = self.fences.saturating_sub(span.saturating_sub(1));
         self.heard_held(now);
@@ -284,7 +294,7 @@ impl Line {
     /// all grants together take less than one fence per microsecond, as long as each takes 2 µs for the fence that it
     /// needs itself. A grant whose answer was lost is not paid for: after each of those comes a pause of 10 ms at least,
     /// in which `MOST` are earned ten times over.
-    pub(super) fn span(&self, times: u32) -> u32 {
+    fn span(&self, times: u32) -> u32 {
         let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
         if waiting == 0 {
             return 1;

@@ -3,7 +3,8 @@
 //!
 //! A [`Seat`] is the place at the head. Whoever holds it may ask the store, or holds the lease. Dropping it lets the
 //! next one up, so that no way out of an acquisition can forget to. Whoever has it and is not polled is overtaken: its seat
-//! is not in force any more, and it may go on asking as one of many, but lets nobody up.
+//! is not in force any more, and what it had asked the store for is released. When it is polled again, it asks anew as one
+//! of many, and lets nobody up.
 
 use std::{
     collections::{
@@ -25,8 +26,9 @@ use super::{
     Engine,
     lease::{Lease, Terms},
     line::{Line, OVERDUE, Overtaking, Verdict, Waiter},
+    reaper::Certainty,
 };
-use crate::{Clock, Error, LockKey, Moment};
+use crate::{Claim, Clock, Error, LockKey, Mode, Moment, Token};
 
 /// How often a lease may go from one local holder to the next before other processes get their turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,9 +210,14 @@ impl LocalQueues {
         }
     }
 
-    /// How many fences the head is to ask for.
-    pub(crate) fn span(&self, seat: &Seat, times: u32) -> u32 {
-        self.at(seat, |line, _| line.span(times)).unwrap_or(1)
+    /// The head is about to ask, with this token and ttl. Returns how many fences to ask for; `None` if it was overtaken.
+    pub(crate) fn asks(&self, seat: &Seat, asked: (Token, Duration), times: u32) -> Option<u32> {
+        self.at(seat, |line, _| line.asks(asked, times))
+    }
+
+    /// Whether the head was not overtaken.
+    pub(crate) fn is_in_force(&self, seat: &Seat) -> bool {
+        self.at(seat, |_, _| ()).is_some()
     }
 
     /// The next waiter, if this process may keep the lease for one more holder.
@@ -350,7 +357,15 @@ impl Place {
         let (mut seat, now) = (self.queues.seat(&self.key), self.queues.clock.now());
         let answer = self.queues.look(&self.key, |line| line.overtake(self.id, seat.number, now));
         let later = match answer {
-            Some(Overtaking::Seat) => return Ok(seat),
+            Some(Overtaking::Seat(asked)) => {
+                if let Some((token, ttl)) = asked {
+                    // Only plain exclusive locks queue here. The one that asked with this token finds out that it was
+                    // overtaken before it believes in a grant.
+                    let claim = Claim { key: self.key.clone(), token, mode: Mode::Exclusive };
+                    engine.reap(claim, engine.lapse_of(ttl), Certainty::Doubtful, None);
+                }
+                return Ok(seat);
+            }
             Some(Overtaking::NotBefore(later)) => later,
             Some(Overtaking::Wake(waker)) => {
                 waker.wake();

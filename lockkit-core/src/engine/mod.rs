@@ -311,7 +311,7 @@ impl Engine {
     /// Makes a grant a lease of this process. A seat that is not in force any more is left behind.
     fn admit(self: &Arc<Self>, hold: Hold, terms: Terms, seat: Option<Seat>) -> Arc<Lease> {
         let now = self.now();
-        let mut seat = seat.filter(|seat| self.queues.granted(seat, hold.span));
+        let mut seat = seat.filter(|seat| self.queues.is_in_force(seat));
         if let Some(seat) = &mut seat {
             seat.granted = Some(now);
         }

@@ -210,7 +210,8 @@ impl Asking<'_> {
         self.engine.check_open()?;
         loop {
             let sent = self.engine.now();
-            let request = self.request(claim.clone(), sent);
+            let Some(span) = self.span(claim.token) else { return Ok(self.overtaken()) };
+            let request = self.request(claim.clone(), span, sent);
             undo.arm();
             let answer = self.call(&request).await;
             self.tell_others(&answer, sent);
@@ -228,8 +229,19 @@ impl Asking<'_> {
         }
     }
 
-    fn request(&self, claim: Claim, now: Moment) -> AcquireRequest {
-        let span = self.seat.map_or(1, |seat| self.engine.queues.span(seat, self.engine.settings.hand_over.times));
+    /// How many fences to ask for; `None` if others went past.
+    fn span(&self, token: Token) -> Option<u32> {
+        let Some(seat) = self.seat else { return Some(1) };
+        self.engine.queues.asks(seat, (token, self.ask.terms.ttl), self.engine.settings.hand_over.times)
+    }
+
+    /// Others went past, because this was not polled for too long, and had its claim released: its token is burnt.
+    fn overtaken(&mut self) -> Step {
+        self.seat = None;
+        Step::Afresh(Pause::For(Duration::ZERO))
+    }
+
+    fn request(&self, claim: Claim, span: u32, now: Moment) -> AcquireRequest {
         AcquireRequest {
             claim,
             ttl: self.ask.terms.ttl,
@@ -276,6 +288,10 @@ impl Asking<'_> {
         match answer {
             Ok(Attempt::Granted(hold)) => {
                 if self.is_useful(&hold, now) {
+                    // In one step with the look at it: from here on nobody goes past.
+                    if self.seat.is_some_and(|seat| !self.engine.queues.granted(seat, hold.span)) {
+                        return Ok(self.overtaken());
+                    }
                     undo.disarm();
                     return Ok(Step::Done(hold));
                 }
