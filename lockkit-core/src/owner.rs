@@ -84,12 +84,14 @@ impl Owner {
         }
         // Those who waited at the gate were patient with the store together.
         let mut ask = ask.clone();
-        if let Some((at, error)) = &*failed {
+        if let Some((at, error)) = &*failed
+            && *at > start
+        {
             let patience = engine.settings.patience;
             if at.since(start) >= patience {
                 return Err(error.clone());
             }
-            ask.failing_since = (*at > start).then(|| start.max(*at - patience));
+            ask.failing_since = Some(start.max(*at - patience));
         }
         let answer = engine.acquire(&ask, limit).await;
         let error = answer.as_ref().err().filter(|error| error.is_retryable());

@@ -101,6 +101,35 @@ async fn a_lease_taken_too_late_is_asked_for_again() -> Result<()> {
     Ok(())
 }
 
+/// It may have run out, unnoticed while the machine slept, when somebody behind takes it back, and be dropped after that.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_taken_back_after_its_end_ends_once() -> Result<()> {
+    for offset in (0..1200).step_by(7) {
+        let store = SimStore::new();
+        let locker = Locker::new(store.clone());
+        let unpolled = handed_to_nobody(&locker).await?;
+        let waiting = tokio::spawn(acquiring(&locker));
+        sleep(millis(offset)).await;
+        store.suspend(TTL * 2);
+        sleep(millis(1100)).await;
+        drop(unpolled);
+        drop(timeout(TTL, waiting).await.expect("its turn").expect("no panic")?);
+    }
+    Ok(())
+}
+
+/// Patience of nothing is that: each acquisition asks once, whatever became of those before it.
+#[tokio::test(start_paused = true)]
+async fn without_patience_each_asks_once() -> Result<()> {
+    let store = SimStore::new();
+    store.inject(Fault::REFUSED.on(Operation::Acquire));
+    let locker = Locker::builder(store.clone()).patience(Duration::ZERO).build();
+    let lock = locker.owner().lock("a");
+    assert_eq!(lock.acquire().await.expect_err("refused").kind(), ErrorKind::Unavailable);
+    drop(lock.acquire().await?);
+    Ok(())
+}
+
 /// A lease that is taken late, but in time, is renewed from then on, and its `max_hold` counts from then on.
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_renewed_once_it_was_taken() -> Result<()> {

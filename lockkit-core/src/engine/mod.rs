@@ -173,8 +173,9 @@ impl Engine {
     fn end(self: &Arc<Self>, lease: &Arc<Lease>, mut state: MutexGuard<'_, State>) -> Ending {
         let now = self.now();
         let taken = state.is_taken();
+        // A lease that was taken back on its way ends once more when its way does.
         if let Some(reason) = state.look(now) {
-            state.depth -= 1;
+            state.depth = state.depth.saturating_sub(1);
             drop(state);
             self.after_loss(lease, reason);
             return Ending::Lost(reason);
@@ -182,7 +183,7 @@ impl Engine {
         match state.phase() {
             Phase::Lost(reason) => {
                 // Counted down also now: an owner starts afresh when the last hold of a lost lease is gone.
-                state.depth -= 1;
+                state.depth = state.depth.saturating_sub(1);
                 return Ending::Lost(reason);
             }
             Phase::Released => return Ending::Done,
