@@ -79,7 +79,8 @@ fn a_release_that_overtakes_its_acquisition_is_sent_again() {
 const BELIEF: &[&str] = &["until its release", "still believed in", "holders at once", "is not there", "but by nobody"];
 const FENCES: &[&str] = &["was granted after", "belongs to two holders"];
 
-/// What the model is worth: each of these bugs of a store must break a rule of it, and one that it is about.
+/// What the model is worth: each of these bugs of a store must break a rule of it, and one that it is about. What becomes of
+/// a claim that is asked for again is not among them: the engine asks for a claim once, unless it queues.
 #[test]
 fn known_bad_stores_are_found() {
     for (bug, says) in [
@@ -87,7 +88,6 @@ fn known_bad_stores_are_found() {
         (Bug::HidesNotMine, BELIEF),
         (Bug::RenewsAnyones, BELIEF),
         (Bug::RenewCreates, BELIEF),
-        (Bug::RepeatDoesNotExtend, BELIEF),
         (Bug::NoExpiry, BELIEF),
         (Bug::DepthAdds, &["times, not as in"]),
         (Bug::FenceLapses, FENCES),
