@@ -102,25 +102,13 @@ impl RedisStore {
         };
         match reply {
             Ok(reply) => match plan.read(reply, sent)? {
-                Answer::Granted(hold) => Box::pin(self.confirm(route, &connection, hold)).await.map(Answer::Granted),
+                Answer::Granted(hold) => Box::pin(confirm(node, &connection, hold)).await.map(Answer::Granted),
                 answer => Ok(answer),
             },
             Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
                 Err(Box::pin(explain(node, &connection, plan, e)).await)
             }
             Err(e) => Err(e),
-        }
-    }
-
-    /// Makes sure that enough replicas have a grant; releases it if they don't.
-    async fn confirm(&self, route: &Route, connection: &Connection, hold: Hold) -> Result<Hold> {
-        let Some(replicas) = &route.node.replicas else { return Ok(hold) };
-        let Err(shortfall) = replicas.confirm(connection).await else { return Ok(hold) };
-        let message = format!("the grant is not safe: {}", shortfall.message());
-        let error = Error::new(ErrorKind::Unavailable, message).with_source(shortfall);
-        match self.release_at(route, &hold.claim).await {
-            Ok(_) => Err(error),
-            Err(_) => Err(error.unknown_effect()),
         }
     }
 
@@ -160,6 +148,14 @@ impl RedisStore {
             }
         }
     }
+}
+
+/// Makes sure that enough replicas have a grant. If they don't, it stays until the caller releases it (rule R2).
+async fn confirm(node: &Node, connection: &Connection, hold: Hold) -> Result<Hold> {
+    let Some(replicas) = &node.replicas else { return Ok(hold) };
+    let Err(shortfall) = replicas.confirm(connection).await else { return Ok(hold) };
+    let message = format!("the grant is not safe: {}", shortfall.message());
+    Err(Error::new(ErrorKind::Unavailable, message).with_source(shortfall).unknown_effect())
 }
 
 /// Takes the answers to a subscription and an acquisition.

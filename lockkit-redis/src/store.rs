@@ -139,7 +139,7 @@ impl RedisStore {
         }
     }
 
-    pub(crate) async fn release_at(&self, Route { node, asking, .. }: &Route, claim: &Claim) -> Result<Release> {
+    async fn release_at(&self, Route { node, asking, .. }: &Route, claim: &Claim) -> Result<Release> {
         let lock = self.names.lock(&claim.key);
         let request = Request::release(&lock, &claim.token);
         let connection = node.link.connection().await?;

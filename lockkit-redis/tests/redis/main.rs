@@ -16,6 +16,7 @@ mod passwords;
 mod queue;
 mod replicas;
 mod sentinel;
+mod snag;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

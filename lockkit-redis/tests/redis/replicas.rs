@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use lockkit_core::{Effect, ErrorKind, LockStore, Release};
+use lockkit_core::{Effect, ErrorKind, LockStore, Locker, Release};
 use lockkit_redis::RedisStore;
 use lockkit_testkit::servers::RedisSentinels;
 
-use crate::support::*;
+use crate::{snag::Snag, support::*};
 
 async fn servers() -> RedisSentinels {
     let all = RedisSentinels::start(flavor()).await.expect("servers");
@@ -35,7 +35,7 @@ async fn a_grant_is_answered_when_the_replica_has_it() {
 }
 
 #[tokio::test]
-async fn a_grant_that_the_replica_lacks_is_taken_back() {
+async fn a_grant_that_the_replica_lacks_is_left_to_its_caller() {
     let all = servers().await;
     let store = store(&all, "replicas=1&replica_timeout=300ms").await.expect("connect");
     let kept = claim("kept");
@@ -43,14 +43,16 @@ async fn a_grant_that_the_replica_lacks_is_taken_back() {
     all.servers()[1].freeze().await.expect("freeze");
     let (mine, started) = (claim("a"), Instant::now());
     let error = attempt(&store, &mine).await.expect_err("no replica");
-    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
     assert!(error.message().contains("0 of 1 replicas"), "{error}");
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
-    assert_eq!(all.servers()[0].command(&["EXISTS", "lockkit:a"]).await.expect("EXISTS"), "0", "taken back");
+    assert_eq!(all.servers()[0].command(&["EXISTS", "lockkit:a"]).await.expect("EXISTS"), "1", "nobody released it");
+    free(&store, &mine).await;
     let error = renew(&store, &renewal(&kept)).await.expect_err("no replica");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
     // Releasing needs nobody, and is not held up by those who wait for replicas.
-    let (asked, ()) = tokio::join!(attempt(&store, &mine), async {
+    let unsafe_too = claim("a");
+    let (asked, ()) = tokio::join!(attempt(&store, &unsafe_too), async {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let started = Instant::now();
         assert!(matches!(store.release(&kept).await, Ok(Release::Released { .. })));
@@ -58,7 +60,31 @@ async fn a_grant_that_the_replica_lacks_is_taken_back() {
     });
     assert_eq!(asked.expect_err("no replica").kind(), ErrorKind::Unavailable);
     all.servers()[1].thaw().expect("thaw");
-    hold(&store, &mine).await;
+    hold(&store, &claim("b")).await;
+}
+
+/// The release of a grant that was not safe is held up on its way, and arrives when the lock was taken anew.
+#[tokio::test]
+async fn a_late_release_ends_no_later_grant() {
+    // The length of what a release has to say: a token and a colon.
+    const RELEASE: &str = "$33\r\n";
+    let all = servers().await;
+    let snag = Snag::start(all.servers()[0].addr(), RELEASE).await;
+    let url = format!("redis://{}?replicas=1&replica_timeout=300ms", snag.addr);
+    let careful = RedisStore::from_url(&url).await.expect("connect");
+    let locker = Locker::builder(careful).patience(Duration::from_secs(20)).build();
+    all.servers()[1].freeze().await.expect("freeze");
+    let lock = locker.lock("a");
+    let (guard, ()) = tokio::join!(lock.acquire(), async {
+        snag.caught().await;
+        all.servers()[1].thaw().expect("thaw");
+    });
+    let guard = guard.expect("acquire");
+    snag.let_go().await;
+    let other = Locker::new(store(&all, "").await.expect("connect"));
+    let second = other.lock("a").try_acquire().await.expect("ask");
+    assert!(guard.is_held());
+    assert!(second.is_none(), "two holders");
 }
 
 #[tokio::test]
@@ -95,7 +121,7 @@ async fn a_former_primary_can_not_complete_a_grant() {
     all.servers()[1].command(&["REPLICAOF", "NO", "ONE"]).await.expect("promote");
     hold(&careless, &claim("a")).await;
     let error = attempt(&careful, &claim("b")).await.expect_err("nobody follows it");
-    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
     let error = renew(&careful, &renewal(&mine)).await.expect_err("nobody follows it");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
 }
