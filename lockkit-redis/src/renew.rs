@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Error, ErrorKind, Hold, LossReason, Moment, Renewal, Renewed, Result};
+use lockkit_core::{Effect, Error, ErrorKind, Hold, LossReason, Moment, Renewal, Renewed, Result};
 use redis::{Cmd, Pipeline, Value};
 
 use crate::{
@@ -37,7 +37,7 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
     let mut todo = Vec::with_capacity(renewals.len());
     for (index, renewal) in renewals.iter().enumerate() {
         match check(renewal, store.max_ttl) {
-            Ok(ttl) => todo.push(Item { index, ttl, with_floor: renewal.fence_floor.is_some() }),
+            Ok(ttl) => todo.push(Item { index, ttl, with_floor: renewal.fence_floor.is_some(), alone: false }),
             Err(e) => answers[index] = Some(Err(e)),
         }
     }
@@ -49,6 +49,8 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
                     moved.push(item);
                     signposts.push(e);
                 }
+                // The user may use some of the keys and not others. None of the leases in the script was extended.
+                Err(e) if is_denied(&e) && !item.alone => moved.push(Item { alone: true, ..item }),
                 answer => answers[item.index] = Some(answer.map_err(|e| store.nodes.settle(e))),
             }
         }
@@ -89,10 +91,11 @@ async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut
     // Leases of the same ttl share a script. It is usually the same for all, so there is nothing to sort. In a cluster
     // they would have to share a slot as well, which is not worth looking for.
     let (chunk, batch) = if store.nodes.is_cluster() { (1, CHUNK) } else { (CHUNK, BATCH) };
-    todo.sort_by_key(|item| (item.with_floor, item.ttl));
+    let kind = |item: &Item| (item.alone, item.with_floor, item.ttl);
+    todo.sort_by_key(kind);
     let chunks: Vec<&[Item]> = todo
-        .chunk_by(|a, b| (a.with_floor, a.ttl) == (b.with_floor, b.ttl))
-        .flat_map(|alike| alike.chunks(chunk))
+        .chunk_by(|a, b| kind(a) == kind(b))
+        .flat_map(|alike| alike.chunks(if alike[0].alone { 1 } else { chunk }))
         .collect();
     let batches = chunks.chunks(batch).map(|chunks| send(store, &node, &connection, renewals, chunks)).collect();
     let mut answers: Answers = join(batches).await.into_iter().flatten().collect();
@@ -115,6 +118,13 @@ struct Item {
     index: usize,
     ttl: u64,
     with_floor: bool,
+    /// It is to have a script of its own.
+    alone: bool,
+}
+
+/// The script was refused before it began.
+fn is_denied(error: &Error) -> bool {
+    error.kind() == ErrorKind::Denied && error.effect() == Effect::None
 }
 
 fn check(renewal: &Renewal, longest: Duration) -> Result<u64> {
@@ -150,19 +160,17 @@ async fn send(
         Ok(replies) => {
             for (chunk, reply) in chunks.iter().zip(replies) {
                 match node.link.accept(connection, reply, Sent::Yes) {
-                    Ok(Value::Array(parts)) => answers.extend(
-                        chunk
-                            .iter()
-                            .zip(parts)
-                            .map(|(item, part)| (item.clone(), read(&renewals[item.index], part, sent))),
-                    ),
+                    Ok(Value::Array(parts)) => answers.extend(chunk.iter().zip(parts).map(|(item, part)| {
+                        // It may have been extended before the error.
+                        let part = node.link.accept(connection, part, Sent::Yes).map_err(Error::unknown_effect);
+                        (item.clone(), part.and_then(|part| read(&renewals[item.index], part, sent)))
+                    })),
                     Ok(_) => fail(&mut answers, chunk, &error::odd_reply(Sent::Yes)),
                     // The lease has left this server, and no other may renew it.
                     Err(e) if Signpost::of(&e).is_some_and(|to| to.asking) && store.nodes.is_cluster() => {
                         answers.extend(chunk.iter().map(|item| (item.clone(), Ok(Renewed::Lost(LossReason::Gone)))));
                     }
-                    Err(e) if store.nodes.is_redirected(&e) => fail(&mut answers, chunk, &e),
-                    // Some of the chunk may have been extended before the error.
+                    Err(e) if store.nodes.is_redirected(&e) || is_denied(&e) => fail(&mut answers, chunk, &e),
                     Err(e) => fail(&mut answers, chunk, &e.unknown_effect()),
                 }
             }

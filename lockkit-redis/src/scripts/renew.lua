@@ -1,4 +1,5 @@
--- Extends leases that are still held by their claims. Never creates one (R5).
+-- Extends leases that are still held by their claims. Never creates one (R5). Each is answered for itself: an error of one
+-- is its answer, and nothing to the others.
 --
 -- KEYS[1 .. n]         the locks
 -- KEYS[n+1 .. 2n]      their fence counters, only if floors are given
@@ -13,25 +14,50 @@
 --                        1          it is another's
 --                        2          it is held and was extended, but its counter is no number
 --                        3          it was granted by a server that is not in charge any more
+--                        an error   it may have been extended
 
-local call, pcall, sub = redis.call, redis.pcall, string.sub
+local pcall, sub = redis.pcall, string.sub
 local ttl, n = ARGV[1], tonumber(ARGV[2])
 
--- Raises a counter, never below what the lease itself owns (the counter may have expired in the meantime).
+-- Raises a counter, never below what the lease itself owns (the counter may have expired in the meantime). Returns what is
+-- to be answered if it can't.
 local function raise(counter, floor, value)
   local stored = pcall('GET', counter)
   local number = tonumber(stored or 0)
   if not number then
-    return false
+    return 2
   end
   local fence, span = string.match(value, '^%x+:%d+:(%d+):(%d+)[@:]')
-  local last = math.max(tonumber(floor), fence + span - 1)
+  local last = math.max(tonumber(floor), fence and fence + span - 1 or 0)
   if number < last then
-    local time = call('TIME')
+    local time = pcall('TIME')
+    if time.err then
+      return time
+    end
     local seconds = 604800 + math.max(0, math.ceil(last / 1000000 - time[1]))
-    call('SET', counter, string.format('%.0f', last), 'EX', string.format('%.0f', seconds))
+    local raised = pcall('SET', counter, string.format('%.0f', last), 'EX', string.format('%.0f', seconds))
+    return raised.err and raised
   end
-  return true
+end
+
+local function extend(lock, value, head, counter, floor)
+  if sub(value, 1, #head) == head then
+    local extended = pcall('PEXPIRE', lock, ttl)
+    if type(extended) == 'table' then
+      return extended
+    end
+  else
+    local rest = string.match(value, '^%x+:%d+:(%d+:%d+[@:].*)$')
+    if not rest then
+      return 1
+    end
+    value = head .. rest
+    local written = pcall('SET', lock, value, 'PX', ttl)
+    if written.err then
+      return written
+    end
+  end
+  return floor and raise(counter, floor, value) or value
 end
 
 local answers = {}
@@ -45,14 +71,7 @@ for i = 1, n do
   elseif mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
     answers[i] = 3
   else
-    if sub(value, 1, #head) == head then
-      call('PEXPIRE', lock, ttl)
-    else
-      value = head .. string.match(value, '^%x+:%d+:(.*)$')
-      call('SET', lock, value, 'PX', ttl)
-    end
-    local floor = ARGV[n + 2 + i]
-    answers[i] = (not floor or raise(KEYS[n + i], floor, value)) and value or 2
+    answers[i] = extend(lock, value, head, KEYS[n + i], ARGV[n + 2 + i])
   end
 end
 return answers

@@ -399,3 +399,28 @@ async fn a_lease_lapses_on_the_servers_clock() {
     assert!(second.fence > first.fence);
     assert_eq!(store.release(&short.claim).await.expect("release"), Release::NotHeld(LossReason::Taken));
 }
+
+/// Many renewals share a script, and what goes wrong with one is no matter of the others.
+#[tokio::test]
+async fn each_renewal_has_an_answer_of_its_own() {
+    let server = Server::start().await;
+    let (store, mut connection) = (server.store().await, server.raw());
+    let claims: Vec<_> = (0..10).map(|i| claim(&i.to_string())).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+    }
+    let mut renewals: Vec<_> = claims.iter().map(renewal).collect();
+    // Its value is written anew, which takes memory.
+    renewals[0].depth = 2;
+    let mangled = format!("SET lockkit:1 {}:mangled PX 10000", claims[1].token.reveal());
+    raw::<()>(&mut connection, &mangled);
+    renewals[1].depth = 2;
+    raw::<()>(&mut connection, "CONFIG SET maxmemory 1");
+    let mut answers = store.renew(&renewals).await.into_iter();
+    let full = answers.next().expect("an answer").expect_err("no memory");
+    assert_eq!((full.kind(), full.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{full}");
+    assert!(full.message().contains("OOM"), "{full}");
+    assert_eq!(lost(answers.next().expect("an answer")), LossReason::Taken, "it is no lease any more");
+    assert_eq!(answers.len(), 8);
+    answers.for_each(|answer| _ = held(answer));
+}
