@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, Hold, HolderInfo, Moment, Order,
-    Result,
+    AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, HolderInfo,
+    Moment, Order, Result,
 };
 use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
@@ -14,8 +14,9 @@ use crate::{
     link::Connection,
     name,
     node::{Node, Route},
-    reign::{self, Reign},
+    reign,
     request::{self, Request},
+    slots,
     store::{RedisStore, check_floor, exclusive, milliseconds},
     value::{self, Stored},
     wake::Interest,
@@ -80,10 +81,14 @@ impl RedisStore {
         let node = &route.node;
         let connection = node.link.connection().await?;
         let reign = connection.reign();
+        if route.asking && reign.is_none() {
+            // It has no slot yet that could have its note. By the time that it is asked it may be in charge of this one.
+            return Err(slots::undecided());
+        }
         if let Some(left) = reign.and_then(|reign| reign.pause(plan.clock.now())) {
             return Ok(Answer::Paused(left));
         }
-        let (request, guard) = (plan.request(reign), reign.map(|reign| &*reign.id));
+        let (request, guard) = (plan.request(&connection)?, reign.map(|reign| &*reign.id));
         let channel = interest.and_then(|interest| {
             interest.arm();
             (!interest.is_subscribed() && !route.asking).then_some(&plan.lock)
@@ -198,9 +203,11 @@ impl<'a> Plan<'a> {
         Ok(Self { request, lock, ttl_ms, bound: store.bound(*ttl), clock: &*store.info.clock })
     }
 
-    fn request(&self, reign: Option<&Reign>) -> Box<Request> {
+    fn request(&self, connection: &Connection) -> Result<Box<Request>> {
         let AcquireRequest { claim, fence, holder, .. } = self.request;
-        Request::acquire(&self.lock, claim, holder, self.ttl_ms, *fence, reign)
+        let fence = FenceRequest { floor: fence.floor.max(connection.floor(fence.clock)?), ..*fence };
+        let mark = connection.reign().map_or("", |reign| &reign.mark);
+        Ok(Request::acquire(&self.lock, claim, holder, self.ttl_ms, fence, mark))
     }
 
     fn read(&self, reply: Value, sent: Moment) -> Result<Answer> {

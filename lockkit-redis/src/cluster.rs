@@ -1,27 +1,29 @@
 //! The members of a cluster, and which of them serves which slot.
 //!
 //! The map of the slots is asked for when it is needed: at first, when a member says that a slot has moved, and when one
-//! could not be reached. All members are asked at once, over connections of their own, for a replica can tell as well;
-//! the answer with the highest epoch counts.
+//! could not be reached. The primaries are asked at once, over the connections that there are to them. If there is none to
+//! most of them, all members are asked, over connections for that alone: a replica can tell as well. The answer with the
+//! highest epoch counts.
 
 use std::{
     collections::HashMap,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use lockkit_core::{Alarm, Error, ErrorKind, Result};
-use tokio::{sync::Mutex, task::JoinSet, time::Instant};
+use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
     config::{RedisConfig, Topology},
     name::{self, Names},
     node::{Node, Route, Sorted},
+    rounds::Rounds,
     sentinel::Place,
-    slots::{self, Range, Signpost, undecided, unserved},
+    slots::{self, Range, Signpost, Told, undecided, unserved},
     vote,
 };
 
@@ -29,6 +31,9 @@ use crate::{
 const HOPS: u32 = 5;
 /// The map is not asked for again within this time, unless a member says that it is wrong.
 const FRESH: Duration = Duration::from_millis(100);
+
+/// What members are asked, side by side.
+type Questions = JoinSet<Result<Told>>;
 
 /// The members of a cluster.
 #[derive(Debug)]
@@ -39,16 +44,19 @@ pub(crate) struct Cluster {
     seeds: Vec<Place>,
     map: RwLock<Arc<Map>>,
     is_stale: AtomicBool,
-    /// When the map was last asked for, and what came of it; held by the one who asks.
-    flight: Mutex<Option<(Instant, Result<()>)>>,
+    rounds: Arc<Rounds<Result<()>>>,
+    /// When the map was last asked for, successfully.
+    asked: Mutex<Option<Instant>>,
+    /// Servers that slots are on their way to and that serve none yet. Nothing is granted there, so they keep no note.
+    guests: Mutex<HashMap<Place, Arc<Node>>>,
 }
 
 #[derive(Debug, Default)]
 struct Map {
     /// Who serves which slots, in order.
     ranges: Vec<(u16, u16, Arc<Node>)>,
-    /// The servers in `ranges`, each with the slot that its note lies in.
-    nodes: HashMap<Place, (u16, Arc<Node>)>,
+    /// The servers in `ranges`.
+    nodes: HashMap<Place, Arc<Node>>,
     /// All members, replicas too.
     places: Vec<Place>,
 }
@@ -61,11 +69,12 @@ impl Cluster {
         };
         let config = RedisConfig { topology: Topology::Single, ..config };
         let is_stale = AtomicBool::new(true);
-        Self { config, names, alarm, seeds, map: RwLock::default(), is_stale, flight: Mutex::default() }
+        let (map, asked, guests) = <(RwLock<_>, Mutex<_>, Mutex<_>)>::default();
+        Self { config, names, alarm, seeds, map, is_stale, rounds: Rounds::new(), asked, guests }
     }
 
     /// See [`Nodes::route`](crate::node::Nodes::route).
-    pub(crate) async fn route(&self, lock: &str) -> Result<Route> {
+    pub(crate) async fn route(self: &Arc<Self>, lock: &str) -> Result<Route> {
         let slot = name::slot(lock);
         let mut node = self.fresh().await?.node_of(slot);
         if node.is_none() {
@@ -76,7 +85,7 @@ impl Cluster {
     }
 
     /// See [`Nodes::follow`](crate::node::Nodes::follow).
-    pub(crate) async fn follow(&self, route: Route, error: Error) -> Result<Route> {
+    pub(crate) async fn follow(self: &Arc<Self>, route: Route, error: Error) -> Result<Route> {
         let hops = route.hops + 1;
         match Signpost::of(&error) {
             Some(_) if hops > HOPS => Err(undecided()),
@@ -107,12 +116,16 @@ impl Cluster {
         self.map().node_of(name::slot(lock))
     }
 
-    pub(crate) async fn all(&self) -> Result<Vec<Arc<Node>>> {
-        Ok(self.fresh().await?.nodes.values().map(|(_, node)| Arc::clone(node)).collect())
+    pub(crate) async fn all(self: &Arc<Self>) -> Result<Vec<Arc<Node>>> {
+        Ok(self.fresh().await?.nodes.values().map(Arc::clone).collect())
     }
 
     /// See [`Nodes::sort`](crate::node::Nodes::sort).
-    pub(crate) async fn sort<T: Send>(&self, things: Vec<T>, lock: impl Fn(&T) -> String + Send) -> Result<Sorted<T>> {
+    pub(crate) async fn sort<T: Send>(
+        self: &Arc<Self>,
+        things: Vec<T>,
+        lock: impl Fn(&T) -> String + Send,
+    ) -> Result<Sorted<T>> {
         let map = self.fresh().await?;
         let mut sorted = Sorted { by_node: Vec::<(Arc<Node>, Vec<T>)>::new(), orphans: Vec::new() };
         for thing in things {
@@ -130,7 +143,7 @@ impl Cluster {
 
     /// The map, asked for if there is reason to. If nobody answers, the one that there was still helps to reach the
     /// members that it has right.
-    async fn fresh(&self) -> Result<Arc<Map>> {
+    async fn fresh(self: &Arc<Self>) -> Result<Arc<Map>> {
         if self.is_stale.load(Ordering::Acquire)
             && let Err(e) = self.refresh(false).await
             && self.map().ranges.is_empty()
@@ -141,82 +154,117 @@ impl Cluster {
     }
 
     /// Asks the members for the map, once for all who want it at the same time.
-    pub(crate) async fn refresh(&self, is_wrong: bool) -> Result<()> {
-        let wanted = Instant::now();
-        let mut flight = self.flight.lock().await;
-        if let Some((asked, outcome)) = &*flight
-            && (*asked >= wanted || (!is_wrong && outcome.is_ok() && asked.elapsed() < FRESH))
-        {
-            return outcome.clone();
+    pub(crate) async fn refresh(self: &Arc<Self>, is_wrong: bool) -> Result<()> {
+        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_wrong && asked.is_some_and(|asked| asked.elapsed() < FRESH) {
+            return Ok(());
         }
+        let cluster = Arc::clone(self);
+        let outcome = self.rounds.join(async move { cluster.ask().await }).await;
+        let ended = || Error::new(ErrorKind::Unavailable, "the question to the cluster ended with its runtime");
+        outcome.unwrap_or_else(|| Err(ended()))
+    }
+
+    async fn ask(&self) -> Result<()> {
         let asked = Instant::now();
         self.is_stale.store(false, Ordering::Release);
-        let mut places = self.map().places.clone();
+        let map = self.map();
+        let mut told = self.newest(map.questions(self.config.timeout)).await;
+        if told.is_err() {
+            told = self.newest(self.questions_to_all(&map)).await;
+        }
+        match told {
+            Ok(ranges) => {
+                self.adopt(ranges);
+                *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
+                Ok(())
+            }
+            Err(e) => {
+                self.is_stale.store(true, Ordering::Release);
+                Err(e)
+            }
+        }
+    }
+
+    async fn newest(&self, questions: Questions) -> Result<Vec<Range>> {
+        vote::newest(questions, self.config.timeout / 4).await.map(|(ranges, _)| ranges)
+    }
+
+    fn questions_to_all(&self, map: &Map) -> Questions {
+        let mut places = map.places.clone();
         places.extend(self.seeds.iter().cloned());
         places.sort();
         places.dedup();
-        let mut questions = JoinSet::new();
+        let mut questions = Questions::new();
         for place in places {
             let config = self.config.clone();
-            questions.spawn(async move { slots::ask(&config, &place).await });
+            questions.spawn(async move { slots::ask_anew(&config, &place).await });
         }
-        let outcome = vote::newest(questions, self.config.timeout / 4).await.map(|(ranges, _)| self.adopt(ranges));
-        if outcome.is_err() {
-            self.is_stale.store(true, Ordering::Release);
-        }
-        *flight = Some((asked, outcome.clone()));
-        outcome
+        questions
     }
 
     /// Takes over a map. Servers that were there before are kept, with their connections; the others' end.
     fn adopt(&self, told: Vec<Range>) {
         let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
         let mut map = Map::default();
-        for range in &told {
-            map.places.extend(range.places.iter().cloned());
+        let mut slots: HashMap<&Place, Vec<(u16, u16)>> = HashMap::new();
+        for Range { first, last, places } in &told {
+            map.places.extend(places.iter().cloned());
+            if let Some(primary) = places.first() {
+                slots.entry(primary).or_default().push((*first, *last));
+            }
         }
         map.places.sort();
         map.places.dedup();
-        for Range { first, last, places } in told {
-            let Some(place) = places.into_iter().next() else { continue };
-            let node = match map.nodes.get(&place) {
-                Some((_, node)) => Arc::clone(node),
-                None => {
-                    // The first range of a server has its lowest slot.
-                    let kept = current.nodes.get(&place).filter(|(slot, _)| *slot == first);
-                    let node = kept.map_or_else(|| self.make(&place, first), |(_, node)| Arc::clone(node));
-                    map.nodes.insert(place, (first, Arc::clone(&node)));
-                    node
+        for (place, slots) in slots {
+            let note = self.names.note(|slot| slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)));
+            let node = match current.nodes.get(place) {
+                Some(node) => {
+                    node.keep_note_at(note);
+                    Arc::clone(node)
                 }
+                None => self.make(place, note),
             };
-            map.ranges.push((first, last, node));
+            map.ranges.extend(slots.iter().map(|(first, last)| (*first, *last, Arc::clone(&node))));
+            map.nodes.insert(place.clone(), node);
         }
+        map.ranges.sort_by_key(|(first, ..)| *first);
         let gone = std::mem::replace(&mut *current, Arc::new(map));
         let map = Arc::clone(&current);
         drop(current);
-        for (_, node) in gone.nodes.values() {
-            if !map.nodes.values().any(|(_, other)| Arc::ptr_eq(other, node)) {
-                node.link.close();
-            }
+        self.guests().retain(|place, _| !map.nodes.contains_key(place));
+        for (_, node) in gone.nodes.iter().filter(|(place, _)| !map.nodes.contains_key(*place)) {
+            node.link.close();
         }
     }
 
-    fn make(&self, (host, port): &Place, slot: u16) -> Arc<Node> {
-        let config = RedisConfig { host: host.clone(), port: *port, ..self.config.clone() };
-        Arc::new(Node::new(&config, &self.names.note(Some(slot)), Some(&self.alarm)))
+    fn make(&self, place: &Place, note: String) -> Arc<Node> {
+        Arc::new(Node::new(&self.config_of(place), note, Some(&self.alarm)))
     }
 
-    /// The server that a signpost names. It need not be in the map yet.
+    fn config_of(&self, (host, port): &Place) -> RedisConfig {
+        RedisConfig { host: host.clone(), port: *port, ..self.config.clone() }
+    }
+
+    /// The server that a slot is on its way to. It need not be in the map yet.
     fn node_at(&self, to: &Signpost) -> Arc<Node> {
-        let known = self.map().nodes.get(&to.place).map(|(_, node)| Arc::clone(node));
-        known.unwrap_or_else(|| self.make(&to.place, to.slot))
+        if let Some(node) = self.map().nodes.get(&to.place) {
+            return Arc::clone(node);
+        }
+        let mut guests = self.guests();
+        let guest = guests.entry(to.place.clone());
+        Arc::clone(guest.or_insert_with(|| Arc::new(Node::new(&self.config_of(&to.place), String::new(), None))))
+    }
+
+    fn guests(&self) -> MutexGuard<'_, HashMap<Place, Arc<Node>>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Corrects the map by a signpost, until it is asked for again.
     pub(crate) fn learn(&self, to: &Signpost) -> Arc<Node> {
         let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
-        let known = current.nodes.get(&to.place).map(|(_, node)| Arc::clone(node));
-        let node = known.unwrap_or_else(|| self.make(&to.place, to.slot));
+        let known = current.nodes.get(&to.place).map(Arc::clone);
+        let node = known.unwrap_or_else(|| self.make(&to.place, self.names.note(|slot| slot == to.slot)));
         if !current.node_of(to.slot).is_some_and(|owner| Arc::ptr_eq(&owner, &node)) {
             *current = Arc::new(current.with(to, &node));
         }
@@ -233,9 +281,19 @@ impl Map {
         let index = self.ranges.partition_point(|(_, last, _)| *last < slot);
         self.ranges.get(index).filter(|(first, ..)| *first <= slot).map(|(_, _, node)| Arc::clone(node))
     }
-}
 
-impl Map {
+    /// Asks the servers that there are connections to, if they are a majority.
+    fn questions(&self, bound: Duration) -> Questions {
+        let nodes = || self.nodes.values().filter_map(|node| Some((Arc::clone(node), node.link.current()?)));
+        let mut questions = Questions::new();
+        if nodes().count() > self.nodes.len() / 2 {
+            for (node, connection) in nodes() {
+                questions.spawn(async move { slots::ask(&node.link, &connection, bound).await });
+            }
+        }
+        questions
+    }
+
     /// The same map, but for one slot.
     fn with(&self, to: &Signpost, node: &Arc<Node>) -> Self {
         let slot = to.slot;
@@ -250,7 +308,7 @@ impl Map {
         }
         map.ranges.push((slot, slot, Arc::clone(node)));
         map.ranges.sort_by_key(|(first, ..)| *first);
-        map.nodes.entry(to.place.clone()).or_insert_with(|| (slot, Arc::clone(node)));
+        map.nodes.entry(to.place.clone()).or_insert_with(|| Arc::clone(node));
         if !map.places.contains(&to.place) {
             map.places.push(to.place.clone());
         }

@@ -48,6 +48,7 @@ mod reign;
 mod renew;
 mod replicas;
 mod request;
+mod rounds;
 mod scripts;
 mod secret;
 mod sentinel;

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Error, ErrorKind, Result};
+use lockkit_core::{Alarm, Error, ErrorKind, Fence, FenceClock, Result};
 use redis::{
     AsyncConnectionConfig, PushInfo, PushKind,
     aio::{MultiplexedConnection, SendError},
@@ -39,14 +39,17 @@ const WRITE_BUFFER: usize = 256 * 1024;
 /// What the task that makes a connection shares with those who use it.
 pub(crate) struct Line {
     pub(crate) config: RedisConfig,
-    /// The key of the server's note about its reign, where servers can take over from each other.
-    pub(crate) note: Option<String>,
+    /// Where the server's note about its reign is, where servers can take over from each other.
+    pub(crate) note: Option<Arc<NoteKey>>,
     /// Raised when another server seems to have taken over.
     alarm: Option<Alarm>,
     pub(crate) wake: Arc<Wake>,
     pub(crate) current: RwLock<Option<Arc<Connection>>>,
     flight: Mutex<Flight>,
 }
+
+/// The key of a server's note about its reign. In a cluster it changes when its slot leaves the server.
+pub(crate) type NoteKey = Mutex<String>;
 
 /// What comes of an attempt to connect.
 type Attempt = watch::Receiver<Option<Result<Arc<Connection>>>>;
@@ -57,7 +60,7 @@ struct Flight {
     /// The one under way.
     attempt: Option<Attempt>,
     /// The reign of the latest connection.
-    reign: Option<String>,
+    reign: Option<Reign>,
 }
 
 /// A connection that was made, dead or alive.
@@ -75,13 +78,15 @@ pub(crate) struct Connection {
     pub(crate) struck: AtomicBool,
     place: Place,
     reign: Option<Reign>,
+    /// The server's clock when the connection was made, where no other server can take over; or why it is not known.
+    clock: Result<Fence>,
     /// The sentinels, if it was they who named the server.
     watches: Option<Watches>,
 }
 
 impl Line {
     /// See [`Link::new`](crate::link::Link::new).
-    pub(crate) fn new(config: RedisConfig, note: Option<String>, alarm: Option<Alarm>, wake: Arc<Wake>) -> Self {
+    pub(crate) fn new(config: RedisConfig, note: Option<Arc<NoteKey>>, alarm: Option<Alarm>, wake: Arc<Wake>) -> Self {
         Self { config, note, alarm, wake, current: RwLock::default(), flight: Mutex::default() }
     }
 
@@ -143,9 +148,8 @@ impl Line {
         let mut flight = self.flight();
         flight.attempt = None;
         let Some(connection) = made else { return };
-        let reign = connection.reign().map(|reign| reign.mark.clone());
-        let former = std::mem::replace(&mut flight.reign, reign);
-        if former.is_some() && former != flight.reign {
+        let former = std::mem::replace(&mut flight.reign, connection.reign.clone());
+        if former.is_some_and(|former| connection.reign().is_none_or(|reign| reign.mark != former.mark)) {
             self.raise_alarm();
         }
     }
@@ -211,13 +215,16 @@ impl Line {
             struck: AtomicBool::new(false),
             place,
             reign: None,
+            clock: Ok(Fence::NONE),
             watches,
         };
         if let Some(vet) = &config.vet {
             (vet.0)(&server::ask(&inner).await?)?;
         }
-        if let Some(note) = &self.note {
-            connection.reign = Some(Reign::of(&inner, note, config.pause(), &config.clock).await?);
+        let seen = self.flight().reign.as_ref().map(|reign| reign.note.clone()).unwrap_or_default();
+        match self.reign(&inner, &seen).await {
+            Some(reign) => connection.reign = Some(reign?),
+            None => connection.clock = server::clock(&inner).await?,
         }
         if connection.broken.load(Ordering::Acquire) {
             return Err(error::taken_over(Sent::No));
@@ -226,6 +233,12 @@ impl Line {
         self.wake.attach(epoch, Arc::downgrade(&inner));
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&connection));
         Ok(connection)
+    }
+
+    /// Asks for the reign of a server, where servers can take over from each other. See [`Reign::of`].
+    pub(crate) async fn reign(&self, connection: &MultiplexedConnection, seen: &str) -> Option<Result<Reign>> {
+        let key = self.note.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Some(Reign::of(connection, &key, seen, self.config.pause(), &self.config.clock).await)
     }
 
     pub(crate) fn raise_alarm(&self) {
@@ -246,6 +259,18 @@ impl Connection {
     /// The server's time in charge, where servers can take over from each other.
     pub(crate) fn reign(&self) -> Option<&Reign> {
         self.reign.as_ref()
+    }
+
+    /// What a grant on this connection has to be above, whatever the counter says.
+    ///
+    /// # Errors
+    /// If the server's clock is needed, and this user may not ask for it.
+    pub(crate) fn floor(&self, clock: FenceClock) -> Result<Fence> {
+        match (&self.reign, clock) {
+            (Some(reign), _) => Ok(reign.floor),
+            (None, FenceClock::Store) => self.clock.clone(),
+            (None, FenceClock::Floor) => Ok(Fence::NONE),
+        }
     }
 
     /// Whether the other leads to the same server, in the same reign.

@@ -25,9 +25,9 @@ use std::{
 
 use lockkit_core::{Alarm, Result};
 use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-pub(crate) use crate::line::Connection;
+pub(crate) use crate::line::{Connection, NoteKey};
 use crate::{
     batch::is_unknown_script,
     config::RedisConfig,
@@ -42,9 +42,9 @@ use crate::{
 pub(crate) struct Link(Arc<Line>);
 
 impl Link {
-    /// A link that is not connected yet. `note` is the key of the server's note about its reign, and `alarm` is for the
+    /// A link that is not connected yet. `note` is where the server's note about its reign is, and `alarm` is for the
     /// case that it ends, where servers can take over from each other.
-    pub(crate) fn new(config: RedisConfig, note: Option<String>, alarm: Option<Alarm>, wake: Arc<Wake>) -> Self {
+    pub(crate) fn new(config: RedisConfig, note: Option<Arc<NoteKey>>, alarm: Option<Alarm>, wake: Arc<Wake>) -> Self {
         Self(Arc::new(Line::new(config, note, alarm, wake)))
     }
 
@@ -56,6 +56,22 @@ impl Link {
     /// See [`Line::connection`].
     pub(crate) async fn connection(&self) -> Result<Arc<Connection>> {
         self.0.connection().await
+    }
+
+    /// The connection, if there is one.
+    pub(crate) fn current(&self) -> Option<Arc<Connection>> {
+        self.0.current()
+    }
+
+    /// Has the server's note written at the key that it has now, for those who connect from now on. Returns at once.
+    pub(crate) fn write_note(&self) {
+        let Some(connection) = self.current() else { return };
+        let line = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            let seen = connection.reign().map(|reign| reign.note.clone()).unwrap_or_default();
+            // If it fails, they find no note, and pause if they must.
+            _ = timeout(line.config.timeout, line.reign(&connection.inner, &seen)).await;
+        });
     }
 
     /// Runs a script. `request` names it by its hash; if the server does not know it, it was definitely not run, and is
@@ -178,7 +194,7 @@ impl Link {
 
     /// Ends the connection, if there is one, because the server is not in charge any more. Wakes those who rely on it.
     pub(crate) fn close(&self) {
-        if let Some(connection) = self.0.current() {
+        if let Some(connection) = self.current() {
             self.give_up(&connection);
         }
         self.0.raise_alarm();

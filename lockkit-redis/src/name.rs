@@ -89,13 +89,15 @@ impl Names {
         (self.lock(&name) == key).then_some(name)
     }
 
-    /// The key of a server's note about its reign, in this slot of a cluster, or wherever.
-    pub(crate) fn note(&self, in_slot: Option<u16>) -> String {
+    /// The key of a server's note about its reign, in a slot that it serves.
+    ///
+    /// The slots of consecutive numbers are as good as random. So when a server of many slots gains or loses some, the key
+    /// most likely stays the same; and for one of a single slot it takes about a millisecond to find.
+    pub(crate) fn note(&self, serves: impl Fn(u16) -> bool) -> String {
         let escape = if self.prefix.is_empty() { ESCAPE } else { "" };
-        // The slots of consecutive numbers are as good as random: some 16384 are tried, in about a millisecond.
         let tag = (0_u32..)
             .map(|n| format!("{}{n}", self.prefix))
-            .find(|tag| in_slot.is_none_or(|slot| slot_of(tag.as_bytes()) == slot))
+            .find(|tag| serves(slot_of(tag.as_bytes())))
             .unwrap_or_default();
         format!("{escape}{{{tag}}}{NOTE_END}")
     }
@@ -283,7 +285,7 @@ mod tests {
         }
         for (prefix, wanted) in [("lockkit:", 0), ("", 5461), ("x%7B", SLOTS - 1)] {
             let names = Names::new(prefix).expect("prefix");
-            let note = names.note(Some(wanted));
+            let note = names.note(|slot| slot == wanted);
             for key in [mark_of_note(&note), note] {
                 assert_eq!((slot(&key), names.name(key.as_bytes())), (wanted, None), "{key} is no lock");
             }

@@ -1,14 +1,14 @@
 //! Which server keeps a lock: always the same, or one of a cluster.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use lockkit_core::{Alarm, Error, Result};
 
 use crate::{
     cluster::Cluster,
     config::{RedisConfig, Topology},
-    link::Link,
-    name::{self, Names},
+    link::{Link, NoteKey},
+    name::Names,
     replicas::Replicas,
     slots::{self, Signpost},
     wake::Wake,
@@ -20,18 +20,29 @@ pub(crate) struct Node {
     pub(crate) link: Link,
     pub(crate) wake: Arc<Wake>,
     pub(crate) replicas: Option<Replicas>,
+    /// Where the server's note about its reign is, or would be.
+    note: Arc<NoteKey>,
 }
 
 impl Node {
     /// A server that is not connected to yet, with the key of its note about its reign. There is an alarm where servers
     /// can take over from each other.
-    pub(crate) fn new(config: &RedisConfig, note: &str, alarm: Option<&Alarm>) -> Self {
-        let keeps = alarm.map(|_| note.to_owned());
+    pub(crate) fn new(config: &RedisConfig, note: String, alarm: Option<&Alarm>) -> Self {
+        let note = Arc::new(NoteKey::new(note));
+        let keeps = alarm.map(|_| Arc::clone(&note));
         let link = |alarm, wake: &Arc<Wake>| Link::new(config.clone(), keeps.clone(), alarm, Arc::clone(wake));
         let replicas =
-            (config.replicas > 0).then(|| Replicas::new(config, link(None, &Arc::default()), name::mark_of_note(note)));
+            (config.replicas > 0).then(|| Replicas::new(config, link(None, &Arc::default()), Arc::clone(&note)));
         let wake = Arc::new(Wake::default());
-        Self { link: link(alarm.cloned(), &wake), wake, replicas }
+        Self { link: link(alarm.cloned(), &wake), wake, replicas, note }
+    }
+
+    /// The slots of a server have changed: its note is to be at this key from now on.
+    pub(crate) fn keep_note_at(&self, key: String) {
+        let former = std::mem::replace(&mut *self.note.lock().unwrap_or_else(PoisonError::into_inner), key.clone());
+        if former != key {
+            self.link.write_note();
+        }
     }
 }
 
@@ -39,7 +50,7 @@ impl Node {
 #[derive(Debug)]
 pub(crate) enum Nodes {
     One(Arc<Node>),
-    Cluster(Box<Cluster>),
+    Cluster(Arc<Cluster>),
 }
 
 /// The way to the server of a lock.
@@ -63,9 +74,9 @@ impl Nodes {
     pub(crate) fn new(config: RedisConfig, names: &Names, alarm: Option<Alarm>) -> Self {
         match alarm {
             Some(alarm) if matches!(config.topology, Topology::Cluster { .. }) => {
-                Self::Cluster(Box::new(Cluster::new(config, names.clone(), alarm)))
+                Self::Cluster(Arc::new(Cluster::new(config, names.clone(), alarm)))
             }
-            alarm => Self::One(Arc::new(Node::new(&config, &names.note(None), alarm.as_ref()))),
+            alarm => Self::One(Arc::new(Node::new(&config, names.note(|_| true), alarm.as_ref()))),
         }
     }
 

@@ -25,6 +25,8 @@ use crate::{
 /// A server's time in charge.
 #[derive(Clone, Debug)]
 pub(crate) struct Reign {
+    /// What the server's note says.
+    pub(crate) note: String,
     /// What its leases are marked with: `@` and 8 hexadecimal digits.
     pub(crate) mark: String,
     /// The server's replication id.
@@ -37,29 +39,33 @@ pub(crate) struct Reign {
 }
 
 impl Reign {
-    /// Asks a server that was just connected to. `note` is the key of the server's note.
+    /// Asks a server that was just connected to. `key` is that of the server's note, and `seen` what it said when this client
+    /// saw it last; empty if it did not.
     ///
     /// # Errors
     /// `Unavailable` if the server is a replica; what it answers otherwise. Without effect on any lock.
     pub(crate) async fn of(
         connection: &MultiplexedConnection,
-        note: &str,
+        key: &str,
+        seen: &str,
         pause: Duration,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self> {
         let mut request = REIGN.by_own_code(1);
-        request.arg(note).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX));
+        request.arg(key).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)).arg(seen);
         let mut connection = MultiplexedConnection::clone(connection);
         let reply = connection.send_packed_command(&request).await.map_err(|e| error::map(&e, Sent::No))?;
         let reply = match reply {
             Value::ServerError(e) => return Err(error::map(&e.into(), Sent::No)),
             reply => reply,
         };
-        let (reign, id, left, from): (String, String, u64, u64) =
-            redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::No))?;
-        let short = reign.get(..8).ok_or_else(|| error::odd_reply(Sent::No))?;
+        let odd = || error::odd_reply(Sent::No);
+        let (note, left, from): (String, u64, u64) = redis::from_redis_value(reply).map_err(|_| odd())?;
+        let mark = format!("@{}", note.get(..8).ok_or_else(odd)?);
+        let id = note.split(':').nth(2).ok_or_else(odd)?.to_owned();
         Ok(Self {
-            mark: format!("@{short}"),
+            note,
+            mark,
             id,
             // From now on, which is after the answer was given, and rounded up.
             grants_from: clock.now() + Duration::from_millis(left + u64::from(left > 0)),

@@ -5,21 +5,19 @@
 //! written before, by whomever. One `WAIT` serves all who came before it was sent.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
 use lockkit_core::{Error, ErrorKind, Result};
 use redis::{Pipeline, Value};
-use tokio::sync::Mutex;
 
 use crate::{
     config::RedisConfig,
     error::{self, Sent},
-    link::{Connection, Link},
+    link::{Connection, Link, NoteKey},
+    name,
+    rounds::Rounds,
 };
 
 /// For how long the key stays that is written.
@@ -28,29 +26,30 @@ const LIFE_MS: u32 = 60_000;
 /// The replicas of one server.
 #[derive(Debug)]
 pub(crate) struct Replicas {
+    asking: Arc<Asking>,
+    /// One `WAIT` each.
+    rounds: Arc<Rounds<Result<Acknowledged>>>,
+}
+
+/// How many replicas acknowledged, and over which connection it was asked.
+type Acknowledged = (u32, Arc<Connection>);
+
+/// How replicas are asked.
+#[derive(Debug)]
+struct Asking {
     wanted: u32,
     within: Duration,
     timeout: Duration,
     link: Link,
-    /// What is written.
-    key: String,
-    /// How many rounds were begun.
-    begun: AtomicU64,
-    last: Mutex<Round>,
-}
-
-/// One `WAIT`.
-#[derive(Debug, Default)]
-struct Round {
-    number: u64,
-    outcome: Option<Result<(u32, Arc<Connection>)>>,
+    /// Where the server's note is: what is written lies in the same slot of a cluster.
+    note: Arc<NoteKey>,
 }
 
 impl Replicas {
-    /// As many replicas as the configuration says have to acknowledge. The link and the key are for nothing else.
-    pub(crate) fn new(config: &RedisConfig, link: Link, key: String) -> Self {
+    /// As many replicas as the configuration says have to acknowledge. The link is for nothing else.
+    pub(crate) fn new(config: &RedisConfig, link: Link, note: Arc<NoteKey>) -> Self {
         let RedisConfig { replicas: wanted, replica_timeout: within, timeout, .. } = *config;
-        Self { wanted, within, timeout, link, key, begun: AtomicU64::new(0), last: Mutex::default() }
+        Self { asking: Arc::new(Asking { wanted, within, timeout, link, note }), rounds: Rounds::new() }
     }
 
     /// Waits until enough replicas have what was answered on this connection until now.
@@ -58,37 +57,28 @@ impl Replicas {
     /// # Errors
     /// `Unavailable` if too few acknowledged in time, or if the server is not the same any more.
     pub(crate) async fn confirm(&self, of: &Connection) -> Result<()> {
-        let (count, asked) = self.round().await?;
+        let asking = Arc::clone(&self.asking);
+        let outcome = self.rounds.join(async move { asking.wait().await }).await;
+        let ended = || Error::new(ErrorKind::Unavailable, "the question to the replicas ended with its runtime");
+        let (count, asked) = outcome.unwrap_or_else(|| Err(ended()))?;
         if !asked.is_same_server(of) {
             return Err(Error::new(ErrorKind::Unavailable, "another server took over before replicas had it"));
         }
-        if count < self.wanted {
-            let (wanted, within) = (self.wanted, self.within);
+        let Asking { wanted, within, .. } = *self.asking;
+        if count < wanted {
             let message = format!("{count} of {wanted} replicas have it after {within:?}");
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         Ok(())
     }
+}
 
-    /// A round that begins from now on, run by whoever comes first.
-    async fn round(&self) -> Result<(u32, Arc<Connection>)> {
-        let mine = self.begun.load(Ordering::SeqCst) + 1;
-        let mut last = self.last.lock().await;
-        if last.number >= mine
-            && let Some(outcome) = &last.outcome
-        {
-            return outcome.clone();
-        }
-        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let outcome = self.wait().await;
-        *last = Round { number, outcome: Some(outcome.clone()) };
-        outcome
-    }
-
-    async fn wait(&self) -> Result<(u32, Arc<Connection>)> {
+impl Asking {
+    async fn wait(&self) -> Result<Acknowledged> {
         let connection = self.link.connection().await?;
         let mut requests = Pipeline::with_capacity(2);
-        requests.cmd("SET").arg(&self.key).arg("").arg("PX").arg(LIFE_MS);
+        let key = name::mark_of_note(&self.note.lock().unwrap_or_else(PoisonError::into_inner));
+        requests.cmd("SET").arg(key).arg("").arg("PX").arg(LIFE_MS);
         // Zero would mean forever.
         let within = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).max(1);
         requests.cmd("WAIT").arg(self.wanted).arg(within);

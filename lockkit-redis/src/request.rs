@@ -11,7 +11,6 @@ use redis::{Cmd, Value};
 
 use crate::{
     name,
-    reign::Reign,
     scripts::{BATCH, BATCH_GUARDED, Script},
     value,
 };
@@ -32,27 +31,26 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Asks for a lease, of a server in this reign.
+    /// Asks for a lease, which is to have this mark.
     pub(crate) fn acquire(
         lock: &str,
         claim: &Claim,
         holder: &HolderInfo,
         ttl_ms: u64,
         fence: FenceRequest,
-        reign: Option<&Reign>,
+        mark: &str,
     ) -> Box<Self> {
         let mut request = Self::with_capacity(2 * lock.len() + holder.as_str().len() + 150, 2);
-        let floor = reign.map_or(fence.floor, |reign| fence.floor.max(reign.floor));
         request.part(|text| text.push_str(lock));
         request.part(|text| name::push_counter(text, lock));
         request.part(|text| value::push_head(text, &claim.token, 1));
-        request.part(|text| value::push_tail(text, fence.span, reign.map_or("", |reign| &reign.mark), holder));
+        request.part(|text| value::push_tail(text, fence.span, mark, holder));
         request.number(ttl_ms);
         request.number(u64::from(fence.span));
-        request.number(floor.offset(1).get());
+        request.number(fence.floor.offset(1).get());
         let mode = match fence.clock {
             FenceClock::Store => "",
-            FenceClock::Floor if is_today(floor) => "2",
+            FenceClock::Floor if is_today(fence.floor) => "2",
             FenceClock::Floor => "1",
         };
         request.part(|text| text.push_str(mode));
@@ -156,7 +154,7 @@ mod tests {
         let (token, holder) = (claim.token.reveal(), HolderInfo::new("me"));
         let fence = FenceRequest { floor: Fence::new(9), span: 12, clock: FenceClock::Store };
         let requests =
-            [Request::acquire("p:k", &claim, &holder, 5000, fence, None), Request::release("p:k", &claim.token)];
+            [Request::acquire("p:k", &claim, &holder, 5000, fence, ""), Request::release("p:k", &claim.token)];
         let cmd = command(&BATCH, requests.iter().map(|request| &**request), Some("last"));
         let args = cmd.args_iter().skip(2).map(|arg| match arg {
             redis::Arg::Simple(bytes) => String::from_utf8_lossy(bytes).into_owned(),

@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use lockkit_core::{ErrorKind, Finding, Result};
-use redis::{Pipeline, aio::MultiplexedConnection};
+use lockkit_core::{ErrorKind, Fence, Finding, Result};
+use redis::{Pipeline, Value, aio::MultiplexedConnection};
 
 use crate::error::{self, Sent};
 
@@ -16,7 +16,7 @@ use crate::error::{self, Sent};
 pub struct ServerFacts {
     /// A random name of the server's process (`run_id`): new after every restart. Empty if it was not told.
     pub run_id: String,
-    /// For how long it has been running, in whole seconds, rounded down. Zero if it was not told.
+    /// For how long it has been running, at least, in whole seconds. Zero if it was not told.
     pub uptime: Duration,
     /// Whether it is a replica.
     pub is_replica: bool,
@@ -35,9 +35,11 @@ impl ServerFacts {
             ("1", Some(policy)) => Some(policy == "always"),
             _ => None,
         };
+        // The difference of two truncated seconds: of a process that is 0.1 s old it can be 1.
+        let uptime = field(info, "uptime_in_seconds").parse::<u64>().unwrap_or(0).saturating_sub(1);
         Self {
             run_id: field(info, "run_id").to_owned(),
-            uptime: Duration::from_secs(field(info, "uptime_in_seconds").parse().unwrap_or(0)),
+            uptime: Duration::from_secs(uptime),
             is_replica: matches!(field(info, "role"), "slave" | "replica"),
             replicas: field(info, "connected_slaves").parse().unwrap_or(0),
             durable,
@@ -66,6 +68,21 @@ pub(crate) async fn ask(connection: &MultiplexedConnection) -> Result<ServerFact
     let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
     let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
     Ok(ServerFacts::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str)))
+}
+
+/// The server's clock, as a fence: above all that it gave out before, so that a counter that comes back older than it was
+/// (from a snapshot, or on a replica that took over) does not go on from there. No connection outlives a restart.
+///
+/// # Errors
+/// If the connection fails. What the server says against it is within.
+pub(crate) async fn clock(connection: &MultiplexedConnection) -> Result<Result<Fence>> {
+    let mut connection = MultiplexedConnection::clone(connection);
+    let reply = connection.send_packed_command(&redis::cmd("TIME")).await.map_err(|e| error::map(&e, Sent::No))?;
+    if let Value::ServerError(e) = reply {
+        return Ok(Err(error::map(&e.into(), Sent::No)));
+    }
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::No))?;
+    Ok(Ok(Fence::new(seconds * 1_000_000 + micros)))
 }
 
 /// A field of the answer to `INFO`; empty if there is none.
@@ -174,7 +191,7 @@ mod tests {
     fn facts_are_read_and_not_guessed() {
         let info = "run_id:abc\r\nuptime_in_seconds:7\r\nrole:master\r\nconnected_slaves:2\r\naof_enabled:1\r\n";
         let facts = ServerFacts::read(info, Some("always"));
-        let uptime = Duration::from_secs(7);
+        let uptime = Duration::from_secs(6);
         let expected =
             ServerFacts { run_id: "abc".into(), uptime, is_replica: false, replicas: 2, durable: Some(true) };
         assert_eq!(facts, expected);
@@ -182,6 +199,7 @@ mod tests {
         assert_eq!(ServerFacts::read(info, None).durable, None);
         assert_eq!(ServerFacts::read(&info.replace("enabled:1", "enabled:0"), None).durable, Some(false));
         assert_eq!(ServerFacts::read("", None).durable, None);
+        assert_eq!(ServerFacts::read("uptime_in_seconds:0\r\n", None).uptime, Duration::ZERO);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the members of a cluster say about who serves which slot.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Error, ErrorKind, Result};
 use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value, aio::MultiplexedConnection};
@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use crate::{
     config::RedisConfig,
     error::{self, Sent},
+    link::{Connection, Link},
     secret,
     sentinel::Place,
     stream,
@@ -22,8 +23,17 @@ pub(crate) struct Range {
     pub(crate) places: Vec<Place>,
 }
 
-/// Asks one member, over a connection of its own.
-pub(crate) async fn ask(config: &RedisConfig, place: &Place) -> Result<(u64, Vec<Range>)> {
+/// What a member says, with the epoch that it knows.
+pub(crate) type Told = (u64, Vec<Range>);
+
+/// Asks a member that there is a connection to.
+pub(crate) async fn ask(link: &Link, connection: &Connection, bound: Duration) -> Result<Told> {
+    let replies = link.run_all(connection, None, &questions(), bound, Sent::ReadOnly).await?;
+    read(replies, link.host())
+}
+
+/// Asks a member over a connection for this alone.
+pub(crate) async fn ask_anew(config: &RedisConfig, place: &Place) -> Result<Told> {
     let (host, port) = place;
     let exchange = async {
         let stream = stream::open(config, host, *port, Arc::default()).await.map_err(error::map_open)?;
@@ -33,36 +43,42 @@ pub(crate) async fn ask(config: &RedisConfig, place: &Place) -> Result<(u64, Vec
                 .await
                 .map_err(|e| error::map_login(&e))?;
         let driver = tokio::spawn(driver);
-        let mut requests = Pipeline::with_capacity(2);
-        requests.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");
+        let requests = questions();
         let replies = connection.send_packed_commands(&requests, 0, requests.len()).await;
         driver.abort();
-        let replies = replies.map_err(|e| error::map(&e, Sent::No))?;
-        <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::No))
+        read(replies.map_err(|e| error::map(&e, Sent::No))?, host)
     };
-    let read = async {
-        let [slots, info] = exchange.await?;
-        if let Value::ServerError(e) = slots {
-            return Err(match e.details() {
-                Some(details) if details.contains("cluster support disabled") => {
-                    Error::new(ErrorKind::InvalidInput, "the server is not part of a cluster")
-                }
-                _ => error::map(&e.into(), Sent::No),
-            });
-        }
-        let ranges = ranges(slots, host).ok_or_else(|| error::odd_reply(Sent::No))?;
-        if ranges.is_empty() {
-            return Err(Error::new(ErrorKind::Unavailable, "it serves no slots and knows nobody who does"));
-        }
-        let info = redis::from_redis_value::<String>(info).unwrap_or_default();
-        let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok());
-        Ok((epoch.unwrap_or(0), ranges))
-    };
-    let outcome = timeout(config.timeout, read).await;
+    let outcome = timeout(config.timeout, exchange).await;
     outcome.unwrap_or_else(|_| Err(error::timed_out(config.timeout, Sent::No))).map_err(|e| {
         let message = format!("member {host}:{port}: {}", e.message());
         Error::new(e.kind(), message).with_source(e)
     })
+}
+
+fn questions() -> Pipeline {
+    let mut requests = Pipeline::with_capacity(2);
+    requests.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO");
+    requests
+}
+
+/// Reads the answers of the member at this host.
+fn read(replies: Vec<Value>, host: &str) -> Result<Told> {
+    let [slots, info] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::No))?;
+    if let Value::ServerError(e) = slots {
+        return Err(match e.details() {
+            Some(details) if details.contains("cluster support disabled") => {
+                Error::new(ErrorKind::InvalidInput, "the server is not part of a cluster")
+            }
+            _ => error::map(&e.into(), Sent::No),
+        });
+    }
+    let ranges = ranges(slots, host).ok_or_else(|| error::odd_reply(Sent::No))?;
+    if ranges.is_empty() {
+        return Err(Error::new(ErrorKind::Unavailable, "it serves no slots and knows nobody who does"));
+    }
+    let info = redis::from_redis_value::<String>(info).unwrap_or_default();
+    let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok());
+    Ok((epoch.unwrap_or(0), ranges))
 }
 
 /// Reads the answer to `CLUSTER SLOTS`: `[first, last, [host, port, ..], ..]` for each range.

@@ -28,7 +28,7 @@ pub(super) async fn examine(config: &RedisConfig, names: &Names, seeds: &[Place]
     for seed in seeds {
         let (config, seed) = (config.clone(), seed.clone());
         questions.spawn(async move {
-            let (epoch, ranges) = slots::ask(&config, &seed).await?;
+            let (epoch, ranges) = slots::ask_anew(&config, &seed).await?;
             Ok((epoch, (ranges, replicas(&config, &seed).await?)))
         });
     }

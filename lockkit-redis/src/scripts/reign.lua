@@ -3,8 +3,9 @@
 --
 -- KEYS[1]  the note: "<reign>:<run id>:<replication id>:<since, in ms of the server's clock>"
 -- ARGV[1]  for how long to pause after a server took over, in ms. It is not part of the note, for each client has its own
+-- ARGV[2]  the note as the client has seen it last; empty if it has not. In a cluster the one here can have left with its slot
 --
--- Returns {reign, replication id, ms until it may grant, ms of the server's clock since when it may}
+-- Returns {note, ms until it may grant, ms of the server's clock since when it may}
 --
 -- A replication id names a server's time as a primary: each promotion and each start makes a new one. (So does a
 -- primary that had no replica for `repl-backlog-ttl`, an hour. It then forgets its second id, so that it is told from a
@@ -24,22 +25,25 @@ local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local pause = tonumber(ARGV[1])
 
-local note = call('GET', KEYS[1])
-local reign, old_run, old_id, since
-if note then
-  reign, old_run, old_id, since = string.match(note, '^(%x+):(%x+):(%x+):(%d+)$')
-end
-local goes_on = reign and old_run == run and (old_id == id or not promoted)
-if not goes_on then
-  reign, since = id, now
-  if not note and not promoted then
-    -- Never another's, as far as one can see. But it may have started without its data.
-    since = now - field(server, 'uptime_in_seconds') * 1000
+local stored = call('GET', KEYS[1])
+local reign, since
+for _, note in ipairs({ARGV[2], stored or ''}) do
+  local its_reign, its_run, its_id, its_since = string.match(note, '^(%x+):(%x+):(%x+):(%d+)$')
+  if not reign and its_run == run and (its_id == id or not promoted) then
+    reign, since = its_reign, tonumber(its_since)
   end
 end
-if not goes_on or old_id ~= id then
-  call('SET', KEYS[1], table.concat({reign, run, id, string.format('%.0f', since)}, ':'))
+if not reign then
+  reign, since = id, now
+  if not promoted then
+    -- In charge since it started, at the latest. The uptime is the difference of two truncated seconds.
+    since = now - math.max(0, field(server, 'uptime_in_seconds') - 1) * 1000
+  end
+end
+local note = table.concat({reign, run, id, string.format('%.0f', since)}, ':')
+if note ~= stored then
+  call('SET', KEYS[1], note)
 end
 local from = since + pause
 -- The clock may have been set back since.
-return {reign, id, math.max(0, math.min(from - now, pause)), from}
+return {note, math.max(0, math.min(from - now, pause)), from}

@@ -101,6 +101,27 @@ async fn many_grants_share_the_wait() {
     assert!(started.elapsed() < Duration::from_secs(3), "one after the other: {:?}", started.elapsed());
 }
 
+/// Whoever waits for replicas may stop there for as long as it likes.
+#[tokio::test]
+async fn nobody_waits_for_a_caller_that_stands_still() {
+    let all = servers().await;
+    let store = store(&all, "replicas=1&replica_timeout=1s").await.expect("connect");
+    all.servers()[1].freeze().await.expect("freeze");
+    let (standing, mine) = (claim("a"), claim("b"));
+    let mut stands_still = Box::pin(attempt(&store, &standing));
+    // The grant is there, so from the next time on it waits for the replica.
+    eventually_async("the first grant", async || {
+        assert!(tokio::time::timeout(Duration::from_millis(5), &mut stands_still).await.is_err(), "no replica");
+        all.servers()[0].command(&["EXISTS", "lockkit:a"]).await.expect("EXISTS") == "1"
+    })
+    .await;
+    assert!(tokio::time::timeout(Duration::from_millis(5), &mut stands_still).await.is_err(), "no replica");
+    all.servers()[1].thaw().expect("thaw");
+    let asked = tokio::time::timeout(Duration::from_secs(10), attempt(&store, &mine)).await;
+    granted(asked.expect("it waits for the other").expect("acquire"));
+    granted(stands_still.await.expect("acquire"));
+}
+
 #[tokio::test]
 async fn a_server_without_replicas_is_found_out_at_once() {
     let all = servers().await;

@@ -1,0 +1,61 @@
+//! Fences when the data comes back older than it was.
+
+use lockkit_core::{Fence, LockStore};
+use lockkit_redis::RedisStore;
+use lockkit_testkit::servers::{Keep, RedisOptions, RedisSentinels, RedisServer};
+
+use crate::support::*;
+
+/// The fence of the last of some grants.
+async fn used(store: &RedisStore, times: u32) -> Fence {
+    let mut last = Fence::NONE;
+    for _ in 0..times {
+        let mine = claim("a");
+        let fence = hold(store, &mine).await.fence;
+        assert!(fence > last);
+        last = fence;
+        free(store, &mine).await;
+    }
+    last
+}
+
+/// What was written after the snapshot is gone, and the counter goes on from where it was then.
+#[tokio::test]
+async fn no_fence_comes_twice_after_a_restart_from_a_snapshot() {
+    let server = RedisServer::start(RedisOptions::default().flavor(flavor())).await.expect("a server");
+    let store = RedisStore::from_url(&server.url()).await.expect("connect");
+    used(&store, 3).await;
+    server.command(&["SAVE"]).await.expect("SAVE");
+    let last = used(&store, 4).await;
+    server.restart(Keep::Data).await.expect("restart");
+    // The store has to notice that its connection is gone.
+    let mine = claim("a");
+    eventually_async("a grant", async || attempt(&store, &mine).await.is_ok()).await;
+    let next = hold(&store, &mine).await.fence;
+    assert!(next > last, "{next} follows {last}");
+    assert!(store.release(&mine).await.is_ok());
+    let other = RedisStore::from_url(&server.url()).await.expect("connect");
+    assert!(used(&other, 3).await > next);
+}
+
+/// A replica takes over behind the address that it has in the clients' configuration.
+#[tokio::test]
+async fn no_fence_comes_twice_after_a_replica_that_lags_takes_over() {
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
+    for sentinel in all.sentinels() {
+        sentinel.kill().await.expect("kill");
+    }
+    let [former, successor] = all.servers();
+    let store = RedisStore::from_url(&former.url()).await.expect("connect");
+    let known = used(&store, 3).await.to_string();
+    eventually_async("replication", async || {
+        successor.command(&["GET", "{lockkit:a}:fence"]).await.expect("GET") == known
+    })
+    .await;
+    successor.command(&["REPLICAOF", "NO", "ONE"]).await.expect("promote");
+    let last = used(&store, 4).await;
+    former.kill().await.expect("kill");
+    let other = RedisStore::from_url(&successor.url()).await.expect("connect");
+    let next = used(&other, 1).await;
+    assert!(next > last, "{next} follows {last}");
+}

@@ -1,0 +1,245 @@
+//! Slots that move from one member of a cluster to another while locks are asked for.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use lockkit_core::{AcquireRequest, Attempt, Claim, LockStore, Locker};
+use lockkit_redis::{RedisConfig, RedisStore};
+use lockkit_testkit::servers::{RedisCluster, RedisOptions, RedisServer};
+
+use crate::support::*;
+
+/// Names of locks at each of the three.
+const EVERYWHERE: [&str; 3] = ["460", "2", "1"];
+
+async fn store(all: &RedisCluster, options: &str) -> RedisStore {
+    RedisStore::from_url(&format!("{}?prefix=&{options}", all.url())).await.expect("connect")
+}
+
+fn short(claim: &Claim) -> AcquireRequest {
+    AcquireRequest { ttl: Duration::from_secs(1), ..request(claim, Duration::ZERO) }
+}
+
+/// Asks until the members grant: right after they took over they don't.
+async fn until_granted(store: &RedisStore, name: &str) {
+    let mine = claim(name);
+    eventually_async("a grant", async || {
+        matches!(store.acquire(&short(&mine)).await.expect("acquire"), Attempt::Granted(_))
+    })
+    .await;
+    free(store, &mine).await;
+}
+
+async fn at_once(store: &RedisStore, name: &str) {
+    let mine = claim(name);
+    granted(store.acquire(&short(&mine)).await.expect("acquire"));
+    free(store, &mine).await;
+}
+
+/// The hash tag of the first member's note about its reign. A lock of that name lies in the same slot.
+async fn tag_of_note(all: &RedisCluster) -> Option<String> {
+    let keys = all.members()[0].command(&["KEYS", "*:reign"]).await.expect("KEYS");
+    let (_, rest) = keys.split_once('{')?;
+    Some(rest.split_once('}')?.0.to_owned())
+}
+
+/// Moves the slot of the first member's note to the second; the name of a lock in that slot.
+async fn move_note(all: &RedisCluster) -> String {
+    let tag = tag_of_note(all).await.expect("a note");
+    let slot = all.slot_of(&tag).await.expect("slot");
+    all.move_slot(slot, 0, 1).await.expect("move");
+    tag
+}
+
+/// The first member has taken over from its replica, some time ago. So a client that finds no note of when would pause.
+async fn was_promoted(all: &RedisCluster) {
+    for index in [3, 0] {
+        let member = &all.members()[index];
+        let start = Instant::now();
+        // A replica that is not in sync yet refuses, or gives up after 5 s.
+        while !member.command(&["ROLE"]).await.expect("ROLE").starts_with("master") {
+            assert!(start.elapsed() < Duration::from_secs(60), "never takes over");
+            _ = member.command(&["CLUSTER", "FAILOVER"]).await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+        all.until_primary(index).await.expect("takes over");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grants_go_on_while_slots_move() {
+    let all = RedisCluster::start(flavor(), true).await.expect("servers");
+    was_promoted(&all).await;
+    let store = Arc::new(store(&all, "max_ttl=3s").await);
+    for name in EVERYWHERE {
+        until_granted(&store, name).await;
+    }
+    let (done, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let load = {
+        let (store, done, rounds) = (Arc::clone(&store), Arc::clone(&done), Arc::clone(&rounds));
+        tokio::spawn(async move {
+            while !done.load(Ordering::Relaxed) {
+                for name in ["4gY", "2", "1"] {
+                    at_once(&store, name).await;
+                }
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    };
+    for _ in 0..3 {
+        // Whoever asks for a lock that has moved learns of it.
+        let moved = move_note(&all).await;
+        at_once(&store, &moved).await;
+        at_once(&store, "460").await;
+        eventually_async("a note", async || tag_of_note(&all).await.is_some()).await;
+        let late = self::store(&all, "max_ttl=3s").await;
+        at_once(&late, "4Iu").await;
+    }
+    let before = rounds.load(Ordering::Relaxed);
+    eventually("grants", || rounds.load(Ordering::Relaxed) > before + 10).await;
+    done.store(true, Ordering::Relaxed);
+    load.await.expect("nothing was in the way");
+}
+
+#[tokio::test]
+async fn no_alarm_is_raised_for_locks_that_stay() {
+    const TTL: Duration = Duration::from_secs(50);
+    let all = RedisCluster::start(flavor(), false).await.expect("servers");
+    let locker = Locker::new(store(&all, "failover_pause=no").await);
+    let started = Instant::now();
+    let guard = locker.lock("460").ttl(TTL).acquire().await.expect("acquire");
+    let asker = locker.lock("elsewhere");
+    for _ in 0..3 {
+        let moved = move_note(&all).await;
+        _ = locker.lock(moved.as_str()).acquire().await.expect("acquire").release().await.expect("release");
+        _ = asker.acquire().await.expect("acquire").release().await.expect("release");
+    }
+    // An alarm has every lease renewed at once.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let left: u128 = all.members()[0].command(&["PTTL", "460"]).await.expect("PTTL").parse().expect("number");
+    assert!(guard.is_held() && left <= (TTL - started.elapsed()).as_millis() + 100, "renewed: {left} ms are left");
+}
+
+/// How many connections each member has had, as told over connections that are there all the time.
+fn connections(all: &mut [redis::Connection]) -> Vec<u32> {
+    let count = |connection| {
+        let info: String = raw(connection, "INFO stats");
+        let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("total");
+        line.trim().parse().expect("number")
+    };
+    all.iter_mut().map(count).collect()
+}
+
+fn raw_connection(server: &RedisServer) -> redis::Connection {
+    redis::Client::open(server.url()).and_then(|client| client.get_connection()).expect("raw connection")
+}
+
+#[tokio::test]
+async fn the_map_is_asked_for_over_the_connections_that_there_are() {
+    let all = RedisCluster::start(flavor(), true).await.expect("servers");
+    let store = store(&all, "failover_pause=no").await;
+    for name in EVERYWHERE {
+        at_once(&store, name).await;
+    }
+    let mut members: Vec<_> = all.members().iter().map(raw_connection).collect();
+    all.move_slot(5, 0, 1).await.expect("move");
+    let before = connections(&mut members);
+    at_once(&store, "460").await;
+    at_once(&store, "4gY").await;
+    assert_eq!(connections(&mut members), before);
+}
+
+#[tokio::test]
+async fn a_member_without_slots_is_connected_to_once() {
+    let all = RedisCluster::start(flavor(), false).await.expect("servers");
+    let store = store(&all, "failover_pause=no").await;
+    let mine = claim("460");
+    hold(&store, &mine).await;
+    let (new, bus) = lone_member().await;
+    let port = new.port().to_string();
+    all.members()[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await.expect("meet");
+    let id = new.command(&["CLUSTER", "MYID"]).await.expect("id");
+    eventually_async("all know each other", async || {
+        let here = all.members()[0].command(&["CLUSTER", "NODES"]).await.expect("NODES");
+        let there = new.command(&["CLUSTER", "INFO"]).await.expect("INFO");
+        here.lines().any(|line| line.starts_with(&id) && !line.contains("handshake")) && there.contains("state:ok")
+    })
+    .await;
+    let from = all.members()[0].command(&["CLUSTER", "MYID"]).await.expect("id");
+    new.command(&["CLUSTER", "SETSLOT", "5", "IMPORTING", &from]).await.expect("import");
+    all.members()[0].command(&["CLUSTER", "SETSLOT", "5", "MIGRATING", &id]).await.expect("migrate");
+    let words = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS", "460", "{460}:fence"];
+    all.members()[0].command(&words).await.expect("migrate");
+    let mut members = [raw_connection(&new)];
+    let before = connections(&mut members)[0];
+    for _ in 0..5 {
+        // Not granted, in whichever way.
+        let asked = attempt(&store, &claim("460")).await;
+        assert!(!matches!(asked, Ok(Attempt::Granted(_))), "{asked:?}");
+    }
+    free(&store, &mine).await;
+    let made = connections(&mut members)[0] - before;
+    assert!(made <= 1, "{made} connections");
+    for (server, index) in [(&new, 3), (&all.members()[0], 0)] {
+        server.command(&["CLUSTER", "SETSLOT", "5", "NODE", &id]).await.unwrap_or_else(|e| panic!("{index}: {e}"));
+    }
+    eventually_async("a grant at the new member", async || attempt(&store, &mine).await.is_ok()).await;
+}
+
+/// A server of a cluster that it has not met yet, and the port of its bus.
+async fn lone_member() -> (RedisServer, String) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    let bus = listener.local_addr().expect("address").port().to_string();
+    drop(listener);
+    let options = RedisOptions::default().flavor(flavor());
+    let options = options.args(["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "2000"]);
+    (RedisServer::start(options).await.expect("a server"), bus)
+}
+
+/// Waits until the clock is so far into a second.
+async fn until_millis(wanted: u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("clock").subsec_millis();
+    tokio::time::sleep(Duration::from_millis(((1000 + wanted - now) % 1000).into())).await;
+}
+
+/// The uptime is the difference of two truncated seconds: a process that is 0.1 s old can say 1.
+#[tokio::test]
+async fn a_young_server_pauses_for_the_whole_of_the_longest_ttl() {
+    const LONGEST: Duration = Duration::from_millis(3500);
+    // Late in a second, which it takes for the beginning of that second.
+    until_millis(600).await;
+    let started = Instant::now();
+    let (server, _) = lone_member().await;
+    let slots: Vec<String> = (0..16384).map(|slot| slot.to_string()).collect();
+    let words: Vec<&str> = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+    server.command(&words).await.expect("slots");
+    eventually_async("a cluster", async || {
+        server.command(&["CLUSTER", "INFO"]).await.expect("INFO").contains("cluster_state:ok")
+    })
+    .await;
+    // Early in one, so that its clock has just gone on.
+    until_millis(10).await;
+    let url = format!("redis+cluster://{}?max_ttl=3500ms", server.addr());
+    let store = RedisStore::from_url(&url).await.expect("connect");
+    until_granted(&store, "a").await;
+    assert!(started.elapsed() > LONGEST, "granted after {:?}", started.elapsed());
+}
+
+/// Whoever asks for the map of the slots may stop there for as long as it likes.
+#[tokio::test]
+async fn nobody_waits_for_a_caller_that_stands_still() {
+    let all = RedisCluster::start(flavor(), false).await.expect("servers");
+    let config = RedisConfig::from_url(&format!("{}?failover_pause=no", all.url())).expect("url");
+    let store = RedisStore::new(config).expect("a store");
+    let (standing, mine) = (claim("a"), claim("b"));
+    let mut stands_still = Box::pin(attempt(&store, &standing));
+    assert!(tokio::time::timeout(Duration::ZERO, &mut stands_still).await.is_err(), "it has to ask first");
+    let asked = tokio::time::timeout(Duration::from_secs(10), attempt(&store, &mine)).await;
+    granted(asked.expect("it waits for the other").expect("acquire"));
+    granted(stands_still.await.expect("acquire"));
+}
