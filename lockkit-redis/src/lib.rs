@@ -33,6 +33,7 @@ mod batch;
 mod check;
 mod cluster;
 mod config;
+mod dial;
 mod doctor;
 mod error;
 pub mod fenced;

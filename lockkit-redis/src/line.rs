@@ -21,12 +21,13 @@ use tokio::{sync::watch, task::AbortHandle, time::timeout};
 use crate::{
     batch::Batches,
     config::{RedisConfig, Topology},
+    dial,
     error::{self, Sent},
     reign::Reign,
     secret,
     sentinel::{OnSwitch, Place, Watches},
     server,
-    stream::{self, UnderWay},
+    stream::UnderWay,
     timer::Timers,
     wake::Wake,
 };
@@ -186,9 +187,7 @@ impl Line {
         let settings = AsyncConnectionConfig::new()
             .set_push_sender(receiver)
             .set_pipeline_buffer_size(QUEUE)
-            .set_write_backpressure_boundary(WRITE_BUFFER)
-            .set_connection_timeout(None)
-            .set_response_timeout(None);
+            .set_write_backpressure_boundary(WRITE_BUFFER);
         let config = &self.config;
         let watches = match &config.topology {
             Topology::Sentinel { .. } => Some(Watches::begin(config, on_switch).await?),
@@ -198,14 +197,12 @@ impl Line {
         let place = watches.as_ref().map_or_else(own, |watches| watches.place().clone());
         let login = secret::login(&config.login, config.database)?;
         let under_way = UnderWay::default();
-        let stream = stream::open(config, &place.0, place.1, Arc::clone(&under_way)).await.map_err(error::map_open)?;
-        let (inner, driver) =
-            MultiplexedConnection::new_with_config(&login, stream, settings).await.map_err(|e| error::map_login(&e))?;
+        let (inner, driver) = dial::connect(config, &place, &login, settings, Arc::clone(&under_way)).await?;
         let inner = Arc::new(inner);
         // From here on the driver ends with this value, also if the connection is not used after all.
         let mut connection = Connection {
             inner: Arc::clone(&inner),
-            driver: tokio::spawn(driver).abort_handle(),
+            driver,
             epoch,
             broken,
             batches: Arc::new(Batches::new(MultiplexedConnection::clone(&inner))),

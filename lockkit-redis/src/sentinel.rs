@@ -26,8 +26,9 @@ use tokio::{
 
 use crate::{
     config::{Login, RedisConfig, Topology},
+    dial,
     error::{self, Sent},
-    secret, stream, vote,
+    secret, vote,
 };
 
 /// How soon after the last time the sentinels are asked again, if no majority of them could be listened to.
@@ -153,14 +154,14 @@ struct Heard {
 
 async fn ask(
     config: &RedisConfig,
-    (host, port): &Place,
+    at: &Place,
     primary: &str,
     login: &Login,
     on_switch: OnSwitch,
     is_lost: Arc<AtomicBool>,
 ) -> Result<(u64, Found)> {
     let named = |e: Error| {
-        let message = format!("sentinel {host}:{port}: {}", e.message());
+        let message = format!("sentinel {}:{}: {}", at.0, at.1, e.message());
         Error::new(e.kind(), message).with_source(e)
     };
     let heard = Arc::new(Mutex::new(Heard::default()));
@@ -181,14 +182,11 @@ async fn ask(
             Ok::<_, SendError>(())
         }
     };
-    let settings =
-        AsyncConnectionConfig::new().set_push_sender(receiver).set_connection_timeout(None).set_response_timeout(None);
+    let settings = AsyncConnectionConfig::new().set_push_sender(receiver);
     let exchange = async {
-        let stream = stream::open(config, host, *port, Arc::default()).await.map_err(error::map_open)?;
-        let (connection, driver) = MultiplexedConnection::new_with_config(&secret::login(login, 0)?, stream, settings)
-            .await
-            .map_err(|e| error::map_login(&e))?;
-        let watch = Watch { _connection: connection.clone(), driver: tokio::spawn(driver).abort_handle() };
+        let login = secret::login(login, 0)?;
+        let (connection, driver) = dial::connect(config, at, &login, settings, Arc::default()).await?;
+        let watch = Watch { _connection: connection.clone(), driver };
         let mut requests = Pipeline::with_capacity(2);
         requests.cmd("SUBSCRIBE").arg("+switch-master").cmd("SENTINEL").arg("MASTER").arg(primary);
         let mut connection = connection;

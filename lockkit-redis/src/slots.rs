@@ -3,16 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Error, ErrorKind, Result};
-use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Pipeline, RedisError, Value};
 use tokio::time::timeout;
 
 use crate::{
     config::RedisConfig,
+    dial,
     error::{self, Sent},
     link::{Connection, Link},
     secret,
     sentinel::Place,
-    stream,
 };
 
 /// A range of slots, and who serves it: the primary first.
@@ -36,13 +36,8 @@ pub(crate) async fn ask(link: &Link, connection: &Connection, bound: Duration) -
 pub(crate) async fn ask_anew(config: &RedisConfig, place: &Place) -> Result<Told> {
     let (host, port) = place;
     let exchange = async {
-        let stream = stream::open(config, host, *port, Arc::default()).await.map_err(error::map_open)?;
-        let settings = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let (mut connection, driver) =
-            MultiplexedConnection::new_with_config(&secret::login(&config.login, 0)?, stream, settings)
-                .await
-                .map_err(|e| error::map_login(&e))?;
-        let driver = tokio::spawn(driver);
+        let (login, settings) = (secret::login(&config.login, 0)?, AsyncConnectionConfig::new());
+        let (mut connection, driver) = dial::connect(config, place, &login, settings, Arc::default()).await?;
         let requests = questions();
         let replies = connection.send_packed_commands(&requests, 0, requests.len()).await;
         driver.abort();

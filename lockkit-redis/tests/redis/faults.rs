@@ -347,3 +347,19 @@ async fn nothing_listens() {
     let lazy = RedisStore::new(config).expect("no I/O yet");
     assert_eq!(lazy.release(&claim("a")).await.expect_err("refused").effect(), Effect::None);
 }
+
+/// A primary that became a replica refuses. It is asked over a new connection each time, for the address may lead to another by
+/// then.
+#[tokio::test]
+async fn a_server_that_became_a_replica_is_noticed() {
+    let (server, primary) = (Server::start().await, Server::start().await);
+    let store = server.store().await;
+    hold(&store, &claim("a")).await;
+    raw::<()>(&mut server.raw(), &format!("REPLICAOF 127.0.0.1 {}", primary.port()));
+    for _ in 0..2 {
+        let error = attempt(&store, &claim("b")).await.expect_err("a replica");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    }
+    raw::<()>(&mut server.raw(), "REPLICAOF NO ONE");
+    hold(&store, &claim("b")).await;
+}

@@ -13,6 +13,8 @@ mod faults;
 mod fenced;
 mod fences;
 mod inspect;
+mod left;
+mod mysql;
 mod passwords;
 mod queue;
 mod replicas;

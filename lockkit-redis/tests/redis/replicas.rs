@@ -147,23 +147,6 @@ async fn a_former_primary_can_not_complete_a_grant() {
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
 }
 
-async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
-    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
-    let mut running: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
-    std::future::poll_fn(|cx| {
-        for (slot, output) in running.iter_mut().zip(&mut outputs) {
-            if let Some(future) = slot
-                && let std::task::Poll::Ready(value) = future.as_mut().poll(cx)
-            {
-                (*output, *slot) = (Some(value), None);
-            }
-        }
-        if running.iter().all(Option::is_none) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    outputs.into_iter().flatten().collect()
-}
-
 /// The permissions that docs/backends/redis.md asks for are enough.
 #[tokio::test]
 async fn the_documented_permissions_suffice() {
