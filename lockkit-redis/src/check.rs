@@ -16,7 +16,10 @@ pub(crate) async fn check(store: &RedisStore) -> Result<Vec<String>> {
                 warnings.extend(news);
             }
             // A cluster serves the slots of the others.
-            Err(e) if store.nodes.is_cluster() && e.is_retryable() => failures.push(e),
+            Err(e) if store.nodes.is_cluster() && e.is_retryable() => {
+                store.nodes.note_failure(&e);
+                failures.push(e);
+            }
             Err(e) => return Err(e),
         }
     }

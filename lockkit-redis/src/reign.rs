@@ -14,12 +14,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, Fence, HolderInfo, Moment, Result};
-use redis::{Value, aio::MultiplexedConnection};
+use lockkit_core::{Clock, Error, ErrorKind, Fence, HolderInfo, Moment, Result};
+use redis::{RedisError, Value, aio::MultiplexedConnection};
 
 use crate::{
     error::{self, Sent},
     scripts::REIGN,
+    slots::Signpost,
 };
 
 /// A server's time in charge.
@@ -56,7 +57,7 @@ impl Reign {
         let mut connection = MultiplexedConnection::clone(connection);
         let reply = connection.send_packed_command(&request).await.map_err(|e| error::map(&e, Sent::No))?;
         let reply = match reply {
-            Value::ServerError(e) => return Err(error::map(&e.into(), Sent::No)),
+            Value::ServerError(e) => return Err(refused(e.into())),
             reply => reply,
         };
         let odd = || error::odd_reply(Sent::No);
@@ -77,6 +78,14 @@ impl Reign {
     pub(crate) fn pause(&self, now: Moment) -> Option<Duration> {
         Some(self.grants_from.since(now)).filter(|left| !left.is_zero())
     }
+}
+
+/// In a cluster the map can be older than what the member says: then the error points to where it is wrong.
+fn refused(cause: RedisError) -> Error {
+    let error = error::map(&cause, Sent::No);
+    let Some(to) = Signpost::of(&error) else { return error };
+    let message = format!("the server does not serve slot {} any more, where its note was", to.slot);
+    Error::new(ErrorKind::Unavailable, message).with_source(cause)
 }
 
 /// Who is in the way while a server grants nothing: whoever may still believe in a lease of its predecessor.
