@@ -31,7 +31,8 @@ use crate::{
 pub use group::said_once;
 
 /// The settings that matter and that `INFO` does not show.
-const SETTINGS: [&str; 3] = ["appendfsync", "save", "timeout"];
+const SETTINGS: [&str; 4] = ["appendfsync", "save", "timeout", BACKLOG];
+const BACKLOG: &str = "repl-backlog-ttl";
 
 /// What a look at a server brought up.
 #[derive(Clone, Debug)]
@@ -83,6 +84,7 @@ pub(crate) async fn check(link: &Link, names: &Names, bound: Duration, as_cluste
     let (info, mut findings) = ask_info(link, &connection, bound).await?;
     findings.extend(server::judge(&info, as_cluster));
     findings.extend(isolation(link, &info));
+    findings.extend(backlog(link, &connection, bound).await?);
     // A server that can't keep locks has nothing more to say.
     let mut warnings = Finding::admit(&findings)?;
     let subject = Subject::new(names, link.username(), &[])?;
@@ -108,6 +110,16 @@ async fn ask_info(link: &Link, connection: &Connection, bound: Duration) -> Resu
         Some(reply) => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
         None => Err(error::odd_reply(Sent::ReadOnly)),
     }
+}
+
+/// Whether the server remembers for long enough that it took over, if this user may ask.
+async fn backlog(link: &Link, connection: &Connection, bound: Duration) -> Result<Option<Finding>> {
+    let Some(pause) = link.pause() else { return Ok(None) };
+    let mut requests = Pipeline::new();
+    requests.cmd("CONFIG").arg("GET").arg(BACKLOG);
+    let reply = link.run_all(connection, None, &requests, bound, Sent::ReadOnly).await?.pop().unwrap_or_default();
+    let setting = redis::from_redis_value::<HashMap<String, String>>(reply).unwrap_or_default();
+    Ok(server::judge_backlog(setting.get(BACKLOG).map(String::as_str), pause))
 }
 
 /// What a server is to the store.
@@ -143,6 +155,7 @@ struct Doctor<'a> {
     names: &'a Names,
     patient: &'a Patient,
     bound: Duration,
+    pause: Duration,
     has_password: bool,
     as_cluster: bool,
 }
@@ -152,7 +165,8 @@ impl<'a> Doctor<'a> {
         let as_cluster = matches!(config.topology, Topology::Cluster { .. });
         let has_password = config.login.password.is_some();
         let link = link(config, &patient.place, &config.login);
-        Self { link, names, patient, bound: config.timeout, has_password, as_cluster }
+        let (bound, pause) = (config.timeout, config.pause());
+        Self { link, names, patient, bound, pause, has_password, as_cluster }
     }
 
     async fn examine(&self) -> Result<Examination> {
@@ -172,6 +186,10 @@ impl<'a> Doctor<'a> {
             findings.extend(info::connections(&info));
         }
         findings.extend(info::idle(settings.as_ref()));
+        if self.patient.part != Part::Alone {
+            let ttl = settings.as_ref().and_then(|settings| settings.get(BACKLOG)).map(String::as_str);
+            findings.extend(server::judge_backlog(ttl, self.pause));
+        }
         findings.extend(self.password());
         findings.extend(self.access(&connection).await?);
         if self.as_cluster && self.patient.part == Part::Primary {

@@ -205,6 +205,11 @@ impl Link {
         self.0.note.is_some()
     }
 
+    /// For how long a server that took over grants nothing, where one may.
+    pub(crate) fn pause(&self) -> Option<Duration> {
+        self.fails_over().then(|| self.0.config.pause())
+    }
+
     /// Whether replicas have to acknowledge what is granted.
     pub(crate) fn asks_replicas(&self) -> bool {
         self.0.config.replicas > 0

@@ -152,6 +152,17 @@ pub(crate) fn judge_isolation(info: &str) -> Option<Finding> {
     alone.then(|| Finding::warning("isolation", summary, advice))
 }
 
+/// Refuses a server that can forget that it took over before the leases of its predecessor have lapsed: a primary without
+/// replicas takes a new replication id after `repl-backlog-ttl` seconds, and forgets the former one.
+pub(crate) fn judge_backlog(ttl: Option<&str>, pause: Duration) -> Option<Finding> {
+    // Zero is never.
+    let seconds = ttl?.parse::<u64>().ok().filter(|seconds| *seconds > 0)?;
+    let summary = format!("repl-backlog-ttl is {seconds} s, shorter than the pause after a failover ({pause:?})");
+    let advice = "set it to 3600 s, the default: without it a server that took over can seem to be an old one";
+    let is_short = Duration::from_secs(seconds) < pause;
+    is_short.then(|| Finding::error(ErrorKind::Unsupported, "backlog", summary, advice))
+}
+
 #[cfg(test)]
 mod tests {
     use lockkit_core::Severity;

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Effect, ErrorKind, Fencing, Liveness, LockStore, Query, Release, Renewal};
-use lockkit_redis::{RedisConfig, RedisStore};
+use lockkit_redis::{RedisConfig, RedisStore, diagnose};
 use lockkit_testkit::servers::{RedisOptions, RedisSentinels, RedisServer};
 
 use crate::support::*;
@@ -189,4 +189,20 @@ async fn a_forgotten_script_is_sent_again() {
     contended(store.acquire(&request(&claim("a"), Duration::from_millis(10))).await.expect("acquire"));
     forget().await;
     free(&store, &mine).await;
+}
+
+/// A primary without replicas takes a new replication id after that time, and then does not seem to have taken over.
+#[tokio::test]
+async fn a_server_that_forgets_too_soon_that_it_took_over_is_refused() {
+    let options = RedisOptions::default().flavor(flavor()).args(["--repl-backlog-ttl", "5"]);
+    let all = RedisSentinels::start_with(options, flavor()).await.expect("servers");
+    let url = |options| format!("{}?{options}", all.url());
+    let error = RedisStore::from_url(&url("max_ttl=10s")).await.expect_err("it forgets");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None), "{error}");
+    assert!(error.message().contains("repl-backlog-ttl is 5 s"), "{error}");
+    let findings = diagnose(&RedisConfig::from_url(&url("max_ttl=10s")).expect("url")).await.expect("findings");
+    assert!(findings.iter().any(|finding| finding.code == "backlog"), "{findings:?}");
+    for options in ["max_ttl=4s", "failover_pause=no"] {
+        RedisStore::from_url(&url(options)).await.expect("connect");
+    }
 }
