@@ -37,7 +37,7 @@ pub(crate) async fn connect(
     match MultiplexedConnection::new_with_config(login, stream, settings).await {
         Ok((connection, driver)) => Ok((connection, tokio::spawn(driver).abort_handle())),
         Err(e) if e.kind() == redis::ErrorKind::Parse => {
-            let unknown = "what answers does not speak the protocol of Redis";
+            let unknown = "something that is no Redis server answers there; check host, port and the scheme of the URL";
             Err(explain(place, Error::new(ErrorKind::InvalidInput, unknown).with_source(e)).await)
         }
         Err(e) => Err(error::map_login(&e)),
@@ -54,8 +54,7 @@ async fn explain((host, port): &Place, cause: Error) -> Error {
     match timeout(GREETING, listen).await {
         // The first packet: its length, the number 0, and the version of the protocol, or an error.
         Ok(Ok([_, _, _, 0, 10 | 255])) => {
-            let what =
-                format!("a MySQL or MariaDB server answers at {host}:{port}: use mysql://, or the port of Redis");
+            let what = "a MySQL or MariaDB server answers there; check host, port and the scheme of the URL";
             Error::new(ErrorKind::InvalidInput, what).with_source(cause)
         }
         _ => cause,
