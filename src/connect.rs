@@ -25,7 +25,7 @@ const SCHEMES: [(&str, Option<&str>); 13] = [
 #[cfg(feature = "redis")]
 const REDIS: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
 
-/// Connects to the store at `url` and makes a [`Locker`] of it.
+/// Connects to the store at `url` and makes a [`Locker`] of it. Schemes may be written in capitals.
 ///
 /// | URL | feature | store |
 /// |---|---|---|
@@ -40,8 +40,9 @@ const REDIS: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
 /// | `zks://…?ca=file` | `zk`, `tls` | the same over TLS |
 ///
 /// # Errors
-/// `InvalidInput` for a URL that is no URL, has an unknown scheme or option; `Unsupported` for a store whose feature
-/// is off, naming the feature; what the store says if it can't be reached.
+/// `InvalidInput` for a URL that is no URL, has an unknown scheme or option; `Misconfigured` for what is missing where it
+/// leads, such as a table; `Unsupported` for a store whose feature is off, naming the feature; what the store says if it
+/// can't be reached. Nothing of the URL is repeated that could be a password.
 ///
 /// # Examples
 /// ```
@@ -87,12 +88,12 @@ pub(crate) enum Target {
     Zk,
 }
 
-/// Tells by the scheme what store a URL names.
+/// Tells by the scheme what store a URL names. What can't be understood is not repeated: it may be a password.
 pub(crate) fn target(url: &str) -> Result<Target> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(invalid(format!("not a store URL; it should look like {}", examples())));
     };
-    match scheme {
+    match scheme.to_ascii_lowercase().as_str() {
         "memory" if rest.is_empty() => Ok(Target::Memory),
         "memory" => Err(invalid("the memory store takes no address; write memory:".to_owned())),
         #[cfg(feature = "redis")]
@@ -114,11 +115,11 @@ fn family(scheme: &str) -> &str {
 
 fn unknown(scheme: &str) -> Error {
     match SCHEMES.iter().find(|(known, _)| *known == scheme || *known == family(scheme)) {
-        Some((_, Some(feature))) => {
-            let message = format!("this build has no {scheme} store; turn on the cargo feature `{feature}` of lockkit");
+        Some((known, Some(feature))) => {
+            let message = format!("this build has no {known} store; turn on the cargo feature `{feature}` of lockkit");
             Error::new(ErrorKind::Unsupported, message)
         }
-        _ => invalid(format!("there is no store with the scheme {scheme:?}; known are {}", examples())),
+        _ => invalid(format!("a store URL begins with one of {}", examples())),
     }
 }
 

@@ -24,7 +24,7 @@ async fn what_is_no_store_is_refused_with_advice() {
         ("localhost", "redis://"),
         ("memory:somewhere", "memory:"),
         ("etcd://localhost", "redis://"),
-        ("REDIS://localhost", "redis://"),
+        ("redi://localhost", "redis://"),
     ] {
         let (kind, text) = refused(url).await;
         assert_eq!(kind, ErrorKind::InvalidInput, "{text}");

@@ -31,6 +31,9 @@ struct Inner {
 pub enum ErrorKind {
     /// Correct the name, the option or the URL.
     InvalidInput,
+    /// Set up what is missing, or name what is there: a table, a database, a file, a server of the right kind. The URL is
+    /// well-formed, but what it leads to is not as it says.
+    Misconfigured,
     /// Correct the credentials or the store's permissions.
     Denied,
     /// Use another store, or do without the feature.
@@ -53,6 +56,7 @@ impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::InvalidInput => "invalid input",
+            Self::Misconfigured => "misconfigured",
             Self::Denied => "denied",
             Self::Unsupported => "unsupported",
             Self::Unavailable => "unavailable",
@@ -136,6 +140,7 @@ impl Error {
             ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Deadlock => true,
             ErrorKind::Unexpected => self.0.effect == Effect::Unknown,
             ErrorKind::InvalidInput
+            | ErrorKind::Misconfigured
             | ErrorKind::Denied
             | ErrorKind::Unsupported
             | ErrorKind::Lost

@@ -3,19 +3,18 @@
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use lockkit_core::{
-    Clock, Error, Result, SystemClock,
-    url_options::{self, boolean, duration, number, percent_decode},
+    Clock, Error, ErrorKind, Result, SystemClock,
+    url_options::{self, Parts, address, boolean, duration, number, percent_decode},
 };
 use sqlx::{
     ConnectOptions,
     mysql::{MySqlConnectOptions, MySqlSslMode},
 };
-use url::{Host, Url};
 
 use crate::{error::invalid, name};
 
 /// The options that a URL may carry after `?`.
-const OPTIONS: &str = "ca, connections, create, table, timeout, tls";
+const OPTIONS: [&str; 6] = ["ca", "connections", "create", "table", "timeout", "tls"];
 
 /// How to reach one MySQL or MariaDB server, and which table to keep the locks in.
 ///
@@ -102,35 +101,27 @@ impl MySqlConfig {
     /// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) says what is wrong. It never repeats the URL, which may
     /// contain a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        let url = Url::parse(url).map_err(|e| invalid(format!("not a URL: {e}")))?;
-        if !matches!(url.scheme(), "mysql" | "mariadb") {
-            return Err(invalid(format!("the scheme is mysql or mariadb, not {:?}", url.scheme())));
+        let parts = Parts::of(url)?;
+        if !matches!(parts.scheme.as_str(), "mysql" | "mariadb") {
+            return Err(invalid("the scheme is mysql or mariadb"));
         }
-        let host = match url.host() {
-            Some(Host::Domain(name)) if !name.is_empty() => percent_decode(name)?,
-            Some(Host::Ipv4(address)) => address.to_string(),
-            Some(Host::Ipv6(address)) => address.to_string(),
-            _ => return Err(invalid("the URL names no host")),
-        };
-        let database = percent_decode(url.path().trim_start_matches('/'))?;
-        let mut config = Self::new(host, url.port().unwrap_or(Self::PORT), database);
-        config.username = Some(percent_decode(url.username())?).filter(|name| !name.is_empty());
-        config.password = url.password().map(percent_decode).transpose()?;
-        config.read_options(&url)?;
+        let (host, port) = address(parts.hosts, Self::PORT)?;
+        let mut config = Self::new(host, port, percent_decode(parts.path.trim_start_matches('/'))?);
+        (config.username, config.password) = parts.user_and_password()?;
+        config.read_options(parts.options)?;
         config.check()?;
         Ok(config)
     }
 
-    fn read_options(&mut self, url: &Url) -> Result<()> {
-        for (option, value) in url_options::unique(url.query_pairs())? {
-            match &*option {
-                "table" => self.table = value.into_owned(),
-                "timeout" => self.timeout = duration(&value)?,
-                "connections" => self.connections = number(&option, &value)?,
-                "create" => self.create = boolean(&option, &value)?,
+    fn read_options(&mut self, text: &str) -> Result<()> {
+        for (option, value) in url_options::options(text, &OPTIONS)? {
+            match option {
+                "table" => self.table = value,
+                "timeout" => self.timeout = duration(option, &value)?,
+                "connections" => self.connections = number(option, &value)?,
+                "create" => self.create = boolean(option, &value)?,
                 "tls" => self.tls = tls(&value)?,
-                "ca" => self.ca = Some(PathBuf::from(value.into_owned())),
-                _ => return Err(url_options::unknown(&option, OPTIONS)),
+                _ => self.ca = Some(PathBuf::from(value)),
             }
         }
         Ok(())
@@ -250,7 +241,9 @@ impl MySqlConfig {
         }
         if let Some(file) = &self.ca {
             // The driver would read it when it connects, and not say which it could not.
-            let unreadable = |e| invalid(format!("can't read {}", file.display())).with_source(e);
+            let unreadable = |e| {
+                Error::new(ErrorKind::Misconfigured, format!("can't read the file that ca names: {e}")).with_source(e)
+            };
             drop(std::fs::File::open(file).map_err(unreadable)?);
         }
         if self.connections < 2 {
@@ -277,14 +270,15 @@ impl fmt::Debug for MySqlConfig {
             .field("host", &self.host)
             .field("port", &self.port)
             .field("database", &self.database)
-            .field("username", &self.username)
+            // It may be a password that was given in its place.
+            .field("username", &self.username.as_ref().map(|_| ".."))
             .field("password", &self.password.as_ref().map(|_| ".."))
             .field("table", &self.table)
             .field("create", &self.create)
             .field("timeout", &self.timeout)
             .field("connections", &self.connections)
             .field("tls", &self.tls)
-            .field("ca", &self.ca)
+            .field("ca", &self.ca.as_ref().map(|_| ".."))
             .field("clock", &self.clock)
             .finish()
     }
@@ -301,8 +295,6 @@ fn tls(text: &str) -> Result<Tls> {
 
 #[cfg(test)]
 mod tests {
-    use lockkit_core::ErrorKind;
-
     use super::*;
 
     #[test]
@@ -326,7 +318,7 @@ mod tests {
             ("http://h/d", "scheme"),
             ("mysql:///d", "no host"),
             ("mysql://u:hunter2@h", "no database"),
-            ("mysql://u:hunter2@h:99999/d", "not a URL"),
+            ("mysql://u:hunter2@h:99999/d", "port"),
             ("mysql://u:hunter2@h/d?retry=1", "ca, connections, create, table, timeout, tls"),
             ("mysql://u:hunter2@h/d?table=a&table=b", "twice"),
             ("mysql://u:hunter2@h/d?table=a`b", "ASCII"),

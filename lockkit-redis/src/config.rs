@@ -59,10 +59,18 @@ pub(crate) enum Topology {
 }
 
 /// Who to log in as.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Login {
     pub(crate) username: Option<String>,
     pub(crate) password: Option<Secret>,
+}
+
+impl fmt::Debug for Login {
+    /// Without the user: it may be a password that was given in its place, as in `redis://secret@host`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let username = self.username.as_ref().map(|_| "..");
+        f.debug_struct("Login").field("username", &username).field("password", &self.password).finish()
+    }
 }
 
 impl RedisConfig {
@@ -160,14 +168,14 @@ impl RedisConfig {
     /// The environment variable that has the password. It is read at each connect.
     #[must_use]
     pub fn password_env(mut self, name: impl Into<String>) -> Self {
-        self.login.password = Some(Secret::Env(name.into()));
+        self.login.password = Some(Secret::Env { option: "password_env", name: name.into() });
         self
     }
 
     /// The file that has the password, on one line. It is read at each connect, so the password may change.
     #[must_use]
     pub fn password_file(mut self, file: impl Into<PathBuf>) -> Self {
-        self.login.password = Some(Secret::File(file.into()));
+        self.login.password = Some(Secret::File { option: "password_file", path: file.into() });
         self
     }
 
@@ -351,8 +359,8 @@ impl fmt::Debug for RedisConfig {
             .field("database", &self.database)
             .field("login", &self.login)
             .field("tls", &self.tls)
-            .field("ca", &self.ca)
-            .field("identity", &self.identity)
+            .field("ca", &self.ca.as_ref().map(|_| ".."))
+            .field("identity", &self.identity.as_ref().map(|_| ".."))
             .field("prefix", &self.prefix)
             .field("timeout", &self.timeout)
             .field("replicas", &self.replicas)

@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use lockkit_core::{
     Error, ErrorKind, Result,
-    url_options::{self, duration, percent_decode},
+    url_options::{self, Parts, address, addresses, boolean, duration, number, percent_decode},
 };
-use url::{Host, Url};
 
 use crate::{
     config::{Login, RedisConfig, Topology},
@@ -33,64 +32,58 @@ const SENTINEL: &[&str] = &["sentinel_user", "sentinel_password", "sentinel_pass
 
 /// Reads a URL. See [`RedisConfig::from_url`].
 pub(crate) fn read(url: &str) -> Result<RedisConfig> {
-    let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("not a URL: it has no scheme"))?;
-    let (family, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
+    let parts = Parts::of(url)?;
+    let (family, kind) = parts.scheme.split_once('+').unwrap_or((&parts.scheme, ""));
     let tls = match family {
         "redis" | "valkey" => false,
         "rediss" | "valkeys" => true,
-        _ => return Err(invalid(format!("the scheme is redis, rediss, valkey or valkeys, not {scheme:?}"))),
+        _ => {
+            return Err(invalid("the scheme is redis, rediss, valkey or valkeys, alone or with +sentinel or +cluster"));
+        }
     };
-    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (login, place) = place.rsplit_once('@').map_or((None, place), |(login, place)| (Some(login), place));
-    let (hosts, path) = place.split_once('/').unwrap_or((place, ""));
     let (mut config, options) = match kind {
         "" => {
-            let (host, port) = address(hosts, RedisConfig::PORT)?;
-            (RedisConfig::new(host, port).database(database(path)?), vec![OPTIONS])
+            let (host, port) = address(parts.hosts, RedisConfig::PORT)?;
+            (RedisConfig::new(host, port).database(database(parts.path)?), vec![OPTIONS])
         }
         "sentinel" => {
-            let (primary, path) = path.split_once('/').unwrap_or((path, ""));
-            let sentinels = addresses(hosts, RedisConfig::SENTINEL_PORT)?;
+            let (primary, path) = parts.path.split_once('/').unwrap_or((parts.path, ""));
+            let sentinels = addresses(parts.hosts, RedisConfig::SENTINEL_PORT)?;
             let config = RedisConfig::sentinel(sentinels, percent_decode(primary)?).database(database(path)?);
             (config, vec![OPTIONS, FAILOVER, SENTINEL])
         }
         "cluster" => {
-            let seeds = addresses(hosts, RedisConfig::PORT)?;
-            (RedisConfig::cluster(seeds).database(database(path)?), vec![OPTIONS, FAILOVER])
+            let seeds = addresses(parts.hosts, RedisConfig::PORT)?;
+            (RedisConfig::cluster(seeds).database(database(parts.path)?), vec![OPTIONS, FAILOVER])
         }
-        _ => return Err(invalid(format!("after {family}+ comes sentinel or cluster, not {kind:?}"))),
+        _ => return Err(invalid(format!("after {family}+ comes sentinel or cluster"))),
     };
     config.tls = tls;
-    if let Some(login) = login {
-        let (username, password) = login.split_once(':').map_or((login, None), |(name, word)| (name, Some(word)));
-        config.login.username = Some(percent_decode(username)?).filter(|name| !name.is_empty());
-        config.login.password = password.map(percent_decode).transpose()?.map(Secret::Given);
-    }
-    read_options(&mut config, query, &options.concat())?;
+    let (username, password) = parts.user_and_password()?;
+    config.login = Login { username, password: password.map(Secret::Given) };
+    read_options(&mut config, parts.options, &options.concat())?;
     config.check()?;
     Ok(config)
 }
 
-fn read_options(config: &mut RedisConfig, query: &str, known: &[&str]) -> Result<()> {
+fn read_options(config: &mut RedisConfig, text: &str, known: &[&str]) -> Result<()> {
     let (mut certificate, mut key) = (None, None);
-    for (option, value) in url_options::unique(url::form_urlencoded::parse(query.as_bytes()))? {
-        if !known.contains(&&*option) {
-            return Err(url_options::unknown(&option, &known.join(", ")));
-        }
-        let text = value.into_owned();
-        match &*option {
+    for (option, text) in url_options::options(text, known)? {
+        match option {
             "prefix" => config.prefix = text,
-            "timeout" => config.timeout = duration(&text)?,
-            "password_env" => set_password(&mut config.login, Secret::Env(text))?,
-            "password_file" => set_password(&mut config.login, Secret::File(text.into()))?,
+            "timeout" => config.timeout = duration(option, &text)?,
+            "password_env" => set_password(&mut config.login, Secret::Env { option: "password_env", name: text })?,
+            "password_file" => {
+                set_password(&mut config.login, Secret::File { option: "password_file", path: text.into() })?;
+            }
             "ca" => config.ca = Some(text.into()),
             "cert" => certificate = Some(PathBuf::from(text)),
             "key" => key = Some(PathBuf::from(text)),
-            "replicas" => config.replicas = text.parse().map_err(|_| invalid("replicas is a small number"))?,
-            "replica_timeout" => config.replica_timeout = duration(&text)?,
-            "max_ttl" => config.max_ttl = duration(&text)?,
-            "failover_pause" => config.failover_pause = yes_or_no(&option, &text)?,
-            _ => sentinel_option(config, &option, text)?,
+            "replicas" => config.replicas = number(option, &text)?,
+            "replica_timeout" => config.replica_timeout = duration(option, &text)?,
+            "max_ttl" => config.max_ttl = duration(option, &text)?,
+            "failover_pause" => config.failover_pause = boolean(option, &text)?,
+            _ => sentinel_option(config, option, text)?,
         }
     }
     config.identity = match (certificate, key) {
@@ -106,8 +99,10 @@ fn sentinel_option(config: &mut RedisConfig, option: &str, text: String) -> Resu
     match option {
         "sentinel_user" => login.username = Some(text),
         "sentinel_password" => set_password(login, Secret::Given(text))?,
-        "sentinel_password_env" => set_password(login, Secret::Env(text))?,
-        _ => set_password(login, Secret::File(text.into()))?,
+        "sentinel_password_env" => {
+            set_password(login, Secret::Env { option: "sentinel_password_env", name: text })?;
+        }
+        _ => set_password(login, Secret::File { option: "sentinel_password_file", path: text.into() })?,
     }
     Ok(())
 }
@@ -119,22 +114,6 @@ fn set_password(login: &mut Login, secret: Secret) -> Result<()> {
     }
 }
 
-fn addresses(hosts: &str, port: u16) -> Result<Vec<(String, u16)>> {
-    hosts.split(',').map(|host| address(host, port)).collect()
-}
-
-/// Reads `host[:port]`, with an IPv6 address in brackets.
-fn address(host: &str, port: u16) -> Result<(String, u16)> {
-    let url = Url::parse(&format!("redis://{host}")).map_err(|e| invalid(format!("not a URL: {e}")))?;
-    let name = match url.host() {
-        Some(Host::Domain(name)) if !name.is_empty() => percent_decode(name)?,
-        Some(Host::Ipv4(address)) => address.to_string(),
-        Some(Host::Ipv6(address)) => address.to_string(),
-        _ => return Err(invalid("the URL names no host")),
-    };
-    Ok((name, url.port().unwrap_or(port)))
-}
-
 fn database(path: &str) -> Result<u32> {
     match path.trim_start_matches('/') {
         "" => Ok(0),
@@ -144,14 +123,6 @@ fn database(path: &str) -> Result<u32> {
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidInput, message)
-}
-
-fn yes_or_no(option: &str, value: &str) -> Result<bool> {
-    match value {
-        "yes" => Ok(true),
-        "no" => Ok(false),
-        _ => Err(invalid(format!("{option} is yes or no, not {value:?}"))),
-    }
 }
 
 #[cfg(test)]
@@ -196,10 +167,10 @@ mod tests {
     fn a_password_may_lie_elsewhere() {
         let config = RedisConfig::from_url("redis://app@h?password_env=LOCKKIT_NO_SUCH_VARIABLE").expect("url");
         let error = config.login.password.as_ref().expect("password").read().expect_err("not set");
-        assert!(error.message().contains("LOCKKIT_NO_SUCH_VARIABLE"), "{error}");
+        assert!(error.message().contains("password_env"), "{error}");
         let config = RedisConfig::from_url("redis://app@h?password_file=/no/such/file").expect("url");
         let error = config.login.password.as_ref().expect("password").read().expect_err("no file");
-        assert!(error.message().contains("/no/such/file"), "{error}");
+        assert!(error.message().contains("password_file"), "{error}");
         assert_eq!(error.to_string().lines().count(), 1);
     }
 
@@ -223,7 +194,7 @@ mod tests {
         for (url, hint) in [
             ("http://h", "scheme"),
             ("redis:///0", "no host"),
-            ("redis://u:hunter2@h:99999", "not a URL"),
+            ("redis://u:hunter2@h:99999", "port"),
             ("redis://u:hunter2@h/x", "database"),
             ("redis://u:hunter2@h/0?retry=1", "prefix, timeout, password_env"),
             ("redis://u:hunter2@h/0?ca=x", "rediss"),
@@ -236,7 +207,7 @@ mod tests {
             ("redis://u@h", "password"),
             ("redis://u:hunter2@h?password_env=X", "two ways"),
             ("redis://h?password_env=X&password_file=Y", "two ways"),
-            ("redis://u:hunter2@h?failover_pause=no", "no option"),
+            ("redis://u:hunter2@h?failover_pause=no", "option that there is not"),
             ("redis://u:hunter2@h?cert=x&ca=y", "both cert and key"),
             ("redis://u:hunter2@h?cert=x&key=y", "rediss"),
             ("redis://u:hunter2@h?replicas=x", "number"),
@@ -249,7 +220,7 @@ mod tests {
             ("redis+sentinel://a/p?sentinel_password=hunter2&sentinel_password_env=X", "two ways"),
             ("redis+cluster://u:hunter2@a,b/1", "database 0"),
             ("redis+cluster://u:hunter2@a,b?failover_pause=maybe", "yes or no"),
-            ("redis+cluster://u:hunter2@a,b?sentinel_password=hunter2", "no option"),
+            ("redis+cluster://u:hunter2@a,b?sentinel_password=hunter2", "option that there is not"),
         ] {
             let error = RedisConfig::from_url(url).expect_err(url);
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");

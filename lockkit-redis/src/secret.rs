@@ -12,26 +12,29 @@ use crate::config::Login;
 pub(crate) enum Secret {
     /// The password itself.
     Given(String),
-    /// The environment variable that has it.
-    Env(String),
-    /// The file that has it, read at each connect, so that a new password in it is used from the next one on.
-    File(PathBuf),
+    /// The environment variable that has it, and the option that names it.
+    Env { option: &'static str, name: String },
+    /// The file that has it, read at each connect, so that a new password in it is used from the next one on; and the
+    /// option that names it.
+    File { option: &'static str, path: PathBuf },
 }
 
 impl Secret {
     /// The password as it is now. A file's last line end does not count.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if it can't be read; the error has the name of the place, not what is there.
+    /// [`ErrorKind::Misconfigured`] if it can't be read. The error has the name of the option, not what was given with it: that
+    /// may be the password itself, given where its place was asked for.
     pub(crate) fn read(&self) -> Result<String> {
-        let missing = |what: String| Error::new(ErrorKind::InvalidInput, what);
+        let missing = |what: String| Error::new(ErrorKind::Misconfigured, what);
         match self {
             Self::Given(password) => Ok(password.clone()),
-            Self::Env(name) => env::var(name)
-                .map_err(|_| missing(format!("the password's environment variable {name} is not set, or is no text"))),
-            Self::File(path) => {
+            Self::Env { option, name } => env::var(name).map_err(|_| {
+                missing(format!("the environment variable that {option} names is not set, or is no text"))
+            }),
+            Self::File { option, path } => {
                 let text = fs::read_to_string(path)
-                    .map_err(|e| missing(format!("can't read the password file {}: {e}", path.display())))?;
+                    .map_err(|e| missing(format!("can't read the file that {option} names: {e}")))?;
                 let line = text.strip_suffix('\n').unwrap_or(&text);
                 Ok(line.strip_suffix('\r').unwrap_or(line).to_owned())
             }
@@ -43,8 +46,7 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Given(_) => f.write_str(".."),
-            Self::Env(name) => write!(f, "env {name}"),
-            Self::File(path) => write!(f, "file {}", path.display()),
+            Self::Env { option, .. } | Self::File { option, .. } => write!(f, "{option}=.."),
         }
     }
 }
@@ -52,7 +54,7 @@ impl fmt::Debug for Secret {
 /// How to log in. Passwords that are kept elsewhere are read now.
 ///
 /// # Errors
-/// `InvalidInput` if the password can't be read.
+/// `Misconfigured` if the password can't be read.
 pub(crate) fn login(login: &Login, database: u32) -> Result<RedisConnectionInfo> {
     let mut info = RedisConnectionInfo::default()
         .set_protocol(ProtocolVersion::RESP3)

@@ -25,8 +25,8 @@ pub(crate) async fn handshake(config: &RedisConfig, host: &str, stream: TcpStrea
     let client = match &config.identity {
         None => client.with_no_client_auth(),
         Some((certificate, key)) => {
-            let chain = certificates(certificate)?;
-            let key = PrivateKeyDer::from_pem_file(key).map_err(|e| unreadable(key, &e))?;
+            let chain = certificates("cert", certificate)?;
+            let key = PrivateKeyDer::from_pem_file(key).map_err(|e| unreadable("key", &e))?;
             client.with_client_auth_cert(chain, key).map_err(invalid)?
         }
     };
@@ -39,25 +39,26 @@ fn roots(config: &RedisConfig) -> io::Result<RootCertStore> {
         return Ok(RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()));
     };
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
-        roots.add(certificate).map_err(|e| unreadable(path, &e))?;
+    for certificate in certificates("ca", path)? {
+        roots.add(certificate).map_err(|e| unreadable("ca", &e))?;
     }
     Ok(roots)
 }
 
 /// All certificates of a file, of which there must be one.
-fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+fn certificates(option: &str, path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     match read {
-        Ok(certificates) if certificates.is_empty() => Err(unreadable(path, &"it has no certificate")),
+        Ok(certificates) if certificates.is_empty() => Err(unreadable(option, &"it has no certificate")),
         Ok(certificates) => Ok(certificates),
-        Err(e) => Err(unreadable(path, &e)),
+        Err(e) => Err(unreadable(option, &e)),
     }
 }
 
-/// What is wrong with a file, by its name. Never what is in it.
-fn unreadable(path: &Path, why: &dyn fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, format!("can't use the file {}: {why}", path.display()))
+/// What is wrong with a file, by the option that names it. Never what was given with the option, which may be a key itself, nor
+/// what is in the file.
+fn unreadable(option: &str, why: &dyn fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("can't use the file that {option} names: {why}"))
 }
 
 fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {

@@ -11,7 +11,7 @@ use std::{
 
 use lockkit_core::{
     Clock, Effect, Error, ErrorKind, Result, drift,
-    url_options::{self, boolean, duration},
+    url_options::{self, Parts, boolean, duration},
 };
 use lockkit_redis::{RedisConfig, RedisStore, ServerFacts};
 
@@ -57,23 +57,23 @@ impl RedisNodes {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] says what is wrong. It never repeats the URL, which may contain a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        let (scheme, rest) = match url.split_once("://") {
-            Some(("redlock", rest)) => ("redis", rest),
-            Some(("redlocks", rest)) => ("rediss", rest),
+        let parts = Parts::of(url)?;
+        let scheme = match parts.scheme.as_str() {
+            "redlock" => "redis",
+            "redlocks" => "rediss",
             _ => return Err(invalid("the URL should look like redlock://host:port,host:port,host:port")),
         };
-        let (place, options) = rest.split_once('?').unwrap_or((rest, ""));
-        let (own, for_nodes) = sort_options(options)?;
-        let (login, place) = place.rsplit_once('@').map_or((String::new(), place), |(l, p)| (format!("{l}@"), p));
-        let (hosts, database) = place.split_once('/').unwrap_or((place, ""));
+        let (own, for_nodes) = sort_options(parts.options)?;
+        let login = parts.login.map(|login| format!("{login}@")).unwrap_or_default();
+        let (hosts, database) = (parts.hosts, parts.path);
         let of_node = |host: &str| RedisConfig::from_url(&format!("{scheme}://{login}{host}/{database}?{for_nodes}"));
         let mut nodes = Self::new(hosts.split(',').map(of_node).collect::<Result<_>>()?);
         for (option, value) in own {
             match option {
-                "node_timeout" => nodes.config.node_timeout = Some(duration(value)?),
-                "max_ttl" => nodes.config.max_ttl = duration(value)?,
-                "durable" => nodes.durable = Some(boolean(option, value)?),
-                _ => nodes.delayed_restart = boolean(option, value)?,
+                "node_timeout" => nodes.config.node_timeout = Some(duration(option, &value)?),
+                "max_ttl" => nodes.config.max_ttl = duration(option, &value)?,
+                "durable" => nodes.durable = Some(boolean(option, &value)?),
+                _ => nodes.delayed_restart = boolean(option, &value)?,
             }
         }
         Ok(nodes)
@@ -260,20 +260,19 @@ impl fmt::Debug for Roster {
 }
 
 /// Tells the quorum's own options from those of its nodes.
-fn sort_options(options: &str) -> Result<(Vec<(&str, &str)>, String)> {
-    let (mut own, mut for_nodes): (Vec<(&str, &str)>, Vec<&str>) = (Vec::new(), Vec::new());
+fn sort_options(options: &str) -> Result<(Vec<(&'static str, String)>, String)> {
+    let (mut own, mut for_nodes): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
     for pair in options.split('&').filter(|pair| !pair.is_empty()) {
-        let (option, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let option = pair.split_once('=').map_or(pair, |(option, _)| option);
         if NODE_OPTIONS.contains(&option) {
             for_nodes.push(pair);
-        } else if !OWN_OPTIONS.contains(&option) {
-            let known = [NODE_OPTIONS.as_slice(), &OWN_OPTIONS].concat().join(", ");
-            return Err(url_options::unknown(option, &known));
+        } else if OWN_OPTIONS.contains(&option) {
+            own.push(pair);
         } else {
-            own.push((option, value));
+            return Err(url_options::unknown(&[NODE_OPTIONS.as_slice(), &OWN_OPTIONS].concat()));
         }
     }
-    Ok((url_options::unique(own)?, for_nodes.join("&")))
+    Ok((url_options::options(&own.join("&"), &OWN_OPTIONS)?, for_nodes.join("&")))
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -293,7 +292,7 @@ mod tests {
             ("redlock://u:hunter2@a,b,c?durable=maybe", "yes or no"),
             ("redlock://u:hunter2@a,b,c?max_ttl=1m&max_ttl=1m", "twice"),
             ("redlock://u:hunter2@a,,c", "host"),
-            ("redlock://u:hunter2@a,b:x,c", "not a URL"),
+            ("redlock://u:hunter2@a,b:x,c", "port"),
         ] {
             let error = RedisNodes::from_url(url).expect_err(url);
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");

@@ -4,15 +4,14 @@ use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use lockkit_core::{
     Clock, Error, ErrorKind, Result, SystemClock,
-    url_options::{self, duration, percent_decode},
+    url_options::{self, Parts, address, duration, percent_decode},
 };
-use url::{Url, form_urlencoded};
 use zookeeper_client::Acls;
 
 use crate::name::Names;
 
 /// The options that a URL may carry after `?`.
-const OPTIONS: &str = "base, session, timeout, auth, ca, cert, key";
+const OPTIONS: [&str; 7] = ["base", "session", "timeout", "auth", "ca", "cert", "key"];
 
 /// How to reach a ZooKeeper ensemble.
 ///
@@ -81,32 +80,32 @@ impl ZkConfig {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] says what is wrong. It never repeats the URL, which may contain a password.
     pub fn from_url(url: &str) -> Result<Self> {
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("the URL begins with zk:// or zks://"))?;
-        let tls = match scheme {
+        let parts = Parts::of(url)?;
+        let tls = match parts.scheme.as_str() {
             "zk" => false,
             "zks" => true,
-            other => return Err(invalid(format!("the scheme is zk or zks, not {other:?}"))),
+            _ => return Err(invalid("the scheme is zk or zks")),
         };
-        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
-        let (servers, chroot) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
-        if servers.contains('@') {
+        if parts.login.is_some() {
             return Err(invalid("credentials go into the option auth=digest:user:password"));
         }
-        let mut config = Self::new(servers.split(',').filter(|server| !server.is_empty()));
-        config.chroot = percent_decode(chroot)?;
+        let mut config = Self::new(parts.hosts.split(',').filter(|server| !server.is_empty()));
+        if !parts.path.is_empty() {
+            config.chroot = format!("/{}", percent_decode(parts.path)?);
+        }
         config.tls = tls.then(Tls::default);
-        config.read_options(options)?;
+        config.read_options(parts.options)?;
         config.check()?;
         Ok(config)
     }
 
     fn read_options(&mut self, options: &str) -> Result<()> {
         let (mut cert, mut key) = (None, None);
-        for (option, value) in url_options::unique(form_urlencoded::parse(options.as_bytes()))? {
-            match (&*option, &mut self.tls) {
-                ("base", _) => self.base = value.into_owned(),
-                ("session", _) => self.session = duration(&value)?,
-                ("timeout", _) => self.timeout = duration(&value)?,
+        for (option, value) in url_options::options(options, &OPTIONS)? {
+            match (option, &mut self.tls) {
+                ("base", _) => self.base = value,
+                ("session", _) => self.session = duration(option, &value)?,
+                ("timeout", _) => self.timeout = duration(option, &value)?,
                 ("auth", _) => {
                     let (scheme, credentials) = value
                         .split_once(':')
@@ -114,11 +113,10 @@ impl ZkConfig {
                         .ok_or_else(|| invalid("auth is written scheme:credentials, such as digest:user:password"))?;
                     self.auth = Some((scheme.to_owned(), credentials.as_bytes().to_vec()));
                 }
-                ("ca", Some(tls)) => tls.ca = PathBuf::from(&*value),
-                ("cert", Some(_)) => cert = Some(PathBuf::from(&*value)),
-                ("key", Some(_)) => key = Some(PathBuf::from(&*value)),
-                ("ca" | "cert" | "key", None) => return Err(invalid("ca, cert and key belong to the scheme zks")),
-                _ => return Err(url_options::unknown(&option, OPTIONS)),
+                ("ca", Some(tls)) => tls.ca = PathBuf::from(value),
+                ("cert", Some(_)) => cert = Some(PathBuf::from(value)),
+                ("key", Some(_)) => key = Some(PathBuf::from(value)),
+                _ => return Err(invalid("ca, cert and key belong to the scheme zks")),
             }
         }
         match (cert, key, &mut self.tls) {
@@ -215,12 +213,12 @@ impl ZkConfig {
         if self.servers.is_empty() {
             return Err(invalid("the URL names no server"));
         }
-        if let Some(odd) = self.servers.iter().find(|server| !is_address(server)) {
-            return Err(invalid(format!("not a server: {odd:?}; write host or host:port")));
+        for server in &self.servers {
+            address(server, Self::PORT)?;
         }
         for (what, path) in [("chroot", &self.chroot), ("base", &self.base)] {
             if !is_path(path) {
-                return Err(invalid(format!("the {what} is an absolute path like /a/b, not {path:?}")));
+                return Err(invalid(format!("the {what} is an absolute path like /a/b")));
             }
         }
         if self.timeout.is_zero() {
@@ -256,8 +254,8 @@ impl fmt::Debug for ZkConfig {
             .field("base", &self.base)
             .field("session", &self.session)
             .field("timeout", &self.timeout)
-            .field("auth", &self.auth.as_ref().map(|(scheme, _)| format!("{scheme}:..")))
-            .field("tls", &self.tls)
+            .field("auth", &self.auth.as_ref().map(|_| ".."))
+            .field("tls", &self.tls.as_ref().map(|_| ".."))
             .field("clock", &self.clock)
             .finish()
     }
@@ -265,12 +263,6 @@ impl fmt::Debug for ZkConfig {
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidInput, message)
-}
-
-fn is_address(server: &str) -> bool {
-    Url::parse(&format!("zk://{server}")).is_ok_and(|url| {
-        url.host_str().is_some_and(|host| !host.is_empty()) && url.username().is_empty() && url.path().is_empty()
-    })
 }
 
 /// Whether a path is one that ZooKeeper takes, or empty.
@@ -305,8 +297,8 @@ mod tests {
             ("http://h", "scheme"),
             ("zk:///app", "no server"),
             ("zk://me:hunter2@h", "auth=digest"),
-            ("zk://h:99999?auth=digest:me:hunter2", "not a server"),
-            ("zk://h h?auth=digest:me:hunter2", "not a server"),
+            ("zk://h:99999?auth=digest:me:hunter2", "port"),
+            ("zk://h h?auth=digest:me:hunter2", "host:port"),
             ("zk://h?auth=hunter2", "digest:user:password"),
             ("zk://h?auth=digest:me:hunter2&retry=1", "base, session, timeout"),
             ("zk://h?auth=digest:me:hunter2&base=a", "absolute path"),

@@ -71,14 +71,15 @@ async fn connect_to(config: &ZkConfig, session: Duration, servers: &str) -> Resu
 
 #[cfg(feature = "tls")]
 fn tls_options(tls: &crate::config::Tls) -> Result<zookeeper_client::TlsOptions> {
-    let read = |path: &std::path::Path| {
-        let wrong = |e| Error::new(ErrorKind::InvalidInput, format!("can't read {}", path.display())).with_source(e);
-        std::fs::read_to_string(path).map_err(wrong)
+    // What was given is not repeated: it may be a key itself.
+    let read = |option: &str, path: &std::path::Path| {
+        let message = |e: &std::io::Error| format!("can't read the file that {option} names: {e}");
+        std::fs::read_to_string(path).map_err(|e| Error::new(ErrorKind::Misconfigured, message(&e)).with_source(e))
     };
-    let wrong = |e: zk::Error| Error::new(ErrorKind::InvalidInput, "the PEM files are not usable").with_source(e);
-    let mut options = zk::TlsOptions::new().with_pem_ca(&read(&tls.ca)?).map_err(wrong)?;
+    let wrong = |e: zk::Error| Error::new(ErrorKind::Misconfigured, "the PEM files are not usable").with_source(e);
+    let mut options = zk::TlsOptions::new().with_pem_ca(&read("ca", &tls.ca)?).map_err(wrong)?;
     if let Some((cert, key)) = &tls.identity {
-        options = options.with_pem_identity(&read(cert)?, &read(key)?).map_err(wrong)?;
+        options = options.with_pem_identity(&read("cert", cert)?, &read("key", key)?).map_err(wrong)?;
     }
     Ok(options)
 }
