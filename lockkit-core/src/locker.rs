@@ -3,8 +3,8 @@
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use crate::{
-    Claim, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, Mode, Observer, Owner, Query, Release, Result,
-    StoreInfo, Token,
+    Claim, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, Mode, Observer, Owner, Query, Release,
+    Result, StoreInfo, Token,
     engine::{Engine, Settings},
 };
 
@@ -90,6 +90,13 @@ impl Locker {
         self.engine.store.info()
     }
 
+    /// What puts locks at risk in the store, as connecting to it showed: a line each, without secrets. Log them. An
+    /// [`Observer`] is told of each as [`Event::Warned`](crate::Event::Warned).
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.info().warnings
+    }
+
     /// Reads who holds what.
     ///
     /// # Errors
@@ -169,9 +176,13 @@ impl LockerBuilder {
         self
     }
 
-    /// The locker. No I/O.
+    /// The locker. No I/O. The observer is told what connecting to the store [warned](Locker::warnings) of.
     #[must_use]
     pub fn build(self) -> Locker {
-        Locker { engine: Engine::new(self.store, self.settings) }
+        let locker = Locker { engine: Engine::new(self.store, self.settings) };
+        for warning in locker.warnings() {
+            locker.engine.observe(|| Event::Warned { warning });
+        }
+        locker
     }
 }

@@ -77,8 +77,14 @@ impl MemoryStore {
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };
-        let info =
-            StoreInfo { scheme: "memory", name: "memory".into(), capability, clock: Arc::clone(&clock), alarm: None };
+        let info = StoreInfo {
+            scheme: "memory",
+            name: "memory".into(),
+            capability,
+            clock: Arc::clone(&clock),
+            alarm: None,
+            warnings: Arc::default(),
+        };
         Self { info: Arc::new(info), judge: clock, shelf: Arc::default() }
     }
 

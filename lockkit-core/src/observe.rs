@@ -17,6 +17,11 @@ pub trait Observer: fmt::Debug + Send + Sync + 'static {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
+    /// Connecting to the store showed that something puts locks at risk. Told once, when the locker is built.
+    Warned {
+        /// What: one line, without secrets.
+        warning: &'a str,
+    },
     /// A guard was given out.
     Acquired {
         /// The lock.
@@ -109,6 +114,8 @@ impl Observer for Metrics {
             metrics::histogram!("lockkit_acquire_wait_seconds", labels).record(waited.as_secs_f64());
         };
         match event {
+            // Not a number, and nothing that changes.
+            Event::Warned { .. } => {}
             Event::Acquired { key, waited: time, handed_over, .. } => {
                 waited(key, time, if *handed_over { "handed_over" } else { "acquired" });
             }

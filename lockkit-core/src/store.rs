@@ -100,6 +100,8 @@ pub struct StoreInfo {
     /// Where the store makes itself heard when it learns, unasked, that something happened to leases; `None` if it only
     /// ever learns that when it is asked.
     pub alarm: Option<Alarm>,
+    /// What puts locks at risk here, as far as connecting showed: a line each, without secrets.
+    pub warnings: Arc<[String]>,
 }
 
 /// A request for a lease.

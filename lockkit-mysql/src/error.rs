@@ -25,6 +25,10 @@ pub(crate) enum Sent {
 pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
     let mapped = match &error {
         sqlx::Error::Database(refusal) => match refusal.try_downcast_ref::<MySqlDatabaseError>() {
+            // The server repeats the user, in whose place a password may have been given: its text goes no further.
+            Some(refusal) if matches!(refusal.number(), 1045 | 1698 | 3118 | 4151) => {
+                return refused_login(refusal.message());
+            }
             Some(refusal) => server_error(refusal.number(), refusal.message(), sent),
             None => with_effect(Error::new(ErrorKind::Unexpected, one_line(refusal.message())), sent),
         },
@@ -81,15 +85,13 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
         1243 | 1412 | 1615 => (ErrorKind::Unavailable, format!("the statement must be prepared anew: {text}")),
         1665 => return server::logs_statements_error(),
         3159 => (ErrorKind::Denied, "the server demands TLS: `tls` is `encrypt` or `verify`".to_owned()),
-        1045 | 1129 | 1130 | 1698 | 1820 | 1862 | 3118 | 4151 => {
-            (ErrorKind::Denied, format!("the server refused the login: {text}"))
-        }
+        1129 | 1130 | 1820 | 1862 => (ErrorKind::Denied, format!("the server refused the login: {text}")),
         1044 => (ErrorKind::Denied, format!("{text}; or there is no such database")),
         1142 | 1143 | 1227 | 1370 => (ErrorKind::Denied, text),
-        1049 => (ErrorKind::InvalidInput, format!("{text}; make it, or name another in the path of the URL")),
+        1049 => (ErrorKind::Misconfigured, format!("{text}; make it, or name another in the path of the URL")),
         NO_SUCH_TABLE => {
             let remedy = "`lockkit init`, the option create=true or the statement of `schema::ddl` makes it";
-            (ErrorKind::InvalidInput, format!("the table is missing: {text}; {remedy}"))
+            (ErrorKind::Misconfigured, format!("the table is missing: {text}; {remedy}"))
         }
         1054 | 1064 | 1366 | 1406 => (ErrorKind::Unexpected, text),
         _ => return with_effect(Error::new(ErrorKind::Unexpected, format!("error {number}: {text}")), sent),
@@ -110,6 +112,13 @@ fn ended_half_way(number: u16, text: &str) -> Option<&'static str> {
         1180 => Some("the server could not commit"),
         _ => None,
     }
+}
+
+/// The server takes no login; of its text, `Access denied for user 'name'@'host' (using password: YES)`, what comes after
+/// the user.
+fn refused_login(text: &str) -> Error {
+    let from = text.rsplit_once("'@'").map(|(_, from)| format!(" from '{}", one_line(from))).unwrap_or_default();
+    Error::new(ErrorKind::Denied, format!("the server refused the login{from}"))
 }
 
 /// No answer in time.
@@ -166,11 +175,10 @@ mod tests {
             (1040, ErrorKind::Unavailable),
             (1290, ErrorKind::Unavailable),
             (1836, ErrorKind::Unavailable),
-            (1045, ErrorKind::Denied),
             (1044, ErrorKind::Denied),
             (1142, ErrorKind::Denied),
-            (1049, ErrorKind::InvalidInput),
-            (1146, ErrorKind::InvalidInput),
+            (1049, ErrorKind::Misconfigured),
+            (1146, ErrorKind::Misconfigured),
             (1047, ErrorKind::Unavailable),
             (1461, ErrorKind::Unavailable),
             (1665, ErrorKind::Unsupported),

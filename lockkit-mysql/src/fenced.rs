@@ -94,7 +94,7 @@ async fn look(transaction: &mut Transaction<'_, MySql>, name: &str) -> Result<Op
 fn failed(error: sqlx::Error) -> Error {
     if error::number(&error) == Some(error::NO_SUCH_TABLE) {
         let message = format!("the table {TABLE} is missing; `lockkit_mysql::fenced::DDL` makes it");
-        return error::invalid(message).with_source(error);
+        return Error::new(ErrorKind::Misconfigured, message).with_source(error);
     }
     error::map(error, Sent::Yes)
 }

@@ -24,7 +24,7 @@ pub(crate) async fn other_server(config: &MySqlConfig) -> Error {
     match look(config, pause).await {
         Some(what) => {
             let message = format!("{what} answers there; check host, port and the scheme of the URL");
-            Error::new(ErrorKind::InvalidInput, message)
+            Error::new(ErrorKind::Misconfigured, message)
         }
         None => std::future::pending().await,
     }

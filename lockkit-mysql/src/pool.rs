@@ -141,8 +141,8 @@ impl Pool {
     /// The first connection, before which nothing is known of the server. If something else answers, that is said.
     ///
     /// # Errors
-    /// As [`connection`](Self::connection), and [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) if it is no MySQL
-    /// server.
+    /// As [`connection`](Self::connection), and [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if it is no
+    /// MySQL server.
     pub(crate) async fn first_connection(&self, config: &MySqlConfig, bound: Bound) -> Result<Connection> {
         tokio::select! {
             connected = self.connection(Lane::Common, bound) => connected,

@@ -6,7 +6,6 @@ use lockkit_core::{Error, ErrorKind, Finding, Result};
 
 use crate::{
     config::MySqlConfig,
-    error::invalid,
     line::Replicas,
     name::quoted_table,
     pool::{Bound, Connection, Lane, Pool, column},
@@ -61,7 +60,7 @@ pub async fn create(config: &MySqlConfig) -> Result<()> {
 /// Checks that the table is there and as lockkit needs it.
 ///
 /// # Errors
-/// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) if not, with the statement that makes the table; else when the server can't be asked.
+/// [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if not, with the statement that makes the table; else when the server can't be asked.
 pub async fn check(config: &MySqlConfig) -> Result<()> {
     let mut session = Session::open(config).await?;
     let checked = check_table(&mut session.connection, config).await;
@@ -77,7 +76,7 @@ pub async fn check(config: &MySqlConfig) -> Result<()> {
 /// The table is copied by the server, and can't be written meanwhile. Should it fail half-way, it can be called again.
 ///
 /// # Errors
-/// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) if the table is missing or of some other shape; others as the server says, such as that a
+/// [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if the table is missing or of some other shape; others as the server says, such as that a
 /// name is in it twice.
 pub async fn upgrade(config: &MySqlConfig) -> Result<bool> {
     let mut session = Session::open(config).await?;
@@ -134,7 +133,7 @@ async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Res
     }
     if let Some((missing, ..)) = COLUMNS.iter().find(|(name, _, _, classic)| *classic && table.shown(name).is_none()) {
         let message = format!("the table {} is not of the classic shape: it has no column {missing}", config.table);
-        return Err(invalid(message));
+        return Err(Error::new(ErrorKind::Misconfigured, message));
     }
     for statement in table.upgrade(&quoted_table(&config.table)?) {
         connection.run_text(statement).await?;
@@ -182,7 +181,7 @@ impl Table {
     /// What is wrong with it: one finding, so that connecting tells everything at once.
     fn findings(&self, config: &MySqlConfig) -> Result<Vec<Finding>> {
         let (name, ddl) = (&config.table, ddl(&config.table)?);
-        let found = |code, summary, advice| vec![Finding::error(ErrorKind::InvalidInput, code, summary, advice)];
+        let found = |code, summary, advice| vec![Finding::error(ErrorKind::Misconfigured, code, summary, advice)];
         if self.columns.is_empty() {
             let advice = format!("it is made by `lockkit init`, by the option create=true, or by: {ddl}");
             return Ok(found("table", format!("the table {name} is missing"), advice));

@@ -36,7 +36,6 @@ pub struct MySqlStore {
     pub(crate) statements: Statements,
     pub(crate) timeout: Duration,
     gates: Arc<Gates>,
-    warnings: Vec<String>,
 }
 
 impl MySqlStore {
@@ -44,13 +43,14 @@ impl MySqlStore {
     /// [`create`](MySqlConfig::create) allows it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for a wrong configuration, something else than a MySQL server at the address, and a
-    /// database or a table that is missing or wrong, with what makes it right; [`ErrorKind::Unsupported`] for a server
-    /// that is too old, or logs statements; `Denied`, `Unavailable` or `TimedOut` if it
+    /// [`ErrorKind::InvalidInput`] for a wrong configuration; [`Misconfigured`](ErrorKind::Misconfigured) for something else
+    /// than a MySQL server at the address, and for a database or a table that is missing or wrong, with what makes it right;
+    /// [`ErrorKind::Unsupported`] for a server that is too old, or logs statements; `Denied`, `Unavailable` or `TimedOut` if it
     /// can't be asked or takes no writes.
     pub async fn connect(config: MySqlConfig) -> Result<Self> {
         let mut store = Self::new(config.clone())?;
-        store.warnings = store.check(&config).await.map_err(|e| e.at("connect", None, &store.info.name))?;
+        let warnings = store.check(&config).await.map_err(|e| e.at("connect", None, &store.info.name))?;
+        store.info.warnings = warnings.into();
         Ok(store)
     }
 
@@ -85,14 +85,15 @@ impl MySqlStore {
             },
             clock: config.clock,
             alarm: None,
+            warnings: Arc::default(),
         };
-        Ok(Self { info, pool, statements, timeout: config.timeout, gates, warnings: Vec::new() })
+        Ok(Self { info, pool, statements, timeout: config.timeout, gates })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
     #[must_use]
     pub fn warnings(&self) -> &[String] {
-        &self.warnings
+        &self.info.warnings
     }
 
     /// Removes the rows of locks that nobody has used for at least `unused_for`, and says how many. Nothing depends on

@@ -64,7 +64,8 @@ pub(crate) fn map_login(error: &RedisError) -> Error {
 pub(crate) fn map_open(error: io::Error) -> Error {
     let kind = match error.kind() {
         io::ErrorKind::TimedOut => ErrorKind::TimedOut,
-        io::ErrorKind::InvalidInput => ErrorKind::InvalidInput,
+        // The files of TLS.
+        io::ErrorKind::InvalidInput => ErrorKind::Misconfigured,
         io::ErrorKind::InvalidData => ErrorKind::Denied,
         _ => ErrorKind::Unavailable,
     };

@@ -12,7 +12,7 @@ use crate::{
     scripts::INSPECT,
     slots,
     store::RedisStore,
-    value::Stored,
+    value::{self, Stored},
 };
 
 /// How many locks one script reads.
@@ -155,7 +155,7 @@ fn state(
     let holders = match value {
         Value::BulkString(value) => vec![match Stored::parse(&value) {
             Stored::Lease(lease) => holder(Some(lease.token), lease.holder, lease.depth, Some(lease.fence)),
-            Stored::Foreign(info) => holder(None, info, 1, None),
+            Stored::Foreign => holder(None, value::foreign(), 1, None),
         }],
         Value::SimpleString(kind) => vec![holder(None, HolderInfo::new(&format!("no lock but a {kind}")), 1, None)],
         _ => Vec::new(),

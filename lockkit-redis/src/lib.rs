@@ -29,6 +29,7 @@
 
 mod access;
 mod acquire;
+mod answered;
 mod batch;
 mod check;
 mod cluster;

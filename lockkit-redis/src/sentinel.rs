@@ -66,7 +66,7 @@ impl Watches {
     /// Asks the sentinels for the primary.
     ///
     /// # Errors
-    /// `InvalidInput` if they know no primary of this name; `Unavailable` if none answers; `Denied` if the login is wrong.
+    /// `Misconfigured` if they know no primary of this name; `Unavailable` if none answers; `Denied` if the login is wrong.
     pub(crate) async fn begin(config: &RedisConfig, on_switch: OnSwitch) -> Result<Self> {
         let is_lost = Arc::new(AtomicBool::new(false));
         let Found { place, epoch, watches } = find(config, &on_switch, &is_lost).await?;
@@ -212,7 +212,10 @@ pub(crate) fn read(reply: Value, primary: &str) -> Result<(Place, u64)> {
     if let Value::ServerError(e) = reply {
         return Err(match e.details() {
             Some(details) if details.contains("No such master") => {
-                Error::new(ErrorKind::InvalidInput, format!("it knows no primary called {primary:?}"))
+                Error::new(ErrorKind::Misconfigured, format!("it knows no primary called {primary:?}"))
+            }
+            Some(details) if details.contains("unknown command") => {
+                Error::new(ErrorKind::Misconfigured, "the server is not a sentinel")
             }
             _ => error::map(&e.into(), Sent::No),
         });
@@ -267,9 +270,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_bad_input() {
+    fn what_is_not_there_is_misconfigured() {
         let reply = redis::parse_redis_value(b"-ERR No such master with that name\r\n").expect("reply");
-        assert_eq!(read(reply, "x").expect_err("unknown").kind(), ErrorKind::InvalidInput);
+        assert_eq!(read(reply, "x").expect_err("unknown").kind(), ErrorKind::Misconfigured);
         let reply =
             Value::Array(["ip", "h", "port", "1", "config-epoch", "7"].map(|t| Value::BulkString(t.into())).into());
         assert_eq!(read(reply, "x").expect("known"), (("h".into(), 1), 7));

@@ -62,7 +62,7 @@ fn read(replies: Vec<Value>, host: &str) -> Result<Told> {
     if let Value::ServerError(e) = slots {
         return Err(match e.details() {
             Some(details) if details.contains("cluster support disabled") => {
-                Error::new(ErrorKind::InvalidInput, "the server is not part of a cluster")
+                Error::new(ErrorKind::Misconfigured, "the server is not part of a cluster")
             }
             _ => error::map(&e.into(), Sent::No),
         });

@@ -31,7 +31,6 @@ pub struct RedisStore {
     pub(crate) nodes: Nodes,
     pub(crate) timeout: Duration,
     pub(crate) max_ttl: Duration,
-    warnings: Vec<String>,
 }
 
 impl RedisStore {
@@ -42,7 +41,7 @@ impl RedisStore {
     /// replica, part of a cluster (if none was named) or too old; `Denied`, `Unavailable` or `TimedOut` if it can't be asked.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let mut store = Self::new(config)?;
-        store.warnings = store.check().await?;
+        store.info.warnings = store.check().await?.into();
         Ok(store)
     }
 
@@ -82,16 +81,17 @@ impl RedisStore {
             },
             clock: Arc::clone(&config.clock),
             alarm: alarm.clone(),
+            warnings: Arc::default(),
         };
         let (timeout, max_ttl) = (config.timeout, config.max_ttl);
         let nodes = Nodes::new(config, &names, alarm);
-        Ok(Self { info, names, nodes, timeout, max_ttl, warnings: Vec::new() })
+        Ok(Self { info, names, nodes, timeout, max_ttl })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
     #[must_use]
     pub fn warnings(&self) -> &[String] {
-        &self.warnings
+        &self.info.warnings
     }
 
     /// Asks the server whether it can keep locks; what its settings put at risk, in words.

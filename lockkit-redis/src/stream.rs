@@ -13,41 +13,55 @@ use std::{
     time::Duration,
 };
 
+use lockkit_core::Result;
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
 };
 
-use crate::config::RedisConfig;
+use crate::{
+    answered::{FirstBytes, Listening},
+    config::RedisConfig,
+    error,
+};
 
 /// Anything that carries a connection.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Opens a stream to a server; `under_way` is to be kept up to date by whoever uses it.
+/// Opens a stream to a server; `under_way` is to be kept up to date by whoever uses it. With it comes what the server says
+/// first.
 ///
 /// # Errors
-/// Of the name's resolution, or of the last address that was tried; TLS errors come as [`io::Error`] too.
+/// Of the name's resolution, or of the last address that was tried, or of TLS.
 pub(crate) async fn open(
     config: &RedisConfig,
     host: &str,
     port: u16,
     under_way: UnderWay,
-) -> io::Result<Box<dyn Stream>> {
+) -> Result<(Box<dyn Stream>, FirstBytes)> {
+    let first_bytes = FirstBytes::default();
+    let stream = Listening::new(connect(host, port).await.map_err(error::map_open)?, first_bytes.clone());
+    #[cfg(feature = "tls")]
+    if config.tls {
+        let secured = crate::tls::handshake(config, host, stream).await;
+        let secured = secured.map_err(|e| first_bytes.explain(error::map_open(e)))?;
+        return Ok((Box::new(Together::new(secured, under_way)), first_bytes));
+    }
+    #[cfg(not(feature = "tls"))]
+    debug_assert!(!config.tls, "a configuration with TLS is refused without the feature");
+    Ok((Box::new(Together::new(stream, under_way)), first_bytes))
+}
+
+async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let addresses = lookup_host((host, port)).await?;
     let stream = first(addresses.map(|address| Box::pin(TcpStream::connect(address))).collect()).await?;
     // Nagle's algorithm costs 39 to 68 % of the throughput on a real network (redis-rs#2195).
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-    #[cfg(feature = "tls")]
-    if config.tls {
-        return Ok(Box::new(Together::new(crate::tls::handshake(config, host, stream).await?, under_way)));
-    }
-    #[cfg(not(feature = "tls"))]
-    debug_assert!(!config.tls, "a configuration with TLS is refused without the feature");
-    Ok(Box::new(Together::new(stream, under_way)))
+    Ok(stream)
 }
 
 /// The first that succeeds of several attempts made at once.

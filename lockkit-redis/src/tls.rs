@@ -2,7 +2,6 @@
 
 use std::{fmt, io, path::Path, sync::Arc};
 
-use tokio::net::TcpStream;
 use tokio_rustls::{
     TlsConnector,
     client::TlsStream,
@@ -13,10 +12,10 @@ use tokio_rustls::{
     },
 };
 
-use crate::config::RedisConfig;
+use crate::{config::RedisConfig, stream::Stream};
 
 /// Puts TLS on a stream. The server's certificate must name the host.
-pub(crate) async fn handshake(config: &RedisConfig, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+pub(crate) async fn handshake<S: Stream>(config: &RedisConfig, host: &str, stream: S) -> io::Result<TlsStream<S>> {
     let name = ServerName::try_from(host.to_owned()).map_err(invalid)?;
     let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()

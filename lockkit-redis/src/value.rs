@@ -11,8 +11,8 @@ use lockkit_core::{Fence, HolderInfo, Token};
 pub(crate) enum Stored {
     /// A lease of lockkit.
     Lease(Lease),
-    /// Another client's value, as text.
-    Foreign(HolderInfo),
+    /// Another client's value. What it says is not kept: it may be that client's token, or anybody's data.
+    Foreign,
 }
 
 /// A lease as it is stored.
@@ -28,16 +28,21 @@ pub(crate) struct Lease {
 impl Stored {
     /// Reads a stored value.
     pub(crate) fn parse(value: &[u8]) -> Self {
-        parse(value).map_or_else(|| Self::Foreign(HolderInfo::new(&String::from_utf8_lossy(value))), Self::Lease)
+        parse(value).map_or(Self::Foreign, Self::Lease)
     }
 
     /// Who holds the lock, in words.
     pub(crate) fn into_holder(self) -> HolderInfo {
         match self {
             Self::Lease(lease) => lease.holder,
-            Self::Foreign(holder) => holder,
+            Self::Foreign => foreign(),
         }
     }
+}
+
+/// Whoever is not lockkit, in words.
+pub(crate) fn foreign() -> HolderInfo {
+    HolderInfo::new("a client that is not lockkit")
 }
 
 /// What a renewal needs to know of a lease that is known to be lockkit's: fence, span and depth, without the holder.
@@ -135,8 +140,8 @@ mod tests {
             format!("{}:1:2:3:h", token.to_uppercase().replace(char::is_numeric, "A")),
             format!("{token}x1:2:3:4:h"),
         ] {
-            assert_eq!(Stored::parse(text.as_bytes()), Stored::Foreign(HolderInfo::new(&text)), "{text}");
+            assert_eq!(Stored::parse(text.as_bytes()), Stored::Foreign, "{text}");
         }
-        assert_eq!(Stored::parse(b"\xff").into_holder().as_str(), "\u{fffd}");
+        assert_eq!(Stored::parse(b"\xff").into_holder().as_str(), "a client that is not lockkit");
     }
 }

@@ -39,7 +39,6 @@ pub(crate) struct Quorum {
     pub(crate) config: RedlockConfig,
     pub(crate) book: Book,
     pub(crate) stats: Counters,
-    warnings: Vec<String>,
 }
 
 /// How a wait at the door ended.
@@ -71,10 +70,11 @@ impl RedlockStore {
             capability: capability(&nodes, &config)?,
             clock: Arc::clone(&config.clock),
             alarm: None,
+            warnings: warnings.into(),
         };
         let majority = majority(nodes.len());
         let (book, stats) = (Book::default(), Counters::default());
-        Ok(Self(Arc::new(Quorum { nodes, majority, info, config, book, stats, warnings })))
+        Ok(Self(Arc::new(Quorum { nodes, majority, info, config, book, stats })))
     }
 
     pub(crate) fn name_of(nodes: usize) -> Arc<str> {
@@ -84,7 +84,7 @@ impl RedlockStore {
     /// What the nodes put at risk, in words.
     #[must_use]
     pub fn warnings(&self) -> &[String] {
-        &self.0.warnings
+        &self.0.info.warnings
     }
 
     /// How acquisitions went so far, among it how many needed a second round for their fence.

@@ -58,6 +58,7 @@ impl ZkStore {
             },
             clock: config.clock.clone(),
             alarm: Some(alarm.clone()),
+            warnings: [].into(),
         };
         Ok(Self { info, link: Link::new(config, names, alarm) })
     }

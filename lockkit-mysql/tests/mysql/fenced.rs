@@ -131,6 +131,6 @@ async fn a_table_that_is_missing_is_said(ctx: Arc<Ctx>) {
     let mut connection = crate::support::raw(&server).await;
     let mut transaction = connection.begin().await.expect("begin");
     let error = fenced::claim(&mut transaction, NAME, Fence::new(1)).await.expect_err("there is no table");
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
     assert!(error.message().contains(fenced::TABLE) && error.message().contains("fenced::DDL"), "{error}");
 }

@@ -16,7 +16,7 @@ use crate::support::{Ctx, attempt, claim, config, free, hold, is_held, renew, re
 
 tests! {
     a_wrong_password_is_denied
-    an_unknown_database_is_invalid_input
+    an_unknown_database_is_misconfigured
     a_password_works_without_tls
     missing_rights_are_denied
     a_read_only_server_is_unavailable
@@ -36,10 +36,10 @@ async fn a_wrong_password_is_denied(ctx: Arc<Ctx>) {
     assert!(!format!("{error} {error:?}").contains("hunter2"));
 }
 
-async fn an_unknown_database_is_invalid_input(ctx: Arc<Ctx>) {
+async fn an_unknown_database_is_misconfigured(ctx: Arc<Ctx>) {
     let url = ctx.server().await.url().replace("/lockkit", "/nowhere");
     let error = MySqlStore::from_url(&url).await.expect_err("no such database");
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
     assert!(error.message().contains("nowhere") && error.message().contains("path of the URL"), "{error}");
 }
 
@@ -192,7 +192,7 @@ async fn what_else_answers_is_named(_: Arc<Ctx>) {
             lockkit_mysql::diagnose(&config).await.map(drop).expect_err("no MySQL"),
             lockkit_mysql::schema::create(&config).await.expect_err("no MySQL"),
         ] {
-            assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Misconfigured, Effect::None), "{error}");
             assert!(error.message().contains(what), "{what}: {error}");
         }
         assert!(asked.elapsed() < Duration::from_millis(3600), "{what}: it took {:?}", asked.elapsed());

@@ -23,14 +23,14 @@ tests! {
 async fn a_missing_table_is_explained(ctx: Arc<Ctx>) {
     let config = ctx.config().await.table("not_there");
     let error = MySqlStore::connect(config.clone()).await.expect_err("there is no such table");
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert_eq!(error.kind(), ErrorKind::Misconfigured);
     assert!(error.message().contains("CREATE TABLE IF NOT EXISTS `not_there` ("), "{error}");
     assert_eq!(error.to_string().lines().count(), 1);
-    assert_eq!(schema::upgrade(&config).await.expect_err("nothing to upgrade").kind(), ErrorKind::InvalidInput);
+    assert_eq!(schema::upgrade(&config).await.expect_err("nothing to upgrade").kind(), ErrorKind::Misconfigured);
     // A store that did not check says it, too.
     let unchecked = MySqlStore::new(config).expect("config");
     let error = crate::support::attempt(&unchecked, &claim()).await.expect_err("there is no such table");
-    assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Misconfigured, Effect::None), "{error}");
     assert!(error.message().contains("missing") && error.message().contains("lockkit init"), "{error}");
 }
 
@@ -39,7 +39,7 @@ async fn a_wrong_table_is_explained(ctx: Arc<Ctx>) {
     raw.execute("CREATE TABLE wrong (id INT PRIMARY KEY, resource_name VARCHAR(50)) ENGINE=MyISAM").await.expect("ddl");
     let config = ctx.config().await.table("wrong").create(true);
     let error = MySqlStore::connect(config.clone()).await.expect_err("no table of locks");
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert_eq!(error.kind(), ErrorKind::Misconfigured);
     for fault in ["resource_name is varchar(50), not varbinary(512)", "token is missing", "unique", "InnoDB", "CREATE"]
     {
         assert!(error.message().contains(fault), "{fault}: {error}");

@@ -209,7 +209,7 @@ async fn what_it_can_do_is_said_and_what_it_is_not_is_refused() {
     let server = RedisServer::start(RedisOptions::default()).await.expect("server");
     let url = format!("redis+cluster://{}", server.addr());
     let error = RedisStore::from_url(&url).await.expect_err("no cluster");
-    assert_eq!((error.kind(), error.effect()), (ErrorKind::InvalidInput, Effect::None), "{error}");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Misconfigured, Effect::None), "{error}");
     assert!(error.message().contains("not part of a cluster"), "{error}");
     let all = members().await;
     let error = RedisStore::from_url(&format!("redis://{}", all.members()[0].addr())).await.expect_err("a member");

@@ -89,11 +89,11 @@ async fn sentinels_may_be_down_or_silent() {
 }
 
 #[tokio::test]
-async fn an_unknown_primary_is_bad_input() {
+async fn an_unknown_primary_is_misconfigured() {
     let all = servers().await;
     let url = all.url().replace(RedisSentinels::PRIMARY, "no-such-name");
     let error = RedisStore::from_url(&url).await.expect_err("unknown");
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
     assert!(error.message().contains("no-such-name") && error.to_string().lines().count() == 1, "{error}");
 }
 

@@ -52,8 +52,8 @@ async fn only_a_trusted_server_is_talked_to() {
     let error = refused(&server.url()).await;
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let error = refused(&format!("{}?{trusting}.no", server.url())).await;
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-    assert!(error.message().contains("ca.crt.no"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+    assert!(error.message().contains("that ca names"), "{error}");
 }
 
 #[tokio::test]
@@ -63,15 +63,17 @@ async fn a_client_proves_who_it_is() {
     let store = RedisStore::from_url(&format!("{}?{}", server.url(), proving(&authority))).await.expect("connect");
     hold(&store, &claim("a")).await;
     strangers_are_refused(&server.url(), &authority, &stranger).await;
-    // Mistakes in the files are named by the file.
+    // Mistakes in the files are named by the option.
     let files = |authority: &Authority| ["client.crt", "client.key"].map(|name| authority.file(name));
     let ([certificate, key], [_, their_key]) = (files(&authority), files(&stranger));
-    for (cert, key, hint) in
-        [(&certificate, &certificate, "client.crt"), (&key, &key, "client.key"), (&certificate, &their_key, "key")]
-    {
+    for (cert, key, hint) in [
+        (&certificate, &certificate, "that key names"),
+        (&key, &key, "that cert names"),
+        (&certificate, &their_key, "key"),
+    ] {
         let (cert, key) = (path(cert), path(key));
         let error = refused(&format!("{}?{}&cert={cert}&key={key}", server.url(), trusting(&authority))).await;
-        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
         assert!(error.message().to_lowercase().contains(hint), "{error}");
         assert!(!format!("{error:?}").contains("PRIVATE KEY"));
     }

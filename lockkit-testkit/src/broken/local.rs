@@ -38,7 +38,14 @@ impl LocalStore {
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };
-        let info = StoreInfo { scheme: "simple", name: "simple".into(), capability, clock, alarm: None };
+        let info = StoreInfo {
+            scheme: "simple",
+            name: "simple".into(),
+            capability,
+            clock,
+            alarm: None,
+            warnings: Arc::default(),
+        };
         Self { info, shelf: Mutex::new(Shelf::new(bug)), bug }
     }
 

@@ -46,7 +46,14 @@ impl SimpleStore {
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };
-        let info = Arc::new(StoreInfo { scheme: "simple", name: "simple".into(), capability, clock, alarm: None });
+        let info = Arc::new(StoreInfo {
+            scheme: "simple",
+            name: "simple".into(),
+            capability,
+            clock,
+            alarm: None,
+            warnings: Arc::default(),
+        });
         Ok(Self { info, link: Arc::new(link), bug, client: Token::random()?, released: watch::Sender::default() })
     }
 

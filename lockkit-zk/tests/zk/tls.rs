@@ -51,7 +51,7 @@ async fn only_a_trusted_server_is_talked_to() {
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
     assert!(error.to_string().contains("certificates"), "{error}");
     let error = ZkStore::from_url(&format!("zks://{}?ca=/no.crt", server.0.addr())).await.expect_err("no such file");
-    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
 }
 
 fn identity(authority: &Authority, name: &str) -> String {

@@ -1,0 +1,108 @@
+//! What answers where a Redis server was expected: known by its first bytes, for those who mix up ports.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use lockkit_core::{Error, ErrorKind};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// How many bytes are looked at.
+const LOOK: usize = 64;
+
+/// The first bytes that came on a connection.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FirstBytes(Arc<OnceLock<Box<[u8]>>>);
+
+impl FirstBytes {
+    /// The error with which the login failed; or, if the first bytes are those of another kind of server, one that says
+    /// which.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        match self.0.get().and_then(|bytes| speaker(bytes)) {
+            Some(speaker) => {
+                let message = format!("it is no Redis server that answers there, but {speaker}");
+                Error::new(ErrorKind::Misconfigured, message).with_source(error)
+            }
+            None => error,
+        }
+    }
+}
+
+/// Which kind of server begins like this, if it is none of Redis.
+fn speaker(bytes: &[u8]) -> Option<String> {
+    match bytes {
+        // The length of a packet, its number, then the version of the protocol, or an error.
+        [_, _, 0, 0, 10, rest @ ..] => {
+            let version = rest.iter().take_while(|byte| byte.is_ascii_graphic()).map(|byte| char::from(*byte));
+            Some(format!("MySQL or MariaDB ({})", version.collect::<String>()))
+        }
+        [_, _, 0, 0, 0xff, ..] => Some("MySQL or MariaDB".to_owned()),
+        // An alert or a handshake of TLS.
+        [0x15 | 0x16, 3, ..] => Some("one that speaks TLS; the scheme of Redis over TLS is rediss".to_owned()),
+        [b'H', b'T', b'T', b'P', b'/', ..] => Some("a web server".to_owned()),
+        [b'S', b'S', b'H', b'-', ..] => Some("an SSH server".to_owned()),
+        _ => None,
+    }
+}
+
+/// A stream that keeps the first bytes that came.
+#[derive(Debug)]
+pub(crate) struct Listening<S> {
+    inner: S,
+    first: Option<FirstBytes>,
+}
+
+impl<S> Listening<S> {
+    pub(crate) fn new(inner: S, first: FirstBytes) -> Self {
+        Self { inner, first: Some(first) }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Listening<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.inner).poll_read(cx, buffer);
+        let new = &buffer.filled()[before..];
+        if self.first.is_some()
+            && !new.is_empty()
+            && let Some(first) = self.first.take()
+        {
+            _ = first.0.set(new[..new.len().min(LOOK)].into());
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Listening<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_known_by_their_first_bytes() {
+        let said = |bytes: &[u8]| speaker(bytes).unwrap_or_default();
+        assert_eq!(said(b"J\0\0\0\x0a8.4.3\0rest"), "MySQL or MariaDB (8.4.3)");
+        assert_eq!(said(b"E\0\0\0\xff\x6a\x04Host is blocked"), "MySQL or MariaDB");
+        assert!(said(b"\x15\x03\x03\0\x02").contains("rediss"));
+        assert_eq!(said(b"HTTP/1.1 400 Bad Request"), "a web server");
+        for redis in [&b"%7\r\n$6\r\nserver"[..], b"-NOAUTH", b"+OK", b"-ERR unknown command 'HELLO'", b"", b"*"] {
+            assert_eq!(speaker(redis), None);
+        }
+    }
+}
