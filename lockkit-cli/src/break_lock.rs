@@ -83,9 +83,14 @@ async fn not_held(locker: &Locker, key: &LockKey) -> Result<Failure, Failure> {
     let message = match state.holders.first() {
         None => format!("{name} is free: nothing to break"),
         Some(holder) if holder.token.is_none() => {
-            format!("{name} is {}; that is no lockkit client and can't be broken", held_by(&state))
+            format!(
+                "{name} is {}; that is no lockkit client and can't be broken",
+                held_by(&state, locker.info().capability.liveness)
+            )
         }
-        Some(_) => format!("{name} is not held by that token; it is {}", held_by(&state)),
+        Some(_) => {
+            format!("{name} is not held by that token; it is {}", held_by(&state, locker.info().capability.liveness))
+        }
     };
     Ok(Failure::new(NOT_ACQUIRED, message))
 }

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    exit::{Failure, SOFTWARE, UNAVAILABLE, USAGE},
+    exit::{Failure, SOFTWARE, UNAVAILABLE, UNFIT, USAGE},
     worker::{STORE, VERB},
 };
 
@@ -81,7 +81,7 @@ fn cause_of_death(said: &str, status: Option<ExitStatus>) -> Failure {
     let code = status.and_then(|status| status.code()).and_then(|code| u8::try_from(code).ok());
     match (last, status) {
         (Some(line), _) => {
-            let code = code.filter(|code| [USAGE, UNAVAILABLE].contains(code)).unwrap_or(SOFTWARE);
+            let code = code.filter(|code| [USAGE, UNAVAILABLE, UNFIT].contains(code)).unwrap_or(SOFTWARE);
             Failure::new(code, format!("a worker process failed: {}", line.trim_start_matches("lockkit: ")))
         }
         (None, Some(status)) => Failure::new(SOFTWARE, format!("a worker process ended early: {status}")),

@@ -1,8 +1,11 @@
-//! Durations as people write them: `250ms`, `10s`, `5m`, `1h`.
+//! Durations as people write them: `250ms`, `10s`, `5m`, `1h`; and whole numbers.
 
 use std::time::Duration;
 
-/// Reads a duration.
+/// How to write a duration.
+pub(crate) const ADVICE: &str = "write a whole number and its unit, such as 250ms, 10s, 5m or 1h";
+
+/// Reads a duration. An error does not repeat it.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -11,10 +14,10 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return Err("write a whole number and its unit, such as 250ms, 10s, 5m or 1h".to_owned()),
+        _ => return Err(ADVICE.to_owned()),
     };
     let number: u64 = match number {
-        "" => return Err(format!("there is no number before {unit:?}")),
+        "" => return Err(ADVICE.to_owned()),
         number => number.parse().map_err(|_| "the number is too large".to_owned())?,
     };
     // A century is for ever, and far from where arithmetic on clocks ends.
@@ -22,6 +25,14 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     match number.checked_mul(scale) {
         Some(millis) if millis <= LONGEST => Ok(Duration::from_millis(millis)),
         _ => Err("the longest duration is a hundred years".to_owned()),
+    }
+}
+
+/// Reads a whole number between two others. An error does not repeat it.
+pub(crate) fn number(from: u64, to: u64) -> impl Fn(&str) -> Result<u64, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| (from..=to).contains(number));
+        number.ok_or_else(|| format!("write a whole number from {from} to {to}"))
     }
 }
 
@@ -48,6 +59,10 @@ mod tests {
         let endless = "9".repeat(40) + "s";
         for text in ["", "10", "s", "-1s", "1.5s", "10 s", "1d", "10S", "1s2s", "99999999999999h", &endless, "١s"] {
             assert!(parse(text).is_err(), "{text}");
+        }
+        assert_eq!(number(1, 256)("256"), Ok(256));
+        for text in ["0", "257", "-1", "x", ""] {
+            assert!(number(1, 256)(text).expect_err(text).contains("from 1 to 256"), "{text}");
         }
     }
 

@@ -1,11 +1,15 @@
 //! Exit codes, after BSD's sysexits, and the one line on stderr that goes with each.
 
 use std::{
+    error::Error as _,
     io::{self, Write},
     process::ExitCode,
 };
 
+use clap::error::ContextValue;
 use lockkit::{Error, ErrorKind};
+
+use crate::{duration::ADVICE, store::is_store_url};
 
 /// A lock let two in at once, or a compliance case failed.
 pub(crate) const VIOLATED: u8 = 1;
@@ -19,7 +23,7 @@ pub(crate) const SOFTWARE: u8 = 70;
 pub(crate) const LOST: u8 = 74;
 /// Another holder has the lock.
 pub(crate) const NOT_ACQUIRED: u8 = 75;
-/// The store is not fit for locks, or something puts them at risk (sysexits' `EX_CONFIG`).
+/// The store is not fit for locks, or not what its URL says it is, or something puts locks at risk (sysexits' `EX_CONFIG`).
 pub(crate) const UNFIT: u8 = 78;
 /// CMD is there but can't be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
@@ -35,7 +39,8 @@ pub(crate) const CODES: &str = "   0  done (run: CMD's own)
   74  run: the lease was lost while CMD ran, its work may have overlapped with another's;
       otherwise: the output could not be written
   75  the lock was not acquired, or not held by the token to break
-  78  doctor: there are warnings or errors
+  78  the store is not fit for locks, or lacks what it needs: a table, a database, the file of a
+      password; or its URL is of another kind of server. doctor: there are warnings or errors
  126  run: CMD can't be executed
  127  run: there is no such CMD
 128+N run: CMD was killed by signal N, or lockkit by N while it waited for the lock;
@@ -73,7 +78,9 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match error.kind() {
-            ErrorKind::InvalidInput | ErrorKind::Unsupported => USAGE,
+            ErrorKind::InvalidInput => USAGE,
+            // What the store can't do, the command can't ask it for: it is the store that is of the wrong kind.
+            ErrorKind::Misconfigured | ErrorKind::Unsupported => UNFIT,
             ErrorKind::Lost => LOST,
             // Denied, Unavailable, TimedOut, Deadlock, Closed, Unexpected, and whatever may come to be added.
             _ => UNAVAILABLE,
@@ -90,14 +97,52 @@ pub(crate) fn from_clap(error: &clap::Error) -> Outcome {
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return Err(Failure::new(USAGE, "which subcommand? lockkit --help lists them"));
     }
-    let text = error.render().to_string();
-    // The first paragraph is the error; what follows is advice and usage.
-    let first: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
-    let mut message = first.join(" ").trim_start_matches("error: ").to_owned();
-    if let Some(tip) = text.lines().map(str::trim).find_map(|line| line.strip_prefix("tip: ")) {
-        message = format!("{message}; {tip}");
+    Err(Failure::new(USAGE, in_words(error)))
+}
+
+/// What is wrong with the command line. What was given is not repeated: it may be the URL of a store, with a password, in the
+/// wrong place.
+fn in_words(error: &clap::Error) -> String {
+    use clap::error::{ContextKind as C, ErrorKind as K};
+    let known = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    };
+    let or_nothing = |before: &str, text: String| if text.is_empty() { text } else { format!("{before}{text}") };
+    match error.kind() {
+        K::UnknownArgument => unexpected(&known(C::InvalidArg), &or_nothing("; did you mean ", known(C::SuggestedArg))),
+        K::InvalidSubcommand => {
+            let meant = or_nothing("; did you mean ", known(C::SuggestedSubcommand));
+            format!("there is no such subcommand{meant}; lockkit --help lists them")
+        }
+        K::MissingRequiredArgument => format!("missing: {}", known(C::InvalidArg)),
+        K::ArgumentConflict => {
+            format!("{} can't be used{}", known(C::InvalidArg), or_nothing(" with ", known(C::PriorArg)))
+        }
+        K::InvalidValue if known(C::InvalidValue).is_empty() => format!("{} needs a value", known(C::InvalidArg)),
+        K::InvalidValue | K::ValueValidation => {
+            let why = error.source().map(|why| format!(": {why}")).unwrap_or_default();
+            let values = or_nothing("; possible: ", known(C::ValidValue));
+            format!("{} can't have this value{why}{values}", known(C::InvalidArg))
+        }
+        K::InvalidUtf8 => "an argument is no text".to_owned(),
+        _ => format!("bad usage{}; see --help", or_nothing(" of ", known(C::InvalidArg))),
     }
-    Err(Failure::new(USAGE, message))
+}
+
+/// What to say of an argument that is none. The parser gives its name, without the value after `=`.
+fn unexpected(argument: &str, meant: &str) -> String {
+    if argument.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
+        return format!("neither a time nor a number can be negative; of a time {ADVICE}");
+    }
+    let is_it =
+        |given: &String| given.strip_prefix(argument).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+    let given = std::env::args_os().map(|given| given.to_string_lossy().into_owned()).position(|given| is_it(&given));
+    let place = given.map(|place| format!(" (argument {place})")).unwrap_or_default();
+    let url =
+        if is_store_url(argument) { "; the URL of a store is given with --store, or in LOCKKIT_STORE" } else { "" };
+    format!("there is no such argument{place}{url}{meant}")
 }
 
 /// Says what there is to say, and makes an exit code of it.
@@ -123,7 +168,7 @@ mod tests {
     fn every_kind_of_error_has_its_code() {
         let code = |kind| Failure::from(Error::new(kind, "x")).code;
         assert_eq!(code(ErrorKind::InvalidInput), USAGE);
-        assert_eq!(code(ErrorKind::Unsupported), USAGE);
+        assert_eq!((code(ErrorKind::Unsupported), code(ErrorKind::Misconfigured)), (UNFIT, UNFIT));
         assert_eq!(code(ErrorKind::Lost), LOST);
         for kind in [ErrorKind::Denied, ErrorKind::Unavailable, ErrorKind::TimedOut, ErrorKind::Unexpected] {
             assert_eq!(code(kind), UNAVAILABLE);

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use lockkit::mysql::{MySqlConfig, MySqlStore, schema};
+use lockkit::{
+    LockStore,
+    mysql::{MySqlConfig, MySqlStore, schema},
+};
 
 use crate::{
     duration,
     exit::{Failure, Outcome, USAGE},
     show::print,
-    store::{StoreArgs, block_on},
+    store::{StoreArgs, block_on, warn},
 };
 
 /// Prepare a store: make the table that MySQL and MariaDB keep locks in
@@ -46,6 +49,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
         schema::create(&config).await?;
         let upgraded = args.upgrade && schema::upgrade(&config).await?;
         schema::check(&config).await?;
+        // Who may make the table may not be one who may lock: that is nothing to fail for here.
+        if let Ok(store) = MySqlStore::connect(config).await {
+            warn(&store.info().name, store.warnings());
+        }
         Ok(upgraded)
     })?;
     say(if upgraded { "the table was brought forward\n" } else { "the table is there\n" })
@@ -56,7 +63,11 @@ pub(crate) fn collect(args: &GcArgs) -> Outcome {
     let Some(config) = table_of(url)? else {
         return say(&format!("{} keeps nothing that would have to be removed\n", scheme(url)));
     };
-    let removed = block_on(async { Ok(MySqlStore::connect(config).await?.remove_unused(args.unused_for).await?) })?;
+    let removed = block_on(async {
+        let store = MySqlStore::connect(config).await?;
+        warn(&store.info().name, store.warnings());
+        Ok(store.remove_unused(args.unused_for).await?)
+    })?;
     say(&format!("removed {removed} rows\n"))
 }
 
@@ -71,8 +82,9 @@ fn table_of(url: &str) -> Result<Option<MySqlConfig>, Failure> {
     }
 }
 
-fn scheme(url: &str) -> &str {
-    url.split_once(':').map_or(url, |(scheme, _)| scheme)
+/// What stands before the colon, in lower case.
+fn scheme(url: &str) -> String {
+    url.split_once(':').map_or(url, |(scheme, _)| scheme).to_ascii_lowercase()
 }
 
 fn say(text: &str) -> Outcome {

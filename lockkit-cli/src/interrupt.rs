@@ -2,36 +2,34 @@
 
 use std::future::Future;
 
-use tokio::signal::unix::{SignalKind, signal};
+use rustix::process::Signal;
 
-use crate::exit::{Failure, SOFTWARE};
+use crate::{
+    exit::{Failure, SOFTWARE},
+    signals::Signals,
+};
 
 /// What shells add to the number of the signal that a program died of.
 const SIGNAL: u8 = 128;
 
-/// Runs `work` on a runtime of its own; on SIGINT, SIGTERM or SIGHUP drops it, with all that it has open, and fails
-/// with the code that shells give to a program which died of that signal.
+/// Runs `work` on a runtime of its own; on SIGINT, SIGTERM or SIGHUP, unless they were ignored, drops it, with all that it has
+/// open, and fails with the code that shells give to a program which died of that signal.
 pub(crate) fn block_on<T: Send + 'static>(
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
     let failed = |error: std::io::Error| Failure::system("start the runtime", &error);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
-        let listen = |kind| signal(kind).map_err(failed);
-        let mut interrupt = listen(SignalKind::interrupt())?;
-        let mut terminate = listen(SignalKind::terminate())?;
-        let mut hangup = listen(SignalKind::hangup())?;
+        let mut signals = Signals::listen(&[Signal::INT, Signal::TERM, Signal::HUP]).map_err(failed)?;
         // On a thread of the runtime rather than on this one, which can't share its work with the others.
         let mut task = tokio::spawn(work);
-        let number = tokio::select! {
+        let signal = tokio::select! {
             ended = &mut task => return ended.unwrap_or_else(|error| Err(Failure::new(SOFTWARE, error.to_string()))),
-            _ = interrupt.recv() => SignalKind::interrupt(),
-            _ = terminate.recv() => SignalKind::terminate(),
-            _ = hangup.recv() => SignalKind::hangup(),
+            signal = signals.next() => signal,
         };
         task.abort();
         drop(task.await);
-        let code = SIGNAL + u8::try_from(number.as_raw_value()).unwrap_or_default();
+        let code = SIGNAL + u8::try_from(signal.as_raw()).unwrap_or_default();
         Err(Failure::new(code, "interrupted"))
     })
 }

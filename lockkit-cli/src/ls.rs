@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     exit::Outcome,
     show::{holder, left, lock_json, plain, print, print_json, table},
-    store::{StoreArgs, block_on},
+    store::{StoreArgs, block_on, text},
 };
 
 /// List the locks that are held
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     store: StoreArgs,
     /// Only names that start with this
-    #[arg(default_value = "", hide_default_value = true)]
+    #[arg(default_value = "", hide_default_value = true, value_parser = text)]
     prefix: String,
     /// Print JSON
     #[arg(long)]

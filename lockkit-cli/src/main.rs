@@ -21,6 +21,7 @@ mod man;
 mod race;
 mod run;
 mod show;
+mod signals;
 mod store;
 mod targets;
 mod under_test;

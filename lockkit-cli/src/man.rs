@@ -37,5 +37,5 @@ pub(crate) fn run(args: &Args, mut command: Command) -> Outcome {
 
 fn find(command: &Command, name: &str) -> Result<Command, Failure> {
     let sub = command.find_subcommand(name).filter(|sub| !sub.is_hide_set()).cloned();
-    sub.ok_or_else(|| Failure::new(USAGE, format!("there is no subcommand {name:?}")))
+    sub.ok_or_else(|| Failure::new(USAGE, "there is no such subcommand; lockkit --help lists them"))
 }

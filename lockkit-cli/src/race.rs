@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     compare::grouped,
     crew::{Worker, number, start_together},
+    duration,
     exit::{Failure, Outcome, VIOLATED},
     interrupt::block_on,
     ledger::{FileLedger, Ledger},
@@ -30,10 +31,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     stores: StoresArgs,
     /// How many processes take part
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = duration::number(1, 256))]
     workers: u64,
     /// How many times they add one, all together
-    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 5000, value_parser = duration::number(1, 100_000_000))]
     total: u64,
     /// Print JSON
     #[arg(long)]

@@ -24,22 +24,22 @@ mod work;
 use std::{ffi::OsString, time::Duration};
 
 use clap::Args as ClapArgs;
-use lockkit::{HolderInfo, Lock, LockKey, Locker};
+use lockkit::{HolderInfo, Liveness, Lock, LockKey, Locker};
 
 use self::{
     desk::Desk,
     hold::{Bell, Hold},
     nest::{Enclosing, Entry},
     plan::Plan,
-    signals::Signals,
     supervise::End,
     watchdog::Watchdog,
     work::{Ended, Work},
 };
 use crate::{
     duration,
-    exit::{Failure, LOST, Outcome, say},
-    store::{StoreArgs, block_on},
+    exit::{Failure, LOST, Outcome, USAGE, say},
+    signals::Signals,
+    store::{self, StoreArgs, block_on},
     who,
 };
 
@@ -48,7 +48,8 @@ const UNDO_WITHIN: Duration = Duration::from_secs(1);
 
 /// Run a command while holding a lock
 ///
-/// CMD sees LOCKKIT_KEY, LOCKKIT_FENCE (hand it to what the lock protects) and LOCKKIT_TTL_MS. Its exit status passes
+/// CMD sees LOCKKIT_KEY, LOCKKIT_FENCE (hand it to what the lock protects) and LOCKKIT_TTL_MS (how long the lease lasts when
+/// it is not renewed: on ZooKeeper no longer than the session). Its exit status passes
 /// through; 128+N if signal N killed it. The lock is released when CMD itself ends; what it leaves behind in the
 /// background runs on without it.
 ///
@@ -70,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", value_parser = who::key)]
     key: LockKey,
     /// How long the lease lasts when it is not renewed: how long others wait after a crash
-    #[arg(long, value_parser = duration::parse, default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     ttl: Duration,
     /// Give up, with exit status 75, when the lock was not free for so long; without it, wait for ever
     #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with = "no_wait")]
@@ -79,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_wait: bool,
     /// Who holds the lock, in words, as shown to others; by default CMD@host:pid
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = store::text)]
     holder: Option<String>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
@@ -103,15 +104,24 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args) -> Outcome {
+    if args.command.first().and_then(|program| program.to_str()).is_some_and(store::is_store_url) {
+        return Err(Failure::new(USAGE, "CMD is the URL of a store; that is given with --store, or in LOCKKIT_STORE"));
+    }
     // All on this one thread: the parent-death signal of CMD comes when the thread that started it ends.
     let ended = block_on(async {
-        let mut signals = Signals::listen().map_err(|error| Failure::system("listen for signals", &error))?;
+        let mut signals =
+            Signals::listen(&signals::FORWARDED).map_err(|error| Failure::system("listen for signals", &error))?;
         let bell = Bell::default();
         let builder = tokio::select! {
             builder = args.store.builder() => builder?,
             signal = signals.next() => return Ok(Ended::waiting(signal)),
         };
         let locker = builder.holder(args.holder()).observer(bell.clone()).build();
+        if locker.info().scheme == "memory" {
+            let instead = "give a store that processes share, such as --store redis://host:6379";
+            let message = format!("memory: excludes nobody, for every process has a memory of its own; {instead}");
+            return Err(Failure::new(USAGE, message));
+        }
         let enclosing = Enclosing::from_env();
         let obtained = tokio::select! {
             hold = obtain(&args, &locker, &enclosing, bell) => hold,
@@ -143,12 +153,18 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, bell: Bell)
         return Ok(Hold::Borrowed(borrowed));
     }
     let lock: Lock = locker.lock(args.key.as_str()).ttl(args.ttl);
-    let guard = acquire::acquire(&lock, &args.key, args.wait()).await?;
+    let liveness = locker.info().capability.liveness;
+    let guard = acquire::acquire(&lock, &args.key, args.wait(), liveness).await?;
     // A grant that came slowly has little left, and CMD would be stopped as soon as it started.
     if guard.remaining() < args.ttl / 2 {
         guard.renew().await?;
     }
-    Ok(Hold::own(guard, args.ttl, bell))
+    let ttl = match liveness {
+        // The session decides how long the lease lasts, and it may give less than was asked for.
+        Liveness::Session => args.ttl.min(guard.remaining()),
+        _ => args.ttl,
+    };
+    Ok(Hold::own(guard, ttl, bell))
 }
 
 /// Runs CMD under the lease and ends the lease.

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use lockkit::{Holder, KeyState};
+use lockkit::{Holder, KeyState, Liveness};
 use serde_json::{Value, json};
 
 use crate::{
@@ -79,10 +79,9 @@ pub(crate) fn plain(text: &str) -> String {
 /// Who holds a lock, in words.
 pub(crate) fn holder(holder: &Holder) -> String {
     match (holder.info.as_str(), holder.token) {
-        ("", None) => "another program".to_owned(),
-        (text, None) => format!("another program ({text})"),
+        ("", None) => "a client that is not lockkit".to_owned(),
         ("", Some(_)) => "somebody".to_owned(),
-        (text, Some(_)) => text.to_owned(),
+        (text, _) => text.to_owned(),
     }
 }
 
@@ -92,16 +91,16 @@ pub(crate) fn left(holder: &Holder) -> String {
 }
 
 /// Who holds a lock and for how long, as half a sentence.
-pub(crate) fn held_by(state: &KeyState) -> String {
+pub(crate) fn held_by(state: &KeyState, liveness: Liveness) -> String {
     let Some(first) = state.holders.first() else { return "held by somebody until just now".to_owned() };
     let others = match state.holders.len() - 1 {
         0 => String::new(),
         others => format!(" and {others} more"),
     };
-    let lease = match (first.remaining, first.token) {
+    let lease = match (first.remaining, liveness) {
         (Some(left), _) => format!("{} of its lease left", spoken(left)),
-        (None, Some(_)) => "until it is released or its session ends".to_owned(),
-        (None, None) => "with no time limit".to_owned(),
+        (None, Liveness::Session) => "until it is released or its session ends".to_owned(),
+        (None, _) => "with no time limit".to_owned(),
     };
     format!("held by {}{others}, {lease}", holder(first))
 }
@@ -116,17 +115,18 @@ mod tests {
 
     #[test]
     fn a_lease_that_no_time_ends_has_an_end_all_the_same() {
-        let ours = Some("00112233445566778899aabbccddeeff".parse::<Token>().expect("32 digits"));
-        for (token, remaining, expected) in [
-            (ours, Some(Duration::from_secs(5)), "held by me, 5.0s of its lease left"),
-            (ours, None, "held by me, until it is released or its session ends"),
-            (None, None, "held by another program (me), with no time limit"),
+        let token = Some("00112233445566778899aabbccddeeff".parse::<Token>().expect("32 digits"));
+        let ttl = Liveness::Ttl { min: Duration::from_millis(100), max: Duration::from_secs(300) };
+        for (liveness, remaining, expected) in [
+            (ttl, Some(Duration::from_secs(5)), "held by me, 5.0s of its lease left"),
+            (Liveness::Session, None, "held by me, until it is released or its session ends"),
+            (ttl, None, "held by me, with no time limit"),
         ] {
             let info = HolderInfo::new("me");
             let holder = Holder { token, info, mode: Mode::Exclusive, depth: 1, fence: None, remaining };
             let key = LockKey::new("a").expect("a name");
             let state = KeyState { key, holders: vec![holder], fence: None, waiters: None };
-            assert_eq!(held_by(&state), expected);
+            assert_eq!(held_by(&state, liveness), expected);
         }
     }
 }

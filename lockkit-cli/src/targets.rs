@@ -8,7 +8,10 @@ use lockkit_testkit::servers::{
     ZooKeeperServer,
 };
 
-use crate::exit::{Failure, UNAVAILABLE};
+use crate::{
+    exit::{Failure, UNAVAILABLE},
+    store,
+};
 
 /// As many as the description of Redlock has.
 const REDLOCK_NODES: usize = 5;
@@ -64,7 +67,7 @@ impl Targets {
     async fn given(urls: &[&str]) -> Result<Self, Failure> {
         let mut targets = Self::default();
         for url in urls {
-            let store = lockkit::open(url).await?;
+            let store = store::open(url).await?;
             let info = store.info();
             targets.add(info.name.to_string(), (*url).to_owned(), info.scheme == "memory", None);
         }

@@ -6,7 +6,7 @@ use lockkit::{Holder, KeyState, LockKey};
 use crate::{
     exit::Outcome,
     show::{self, left, lock_json, plain, print, print_json},
-    store::{StoreArgs, block_on},
+    store::{self, StoreArgs, block_on},
 };
 
 /// Show who holds a lock, with the token that `lockkit break` asks for
@@ -29,6 +29,7 @@ pub(crate) struct Args {
 
 /// Reads the name of a lock.
 pub(crate) fn key(text: &str) -> Result<LockKey, String> {
+    let text = store::text(text)?;
     // The kind is said by the exit code; what is wrong is said once.
     LockKey::new(text).map_err(|error| error.to_string().trim_start_matches("invalid input: ").to_owned())
 }

@@ -71,7 +71,7 @@ fn who_tells_of_free_held_and_foreign_locks() {
     assert_eq!((&who["held"], &who["holders"][0]["foreign"]), (&json!(true), &json!(true)));
     assert_eq!(who["holders"][0]["token"], json!(null));
     let text = stdout(&redis.lockkit(&["who", "k"]).output().unwrap());
-    assert!(text.contains("another program (plain)") && text.contains("can't be broken"), "{text}");
+    assert!(text.contains("a client that is not lockkit") && text.contains("can't be broken"), "{text}");
 }
 
 #[test]

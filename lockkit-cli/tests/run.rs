@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{Line, Redis, Running, code, complaint, eventually, stdout};
+use support::{Line, Redis, Running, code, complaint, eventually, ignoring, stdout};
 
 #[test]
 fn the_exit_code_passes_through() {
@@ -168,14 +168,10 @@ fn what_was_ignored_stays_ignored() {
     let redis = Redis::start();
     let line = Line::new();
     let script = "exec 3>$LINE; trap 'echo term >&3' TERM; echo up >&3; while :; do read x <$GO && exit 5; done";
-    let mut inner = redis.run("k", &[], script);
-    line.give(&mut inner);
     // As nohup does.
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", r#"trap '' HUP; exec "$@""#, "sh"]);
-    command.arg(inner.get_program()).args(inner.get_args());
-    command.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut command = ignoring("HUP", &["run", "--key", "k", "--", "sh", "-c", script]);
+    command.env("LOCKKIT_STORE", redis.url());
+    line.give(&mut command);
     let mut running = Running::start(command);
     assert_eq!(line.hear(), "up");
     running.signal("HUP");

@@ -71,7 +71,7 @@ fn the_store_may_stand_on_the_command_line() {
     let redis = Redis::start();
     let output = lockkit(&["ls", "--store", &redis.url()]).env("LOCKKIT_STORE", "nonsense").output().unwrap();
     assert_eq!(code(&output), 0);
-    let output = lockkit(&["run", "--store", "memory:", "--key", "k", "--", "echo", "ran"]).output().unwrap();
+    let output = lockkit(&["run", "--store", &redis.url(), "--key", "k", "--", "echo", "ran"]).output().unwrap();
     assert_eq!((code(&output), stdout(&output)), (0, "ran\n".to_owned()));
 }
 

@@ -6,7 +6,7 @@ mod sweep;
 
 use std::{
     fs, panic,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -20,7 +20,7 @@ use self::report::Report;
 use crate::{
     exit::{Failure, Outcome, UNAVAILABLE, USAGE, VIOLATED},
     interrupt,
-    store::{StoreArgs, block_on},
+    store::{self, StoreArgs, block_on},
     under_test::backend,
 };
 
@@ -42,10 +42,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     store: StoreArgs,
     /// Run only the cases whose name contains this, such as fencing::
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true, value_parser = store::text)]
     filter: String,
     /// Write the results to this file, too, as JUnit XML
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = store::file)]
     junit: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -58,8 +58,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Outcome {
     let cases: Vec<_> = cases::all().into_iter().filter(|case| case.name.contains(&args.filter)).collect();
     if cases.is_empty() {
-        let what = format!("no case has {:?} in its name; lockkit check --list shows them", args.filter);
-        return Err(Failure::new(USAGE, what));
+        return Err(Failure::new(
+            USAGE,
+            "no case has the text of --filter in its name; lockkit check --list shows them",
+        ));
     }
     if args.list {
         return report::list(&cases).map(|()| 0);
@@ -67,9 +69,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let url = args.store.url()?.to_owned();
     if let Some(file) = &args.junit {
         // Before the work, not after it: a file that can't be written should cost nobody a minute.
-        fs::File::options().append(true).create(true).open(file).map_err(|error| no_junit(file, &error))?;
+        fs::File::options().append(true).create(true).open(file).map_err(|error| no_junit(&error))?;
     }
-    let opened = block_on(async { Ok(lockkit::open(&url).await?) })?;
+    let opened = block_on(store::open(&url))?;
     let (name, in_process) = (opened.info().name.to_string(), opened.info().scheme == "memory");
     drop(opened);
 
@@ -145,7 +147,7 @@ fn after_failure(failure: &Failure, left: &[String]) -> Failure {
 
 fn finish(args: &Args, report: &Report, broken_off: Option<Failure>) -> Outcome {
     if let Some(file) = &args.junit {
-        fs::write(file, junit::xml(report)).map_err(|error| no_junit(file, &error))?;
+        fs::write(file, junit::xml(report)).map_err(|error| no_junit(&error))?;
     }
     if args.json {
         report.print_json()?;
@@ -159,8 +161,8 @@ fn finish(args: &Args, report: &Report, broken_off: Option<Failure>) -> Outcome 
     }
 }
 
-fn no_junit(file: &Path, error: &std::io::Error) -> Failure {
-    Failure::new(USAGE, format!("can't write to {}: {error}", file.display()))
+fn no_junit(error: &std::io::Error) -> Failure {
+    Failure::new(USAGE, format!("can't write to the file of --junit: {error}"))
 }
 
 /// Drawn only if stderr is a terminal.

@@ -65,6 +65,7 @@ fn stays(url: &str) -> Option<String> {
         (&["mysql", "mariadb"], "a row for each lock, which lockkit gc removes when it was unused for a week"),
         (&["zk"], "the empty directories of the locks, which the servers remove after a while"),
     ];
+    let url = url.to_ascii_lowercase();
     let kept = keeps.into_iter().find(|(schemes, _)| schemes.iter().any(|scheme| url.starts_with(scheme)));
     kept.map(|(_, what)| what.to_owned())
 }

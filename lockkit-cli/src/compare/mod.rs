@@ -24,9 +24,11 @@ use self::{
     results::{Absence, Results},
 };
 use crate::{
+    duration,
     exit::{Failure, Outcome, USAGE, VIOLATED, say},
     interrupt::block_on,
     show::print,
+    store,
     targets::StoresArgs,
 };
 pub(crate) use stats::grouped;
@@ -41,7 +43,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     stores: StoresArgs,
     /// Where to put comparison.json and comparison.md
-    #[arg(long, value_name = "DIR", default_value = "comparison")]
+    #[arg(long, value_name = "DIR", default_value = "comparison", value_parser = store::file)]
     out: PathBuf,
     /// Take about 10 s per store instead of 40 s, for rougher numbers
     #[arg(long)]
@@ -50,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_compliance: bool,
     /// How many leases to hold at once when their cost is measured
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = duration::number(1, 1_000_000))]
     leases: u64,
 }
 
@@ -63,7 +65,7 @@ async fn compare(args: Args) -> Outcome {
     let started = Instant::now();
     let plan = Plan::new(args.quick, !args.no_compliance, usize::try_from(args.leases).unwrap_or(usize::MAX));
     // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
-    fs::create_dir_all(&args.out).map_err(|error| no_out(&args.out, error))?;
+    fs::create_dir_all(&args.out).map_err(no_out)?;
     let release = !cfg!(debug_assertions);
     if !release {
         say("this is a debug build: its numbers say little about a release build");
@@ -87,7 +89,7 @@ async fn compare(args: Args) -> Outcome {
 }
 
 fn publish(report: &Report, out: &Path) -> Result<(), Failure> {
-    let write = |name: &str, text: String| fs::write(out.join(name), text).map_err(|error| no_out(out, error));
+    let write = |name: &str, text: String| fs::write(out.join(name), text).map_err(no_out);
     write("comparison.json", format!("{:#}\n", report.as_json()))?;
     write("comparison.md", report.as_markdown())?;
     print(|stdout| {
@@ -96,8 +98,8 @@ fn publish(report: &Report, out: &Path) -> Result<(), Failure> {
     })
 }
 
-fn no_out(out: &Path, error: io::Error) -> Failure {
-    Failure::new(USAGE, format!("can't write to {}: {error}", out.display()))
+fn no_out(error: io::Error) -> Failure {
+    Failure::new(USAGE, format!("can't write to the directory of --out: {error}"))
 }
 
 fn failed_cases(stores: &[String], results: &[Results]) -> Vec<String> {

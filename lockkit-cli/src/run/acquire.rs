@@ -2,9 +2,10 @@
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
-use lockkit::{Guard, Lock, LockKey};
+use lockkit::{Guard, Liveness, Lock, LockKey};
 
 use crate::{
+    duration::spoken,
     exit::{Failure, NOT_ACQUIRED, say},
     show::held_by,
 };
@@ -13,7 +14,12 @@ use crate::{
 const SILENT: Duration = Duration::from_secs(1);
 
 /// Acquires the lock; `wait` of `None` is for ever.
-pub(super) async fn acquire(lock: &Lock, key: &LockKey, wait: Option<Duration>) -> Result<Guard, Failure> {
+pub(super) async fn acquire(
+    lock: &Lock,
+    key: &LockKey,
+    wait: Option<Duration>,
+    liveness: Liveness,
+) -> Result<Guard, Failure> {
     let asking = async {
         match wait {
             None => lock.acquire().await.map(Some),
@@ -23,25 +29,32 @@ pub(super) async fn acquire(lock: &Lock, key: &LockKey, wait: Option<Duration>) 
     };
     let guard = tokio::select! {
         guard = asking => guard?,
-        never = announce(lock, key) => match never {},
+        never = announce(lock, key, liveness) => match never {},
     };
     match guard {
         Some(guard) => Ok(guard),
-        None => Err(Failure::new(NOT_ACQUIRED, format!("{key:?} is {}", holder(lock).await))),
+        None => {
+            let holder = holder(lock, liveness).await;
+            let message = match wait {
+                None | Some(Duration::ZERO) => format!("{key:?} is {holder}"),
+                Some(wait) => format!("waited {} for {key:?}: it is {holder}", spoken(wait)),
+            };
+            Err(Failure::new(NOT_ACQUIRED, message))
+        }
     }
 }
 
 /// Says once, if it takes long, who has the lock.
-async fn announce(lock: &Lock, key: &LockKey) -> Infallible {
+async fn announce(lock: &Lock, key: &LockKey, liveness: Liveness) -> Infallible {
     tokio::time::sleep(SILENT).await;
-    let holder = holder(lock).await;
+    let holder = holder(lock, liveness).await;
     say(&format!("waiting for {key:?}, {holder}"));
     pending().await
 }
 
-async fn holder(lock: &Lock) -> String {
+async fn holder(lock: &Lock, liveness: Liveness) -> String {
     match lock.inspect().await {
-        Ok(state) => held_by(&state),
+        Ok(state) => held_by(&state, liveness),
         Err(_) => "held by another".to_owned(),
     }
 }

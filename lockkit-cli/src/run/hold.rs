@@ -40,7 +40,7 @@ impl Hold {
         Self::Own(Own { guard, ttl, lasts, bell })
     }
 
-    /// The ttl that was asked for.
+    /// The ttl that was asked for, or what the store gives of it.
     pub(super) fn ttl(&self) -> Duration {
         match self {
             Self::Own(own) => own.ttl,

@@ -9,10 +9,10 @@ use super::{
     desk::Desk,
     hold::Hold,
     plan::{AFTER_LOSS, Plan},
-    signals::Signals,
     watchdog::Watchdog,
     work::Work,
 };
+use crate::signals::Signals;
 
 /// The longest sleep. Sleep stands still while the machine is suspended, the lease does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);

@@ -128,10 +128,21 @@ pub(crate) fn lock(key: &str) -> String {
     format!("lockkit:{key}")
 }
 
-/// The command, in a session of its own, so that the terminal of whoever runs the tests plays no part.
+/// The command, in a session of its own and with no signal ignored, so that the terminal of whoever runs the tests, `nohup`
+/// and the background of a script play no part: the first is seen by the command, and what is ignored it passes on.
 pub(crate) fn lockkit(args: &[&str]) -> Command {
-    let mut command = Command::new("setsid");
-    command.arg(env!("CARGO_BIN_EXE_lockkit")).args(args);
+    prepared(Command::new("setsid"), &["env", "--default-signal", env!("CARGO_BIN_EXE_lockkit")], args)
+}
+
+/// The command, started with these signals ignored.
+pub(crate) fn ignoring(signals: &str, args: &[&str]) -> Command {
+    let script = format!(r#"trap '' {signals}; exec "$@""#);
+    let words = ["env", "--default-signal", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_lockkit")];
+    prepared(Command::new("setsid"), &words, args)
+}
+
+fn prepared(mut command: Command, words: &[&str], args: &[&str]) -> Command {
+    command.args(words).args(args);
     command.env_remove("LOCKKIT_STORE").env_remove("LOCKKIT_HELD").env_remove("LOCKKIT_RUNS");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -258,21 +269,27 @@ impl Drop for Running {
     }
 }
 
+/// What it says on stderr, without what connecting to the store warned of.
+pub(crate) fn complaints(output: &Output) -> String {
+    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    stderr.lines().filter(|line| !line.starts_with("lockkit: warning: ")).map(|line| format!("{line}\n")).collect()
+}
+
 /// The exit code, after a check that an error came with exactly one line.
 #[track_caller]
 pub(crate) fn code(output: &Output) -> i32 {
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.lines().count() <= 1, "more than one line: {stderr}");
-    assert!(!stderr.contains("panicked"), "{stderr}");
+    let complaints = complaints(output);
+    assert!(complaints.lines().count() <= 1, "more than one line: {complaints}");
     output.status.code().unwrap_or_else(|| panic!("{output:?}"))
 }
 
 /// The one line on stderr.
 #[track_caller]
 pub(crate) fn complaint(output: &Output) -> String {
-    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    stderr.trim_end().to_owned()
+    let complaints = complaints(output);
+    assert_eq!(complaints.lines().count(), 1, "{complaints}");
+    complaints.trim_end().to_owned()
 }
 
 #[track_caller]

@@ -17,9 +17,13 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn start(redis: &Redis, line: &Line, script: &str) -> Self {
-        let mut command = Command::new("script");
+        // A shell can't take up a signal that was ignored when it started.
+        let mut command = Command::new("env");
         // -e: the exit code is that of the command.
-        command.args(["-qefc", script, "/dev/null"]).env("LOCKKIT_STORE", redis.url()).env("SHELL", "/bin/sh");
+        command
+            .args(["--default-signal", "script", "-qefc", script, "/dev/null"])
+            .env("LOCKKIT_STORE", redis.url())
+            .env("SHELL", "/bin/sh");
         command.env("LOCKKIT", env!("CARGO_BIN_EXE_lockkit"));
         line.give(&mut command);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script, of util-linux");

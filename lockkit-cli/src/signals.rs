@@ -1,0 +1,45 @@
+//! The signals that this process answers.
+
+use std::{future::poll_fn, io, task::Poll};
+
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The arriving signals.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    streams: Vec<(Signal, tokio::signal::unix::Signal)>,
+}
+
+impl Signals {
+    /// Listens, except for signals that are ignored: they would cease to be, for this process and for those that it starts,
+    /// and `nohup` would have no effect.
+    pub(crate) fn listen(wanted: &[Signal]) -> io::Result<Self> {
+        let ignored = ignored();
+        let wanted = wanted.iter().filter(|signal| ignored >> (signal.as_raw() - 1) & 1 == 0);
+        let streams = wanted
+            .map(|which| Ok((*which, signal(SignalKind::from_raw(which.as_raw()))?)))
+            .collect::<io::Result<_>>()?;
+        Ok(Self { streams })
+    }
+
+    /// The next signal to arrive.
+    pub(crate) async fn next(&mut self) -> Signal {
+        poll_fn(|context| {
+            for (which, stream) in &mut self.streams {
+                if stream.poll_recv(context).is_ready() {
+                    return Poll::Ready(*which);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// The signals that this process was started to ignore, as a bit mask. Where there is no such file: none.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
+    u64::from_str_radix(mask.trim(), 16).unwrap_or(0)
+}
