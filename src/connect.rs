@@ -27,6 +27,8 @@ const REDIS: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
 
 /// Connects to the store at `url` and makes a [`Locker`] of it. Schemes may be written in capitals.
 ///
+/// What connecting shows to put locks at risk is in [`Locker::warnings`]: log it.
+///
 /// | URL | feature | store |
 /// |---|---|---|
 /// | `memory:` | | a new, empty store in this process |
