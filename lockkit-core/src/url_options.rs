@@ -33,7 +33,7 @@ impl<'a> Parts<'a> {
         let (scheme, rest) = url
             .split_once("://")
             .filter(|(scheme, _)| !scheme.is_empty() && well_formed(scheme))
-            .ok_or_else(|| invalid("no URL; one begins with a scheme, such as redis:// or mysql://"))?;
+            .ok_or_else(|| invalid("no URL; one begins with a scheme, such as redis://, mysql:// or zk://"))?;
         if rest.contains('#') {
             return Err(invalid("a # in a URL is written %23"));
         }

@@ -98,8 +98,8 @@ impl MySqlConfig {
     /// `tls=off|encrypt|verify`, `ca=/path/to/authority.pem`.
     ///
     /// # Errors
-    /// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) says what is wrong. It never repeats the URL, which may
-    /// contain a password.
+    /// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) says what is wrong; `Misconfigured` that the file of
+    /// `ca` can't be read. Nothing of the URL is repeated that could be a password.
     pub fn from_url(url: &str) -> Result<Self> {
         let parts = Parts::of(url)?;
         if !matches!(parts.scheme.as_str(), "mysql" | "mariadb") {

@@ -13,37 +13,46 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// How many bytes are looked at.
 const LOOK: usize = 64;
 
-/// The first bytes that came on a connection.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct FirstBytes(Arc<OnceLock<Box<[u8]>>>);
+/// The first bytes that came on a connection, which are those of TLS if that was wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct FirstBytes {
+    bytes: Arc<OnceLock<Box<[u8]>>>,
+    tls: bool,
+}
 
 impl FirstBytes {
+    pub(crate) fn new(tls: bool) -> Self {
+        Self { bytes: Arc::default(), tls }
+    }
+
     /// The error with which the login failed; or, if the first bytes are those of another kind of server, one that says
     /// which.
     pub(crate) fn explain(&self, error: Error) -> Error {
-        match self.0.get().and_then(|bytes| speaker(bytes)) {
+        match self.bytes.get().and_then(|bytes| speaker(bytes, self.tls)) {
             Some(speaker) => {
-                let message = format!("it is no Redis server that answers there, but {speaker}");
-                Error::new(ErrorKind::Misconfigured, message).with_source(error)
+                Error::new(ErrorKind::Misconfigured, format!("what answers there is {speaker}")).with_source(error)
             }
             None => error,
         }
     }
 }
 
-/// Which kind of server begins like this, if it is none of Redis.
-fn speaker(bytes: &[u8]) -> Option<String> {
+/// Which kind of server begins like this, if it is none of Redis, with TLS or without.
+fn speaker(bytes: &[u8], tls: bool) -> Option<String> {
     match bytes {
         // The length of a packet, its number, then the version of the protocol, or an error.
         [_, _, 0, 0, 10, rest @ ..] => {
             let version = rest.iter().take_while(|byte| byte.is_ascii_graphic()).map(|byte| char::from(*byte));
-            Some(format!("MySQL or MariaDB ({})", version.collect::<String>()))
+            Some(format!("MySQL or MariaDB ({}), not Redis", version.collect::<String>()))
         }
-        [_, _, 0, 0, 0xff, ..] => Some("MySQL or MariaDB".to_owned()),
+        [_, _, 0, 0, 0xff, ..] => Some("MySQL or MariaDB, not Redis".to_owned()),
         // An alert or a handshake of TLS.
-        [0x15 | 0x16, 3, ..] => Some("one that speaks TLS; the scheme of Redis over TLS is rediss".to_owned()),
-        [b'H', b'T', b'T', b'P', b'/', ..] => Some("a web server".to_owned()),
-        [b'S', b'S', b'H', b'-', ..] => Some("an SSH server".to_owned()),
+        [0x15 | 0x16, 3, ..] if !tls => {
+            Some("a server that speaks TLS; the scheme of Redis over TLS is rediss".to_owned())
+        }
+        [b'-', ..] if tls => Some("a server that speaks no TLS; the scheme of Redis without it is redis".to_owned()),
+        [b'H', b'T', b'T', b'P', b'/', ..] => Some("a web server, not Redis".to_owned()),
+        [b'S', b'S', b'H', b'-', ..] => Some("an SSH server, not Redis".to_owned()),
         _ => None,
     }
 }
@@ -70,7 +79,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Listening<S> {
             && !new.is_empty()
             && let Some(first) = self.first.take()
         {
-            _ = first.0.set(new[..new.len().min(LOOK)].into());
+            _ = first.bytes.set(new[..new.len().min(LOOK)].into());
         }
         read
     }
@@ -79,6 +88,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Listening<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for Listening<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -96,13 +117,16 @@ mod tests {
 
     #[test]
     fn others_are_known_by_their_first_bytes() {
-        let said = |bytes: &[u8]| speaker(bytes).unwrap_or_default();
-        assert_eq!(said(b"J\0\0\0\x0a8.4.3\0rest"), "MySQL or MariaDB (8.4.3)");
-        assert_eq!(said(b"E\0\0\0\xff\x6a\x04Host is blocked"), "MySQL or MariaDB");
+        let said = |bytes: &[u8]| speaker(bytes, false).unwrap_or_default();
+        assert_eq!(said(b"J\0\0\0\x0a8.4.3\0rest"), "MySQL or MariaDB (8.4.3), not Redis");
+        assert_eq!(said(b"E\0\0\0\xff\x6a\x04Host is blocked"), "MySQL or MariaDB, not Redis");
         assert!(said(b"\x15\x03\x03\0\x02").contains("rediss"));
-        assert_eq!(said(b"HTTP/1.1 400 Bad Request"), "a web server");
+        assert_eq!(said(b"HTTP/1.1 400 Bad Request"), "a web server, not Redis");
         for redis in [&b"%7\r\n$6\r\nserver"[..], b"-NOAUTH", b"+OK", b"-ERR unknown command 'HELLO'", b"", b"*"] {
-            assert_eq!(speaker(redis), None);
+            assert_eq!(speaker(redis, false), None);
         }
+        // A server's part of a handshake, whose certificate is not to be trusted.
+        assert_eq!(speaker(b"\x16\x03\x03\0\x7a", true), None);
+        assert!(speaker(b"-ERR Protocol error", true).unwrap_or_default().contains("no TLS"));
     }
 }

@@ -41,7 +41,7 @@ pub(crate) async fn open(
     port: u16,
     under_way: UnderWay,
 ) -> Result<(Box<dyn Stream>, FirstBytes)> {
-    let first_bytes = FirstBytes::default();
+    let first_bytes = FirstBytes::new(config.tls);
     let stream = Listening::new(connect(host, port).await.map_err(error::map_open)?, first_bytes.clone());
     #[cfg(feature = "tls")]
     if config.tls {
