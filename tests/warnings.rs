@@ -35,7 +35,7 @@ async fn what_connecting_warns_of_is_not_lost() {
     assert_eq!(*store.info().warnings, *locker.warnings());
     let observed = Locker::shared_builder(store).observer(heard.clone()).build();
     let guard = observed.clone().lock("k").acquire().await.expect("acquire");
-    drop(guard.release().await.expect("release"));
+    _ = guard.release().await.expect("release");
     assert_eq!(*heard.0.lock().expect("nobody panics"), locker.warnings());
 
     let nodes = [careless_server().await, careless_server().await, careless_server().await];
