@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::timeout;
+
 use crate::{
     Error, ErrorKind, Fence, LockKey, LossReason, Result,
     engine::{Engine, Lease, Phase},
@@ -118,7 +120,8 @@ impl Guard {
         Ok(())
     }
 
-    /// Returns when the lease is lost, and why; at the latest at its deadline. Stays pending as long as it is held.
+    /// Returns when the lease is lost, and why; at the latest at its deadline, also if the locker's runtime has ended. Stays
+    /// pending as long as it is held.
     pub async fn lost(&self) -> LossReason {
         loop {
             let mut end = pin!(self.lease.end());
@@ -126,7 +129,8 @@ impl Guard {
             if let Status::Lost(reason) = self.status() {
                 return reason;
             }
-            end.await;
+            // By then it may have been renewed.
+            drop(timeout(self.remaining(), end).await);
         }
     }
 

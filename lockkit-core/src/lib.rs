@@ -24,6 +24,7 @@ mod memory;
 mod observe;
 mod owner;
 pub mod store;
+mod thread;
 mod types;
 pub mod url_options;
 mod wrap;
@@ -47,6 +48,7 @@ pub use {
         AcquireRequest, Attempt, Contention, FenceClock, FenceRequest, Holder, KeyState, LockStore, Order, Query,
         Release, Renewal, Renewed, StoreInfo,
     },
+    thread::OwnThread,
     types::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Token, drift},
     wrap::{Observed, Prefix},
 };

@@ -2,10 +2,12 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
+use tokio::runtime::Handle;
+
 use crate::{
-    Claim, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, Mode, Observer, Owner, Query, Release,
-    Result, StoreInfo, Token,
-    engine::{Engine, Settings},
+    Claim, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, Mode, Observer, OwnThread, Owner, Query,
+    Release, Result, StoreInfo, Token,
+    engine::{Engine, Home, Settings},
 };
 
 /// Makes locks of a store. Cheap to clone; all clones share one connection, one local queue and one renewal task.
@@ -31,6 +33,8 @@ pub struct Locker {
 pub struct LockerBuilder {
     store: Arc<dyn LockStore>,
     settings: Settings,
+    runtime: Option<Handle>,
+    thread: Option<OwnThread>,
 }
 
 impl Locker {
@@ -52,7 +56,7 @@ impl Locker {
             patience: Duration::from_secs(5),
             observer: None,
         };
-        LockerBuilder { store, settings }
+        LockerBuilder { store, settings, runtime: None, thread: None }
     }
 
     /// The exclusive lock of this name. No I/O; a bad name is reported by the first acquisition.
@@ -176,10 +180,28 @@ impl LockerBuilder {
         self
     }
 
+    /// The runtime on which leases are renewed and all other background work is done. Default: the one that
+    /// [`build`](Self::build) is called on, or, if that is none, the first one that the locker is used on.
+    ///
+    /// Renewals come only while it is driven: a current-thread runtime whose `block_on` returns after each call renews
+    /// nothing in between. [`own_thread`](Self::own_thread) is for those. If the runtime ends, one on which a lease was
+    /// taken takes its place, or else the next one that the locker is used on.
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Has all background work done on a thread of its own, so that leases are renewed also while the application blocks
+    /// its runtimes. A store that was connected elsewhere may still depend on those: see [`OwnThread`].
+    pub fn own_thread(mut self, thread: OwnThread) -> Self {
+        self.thread = Some(thread);
+        self
+    }
+
     /// The locker. No I/O. The observer is told what connecting to the store [warned](Locker::warnings) of.
     #[must_use]
     pub fn build(self) -> Locker {
-        let locker = Locker { engine: Engine::new(self.store, self.settings) };
+        let locker = Locker { engine: Engine::new(self.store, self.settings, Home::new(self.runtime, self.thread)) };
         for warning in locker.warnings() {
             locker.engine.observe(|| Event::Warned { warning });
         }

@@ -4,14 +4,15 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::{RecvTimeoutError, TryRecvError},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, KeyState, LockStore, Locker, LossReason, MemoryStore, Outcome, Query, Release,
-    Renewal, Renewed, Result, StoreInfo,
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, KeyState, LockStore, Locker, LossReason, MemoryStore, Outcome,
+    OwnThread, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
 use tokio::{
     runtime::{Builder, Runtime},
@@ -42,6 +43,20 @@ fn leases_are_renewed_after_the_first_runtime_ended() -> Result<()> {
 }
 
 #[test]
+fn a_loss_is_told_when_no_runtime_is_left_to_renew() -> Result<()> {
+    let locker = Locker::new(MemoryStore::new());
+    let (first, second) = (runtime(), runtime());
+    let guard = first.block_on(locker.lock("a").ttl(TTL).acquire())?;
+    drop(first);
+    second.block_on(async {
+        let stopped = timeout(TTL * 4, guard.run(std::future::pending::<()>())).await.expect("stopped");
+        assert_eq!(stopped.expect_err("the lease ran out").kind(), ErrorKind::Lost);
+        assert_eq!(timeout(TTL * 4, guard.lost()).await, Ok(LossReason::Expired));
+    });
+    Ok(())
+}
+
+#[test]
 fn a_loss_is_told_after_the_first_runtime_ended() -> Result<()> {
     let locker = Locker::new(MemoryStore::new());
     let (first, second) = (runtime(), runtime());
@@ -53,25 +68,45 @@ fn a_loss_is_told_after_the_first_runtime_ended() -> Result<()> {
     Ok(())
 }
 
-/// The memory store, which never answers its first renewal.
+/// The memory store, which never answers its first renewal if it is told so.
 #[derive(Debug)]
-struct OnceSilent {
+struct Odd {
     inner: MemoryStore,
+    info: StoreInfo,
+    answers: bool,
     is_asked: AtomicBool,
+    is_inspected: AtomicBool,
+}
+
+impl Odd {
+    fn new(inner: &MemoryStore, waiting: Waiting, answers: bool) -> Arc<Self> {
+        let mut info = inner.info().clone();
+        info.capability.waiting = waiting;
+        let (inner, is_asked, is_inspected) = (inner.clone(), AtomicBool::default(), AtomicBool::default());
+        Arc::new(Self { inner, info, answers, is_asked, is_inspected })
+    }
+}
+
+fn wait_for(happened: &AtomicBool) {
+    while !happened.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[async_trait]
-impl LockStore for OnceSilent {
+impl LockStore for Odd {
     fn info(&self) -> &StoreInfo {
-        self.inner.info()
+        &self.info
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.inner.acquire(request).await
+        let waits = self.info.capability.waiting != Waiting::Poll;
+        let wait = if waits { request.wait } else { Duration::ZERO };
+        self.inner.acquire(&AcquireRequest { wait, ..request.clone() }).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        if !self.is_asked.swap(true, Ordering::SeqCst) {
+        if !self.is_asked.swap(true, Ordering::SeqCst) && !self.answers {
             std::future::pending::<()>().await;
         }
         self.inner.renew(renewals).await
@@ -82,24 +117,114 @@ impl LockStore for OnceSilent {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.is_inspected.store(true, Ordering::SeqCst);
         self.inner.inspect(query).await
     }
 }
 
 #[test]
 fn a_renewal_that_ended_with_its_runtime_is_made_again() -> Result<()> {
-    let store = Arc::new(OnceSilent { inner: MemoryStore::new(), is_asked: AtomicBool::new(false) });
+    let store = Odd::new(&MemoryStore::new(), Waiting::Notify, false);
     let locker = Locker::builder(Arc::clone(&store)).build();
     let (first, second) = (runtime(), runtime());
     drop(first.block_on(locker.lock("a").acquire())?);
     let guard = second.block_on(locker.lock("b").ttl(TTL * 5).acquire())?;
-    while !store.is_asked.load(Ordering::SeqCst) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_for(&store.is_asked);
     drop(first);
     second.block_on(async {
         sleep(TTL * 5).await;
         assert!(guard.is_held());
     });
+    Ok(())
+}
+
+#[test]
+fn a_release_is_noticed_after_the_runtime_of_the_poller_ended() -> Result<()> {
+    let memory = MemoryStore::new();
+    let store = Odd::new(&memory, Waiting::Poll, true);
+    let locker = Locker::builder(Arc::clone(&store)).build();
+    let (first, second) = (runtime(), runtime());
+    let guards = second.block_on(async {
+        let holder = Locker::new(memory);
+        Ok::<_, Error>((holder.lock("a").acquire().await?, holder.lock("b").acquire().await?))
+    })?;
+    // The poller starts on the first runtime.
+    let early = locker.lock("a");
+    let ends = first.spawn(async move { drop(early.acquire().await) });
+    wait_for(&store.is_inspected);
+    let late = locker.lock("b");
+    let waits = second.spawn(async move { late.acquire().await });
+    store.is_inspected.store(false, Ordering::SeqCst);
+    wait_for(&store.is_inspected);
+    drop(first);
+    assert!(second.block_on(ends).is_err(), "it ended with its runtime");
+    second.block_on(async {
+        sleep(TTL / 4).await;
+        drop(guards);
+        // The holder's lease would last for 30 s.
+        let guard = timeout(TTL, waits).await.expect("it noticed").expect("no panic")?;
+        assert!(guard.is_held());
+        Ok(())
+    })
+}
+
+fn undriven() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Such as an application that has `block_on` around each call.
+#[test]
+fn a_guard_dropped_on_a_runtime_that_nobody_drives_is_released() -> Result<()> {
+    let (driven, undriven) = (runtime(), undriven());
+    let locker = driven.block_on(async { Locker::new(MemoryStore::new()) });
+    undriven.block_on(async { locker.lock("a").acquire().await.map(drop) })?;
+    driven.block_on(async {
+        let guard = timeout(TTL, locker.lock("a").acquire()).await.expect("free")?;
+        assert!(guard.is_held());
+        Ok(())
+    })
+}
+
+#[test]
+fn leases_of_a_runtime_that_nobody_drives_are_renewed_at_home() -> Result<()> {
+    let (driven, undriven) = (runtime(), undriven());
+    let given =
+        undriven.block_on(async { Locker::builder(MemoryStore::new()).runtime(driven.handle().clone()).build() });
+    let built = driven.block_on(async { Locker::new(MemoryStore::new()) });
+    for locker in [given, built] {
+        let guard = undriven.block_on(locker.lock("a").ttl(TTL).acquire())?;
+        std::thread::sleep(TTL * 3);
+        assert!(guard.is_held());
+        drop(guard);
+        let guard = undriven.block_on(async { timeout(TTL, locker.lock("a").acquire()).await });
+        assert!(guard.expect("released without a runtime at hand")?.is_held());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_thread_of_its_own_renews_while_the_application_blocks() -> Result<()> {
+    let thread = OwnThread::start()?;
+    let (told, ended) = std::sync::mpsc::channel::<()>();
+    thread.handle().spawn(async move {
+        std::future::pending::<()>().await;
+        drop(told);
+    });
+    let undriven = undriven();
+    let guard = undriven.block_on(async {
+        let store = thread.run(async { MemoryStore::new() }).await;
+        let locker = Locker::builder(store).own_thread(thread).build();
+        let guard = locker.lock("a").ttl(TTL).acquire().await?;
+        std::thread::sleep(TTL * 3);
+        assert!(guard.is_held());
+        Ok::<_, Error>(guard)
+    })?;
+    drop(undriven);
+    std::thread::sleep(TTL * 3);
+    assert!(guard.is_held());
+    assert_eq!(ended.try_recv(), Err(TryRecvError::Empty));
+    drop(guard);
+    // With the last handle, the thread ends.
+    assert_eq!(ended.recv_timeout(TTL * 10), Err(RecvTimeoutError::Disconnected));
     Ok(())
 }

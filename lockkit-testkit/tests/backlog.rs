@@ -40,6 +40,8 @@ async fn what_is_owed_lapses_with_its_lease() -> Result<()> {
     let (start, lapsed) = (Instant::now(), TTL + Duration::from_secs(4));
     locker.shutdown(lapsed).await?;
     assert!(start.elapsed() > TTL / 2, "they were dropped before their leases could lapse");
+    drop(locker);
+    sleep(Duration::from_secs(2)).await;
     assert_eq!(alive(), tasks, "tasks are left");
     Ok(())
 }

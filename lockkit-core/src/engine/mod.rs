@@ -2,10 +2,12 @@
 //!
 //! Ownership runs one way: guards and tasks hold the engine; the engine holds leases; a lease holds its seat in the
 //! local queue. The timer task holds the engine only while it works, so that the last guard and the last `Locker`
-//! take everything with them.
+//! take everything with them. All tasks run at [home](home), on one runtime.
 
 mod backlog;
 mod backoff;
+mod home;
+mod lanes;
 mod lease;
 mod line;
 mod local;
@@ -30,6 +32,7 @@ use tokio::sync::Notify;
 pub use self::local::HandOver;
 use self::{
     backlog::Backlog,
+    lanes::Lanes,
     lease::State,
     local::{Handed, LocalQueues, Seat, Turn},
     poll::Poller,
@@ -37,6 +40,7 @@ use self::{
     renew::Timers,
 };
 pub(crate) use self::{
+    home::Home,
     lease::{Lease, Phase, Terms},
     wait::{Ask, Limit},
 };
@@ -63,7 +67,9 @@ pub(crate) struct Engine {
     pub(crate) store: Arc<dyn LockStore>,
     pub(crate) settings: Settings,
     queues: Arc<LocalQueues>,
+    home: Home,
     timers: Arc<Timers>,
+    lanes: Lanes,
     poller: Poller,
     outstanding: Outstanding,
     backlog: Arc<Backlog>,
@@ -85,14 +91,16 @@ enum Ending {
 }
 
 impl Engine {
-    pub(crate) fn new(store: Arc<dyn LockStore>, settings: Settings) -> Arc<Self> {
+    pub(crate) fn new(store: Arc<dyn LockStore>, settings: Settings, home: Home) -> Arc<Self> {
         let timers = Arc::new(Timers::new(store.info().alarm.as_ref()));
         let queues = LocalQueues::new(Arc::clone(&store.info().clock));
         Arc::new(Self {
             store,
             settings,
             queues,
+            home,
             timers,
+            lanes: Lanes::default(),
             poller: Poller::default(),
             outstanding: Outstanding::default(),
             backlog: Arc::default(),

@@ -71,8 +71,7 @@ impl Engine {
         awaited.running = true;
         drop(awaited);
         let engine = Arc::clone(self);
-        tokio::spawn(async move {
-            // If the runtime drops this task, the next waiter has to start another.
+        self.at_home(async move {
             let aborted = Running(&engine.poller);
             while let Some(next) = engine.poller.next_due() {
                 tokio::select! {
@@ -172,12 +171,14 @@ fn has_room(mode: Mode, holders: &[Holder]) -> bool {
     }
 }
 
-/// Clears the mark of the running task if that is dropped.
+/// If the runtime drops the task, those who wait have to ask for themselves, and start another one.
 struct Running<'a>(&'a Poller);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.awaited().running = false;
+        let mut awaited = self.0.awaited();
+        awaited.running = false;
+        awaited.locks.values().for_each(|lock| lock.freed.notify_waiters());
     }
 }
 

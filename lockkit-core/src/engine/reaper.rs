@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Notify};
+use tokio::sync::Notify;
 
 use super::{Engine, backoff::Backoff, local::Seat};
 use crate::{Claim, Effect, Error, ErrorKind, Liveness, Moment, Release, Result, drift};
@@ -192,11 +192,10 @@ impl Engine {
         certainty: Certainty,
         mut seat: Option<Seat>,
     ) {
-        let Some(runtime) = self.runtime() else { return };
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
         let mut owed = Owed { engine: Counted::new(self), claim, lapse, certainty, backoff };
         // A task of its own, whatever else is under way: the first try must not wait for those that fail.
-        runtime.spawn(async move {
+        self.at_home(async move {
             if let Some(again) = owed.settle(&mut seat).await {
                 let engine = Arc::clone(&owed.engine.0);
                 engine.backlog.add(again, owed, &engine.store.info().clock);
@@ -214,17 +213,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs a task in the background. Without a runtime it is dropped, and the leases that it was for lapse.
+    /// Runs a task in the background.
     pub(super) fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
-        let Some(runtime) = self.runtime() else { return };
         let counted = Counted::new(self);
-        runtime.spawn(async move {
+        self.at_home(async move {
             task.await;
             drop(counted);
         });
-    }
-
-    fn runtime(&self) -> Option<Handle> {
-        Handle::try_current().ok().or_else(|| self.timers.runtime())
     }
 }

@@ -1,24 +1,27 @@
 //! Renewal: one task per `Locker` over a timer queue, and few requests for many leases.
+//!
+//! What is due, and what an alarm is about, waits in [lanes](super::lanes) for one of a few calls. Each answer counts when it
+//! comes, also if it comes late.
 
 use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    collections::{BTreeMap, HashSet},
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{
     runtime::Handle,
-    sync::Notify,
-    task::AbortHandle,
+    sync::{Mutex as AsyncMutex, Notify},
+    task::yield_now,
     time::{sleep, timeout},
 };
 
 use super::{
     Engine, Lease,
     backoff::Random,
+    home::Keeper,
+    lanes::LaneId,
     lease::{Due, State, renewal_timeout},
 };
 use crate::{
@@ -29,12 +32,16 @@ use crate::{
 /// The longest sleep of the timer task. Its sleep stands still while the machine is suspended, the deadlines do not:
 /// so long after waking up it may take to notice.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// How many due leases are looked at before other tasks of the runtime have their turn.
+const TURN: usize = 1024;
 
 /// The leases of one `Locker`, by the moment at which each is next looked at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Timers {
     queue: Mutex<Queue>,
     wake: Notify,
+    /// What the task listens to. It outlives the task, so that nothing is missed between two of them.
+    alarms: AsyncMutex<Option<Alarms>>,
 }
 
 #[derive(Debug, Default)]
@@ -44,17 +51,12 @@ struct Queue {
     asleep_until: Option<Moment>,
     /// Whether there was nothing to do for a while.
     quiet: bool,
-    task: Option<(Handle, AbortHandle)>,
     random: Option<Random>,
-    alarm: Option<Alarm>,
-    /// What the first task listens to; from the beginning on, so that it misses nothing.
-    alarms: Option<Alarms>,
 }
 
 impl Timers {
     pub(super) fn new(alarm: Option<&Alarm>) -> Self {
-        let queue = Queue { alarm: alarm.cloned(), alarms: alarm.map(Alarm::listen), ..Queue::default() };
-        Self { queue: Mutex::new(queue), wake: Notify::new() }
+        Self { queue: Mutex::default(), wake: Notify::new(), alarms: AsyncMutex::new(alarm.map(Alarm::listen)) }
     }
 
     pub(super) fn remove(&self, lease: &Lease, state: &State) {
@@ -66,9 +68,12 @@ impl Timers {
         self.wake.notify_one();
     }
 
-    /// The runtime that the task runs on.
-    pub(super) fn runtime(&self) -> Option<Handle> {
-        self.queue().task.as_ref().map(|(runtime, _)| runtime.clone())
+    /// The runtimes on which the leases were taken.
+    pub(super) fn runtimes(&self) -> Vec<Handle> {
+        let mut seen = HashSet::new();
+        let queue = self.queue();
+        let runtimes = queue.leases.values().filter_map(|lease| lease.runtime.as_ref());
+        runtimes.filter(|runtime| seen.insert(runtime.id())).cloned().collect()
     }
 
     /// Moves a lease to the moment at which it is to be looked at.
@@ -98,13 +103,18 @@ impl Timers {
         self.queue().random.get_or_insert_with(Random::seeded).next()
     }
 
-    /// Takes out what is due, or says when something will be.
+    /// Takes out some of what is due, or says when something will be.
     fn take_due(&self, now: Moment) -> Result<Vec<Arc<Lease>>, Moment> {
         let mut queue = self.queue();
-        let later = queue.leases.split_off(&(now + Duration::from_nanos(1), 0));
-        let due = std::mem::replace(&mut queue.leases, later);
+        let mut due = Vec::new();
+        while due.len() < TURN
+            && let Some(first) = queue.leases.first_entry()
+            && first.key().0 <= now
+        {
+            due.push(first.remove());
+        }
         if !due.is_empty() {
-            return Ok(due.into_values().collect());
+            return Ok(due);
         }
         // An empty queue is given one more look before the task goes to sleep for good: waking it for each lease of a
         // loop that takes and releases one lock would cost more than the lease.
@@ -131,112 +141,69 @@ impl Engine {
         let at = state.schedule(lease.terms.renew, lease.ttl, now, jitter);
         self.timers.plan(lease, &mut state, at);
         drop(state);
-        let mut queue = self.timers.queue();
-        if queue.task.as_ref().is_none_or(|(_, task)| task.is_finished())
-            && let Ok(runtime) = Handle::try_current()
-        {
-            self.watch_on(runtime, &mut queue);
-        }
+        // Has the task started if it does not run yet.
+        drop(self.home());
     }
 
-    /// Starts the timer task; `false` if its runtime has ended.
-    fn watch_on(self: &Arc<Self>, runtime: Handle, queue: &mut Queue) -> bool {
-        let alarms = queue.alarms.take().or_else(|| queue.alarm.as_ref().map(Alarm::listen));
-        let armed = Arc::new(AtomicBool::new(false));
-        let watching = Watching { engine: Arc::downgrade(self), armed: Arc::clone(&armed) };
-        let task = runtime.spawn(watch(Arc::clone(&self.timers), watching, alarms)).abort_handle();
-        // A runtime that has ended has dropped the task by now. From here on it is the task that notices.
-        armed.store(true, Ordering::SeqCst);
-        let runs = !task.is_finished();
-        queue.task = Some((runtime, task));
-        runs
-    }
-
-    /// Starts the timer task anew where one of the leases was taken, after the runtime that it was on has ended.
-    fn watch_elsewhere(self: &Arc<Self>) {
-        let mut queue = self.timers.queue();
-        let mut tried = Vec::new();
-        loop {
-            let mut runtimes = queue.leases.values().filter_map(|lease| lease.runtime.as_ref());
-            let Some(runtime) = runtimes.find(|runtime| !tried.contains(&runtime.id())).cloned() else { return };
-            tried.push(runtime.id());
-            if self.watch_on(runtime, &mut queue) {
-                return;
+    /// Looks after what is due; says until when nothing will be, or `None` if there may be more.
+    fn serve(self: &Arc<Self>) -> Option<Moment> {
+        let now = self.now();
+        let due = match self.timers.take_due(now) {
+            Ok(due) => due,
+            Err(until) => {
+                // Should calls have ended with their runtime, what waits for its turn goes on here.
+                self.ask(Vec::new());
+                return Some(until);
             }
-        }
-    }
-
-    /// Looks after everything that is due; says until when nothing will be.
-    fn serve(self: &Arc<Self>) -> Moment {
-        loop {
-            let now = self.now();
-            let due = match self.timers.take_due(now) {
-                Ok(due) => due,
-                Err(until) => return until,
-            };
-            let mut to_renew = Vec::new();
-            for lease in due {
-                let mut state = lease.state();
-                match state.due(&lease.terms, now) {
-                    Due::Nothing => {}
-                    Due::Later(at) => self.timers.plan(&lease, &mut state, at),
-                    Due::Lost(reason) => {
-                        drop(state);
-                        self.after_loss(&lease, reason);
-                    }
-                    Due::Renew => {
-                        // Should the task that renews it be lost, with its runtime or by a panic, another one is due.
-                        let overdue = now + renewal_timeout(lease.ttl) * 2;
-                        let at = overdue.min(state.deadline());
-                        self.timers.plan(&lease, &mut state, at);
-                        drop(state);
-                        to_renew.push(lease);
-                    }
+        };
+        let mut to_renew = Vec::new();
+        for lease in due {
+            let mut state = lease.state();
+            match state.due(&lease.terms, now) {
+                Due::Nothing => {}
+                Due::Later(at) => self.timers.plan(&lease, &mut state, at),
+                Due::Lost(reason) => {
+                    drop(state);
+                    self.after_loss(&lease, reason);
+                }
+                Due::Renew => {
+                    let deadline = state.deadline();
+                    self.timers.plan(&lease, &mut state, deadline);
+                    drop(state);
+                    to_renew.push(lease);
                 }
             }
-            self.renew_together(to_renew);
         }
+        self.ask(to_renew);
+        None
     }
 
     /// Asks about leases of which the store said that something may have happened to them.
     fn verify(self: &Arc<Self>, alarmed: &Alarmed) {
-        let leases = self.timers.alarmed(alarmed);
-        self.renew_together(leases);
+        self.ask(self.timers.alarmed(alarmed));
     }
 
-    /// Renews leases in the background.
-    fn renew_together(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
-        // Leases of a like ttl go together: a slow answer must not cost the short ones their deadline.
-        let mut batches: BTreeMap<u32, Vec<Arc<Lease>>> = BTreeMap::new();
+    /// Has leases renewed in the background, when it is their turn.
+    fn ask(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
+        for (lane, leases) in self.lanes.add(leases) {
+            tokio::spawn(Batch { engine: Arc::clone(self), lane: Some(lane), leases }.work());
+        }
+    }
+
+    /// Draws the consequences of the answers to one call. A lease that is not to be renewed by itself, and is asked about
+    /// all the same, lasts no longer for that.
+    fn answered(self: &Arc<Self>, leases: &[Arc<Lease>], answers: Vec<Result<Renewed>>) {
+        let mut answers = answers.into_iter();
         for lease in leases {
-            batches.entry(lease.ttl.as_millis().max(1).ilog2()).or_default().push(lease);
-        }
-        for leases in batches.into_values() {
-            let engine = Arc::clone(self);
-            tokio::spawn(async move { engine.renew(&leases).await });
+            let answer = answers.next().unwrap_or_else(|| Err(no_answer()));
+            if lease.terms.renew || matches!(answer, Ok(Renewed::Lost(_))) {
+                drop(self.apply(lease, answer));
+            }
         }
     }
 
-    /// Renews leases with one call to the store and draws the consequences. One that is not to be renewed by itself, and
-    /// is asked about all the same, lasts no longer for that.
-    async fn renew(self: &Arc<Self>, leases: &[Arc<Lease>]) {
-        let renewals: Vec<_> = leases.iter().map(|lease| renewal(lease)).collect();
-        let limit = leases.iter().map(|lease| renewal_timeout(lease.ttl)).min().unwrap_or_default();
-        match timeout(limit, self.store.renew(&renewals)).await {
-            Ok(answers) => {
-                for (lease, answer) in leases.iter().zip(answers) {
-                    if lease.terms.renew || matches!(answer, Ok(Renewed::Lost(_))) {
-                        drop(self.apply(lease, answer));
-                    }
-                }
-            }
-            Err(_) => {
-                let error = Error::new(ErrorKind::TimedOut, format!("no answer in {limit:?}")).unknown_effect();
-                for lease in leases {
-                    drop(self.apply(lease, Err(error.clone())));
-                }
-            }
-        }
+    fn failed(self: &Arc<Self>, leases: &[Arc<Lease>], error: &Error) {
+        self.answered(leases, leases.iter().map(|_| Err(error.clone())).collect());
     }
 
     /// Renews one lease now.
@@ -244,9 +211,7 @@ impl Engine {
     /// `Ok(Some(_))` if it turned out to be lost.
     pub(crate) async fn renew_now(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
         let answer = self.store.renew(&[renewal(lease)]).await.pop();
-        let answer = answer
-            .unwrap_or_else(|| Err(Error::new(ErrorKind::Unexpected, "the store gave no answer").unknown_effect()));
-        self.apply(lease, answer)
+        self.apply(lease, answer.unwrap_or_else(|| Err(no_answer())))
     }
 
     /// Shows the count of nested holds in the store.
@@ -296,16 +261,88 @@ fn renewal(lease: &Lease) -> Renewal {
     Renewal { claim: lease.claim.clone(), ttl: lease.terms.ttl, depth: lease.state().depth, fence_floor: None }
 }
 
+fn no_answer() -> Error {
+    Error::new(ErrorKind::Unexpected, "the store gave no answer").unknown_effect()
+}
+
+/// Leases that a call is about. If the call ends with its task, they are in doubt.
+struct Batch {
+    engine: Arc<Engine>,
+    /// Where it counts as under way.
+    lane: Option<LaneId>,
+    leases: Vec<Arc<Lease>>,
+}
+
+impl Batch {
+    /// Asks the store, and goes on with the next batch of the lane as long as there is one.
+    async fn work(mut self) {
+        loop {
+            self.call().await;
+            let Some(lane) = self.lane else { return };
+            match self.engine.lanes.next(lane) {
+                Some(leases) => self.leases = leases,
+                None => {
+                    self.lane = None;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Renews the leases with one call.
+    async fn call(&mut self) {
+        let store = Arc::clone(&self.engine.store);
+        let renewals: Vec<_> = self.leases.iter().map(|lease| renewal(lease)).collect();
+        let limit = self.leases.iter().map(|lease| renewal_timeout(lease.ttl)).min().unwrap_or_default();
+        let mut call = store.renew(&renewals);
+        if let Ok(answers) = timeout(limit, &mut call).await {
+            return self.engine.answered(&mem::take(&mut self.leases), answers);
+        }
+        // The others of the lane must not wait for it; but should an answer come after all, it is as good as any.
+        let leases = mem::take(&mut self.leases);
+        let late = Error::new(ErrorKind::TimedOut, format!("no answer in {limit:?}")).unknown_effect();
+        self.engine.failed(&leases, &late);
+        self.leave();
+        let deadline = leases.iter().map(|lease| lease.state().deadline()).max();
+        let left = deadline.map(|deadline| deadline.since(self.engine.now())).unwrap_or_default();
+        if let Ok(answers) = timeout(left, call).await {
+            self.engine.answered(&leases, answers);
+        }
+    }
+
+    /// Makes room in the lane for another call.
+    fn leave(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            self.engine.lanes.leave(lane);
+            self.engine.ask(Vec::new());
+        }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            self.engine.lanes.leave(lane);
+        }
+        let broken_off = Error::new(ErrorKind::Unavailable, "the renewal was broken off").unknown_effect();
+        self.engine.failed(&mem::take(&mut self.leases), &broken_off);
+    }
+}
+
 /// The timer task. It holds the engine only while it works.
-async fn watch(timers: Arc<Timers>, watching: Watching, mut alarms: Option<Alarms>) {
+pub(super) async fn watch(timers: Arc<Timers>, keeper: Keeper) {
+    let mut alarms = timers.alarms.lock().await;
     loop {
         let pause = {
-            let Some(engine) = watching.engine.upgrade() else { return };
-            let until = engine.serve();
-            until.since(engine.now())
+            let Some(engine) = keeper.engine.upgrade() else { return };
+            engine.serve().map(|until| until.since(engine.now()))
+        };
+        let Some(pause) = pause else {
+            yield_now().await;
+            continue;
         };
         let alarm = async {
-            match &mut alarms {
+            match &mut *alarms {
                 Some(alarms) => alarms.next().await,
                 None => std::future::pending().await,
             }
@@ -314,26 +351,9 @@ async fn watch(timers: Arc<Timers>, watching: Watching, mut alarms: Option<Alarm
             () = sleep(pause) => {}
             () = timers.wake.notified() => {}
             alarmed = alarm => {
-                let Some(engine) = watching.engine.upgrade() else { return };
+                let Some(engine) = keeper.engine.upgrade() else { return };
                 engine.verify(&alarmed);
             }
-        }
-    }
-}
-
-/// What the timer task looks after. If its runtime drops the task, another one takes over.
-struct Watching {
-    engine: Weak<Engine>,
-    /// Whether the task was taken by its runtime at all.
-    armed: Arc<AtomicBool>,
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        if self.armed.load(Ordering::SeqCst)
-            && let Some(engine) = self.engine.upgrade()
-        {
-            engine.watch_elsewhere();
         }
     }
 }

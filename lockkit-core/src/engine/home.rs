@@ -1,0 +1,86 @@
+//! The home of a `Locker`: the one runtime that all its background work runs on.
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio::runtime::Handle;
+
+use super::{Engine, renew::watch};
+use crate::OwnThread;
+
+/// The runtime of a `Locker`: the one that it was given, else the one that it was built on, else the first one that it is
+/// used on. When it ends, another one on which a lease was taken takes its place, or the next one that is used.
+#[derive(Debug)]
+pub(crate) struct Home {
+    place: Mutex<Place>,
+    /// Goes on for as long as the `Locker` does.
+    _thread: Option<OwnThread>,
+}
+
+#[derive(Debug)]
+struct Place {
+    runtime: Option<Handle>,
+    /// Whether the timer task runs there. As long as it does, so does the runtime.
+    is_kept: bool,
+}
+
+impl Home {
+    pub(crate) fn new(runtime: Option<Handle>, thread: Option<OwnThread>) -> Self {
+        let runtime = thread.as_ref().map(|thread| thread.handle().clone()).or(runtime);
+        let runtime = runtime.or_else(|| Handle::try_current().ok());
+        Self { place: Mutex::new(Place { runtime, is_kept: false }), _thread: thread }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine {
+    /// Runs a task at home. Without a home it is dropped, and the leases that it was for lapse.
+    pub(super) fn at_home(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = self.home() {
+            runtime.spawn(task);
+        }
+    }
+
+    /// The home, with the timer task running there; `None` if no runtime is known that has not ended.
+    pub(super) fn home(self: &Arc<Self>) -> Option<Handle> {
+        let mut place = self.home.place();
+        if !place.is_kept {
+            let known = place.runtime.take().into_iter().chain(Handle::try_current().ok());
+            place.runtime = known.chain(self.timers.runtimes()).find(|runtime| self.keep(runtime));
+            place.is_kept = place.runtime.is_some();
+        }
+        place.runtime.clone()
+    }
+
+    /// Starts the timer task; `false` if the runtime has ended.
+    fn keep(self: &Arc<Self>, runtime: &Handle) -> bool {
+        let is_taken = Arc::new(AtomicBool::new(false));
+        let keeper = Keeper { engine: Arc::downgrade(self), is_taken: Arc::clone(&is_taken) };
+        let task = runtime.spawn(watch(Arc::clone(&self.timers), keeper));
+        // A runtime that has ended has dropped the task by now. From here on the keeper notices.
+        is_taken.store(true, Ordering::SeqCst);
+        !task.is_finished()
+    }
+}
+
+/// Is part of the timer task, and so notices when that is dropped with its runtime.
+pub(super) struct Keeper {
+    pub(super) engine: Weak<Engine>,
+    is_taken: Arc<AtomicBool>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if self.is_taken.load(Ordering::SeqCst)
+            && let Some(engine) = self.engine.upgrade()
+        {
+            *engine.home.place() = Place { runtime: None, is_kept: false };
+            drop(engine.home());
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Many leases on a store that renews a few thousand a second: after an alarm for all of them, and after the process
+//! stood still, none is lost that could be saved.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, Guard, KeyState, LockStore, Locker, LossReason, Query, Release,
+    Renewal, Renewed, Result, StoreInfo,
+};
+use lockkit_testkit::sim::SimStore;
+use tokio::time::{Instant, advance, sleep, sleep_until};
+
+const TTL: Duration = Duration::from_secs(30);
+/// How many leases the store renews in a second.
+const RATE: u32 = 3_300;
+const LEASES: usize = 12_000;
+
+/// A store that works off renewals one after the other, also those that nobody waits for any more.
+#[derive(Clone, Debug)]
+struct Slow {
+    inner: SimStore,
+    /// Locks whose name starts with this are on a server that does not answer; the store gives up on it after a while.
+    dead: Option<(&'static str, Duration)>,
+    busy_until: Arc<Mutex<Instant>>,
+    at_once: Arc<AtomicUsize>,
+    most_at_once: Arc<AtomicUsize>,
+}
+
+impl Slow {
+    fn new() -> Self {
+        Self {
+            inner: SimStore::new(),
+            dead: None,
+            busy_until: Arc::new(Mutex::new(Instant::now())),
+            at_once: Arc::default(),
+            most_at_once: Arc::default(),
+        }
+    }
+
+    /// When the store will have done with so many more.
+    fn done(&self, renewals: usize) -> Instant {
+        let mut busy_until = self.busy_until.lock().expect("unpoisoned");
+        let work = Duration::from_secs(1) * u32::try_from(renewals).expect("few") / RATE;
+        *busy_until = Instant::now().max(*busy_until) + work;
+        *busy_until
+    }
+}
+
+#[async_trait]
+impl LockStore for Slow {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.inner.acquire(request).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let _asked = Asked::new(self, renewals.len());
+        sleep_until(self.done(renewals.len())).await;
+        let mut answers = self.inner.renew(renewals).await;
+        if let Some((dead, bound)) = self.dead {
+            let is_dead = |renewal: &Renewal| renewal.claim.key.as_str().starts_with(dead);
+            let lost = answers.iter_mut().zip(renewals).filter(|(_, renewal)| is_dead(renewal));
+            if lost.map(|(answer, _)| *answer = Err(silence())).count() > 0 {
+                sleep(bound).await;
+            }
+        }
+        answers
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.inner.release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.inner.inspect(query).await
+    }
+}
+
+fn silence() -> Error {
+    Error::new(ErrorKind::TimedOut, "no answer").unknown_effect()
+}
+
+/// Counts the renewals that are asked for and not answered.
+struct Asked<'a>(&'a Slow, usize);
+
+impl<'a> Asked<'a> {
+    fn new(store: &'a Slow, renewals: usize) -> Self {
+        let now = store.at_once.fetch_add(renewals, Ordering::SeqCst) + renewals;
+        store.most_at_once.fetch_max(now, Ordering::SeqCst);
+        Self(store, renewals)
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.at_once.fetch_sub(self.1, Ordering::SeqCst);
+    }
+}
+
+/// Leases whose renewals are spread over the time between two of them, as those of a service are.
+async fn many(locker: &Locker, leases: usize, ttl: Duration) -> Result<Vec<Guard>> {
+    let mut guards = Vec::with_capacity(leases);
+    for number in 0..leases {
+        guards.push(locker.lock(format!("{ttl:?}/{number}")).ttl(ttl).acquire().await?);
+        if number % 120 == 119 {
+            sleep(ttl / 3 / u32::try_from(leases / 120).expect("few")).await;
+        }
+    }
+    sleep(ttl).await;
+    assert_eq!(lost(&guards), 0, "before anything happened");
+    Ok(guards)
+}
+
+fn lost(guards: &[Guard]) -> usize {
+    guards.iter().filter(|guard| !guard.is_held()).count()
+}
+
+fn raise_all(locker: &Locker) {
+    locker.info().alarm.as_ref().expect("an alarm").raise_all();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alarm_for_all_loses_none() -> Result<()> {
+    let store = Slow::new();
+    let locker = Locker::new(store.clone());
+    let guards = many(&locker, LEASES, TTL).await?;
+    raise_all(&locker);
+    sleep(TTL * 2).await;
+    assert_eq!(lost(&guards), 0, "of {LEASES}");
+    let most = store.most_at_once.load(Ordering::SeqCst);
+    assert!(most <= 2_048, "{most} were asked for at once");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_of_the_process_loses_none() -> Result<()> {
+    let locker = Locker::new(Slow::new());
+    let guards = many(&locker, LEASES, TTL).await?;
+    advance(Duration::from_secs(12)).await;
+    sleep(TTL * 2).await;
+    assert_eq!(lost(&guards), 0, "of {LEASES}");
+    Ok(())
+}
+
+/// The earliest deadline comes first: of the leases that ended last before the pause, or soon after it.
+#[tokio::test(start_paused = true)]
+async fn after_a_long_pause_those_are_saved_that_can_be() -> Result<()> {
+    let locker = Locker::new(Slow::new());
+    let guards = many(&locker, LEASES, TTL).await?;
+    advance(Duration::from_secs(25)).await;
+    let soon = Duration::from_millis(100);
+    let (gone, doomed) = (lost(&guards), guards.iter().filter(|guard| guard.remaining() < soon).count());
+    assert!(gone > 1_000 && doomed < LEASES * 3 / 4, "{gone} are lost, {doomed} will be");
+    sleep(TTL * 2).await;
+    assert!(lost(&guards) <= doomed, "{} of {LEASES} were lost, not {doomed}", lost(&guards));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_leases_do_not_cost_the_short_ones_their_deadline() -> Result<()> {
+    let locker = Locker::new(Slow::new());
+    let long = many(&locker, 8_000, TTL).await?;
+    let short = many(&locker, 240, Duration::from_millis(1500)).await?;
+    raise_all(&locker);
+    sleep(Duration::from_secs(10)).await;
+    advance(Duration::from_millis(700)).await;
+    sleep(TTL * 2).await;
+    assert_eq!((lost(&long), lost(&short)), (0, 0));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_lost_is_noticed_soon_after_an_alarm_for_all() -> Result<()> {
+    let store = Slow::new();
+    let locker = Locker::new(store.clone());
+    let guards = many(&locker, LEASES, TTL).await?;
+    for guard in guards.iter().step_by(1_000) {
+        store.inner.expire(guard.key().as_str()).await?;
+    }
+    raise_all(&locker);
+    let start = Instant::now();
+    for guard in guards.iter().step_by(1_000) {
+        assert_eq!(guard.lost().await, LossReason::Gone);
+    }
+    // The store needs 3.6 s for all of them.
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert_eq!(lost(&guards), LEASES.div_ceil(1_000));
+    Ok(())
+}
+
+/// As in a cluster of which one server is away.
+#[tokio::test(start_paused = true)]
+async fn leases_whose_server_is_silent_cost_no_others() -> Result<()> {
+    let ttl = Duration::from_secs(6);
+    let mut store = Slow::new();
+    store.dead = Some(("5s", ttl / 4));
+    let locker = Locker::new(store.clone());
+    let whole = many(&locker, 1_200, ttl).await?;
+    let mut dead = Vec::new();
+    for number in 0..240 {
+        dead.push(locker.lock(format!("5s/{number}")).ttl(ttl - Duration::from_secs(1)).acquire().await?);
+    }
+    sleep(ttl * 3).await;
+    assert_eq!((lost(&dead), lost(&whole)), (dead.len(), 0));
+    Ok(())
+}
