@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, Result};
+use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, OwnThread, Result};
 
 /// The schemes of all stores, and the feature that each needs.
 const SCHEMES: [(&str, Option<&str>); 13] = [
@@ -56,6 +56,32 @@ const REDIS: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
 /// ```
 pub async fn connect(url: &str) -> Result<Locker> {
     Ok(Locker::shared_builder(open(url).await?).build())
+}
+
+/// Connects to the store at `url` on a thread of its own, and makes a [`Locker`] of it that renews its leases there: also
+/// while the application blocks its runtimes, or does not drive them.
+///
+/// # Errors
+/// As [`connect`]; `Unavailable` also when no thread could be started.
+///
+/// # Cancellation
+/// The connection is dropped once it is there.
+///
+/// # Examples
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit::Result<()> {
+/// use std::time::Duration;
+///
+/// let locker = lockkit::connect_on_own_thread("memory:").await?;
+/// let guard = locker.lock("invoice/42").ttl(Duration::from_millis(200)).acquire().await?;
+/// std::thread::sleep(Duration::from_millis(500)); // what an application should not do, but does
+/// assert!(guard.is_held());
+/// # Ok(()) }
+/// ```
+pub async fn connect_on_own_thread(url: &str) -> Result<Locker> {
+    let (thread, url) = (OwnThread::start()?, url.to_owned());
+    let store = thread.run(async move { open(&url).await }).await?;
+    Ok(Locker::shared_builder(store).own_thread(thread).build())
 }
 
 /// Connects to the store at `url`, for use with [`Locker::shared_builder`] or a wrapper.

@@ -8,7 +8,7 @@ mod diagnose;
 pub use lockkit_core::*;
 
 pub use crate::{
-    connect::{connect, open},
+    connect::{connect, connect_on_own_thread, open},
     diagnose::diagnose,
 };
 

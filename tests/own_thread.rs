@@ -1,0 +1,62 @@
+//! A thread for the locker alone: leases are renewed while the application blocks the runtime that it calls from, and while
+//! nobody drives it.
+
+use std::{thread::sleep, time::Duration};
+
+use lockkit::{Outcome, Result};
+use lockkit_testkit::servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer};
+use tokio::runtime::{Builder, Runtime};
+
+/// The shortest session of ZooKeeper that its server agrees to is 4 s.
+const SESSION: Duration = Duration::from_secs(4);
+
+fn undriven() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn driven() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+fn leases_survive(url: &str, ttl: Duration) -> Result<()> {
+    let (app, other) = (undriven(), driven());
+    let (locker, guard) = app.block_on(async {
+        let locker = lockkit::connect_on_own_thread(url).await?;
+        let guard = locker.lock("a").ttl(ttl).acquire().await?;
+        // Within a call,
+        sleep(ttl * 3);
+        Ok::<_, lockkit::Error>((locker, guard))
+    })?;
+    // and between two of them.
+    sleep(ttl * 3);
+    assert!(guard.is_held());
+    let stranger = other.block_on(lockkit::connect(url))?;
+    assert!(other.block_on(stranger.lock("a").try_acquire())?.is_none(), "another holds it as well");
+    assert_eq!(app.block_on(guard.release())?, Outcome::Released);
+    let dropped = app.block_on(locker.lock("a").ttl(ttl).acquire())?;
+    drop(dropped);
+    let free = other.block_on(stranger.lock("a").acquire_within(ttl * 5))?;
+    assert!(free.is_some_and(|guard| guard.is_held()));
+    Ok(())
+}
+
+#[test]
+fn on_redis() -> Result<()> {
+    let servers = driven();
+    let server = servers.block_on(RedisServer::start(RedisOptions::default())).expect("a server");
+    leases_survive(&server.url(), Duration::from_millis(800))
+}
+
+#[test]
+fn on_mysql() -> Result<()> {
+    let servers = driven();
+    let server = servers.block_on(MySqlServer::start(MySqlOptions::default())).expect("a server");
+    leases_survive(&format!("{}?create=true", server.url()), Duration::from_millis(800))
+}
+
+#[test]
+fn on_zookeeper() -> Result<()> {
+    let servers = driven();
+    let server = servers.block_on(ZooKeeperServer::start(ZooKeeperFlavor::Installed)).expect("a server");
+    leases_survive(&format!("zk://{}?session=4s", server.addr()), SESSION)
+}
