@@ -75,6 +75,19 @@ fn a_release_that_overtakes_its_acquisition_is_sent_again() {
     assert_eq!(run(SimStore::new, &ops), Ok(()));
 }
 
+/// Found by the search: a lease lapsed in the moment in which the model looked whether anybody waits for a free lock.
+#[test]
+fn a_waiter_that_has_to_ask_has_time_to_notice() {
+    let times = Duration::from_millis;
+    for lapse in 1970..2010 {
+        let ask = |client| {
+            Op::Acquire(Ask { client, key: 0, owner: None, ttl: times(10_000), renew: false, wait: Wait::Forever })
+        };
+        let ops = [Op::TakeOver { key: 0, ttl: times(lapse) }, ask(0), ask(1), Op::Settle];
+        assert_eq!(run(|| SimStore::new().polled(), &ops), Ok(()), "{lapse} ms");
+    }
+}
+
 /// The rules of who holds a lease. Which of them is broken first depends on the jitter of the engine.
 const BELIEF: &[&str] = &["until its release", "still believed in", "holders at once", "is not there", "but by nobody"];
 const FENCES: &[&str] = &["was granted after", "belongs to two holders"];

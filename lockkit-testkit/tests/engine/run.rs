@@ -49,6 +49,9 @@ fn count_panics() {
     }));
 }
 
+/// The longest pause of the poller, with its jitter.
+const SLOWEST_POLL: Duration = Duration::from_millis(300);
+
 struct Run {
     clients: Vec<Client>,
     pending: Vec<Pending>,
@@ -255,13 +258,22 @@ impl Run {
         let states = self.states().await;
         self.shared().compare_leases(&states);
         sleep(LONGEST * 3).await;
-        let states = self.states().await;
-        self.pending.retain(|pending| !pending.task.is_finished());
-        let waiting: Vec<_> = self.pending.iter().map(|pending| pending.key).collect();
+        let (mut states, mut waiting) = (self.states().await, self.waiting());
+        if waiting.iter().any(|key| states[*key].holders.is_empty()) {
+            // A lease may have lapsed just now: where waiters have to ask, they need a moment to notice.
+            sleep(SLOWEST_POLL).await;
+            (states, waiting) = (self.states().await, self.waiting());
+        }
         let mut shared = self.shared();
         shared.compare_leases(&states);
         shared.compare_beliefs(&states, &waiting);
         shared.upset = [false; CLIENTS];
+    }
+
+    /// The locks that are waited for.
+    fn waiting(&mut self) -> Vec<usize> {
+        self.pending.retain(|pending| !pending.task.is_finished());
+        self.pending.iter().map(|pending| pending.key).collect()
     }
 
     async fn states(&self) -> Vec<KeyState> {
