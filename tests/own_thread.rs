@@ -4,7 +4,9 @@
 use std::{thread::sleep, time::Duration};
 
 use lockkit::{Outcome, Result};
-use lockkit_testkit::servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer};
+use lockkit_testkit::servers::{
+    MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
+};
 use tokio::runtime::{Builder, Runtime};
 
 /// The shortest session of ZooKeeper that its server agrees to is 4 s.

@@ -31,6 +31,8 @@ struct Slow {
     busy_until: Arc<Mutex<Instant>>,
     at_once: Arc<AtomicUsize>,
     most_at_once: Arc<AtomicUsize>,
+    releases: Arc<AtomicUsize>,
+    most_releases: Arc<AtomicUsize>,
 }
 
 impl Slow {
@@ -41,6 +43,8 @@ impl Slow {
             busy_until: Arc::new(Mutex::new(Instant::now())),
             at_once: Arc::default(),
             most_at_once: Arc::default(),
+            releases: Arc::default(),
+            most_releases: Arc::default(),
         }
     }
 
@@ -64,7 +68,7 @@ impl LockStore for Slow {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let _asked = Asked::new(self, renewals.len());
+        let _asked = Asked::new(&self.at_once, &self.most_at_once, renewals.len());
         sleep_until(self.done(renewals.len())).await;
         let mut answers = self.inner.renew(renewals).await;
         if let Some((dead, bound)) = self.dead {
@@ -78,6 +82,8 @@ impl LockStore for Slow {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
+        let _asked = Asked::new(&self.releases, &self.most_releases, 1);
+        sleep(Duration::from_millis(10)).await;
         self.inner.release(claim).await
     }
 
@@ -90,20 +96,19 @@ fn silence() -> Error {
     Error::new(ErrorKind::TimedOut, "no answer").unknown_effect()
 }
 
-/// Counts the renewals that are asked for and not answered.
-struct Asked<'a>(&'a Slow, usize);
+/// Counts what is asked for and not answered.
+struct Asked<'a>(&'a AtomicUsize, usize);
 
 impl<'a> Asked<'a> {
-    fn new(store: &'a Slow, renewals: usize) -> Self {
-        let now = store.at_once.fetch_add(renewals, Ordering::SeqCst) + renewals;
-        store.most_at_once.fetch_max(now, Ordering::SeqCst);
-        Self(store, renewals)
+    fn new(count: &'a AtomicUsize, most: &AtomicUsize, more: usize) -> Self {
+        most.fetch_max(count.fetch_add(more, Ordering::SeqCst) + more, Ordering::SeqCst);
+        Self(count, more)
     }
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        self.0.at_once.fetch_sub(self.1, Ordering::SeqCst);
+        self.0.fetch_sub(self.1, Ordering::SeqCst);
     }
 }
 
@@ -155,7 +160,8 @@ async fn a_pause_of_the_process_loses_none() -> Result<()> {
 /// The earliest deadline comes first: of the leases that ended last before the pause, or soon after it.
 #[tokio::test(start_paused = true)]
 async fn after_a_long_pause_those_are_saved_that_can_be() -> Result<()> {
-    let locker = Locker::new(Slow::new());
+    let store = Slow::new();
+    let locker = Locker::new(store.clone());
     let guards = many(&locker, LEASES, TTL).await?;
     advance(Duration::from_secs(25)).await;
     let soon = Duration::from_millis(100);
@@ -163,6 +169,8 @@ async fn after_a_long_pause_those_are_saved_that_can_be() -> Result<()> {
     assert!(gone > 1_000 && doomed < LEASES * 3 / 4, "{gone} are lost, {doomed} will be");
     sleep(TTL * 2).await;
     assert!(lost(&guards) <= doomed, "{} of {LEASES} were lost, not {doomed}", lost(&guards));
+    let most = store.most_releases.load(Ordering::SeqCst);
+    assert!((1..=64).contains(&most), "{most} lost leases were released at once");
     Ok(())
 }
 

@@ -43,8 +43,9 @@ impl Backlog {
         self.length.load(Ordering::Relaxed)
     }
 
-    /// Has a release tried again, on the present runtime.
-    pub(super) fn add(self: &Arc<Self>, at: Moment, owed: Owed, clock: &Arc<dyn Clock>) {
+    /// Has a release tried at `at`.
+    pub(super) fn add(self: &Arc<Self>, at: Moment, owed: Owed) {
+        let engine = Arc::clone(owed.engine());
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         let retry = match &*worker {
             None => (at, owed),
@@ -58,14 +59,15 @@ impl Backlog {
         *worker = Some(way_in);
         let mut work = Worker {
             backlog: Arc::clone(self),
-            clock: Arc::clone(clock),
+            clock: Arc::clone(&engine.store.info().clock),
             arrivals,
             waiting: BTreeMap::new(),
             next_id: 0,
             tries: JoinSet::new(),
         };
         work.put(retry);
-        tokio::spawn(work.run());
+        drop(worker);
+        engine.at_home(work.run());
     }
 
     /// Lets the worker end, unless something arrived in this moment.

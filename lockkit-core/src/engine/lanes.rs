@@ -37,8 +37,7 @@ struct Lane {
 }
 
 impl Lanes {
-    /// Adds leases, and takes out what is to be asked now.
-    pub(super) fn add(&self, leases: Vec<Arc<Lease>>) -> Vec<(LaneId, Vec<Arc<Lease>>)> {
+    pub(super) fn add(&self, leases: Vec<Arc<Lease>>) {
         let mut lanes = self.lanes();
         for lease in leases {
             let state = lease.state();
@@ -47,6 +46,11 @@ impl Lanes {
             drop(state);
             lanes.entry(id).or_default().waiting.insert(key, lease);
         }
+    }
+
+    /// Takes out what is to be asked now.
+    pub(super) fn take(&self) -> Vec<(LaneId, Vec<Arc<Lease>>)> {
+        let mut lanes = self.lanes();
         let mut now = Vec::new();
         for (id, lane) in lanes.iter_mut() {
             while lane.under_way < AT_ONCE

@@ -354,11 +354,12 @@ impl Engine {
         match reason {
             // The store may still keep the lease: a renewal may have come through whose reply did not.
             LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => {
-                let lapse = self.lapse_of(lease.terms.ttl);
-                self.reap(lease.claim.clone(), lapse, reaper::Certainty::Doubtful, seat);
+                self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl));
             }
-            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => drop(seat),
+            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => {}
         }
+        // Not with the release, which may have to wait: whoever is next asks the store, and waits there.
+        drop(seat);
     }
 
     /// A panic of the observer ends here: else a lease could be renewed for ever that nobody has.

@@ -95,6 +95,15 @@ pub(super) struct Owed {
 }
 
 impl Owed {
+    fn new(engine: &Arc<Engine>, claim: Claim, lapse: Option<Moment>, certainty: Certainty) -> Self {
+        let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
+        Self { engine: Counted::new(engine), claim, lapse, certainty, backoff }
+    }
+
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        &self.engine.0
+    }
+
     /// Tries once. Returns when to try again, if that makes sense. The seat is given up, whatever the outcome.
     pub(super) async fn settle(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
         let engine = &self.engine.0;
@@ -192,15 +201,20 @@ impl Engine {
         certainty: Certainty,
         mut seat: Option<Seat>,
     ) {
-        let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
-        let mut owed = Owed { engine: Counted::new(self), claim, lapse, certainty, backoff };
+        let mut owed = Owed::new(self, claim, lapse, certainty);
         // A task of its own, whatever else is under way: the first try must not wait for those that fail.
         self.at_home(async move {
             if let Some(again) = owed.settle(&mut seat).await {
-                let engine = Arc::clone(&owed.engine.0);
-                engine.backlog.add(again, owed, &engine.store.info().clock);
+                let backlog = Arc::clone(&owed.engine.0.backlog);
+                backlog.add(again, owed);
             }
         });
+    }
+
+    /// Releases `claim` in the background when it is its turn. For leases that are lost, of which there may be thousands at
+    /// once: their releases must not be in the way of the renewals that save the others.
+    pub(super) fn reap_in_turn(self: &Arc<Self>, claim: Claim, lapse: Option<Moment>) {
+        self.backlog.add(self.now(), Owed::new(self, claim, lapse, Certainty::Doubtful));
     }
 
     /// Refuses to leave more behind on a store that ends no leases by time, where only an answer ends a release.

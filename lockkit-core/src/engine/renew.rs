@@ -151,8 +151,8 @@ impl Engine {
         let due = match self.timers.take_due(now) {
             Ok(due) => due,
             Err(until) => {
-                // Should calls have ended with their runtime, what waits for its turn goes on here.
-                self.ask(Vec::new());
+                // Not before all that is due waits, so that the most urgent of all goes first.
+                self.renew_waiting();
                 return Some(until);
             }
         };
@@ -174,36 +174,33 @@ impl Engine {
                 }
             }
         }
-        self.ask(to_renew);
+        self.lanes.add(to_renew);
         None
     }
 
     /// Asks about leases of which the store said that something may have happened to them.
     fn verify(self: &Arc<Self>, alarmed: &Alarmed) {
-        self.ask(self.timers.alarmed(alarmed));
+        self.lanes.add(self.timers.alarmed(alarmed));
+        self.renew_waiting();
     }
 
-    /// Has leases renewed in the background, when it is their turn.
-    fn ask(self: &Arc<Self>, leases: Vec<Arc<Lease>>) {
-        for (lane, leases) in self.lanes.add(leases) {
+    /// Makes as many calls as there may be at a time. Called by tasks at home.
+    fn renew_waiting(self: &Arc<Self>) {
+        for (lane, leases) in self.lanes.take() {
             tokio::spawn(Batch { engine: Arc::clone(self), lane: Some(lane), leases }.work());
         }
     }
 
-    /// Draws the consequences of the answers to one call. A lease that is not to be renewed by itself, and is asked about
-    /// all the same, lasts no longer for that.
-    fn answered(self: &Arc<Self>, leases: &[Arc<Lease>], answers: Vec<Result<Renewed>>) {
-        let mut answers = answers.into_iter();
-        for lease in leases {
-            let answer = answers.next().unwrap_or_else(|| Err(no_answer()));
-            if lease.terms.renew || matches!(answer, Ok(Renewed::Lost(_))) {
-                drop(self.apply(lease, answer));
-            }
+    /// Draws the consequences of an answer. A lease that is not to be renewed by itself, and is asked about all the same, lasts
+    /// no longer for that.
+    fn answered(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) {
+        if lease.terms.renew || matches!(answer, Ok(Renewed::Lost(_))) {
+            drop(self.apply(lease, answer));
         }
     }
 
     fn failed(self: &Arc<Self>, leases: &[Arc<Lease>], error: &Error) {
-        self.answered(leases, leases.iter().map(|_| Err(error.clone())).collect());
+        leases.iter().for_each(|lease| self.answered(lease, Err(error.clone())));
     }
 
     /// Renews one lease now.
@@ -296,7 +293,11 @@ impl Batch {
         let limit = self.leases.iter().map(|lease| renewal_timeout(lease.ttl)).min().unwrap_or_default();
         let mut call = store.renew(&renewals);
         if let Ok(answers) = timeout(limit, &mut call).await {
-            return self.engine.answered(&mem::take(&mut self.leases), answers);
+            let mut answers = answers.into_iter();
+            for lease in mem::take(&mut self.leases) {
+                self.engine.answered(&lease, answers.next().unwrap_or_else(|| Err(no_answer())));
+            }
+            return;
         }
         // The others of the lane must not wait for it; but should an answer come after all, it is as good as any.
         let leases = mem::take(&mut self.leases);
@@ -305,8 +306,11 @@ impl Batch {
         self.leave();
         let deadline = leases.iter().map(|lease| lease.state().deadline()).max();
         let left = deadline.map(|deadline| deadline.since(self.engine.now())).unwrap_or_default();
-        if let Ok(answers) = timeout(left, call).await {
-            self.engine.answered(&leases, answers);
+        for (lease, answer) in leases.iter().zip(timeout(left, call).await.unwrap_or_default()) {
+            // An error says nothing new, and may be older than another answer.
+            if answer.is_ok() {
+                self.engine.answered(lease, answer);
+            }
         }
     }
 
@@ -314,7 +318,7 @@ impl Batch {
     fn leave(&mut self) {
         if let Some(lane) = self.lane.take() {
             self.engine.lanes.leave(lane);
-            self.engine.ask(Vec::new());
+            self.engine.renew_waiting();
         }
     }
 }
