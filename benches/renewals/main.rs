@@ -1,0 +1,170 @@
+//! Many leases, after the connection was lost and after the process stood still: how long until all are renewed, and how
+//! many are lost.
+//!
+//! `cargo bench --all-features --bench renewals -- [leases] [memory] [redis] [redlock] [mysql] [zk]`
+//!
+//! A **reconnection** is one on Redis and Redlock; on ZooKeeper it is what it comes to, an alarm for all leases, and elsewhere
+//! nothing happens but the next renewals. A **pause** is that of the one thread on which
+//! everything runs, for 12 s of a ttl of 30. Servers are private, and write to the disk when they please.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use lockkit::{Event, Guard, Locker, Observer};
+use lockkit_testkit::servers::{
+    MySqlFlavor, MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
+};
+use tokio::time::sleep;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+const TTL: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_secs(12);
+const STORES: [&str; 5] = ["memory", "redis", "redlock", "mysql", "zk"];
+/// How many locks are asked for at a time.
+const AT_A_TIME: usize = 64;
+const REDLOCK_NODES: usize = 5;
+
+fn main() -> Result<(), Error> {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let leases = arguments.iter().find_map(|argument| argument.parse().ok()).unwrap_or(100_000);
+    let is_named = |name: &&str| arguments.iter().any(|argument| argument == name);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    for store in STORES {
+        if is_named(&store) || !STORES.iter().any(|name| is_named(&name)) {
+            let (servers, url) = runtime.block_on(start(store))?;
+            // One thread, so that a pause of it is one of everything.
+            let one = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            one.block_on(measure(store, &url, &servers.redis, leases))?;
+        }
+    }
+    Ok(())
+}
+
+/// What has to live as long as the measurement.
+#[derive(Default)]
+struct Servers {
+    redis: Vec<RedisServer>,
+    other: Option<Box<dyn Any>>,
+}
+
+async fn start(store: &str) -> Result<(Servers, String), Error> {
+    Ok(match store {
+        "redis" => {
+            let server = RedisServer::start(RedisOptions::default()).await?;
+            let url = server.url();
+            (Servers { redis: vec![server], other: None }, url)
+        }
+        "redlock" => {
+            let (mut redis, mut hosts) = (Vec::new(), Vec::new());
+            for _ in 0..REDLOCK_NODES {
+                let server = RedisServer::start(RedisOptions::default()).await?;
+                hosts.push(server.addr().to_string());
+                redis.push(server);
+            }
+            (Servers { redis, other: None }, format!("redlock://{}?delayed_restart=no", hosts.join(",")))
+        }
+        "mysql" => {
+            let options = MySqlOptions::default().flavor(MySqlFlavor::Installed);
+            let server = MySqlServer::start(options.args(["--innodb-flush-log-at-trx-commit=2"])).await?;
+            let url = format!("{}?create=true", server.url());
+            (Servers { other: Some(Box::new(server)), ..Servers::default() }, url)
+        }
+        "zk" => {
+            let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?;
+            let url = format!("zk://{}", server.addr());
+            (Servers { other: Some(Box::new(server)), ..Servers::default() }, url)
+        }
+        _ => (Servers::default(), "memory:".to_owned()),
+    })
+}
+
+/// The least that was left of a lease when it was renewed, in milliseconds.
+#[derive(Clone, Debug)]
+struct Margin(Arc<AtomicU64>);
+
+impl Observer for Margin {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Renewed { margin, .. } = event {
+            self.0.fetch_min(u64::try_from(margin.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+    }
+}
+
+async fn measure(store: &str, url: &str, redis: &[RedisServer], leases: usize) -> Result<(), Error> {
+    let margin = Margin(Arc::new(AtomicU64::new(u64::MAX)));
+    let locker = Locker::shared_builder(lockkit::open(url).await?).observer(margin.clone()).build();
+    let start = Instant::now();
+    let guards = acquire(&locker, leases).await?;
+    println!("{store}: {leases} leases of {TTL:?}, taken in {:.1} s", start.elapsed().as_secs_f64());
+    sleep(TTL / 2).await;
+    report("calm", &guards, &margin, Instant::now()).await;
+    let lost = Instant::now();
+    for server in redis {
+        for connections in ["normal", "pubsub"] {
+            server.command(&["CLIENT", "KILL", "TYPE", connections, "SKIPME", "yes"]).await?;
+        }
+    }
+    if let (Some(alarm), []) = (&locker.info().alarm, redis) {
+        alarm.raise_all();
+    }
+    report("reconnection", &guards, &margin, lost).await;
+    sleep(TTL / 2).await;
+    std::thread::sleep(PAUSE);
+    report("pause", &guards, &margin, Instant::now()).await;
+    Ok(())
+}
+
+async fn acquire(locker: &Locker, leases: usize) -> Result<Vec<Guard>, Error> {
+    let mut tasks = Vec::new();
+    for first in 0..AT_A_TIME {
+        let locker = locker.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut guards = Vec::new();
+            for number in (first..leases).step_by(AT_A_TIME) {
+                guards.push(locker.lock(format!("renewed/{number}")).ttl(TTL).acquire().await?);
+            }
+            Ok::<_, lockkit::Error>(guards)
+        }));
+    }
+    let mut guards = Vec::with_capacity(leases);
+    for task in tasks {
+        guards.extend(task.await??);
+    }
+    Ok(guards)
+}
+
+/// Waits until all leases were renewed since `start`, or lost.
+async fn report(after: &str, guards: &[Guard], margin: &Margin, start: Instant) {
+    margin.0.store(u64::MAX, Ordering::Relaxed);
+    let cpu = cpu_seconds();
+    loop {
+        sleep(Duration::from_millis(100)).await;
+        let since = start.elapsed() + lockkit::drift(TTL) + Duration::from_millis(5);
+        let open = guards.iter().filter(|guard| guard.is_held() && guard.remaining() + since < TTL).count();
+        if open == 0 {
+            break;
+        }
+    }
+    let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+    println!(
+        "  {after:<14} {lost:>7} lost   all others renewed after {:>6.2} s   least margin {:>6.2} s   processor {:>5.2} s",
+        start.elapsed().as_secs_f64(),
+        margin.0.load(Ordering::Relaxed) as f64 / 1e3,
+        cpu_seconds() - cpu,
+    );
+}
+
+/// The processor time of this process, from `/proc` (in ticks of 10 ms).
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<f64> =
+        stat.rsplit(')').next().unwrap_or("").split_whitespace().filter_map(|field| field.parse().ok()).collect();
+    fields.get(10..12).map_or(0.0, |ticks| ticks.iter().sum::<f64>() / 100.0)
+}
