@@ -157,7 +157,7 @@ async fn a_pause_of_the_process_loses_none() -> Result<()> {
     Ok(())
 }
 
-/// The earliest deadline comes first: of the leases that ended last before the pause, or soon after it.
+/// The earliest deadline comes first: only those are lost whose deadline is past, or comes before the first answers.
 #[tokio::test(start_paused = true)]
 async fn after_a_long_pause_those_are_saved_that_can_be() -> Result<()> {
     let store = Slow::new();
