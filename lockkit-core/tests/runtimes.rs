@@ -168,6 +168,27 @@ fn a_release_is_noticed_after_the_runtime_of_the_poller_ended() -> Result<()> {
     })
 }
 
+/// It may never have been driven.
+#[test]
+fn a_release_is_noticed_though_the_poller_never_ran() -> Result<()> {
+    let memory = MemoryStore::new();
+    let (first, second) = (undriven(), runtime());
+    let locker = first.block_on(async { Locker::builder(Odd::new(&memory, Waiting::Poll, true)).build() });
+    let guard = second.block_on(Locker::new(memory).lock("a").acquire())?;
+    let waits = second.spawn(async move { locker.lock("a").acquire().await });
+    // The timer task, and the poller.
+    while first.metrics().num_alive_tasks() < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(first);
+    second.block_on(async {
+        drop(guard);
+        let guard = timeout(TTL, waits).await.expect("it noticed").expect("no panic")?;
+        assert!(guard.is_held());
+        Ok(())
+    })
+}
+
 fn undriven() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }

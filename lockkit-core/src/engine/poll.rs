@@ -70,9 +70,9 @@ impl Engine {
         }
         awaited.running = true;
         drop(awaited);
-        let engine = Arc::clone(self);
+        let running = Running { engine: Arc::clone(self), is_over: false };
         self.at_home(async move {
-            let aborted = Running(&engine.poller);
+            let engine = Arc::clone(&running.engine);
             while let Some(next) = engine.poller.next_due() {
                 tokio::select! {
                     () = sleep_until(next) => engine.poll_once().await,
@@ -80,7 +80,7 @@ impl Engine {
                 }
             }
             // The mark was cleared together with the look at the empty list; by now it may be another task's.
-            std::mem::forget(aborted);
+            running.end();
         });
     }
 
@@ -171,14 +171,25 @@ fn has_room(mode: Mode, holders: &[Holder]) -> bool {
     }
 }
 
-/// If the runtime drops the task, those who wait have to ask for themselves, and start another one.
-struct Running<'a>(&'a Poller);
+/// If the runtime drops the task, run or not, those who wait have to ask for themselves, and start another one.
+struct Running {
+    engine: Arc<Engine>,
+    is_over: bool,
+}
 
-impl Drop for Running<'_> {
+impl Running {
+    fn end(mut self) {
+        self.is_over = true;
+    }
+}
+
+impl Drop for Running {
     fn drop(&mut self) {
-        let mut awaited = self.0.awaited();
-        awaited.running = false;
-        awaited.locks.values().for_each(|lock| lock.freed.notify_waiters());
+        if !self.is_over {
+            let mut awaited = self.engine.poller.awaited();
+            awaited.running = false;
+            awaited.locks.values().for_each(|lock| lock.freed.notify_waiters());
+        }
     }
 }
 
