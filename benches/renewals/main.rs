@@ -11,7 +11,7 @@ use std::{
     any::Any,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -28,7 +28,7 @@ const TTL: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(12);
 const STORES: [&str; 5] = ["memory", "redis", "redlock", "mysql", "zk"];
 /// How many locks are asked for at a time.
-const AT_A_TIME: usize = 64;
+const AT_A_TIME: usize = 16;
 const REDLOCK_NODES: usize = 5;
 
 fn main() -> Result<(), Error> {
@@ -51,7 +51,7 @@ fn main() -> Result<(), Error> {
 #[derive(Default)]
 struct Servers {
     redis: Vec<RedisServer>,
-    other: Option<Box<dyn Any>>,
+    _other: Option<Box<dyn Any>>,
 }
 
 async fn start(store: &str) -> Result<(Servers, String), Error> {
@@ -59,7 +59,7 @@ async fn start(store: &str) -> Result<(Servers, String), Error> {
         "redis" => {
             let server = RedisServer::start(RedisOptions::default()).await?;
             let url = server.url();
-            (Servers { redis: vec![server], other: None }, url)
+            (Servers { redis: vec![server], _other: None }, url)
         }
         "redlock" => {
             let (mut redis, mut hosts) = (Vec::new(), Vec::new());
@@ -68,43 +68,75 @@ async fn start(store: &str) -> Result<(Servers, String), Error> {
                 hosts.push(server.addr().to_string());
                 redis.push(server);
             }
-            (Servers { redis, other: None }, format!("redlock://{}?delayed_restart=no", hosts.join(",")))
+            (Servers { redis, _other: None }, format!("redlock://{}?delayed_restart=no", hosts.join(",")))
         }
         "mysql" => {
             let options = MySqlOptions::default().flavor(MySqlFlavor::Installed);
             let server = MySqlServer::start(options.args(["--innodb-flush-log-at-trx-commit=2"])).await?;
             let url = format!("{}?create=true", server.url());
-            (Servers { other: Some(Box::new(server)), ..Servers::default() }, url)
+            (Servers { _other: Some(Box::new(server)), ..Servers::default() }, url)
         }
         "zk" => {
             let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?;
-            let url = format!("zk://{}", server.addr());
-            (Servers { other: Some(Box::new(server)), ..Servers::default() }, url)
+            // The longest session that the server grants: leases last no longer.
+            let url = format!("zk://{}?session=40s", server.addr());
+            (Servers { _other: Some(Box::new(server)), ..Servers::default() }, url)
         }
         _ => (Servers::default(), "memory:".to_owned()),
     })
 }
 
-/// The least that was left of a lease when it was renewed, in milliseconds.
+/// What was renewed, and with what margin.
 #[derive(Clone, Debug)]
-struct Margin(Arc<AtomicU64>);
+struct Seen(Arc<Renewals>);
 
-impl Observer for Margin {
+#[derive(Debug)]
+struct Renewals {
+    /// By the number of the lease.
+    renewed: Vec<AtomicBool>,
+    /// The least that was left of a lease when its renewal was answered, in milliseconds.
+    margin: AtomicU64,
+}
+
+impl Observer for Seen {
     fn event(&self, event: &Event<'_>) {
-        if let Event::Renewed { margin, .. } = event {
-            self.0.fetch_min(u64::try_from(margin.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        if let Event::Renewed { key, margin } = event
+            && let Some(lease) = key.as_str().split('/').nth(1).and_then(|number| number.parse::<usize>().ok())
+        {
+            self.0.renewed[lease].store(true, Ordering::Relaxed);
+            self.0.margin.fetch_min(u64::try_from(margin.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
     }
 }
 
+impl Seen {
+    fn new(leases: usize) -> Self {
+        let renewed = (0..leases).map(|_| AtomicBool::default()).collect();
+        Self(Arc::new(Renewals { renewed, margin: AtomicU64::new(u64::MAX) }))
+    }
+
+    fn reset(&self) {
+        self.0.margin.store(u64::MAX, Ordering::Relaxed);
+        self.0.renewed.iter().for_each(|renewed| renewed.store(false, Ordering::Relaxed));
+    }
+
+    fn is_renewed(&self, guard: &Guard) -> bool {
+        let number = guard.key().as_str().split('/').nth(1).and_then(|number| number.parse::<usize>().ok());
+        number.is_some_and(|number| self.0.renewed[number].load(Ordering::Relaxed))
+    }
+}
+
 async fn measure(store: &str, url: &str, redis: &[RedisServer], leases: usize) -> Result<(), Error> {
-    let margin = Margin(Arc::new(AtomicU64::new(u64::MAX)));
-    let locker = Locker::shared_builder(lockkit::open(url).await?).observer(margin.clone()).build();
+    let seen = Seen::new(leases);
+    let locker = Locker::shared_builder(lockkit::open(url).await?).observer(seen.clone()).build();
     let start = Instant::now();
     let guards = acquire(&locker, leases).await?;
     println!("{store}: {leases} leases of {TTL:?}, taken in {:.1} s", start.elapsed().as_secs_f64());
     sleep(TTL / 2).await;
-    report("calm", &guards, &margin, Instant::now()).await;
+    seen.reset();
+    report("calm", &guards, &seen, Instant::now()).await;
+    // Before, for the first renewals may be answered while connections are still being cut.
+    seen.reset();
     let lost = Instant::now();
     for server in redis {
         for connections in ["normal", "pubsub"] {
@@ -114,10 +146,11 @@ async fn measure(store: &str, url: &str, redis: &[RedisServer], leases: usize) -
     if let (Some(alarm), []) = (&locker.info().alarm, redis) {
         alarm.raise_all();
     }
-    report("reconnection", &guards, &margin, lost).await;
+    report("reconnection", &guards, &seen, lost).await;
     sleep(TTL / 2).await;
+    seen.reset();
     std::thread::sleep(PAUSE);
-    report("pause", &guards, &margin, Instant::now()).await;
+    report("pause", &guards, &seen, Instant::now()).await;
     Ok(())
 }
 
@@ -141,13 +174,11 @@ async fn acquire(locker: &Locker, leases: usize) -> Result<Vec<Guard>, Error> {
 }
 
 /// Waits until all leases were renewed since `start`, or lost.
-async fn report(after: &str, guards: &[Guard], margin: &Margin, start: Instant) {
-    margin.0.store(u64::MAX, Ordering::Relaxed);
+async fn report(after: &str, guards: &[Guard], seen: &Seen, start: Instant) {
     let cpu = cpu_seconds();
     loop {
         sleep(Duration::from_millis(100)).await;
-        let since = start.elapsed() + lockkit::drift(TTL) + Duration::from_millis(5);
-        let open = guards.iter().filter(|guard| guard.is_held() && guard.remaining() + since < TTL).count();
+        let open = guards.iter().filter(|guard| guard.is_held() && !seen.is_renewed(guard)).count();
         if open == 0 {
             break;
         }
@@ -156,7 +187,7 @@ async fn report(after: &str, guards: &[Guard], margin: &Margin, start: Instant) 
     println!(
         "  {after:<14} {lost:>7} lost   all others renewed after {:>6.2} s   least margin {:>6.2} s   processor {:>5.2} s",
         start.elapsed().as_secs_f64(),
-        margin.0.load(Ordering::Relaxed) as f64 / 1e3,
+        seen.0.margin.load(Ordering::Relaxed) as f64 / 1e3,
         cpu_seconds() - cpu,
     );
 }
