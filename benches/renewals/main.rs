@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit::{Event, Guard, Locker, Observer};
+use lockkit::{Event, Guard, Locker, Observer, Status};
 use lockkit_testkit::servers::{
     MySqlFlavor, MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
 };
@@ -183,13 +183,20 @@ async fn report(after: &str, guards: &[Guard], seen: &Seen, start: Instant) {
             break;
         }
     }
-    let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+    let reasons = guards.iter().filter_map(|guard| match guard.status() {
+        Status::Lost(reason) => Some(reason),
+        Status::Held | Status::Suspect => None,
+    });
+    let lost = reasons.clone().count();
     println!(
         "  {after:<14} {lost:>7} lost   all others renewed after {:>6.2} s   least margin {:>6.2} s   processor {:>5.2} s",
         start.elapsed().as_secs_f64(),
         seen.0.margin.load(Ordering::Relaxed) as f64 / 1e3,
         cpu_seconds() - cpu,
     );
+    if let Some(reason) = reasons.last() {
+        println!("  {:<14} the last one: {reason}", "");
+    }
 }
 
 /// The processor time of this process, from `/proc` (in ticks of 10 ms).
