@@ -206,6 +206,19 @@ fn a_guard_dropped_on_a_runtime_that_nobody_drives_is_released() -> Result<()> {
     })
 }
 
+/// Nobody polls its release; whoever is next passes it, and the lease lapses.
+#[test]
+fn a_guard_dropped_at_a_home_that_nobody_drives_blocks_nobody_past_its_lapse() -> Result<()> {
+    let (driven, undriven) = (runtime(), undriven());
+    let locker = undriven.block_on(async { Locker::new(MemoryStore::new()) });
+    undriven.block_on(async { locker.lock("a").ttl(TTL).acquire().await.map(drop) })?;
+    driven.block_on(async {
+        let guard = timeout(TTL * 5, locker.lock("a").ttl(TTL).acquire()).await.expect("free")?;
+        assert!(guard.is_held());
+        Ok(())
+    })
+}
+
 #[test]
 fn leases_of_a_runtime_that_nobody_drives_are_renewed_at_home() -> Result<()> {
     let (driven, undriven) = (runtime(), undriven());
