@@ -37,7 +37,7 @@ fn main() -> Result<(), Error> {
     let is_named = |name: &&str| arguments.iter().any(|argument| argument == name);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     for store in STORES {
-        if is_named(&store) || !STORES.iter().any(|name| is_named(&name)) {
+        if is_named(&store) || !STORES.iter().any(&is_named) {
             let (servers, url) = runtime.block_on(start(store))?;
             // One thread, so that a pause of it is one of everything.
             let one = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -183,7 +183,7 @@ async fn report(after: &str, guards: &[Guard], seen: &Seen, start: Instant) {
             break;
         }
     }
-    let reasons = guards.iter().filter_map(|guard| match guard.status() {
+    let mut reasons = guards.iter().filter_map(|guard| match guard.status() {
         Status::Lost(reason) => Some(reason),
         Status::Held | Status::Suspect => None,
     });
@@ -194,7 +194,7 @@ async fn report(after: &str, guards: &[Guard], seen: &Seen, start: Instant) {
         seen.0.margin.load(Ordering::Relaxed) as f64 / 1e3,
         cpu_seconds() - cpu,
     );
-    if let Some(reason) = reasons.last() {
+    if let Some(reason) = reasons.next_back() {
         println!("  {:<14} the last one: {reason}", "");
     }
 }
