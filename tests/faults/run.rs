@@ -82,7 +82,8 @@ async fn probe(arena: &Arena) -> Result<Fencing, BoxError> {
     let mut fencing = Fencing::None;
     for key in arena.keys() {
         let key = key.to_owned();
-        let op = recorder.ask(What::Acquire { key: key.clone(), within: Some(within.as_nanos() as u64) })?;
+        let op =
+            recorder.ask(What::Acquire { key: key.clone(), within: Some(within.as_nanos() as u64), owner: None })?;
         let had = timeout(within + SLACK, async {
             loop {
                 match acquire(arena, &key).await {
@@ -112,10 +113,15 @@ async fn acquire(arena: &Arena, key: &str) -> Result<(u64, Fencing), BoxError> {
 
 /// What the store claims must hold, and what must show itself has.
 pub(crate) fn judge(row: &Row) -> Result<(), Verdict> {
+    let excludes = !row.faults.iter().any(|fault| fault.may_overlap());
+    let orders = fences_hold(row.fencing, &row.faults);
     let claimed = |rule: Rule| match rule {
-        Rule::Overlap => !row.faults.iter().any(|fault| fault.may_overlap()),
-        Rule::FenceOrder | Rule::Resource => fences_hold(row.fencing, &row.faults),
+        Rule::Overlap => excludes,
+        Rule::FenceOrder | Rule::Resource => orders,
+        // It follows from the two together.
+        Rule::Superseded => excludes && orders,
         Rule::Liveness => !a_lease_may_linger(&row.faults),
+        Rule::Answer | Rule::Record => true,
     };
     if let Some(place) = row.report.violations.iter().position(|violation| claimed(violation.rule)) {
         return Err(Verdict::Violation(place));

@@ -1,8 +1,15 @@
 //! From events to operations, and the report.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{Event, History, Rule, Violation, What, judge};
+use lockkit_core::LossReason;
+
+use super::{
+    Event, History, Party, Rule, Violation, What,
+    judge::{self, violation},
+    lease::leases,
+    writes::Writes,
+};
 
 /// What a history shows.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +19,18 @@ pub struct Report {
     pub violations: Vec<Violation>,
     /// How many times a lock was granted.
     pub grants: u64,
+    /// How many of these grants had no fence.
+    pub unfenced: u64,
+    /// How many of them were nested in another of the same owner.
+    pub nested: u64,
+    /// How many had the very next fence after another of the same process: handed over, most likely.
+    pub handed_over: u64,
+    /// How many acquisitions were dropped.
+    pub cancelled: u64,
+    /// How many guards were dropped without a release.
+    pub dropped: u64,
+    /// The most guards that one process had at once.
+    pub most_held: usize,
     /// How many times a guard, when it was asked, said that the lock is lost.
     pub lost: u64,
     /// How many writes the fenced resources admitted.
@@ -35,12 +54,19 @@ impl Report {
 /// Judges a history.
 #[must_use]
 pub fn check(history: &History) -> Report {
-    let (keys, mut report) = collect(history);
+    let mut sweep = Sweep { writes: Writes::new(&history.events), ..Sweep::default() };
+    history.events.iter().for_each(|event| sweep.see(event));
+    let Sweep { keys, mut report, .. } = sweep;
     for (key, ops) in keys {
-        judge::overlaps(&key, &ops.grants, &mut report.violations);
-        judge::fences(&key, &ops.grants, &mut report.violations);
-        judge::resource(&key, &ops, &mut report.violations);
-        judge::liveness(&key, &ops.wanted, history.end(), &mut report.violations);
+        let leases = leases(&ops.grants);
+        report.nested += (ops.grants.len() - leases.len()) as u64;
+        judge::overlaps(key, &leases, &mut report.violations);
+        judge::superseded(key, &leases, &mut report.violations);
+        judge::losses(key, &leases, &mut report.violations);
+        judge::fences(key, &leases, &mut report.violations);
+        judge::nesting(key, &ops.grants, &mut report.violations);
+        judge::resource(key, &ops, &mut report.violations);
+        judge::liveness(key, &ops.wanted, history.end(), &mut report.violations);
     }
     let origin = history.events.first().map_or(0, |event| event.at);
     report.violations.iter_mut().for_each(|violation| violation.origin = origin);
@@ -53,13 +79,20 @@ pub fn check(history: &History) -> Report {
 pub(super) struct Grant {
     pub(super) process: String,
     pub(super) op: u64,
+    pub(super) owner: Option<u64>,
     pub(super) fence: u64,
     /// When it was asked for.
     pub(super) asked: u64,
-    /// When the grant was heard of: from here on the holder believed.
+    /// When the grant was heard of.
     pub(super) heard: u64,
-    /// When the holder last asked its guard and was told yes: until here it surely believed.
-    pub(super) believed: u64,
+    /// When the holder last asked its guard and was told yes, if it ever was: until here it surely believed.
+    pub(super) believed: Option<u64>,
+    /// When the holder was first told no.
+    pub(super) lost: Option<u64>,
+    /// When it began to give the guard up: from here on it has none to ask.
+    pub(super) given_up: Option<u64>,
+    /// When the guard was surely gone.
+    pub(super) ended: Option<u64>,
 }
 
 /// An acquisition that must succeed within some time.
@@ -70,6 +103,8 @@ pub(super) struct Wanted {
     pub(super) within: u64,
     /// When it was granted, if it was.
     pub(super) granted: Option<u64>,
+    /// When it was answered otherwise.
+    pub(super) denied: Option<u64>,
 }
 
 /// All that was done with one lock and its resource.
@@ -79,10 +114,8 @@ pub(super) struct Ops {
     pub(super) wanted: Vec<Wanted>,
     /// The resource's own record, in its own order.
     pub(super) records: Vec<Event>,
-    /// Writes that their writers know to have happened, by process and fence.
-    pub(super) acknowledged: u64,
-    /// Writes of which the writers never heard.
-    pub(super) unknown: u64,
+    /// How many have asked for the lock so far.
+    asked: u64,
 }
 
 impl History {
@@ -93,91 +126,278 @@ impl History {
 }
 
 /// What is asked and not answered yet.
-enum Open {
-    Acquire { key: String, asked: u64, wanted: Option<usize> },
-    Ask { grant: u64, asked: u64 },
-    Write { key: String },
-    Release,
+enum Open<'a> {
+    Acquire { key: &'a str, asked: u64, owner: Option<u64>, wanted: Option<usize> },
+    Ask { grant: Place<'a>, asked: u64, renews: bool },
+    Write { key: &'a str },
+    Release { grant: Place<'a>, asked: u64 },
+    Fault,
 }
 
 /// The place of a grant: its lock, and its index there.
-type Place = (String, usize);
+type Place<'a> = (&'a str, usize);
 
-fn collect(history: &History) -> (BTreeMap<String, Ops>, Report) {
-    let mut keys: BTreeMap<String, Ops> = BTreeMap::new();
-    let mut report = Report::default();
-    let mut open: HashMap<(&str, u64), Open> = HashMap::new();
-    let mut places: HashMap<(&str, u64), Place> = HashMap::new();
-    for event in &history.events {
-        let id = (event.process.as_str(), event.op);
+/// Who asked, and the number of the operation.
+type Id<'a> = (&'a str, u64);
+
+/// All events, one after the other, in the order of time.
+#[derive(Default)]
+struct Sweep<'a> {
+    keys: BTreeMap<&'a str, Ops>,
+    report: Report,
+    /// All operations so far.
+    asked: HashSet<Id<'a>>,
+    open: HashMap<Id<'a>, Open<'a>>,
+    places: HashMap<Id<'a>, Place<'a>>,
+    /// The fences that were granted, to which process and for which lock.
+    fences: HashSet<(&'a str, &'a str, u64)>,
+    /// How many guards each process has.
+    held: HashMap<&'a str, usize>,
+    writes: Writes<'a>,
+    /// The last place in the order of each resource.
+    order: HashMap<&'a str, u64>,
+}
+
+impl<'a> Sweep<'a> {
+    fn see(&mut self, event: &'a Event) {
         match &event.what {
-            What::Acquire { key, within } => {
-                let ops = keys.entry(key.clone()).or_default();
+            What::Acquire { .. }
+            | What::Ask { .. }
+            | What::Renew { .. }
+            | What::Release { .. }
+            | What::Write { .. }
+            | What::Fault { .. } => self.ask(event),
+            What::Claimed { .. } | What::Updated { .. } | What::Twin { .. } => self.record(event),
+            _ => self.hear(event),
+        }
+    }
+
+    fn ask(&mut self, event: &'a Event) {
+        let id = (event.process.as_str(), event.op);
+        if !self.asked.insert(id) {
+            return self.broken(Rule::Record, event, "", "a number that another operation has already");
+        }
+        let asked = event.at;
+        let open = match &event.what {
+            What::Acquire { key, within, owner } => {
+                let ops = self.keys.entry(key).or_default();
+                ops.asked += 1;
                 let wanted = within.map(|within| {
                     let process = event.process.clone();
-                    ops.wanted.push(Wanted { process, asked: event.at, within, granted: None });
+                    ops.wanted.push(Wanted { process, asked, within, granted: None, denied: None });
                     ops.wanted.len() - 1
                 });
-                open.insert(id, Open::Acquire { key: key.clone(), asked: event.at, wanted });
+                Open::Acquire { key, asked, owner: *owner, wanted }
             }
-            What::Granted { fence } => {
-                if let Some(Open::Acquire { key, asked, wanted }) = open.remove(&id) {
-                    report.grants += 1;
-                    let ops = keys.entry(key.clone()).or_default();
-                    if let Some(wanted) = wanted {
-                        ops.wanted[wanted].granted = Some(event.at);
-                    }
-                    places.insert(id, (key, ops.grants.len()));
-                    let (process, heard) = (event.process.clone(), event.at);
-                    ops.grants.push(Grant { process, op: event.op, fence: *fence, asked, heard, believed: heard });
+            What::Ask { grant } | What::Renew { grant } => {
+                let Some(grant) = self.guard(event, *grant) else { return };
+                Open::Ask { grant, asked, renews: matches!(event.what, What::Renew { .. }) }
+            }
+            What::Release { grant } => {
+                let Some(grant) = self.guard(event, *grant) else { return };
+                if let Some(grant) = self.grant(grant) {
+                    grant.given_up = Some(asked);
+                }
+                if let Some(held) = self.held.get_mut(worker(id.0)) {
+                    *held -= 1;
+                }
+                Open::Release { grant, asked }
+            }
+            What::Write { key, fence } => {
+                self.shows(event, id.0, key, *fence);
+                self.writes.asked(id.0, key, event.op, *fence);
+                Open::Write { key }
+            }
+            _ => Open::Fault,
+        };
+        self.open.insert(id, open);
+    }
+
+    fn hear(&mut self, event: &'a Event) {
+        let id = (event.process.as_str(), event.op);
+        let Some(open) = self.open.remove(&id) else {
+            return self.broken(Rule::Record, event, "", "an answer to what was not asked, or was answered before");
+        };
+        match (&event.what, open) {
+            (What::Granted { fence }, Open::Acquire { key, asked, owner, wanted }) => {
+                self.granted(event, key, Grant::new(event, asked, owner, *fence), wanted);
+            }
+            (What::Contended | What::Cancelled | What::Failed { .. }, Open::Acquire { key, wanted, .. }) => {
+                self.denied(event, key, wanted);
+            }
+            (What::Held, Open::Ask { grant, asked, .. }) => self.believes(grant, asked),
+            (What::Lost { reason }, Open::Ask { grant, .. }) => {
+                self.report.lost += 1;
+                self.loses(event, grant, reason);
+            }
+            (What::Released { held, reason }, Open::Release { grant, asked }) => {
+                if *held {
+                    self.believes(grant, asked);
+                } else {
+                    self.loses(event, grant, reason.as_deref().unwrap_or_default());
+                }
+                self.ends(event, grant);
+            }
+            (What::Dropped, Open::Release { grant, .. }) => {
+                self.report.dropped += 1;
+                self.ends(event, grant);
+            }
+            (What::Failed { .. }, Open::Release { grant, .. }) => self.ends(event, grant),
+            (answer @ (What::Written | What::Refused), Open::Write { key }) => {
+                let (told, done) = (matches!(answer, What::Written), self.writes.answered(id.0, key, event.op));
+                if done != Some(told) {
+                    let recorded = done.map_or("nothing", |done| if done { "an update" } else { "a refusal" });
+                    let told = if told { "it is written" } else { "it is refused" };
+                    let text = format!("{} was told that {told}, and the resource has recorded {recorded}", id.0);
+                    self.broken(Rule::Resource, event, key, &text);
                 }
             }
-            What::Ask { grant } => drop(open.insert(id, Open::Ask { grant: *grant, asked: event.at })),
-            What::Held => {
-                if let Some(Open::Ask { grant, asked }) = open.remove(&id)
-                    && let Some((key, index)) = places.get(&(id.0, grant))
-                    && let Some(ops) = keys.get_mut(key)
-                {
-                    // A guard that says yes has not said no before, so it would have said yes at the moment it was asked.
-                    let grant = &mut ops.grants[*index];
-                    grant.believed = grant.believed.max(asked);
-                }
-            }
-            What::Write { key, .. } => drop(open.insert(id, Open::Write { key: key.clone() })),
-            What::Written => {
-                if let Some(Open::Write { key }) = open.remove(&id) {
-                    keys.entry(key).or_default().acknowledged += 1;
-                }
-            }
-            // A release without an answer means nothing: belief ended when it was asked for, or before.
-            What::Release { .. } => drop(open.insert(id, Open::Release)),
-            // What failed stays open: it may have happened.
-            What::Failed { .. } => {}
-            What::Lost { .. } => {
-                report.lost += 1;
-                open.remove(&id);
-            }
-            What::Contended | What::Released { .. } | What::Refused => drop(open.remove(&id)),
-            What::Claimed { key, admitted, .. } => {
-                report.refused += u64::from(!admitted);
-                keys.entry(key.clone()).or_default().records.push(event.clone());
-            }
-            What::Updated { key, admitted, .. } => {
-                report.refused += u64::from(!admitted);
-                report.admitted += u64::from(*admitted);
-                keys.entry(key.clone()).or_default().records.push(event.clone());
-            }
-            What::Twin { base, version, .. } => {
-                report.twin_writes += 1;
-                report.lost_on_twins += u64::from(base != version);
-            }
-            What::Fault { .. } | What::Healed => {}
+            (What::Failed { .. }, Open::Ask { renews: true, .. } | Open::Write { .. }) => {}
+            (What::Healed, Open::Fault) => {}
+            _ => self.broken(Rule::Record, event, "", "an answer to another question"),
         }
     }
-    for unanswered in open.into_values() {
-        if let Open::Write { key } = unanswered {
-            keys.entry(key).or_default().unknown += 1;
+
+    fn record(&mut self, event: &'a Event) {
+        let next = self.order.insert(event.process.as_str(), event.op).map_or(0, |before| before.wrapping_add(1));
+        if next != event.op {
+            let text = format!("number {} in the resource's order stands where {next} must be", event.op);
+            self.broken(Rule::Record, event, "", &text);
+        }
+        match &event.what {
+            What::Claimed { key, by, fence, admitted } => {
+                self.report.refused += u64::from(!admitted);
+                self.shows(event, by, key, *fence);
+                self.keys.entry(key).or_default().records.push(event.clone());
+            }
+            What::Updated { key, by, fence, admitted, .. } => {
+                self.report.refused += u64::from(!admitted);
+                self.report.admitted += u64::from(*admitted);
+                if !self.writes.recorded(by, key, *fence, *admitted) {
+                    self.broken(Rule::Record, event, key, &format!("{by} has not asked for this write"));
+                }
+                self.keys.entry(key).or_default().records.push(event.clone());
+            }
+            What::Twin { key, base, version, .. } => {
+                self.report.twin_writes += 1;
+                self.report.lost_on_twins += u64::from(base != version);
+                self.keys.entry(key).or_default().records.push(event.clone());
+            }
+            _ => {}
         }
     }
-    (keys, report)
+
+    fn granted(&mut self, event: &'a Event, key: &'a str, grant: Grant, wanted: Option<usize>) {
+        let process = event.process.as_str();
+        self.report.grants += 1;
+        self.report.unfenced += u64::from(grant.fence == 0);
+        let before = grant.fence.checked_sub(1).filter(|before| *before != 0);
+        let handed = before.is_some_and(|before| self.fences.contains(&(worker(process), key, before)));
+        self.report.handed_over += u64::from(handed);
+        self.fences.insert((process, key, grant.fence));
+        self.fences.insert((worker(process), key, grant.fence));
+        let held = self.held.entry(worker(process)).or_default();
+        *held += 1;
+        self.report.most_held = self.report.most_held.max(*held);
+        let ops = self.keys.entry(key).or_default();
+        if let Some(wanted) = wanted {
+            ops.wanted[wanted].granted = Some(event.at);
+        }
+        self.places.insert((process, event.op), (key, ops.grants.len()));
+        ops.grants.push(grant);
+    }
+
+    fn denied(&mut self, event: &'a Event, key: &'a str, wanted: Option<usize>) {
+        self.report.cancelled += u64::from(event.what == What::Cancelled);
+        let ops = self.keys.entry(key).or_default();
+        if let Some(wanted) = wanted {
+            ops.wanted[wanted].denied = Some(event.at);
+        }
+        if event.what == What::Contended && ops.asked == 1 {
+            self.broken(Rule::Answer, event, key, "contended, and nobody else ever asked for the lock");
+        }
+    }
+
+    fn believes(&mut self, place: Place<'a>, asked: u64) {
+        if let Some(grant) = self.grant(place) {
+            // A guard that says yes has not said no before, so it would have said yes at the moment it was asked.
+            grant.believed = grant.believed.max(Some(asked));
+        }
+    }
+
+    fn loses(&mut self, event: &'a Event, place: Place<'a>, reason: &str) {
+        let Some(ops) = self.keys.get_mut(place.0) else { return };
+        let (asked, mine) = (ops.asked, &ops.grants[place.1]);
+        // What an owner nests in its lease sends no claim of its own.
+        let same = |grant: &&Grant| {
+            grant.op == mine.op || mine.owner.is_some() && grant.owner == mine.owner && grant.fence == mine.fence
+        };
+        let own = ops.grants.iter().rev().take(64).filter(|grant| grant.process == mine.process).filter(same).count();
+        let is_alone = asked <= own as u64;
+        let mine = &mut ops.grants[place.1];
+        mine.lost = Some(mine.lost.map_or(event.at, |lost| lost.min(event.at)));
+        if is_alone && reason == LossReason::Taken.to_string() {
+            self.broken(Rule::Answer, event, place.0, "taken by another, and nobody else ever asked for the lock");
+        }
+    }
+
+    fn ends(&mut self, event: &'a Event, place: Place<'a>) {
+        if let Some(grant) = self.grant(place) {
+            grant.ended = Some(event.at);
+        }
+    }
+
+    /// Where the guard is that an operation uses, if its process has it.
+    fn guard(&mut self, event: &'a Event, grant: u64) -> Option<Place<'a>> {
+        let place = self.places.get(&(event.process.as_str(), grant)).copied();
+        let is_there = place.is_some_and(|place| self.grant(place).is_some_and(|grant| grant.given_up.is_none()));
+        if !is_there {
+            self.broken(
+                Rule::Record,
+                event,
+                "",
+                &format!("the guard of grant {grant}, which its process does not have"),
+            );
+        }
+        place.filter(|_| is_there)
+    }
+
+    fn grant(&mut self, (key, index): Place<'a>) -> Option<&mut Grant> {
+        self.keys.get_mut(key)?.grants.get_mut(index)
+    }
+
+    fn shows(&mut self, event: &'a Event, by: &'a str, key: &'a str, fence: u64) {
+        if !self.fences.contains(&(by, key, fence)) {
+            self.broken(Rule::Record, event, key, &format!("{by} shows the fence {fence}, which it was not granted"));
+        }
+    }
+
+    fn broken(&mut self, rule: Rule, event: &Event, key: &str, text: &str) {
+        let (process, at) = (event.process.clone(), event.at);
+        let party = Party { process, grant: None, fence: None, from: at, to: at };
+        let text = format!("{text} (operation {} of {})", event.op, event.process);
+        self.report.violations.push(violation(rule, key, (at, at), vec![party], text));
+    }
+}
+
+impl Grant {
+    fn new(event: &Event, asked: u64, owner: Option<u64>, fence: u64) -> Self {
+        Self {
+            process: event.process.clone(),
+            op: event.op,
+            owner,
+            fence,
+            asked,
+            heard: event.at,
+            believed: None,
+            lost: None,
+            given_up: None,
+            ended: None,
+        }
+    }
+}
+
+/// The process, of which the part behind a `/` is a task.
+fn worker(process: &str) -> &str {
+    process.split('/').next().unwrap_or(process)
 }

@@ -22,7 +22,7 @@ pub struct Event {
     /// Who, such as `w1`.
     pub process: String,
     /// Which operation of that process; what is asked and what is heard of it have the same number. For the resource,
-    /// the place in its order.
+    /// the place in its order, from 0 on without a gap.
     pub op: u64,
     /// What.
     #[serde(flatten)]
@@ -41,6 +41,9 @@ pub enum What {
         /// That it must be granted within so many nanoseconds, because all is well.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         within: Option<u64>,
+        /// For which owner of this process, if for one: what an owner acquires while it holds the lock is nested.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owner: Option<u64>,
     },
     /// The answer: it is yours.
     Granted {
@@ -49,6 +52,8 @@ pub enum What {
     },
     /// The answer: another has it.
     Contended,
+    /// Nobody waits for the answer any more: the acquisition was dropped, and its effect is not known.
+    Cancelled,
     /// No answer, but an error: the effect is not known.
     Failed {
         /// The error's words.
@@ -59,6 +64,11 @@ pub enum What {
         /// The operation that acquired it.
         grant: u64,
     },
+    /// Renews the lease; answered by [`Held`](Self::Held), [`Lost`](Self::Lost) or [`Failed`](Self::Failed).
+    Renew {
+        /// The operation that acquired it.
+        grant: u64,
+    },
     /// The guard's answer: it is.
     Held,
     /// The guard's answer: it is lost.
@@ -66,7 +76,7 @@ pub enum What {
         /// Why.
         reason: String,
     },
-    /// Gives the lock back, and believes in it no more.
+    /// Gives the lock back or drops its guard, and believes in it no more.
     Release {
         /// The operation that acquired it.
         grant: u64,
@@ -75,7 +85,12 @@ pub enum What {
     Released {
         /// Whether it was held until then.
         held: bool,
+        /// Why it was not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
     },
+    /// The guard was dropped, which answers nothing.
+    Dropped,
     /// Writes to the fenced resource.
     Write {
         /// The resource, which has the name of its lock.

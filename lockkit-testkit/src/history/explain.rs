@@ -7,12 +7,22 @@ use std::fmt;
 pub enum Rule {
     /// No two holders are told at the same moment that the lock is theirs.
     Overlap,
-    /// A grant that is asked for after another was returned has a greater fence; no two have the same.
+    /// A grant that is asked for after another was returned has a greater fence; no two leases have the same, and nested
+    /// grants have that of their lease.
     FenceOrder,
+    /// Who holds an older fence is told so no more once a newer one was returned. This follows from exclusion and from the
+    /// order of fences together, and so it is claimed only where both are.
+    Superseded,
+    /// No answer contradicts what was answered before, or what can have happened: a lease that is held after it was
+    /// lost, or taken, or contended, with nobody there who could have it.
+    Answer,
     /// A fenced resource admits exactly who is not late, and no update is lost.
     Resource,
     /// A lock that must be free is granted in time.
     Liveness,
+    /// The history is one that somebody can have lived through: what is heard was asked, once; what is used was granted;
+    /// nothing is missing in the record of a resource. If not, it is the recording that is wrong, whatever the store did.
+    Record,
 }
 
 impl fmt::Display for Rule {
@@ -20,8 +30,11 @@ impl fmt::Display for Rule {
         f.write_str(match self {
             Self::Overlap => "two holders at once",
             Self::FenceOrder => "fences out of order",
+            Self::Superseded => "an older holder believes after a newer one",
+            Self::Answer => "an answer that can't be true",
             Self::Resource => "fenced resource corrupted",
             Self::Liveness => "lock not to be had",
+            Self::Record => "a record that can't be",
         })
     }
 }

@@ -3,106 +3,188 @@
 use super::{
     Event, Party, Rule, Violation, What,
     check::{Grant, Ops, Wanted},
+    lease::Lease,
 };
 
 /// Nobody believes while another does: sorted by when they began, whoever begins before the last one so far has ended
-/// overlaps with that one. O(n log n).
-pub(super) fn overlaps(key: &str, grants: &[Grant], found: &mut Vec<Violation>) {
-    let mut sorted: Vec<_> = grants.iter().collect();
-    sorted.sort_by_key(|grant| grant.heard);
-    let mut last: Option<&Grant> = None;
-    for grant in sorted {
-        if let Some(before) = last.filter(|before| grant.heard < before.believed) {
-            let until = before.believed.min(grant.believed);
+/// overlaps with that one. Who never heard yes counts for nothing: it may have been long over when it heard of its grant.
+/// O(n log n).
+pub(super) fn overlaps(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) {
+    let mut sorted: Vec<_> = leases.iter().filter_map(|lease| lease.believed.map(|until| (lease, until))).collect();
+    sorted.sort_by_key(|(lease, _)| lease.heard);
+    let mut last: Option<(&Lease<'_>, u64)> = None;
+    for (lease, believed) in sorted {
+        if let Some((before, until)) = last.filter(|(_, until)| lease.heard < *until) {
             let text = format!(
                 "{} was told that the lock is its own, {} after {} had got it, and {} was still told so {} later",
-                grant.process,
-                millis(grant.heard - before.heard),
-                before.process,
-                before.process,
-                millis(before.believed - grant.heard),
+                lease.first().process,
+                millis(lease.heard - before.heard),
+                before.first().process,
+                before.first().process,
+                millis(until - lease.heard),
             );
-            found.push(violation(
-                Rule::Overlap,
-                key,
-                (grant.heard, until.max(grant.heard)),
-                vec![belief(before), belief(grant)],
-                text,
-            ));
+            let time = (lease.heard, until.min(believed).max(lease.heard));
+            found.push(violation(Rule::Overlap, key, time, vec![belief(before), belief(lease)], text));
         }
-        if last.is_none_or(|before| before.believed < grant.believed) {
-            last = Some(grant);
+        if last.is_none_or(|(_, until)| until < believed) {
+            last = Some((lease, believed));
         }
     }
 }
 
-/// Fences follow the order of time wherever there is one: of all grants that were returned before this one was asked
-/// for, the highest fence is below its own. No two are the same, whatever the order. O(n log n).
-pub(super) fn fences(key: &str, grants: &[Grant], found: &mut Vec<Violation>) {
-    let mut by_asked: Vec<_> = grants.iter().filter(|grant| grant.fence != 0).collect();
-    let mut by_heard = by_asked.clone();
-    by_asked.sort_by_key(|grant| grant.asked);
-    by_heard.sort_by_key(|grant| grant.heard);
+/// Who has an older fence does not believe once a newer one was heard of: by the fences its lease came first, so that it
+/// had ended when the newer one was granted. Where both believed at once, or the older fence was asked for after the newer
+/// one was returned, another rule says so. O(n log n).
+pub(super) fn superseded(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) {
+    let mut sorted: Vec<_> = leases.iter().filter(|lease| lease.fence != 0).collect();
+    sorted.sort_by_key(|lease| std::cmp::Reverse(lease.fence));
+    // Of those with a higher fence, the one that was heard of first; and of those with this fence, so far.
+    let (mut newer, mut same): (Option<&Lease<'_>>, Option<&Lease<'_>>) = (None, None);
+    let earlier = |one: Option<&'_ Lease<'_>>, other: &Lease<'_>| one.is_none_or(|one| other.heard < one.heard);
+    for lease in sorted {
+        if let Some(before) = same.filter(|before| before.fence != lease.fence) {
+            if earlier(newer, before) {
+                newer = Some(before);
+            }
+            same = None;
+        }
+        if let (Some(newer), Some(believed)) = (newer, lease.believed)
+            && newer.heard < believed
+            && lease.asked <= newer.heard
+            && !newer.believed.is_some_and(|until| lease.heard < until)
+        {
+            let text = format!(
+                "{} was told that the lock is its own, {} after {} had got it with a greater fence",
+                lease.first().process,
+                millis(believed - newer.heard),
+                newer.first().process,
+            );
+            found.push(violation(
+                Rule::Superseded,
+                key,
+                (newer.heard, believed),
+                vec![belief(lease), belief(newer)],
+                text,
+            ));
+        }
+        if earlier(same, lease) {
+            same = Some(lease);
+        }
+    }
+}
+
+/// A lease that is lost stays lost, whichever of its guards is asked. O(n).
+pub(super) fn losses(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) {
+    for lease in leases {
+        if let (Some(lost), Some(believed)) = (lease.lost, lease.believed)
+            && lost < believed
+        {
+            let after = millis(believed - lost);
+            let text = format!("{} was told that its lease is held, {after} after it was lost", lease.first().process);
+            found.push(violation(Rule::Answer, key, (lost, believed), vec![belief(lease)], text));
+        }
+    }
+}
+
+/// Fences follow the order of time wherever there is one: of all leases that were returned before this one was asked
+/// for, the highest fence is below its own. No two are the same, whatever the order. A store that never gives a fence has
+/// no order; one that gives them sometimes does not keep it. O(n log n).
+pub(super) fn fences(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) {
+    if leases.iter().all(|lease| lease.fence == 0) {
+        return;
+    }
+    let mut by_heard: Vec<_> = leases.iter().collect();
+    by_heard.sort_by_key(|lease| lease.heard);
     let mut returned = by_heard.into_iter().peekable();
-    let mut highest: Option<&Grant> = None;
-    for grant in &by_asked {
-        while let Some(before) = returned.next_if(|before| before.heard < grant.asked) {
+    let mut highest: Option<&Lease<'_>> = None;
+    for lease in leases {
+        while let Some(before) = returned.next_if(|before| before.heard < lease.asked) {
             if highest.is_none_or(|highest| highest.fence < before.fence) {
                 highest = Some(before);
             }
         }
-        if let Some(before) = highest.filter(|before| before.fence >= grant.fence) {
+        if let Some(before) = highest.filter(|before| before.fence >= lease.fence) {
             let text = format!(
                 "{} asked {} after {} had got the fence {}, and got {}, which is not greater",
-                grant.process,
-                millis(grant.asked - before.heard),
-                before.process,
+                lease.first().process,
+                millis(lease.asked - before.heard),
+                before.first().process,
                 before.fence,
-                grant.fence,
+                lease.fence,
+            );
+            let parties = vec![belief(before), belief(lease)];
+            found.push(violation(Rule::FenceOrder, key, (lease.heard, lease.heard), parties, text));
+        }
+    }
+    let mut by_fence: Vec<_> = leases.iter().collect();
+    by_fence.sort_by_key(|lease| (lease.fence, lease.heard));
+    for (one, other) in by_fence.iter().zip(by_fence.iter().skip(1)) {
+        // Where one was returned before the other was asked for, that has been said above.
+        if one.fence == other.fence && other.asked <= one.heard {
+            let (first, second) = (&one.first().process, &other.first().process);
+            let text = format!("{first} and {second} both got the fence {}", one.fence);
+            let parties = vec![belief(one), belief(other)];
+            found.push(violation(Rule::FenceOrder, key, (other.heard, other.heard), parties, text));
+        }
+    }
+}
+
+/// What an owner is granted while it has a guard of the lock all the time has the fence of that guard. O(n log n).
+pub(super) fn nesting(key: &str, grants: &[Grant], found: &mut Vec<Violation>) {
+    let mut owned: Vec<_> = grants.iter().filter(|grant| grant.owner.is_some()).collect();
+    owned.sort_by_key(|grant| (&grant.process, grant.owner, grant.asked));
+    // Of the guards of this owner so far, the one that it has had for longest to come.
+    let mut outer: Option<&Grant> = None;
+    for grant in owned {
+        outer = outer.filter(|outer| (&outer.process, outer.owner) == (&grant.process, grant.owner));
+        if let Some(outer) = outer
+            && outer.heard < grant.asked
+            && outer.given_up.is_none_or(|end| end > grant.heard)
+            && outer.fence != grant.fence
+        {
+            let text = format!(
+                "{} had the lock with the fence {}, and what it nested in that has {}",
+                grant.process, outer.fence, grant.fence
             );
             found.push(violation(
                 Rule::FenceOrder,
                 key,
                 (grant.heard, grant.heard),
-                vec![belief(before), belief(grant)],
+                vec![party(outer), party(grant)],
                 text,
             ));
         }
-    }
-    let mut by_fence = by_asked;
-    by_fence.sort_by_key(|grant| (grant.fence, grant.heard));
-    for (one, other) in by_fence.iter().zip(by_fence.iter().skip(1)) {
-        // Where one was returned before the other was asked for, that has been said above.
-        if one.fence == other.fence && other.asked <= one.heard {
-            let text = format!("{} and {} both got the fence {}", one.process, other.process, one.fence);
-            found.push(violation(
-                Rule::FenceOrder,
-                key,
-                (other.heard, other.heard),
-                vec![belief(one), belief(other)],
-                text,
-            ));
+        let until = |grant: &Grant| grant.given_up.unwrap_or(u64::MAX);
+        if outer.is_none_or(|outer| until(outer) < until(grant)) {
+            outer = Some(grant);
         }
     }
 }
 
-/// What a resource did, in its own order: it admits whoever is not below the highest fence so far, and nobody else, and
-/// each update that it takes was made from the version that stands there. O(n log n) for the order, O(n) for the rest.
+/// What a resource did, in its own order: it admits whoever is not below the highest fence so far, and nobody else; each
+/// update that it takes was made from the version that stands there, and is the next version. O(n log n) for the order, O(n)
+/// for the rest.
 pub(super) fn resource(key: &str, ops: &Ops, found: &mut Vec<Violation>) {
     let mut records: Vec<_> = ops.records.iter().collect();
     records.sort_by_key(|event| event.op);
     let (mut highest, mut holder, mut last): (u64, Option<&Event>, Option<&Event>) = (0, None, None);
-    let mut updates = 0_u64;
+    let (mut stands, mut twin_stands) = (None, None);
     for event in records {
-        let (fence, admitted) = match &event.what {
-            What::Claimed { fence, admitted, .. } | What::Updated { fence, admitted, .. } => (*fence, *admitted),
-            _ => continue,
-        };
         let mut blame = |text, other: Option<&Event>| {
             let parties = other.into_iter().chain([event]).map(visitor).collect();
             found.push(violation(Rule::Resource, key, (event.at, event.at), parties, text));
         };
-        if admitted && fence < highest {
+        if let What::Twin { version, .. } = &event.what {
+            if let Some(stands) = twin_stands.filter(|stands| stands != version) {
+                blame(format!("the twin says that it is at version {version}, and it must be at {stands}"), last);
+            }
+            twin_stands = Some(version + 1);
+        }
+        let (fence, admitted) = match &event.what {
+            What::Claimed { fence, admitted, .. } | What::Updated { fence, admitted, .. } => (*fence, *admitted),
+            _ => continue,
+        };
+        if admitted && (fence < highest || fence == 0) {
             blame(format!("the fence {fence} was admitted after {highest}"), holder);
         }
         if !admitted && fence >= highest && fence != 0 {
@@ -111,22 +193,18 @@ pub(super) fn resource(key: &str, ops: &Ops, found: &mut Vec<Violation>) {
         if admitted && fence >= highest {
             (highest, holder) = (fence, Some(event));
         }
-        if let What::Updated { admitted: true, base, version, .. } = &event.what {
-            if base != version {
+        if let What::Updated { base, version, .. } = &event.what {
+            if let Some(stands) = stands.filter(|stands| stands != version) {
+                blame(format!("version {version} stood there, and it must have been {stands}"), last);
+            }
+            if admitted && base != version {
                 blame(format!("an update made from version {base} was written over version {version}"), last);
             }
-            updates += 1;
-            last = Some(event);
+            stands = Some(version + u64::from(admitted));
+            if admitted {
+                last = Some(event);
+            }
         }
-    }
-    let most = ops.acknowledged + ops.unknown;
-    if !(ops.acknowledged..=most).contains(&updates) && (ops.acknowledged, most) != (0, 0) {
-        let at = last.map_or(0, |event| event.at);
-        let text = format!(
-            "the resource took {updates} updates, but {} were acknowledged and {} more were never answered",
-            ops.acknowledged, ops.unknown
-        );
-        found.push(violation(Rule::Resource, key, (at, at), last.into_iter().map(visitor).collect(), text));
     }
 }
 
@@ -138,21 +216,32 @@ pub(super) fn liveness(key: &str, wanted: &[Wanted], end: u64, found: &mut Vec<V
             Some(at) if at > due => {
                 format!("it was granted after {}, {} were allowed", millis(at - wanted.asked), millis(wanted.within))
             }
+            None if wanted.denied.is_some() => "it was asked for in vain".to_owned(),
             None if end >= due => format!("it was not granted in {}", millis(wanted.within)),
             _ => continue,
         };
-        let to = wanted.granted.unwrap_or(end);
+        let to = wanted.granted.or(wanted.denied).unwrap_or(end);
         let party = Party { process: wanted.process.clone(), grant: None, fence: None, from: wanted.asked, to };
-        found.push(violation(Rule::Liveness, key, (due, to), vec![party], text));
+        found.push(violation(Rule::Liveness, key, (due.min(to), to), vec![party], text));
     }
 }
 
-fn violation(rule: Rule, key: &str, (at, until): (u64, u64), parties: Vec<Party>, text: String) -> Violation {
+pub(super) fn violation(
+    rule: Rule,
+    key: &str,
+    (at, until): (u64, u64),
+    parties: Vec<Party>,
+    text: String,
+) -> Violation {
     Violation { rule, key: key.to_owned(), at, until, parties, text, origin: 0 }
 }
 
-fn belief(grant: &Grant) -> Party {
-    let (process, to) = (grant.process.clone(), grant.believed);
+fn belief(lease: &Lease<'_>) -> Party {
+    Party { to: lease.believed.unwrap_or(lease.heard), ..party(lease.first()) }
+}
+
+fn party(grant: &Grant) -> Party {
+    let (process, to) = (grant.process.clone(), grant.believed.unwrap_or(grant.heard));
     Party { process, grant: Some(grant.op), fence: Some(grant.fence), from: grant.heard, to }
 }
 

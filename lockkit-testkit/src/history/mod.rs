@@ -2,19 +2,26 @@
 //!
 //! Each process writes what it asks for and what it is told ([`Recorder`]), one line of JSON per [`Event`], with the time
 //! of the one clock that all processes of a machine share. [`History::read`] puts the files together, and [`check`] judges
-//! four rules, each in O(n log n):
+//! these rules, each in O(n log n):
 //!
 //! | rule | what must not be |
 //! |---|---|
 //! | [`Overlap`](Rule::Overlap) | two holders who were told at the same moment that the lock is theirs |
-//! | [`FenceOrder`](Rule::FenceOrder) | a grant with a fence no greater than one that was returned before it was asked for |
-//! | [`Resource`](Rule::Resource) | a fenced resource that admits who is late, refuses who is not, or loses an update |
+//! | [`FenceOrder`](Rule::FenceOrder) | a grant with a fence no greater than one that was returned before it was asked for; two leases with one fence |
+//! | [`Superseded`](Rule::Superseded) | a holder who is told that the lock is its own after a newer fence was returned |
+//! | [`Answer`](Rule::Answer) | held after lost; taken, or contended, by nobody |
+//! | [`Resource`](Rule::Resource) | a fenced resource that admits who is late, refuses who is not, or loses an update or a write that it acknowledged |
 //! | [`Liveness`](Rule::Liveness) | a lock that was to be had within some time, and was not |
+//! | [`Record`](Rule::Record) | answers to what nobody asked, guards that nobody has, gaps in the record of a resource |
 //!
 //! **What is not known counts for nobody.** A process may be killed between asking and hearing, and an error may hide an
 //! effect. So a holder believes from the moment it heard of its grant until the last moment at which it asked its guard
-//! and heard yes; what it would have been told later is not guessed. An acquisition without an answer has no fence, and
+//! and heard yes, or released it and heard that it was held until then; what it would have been told later is not guessed,
+//! and who never heard yes may have heard of its grant too late. An acquisition without an answer has no fence, and
 //! a write without an answer may have happened or not.
+//!
+//! All that one [owner](lockkit_core::Owner) holds at once of a lock is one lease: its nested grants share the fence, and
+//! don't exclude each other.
 //!
 //! No search is needed, as it is for histories of registers or queues: the fence says in which order the grants were.
 
@@ -22,8 +29,10 @@ mod check;
 mod event;
 mod explain;
 mod judge;
+mod lease;
 mod recorder;
 mod timeline;
+mod writes;
 
 pub use self::{
     check::{Report, check},

@@ -5,7 +5,7 @@ use std::{
     io::{self, Write},
     path::Path,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -19,7 +19,7 @@ use super::{Event, What};
 #[derive(Debug)]
 pub struct Recorder {
     process: String,
-    file: Mutex<File>,
+    file: Arc<Mutex<File>>,
     next: AtomicU64,
 }
 
@@ -30,7 +30,13 @@ impl Recorder {
     /// If the file is there already, or can't be made.
     pub fn create(process: impl Into<String>, file: &Path) -> io::Result<Self> {
         let file = File::options().append(true).create_new(true).open(file)?;
-        Ok(Self { process: process.into(), file: Mutex::new(file), next: AtomicU64::new(1) })
+        Ok(Self { process: process.into(), file: Arc::new(Mutex::new(file)), next: AtomicU64::new(1) })
+    }
+
+    /// Records for somebody else, such as another task of the same process, in the same file.
+    #[must_use]
+    pub fn another(&self, process: impl Into<String>) -> Self {
+        Self { process: process.into(), file: Arc::clone(&self.file), next: AtomicU64::new(1) }
     }
 
     /// Records that something is asked, **before** it is sent, and returns the number of the operation.

@@ -83,7 +83,7 @@ impl Picture {
                     let bar = Bar { op: event.op, fence: *fence, from: event.at, to: event.at };
                     self.lanes.entry(event.process.clone()).or_default().holds.push(bar);
                 }
-                What::Ask { grant } => drop(asks.insert(id, (*grant, event.at))),
+                What::Ask { grant } | What::Renew { grant } => drop(asks.insert(id, (*grant, event.at))),
                 What::Held => {
                     let lane = self.lanes.get_mut(&event.process);
                     if let (Some((grant, at)), Some(lane)) = (asks.remove(&id), lane)

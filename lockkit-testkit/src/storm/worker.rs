@@ -88,7 +88,7 @@ impl Worker {
         let key = self.random.pick(&self.orders.keys).ok_or("no keys")?.clone();
         let lock = locker.lock(&key).ttl(Duration::from_millis(self.orders.ttl_ms));
         let wait = self.random.millis(50, PATIENCE);
-        let op = self.recorder.ask(What::Acquire { key: key.clone(), within: None })?;
+        let op = self.recorder.ask(What::Acquire { key: key.clone(), within: None, owner: None })?;
         match lock.acquire_within(wait).await {
             Ok(Some(guard)) => {
                 self.recorder.hear(op, What::Granted { fence: guard.fence().get() })?;
@@ -141,7 +141,8 @@ impl Worker {
     async fn release(&self, guard: Guard, grant: u64) -> io::Result<()> {
         let op = self.recorder.ask(What::Release { grant })?;
         let heard = match guard.release().await {
-            Ok(outcome) => What::Released { held: outcome == Outcome::Released },
+            Ok(Outcome::Released) => What::Released { held: true, reason: None },
+            Ok(Outcome::NotHeld(reason)) => What::Released { held: false, reason: Some(reason.to_string()) },
             Err(error) => What::Failed { error: error.to_string() },
         };
         self.recorder.hear(op, heard)
