@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use crate::{
     WORKER,
     target::{Kind, Setup, Target},
+    trouble::Trouble,
 };
 
 const WORKERS: usize = 4;
@@ -73,9 +74,16 @@ impl Arena {
         }
     }
 
-    /// The names of the locks.
-    pub(crate) fn keys(&self) -> [&'static str; 2] {
-        KEYS
+    /// The names of all locks: those that are fought for, and each worker's own.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let workers = (1..=WORKERS).map(|number| self.orders(format!("w{number}"), &[]));
+        KEYS.map(str::to_owned).into_iter().chain(workers.flat_map(|orders| orders.own_keys())).collect()
+    }
+
+    /// The store's URL through the proxies of one worker.
+    pub(crate) fn proxied_url(&self, worker: usize) -> String {
+        let addresses: Vec<_> = self.proxies[worker].iter().map(Proxy::addr).collect();
+        self.target.url(&addresses)
     }
 
     /// The store's URL without proxies.
@@ -84,28 +92,35 @@ impl Arena {
         self.target.url(&addresses)
     }
 
+    /// What all choices come from.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// A file for one more history.
     pub(crate) fn history_file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Waits until the workers have written so many times more.
-    pub(crate) async fn progress(&self, writes: u64) -> Result<(), BoxError> {
+    pub(crate) async fn progress(&self, writes: u64) -> Result<(), Trouble> {
         let goal = self.register.writes() + writes;
         let reached = timeout(STEP, self.register.reached(goal)).await;
-        Ok(reached.map_err(|_| format!("the workers came to a stand: no {writes} writes within {STEP:?}"))?)
+        reached.map_err(|_| Trouble::Stuck(format!("the workers came to a stand: no {writes} writes within {STEP:?}")))
     }
 
     /// Catches a holder between its check and its write.
-    pub(crate) async fn catch(&self) -> Result<Caught, BoxError> {
-        Ok(timeout(STEP, self.register.catch()).await.map_err(|_| "no holder could be caught")?)
+    pub(crate) async fn catch(&self) -> Result<Caught, Trouble> {
+        let caught = timeout(STEP, self.register.catch()).await;
+        caught.map_err(|_| Trouble::Stuck("no holder could be caught".to_owned()))
     }
 
     /// Waits until somebody else has written what the caught holder is about to overwrite.
-    pub(crate) async fn overtaken(&self, caught: &Caught) -> Result<(), BoxError> {
+    pub(crate) async fn overtaken(&self, caught: &Caught) -> Result<(), Trouble> {
         let overtaken = timeout(STEP, self.register.overtaken(caught)).await;
-        Ok(overtaken
-            .map_err(|_| format!("nobody overtook {}, which is caught: the nemesis is broken", caught.worker))?)
+        overtaken.map_err(|_| {
+            Trouble::Stuck(format!("nobody overtook {}, which is caught: the nemesis is broken", caught.worker))
+        })
     }
 
     /// The proxies of a worker. One that was hired anew, `w1.2`, goes through those of its predecessor.

@@ -199,6 +199,11 @@ impl Fault {
         }
     }
 
+    /// Whether it lasts longer than a lease that is not renewed meanwhile, so that a holder must learn of its loss.
+    pub(crate) fn outlasts_leases(self) -> bool {
+        matches!(self, Self::HeldReplies | Self::Freeze(Which::All | Which::Three))
+    }
+
     /// Whether a holder is kept at its lock from beginning to end. (The others choose one of their own.)
     pub(crate) fn has_a_holder(self) -> bool {
         !self.shows_on_twin() && self != Self::ClientKill

@@ -11,6 +11,8 @@ mod run;
 mod sabotage;
 mod table;
 mod target;
+mod trouble;
+mod witness;
 
 use std::{
     env,

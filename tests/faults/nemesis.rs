@@ -6,18 +6,29 @@ use lockkit_testkit::{
     BoxError,
     faults::{Direction, Proxy},
     history::What,
-    servers::{Keep, MySqlServer, Process, RedisServer},
+    servers::{Keep, MySqlServer, Process, RedisServer, ZooKeeperEnsemble},
     storm::Random,
 };
-use tokio::{net::TcpStream, time::sleep};
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 
 use crate::{
     arena::Arena,
     fault::{Fault, Which},
     target::Target,
+    trouble::{Trouble, shows},
+    witness::{first, keys, metric, round_trip},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
+
+/// What everything takes longer, each way, where it is delayed.
+const DELAY: Duration = Duration::from_millis(20);
+
+/// So many connections exhaust a server that allows few.
+const CROWD: u64 = 40;
 
 /// How long a fault that has no length of its own goes on.
 const A_WHILE: Duration = Duration::from_millis(1200);
@@ -29,27 +40,22 @@ const AFTERMATH: Duration = Duration::from_millis(400);
 const NOTICED: Duration = Duration::from_secs(7);
 
 impl Arena {
-    /// Inflicts a fault, and ends it.
-    pub(crate) async fn inflict(&self, fault: Fault) -> Result<(), BoxError> {
+    /// Inflicts a fault, and ends it. It fails also if nothing shows that there was one.
+    pub(crate) async fn inflict(&self, fault: Fault) -> Result<(), Trouble> {
+        // Somebody holds a lock all the while, so that it has to be renewed, or lost in time.
+        let caught = if fault.has_a_holder() { Some(self.catch().await?) } else { None };
         let op = self.nemesis.ask(What::Fault { note: fault.words(self.kind) })?;
-        let done = self.with_a_holder(fault, &mut self.random(&fault.name())).await;
+        let done = self.torment(fault, &mut self.random(&fault.name())).await;
+        if done.is_ok() && caught.is_some() {
+            // What was held up may take effect only now.
+            sleep(AFTERMATH).await;
+        }
         self.nemesis.hear(op, What::Healed)?;
+        drop(caught);
         done
     }
 
-    async fn with_a_holder(&self, fault: Fault, random: &mut Random) -> Result<(), BoxError> {
-        // Somebody holds a lock all the while, so that it has to be renewed, or lost in time.
-        let caught = if fault.has_a_holder() { Some(self.catch().await?) } else { None };
-        self.torment(fault, random).await?;
-        if let Some(caught) = caught {
-            // What was held up may take effect only now.
-            sleep(AFTERMATH).await;
-            drop(caught);
-        }
-        Ok(())
-    }
-
-    async fn torment(&self, fault: Fault, random: &mut Random) -> Result<(), BoxError> {
+    async fn torment(&self, fault: Fault, random: &mut Random) -> Result<(), Trouble> {
         let past_the_lease = self.past_the_lease();
         match fault {
             Fault::Nothing => sleep(A_WHILE).await,
@@ -57,10 +63,13 @@ impl Arena {
             Fault::ClientFreeze => self.freeze_client().await?,
             Fault::HolderCutOff => self.cut_off_holder().await?,
             Fault::Cut => {
+                let mut cut = 0;
                 for _ in 0..8 {
-                    self.cut_all().await;
+                    cut += self.cut_all().await;
                     sleep(random.millis(50, 250)).await;
                 }
+                let workers = self.crew.names().len();
+                shows(cut > workers, format!("{cut} connections were cut, of {workers} workers"))?;
             }
             Fault::HeldReplies => {
                 self.all_proxies().for_each(|proxy| proxy.hold(Direction::ToClient));
@@ -68,24 +77,34 @@ impl Arena {
                 self.all_proxies().for_each(Proxy::heal);
             }
             Fault::Delay => {
+                let store = self.proxied_store().await;
                 for direction in [Direction::ToServer, Direction::ToClient] {
-                    self.all_proxies().for_each(|proxy| proxy.delay(direction, Duration::from_millis(20)));
+                    self.all_proxies().for_each(|proxy| proxy.delay(direction, DELAY));
                 }
-                sleep(past_the_lease).await;
+                let (took, ()) = tokio::join!(async { round_trip(&*store?).await }, sleep(past_the_lease));
                 self.all_proxies().for_each(Proxy::heal);
+                let took = took?;
+                shows(took >= DELAY * 2, format!("there and back in {took:?}"))?;
             }
             Fault::ReplyLost => {
+                let mut lost = 0;
                 for _ in 0..8 {
                     self.all_proxies().for_each(|proxy| proxy.drop_reply_after("", 1 + random.below(5) as usize));
                     sleep(random.millis(100, 250)).await;
+                    for proxy in self.all_proxies() {
+                        lost += u32::from(timeout(Duration::ZERO, proxy.dropped()).await.is_ok());
+                    }
                 }
                 self.all_proxies().for_each(Proxy::heal);
+                shows(lost > 0, "no reply was lost")?;
             }
             Fault::Kill(which) => self.kill_servers(which, random).await?,
             Fault::KillEmpty(which) => {
                 let caught = if which == Which::All { Some(self.catch().await?) } else { None };
-                for process in self.victims(which, random).await? {
+                for (_, process) in self.victims(which, random).await? {
+                    let before = process.pid();
                     process.restart(Keep::Nothing).await?;
+                    shows(process.pid() != before, "the server is the same process")?;
                 }
                 match &caught {
                     Some(caught) => self.overtaken(caught).await?,
@@ -94,18 +113,28 @@ impl Arena {
             }
             Fault::Freeze(which) => {
                 let victims = self.victims(which, random).await?;
-                for process in &victims {
+                for (_, process) in &victims {
                     process.freeze().await?;
                 }
+                let mut answered = Vec::new();
+                for (place, _) in &victims {
+                    answered.extend(self.answers(*place).await.then_some(*place));
+                }
                 sleep(past_the_lease).await;
-                victims.iter().try_for_each(|process| process.thaw())?;
+                victims.iter().try_for_each(|(_, process)| process.thaw())?;
+                shows(answered.is_empty(), format!("frozen servers answer: {answered:?}"))?;
             }
             Fault::CutOff(which) => {
-                let Target::Ensemble(ensemble) = &self.target else { return Err("there is nobody else".into()) };
-                let leader = ensemble.leader().await.ok_or("the ensemble has no leader")?;
-                ensemble.silence(if which == Which::Leader { leader } else { (leader + 1) % 3 });
-                sleep(NOTICED).await;
+                let Target::Ensemble(ensemble) = &self.target else {
+                    return Err(BoxError::from("there is nobody else").into());
+                };
+                let leader = ensemble.leader().await.ok_or(Trouble::NoLeader)?;
+                let silent = if which == Which::Leader { leader } else { (leader + 1) % 3 };
+                ensemble.silence(silent);
+                let noticed = timeout(NOTICED, steps_down(ensemble, silent));
+                let (noticed, ()) = tokio::join!(noticed, sleep(NOTICED));
                 ensemble.unsilence();
+                shows(noticed.is_ok(), "the member that was cut off went on as before")?;
             }
             Fault::ScriptFlush => {
                 for _ in 0..10 {
@@ -114,6 +143,7 @@ impl Arena {
                     }
                     sleep(random.millis(20, 150)).await;
                 }
+                shows(self.unknown_scripts().await? > 0, "no script was unknown")?;
             }
             Fault::DeleteAll(Which::All) => {
                 let caught = self.catch().await?;
@@ -124,11 +154,17 @@ impl Arena {
                 self.overtaken(&caught).await?;
             }
             Fault::DeleteAll(_) => {
+                let mut deleted = 0;
                 for _ in 0..5 {
-                    flush(random.pick(self.target.redis()).map_or(&[], std::slice::from_ref)).await?;
+                    let node = random.pick(self.target.redis()).map_or(&[][..], std::slice::from_ref);
+                    for node in node {
+                        deleted += keys(node).await?;
+                    }
+                    flush(node).await?;
                     // No more than one node at a time may be without a lease that it granted.
                     sleep(self.kind.ttl()).await;
                 }
+                shows(deleted > 0, "there was nothing to delete")?;
             }
             Fault::Evict => self.evict().await?,
             Fault::Connections => self.exhaust().await?,
@@ -136,26 +172,31 @@ impl Arena {
                 if let Target::MySql(server) = &self.target {
                     let before = metric(server, "lock_timeouts").await?;
                     // Each row for longer than the second for which a statement of the store waits.
-                    server.admin("SELECT SLEEP(1.3) FROM resource_lock FOR UPDATE").await?;
-                    if metric(server, "lock_timeouts").await? == before {
-                        return Err("no statement waited in vain: the nemesis is broken".into());
-                    }
+                    let rows = rows(server).await?;
+                    server
+                        .admin(&format!("SELECT SLEEP(1.3) FROM resource_lock WHERE id IN ({rows}) FOR UPDATE"))
+                        .await?;
+                    shows(metric(server, "lock_timeouts").await? > before, "no statement waited in vain")?;
                 }
             }
             Fault::Deadlock => self.deadlocks().await?,
             Fault::ClockForward(which) => {
                 let caught = if which == Which::All { Some(self.catch().await?) } else { None };
                 self.clock()?.forward(HOUR)?;
+                let ahead = self.ahead().await?;
                 match &caught {
                     Some(caught) => self.overtaken(caught).await?,
                     None => sleep(A_WHILE).await,
                 }
                 self.clock()?.set_right()?;
+                shows(ahead > 3500, format!("the server's clock was {ahead} s ahead"))?;
             }
             Fault::ClockBack(_) => {
                 self.clock()?.back(HOUR)?;
+                let ahead = self.ahead().await?;
                 sleep(A_WHILE).await;
                 self.clock()?.set_right()?;
+                shows(ahead < -3500, format!("the server's clock was {ahead} s ahead"))?;
             }
         }
         Ok(())
@@ -170,16 +211,22 @@ impl Arena {
     }
 
     /// Kills three workers, each while it holds a lock, and hires others.
-    async fn kill_clients(&self) -> Result<(), BoxError> {
+    async fn kill_clients(&self) -> Result<(), Trouble> {
+        let mut dead = Vec::new();
         for _ in 0..3 {
             let caught = self.catch().await?;
             self.replace(&caught.worker).await?;
+            dead.push(caught);
+        }
+        // Their leases lapse, and the locks go to others.
+        for caught in &dead {
+            self.overtaken(caught).await?;
         }
         self.progress(10).await
     }
 
     /// The fault that every lock service has to live with.
-    async fn freeze_client(&self) -> Result<(), BoxError> {
+    async fn freeze_client(&self) -> Result<(), Trouble> {
         let caught = self.catch().await?;
         self.crew.freeze(&caught.worker).await?;
         self.overtaken(&caught).await?;
@@ -190,7 +237,7 @@ impl Arena {
         self.progress(4).await
     }
 
-    async fn cut_off_holder(&self) -> Result<(), BoxError> {
+    async fn cut_off_holder(&self) -> Result<(), Trouble> {
         let caught = self.catch().await?;
         let proxies = self.proxies_of(&caught.worker);
         proxies.iter().for_each(Proxy::blackhole);
@@ -201,22 +248,28 @@ impl Arena {
         Ok(())
     }
 
-    async fn cut_all(&self) {
+    /// Resets all connections of the workers, and returns how many there were.
+    async fn cut_all(&self) -> usize {
+        let mut cut = 0;
         for proxy in self.all_proxies() {
+            cut += proxy.connections();
             proxy.cut().await;
         }
+        cut
     }
 
-    async fn victims(&self, which: Which, random: &mut Random) -> Result<Vec<&Process>, BoxError> {
-        let mut all = self.target.processes();
+    async fn victims(&self, which: Which, random: &mut Random) -> Result<Vec<(usize, &Process)>, Trouble> {
+        let mut all: Vec<_> = self.target.processes().into_iter().enumerate().collect();
         let count = match which {
             Which::All => all.len(),
             Which::One => 1,
             Which::Two => 2,
             Which::Three => 3,
             Which::Leader | Which::Follower => {
-                let Target::Ensemble(ensemble) = &self.target else { return Err("there is no leader".into()) };
-                let leader = ensemble.leader().await.ok_or("the ensemble has no leader")?;
+                let Target::Ensemble(ensemble) = &self.target else {
+                    return Err(BoxError::from("there is no leader").into());
+                };
+                let leader = ensemble.leader().await.ok_or(Trouble::NoLeader)?;
                 let place = if which == Which::Leader { leader } else { (leader + 1) % all.len() };
                 return Ok(vec![all.remove(place)]);
             }
@@ -228,20 +281,22 @@ impl Arena {
         Ok(all)
     }
 
-    async fn kill_servers(&self, which: Which, random: &mut Random) -> Result<(), BoxError> {
+    async fn kill_servers(&self, which: Which, random: &mut Random) -> Result<(), Trouble> {
         let victims = self.victims(which, random).await?;
-        for process in &victims {
+        let before: Vec<_> = victims.iter().map(|(_, process)| process.pid()).collect();
+        for (_, process) in &victims {
             process.kill().await?;
         }
         sleep(if which == Which::All { Duration::from_millis(300) } else { A_WHILE }).await;
-        for process in &victims {
+        for (_, process) in &victims {
             process.restart(Keep::Data).await?;
         }
-        Ok(())
+        let same = victims.iter().zip(before).any(|((_, process), before)| process.pid() == before);
+        shows(!same, "a server is the same process")
     }
 
     /// With next to no memory and leave to evict anything, the server evicts everything.
-    async fn evict(&self) -> Result<(), BoxError> {
+    async fn evict(&self) -> Result<(), Trouble> {
         let caught = self.catch().await?;
         for server in self.target.redis() {
             server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]).await?;
@@ -255,16 +310,20 @@ impl Arena {
     }
 
     /// Takes all the connections that there are, and then those of the workers.
-    async fn exhaust(&self) -> Result<(), BoxError> {
+    async fn exhaust(&self) -> Result<(), Trouble> {
         let process = self.target.processes().remove(0);
+        let before = self.turned_away().await?;
         self.limit_connections(Some(12)).await?;
         let mut taken = Vec::new();
-        for _ in 0..40 {
+        for _ in 0..CROWD {
             taken.push(TcpStream::connect(process.addr()).await?);
         }
         self.cut_all().await;
         sleep(A_WHILE).await;
         drop(taken);
+        // The workers take every place that becomes free, also the one that is kept for an administrator.
+        self.all_proxies().for_each(|proxy| proxy.refuse(true));
+        self.cut_all().await;
         let mut tries = 0;
         while let Err(error) = self.limit_connections(None).await {
             tries += 1;
@@ -273,10 +332,13 @@ impl Arena {
             }
             sleep(Duration::from_millis(20)).await;
         }
-        Ok(())
+        self.all_proxies().for_each(|proxy| proxy.refuse(false));
+        // More than the nemesis itself tried to make: somebody of the workers was turned away.
+        let refused = self.turned_away().await?.saturating_sub(before);
+        shows(refused > CROWD, format!("{refused} connections were turned away, of {CROWD} of the nemesis' own"))
     }
 
-    async fn limit_connections(&self, limit: Option<u32>) -> Result<(), BoxError> {
+    async fn limit_connections(&self, limit: Option<u32>) -> Result<(), Trouble> {
         let limit = limit.unwrap_or(1000).to_string();
         match &self.target {
             Target::MySql(server) => drop(server.admin(&format!("SET GLOBAL max_connections = {limit}")).await?),
@@ -290,35 +352,45 @@ impl Arena {
     }
 
     /// A lock's update takes the entry of its name first and then its row. Here it is the other way round.
-    async fn deadlocks(&self) -> Result<(), BoxError> {
+    async fn deadlocks(&self) -> Result<(), Trouble> {
         let Target::MySql(server) = &self.target else { return Ok(()) };
-        let before = metric(server, "lock_deadlocks").await?;
+        let (before, rows) = (metric(server, "lock_deadlocks").await?, rows(server).await?);
         for _ in 0..40 {
-            let reversed = "SELECT STRAIGHT_JOIN a.id FROM resource_lock a FORCE INDEX (PRIMARY) \
-                            JOIN resource_lock b FORCE INDEX (resource_name) \
-                            ON b.resource_name = CONCAT(a.resource_name, IF(SLEEP(0.02) = 0, '', '')) FOR UPDATE";
+            let reversed = format!(
+                "SELECT STRAIGHT_JOIN a.id FROM resource_lock a FORCE INDEX (PRIMARY) \
+                 JOIN resource_lock b FORCE INDEX (resource_name) \
+                 ON b.resource_name = CONCAT(a.resource_name, IF(SLEEP(0.02) = 0, '', '')) WHERE a.id IN ({rows}) FOR UPDATE"
+            );
             // It may be the one that is chosen to end the deadlock.
-            _ = server.admin(reversed).await;
+            _ = server.admin(&reversed).await;
             if metric(server, "lock_deadlocks").await? >= before + 3 {
                 return Ok(());
             }
         }
         let seen = metric(server, "lock_deadlocks").await? - before;
-        Err(format!("{seen} deadlocks in 40 attempts: the nemesis is broken").into())
+        Err(Trouble::NoEffect(format!("{seen} deadlocks in 40 attempts")))
     }
 }
 
-async fn flush(servers: &[RedisServer]) -> Result<(), BoxError> {
+/// Waits until a member of an ensemble says that it is not what it was.
+async fn steps_down(ensemble: &ZooKeeperEnsemble, place: usize) {
+    let member = &ensemble.members()[place];
+    let is_what_it_was = |answer: &str| answer.contains("Mode: leader") || answer.contains("Mode: follower");
+    let was = member.word("srvr").await.unwrap_or_default();
+    let mode = |answer: &str| answer.lines().find(|line| line.starts_with("Mode: ")).map(str::to_owned);
+    while member.word("srvr").await.is_ok_and(|now| is_what_it_was(&now) && mode(&now) == mode(&was)) {
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The rows of the locks that all fight for.
+async fn rows(server: &MySqlServer) -> Result<String, Trouble> {
+    first(server, "SELECT GROUP_CONCAT(id) FROM resource_lock WHERE resource_name LIKE 'account%'").await
+}
+
+async fn flush(servers: &[RedisServer]) -> Result<(), Trouble> {
     for server in servers {
         server.command(&["FLUSHALL"]).await?;
     }
     Ok(())
-}
-
-/// One of the server's own counts.
-async fn metric(server: &MySqlServer, name: &str) -> Result<u64, BoxError> {
-    let ask = format!("SELECT COUNT FROM information_schema.INNODB_METRICS WHERE NAME = '{name}'");
-    let rows = server.admin(&ask).await?;
-    let count = rows.into_iter().flatten().next().flatten().ok_or_else(|| format!("the server has no {name}"))?;
-    Ok(count.parse()?)
 }

@@ -1,14 +1,18 @@
 //! One run: a store, some faults, and the verdict on what happened.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
 
-use lockkit::{Fencing, Locker};
+use lockkit::{Fencing, Lock, Locker};
 use lockkit_testkit::{
     BoxError,
     faults::ServerClock,
     history::{History, Recorder, Report, Rule, What, check, timeline},
 };
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::Semaphore,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use crate::{
     arena::Arena,
@@ -19,6 +23,9 @@ use crate::{
 /// What a lock may take to be had again, beyond the ttl: connections are made anew, sessions expire on a grid, and the
 /// machine is busy.
 const SLACK: Duration = Duration::from_secs(4);
+
+/// So many locks at once are many for one process.
+const MANY: usize = 8;
 
 /// What a run may take, from a nemesis that is stuck itself.
 const LONGEST: Duration = Duration::from_secs(300);
@@ -32,6 +39,8 @@ pub(crate) struct Row {
     pub(crate) fencing: Fencing,
     /// Why one of two faults did not run its course, for the other spoilt what it needs.
     pub(crate) cut_short: Option<String>,
+    /// How many guards said, while a fault went on, that their lock is lost.
+    pub(crate) lost_meanwhile: u64,
 }
 
 impl Row {
@@ -54,61 +63,107 @@ pub(crate) async fn run(kind: Kind, faults: &[Fault], clock: Option<ServerClock>
 
 /// Inflicts faults, heals, and collects what all who took part have recorded.
 pub(crate) async fn observe(arena: Arena, faults: &[Fault]) -> Result<(Row, History), BoxError> {
-    let mut cut_short = None;
-    match faults {
-        [one] => arena.inflict(*one).await?,
-        [one, two] => {
-            // Each may spoil what the other needs, such as a running server. What counts is what comes of it.
-            let (one, two) = tokio::join!(arena.inflict(*one), arena.inflict(*two));
-            cut_short = one.err().or(two.err()).map(|error| error.to_string());
+    let cut_short = match go_through(&arena, faults).await {
+        Ok(cut_short) => cut_short,
+        Err(error) => {
+            // Whoever has to find out why wants to see what there is.
+            _ = arena.heal().await;
+            let files = arena.crew.dismiss().await.unwrap_or_default();
+            let kept = History::read(files.iter().chain([&arena.history_file("nemesis")]))
+                .and_then(|history| keep(&stem(arena.kind, faults, arena.seed()), &history));
+            let kept = kept.map_or_else(|error| error.to_string(), |path| path.display().to_string());
+            return Err(
+                format!("{error}\n  history: {kept}\n  again: the same command with --seed {}", arena.seed()).into()
+            );
         }
-        _ => return Err("one fault, or two".into()),
-    }
-    arena.heal().await?;
-    arena.progress(8).await?;
+    };
     let mut files = arena.crew.dismiss().await?;
     let fencing = probe(&arena).await?;
     files.extend(["nemesis", "probe"].map(|name| arena.history_file(name)));
     let mut events = History::read(&files)?.events().to_vec();
     events.extend(arena.register.record());
     let history = History::new(events);
-    Ok((Row { kind: arena.kind, faults: faults.to_vec(), report: check(&history), fencing, cut_short }, history))
+    let lost_meanwhile = lost_meanwhile(&history);
+    let (kind, faults, report) = (arena.kind, faults.to_vec(), check(&history));
+    Ok((Row { kind, faults, report, fencing, cut_short, lost_meanwhile }, history))
+}
+
+/// Returns why one of two faults was cut short, if it was.
+async fn go_through(arena: &Arena, faults: &[Fault]) -> Result<Option<String>, BoxError> {
+    let mut cut_short = None;
+    match faults {
+        [one] => arena.inflict(*one).await?,
+        [one, two] => {
+            // Each may spoil what the other needs, such as a running server. What fails for any other reason, fails the run.
+            let done = tokio::join!(arena.inflict(*one), arena.inflict(*two));
+            for (trouble, mine, other) in [(done.0.err(), *one, *two), (done.1.err(), *two, *one)] {
+                let Some(trouble) = trouble else { continue };
+                if !trouble.is_due_to(mine, other) {
+                    return Err(format!("{}: {trouble}, which {} does not explain", mine.name(), other.name()).into());
+                }
+                cut_short.get_or_insert(format!("{}: {trouble}", mine.name()));
+            }
+        }
+        _ => return Err("one fault, or two".into()),
+    }
+    arena.heal().await?;
+    arena.progress(8).await?;
+    Ok(cut_short)
+}
+
+/// How many guards said, while a fault went on, that their lock is lost.
+fn lost_meanwhile(history: &History) -> u64 {
+    let (mut faults, mut lost) = (0_u32, 0);
+    for event in history.events() {
+        match event.what {
+            What::Fault { .. } => faults += 1,
+            What::Healed => faults = faults.saturating_sub(1),
+            What::Lost { .. } if faults > 0 => lost += 1,
+            _ => {}
+        }
+    }
+    lost
 }
 
 /// All is well again, and nobody uses the locks: each must be had within its ttl, and some slack.
 async fn probe(arena: &Arena) -> Result<Fencing, BoxError> {
-    let recorder = Recorder::create("probe", &arena.history_file("probe"))?;
-    let within = arena.kind.ttl() + SLACK;
-    let mut fencing = Fencing::None;
+    let recorder = Arc::new(Recorder::create("probe", &arena.history_file("probe"))?);
+    let (within, ttl) = (arena.kind.ttl() + SLACK, arena.kind.ttl());
+    // Side by side, but not so many at once that they wait for each other.
+    let (turns, mut asking) = (Arc::new(Semaphore::new(16)), JoinSet::new());
+    let locker = Locker::shared_builder(lockkit::open(&arena.direct_url()).await?).build();
     for key in arena.keys() {
-        let key = key.to_owned();
-        let op =
-            recorder.ask(What::Acquire { key: key.clone(), within: Some(within.as_nanos() as u64), owner: None })?;
-        let had = timeout(within + SLACK, async {
-            loop {
-                match acquire(arena, &key).await {
-                    Ok(had) => break had,
-                    Err(_) => sleep(Duration::from_millis(20)).await,
+        let (recorder, turns, lock) = (Arc::clone(&recorder), Arc::clone(&turns), locker.lock(&key).ttl(ttl));
+        asking.spawn(async move {
+            let _turn = turns.acquire().await?;
+            let op = recorder.ask(What::Acquire { key, within: Some(within.as_nanos() as u64), owner: None })?;
+            let had = timeout(within + SLACK, async {
+                loop {
+                    match acquire(&lock).await {
+                        Ok(fence) => break fence,
+                        Err(_) => sleep(Duration::from_millis(20)).await,
+                    }
                 }
-            }
+            });
+            let heard = match had.await {
+                Ok(fence) => What::Granted { fence },
+                Err(_) => What::Failed { error: "nothing but errors".into() },
+            };
+            recorder.hear(op, heard)?;
+            Ok::<_, BoxError>(())
         });
-        match had.await {
-            Ok((fence, claim)) => {
-                fencing = claim;
-                recorder.hear(op, What::Granted { fence })?;
-            }
-            Err(_) => recorder.hear(op, What::Failed { error: "nothing but errors".into() })?,
-        }
     }
-    Ok(fencing)
+    while let Some(asked) = asking.join_next().await {
+        asked??;
+    }
+    Ok(locker.info().capability.fencing)
 }
 
-async fn acquire(arena: &Arena, key: &str) -> Result<(u64, Fencing), BoxError> {
-    let locker = Locker::shared_builder(lockkit::open(&arena.direct_url()).await?).build();
-    let guard = locker.lock(key).ttl(arena.kind.ttl()).acquire().await?;
+async fn acquire(lock: &Lock) -> Result<u64, BoxError> {
+    let guard = lock.acquire().await?;
     let fence = guard.fence().get();
     _ = guard.release().await?;
-    Ok((fence, locker.info().capability.fencing))
+    Ok(fence)
 }
 
 /// What the store claims must hold, and what must show itself has.
@@ -126,17 +181,40 @@ pub(crate) fn judge(row: &Row) -> Result<(), Verdict> {
     if let Some(place) = row.report.violations.iter().position(|violation| claimed(violation.rule)) {
         return Err(Verdict::Violation(place));
     }
-    let is_shown = row.report.lost_on_twins > 0;
-    match row.faults[..] {
-        [fault] if fault.shows_on_twin() && !is_shown => {
-            Err(Verdict::Broken("the unfenced twin lost no update: the nemesis is broken"))
-        }
-        // Who is past its check when its lease ends learns of that, though too late.
-        _ if claimed(Rule::Overlap) && is_shown && row.report.lost == 0 => {
-            Err(Verdict::Broken("the unfenced twin lost an update, and no guard said that its lock was lost"))
-        }
-        _ => Ok(()),
+    let (report, is_shown) = (&row.report, row.report.lost_on_twins > 0);
+    if row.fencing != Fencing::None && report.unfenced > 0 {
+        return Err(Verdict::Broken("a lock was granted without a fence"));
     }
+    if let [fault] = row.faults[..]
+        && let Some(missing) = must_show(fault, row)
+    {
+        return Err(Verdict::Broken(missing));
+    }
+    // Who is past its check when its lease ends learns of that, though too late.
+    if claimed(Rule::Overlap) && is_shown && report.lost == 0 {
+        return Err(Verdict::Broken("the unfenced twin lost an update, and no guard said that its lock was lost"));
+    }
+    Ok(())
+}
+
+/// What a fault must have done, and has not. What the servers themselves can tell, the nemesis has asked them.
+fn must_show(fault: Fault, row: &Row) -> Option<&'static str> {
+    let report = &row.report;
+    if fault.shows_on_twin() && report.lost_on_twins == 0 {
+        return Some("the unfenced twin lost no update: the nemesis is broken");
+    }
+    if fault.outlasts_leases() && row.lost_meanwhile == 0 {
+        return Some("no guard said that its lock was lost: the nemesis is broken");
+    }
+    let does_everything = report.nested > 0
+        && report.handed_over > 0
+        && report.cancelled > 0
+        && report.dropped > 0
+        && report.most_held >= MANY;
+    if !does_everything {
+        return Some("the workers did not nest, hand over, cancel, drop and hold many: they are broken");
+    }
+    None
 }
 
 #[derive(Debug)]
@@ -148,20 +226,34 @@ pub(crate) enum Verdict {
 
 /// The error, with the history and a picture for whoever has to find out.
 fn with_evidence(row: &Row, history: &History, verdict: &Verdict, seed: u64) -> BoxError {
-    let names: Vec<_> = row.faults.iter().map(|fault| fault.name()).collect();
-    let stem = format!("{}-{}-{seed}", row.kind.name(), names.join("+"));
-    let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("faults");
-    let (lines, picture) = (dir.join(format!("{stem}.jsonl")), dir.join(format!("{stem}.svg")));
+    let stem = stem(row.kind, &row.faults, seed);
     let mut text = match verdict {
         Verdict::Broken(why) => (*why).to_owned(),
         Verdict::Violation(place) => {
             let violation = &row.report.violations[*place];
-            let drawn = fs::create_dir_all(&dir).and_then(|()| fs::write(&picture, timeline(history, violation)));
+            let picture = dir().join(format!("{stem}.svg"));
+            let drawn = fs::create_dir_all(dir()).and_then(|()| fs::write(&picture, timeline(history, violation)));
             let shown = drawn.map_or_else(|error| error.to_string(), |()| picture.display().to_string());
             format!("{violation}\n  ({} violations in all; picture: {shown})", row.report.violations.len())
         }
     };
-    let kept = fs::create_dir_all(&dir).and_then(|()| fs::write(&lines, history.to_lines()));
-    text += &kept.map_or_else(|error| format!("\n{error}"), |()| format!("\n  history: {}", lines.display()));
+    text += &keep(&stem, history)
+        .map_or_else(|error| format!("\n{error}"), |path| format!("\n  history: {}", path.display()));
     (text + &format!("\n  again: the same command with --seed {seed}")).into()
+}
+
+fn dir() -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("faults")
+}
+
+fn stem(kind: Kind, faults: &[Fault], seed: u64) -> String {
+    let names: Vec<_> = faults.iter().map(|fault| fault.name()).collect();
+    format!("{}-{}-{seed}", kind.name(), names.join("+"))
+}
+
+fn keep(stem: &str, history: &History) -> io::Result<PathBuf> {
+    let path = dir().join(format!("{stem}.jsonl"));
+    fs::create_dir_all(dir())?;
+    fs::write(&path, history.to_lines())?;
+    Ok(path)
 }

@@ -14,7 +14,7 @@ pub enum Rule {
     /// order of fences together, and so it is claimed only where both are.
     Superseded,
     /// No answer contradicts what was answered before, or what can have happened: a lease that is held after it was
-    /// lost, or taken, or contended, with nobody there who could have it.
+    /// lost, or taken with nobody there who could have it.
     Answer,
     /// A fenced resource admits exactly who is not late, and no update is lost.
     Resource,

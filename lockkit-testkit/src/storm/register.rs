@@ -174,7 +174,9 @@ impl Shared {
         let twin = state.values.get(key).map_or(0, |value| value.twin);
         while let Some(trap) = state.traps.pop_front() {
             let (go, goes) = oneshot::channel();
-            let caught = Caught { worker: worker.to_owned(), key: key.to_owned(), twin, _go: go };
+            // The process, of which the part behind the slash is a task.
+            let worker = worker.split('/').next().unwrap_or(worker).to_owned();
+            let caught = Caught { worker, key: key.to_owned(), twin, _go: go };
             if trap.send(caught).is_ok() {
                 return Some(goes);
             }

@@ -1,0 +1,260 @@
+//! One task of a worker: all the ways in which a lock is used, as the seed has it.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use lockkit_core::{Guard, Lock, Locker};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use super::{
+    Random,
+    client::{Client, Held},
+};
+use crate::{
+    BoxError,
+    history::{Recorder, What},
+};
+
+/// How long to wait for a lock, at most, in milliseconds.
+const PATIENCE: u64 = 1500;
+/// How often a holder that is caught asks its guard.
+const ASK_EVERY: Duration = Duration::from_millis(15);
+
+/// What came of an acquisition; `None` if it was given up.
+type Came = Option<lockkit_core::Result<Option<Guard>>>;
+
+pub(super) struct Hand {
+    pub(super) number: usize,
+    pub(super) locker: Locker,
+    /// The locks to fight for.
+    pub(super) keys: Vec<String>,
+    /// The locks that nobody else asks for.
+    pub(super) own: Vec<String>,
+    pub(super) ttl: Duration,
+    pub(super) random: Random,
+    pub(super) recorder: Arc<Recorder>,
+    pub(super) register: Client,
+    pub(super) owners: u64,
+}
+
+impl Hand {
+    /// Each way once, so that no run is without: another one for each task of a worker.
+    pub(super) async fn begin(&mut self) -> Result<(), BoxError> {
+        match self.number % 3 {
+            0 => self.nest().await,
+            1 => self.hold_many().await,
+            _ => {
+                let lock = self.locker.lock(self.key()?).ttl(self.ttl);
+                let op = self.recorder.ask(acquire(&self.key()?, None))?;
+                // Polled once: it is on its way, and nobody waits for it.
+                let came = polled(1, lock.acquire_within(Duration::from_millis(PATIENCE))).await;
+                self.came(op, came).await?;
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) async fn round(&mut self) -> Result<(), BoxError> {
+        match self.random.below(10) {
+            0 | 1 => self.nest().await?,
+            2 => self.hold_many().await?,
+            _ => self.fight().await?,
+        }
+        sleep(self.random.millis(0, 8)).await;
+        Ok(())
+    }
+
+    /// One of the locks that all fight for, and what it protects.
+    async fn fight(&mut self) -> Result<(), BoxError> {
+        let key = self.pick()?;
+        let lock = self.locker.lock(&key).ttl(self.ttl);
+        let Some(held) = self.acquire(&key, &lock, None).await? else { return Ok(()) };
+        self.use_it(&key, &held).await?;
+        self.end(held).await
+    }
+
+    /// The same with an owner that acquires the lock several times, and gives its guards back in any order.
+    async fn nest(&mut self) -> Result<(), BoxError> {
+        let key = self.pick()?;
+        self.owners += 1;
+        let (owner, number) = (self.locker.owner(), self.owners);
+        let lock = owner.lock(&key).ttl(self.ttl);
+        let mut guards = Vec::new();
+        guards.extend(self.acquire(&key, &lock, Some(number)).await?);
+        if guards.is_empty() {
+            return Ok(());
+        }
+        for _ in 0..=self.random.below(2) {
+            guards.extend(self.acquire(&key, &lock, Some(number)).await?);
+        }
+        let user = self.random.below(guards.len() as u64) as usize;
+        self.use_it(&key, &guards[user]).await?;
+        while !guards.is_empty() {
+            let held = guards.swap_remove(self.random.below(guards.len() as u64) as usize);
+            self.end(held).await?;
+            for other in &guards {
+                other.ask(&self.recorder)?;
+            }
+        }
+        // All are gone: what the owner acquires now is another lease.
+        if self.random.below(2) == 0
+            && let Some(again) = self.acquire(&key, &lock, Some(number)).await?
+        {
+            self.end(again).await?;
+        }
+        Ok(())
+    }
+
+    /// All the locks that are this task's alone, at once, at times for longer than a lease.
+    async fn hold_many(&mut self) -> Result<(), BoxError> {
+        let mut asking = JoinSet::new();
+        for key in self.own.clone() {
+            let (lock, recorder) = (self.locker.lock(&key).ttl(self.ttl), Arc::clone(&self.recorder));
+            asking.spawn(async move {
+                let op = recorder.ask(acquire(&key, None))?;
+                let came = lock.acquire_within(Duration::from_millis(PATIENCE)).await;
+                heard(&recorder, op, Some(came))
+            });
+        }
+        let mut all = Vec::new();
+        while let Some(asked) = asking.join_next().await {
+            all.extend(asked??);
+        }
+        let long = self.random.below(4) == 0;
+        sleep(if long { self.ttl + self.ttl / 4 } else { self.random.millis(5, 200) }).await;
+        for held in &all {
+            held.ask(&self.recorder)?;
+        }
+        for held in all {
+            self.end(held).await?;
+        }
+        Ok(())
+    }
+
+    /// Acquires in one of the ways in which people do.
+    async fn acquire(&mut self, key: &str, lock: &Lock, owner: Option<u64>) -> Result<Option<Held>, BoxError> {
+        let wait = self.random.millis(50, PATIENCE);
+        let op = self.recorder.ask(acquire(key, owner))?;
+        let came = match self.random.below(10) {
+            // Given up after some time, whatever has come of it.
+            0 => timeout(self.random.millis(0, 30), lock.acquire_within(wait)).await.ok(),
+            // Given up at one of its awaits.
+            1 => polled(1 + self.random.below(6), lock.acquire_within(wait)).await,
+            // Begun, and then forgotten for a while.
+            2 => {
+                let mut future = pin!(lock.acquire_within(wait));
+                match timeout(self.random.millis(0, 15), &mut future).await {
+                    Ok(came) => Some(came),
+                    Err(_) => {
+                        sleep(self.random.millis(20, 600)).await;
+                        if self.random.below(3) == 0 { None } else { Some(future.await) }
+                    }
+                }
+            }
+            3 => Some(lock.try_acquire().await),
+            _ => Some(lock.acquire_within(wait).await),
+        };
+        self.came(op, came).await
+    }
+
+    async fn came(&mut self, op: u64, came: Came) -> Result<Option<Held>, BoxError> {
+        let failed = matches!(came, Some(Err(_)));
+        let held = heard(&self.recorder, op, came)?;
+        if failed {
+            sleep(self.random.millis(5, 50)).await;
+        }
+        Ok(held)
+    }
+
+    /// Works under the lock as a service without fences would: it asks its guard before it writes, and not again. The
+    /// fence is shown on the side, so that both kinds of service can be compared.
+    async fn use_it(&mut self, key: &str, held: &Held) -> Result<(), BoxError> {
+        let fence = held.guard.fence().get();
+        let (version, twin) = self.register.claim(key, fence).await?;
+        for _ in 0..=self.random.below(3) {
+            sleep(self.random.millis(1, 12)).await;
+            if self.random.below(8) == 0 {
+                held.renew(&self.recorder).await?;
+            }
+            if !held.ask(&self.recorder)? {
+                return Ok(());
+            }
+        }
+        self.pass(key, held).await?;
+        let op = self.recorder.ask(What::Write { key: key.to_owned(), fence })?;
+        let admitted = self.register.write(key, fence, version, twin).await?;
+        self.recorder.hear(op, if admitted { What::Written } else { What::Refused })?;
+        Ok(())
+    }
+
+    /// Waits for as long as the register likes. What the guard says meanwhile is for the history only: the holder is past
+    /// its check.
+    async fn pass(&mut self, key: &str, held: &Held) -> Result<(), BoxError> {
+        let mut passed = pin!(self.register.pass(key));
+        loop {
+            tokio::select! {
+                passed = &mut passed => {
+                    held.ask(&self.recorder)?;
+                    return passed;
+                }
+                () = sleep(ASK_EVERY) => drop(held.ask(&self.recorder)?),
+            }
+        }
+    }
+
+    async fn end(&mut self, held: Held) -> Result<(), BoxError> {
+        if self.random.below(4) == 0 {
+            held.drop(&self.recorder)?;
+        } else {
+            held.release(&self.recorder).await?;
+        }
+        Ok(())
+    }
+
+    fn pick(&mut self) -> Result<String, BoxError> {
+        Ok(self.random.pick(&self.keys).ok_or("no keys")?.clone())
+    }
+
+    fn key(&self) -> Result<String, BoxError> {
+        Ok(self.keys.first().ok_or("no keys")?.clone())
+    }
+}
+
+fn acquire(key: &str, owner: Option<u64>) -> What {
+    What::Acquire { key: key.to_owned(), within: None, owner }
+}
+
+/// Records what came of an acquisition.
+fn heard(recorder: &Recorder, grant: u64, came: Came) -> Result<Option<Held>, BoxError> {
+    let (heard, held) = match came {
+        Some(Ok(Some(guard))) => (What::Granted { fence: guard.fence().get() }, Some(Held { guard, grant })),
+        Some(Ok(None)) => (What::Contended, None),
+        Some(Err(error)) => (What::Failed { error: error.to_string() }, None),
+        None => (What::Cancelled, None),
+    };
+    recorder.hear(grant, heard)?;
+    Ok(held)
+}
+
+/// Polls a future so many times, if that takes no longer than anybody's patience, and drops it.
+async fn polled<F: Future>(times: u64, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut polls = 0;
+    let counted = poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(came) => Poll::Ready(Some(came)),
+        Poll::Pending if polls + 1 >= times => Poll::Ready(None),
+        Poll::Pending => {
+            polls += 1;
+            Poll::Pending
+        }
+    });
+    timeout(Duration::from_millis(PATIENCE), counted).await.ok().flatten()
+}

@@ -1,0 +1,83 @@
+//! Why a fault was not inflicted as it should have been, and whether another fault explains it.
+
+use std::{error::Error, fmt, io};
+
+use lockkit_testkit::{BoxError, servers::ServerError};
+
+use crate::fault::{Fault, a_lease_may_linger};
+
+/// What kept the nemesis from its work.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// A server did not do what it was told.
+    Server(ServerError),
+    /// The ensemble has no leader that something could be done to.
+    NoLeader,
+    /// Nobody came to where the nemesis waited.
+    Stuck(String),
+    /// It was all done, and nothing shows it.
+    NoEffect(String),
+    /// Anything else, which no fault explains.
+    Other(BoxError),
+}
+
+impl Trouble {
+    /// Whether it may come of `other`, which went on while `mine` was inflicted. What no other fault explains is a failure
+    /// of the run.
+    pub(crate) fn is_due_to(&self, mine: Fault, other: Fault) -> bool {
+        let waits_for_rows = |fault| matches!(fault, Fault::LockWait | Fault::Deadlock);
+        match self {
+            Self::Server(_) => {
+                let is_away =
+                    matches!(other, Fault::Kill(_) | Fault::KillEmpty(_) | Fault::Freeze(_) | Fault::Connections);
+                is_away || waits_for_rows(other) && (waits_for_rows(mine) || matches!(mine, Fault::DeleteAll(_)))
+            }
+            Self::NoLeader => matches!(other, Fault::Kill(_) | Fault::Freeze(_) | Fault::CutOff(_)),
+            // A frozen holder, too, can release nothing while the others wait.
+            Self::Stuck(_) => {
+                let freezes = |fault| if fault == Fault::ClientFreeze { Fault::ClientKill } else { fault };
+                a_lease_may_linger(&[freezes(mine), freezes(other)])
+            }
+            // A server that is away shows nothing, and nothing passes where replies are held back.
+            Self::NoEffect(_) => true,
+            Self::Other(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server(error) => error.fmt(f),
+            Self::NoLeader => f.write_str("the ensemble has no leader"),
+            Self::Stuck(what) => f.write_str(what),
+            Self::NoEffect(missing) => write!(f, "the fault shows no effect, the nemesis is broken: {missing}"),
+            Self::Other(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for Trouble {}
+
+impl From<ServerError> for Trouble {
+    fn from(error: ServerError) -> Self {
+        Self::Server(error)
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+impl From<BoxError> for Trouble {
+    fn from(error: BoxError) -> Self {
+        Self::Other(error)
+    }
+}
+
+/// That a fault must have been seen to do something.
+pub(crate) fn shows(is_shown: bool, missing: impl Into<String>) -> Result<(), Trouble> {
+    if is_shown { Ok(()) } else { Err(Trouble::NoEffect(missing.into())) }
+}
