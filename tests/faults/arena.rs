@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use crate::{
     WORKER,
+    sabotage::Sabotage,
     target::{Kind, Setup, Target},
     trouble::Trouble,
 };
@@ -62,9 +63,13 @@ impl Arena {
     }
 
     fn orders(&self, name: String, addresses: &[SocketAddr]) -> Orders {
-        let url = self.target.url(addresses);
+        let url = match self.setup.sabotage {
+            Some(Sabotage::Bypass) => self.direct_url(),
+            Some(sabotage) => sabotage.spoil(&self.target.url(addresses)),
+            None => self.target.url(addresses),
+        };
         Orders {
-            url: self.setup.sabotage.map_or_else(|| url.clone(), |sabotage| sabotage.spoil(&url)),
+            url,
             register: self.register.addr(),
             keys: KEYS.map(str::to_owned).into(),
             ttl_ms: self.kind.ttl().as_millis() as u64,

@@ -101,6 +101,9 @@ fn quick(options: Options, clock: &std::io::Result<ServerClock>) -> ExitCode {
             runtime()?.block_on(sabotage.is_found(seed)).map_err(|error| Failed::from(error.to_string()))
         })
     }));
+    trials.push(Trial::test("judge::one_fault_explains_not_every_error_of_another", || {
+        trouble::explains_no_more_than_it_can().map_err(|error| Failed::from(error.to_string()))
+    }));
     let conclusion = libtest_mimic::run(&options.harness, trials);
     if let Some(path) = options.write.filter(|_| !conclusion.has_failed()) {
         let rows = rows.lock().unwrap_or_else(PoisonError::into_inner);

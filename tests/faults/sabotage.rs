@@ -1,4 +1,4 @@
-//! Stores that are wrong on purpose: a judge that never found anything proves nothing.
+//! Stores and workers that are wrong on purpose: a judge that never found anything proves nothing.
 
 use std::{
     collections::HashMap,
@@ -27,18 +27,21 @@ pub(crate) enum Sabotage {
     SameFence,
     /// Every renewal succeeds, whatever the store says, also when it says nothing.
     DeafRenewal,
+    /// The workers go to the store directly, where no fault reaches them.
+    Bypass,
 }
 
 /// What stands in front of a URL whose store is to be spoilt, and how.
 const MARKS: [(&str, Sabotage); 2] = [("same-fence+", Sabotage::SameFence), ("deaf-renewal+", Sabotage::DeafRenewal)];
 
 impl Sabotage {
-    pub(crate) const ALL: [Self; 2] = [Self::SameFence, Self::DeafRenewal];
+    pub(crate) const ALL: [Self; 3] = [Self::SameFence, Self::DeafRenewal, Self::Bypass];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::SameFence => "the_same_fence_for_all_is_found",
             Self::DeafRenewal => "renewals_that_always_succeed_are_found",
+            Self::Bypass => "faults_that_reach_nobody_are_found",
         }
     }
 
@@ -53,6 +56,7 @@ impl Sabotage {
         let (fault, rules) = match self {
             Self::SameFence => (Fault::ClientFreeze, &[Rule::FenceOrder, Rule::Resource][..]),
             Self::DeafRenewal => (Fault::HolderCutOff, &[Rule::Overlap][..]),
+            Self::Bypass => return reaches_nobody(seed).await,
         };
         let arena = Arena::open(Kind::Redis, Setup { sabotage: Some(self), ..Setup::default() }, seed).await?;
         let (row, _) = run::observe(arena, &[fault]).await?;
@@ -64,6 +68,22 @@ impl Sabotage {
             None => Ok(()),
         }
     }
+}
+
+/// Faults on the way to a store show nothing where nobody goes that way, and fail the run for it.
+async fn reaches_nobody(seed: u64) -> Result<(), BoxError> {
+    for fault in [Fault::Cut, Fault::ReplyLost, Fault::HeldReplies] {
+        let setup = Setup { sabotage: Some(Sabotage::Bypass), ..Setup::default() };
+        let seen = match run::observe(Arena::open(Kind::Redis, setup, seed).await?, &[fault]).await {
+            Ok((row, _)) => run::judge(&row).is_ok(),
+            Err(error) if error.to_string().contains("shows no effect") => false,
+            Err(error) => return Err(error),
+        };
+        if seen {
+            return Err(format!("{} reached nobody, and passed", fault.name()).into());
+        }
+    }
+    Ok(())
 }
 
 /// Opens the store at a URL, spoilt if the URL says so.

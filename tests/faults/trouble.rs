@@ -10,7 +10,7 @@ use crate::fault::{Fault, a_lease_may_linger};
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// A server did not do what it was told.
-    Server(ServerError),
+    Server(BoxError),
     /// The ensemble has no leader that something could be done to.
     NoLeader,
     /// Nobody came to where the nemesis waited.
@@ -61,7 +61,7 @@ impl Error for Trouble {}
 
 impl From<ServerError> for Trouble {
     fn from(error: ServerError) -> Self {
-        Self::Server(error)
+        Self::Server(error.into())
     }
 }
 
@@ -80,4 +80,29 @@ impl From<BoxError> for Trouble {
 /// That a fault must have been seen to do something.
 pub(crate) fn shows(is_shown: bool, missing: impl Into<String>) -> Result<(), Trouble> {
     if is_shown { Ok(()) } else { Err(Trouble::NoEffect(missing.into())) }
+}
+
+/// What a trial of the judge runs: of each kind of trouble one that another fault explains, and one that it does not.
+pub(crate) fn explains_no_more_than_it_can() -> Result<(), BoxError> {
+    use crate::fault::Which::{All, Leader};
+    let server = || Trouble::Server("connection refused".into());
+    let stuck = || Trouble::Stuck("nobody came".to_owned());
+    let cases = [
+        (server(), Fault::ScriptFlush, Fault::Kill(All), true),
+        (server(), Fault::ScriptFlush, Fault::Cut, false),
+        (server(), Fault::Evict, Fault::ClientFreeze, false),
+        (server(), Fault::DeleteAll(All), Fault::Deadlock, true),
+        (server(), Fault::Connections, Fault::Deadlock, false),
+        (Trouble::NoLeader, Fault::CutOff(Leader), Fault::Kill(Leader), true),
+        (Trouble::NoLeader, Fault::CutOff(Leader), Fault::ClientKill, false),
+        (stuck(), Fault::HolderCutOff, Fault::ClockForward(All), true),
+        (stuck(), Fault::HolderCutOff, Fault::Kill(All), false),
+        (Trouble::Other("the library is gone".into()), Fault::ClockBack(All), Fault::Kill(All), false),
+    ];
+    for (trouble, mine, other, expected) in cases {
+        if trouble.is_due_to(mine, other) != expected {
+            return Err(format!("{mine:?} with {other:?}: {trouble}").into());
+        }
+    }
+    Ok(())
 }

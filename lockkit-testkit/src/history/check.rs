@@ -84,6 +84,8 @@ pub(super) struct Grant {
     pub(super) op: u64,
     pub(super) owner: Option<u64>,
     pub(super) fence: u64,
+    /// Whether it has the very next fence after another of its process: handed over, most likely.
+    pub(super) handed: bool,
     /// When it was asked for.
     pub(super) asked: u64,
     /// When the grant was heard of.
@@ -290,13 +292,13 @@ impl<'a> Sweep<'a> {
         }
     }
 
-    fn granted(&mut self, event: &'a Event, key: &'a str, grant: Grant, wanted: Option<usize>) {
+    fn granted(&mut self, event: &'a Event, key: &'a str, mut grant: Grant, wanted: Option<usize>) {
         let process = event.process.as_str();
         self.report.grants += 1;
         self.report.unfenced += u64::from(grant.fence == 0);
         let before = grant.fence.checked_sub(1).filter(|before| *before != 0);
-        let handed = before.is_some_and(|before| self.fences.contains(&(worker(process), key, before)));
-        self.report.handed_over += u64::from(handed);
+        grant.handed = before.is_some_and(|before| self.fences.contains(&(worker(process), key, before)));
+        self.report.handed_over += u64::from(grant.handed);
         self.fences.insert((process, key, grant.fence));
         self.fences.insert((worker(process), key, grant.fence));
         let held = self.held.entry(worker(process)).or_default();
@@ -388,6 +390,7 @@ impl Grant {
             op: event.op,
             owner,
             fence,
+            handed: false,
             asked,
             heard: event.at,
             believed: None,

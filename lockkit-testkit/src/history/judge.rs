@@ -51,7 +51,7 @@ pub(super) fn superseded(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violat
         if let (Some(newer), Some(believed)) = (newer, lease.believed)
             && newer.heard < believed
             && lease.asked <= newer.heard
-            && !newer.believed.is_some_and(|until| lease.heard < until)
+            && newer.believed.is_none_or(|until| lease.heard >= until)
         {
             let text = format!(
                 "{} was told that the lock is its own, {} after {} had got it with a greater fence",
@@ -88,7 +88,11 @@ pub(super) fn losses(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>
 
 /// Fences follow the order of time wherever there is one: of all leases that were returned before this one was asked
 /// for, the highest fence is below its own. No two are the same, whatever the order. A store that never gives a fence has
-/// no order; one that gives them sometimes does not keep it. O(n log n).
+/// no order; one that gives them sometimes does not keep it.
+///
+/// A lease that is handed over in its process goes on with fences of the same grant. Where the store has ended it early, those
+/// are older than what others get meanwhile, as the fence of a holder who does not know yet is: that is [`Rule::Superseded`].
+/// O(n log n).
 pub(super) fn fences(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) {
     if leases.iter().all(|lease| lease.fence == 0) {
         return;
@@ -113,7 +117,9 @@ pub(super) fn fences(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>
                 lease.fence,
             );
             let parties = vec![belief(before), belief(lease)];
-            found.push(violation(Rule::FenceOrder, key, (lease.heard, lease.heard), parties, text));
+            let is_handed = lease.first().handed && before.fence != lease.fence;
+            let rule = if is_handed { Rule::Superseded } else { Rule::FenceOrder };
+            found.push(violation(rule, key, (lease.heard, lease.heard), parties, text));
         }
     }
     let mut by_fence: Vec<_> = leases.iter().collect();
