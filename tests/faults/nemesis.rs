@@ -309,21 +309,22 @@ impl Arena {
         self.overtaken(&caught).await
     }
 
-    /// Takes all the connections that there are, and then those of the workers.
+    /// Takes all the connections that there are, while the workers have none.
     async fn exhaust(&self) -> Result<(), Trouble> {
         let process = self.target.processes().remove(0);
         let before = self.turned_away().await?;
         self.limit_connections(Some(12)).await?;
+        self.shut_out().await;
         let mut taken = Vec::new();
         for _ in 0..CROWD {
             taken.push(TcpStream::connect(process.addr()).await?);
         }
-        self.cut_all().await;
+        self.all_proxies().for_each(|proxy| proxy.refuse(false));
         sleep(A_WHILE).await;
-        drop(taken);
+        let own = taken.iter().filter(|stream| is_turned_away(stream)).count() as u64;
         // The workers take every place that becomes free, also the one that is kept for an administrator.
-        self.all_proxies().for_each(|proxy| proxy.refuse(true));
-        self.cut_all().await;
+        self.shut_out().await;
+        drop(taken);
         let mut tries = 0;
         while let Err(error) = self.limit_connections(None).await {
             tries += 1;
@@ -333,9 +334,14 @@ impl Arena {
             sleep(Duration::from_millis(20)).await;
         }
         self.all_proxies().for_each(|proxy| proxy.refuse(false));
-        // More than the nemesis itself tried to make: somebody of the workers was turned away.
-        let refused = self.turned_away().await?.saturating_sub(before);
-        shows(refused > CROWD, format!("{refused} connections were turned away, of {CROWD} of the nemesis' own"))
+        let all = self.turned_away().await?.saturating_sub(before);
+        shows(all > own, format!("{all} connections were turned away, {own} of them the nemesis' own"))
+    }
+
+    /// Resets all connections of the workers, and lets them make no new ones.
+    async fn shut_out(&self) {
+        self.all_proxies().for_each(|proxy| proxy.refuse(true));
+        self.cut_all().await;
     }
 
     async fn limit_connections(&self, limit: Option<u32>) -> Result<(), Trouble> {
@@ -380,6 +386,16 @@ async fn steps_down(ensemble: &ZooKeeperEnsemble, place: usize) {
     let mode = |answer: &str| answer.lines().find(|line| line.starts_with("Mode: ")).map(str::to_owned);
     while member.word("srvr").await.is_ok_and(|now| is_what_it_was(&now) && mode(&now) == mode(&was)) {
         sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Whether a server has refused a connection: Redis says so in a line, MySQL in its first packet, and either hangs up.
+fn is_turned_away(stream: &TcpStream) -> bool {
+    let mut said = [0; 5];
+    match stream.try_read(&mut said) {
+        Ok(0) => true,
+        Ok(_) => said[0] == b'-' || said[4] == 0xff,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
     }
 }
 
