@@ -4,6 +4,7 @@
 //! Options after `--`, besides those of every test: `--seed N`, `--soak MINUTES`, `--write FILE`.
 
 mod arena;
+mod crowd;
 mod fault;
 mod nemesis;
 mod options;

@@ -9,10 +9,7 @@ use lockkit_testkit::{
     servers::{Keep, MySqlServer, Process, RedisServer, ZooKeeperEnsemble},
     storm::Random,
 };
-use tokio::{
-    net::TcpStream,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 
 use crate::{
     arena::Arena,
@@ -27,11 +24,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// What everything takes longer, each way, where it is delayed.
 const DELAY: Duration = Duration::from_millis(20);
 
-/// So many connections exhaust a server that allows few.
-const CROWD: u64 = 40;
-
 /// How long a fault that has no length of its own goes on.
-const A_WHILE: Duration = Duration::from_millis(1200);
+pub(crate) const A_WHILE: Duration = Duration::from_millis(1200);
 
 /// How long a holder is kept at its lock after a fault.
 const AFTERMATH: Duration = Duration::from_millis(400);
@@ -249,7 +243,7 @@ impl Arena {
     }
 
     /// Resets all connections of the workers, and returns how many there were.
-    async fn cut_all(&self) -> usize {
+    pub(crate) async fn cut_all(&self) -> usize {
         let mut cut = 0;
         for proxy in self.all_proxies() {
             cut += proxy.connections();
@@ -309,54 +303,6 @@ impl Arena {
         self.overtaken(&caught).await
     }
 
-    /// Takes all the connections that there are, while the workers have none.
-    async fn exhaust(&self) -> Result<(), Trouble> {
-        let process = self.target.processes().remove(0);
-        let before = self.turned_away().await?;
-        self.limit_connections(Some(12)).await?;
-        self.shut_out().await;
-        let mut taken = Vec::new();
-        for _ in 0..CROWD {
-            taken.push(TcpStream::connect(process.addr()).await?);
-        }
-        self.all_proxies().for_each(|proxy| proxy.refuse(false));
-        sleep(A_WHILE).await;
-        let own = taken.iter().filter(|stream| is_turned_away(stream)).count() as u64;
-        // The workers take every place that becomes free, also the one that is kept for an administrator.
-        self.shut_out().await;
-        drop(taken);
-        let mut tries = 0;
-        while let Err(error) = self.limit_connections(None).await {
-            tries += 1;
-            if tries > 50 {
-                return Err(error);
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
-        self.all_proxies().for_each(|proxy| proxy.refuse(false));
-        let all = self.turned_away().await?.saturating_sub(before);
-        shows(all > own, format!("{all} connections were turned away, {own} of them the nemesis' own"))
-    }
-
-    /// Resets all connections of the workers, and lets them make no new ones.
-    async fn shut_out(&self) {
-        self.all_proxies().for_each(|proxy| proxy.refuse(true));
-        self.cut_all().await;
-    }
-
-    async fn limit_connections(&self, limit: Option<u32>) -> Result<(), Trouble> {
-        let limit = limit.unwrap_or(1000).to_string();
-        match &self.target {
-            Target::MySql(server) => drop(server.admin(&format!("SET GLOBAL max_connections = {limit}")).await?),
-            target => {
-                for server in target.redis() {
-                    server.command(&["CONFIG", "SET", "maxclients", &limit]).await?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// A lock's update takes the entry of its name first and then its row. Here it is the other way round.
     async fn deadlocks(&self) -> Result<(), Trouble> {
         let Target::MySql(server) = &self.target else { return Ok(()) };
@@ -378,24 +324,20 @@ impl Arena {
     }
 }
 
-/// Waits until a member of an ensemble says that it is not what it was.
+/// Waits until a member of an ensemble says that it is not what it was. Silence says nothing.
 async fn steps_down(ensemble: &ZooKeeperEnsemble, place: usize) {
-    let member = &ensemble.members()[place];
-    let is_what_it_was = |answer: &str| answer.contains("Mode: leader") || answer.contains("Mode: follower");
-    let was = member.word("srvr").await.unwrap_or_default();
-    let mode = |answer: &str| answer.lines().find(|line| line.starts_with("Mode: ")).map(str::to_owned);
-    while member.word("srvr").await.is_ok_and(|now| is_what_it_was(&now) && mode(&now) == mode(&was)) {
+    let mode = async || {
+        let answer = ensemble.members()[place].word("srvr").await.ok()?;
+        Some(answer.lines().find(|line| line.starts_with("Mode: ")).unwrap_or_default().to_owned())
+    };
+    let mut was = None;
+    loop {
+        let now = mode().await;
+        if was.is_some() && now.is_some() && now != was {
+            return;
+        }
+        was = was.or(now);
         sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// Whether a server has refused a connection: Redis says so in a line, MySQL in its first packet, and either hangs up.
-fn is_turned_away(stream: &TcpStream) -> bool {
-    let mut said = [0; 5];
-    match stream.try_read(&mut said) {
-        Ok(0) => true,
-        Ok(_) => said[0] == b'-' || said[4] == 0xff,
-        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
     }
 }
 

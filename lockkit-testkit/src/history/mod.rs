@@ -31,13 +31,15 @@ mod explain;
 mod judge;
 mod lease;
 mod recorder;
+mod report;
 mod timeline;
 mod writes;
 
 pub use self::{
-    check::{Report, check},
+    check::check,
     event::{Event, History, What},
     explain::{Party, Rule, Violation},
     recorder::Recorder,
+    report::Report,
     timeline::timeline,
 };

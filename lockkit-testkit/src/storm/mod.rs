@@ -10,8 +10,10 @@
 //! they run [`work`]. Each worker has several tasks, which hand leases over to each other. A task takes a lock, **claims** the
 //! fenced value with its fence and reads it and its twin, holds the lock for a moment, asks its guard, **passes**, and writes
 //! both: one with its fence, one without a check. It also nests holds of one owner, drops guards, gives up acquisitions after
-//! some time or at one of their awaits, leaves others unpolled for a while, and holds many locks at once. At the pass a nemesis can [catch](Register::catch) a holder: it is then past its last check and before its write, for as long as
-//! the nemesis likes. That is where locks alone fail.
+//! some time or at one of their awaits, leaves others unpolled for a while, and holds many locks at once.
+//!
+//! At the pass a nemesis can [catch](Register::catch) a holder: it is then past its last check and before its write, for as
+//! long as the nemesis likes. That is where locks alone fail.
 //!
 //! All that happens is recorded for [`history`](crate::history).
 

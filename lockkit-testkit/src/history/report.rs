@@ -1,0 +1,46 @@
+//! What the judge has to say.
+
+use super::{Rule, Violation};
+
+/// What a history shows.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Every broken rule, in the order of time. What a store does not claim may be broken; that is for the caller to
+    /// judge.
+    pub violations: Vec<Violation>,
+    /// How many times a lock was granted.
+    pub grants: u64,
+    /// How many of these grants had no fence.
+    pub unfenced: u64,
+    /// How many of them were nested in another of the same owner.
+    pub nested: u64,
+    /// How many had the very next fence after another of the same process: handed over, most likely.
+    pub handed_over: u64,
+    /// How many acquisitions were dropped.
+    pub cancelled: u64,
+    /// How many acquisitions were told that another has a lock that nobody else had ever asked for. A lease that such an
+    /// acquisition was granted too late, and that is not released yet, can keep it out.
+    pub contended_alone: u64,
+    /// How many guards were dropped without a release.
+    pub dropped: u64,
+    /// The most guards that one process had at once.
+    pub most_held: usize,
+    /// How many times a guard, when it was asked, said that the lock is lost.
+    pub lost: u64,
+    /// How many writes the fenced resources admitted.
+    pub admitted: u64,
+    /// How many writes and claims of late holders the fenced resources refused.
+    pub refused: u64,
+    /// How many updates were lost on the unfenced twins: what happens without the check.
+    pub lost_on_twins: u64,
+    /// How many writes the unfenced twins took.
+    pub twin_writes: u64,
+}
+
+impl Report {
+    /// How often a rule was broken.
+    #[must_use]
+    pub fn count(&self, rule: Rule) -> usize {
+        self.violations.iter().filter(|violation| violation.rule == rule).count()
+    }
+}

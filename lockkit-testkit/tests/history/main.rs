@@ -1,0 +1,9 @@
+//! The checker itself: seeded bad histories, one or more for each rule, each with its good twin.
+//!
+//! A history is a stretch of lawful traffic from a seed, with a few events changed. The checker must find exactly that.
+
+mod answers;
+mod changes;
+mod leases;
+mod report;
+mod script;
