@@ -106,6 +106,11 @@ fn quick(options: Options, clock: &std::io::Result<ServerClock>) -> ExitCode {
         trouble::explains_no_more_than_it_can().map_err(|error| Failed::from(error.to_string()))
     }));
     let conclusion = libtest_mimic::run(&options.harness, trials);
+    let undone = run::work_was_done(&rows.lock().unwrap_or_else(PoisonError::into_inner));
+    if let Err(message) = undone {
+        eprintln!("{message}");
+        return ExitCode::FAILURE;
+    }
     if let Some(path) = options.write.filter(|_| !conclusion.has_failed()) {
         let rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = table::write(&path, &table::render(&rows, options.seed)) {
