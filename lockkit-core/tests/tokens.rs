@@ -2,7 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -38,6 +41,8 @@ struct Fateful {
     inner: MemoryStore,
     info: StoreInfo,
     fates: Arc<Mutex<VecDeque<Fate>>>,
+    /// Whether releases come through.
+    releases: Arc<AtomicBool>,
     asked: Arc<Mutex<Vec<Asked>>>,
 }
 
@@ -46,7 +51,13 @@ impl Fateful {
         let inner = MemoryStore::new();
         let mut info = inner.info().clone();
         info.capability.waiting = waiting;
-        Self { inner, info, fates: Arc::new(Mutex::new(fates.into_iter().collect())), asked: Arc::default() }
+        Self {
+            inner,
+            info,
+            fates: Arc::new(Mutex::new(fates.into_iter().collect())),
+            releases: Arc::new(AtomicBool::new(true)),
+            asked: Arc::default(),
+        }
     }
 
     fn asked(&self) -> Vec<Asked> {
@@ -92,6 +103,9 @@ impl LockStore for Fateful {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.asked.lock().expect("unpoisoned").push(Asked::Release(claim.token));
+        if !self.releases.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Unavailable, "connection refused"));
+        }
         self.inner.release(claim).await
     }
 
@@ -147,5 +161,27 @@ async fn a_claim_that_queues_keeps_its_token_through_an_error() -> Result<()> {
     let _guard = Locker::new(store.clone()).lock("x").acquire().await?;
     let [first, second, third] = store.tokens()[..] else { panic!("three acquisitions: {:?}", store.asked()) };
     assert!(first == second && second == third);
+    Ok(())
+}
+
+/// The lease of an earlier claim of the same acquisition, of which nobody heard, is in the way: that is no answer that
+/// another had the lock (rule R6). Once it is released, what the store says counts.
+#[tokio::test]
+async fn its_own_earlier_claim_is_no_other_holder() -> Result<()> {
+    for fate in [Fate::AnswerLost, Fate::AnswerLate] {
+        let store = Fateful::new(Waiting::Notify, [fate]);
+        store.releases.store(false, Ordering::SeqCst);
+        let locker = Locker::new(store.clone());
+        let wait = Duration::from_millis(200);
+        let answer = locker.lock("x").acquire_within(wait).await;
+        assert_eq!(answer.expect_err("nobody else ever asked").kind(), ErrorKind::TimedOut, "{fate:?}");
+
+        store.releases.store(true, Ordering::SeqCst);
+        let guard = locker.lock("x").acquire().await?;
+        store.fates.lock().expect("unpoisoned").push_back(Fate::NotSent);
+        let other = Locker::new(store.clone());
+        assert!(other.lock("x").acquire_within(wait).await?.is_none(), "{fate:?}: held, and nothing is left in doubt");
+        drop(guard);
+    }
     Ok(())
 }

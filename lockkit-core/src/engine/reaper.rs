@@ -6,7 +6,7 @@ use std::{
     fmt,
     future::Future,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -92,12 +92,18 @@ pub(super) struct Owed {
     lapse: Option<Moment>,
     certainty: Certainty,
     backoff: Backoff,
+    /// Tells whoever asked for the claim, by its end, that nothing of it is left.
+    unsettled: Arc<Unsettled>,
 }
+
+/// Exists for as long as something of a claim may be left at the store.
+#[derive(Debug)]
+pub(super) struct Unsettled;
 
 impl Owed {
     fn new(engine: &Arc<Engine>, claim: Claim, lapse: Option<Moment>, certainty: Certainty) -> Self {
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
-        Self { engine: Counted::new(engine), claim, lapse, certainty, backoff }
+        Self { engine: Counted::new(engine), claim, lapse, certainty, backoff, unsettled: Arc::new(Unsettled) }
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine> {
@@ -143,6 +149,7 @@ pub(super) struct Undo<'a> {
     armed: Option<Certainty>,
     /// What earlier requests left to be undone: a place in a queue, or a lease that may yet be granted.
     before: Option<Certainty>,
+    unsettled: Arc<Unsettled>,
 }
 
 impl Undo<'_> {
@@ -167,12 +174,20 @@ impl Undo<'_> {
     pub(super) fn in_doubt(&mut self) {
         self.armed = Some(Certainty::Doubtful);
     }
+
+    /// Exists until the claim is settled, by its release at the latest.
+    pub(super) fn unsettled(&self) -> Weak<Unsettled> {
+        Arc::downgrade(&self.unsettled)
+    }
 }
 
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         if let Some(certainty) = self.armed {
-            self.engine.reap(self.claim.clone(), self.engine.lapse_of(self.ttl), certainty, None);
+            let lapse = self.engine.lapse_of(self.ttl);
+            let mut owed = Owed::new(self.engine, self.claim.clone(), lapse, certainty);
+            owed.unsettled = Arc::clone(&self.unsettled);
+            self.engine.reap_owed(owed, None);
         }
         self.engine.outstanding.end();
     }
@@ -182,7 +197,7 @@ impl Engine {
     /// The release of `claim` for the case that the caller's future is dropped; to be armed before a request is sent.
     pub(super) fn undo<'a>(self: &'a Arc<Self>, claim: &'a Claim, ttl: Duration) -> Undo<'a> {
         self.outstanding.begin();
-        Undo { engine: self, claim, ttl, armed: None, before: None }
+        Undo { engine: self, claim, ttl, armed: None, before: None, unsettled: Arc::new(Unsettled) }
     }
 
     /// When a lease asked for up to now must have lapsed, if time ends leases on this store at all.
@@ -199,9 +214,12 @@ impl Engine {
         claim: Claim,
         lapse: Option<Moment>,
         certainty: Certainty,
-        mut seat: Option<Seat>,
+        seat: Option<Seat>,
     ) {
-        let mut owed = Owed::new(self, claim, lapse, certainty);
+        self.reap_owed(Owed::new(self, claim, lapse, certainty), seat);
+    }
+
+    fn reap_owed(self: &Arc<Self>, mut owed: Owed, mut seat: Option<Seat>) {
         // A task of its own, whatever else is under way: the first try must not wait for those that fail.
         self.at_home(async move {
             if let Some(again) = owed.settle(&mut seat).await {

@@ -1,12 +1,21 @@
 //! Getting a lease: the local queue first, then the store, until it is granted, the caller's time is up, or the
 //! store has been out of reach for too long.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio::time::sleep;
 
 use super::{
-    COURTESY, Engine, Lease, Terms, backoff::Backoff, closed, lease::useful, local::Seat, reaper::Undo, turn::LinedUp,
+    COURTESY, Engine, Lease, Terms,
+    backoff::Backoff,
+    closed,
+    lease::useful,
+    local::Seat,
+    reaper::{Undo, Unsettled},
+    turn::LinedUp,
 };
 use crate::{
     AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, Liveness, LockKey,
@@ -80,6 +89,8 @@ struct Asking<'a> {
     backoff: Backoff,
     /// Since when the store gave nothing but errors.
     failing_since: Option<Moment>,
+    /// What became of an earlier claim of this acquisition of which something may be left at the store.
+    doubt: Option<(Error, Weak<Unsettled>)>,
 }
 
 /// What to do after one call.
@@ -133,6 +144,7 @@ impl Engine {
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
             // The errors that others of this process got count, but nobody has less patience for having come late.
             failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)).or(ask.failing_since),
+            doubt: None,
         };
         let hold = tokio::select! {
             biased;
@@ -212,11 +224,13 @@ impl Asking<'_> {
             let sent = self.engine.now();
             let Some(span) = self.span(claim.token) else { return Ok(self.overtaken()) };
             let request = self.request(claim.clone(), span, sent);
+            let doubt = self.doubt();
             undo.arm();
             let answer = self.call(&request).await;
-            self.tell_others(&answer, sent);
+            self.tell_others(&answer, sent, doubt.is_some());
             match self.judge(&request, answer, &mut undo)? {
                 Step::Again(pause) => self.pause(pause).await,
+                Step::GiveUp => return doubt.map_or(Ok(Step::GiveUp), Err),
                 step => return Ok(step),
             }
         }
@@ -252,12 +266,20 @@ impl Asking<'_> {
         }
     }
 
+    /// Why an answer that the lock is held proves nothing (rule R6): it may be held by an earlier claim of this acquisition,
+    /// whose release is still under way.
+    fn doubt(&mut self) -> Option<Error> {
+        self.doubt.take_if(|(_, unsettled)| unsettled.strong_count() == 0);
+        self.doubt.as_ref().map(|(error, _)| error.clone())
+    }
+
     /// What the store said counts for those, too, who wait in the local queue.
-    fn tell_others(&self, answer: &Result<Attempt>, sent: Moment) {
+    fn tell_others(&self, answer: &Result<Attempt>, sent: Moment, in_doubt: bool) {
         if self.ask.queues_locally() {
             let (queues, key) = (&self.engine.queues, &self.ask.key);
             match answer {
                 Ok(Attempt::Granted(_)) => {}
+                Ok(Attempt::Contended(_)) if in_doubt => {}
                 Ok(Attempt::Contended(_)) => queues.heard_held(key, sent),
                 Err(error) => queues.heard_error(key, error),
             }
@@ -297,6 +319,7 @@ impl Asking<'_> {
                 }
                 // Too late to be of use. The armed undo releases it, which burns the token.
                 let late = Error::new(ErrorKind::TimedOut, "the grant came too late to be of use").unknown_effect();
+                self.doubt = Some((late.clone(), undo.unsettled()));
                 self.failed(late, now).map(Step::Afresh)
             }
             Ok(Attempt::Contended(contention)) => {
@@ -316,9 +339,12 @@ impl Asking<'_> {
             }
             Err(error) => {
                 undo.in_doubt();
-                let pause = self.failed(error, now)?;
                 // Only a place in a queue is worth asking with the same token: anywhere else its release can be sent now.
-                Ok(if self.keeps_place() { Step::Again(pause) } else { Step::Afresh(pause) })
+                if self.keeps_place() {
+                    return self.failed(error, now).map(Step::Again);
+                }
+                self.doubt = Some((error.clone(), undo.unsettled()));
+                self.failed(error, now).map(Step::Afresh)
             }
         }
     }
