@@ -148,7 +148,9 @@ async fn send(
     chunks: &[&[Item]],
 ) -> Answers {
     let shortest = chunks.iter().filter_map(|chunk| chunk.first()).map(|item| renewals[item.index].ttl).min();
-    let bound = store.bound(shortest.unwrap_or(Duration::MAX));
+    // The core asks again after a sixth of the ttl. An attempt that went on for longer would keep the next one from finding the
+    // connection dead: that takes two that time out one after the other.
+    let bound = store.timeout.min(shortest.unwrap_or(Duration::MAX) / 6);
     let mut requests = Pipeline::with_capacity(chunks.len());
     for chunk in chunks {
         requests.add_command(script(store, connection.reign(), renewals, chunk));

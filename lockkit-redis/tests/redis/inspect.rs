@@ -32,7 +32,7 @@ async fn keys_are_answered_in_order_also_the_free_ones() {
     assert!(holder.remaining.is_some_and(|left| left <= TTL && left > TTL - Duration::from_secs(2)));
     assert!(states[2].holders.is_empty() && states[2].fence.is_none() && states[2].waiters == Some(0));
     let foreign = &states[3].holders[0];
-    assert_eq!((foreign.token, foreign.info.as_str(), foreign.fence), (None, "foreign", None));
+    assert_eq!((foreign.token, foreign.info.as_str(), foreign.fence), (None, "a client that is not lockkit", None));
     assert!(states[4].holders[0].info.as_str().contains("list"));
     assert!(store.inspect(&Query::Keys(Vec::new())).await.expect("inspect").is_empty());
 }

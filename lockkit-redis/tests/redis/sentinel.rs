@@ -152,7 +152,7 @@ async fn a_primary_that_goes_on_alone_is_warned_of() {
 async fn one_server_is_no_sentinel() {
     let server = RedisServer::start(RedisOptions::default()).await.expect("server");
     let error = RedisStore::from_url(&format!("redis+sentinel://{}/x", server.addr())).await.expect_err("no sentinel");
-    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None), "{error}");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Misconfigured, Effect::None), "{error}");
 }
 
 /// The permissions that docs/backends/redis.md asks for are enough, and without INFO it is said what is missing.
