@@ -12,7 +12,7 @@ use lockkit_core::{
 };
 use tokio::task::JoinSet;
 
-use super::{Ctx, LONG, Outcome, SHORT, grant, request};
+use super::{Ctx, LONG, Outcome, SHORT, request};
 use crate::{BoxError, Server, faults::Proxy};
 
 /// So many of each question are under way at once, so often: more than a client has connections.
@@ -43,10 +43,9 @@ pub(super) struct Scene {
 impl Scene {
     pub(super) async fn open(ctx: &Ctx, server: &dyn Server) -> Result<Self, BoxError> {
         let ((store, proxy), other) = (server.open_through_proxy().await?, server.open().await?);
-        let (mine, theirs) = (request(&ctx.key()?, HELD)?, request(&ctx.key()?, HELD)?);
-        let fence = grant(&store, &mine).await?.fence;
-        grant(&other, &theirs).await?;
-        Ok(Self { store, proxy, mine: mine.claim, theirs: theirs.claim, other, fence, free: ctx.key()? })
+        let (mine, theirs) = (take(&store, &ctx.key()?, HELD).await?, take(&other, &ctx.key()?, HELD).await?);
+        let free = ctx.key()?;
+        Ok(Self { store, proxy, mine: mine.claim, theirs: theirs.claim, other, fence: mine.fence, free })
     }
 
     /// Asks all questions, several at a time. An error is no wrong answer, as long as an answer comes in the end.
@@ -124,19 +123,7 @@ impl Scene {
 
     /// Takes a free lock.
     pub(super) async fn take(&self, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
-        let started = Instant::now();
-        loop {
-            let asked = request(key, ttl)?;
-            match self.store.acquire(&asked).await {
-                Ok(Attempt::Granted(hold)) => {
-                    expect(hold.claim == asked.claim, || "a grant names another claim".to_owned())?;
-                    return Ok(hold);
-                }
-                Ok(Attempt::Contended(by)) => return Err(format!("a free lock was refused: {by:?}").into()),
-                Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => self.end(&asked).await?,
-                Err(error) => return Err(error.into()),
-            }
-        }
+        take(&self.store, key, ttl).await
     }
 
     /// Ends what was asked for, if it has not ended, and sees that the lock is free.
@@ -163,7 +150,26 @@ impl Scene {
 
     async fn seen_by_other(&self, key: &LockKey) -> Result<KeyState, BoxError> {
         let query = Query::Keys(vec![key.clone()]);
-        Ok(self.other.inspect(&query).await?.pop().ok_or("no answer for the key")?)
+        Ok(in_the_end(|| self.other.inspect(&query)).await?.pop().ok_or("no answer for the key")?)
+    }
+}
+
+/// Takes a free lock. What was asked for in vain is given up first, so that it is not in the way.
+async fn take(store: &Arc<dyn LockStore>, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
+    let started = Instant::now();
+    loop {
+        let asked = request(key, ttl)?;
+        match store.acquire(&asked).await {
+            Ok(Attempt::Granted(hold)) => {
+                expect(hold.claim == asked.claim, || "a grant names another claim".to_owned())?;
+                return Ok(hold);
+            }
+            Ok(Attempt::Contended(by)) => return Err(format!("a free lock was refused: {by:?}").into()),
+            Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => {
+                in_the_end(|| store.release(&asked.claim)).await?;
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
