@@ -229,7 +229,7 @@ impl Fault {
 /// granted, and is set right again, and its holder can't release it any more.
 pub(crate) fn a_lease_may_linger(faults: &[Fault]) -> bool {
     faults.contains(&Fault::ClockForward(Which::All))
-        && faults.iter().any(|fault| matches!(fault, Fault::ClientKill | Fault::HolderCutOff))
+        && faults.iter().any(|fault| matches!(fault, Fault::ClientKill | Fault::HolderCutOff | Fault::Connections))
 }
 
 /// Whether a store claims that its fences grow through all of these together.

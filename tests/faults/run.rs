@@ -173,7 +173,7 @@ pub(crate) fn judge(row: &Row) -> Result<(), Verdict> {
     let excludes = !row.faults.iter().any(|fault| fault.may_overlap());
     let orders = fences_hold(row.fencing, &row.faults);
     let claimed = |rule: Rule| match rule {
-        Rule::Overlap => excludes,
+        Rule::Overlap | Rule::Rival => excludes,
         Rule::FenceOrder | Rule::Resource => orders,
         // It follows from the two together.
         Rule::Superseded => excludes && orders,

@@ -297,7 +297,7 @@ impl<'a> Sweep<'a> {
         let mine = &mut ops.grants[place.1];
         mine.lost = Some(mine.lost.map_or(event.at, |lost| lost.min(event.at)));
         if is_alone && reason == LossReason::Taken.to_string() {
-            self.broken(Rule::Answer, event, place.0, "taken by another, and nobody else ever asked for the lock");
+            self.broken(Rule::Rival, event, place.0, "taken by another, and nobody else ever asked for the lock");
         }
     }
 

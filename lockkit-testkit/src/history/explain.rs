@@ -13,9 +13,11 @@ pub enum Rule {
     /// Who holds an older fence is told so no more once a newer one was returned. This follows from exclusion and from the
     /// order of fences together, and so it is claimed only where both are.
     Superseded,
-    /// No answer contradicts what was answered before, or what can have happened: a lease that is held after it was
-    /// lost, or taken with nobody there who could have it.
+    /// No answer contradicts what was answered before: a lease that is held after it was lost.
     Answer,
+    /// A lease is taken by another only where another asked. Where leases end before their time, the one who took it may be
+    /// the holder itself, with a request of which it never heard, and so it is claimed only where they don't.
+    Rival,
     /// A fenced resource admits exactly who is not late, and no update is lost.
     Resource,
     /// A lock that must be free is granted in time.
@@ -32,6 +34,7 @@ impl fmt::Display for Rule {
             Self::FenceOrder => "fences out of order",
             Self::Superseded => "an older holder believes after a newer one",
             Self::Answer => "an answer that can't be true",
+            Self::Rival => "taken by another who never was",
             Self::Resource => "fenced resource corrupted",
             Self::Liveness => "lock not to be had",
             Self::Record => "a record that can't be",

@@ -9,7 +9,8 @@
 //! | [`Overlap`](Rule::Overlap) | two holders who were told at the same moment that the lock is theirs |
 //! | [`FenceOrder`](Rule::FenceOrder) | a grant with a fence no greater than one that was returned before it was asked for; two leases with one fence |
 //! | [`Superseded`](Rule::Superseded) | a holder who is told that the lock is its own after a newer fence was returned |
-//! | [`Answer`](Rule::Answer) | held after lost; taken by nobody |
+//! | [`Answer`](Rule::Answer) | held after lost |
+//! | [`Rival`](Rule::Rival) | taken by nobody |
 //! | [`Resource`](Rule::Resource) | a fenced resource that admits who is late, refuses who is not, or loses an update or a write that it acknowledged |
 //! | [`Liveness`](Rule::Liveness) | a lock that was to be had within some time, and was not |
 //! | [`Record`](Rule::Record) | answers to what nobody asked, guards that nobody has, gaps in the record of a resource |

@@ -164,7 +164,7 @@ fn a_rival_that_never_was_is_found() {
                 script.hear("w1", asked, What::Released { held: false, reason: Some(reason) });
             }
         };
-        judged(Rule::Answer, 1, |script| run(script, false), |script| run(script, true));
+        judged(Rule::Rival, 1, |script| run(script, false), |script| run(script, true));
     }
     let mut script = Script::new(1);
     let op = script.ask("w1", What::Acquire { key: KEY.into(), within: None, owner: None });
