@@ -11,13 +11,16 @@ use crate::{
     fence::{self, Record},
     name,
     queue::{self, Place},
-    session::{Grant, Node, Session, Stage},
+    session::{Answer, Grant, Node, Session, Stage},
     value::{self, Value},
-    watched::{changed, is_ready},
+    watched::{Use, Watched, changed, is_ready},
 };
 
 /// When to ask again for a lock whose directory has to become empty first.
 const WRAP_PAUSE: Duration = Duration::from_millis(20);
+
+/// When to look again at a queue that can't be watched.
+const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
 /// One call of `acquire`.
 pub(crate) struct Acquisition<'a> {
@@ -46,6 +49,8 @@ enum Woken {
     Changed,
     /// The node before was the holder's, it is gone, and nothing has changed since the queue was read but that.
     Next,
+    /// There is no room for a watch on the node before.
+    Unwatched,
     /// The caller's time is up, or the session's.
     Over,
 }
@@ -91,6 +96,7 @@ impl<'a> Acquisition<'a> {
                             return self.grant(queue, Some(Record::NONE)).await.map(Attempt::Granted);
                         }
                         // The claim keeps its place, or has none to keep.
+                        Woken::Unwatched => return Ok(Attempt::Contended(contention(None, LOOK_PAUSE))),
                         Woken::Over => return Ok(Attempt::Contended(contention(None, Duration::ZERO))),
                     }
                 }
@@ -114,19 +120,19 @@ impl<'a> Acquisition<'a> {
         let mut states = client.state_watcher();
         let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
         let may_be_next = is_holder && !queue::has_record(&queue.children);
-        let own = may_be_next.then(|| Box::pin(client.get_and_watch_data(&own_path)));
-        let watched = Box::pin(client.get_and_watch_data(&path));
+        let own = may_be_next.then(|| self.look(&own_path, Use::Hearing)).flatten();
+        let Some(watched) = self.look(&path, Use::Waiting) else { return Ok(Woken::Unwatched) };
         let own = match own {
             Some(own) => Some(self.session.read(self.bound, own).await),
             None => None,
         };
         let own = match own {
             None => None,
-            Some(Ok((_, _, watcher))) => Some(watcher),
+            Some(Ok((_, watch))) => Some(watch),
             Some(Err(failure)) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
             Some(Err(failure)) => return Err(self.doubtful(&failure)),
         };
-        let (data, _, watcher) = match self.session.read(self.bound, watched).await {
+        let (data, watch) = match self.session.read(self.bound, watched).await {
             Ok(watched) => watched,
             Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
             Err(failure) => return Err(self.doubtful(&failure)),
@@ -141,7 +147,7 @@ impl<'a> Acquisition<'a> {
         let event = tokio::select! {
             biased;
             _ = own_changed => return Ok(Woken::Changed),
-            event = changed(watcher) => event,
+            event = changed(watch) => event,
             () = until(deadline) => return Ok(Woken::Over),
             () = self.session.ended() => return Ok(Woken::Over),
         };
@@ -154,6 +160,15 @@ impl<'a> Acquisition<'a> {
             zk::EventType::Session => Ok(Woken::Over),
             _ => Ok(Woken::Changed),
         }
+    }
+
+    /// Asks for the data of a node of the queue and for a watch on it, if there is room for one.
+    fn look(&self, path: &str, purpose: Use) -> Option<Answer<'a, (Vec<u8>, Watched)>> {
+        let client = &self.session.client;
+        self.session.watches.ask(path, purpose, || {
+            let answer = client.get_and_watch_data(path);
+            async { answer.await.map(|(data, _, watcher)| (data, watcher)) }
+        })
     }
 
     /// The lock is ours. `record` is the lock's fence record, if that is known.

@@ -1,7 +1,7 @@
 //! Finding or taking a claim's place in the queue.
 
 use lockkit_core::{Effect, Error, ErrorKind, Result};
-use zookeeper_client::{self as zk, CreateMode, OneshotWatcher, Stat};
+use zookeeper_client::{self as zk, CreateMode, Stat};
 
 use crate::{
     acquire::{Acquisition, Queue},
@@ -11,7 +11,7 @@ use crate::{
     queue,
     session::{self, Claimed, Node, Stage},
     value::Value,
-    watched::changed,
+    watched::{Use, Watched, changed},
 };
 
 /// How often a directory is made again that vanished under our hands: the servers remove empty ones now and then.
@@ -82,7 +82,9 @@ impl Acquisition<'_> {
         // All are on their way before any is awaited; the servers answer what is read as of after what is written.
         let created = Box::pin(session.client.create(&prefix, data.text().as_bytes(), &options));
         let listed = (ask != Ask::Nothing).then(|| Box::pin(session.client.list_children(&self.lock)));
-        let watched = (ask == Ask::ListAndWatch).then(|| Box::pin(session.client.check_and_watch_stat(&self.lock)));
+        let watch = || session.client.check_and_watch_stat(&self.lock);
+        let watched =
+            (ask == Ask::ListAndWatch).then(|| session.watches.ask(&self.lock, Use::Sparing, watch)).flatten();
         let (stat, sequence) = session.lead(self.asked, self.bound, created).await?;
         if !session.owns(stat.ephemeral_owner) {
             return Err(session.replaced());
@@ -109,13 +111,13 @@ impl Acquisition<'_> {
 
     /// Takes note of whether the new node was alone in the directory, and of the watch on that, if it is the directory
     /// in which the node was made: it must be the older of the two.
-    fn learn(&self, node: &Node, children: &[String], watch: Option<(Option<Stat>, OneshotWatcher)>) {
+    fn learn(&self, node: &Node, children: &[String], watch: Option<(Option<Stat>, Watched)>) {
         let mut alone = session::lock(&self.session.alone);
         if children.len() != 1 || children[0] != node.name {
             return alone.forget(&self.lock);
         }
         let watch = watch.filter(|(stat, _)| stat.is_some_and(|stat| stat.czxid < node.czxid));
-        let watch = watch.map(|(_, watcher)| Box::pin(async move { drop(changed(watcher).await) }) as Watch);
+        let watch = watch.map(|(_, watch)| Box::pin(async move { drop(changed(watch).await) }) as Watch);
         alone.seen(&self.lock, node.sequence, watch);
     }
 

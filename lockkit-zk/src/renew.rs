@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit_core::{Claim, Error, Fence, Hold, LossReason, Moment, Renewal, Renewed, Result, Token};
-use zookeeper_client::{self as zk, OneshotWatcher, Stat};
+use zookeeper_client::{self as zk, Stat};
 
 use crate::{
     error::{self, Failure, Sent},
@@ -15,7 +15,7 @@ use crate::{
     queue,
     release::why_not,
     session::{Answer, Claimed, Grant, Node, Session, Stage},
-    watched::changed,
+    watched::{Use, Watched, changed},
 };
 
 /// Renews leases; one answer for each.
@@ -71,7 +71,8 @@ enum Known {
 
 /// What was asked about a lease.
 struct Check<'a> {
-    look: Option<Answer<'a, (Vec<u8>, Stat, OneshotWatcher)>>,
+    /// Without a watch if there is no room for one: then it is looked at again at each renewal.
+    look: Option<Answer<'a, (Stat, Option<Watched>)>>,
     depth: Option<Answer<'a, Stat>>,
 }
 
@@ -104,8 +105,7 @@ impl<'a> Plan<'a> {
             Box::pin(session.client.set_data(path, value.text().as_bytes(), None)) as Answer<'s, Stat>
         });
         // After the write, so that the watch is not spent on it.
-        let look = (!watched || depth.is_some())
-            .then(|| Box::pin(session.client.get_and_watch_data(path)) as Answer<'s, (Vec<u8>, Stat, OneshotWatcher)>);
+        let look = (!watched || depth.is_some()).then(|| look(session, path));
         Check { look, depth }
     }
 
@@ -164,13 +164,13 @@ impl<'a> Plan<'a> {
             session.lead(sent, bound, depth).await?;
         }
         if let Some(look) = check.look {
-            let (_, stat, watcher) = session.read(bound, look).await?;
+            let (stat, watch) = session.read(bound, look).await?;
             if !session.owns(stat.ephemeral_owner) {
                 return Err(session.replaced());
             }
-            session.update(&self.renewal.claim.token, |claimed| claimed.watched = true);
-            if let Known::Held { node, .. } = &self.known {
-                tokio::spawn(mind(Arc::downgrade(session), self.renewal.claim.token, node.clone(), watcher));
+            if let (Some(watch), Known::Held { node, .. }) = (watch, &self.known) {
+                session.update(&self.renewal.claim.token, |claimed| claimed.watched = true);
+                tokio::spawn(mind(Arc::downgrade(session), self.renewal.claim.token, node.clone(), watch));
             }
         }
         Ok(())
@@ -204,6 +204,21 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Asks for a node that is held, with a watch on it if there is room for one.
+fn look<'s>(session: &'s Session, path: &'s str) -> Answer<'s, (Stat, Option<Watched>)> {
+    let watched = session.watches.ask(path, Use::Hearing, || {
+        let answer = session.client.get_and_watch_data(path);
+        async { answer.await.map(|(_, stat, watcher)| (stat, watcher)) }
+    });
+    match watched {
+        Some(answer) => Box::pin(async { answer.await.map(|(stat, watch)| (stat, Some(watch))) }),
+        None => {
+            let answer = session.client.get_data(path);
+            Box::pin(async { answer.await.map(|(_, stat)| (stat, None)) })
+        }
+    }
+}
+
 /// Says that a claim does not hold its lock, and why. If its node is known to be gone it is forgotten.
 async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renewed> {
     let reason = why_not(session, claim, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
@@ -214,8 +229,8 @@ async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renew
 }
 
 /// Waits for news of a node that is held. It does not keep the session alive.
-async fn mind(session: Weak<Session>, token: Token, node: Node, watcher: OneshotWatcher) {
-    let Some(event) = changed(watcher).await else { return };
+async fn mind(session: Weak<Session>, token: Token, node: Node, watch: Watched) {
+    let Some(event) = changed(watch).await else { return };
     let Some(session) = session.upgrade() else { return };
     let mut deleted = false;
     session.update(&token, |claimed| match &claimed.stage {

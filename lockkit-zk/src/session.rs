@@ -30,7 +30,7 @@ use crate::{
     name::Names,
     proof::Proof,
     value::Value,
-    watched,
+    watched::{self, Watches},
 };
 
 /// How often a session tries to write to a node of its own that is removed again and again.
@@ -51,6 +51,7 @@ pub(crate) struct Session {
     moves: Mutex<StateWatcher>,
     claims: Mutex<HashMap<Token, Claimed>>,
     pub(crate) alone: Mutex<Alone>,
+    pub(crate) watches: Watches,
     over: watch::Sender<bool>,
     past: Arc<Past>,
     pub(crate) alarm: Alarm,
@@ -146,6 +147,7 @@ impl Session {
             names,
             claims: Mutex::default(),
             alone: Mutex::default(),
+            watches: Watches::default(),
             over: watch::Sender::new(false),
             past,
             alarm,
@@ -308,8 +310,9 @@ impl Session {
         if let Some(moves) = unsettled {
             self.settle(moves).await?;
         }
-        let sent = self.now();
+        let (sent, left) = (self.now(), self.watches.left());
         self.lead(sent, self.config.timeout, Box::pin(self.client.sync(self.names.root()))).await?;
+        self.watches.settle(left);
         if self.claims().is_empty() { Ok(()) } else { self.beat().await }
     }
 

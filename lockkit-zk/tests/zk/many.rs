@@ -1,0 +1,95 @@
+//! More nodes than the driver can watch anew on another connection.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{Claim, LockStore, LossReason, Release, Renewal, Renewed};
+use lockkit_zk::ZkStore;
+use tokio::task::JoinSet;
+
+use crate::support::*;
+
+/// Their paths, of more than half a KiB each, are together more than twice what the driver announces in one request.
+const LOCKS: usize = 600;
+
+fn claims() -> Vec<Claim> {
+    (0..LOCKS).map(|number| claim(&format!("{number:0>500}"))).collect()
+}
+
+async fn hold_all(store: &Arc<ZkStore>, claims: &[Claim]) {
+    let mut tasks = JoinSet::new();
+    for some in claims.chunks(LOCKS / 16) {
+        let (store, some) = (Arc::clone(store), some.to_vec());
+        tasks.spawn(async move {
+            for claim in some {
+                hold(&store, &claim).await;
+            }
+        });
+    }
+    tasks.join_all().await;
+}
+
+/// One renewal for all.
+async fn renew_all(store: &ZkStore, claims: &[Claim]) -> lockkit_core::Result<Vec<Renewed>> {
+    let renewal = |claim: &Claim| Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None };
+    let renewals: Vec<_> = claims.iter().map(renewal).collect();
+    store.renew(&renewals).await.into_iter().collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reconnection_with_many_leases_costs_none() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    let claims = claims();
+    hold_all(&store, &claims).await;
+    // The first renewal watches nodes.
+    insist("renew", async || renew_all(&store, &claims).await).await;
+    for round in 0..2 {
+        proxy.cut().await;
+        // A renewal need not ask anything so soon after the one before.
+        let another = claim(&format!("another {round}"));
+        insist("acquire", async || attempt(&store, &another).await.map(granted)).await;
+        let renewed = insist("renew", async || renew_all(&store, &claims).await).await;
+        let lost = renewed.iter().filter(|renewed| !matches!(renewed, Renewed::Held(_))).count();
+        assert_eq!(lost, 0, "leases were lost that nobody took");
+    }
+
+    // Whether or not there is a watch on its node.
+    let other = server.store().await;
+    for claim in [&claims[0], &claims[LOCKS - 1]] {
+        free(&other, claim).await;
+        let mut renewed = None;
+        eventually("the loss is noticed", async || {
+            renewed = Some(insist("renew", async || renew(&store, claim).await).await);
+            !matches!(renewed, Some(Renewed::Held(_)))
+        })
+        .await;
+        assert_eq!(renewed.as_ref().map(lost), Some(LossReason::Revoked));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reconnection_with_many_waiters_costs_no_lease() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    let (other, raw, mine, claims) = (server.store().await, server.raw().await, claim("mine"), claims());
+    hold(&store, &mine).await;
+    hold_all(&other, &claims).await;
+    let (waiting, mut waiters) = (locker(&store), JoinSet::new());
+    for claim in &claims {
+        let lock = waiting.lock(claim.key.as_str());
+        waiters.spawn(async move { lock.acquire_within(Duration::from_secs(60)).await });
+    }
+    for claim in &claims {
+        eventually("it queues", async || children(&raw, claim.key.as_str()).await.len() == 2).await;
+    }
+    proxy.cut().await;
+    let renewed = insist("renew", async || renew(&store, &mine).await).await;
+    assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+    for claim in &claims {
+        let released = other.release(claim).await.expect("release");
+        assert!(matches!(released, Release::Released { .. }), "{released:?}");
+    }
+    while let Some(waiter) = waiters.join_next().await {
+        drop(waiter.expect("no panic").expect("acquire").expect("granted"));
+    }
+}
