@@ -16,7 +16,7 @@ use crate::{
     fault::{Fault, Which},
     target::Target,
     trouble::{Trouble, shows},
-    witness::{first, keys, metric, round_trip},
+    witness::{keys, metric, round_trip},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -343,7 +343,9 @@ async fn steps_down(ensemble: &ZooKeeperEnsemble, place: usize) {
 
 /// The rows of the locks that all fight for.
 async fn rows(server: &MySqlServer) -> Result<String, Trouble> {
-    first(server, "SELECT GROUP_CONCAT(id) FROM resource_lock WHERE resource_name LIKE 'account%'").await
+    let rows = "SELECT GROUP_CONCAT(id) FROM resource_lock WHERE resource_name LIKE 'account%'";
+    let ids = server.admin(rows).await?.into_iter().flatten().next().flatten();
+    ids.ok_or(Trouble::NoRows)
 }
 
 async fn flush(servers: &[RedisServer]) -> Result<(), Trouble> {

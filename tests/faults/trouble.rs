@@ -15,6 +15,8 @@ pub(crate) enum Trouble {
     NoLeader,
     /// Nobody came to where the nemesis waited.
     Stuck(String),
+    /// The rows of the locks are not there.
+    NoRows,
     /// It was all done, and nothing shows it.
     NoEffect(String),
     /// Anything else, which no fault explains.
@@ -33,6 +35,7 @@ impl Trouble {
                 is_away || waits_for_rows(other) && (waits_for_rows(mine) || matches!(mine, Fault::DeleteAll(_)))
             }
             Self::NoLeader => matches!(other, Fault::Kill(_) | Fault::Freeze(_) | Fault::CutOff(_)),
+            Self::NoRows => matches!(other, Fault::DeleteAll(_) | Fault::KillEmpty(_)),
             // A frozen holder, too, can release nothing while the others wait.
             Self::Stuck(_) => {
                 let freezes = |fault| if fault == Fault::ClientFreeze { Fault::ClientKill } else { fault };
@@ -51,6 +54,7 @@ impl fmt::Display for Trouble {
             Self::Server(error) => error.fmt(f),
             Self::NoLeader => f.write_str("the ensemble has no leader"),
             Self::Stuck(what) => f.write_str(what),
+            Self::NoRows => f.write_str("the locks have no rows"),
             Self::NoEffect(missing) => write!(f, "the fault shows no effect, the nemesis is broken: {missing}"),
             Self::Other(error) => error.fmt(f),
         }
@@ -95,6 +99,8 @@ pub(crate) fn explains_no_more_than_it_can() -> Result<(), BoxError> {
         (server(), Fault::Connections, Fault::Deadlock, false),
         (Trouble::NoLeader, Fault::CutOff(Leader), Fault::Kill(Leader), true),
         (Trouble::NoLeader, Fault::CutOff(Leader), Fault::ClientKill, false),
+        (Trouble::NoRows, Fault::LockWait, Fault::DeleteAll(All), true),
+        (Trouble::NoRows, Fault::LockWait, Fault::Freeze(All), false),
         (stuck(), Fault::HolderCutOff, Fault::ClockForward(All), true),
         (stuck(), Fault::HolderCutOff, Fault::Kill(All), false),
         (Trouble::Other("the library is gone".into()), Fault::ClockBack(All), Fault::Kill(All), false),

@@ -115,7 +115,7 @@ pub(crate) async fn metric(server: &MySqlServer, name: &str) -> Result<u64, Trou
 }
 
 /// The first value of the first row.
-pub(crate) async fn first(server: &MySqlServer, statement: &str) -> Result<String, Trouble> {
+async fn first(server: &MySqlServer, statement: &str) -> Result<String, Trouble> {
     let value = server.admin(statement).await?.into_iter().flatten().next().flatten();
     value.ok_or_else(|| BoxError::from(format!("nothing came of {statement:?}")).into())
 }

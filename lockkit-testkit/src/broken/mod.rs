@@ -88,8 +88,7 @@ bugs! {
         "ownership::two_claims_of_one_client_are_two" says "both claims of one client were granted",
         "ownership::a_foreign_release_changes_nothing" says "NotHeld(Taken)";
     NotIdempotent "The same claim again is refused because the lock is held: by that very claim." =>
-        "ownership::the_same_claim_is_one_lease" says "a free lock was refused",
-        "faults::a_lost_reply_is_asked_again" says "its own lease kept it out";
+        "ownership::the_same_claim_is_one_lease" says "a free lock was refused";
     RepeatDoesNotExtend "The same claim again is granted, but the lease ends when it would have." =>
         "ownership::repeated_claims_extend_the_lease" says "on record";
     DepthAdds "The depth of nested holds is added to, so that a repeated request counts twice." =>

@@ -16,7 +16,7 @@ use super::{
 use crate::faults::Direction;
 
 cases! { "faults":
-    a_lost_reply_is_asked_again [SERVER_TTL] "When the reply to an acquire is lost, asking again gives the same lease (R1)."
+    a_lost_reply_is_asked_again [SERVER_TTL] "When the reply to an acquire is lost, asking again gets the lock, with one lease left at the store (R1, R2)."
     a_lost_reply_leaves_nothing [SERVER_TTL] "When the reply to an acquire is lost and the caller gives up, the lock is freed (R6, R8)."
     a_late_reply_is_no_grant [SERVER] "A reply that comes after the ttl grants nothing (R4)."
     validity_counts_from_the_request [SERVER_TTL] "However late the reply comes, a lease is valid for its ttl from the request on (R4)."
