@@ -85,7 +85,10 @@ impl Backlog {
             queue.tokens.remove(&dropped.owed.claim.token);
         }
         queue.put(clock.now(), Try { owed, pause: FIRST_PAUSE });
-        if std::mem::replace(&mut queue.at_work, true) {
+        let is_at_work = std::mem::replace(&mut queue.at_work, true);
+        // A runtime that is ending drops the task at once, here and now, and its end takes the queue again.
+        drop(queue);
+        if is_at_work {
             self.arrived.notify_one();
         } else {
             let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
@@ -194,5 +197,41 @@ impl Drop for Worker {
         if !self.is_done {
             *self.backlog.queue() = Queue::default();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::{LockKey, MemoryStore, Mode};
+
+    use super::*;
+
+    /// Adds to a backlog when it is dropped, as what is under way does with its runtime.
+    struct Late(Arc<Backlog>, Arc<dyn LockStore>);
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let key = LockKey::new("a").expect("a name");
+            let claim = Claim { key, token: Token::random().expect("random"), mode: Mode::Exclusive };
+            let clock = Arc::clone(&self.1.info().clock);
+            let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: false };
+            self.0.add(owed, &self.1, &clock);
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_ends_takes_its_backlog_along() {
+        let backlog = Arc::new(Backlog::default());
+        let late = Late(Arc::clone(&backlog), Arc::new(MemoryStore::new()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        runtime.block_on(async move {
+            tokio::spawn(async move {
+                let _late = late;
+                std::future::pending::<()>().await;
+            });
+            tokio::task::yield_now().await;
+        });
+        drop(runtime);
+        assert!(!backlog.queue().at_work);
     }
 }
