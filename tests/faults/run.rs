@@ -25,7 +25,7 @@ use crate::{
 const SLACK: Duration = Duration::from_secs(4);
 
 /// So many locks at once are many for one process.
-const MANY: usize = 8;
+const MANY: u64 = 8;
 
 /// In so many runs each worker must have done everything.
 const ENOUGH: usize = 8;
@@ -208,22 +208,28 @@ fn must_show(fault: Fault, row: &Row) -> Option<&'static str> {
     if fault.outlasts_leases() && row.lost_meanwhile == 0 {
         return Some("no guard said that its lock was lost: the nemesis is broken");
     }
-    if report.nested == 0 || report.cancelled == 0 || report.dropped == 0 {
-        return Some("the workers did not nest, cancel and drop: they are broken");
-    }
     None
 }
 
-/// Whether the workers have handed leases over, and held many, in the runs of one store. In a single run it may not come to that.
+/// Whether the workers have done all that they can do, in the runs of one store. In a single run on a busy machine it may
+/// not come to that.
 pub(crate) fn work_was_done(rows: &[Row]) -> Result<(), String> {
     for kind in Kind::ALL {
-        let of_kind: Vec<_> = rows.iter().filter(|row| row.kind == kind).collect();
-        let handed: u64 = of_kind.iter().map(|row| row.report.handed_over).sum();
-        let most = of_kind.iter().map(|row| row.report.most_held).max().unwrap_or(0);
-        if of_kind.len() >= ENOUGH && (handed == 0 || most < MANY) {
+        let reports: Vec<_> = rows.iter().filter(|row| row.kind == kind).map(|row| &row.report).collect();
+        let sum = |count: fn(&Report) -> u64| reports.iter().map(|report| count(report)).sum::<u64>();
+        let done = [
+            ("nested", sum(|report| report.nested), 1),
+            ("cancelled", sum(|report| report.cancelled), 1),
+            ("dropped", sum(|report| report.dropped), 1),
+            ("handed over", sum(|report| report.handed_over), 1),
+            ("held at once", reports.iter().map(|report| report.most_held as u64).max().unwrap_or(0), MANY),
+        ];
+        if let Some((what, count, least)) = done.iter().find(|(_, count, least)| count < least)
+            && reports.len() >= ENOUGH
+        {
             return Err(format!(
-                "in {} runs of {} {handed} leases were handed over, and no more than {most} held at once: the workers are broken",
-                of_kind.len(),
+                "the workers are broken: in {} runs of {} {count} locks were {what}, and {least} must be",
+                reports.len(),
                 kind.name()
             ));
         }

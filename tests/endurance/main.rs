@@ -1,0 +1,83 @@
+//! One process with many leases and many tasks, through lost connections and pauses of the process: no lease is lost that
+//! nobody took, every task gets its lock again and again, and memory and descriptors stay as they are.
+//!
+//! `cargo test --all-features --test endurance` takes seconds. For 100 000 leases and 1 000 tasks:
+//!
+//! `cargo test --release --all-features --test endurance -- --leases 100000 --tasks 1000 --rounds 6 [store]`
+//!
+//! The process that is tormented is a child, so that it can be stopped with all its threads. A second child asks for the
+//! same locks as its tasks do. Both go through a proxy. `docs/testing.md` describes it.
+
+mod child;
+mod target;
+mod torment;
+
+use std::{env, process::ExitCode};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use lockkit_testkit::BoxError;
+
+use crate::{
+    child::Orders,
+    target::{Kind, Target},
+};
+
+/// How many leases, tasks and rounds of faults.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) leases: usize,
+    pub(crate) tasks: usize,
+    pub(crate) rounds: usize,
+}
+
+/// A few seconds of each store.
+const SMALL: Size = Size { leases: 400, tasks: 60, rounds: 3 };
+
+fn main() -> ExitCode {
+    if let Ok(orders) = env::var(child::ORDERS) {
+        return child::main(&orders);
+    }
+    let (size, mut arguments) = match options(env::args().collect()) {
+        Ok(options) => options,
+        Err(message) => {
+            eprintln!("{message}");
+            return ExitCode::from(64);
+        }
+    };
+    // One after the other, if there is much to do: the stores share the processors.
+    let at_once = if size.leases > SMALL.leases { 1 } else { 3 };
+    arguments.test_threads = arguments.test_threads.or(Some(at_once));
+    let trials = Kind::ALL.map(|kind| {
+        let trial = Trial::test(kind.name(), move || run(kind, size).map_err(|error| Failed::from(error.to_string())));
+        trial.with_ignored_flag(kind.may_be_missing() && kind.is_missing())
+    });
+    libtest_mimic::run(&arguments, trials.into()).exit_code()
+}
+
+fn run(kind: Kind, size: Size) -> Result<(), BoxError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(async {
+        let target = Target::start(kind).await?;
+        let big = Orders { url: target.url(), leases: size.leases, tasks: size.tasks, pages: size.tasks / 10 + 1 };
+        torment::run(&target, big, size.rounds).await
+    })
+}
+
+/// What every test takes, and three numbers more.
+fn options(args: Vec<String>) -> Result<(Size, Arguments), String> {
+    let (mut size, mut others, mut args) = (SMALL, Vec::new(), args.into_iter());
+    while let Some(arg) = args.next() {
+        let field = match arg.as_str() {
+            "--leases" => &mut size.leases,
+            "--tasks" => &mut size.tasks,
+            "--rounds" => &mut size.rounds,
+            _ => {
+                others.push(arg);
+                continue;
+            }
+        };
+        let value = args.next().unwrap_or_default();
+        *field = value.parse().map_err(|_| format!("{arg} takes a whole number, not {value:?}"))?;
+    }
+    Ok((size, Arguments::from_iter(others)))
+}
