@@ -191,6 +191,18 @@ async fn a_kill_that_nobody_waits_for_is_still_carried_out() -> Result {
 }
 
 #[tokio::test]
+async fn two_restarts_at_once_come_one_after_the_other() -> Result {
+    let server = start(RedisOptions::default().persistence(Persistence::AppendAlways)).await?;
+    for _ in 0..5 {
+        let both = tokio::join!(server.restart(Keep::Data), server.restart(Keep::Nothing));
+        both.0?;
+        both.1?;
+        assert_eq!(server.command(&["PING"]).await?, "PONG");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn many_servers_start_at_once() -> Result {
     let mut starting = tokio::task::JoinSet::new();
     for _ in 0..8 {

@@ -38,6 +38,8 @@ pub struct Process {
     service: Arc<dyn Service>,
     place: Place,
     ward: Arc<Ward>,
+    /// Held while it is restarted: two restarts at once would start one server in the half-made directory of the other.
+    restarting: tokio::sync::Mutex<()>,
 }
 
 /// The guardian with the number of the process that it guards, or 0 while there is none.
@@ -70,7 +72,7 @@ impl Process {
         // From here on removing the directory is the guardian's job.
         let _ = dir.keep();
         let ward = Arc::new(Ward { guardian: Mutex::new(guardian), pid: AtomicU32::new(0) });
-        let process = Self { service, place, ward };
+        let process = Self { service, place, ward, restarting: tokio::sync::Mutex::default() };
         process.run().await?;
         Ok(process)
     }
@@ -146,12 +148,14 @@ impl Process {
         self.pid().ok_or_else(not_running).and_then(process::thaw).map_err(|error| self.failed("thaw", error))
     }
 
-    /// Kills the server if it still runs, starts it again on the same port, and returns when it is ready.
+    /// Kills the server if it still runs, starts it again on the same port, and returns when it is ready. Of two at once
+    /// the second waits for the first.
     ///
     /// # Errors
     ///
     /// If the server does not come up.
     pub async fn restart(&self, keep: Keep) -> Result<()> {
+        let _restarting = self.restarting.lock().await;
         self.kill().await?;
         if keep == Keep::Nothing {
             let emptied = match fs::remove_dir_all(&self.place.data) {
