@@ -26,47 +26,40 @@ struct Inner {
 }
 
 /// What the caller can do about an [`Error`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// Correct the name, the option or the URL.
+    #[error("invalid input")]
     InvalidInput,
     /// Set up what is missing, or name what is there: a table, a database, a file, a server of the right kind. The URL is
     /// well-formed, but what it leads to is not as it says.
+    #[error("misconfigured")]
     Misconfigured,
     /// Correct the credentials or the store's permissions.
+    #[error("denied")]
     Denied,
     /// Use another store, or do without the feature.
+    #[error("unsupported")]
     Unsupported,
     /// Try again later: the store can't be reached, or refuses work for now.
+    #[error("unavailable")]
     Unavailable,
     /// Try again later: no answer came in time.
+    #[error("timed out")]
     TimedOut,
     /// Stop the work: the lease is no longer held.
+    #[error("lost")]
     Lost,
     /// Try again: the store chose this operation to resolve a deadlock.
+    #[error("deadlock")]
     Deadlock,
     /// Nothing: the [`Locker`](crate::Locker) was shut down.
+    #[error("closed")]
     Closed,
     /// Read the message: the store answered something that it should not have.
+    #[error("unexpected")]
     Unexpected,
-}
-
-impl fmt::Display for ErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InvalidInput => "invalid input",
-            Self::Misconfigured => "misconfigured",
-            Self::Denied => "denied",
-            Self::Unsupported => "unsupported",
-            Self::Unavailable => "unavailable",
-            Self::TimedOut => "timed out",
-            Self::Lost => "lost",
-            Self::Deadlock => "deadlock",
-            Self::Closed => "closed",
-            Self::Unexpected => "unexpected",
-        })
-    }
 }
 
 /// Whether a failed operation may have changed the store.

@@ -1,11 +1,12 @@
 //! A quorum's failures carry each node's own error.
 
-use std::{error::Error as StdError, fmt, sync::Arc};
+use std::{error::Error as StdError, sync::Arc};
 
 use lockkit_core::{Effect, Error, ErrorKind};
 
 /// What went wrong at each node, when too many of them failed: the source of the quorum's error.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, thiserror::Error)]
+#[error("{}", .0.iter().map(NodeError::line).collect::<Vec<_>>().join("; "))]
 pub struct NodeErrors(Vec<NodeError>);
 
 /// What went wrong at one node.
@@ -15,6 +16,12 @@ pub struct NodeError {
     pub node: Arc<str>,
     /// Its own error.
     pub error: Error,
+}
+
+impl NodeError {
+    fn line(&self) -> String {
+        format!("{}: {}: {}", self.node, self.error.kind(), self.error.message())
+    }
 }
 
 impl NodeErrors {
@@ -55,18 +62,6 @@ impl NodeErrors {
         }
     }
 }
-
-impl fmt::Display for NodeErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, NodeError { node, error }) in self.0.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{node}: {}: {}", error.kind(), error.message())?;
-        }
-        Ok(())
-    }
-}
-
-impl StdError for NodeErrors {}
 
 /// No answer within the node timeout.
 pub(crate) fn no_answer(limit: std::time::Duration) -> Error {

@@ -6,7 +6,8 @@ use std::{fmt, io};
 pub type Result<T, E = ServerError> = std::result::Result<T, E>;
 
 /// Why a server could not be had, with the end of what it printed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}{}", .source.as_ref().map(|source| format!(": {source}")).unwrap_or_default())]
 pub struct ServerError {
     kind: Kind,
     message: String,
@@ -51,20 +52,4 @@ impl ServerError {
 fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(20)..].join("\n")
-}
-
-impl fmt::Display for ServerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        match &self.source {
-            Some(source) => write!(f, ": {source}"),
-            None => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for ServerError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| source as _)
-    }
 }
