@@ -187,6 +187,44 @@ async fn long_leases_do_not_cost_the_short_ones_their_deadline() -> Result<()> {
     Ok(())
 }
 
+/// All leases end at about the same time, and those that can't be saved come first.
+#[tokio::test(start_paused = true)]
+async fn leases_in_doubt_are_asked_for_beside_the_others() -> Result<()> {
+    let ttl = Duration::from_secs(6);
+    let mut store = Slow::new();
+    store.dead = Some(("dead", ttl / 4));
+    let locker = Locker::new(store);
+    let (mut dead, mut live) = (Vec::new(), Vec::new());
+    // More than the calls of one lane are about.
+    for number in 0..2_400 {
+        dead.push(locker.lock(format!("dead/{number}")).ttl(ttl).acquire().await?);
+    }
+    for number in 0..600 {
+        live.push(locker.lock(format!("live/{number}")).ttl(ttl).acquire().await?);
+    }
+    sleep(ttl * 3).await;
+    assert_eq!((lost(&dead), lost(&live)), (dead.len(), 0));
+    Ok(())
+}
+
+/// The calls for long leases, each of which may take three seconds, are not in the way of leases that do not last that long.
+#[tokio::test(start_paused = true)]
+async fn calls_for_long_leases_leave_room_for_short_ones() -> Result<()> {
+    let mut store = Slow::new();
+    store.dead = Some(("long", Duration::from_secs(5)));
+    let locker = Locker::new(store);
+    let (mut long, mut short) = (Vec::new(), Vec::new());
+    for number in 0..1_500 {
+        long.push(locker.lock(format!("long/{number}")).ttl(TTL).acquire().await?);
+    }
+    for number in 0..10 {
+        short.push(locker.lock(format!("short/{number}")).ttl(Duration::from_secs(1)).acquire().await?);
+    }
+    sleep(TTL / 2).await;
+    assert_eq!((lost(&long), lost(&short)), (0, 0));
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_lost_is_noticed_soon_after_an_alarm_for_all() -> Result<()> {
     let store = Slow::new();

@@ -260,7 +260,7 @@ impl State {
             Due::Lost(reason)
         } else if !self.is_live() {
             Due::Nothing
-        } else if terms.renew && self.taken {
+        } else if terms.renew {
             Due::Renew
         } else {
             Due::Later(self.deadline())
