@@ -1,0 +1,77 @@
+//! Every safeguard off, one at a time: a test must notice.
+//!
+//! The safeguards are in [`list`], with the test that is to notice. All are compiled into one copy of the workspace, with a
+//! switch each, so that the tests run again and again without a build between. What this checkout holds is not touched.
+//!
+//! ```sh
+//! cargo test --test safeguards                           # the list fits the source and the docs
+//! cargo test --test safeguards -- --ignored --nocapture  # switches them off: minutes
+//! LOCKKIT_SAFEGUARD=drift cargo test --test safeguards -- --ignored --nocapture   # only those with this in their names
+//! LOCKKIT_EXPECTED=write cargo test --test safeguards    # writes the table in docs/testing.md anew
+//! ```
+
+mod build;
+mod copy;
+mod list;
+
+use std::{collections::BTreeSet, env, fs};
+
+use self::{
+    build::{Build, Ended, Test},
+    list::{ALL, Safeguard},
+};
+
+#[test]
+fn each_is_found_once_in_the_source() {
+    let mut names = BTreeSet::new();
+    for safeguard in ALL {
+        assert!(names.insert(safeguard.name), "{} is there twice", safeguard.name);
+        let source = fs::read_to_string(copy::workspace().join(safeguard.file)).expect(safeguard.file);
+        copy::switched(safeguard.file, &source);
+    }
+}
+
+#[test]
+fn the_docs_have_the_table() {
+    let (file, begin, end) = (copy::workspace().join("docs/testing.md"), "<!-- safeguards -->\n", "<!-- end -->\n");
+    let docs = fs::read_to_string(&file).expect("docs");
+    let (before, rest) = docs.split_once(begin).expect("where the table begins");
+    let (found, after) = rest.split_once(end).expect("where the table ends");
+    let table = table();
+    if env::var("LOCKKIT_EXPECTED").is_ok_and(|what| what == "write") {
+        fs::write(&file, [before, begin, &table, end, after].concat()).expect("write");
+    } else {
+        assert!(found == table, "run LOCKKIT_EXPECTED=write cargo test --test safeguards; the table is now:\n{table}");
+    }
+}
+
+fn table() -> String {
+    let mut table = String::from("\n| safeguard | switched off in | noticed by |\n|---|---|---|\n");
+    for Safeguard { does, file, noticed_by, .. } in ALL {
+        let (place, test) = noticed_by.split_once("::").expect("package/target::name");
+        table += &format!("| {does} | `{file}` | `{test}` in `{place}` |\n");
+    }
+    table + "\n"
+}
+
+#[test]
+#[ignore = "compiles a copy of the workspace and takes minutes"]
+fn each_is_missed_by_a_test() {
+    let only = env::var("LOCKKIT_SAFEGUARD").unwrap_or_default();
+    let chosen: Vec<_> = ALL.iter().filter(|safeguard| safeguard.name.contains(&only)).collect();
+    let tests: BTreeSet<Test> = chosen.iter().map(|safeguard| Test::of(safeguard.noticed_by)).collect();
+    let build = Build::of(&tests);
+    for test in &tests {
+        let ended = build.run(test, None);
+        assert_eq!(ended, Ended::Passed, "{test:?} with all safeguards on");
+    }
+    let mut survivors = Vec::new();
+    for safeguard in chosen {
+        let ended = build.run(&Test::of(safeguard.noticed_by), Some(safeguard.name));
+        println!("{}: {ended:?} ({})", safeguard.name, safeguard.noticed_by);
+        if ended == Ended::Passed {
+            survivors.push(safeguard.name);
+        }
+    }
+    assert!(survivors.is_empty(), "switched off, and not missed: {survivors:?}");
+}
