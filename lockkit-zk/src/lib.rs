@@ -47,6 +47,7 @@ mod renew;
 mod server;
 mod session;
 mod store;
+mod unwatched;
 mod value;
 mod watched;
 

@@ -15,6 +15,7 @@ use crate::{
     queue,
     release::why_not,
     session::{Answer, Claimed, Grant, Node, Session, Stage},
+    unwatched::Unwatched,
     watched::{Use, Watched, changed},
 };
 
@@ -32,10 +33,16 @@ pub(crate) async fn renew(link: &Link, renewals: &[Renewal], bound: Duration) ->
     };
     let asked = session.now();
     let plans: Vec<_> = renewals.iter().map(|renewal| Plan::new(&session, link, renewal)).collect();
-    let checks: Vec<_> = plans.iter().map(|plan| plan.send(&session)).collect();
+    let mut unwatched = Unwatched::new(&session);
+    let checks: Vec<_> = plans.iter().map(|plan| plan.send(&session, &mut unwatched)).collect();
+    unwatched.send();
     let alive = if plans.iter().any(Plan::is_held) { session.sign_of_life().await } else { Ok(()) };
+    let mut seen = unwatched.answers(bound).await.into_iter();
     let mut answers = Vec::with_capacity(renewals.len());
-    for (plan, check) in plans.iter().zip(checks) {
+    for (plan, mut check) in plans.iter().zip(checks) {
+        if let Some(Look::Unwatched(answer)) = &mut check.look {
+            *answer = seen.next();
+        }
         answers.push(plan.finish(&session, link, check, &alive, asked, bound).await);
     }
     answers
@@ -71,9 +78,16 @@ enum Known {
 
 /// What was asked about a lease.
 struct Check<'a> {
-    /// Without a watch if there is no room for one: then it is looked at again at each renewal.
-    look: Option<Answer<'a, (Stat, Option<Watched>)>>,
+    look: Option<Look<'a>>,
     depth: Option<Answer<'a, Stat>>,
+}
+
+/// How a node is looked at.
+enum Look<'a> {
+    /// Once: the watch tells of what comes.
+    Watched(Answer<'a, (Stat, Watched)>),
+    /// Again at each renewal, for there is no room for a watch. It is asked together with others, and put here.
+    Unwatched(Option<Result<Stat, Failure>>),
 }
 
 impl<'a> Plan<'a> {
@@ -95,7 +109,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Sends what has to be asked, without awaiting it.
-    fn send<'s>(&'s self, session: &'s Session) -> Check<'s> {
+    fn send<'s>(&'s self, session: &'s Session, unwatched: &mut Unwatched<'s>) -> Check<'s> {
         let Known::Held { path, grant, watched, written, .. } = &self.known else {
             return Check { look: None, depth: None };
         };
@@ -105,7 +119,7 @@ impl<'a> Plan<'a> {
             Box::pin(session.client.set_data(path, value.text().as_bytes(), None)) as Answer<'s, Stat>
         });
         // After the write, so that the watch is not spent on it.
-        let look = (!watched || depth.is_some()).then(|| look(session, path));
+        let look = (!watched || depth.is_some()).then(|| look(session, path, unwatched));
         Check { look, depth }
     }
 
@@ -163,15 +177,20 @@ impl<'a> Plan<'a> {
         if let Some(depth) = check.depth {
             session.lead(sent, bound, depth).await?;
         }
-        if let Some(look) = check.look {
-            let (stat, watch) = session.read(bound, look).await?;
-            if !session.owns(stat.ephemeral_owner) {
-                return Err(session.replaced());
+        let (stat, watch) = match check.look {
+            Some(Look::Watched(answer)) => {
+                let (stat, watch) = session.read(bound, answer).await?;
+                (stat, Some(watch))
             }
-            if let (Some(watch), Known::Held { node, .. }) = (watch, &self.known) {
-                session.update(&self.renewal.claim.token, |claimed| claimed.watched = true);
-                tokio::spawn(mind(Arc::downgrade(session), self.renewal.claim.token, node.clone(), watch));
-            }
+            Some(Look::Unwatched(seen)) => (seen.ok_or(Failure::TimedOut(bound))??, None),
+            None => return Ok(()),
+        };
+        if !session.owns(stat.ephemeral_owner) {
+            return Err(session.replaced());
+        }
+        if let (Some(watch), Known::Held { node, .. }) = (watch, &self.known) {
+            session.update(&self.renewal.claim.token, |claimed| claimed.watched = true);
+            tokio::spawn(mind(Arc::downgrade(session), self.renewal.claim.token, node.clone(), watch));
         }
         Ok(())
     }
@@ -205,16 +224,16 @@ impl<'a> Plan<'a> {
 }
 
 /// Asks for a node that is held, with a watch on it if there is room for one.
-fn look<'s>(session: &'s Session, path: &'s str) -> Answer<'s, (Stat, Option<Watched>)> {
+fn look<'s>(session: &'s Session, path: &'s str, unwatched: &mut Unwatched<'s>) -> Look<'s> {
     let watched = session.watches.ask(path, Use::Hearing, || {
         let answer = session.client.get_and_watch_data(path);
         async { answer.await.map(|(_, stat, watcher)| (stat, watcher)) }
     });
     match watched {
-        Some(answer) => Box::pin(async { answer.await.map(|(stat, watch)| (stat, Some(watch))) }),
+        Some(answer) => Look::Watched(answer),
         None => {
-            let answer = session.client.get_data(path);
-            Box::pin(async { answer.await.map(|(_, stat)| (stat, None)) })
+            unwatched.add(path);
+            Look::Unwatched(None)
         }
     }
 }

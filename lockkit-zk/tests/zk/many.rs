@@ -67,6 +67,30 @@ async fn a_reconnection_with_many_leases_costs_none() {
     }
 }
 
+/// Each lease that is not watched is looked at whenever it is renewed. A request for each would take longer than the leases
+/// of a hundred thousand last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_without_watches_are_renewed_with_few_requests() {
+    let server = Server::start().await;
+    let (store, claims) = (server.store().await, claims());
+    hold_all(&store, &claims).await;
+    // The first renewal watches nodes.
+    insist("renew", async || renew_all(&store, &claims).await).await;
+    let before = received(&server).await;
+    let renewed = insist("renew", async || renew_all(&store, &claims).await).await;
+    assert!(renewed.iter().all(|renewed| matches!(renewed, Renewed::Held(_))));
+    // Some 400 leases are not watched. Signs of life and the four-letter words count, too.
+    let requests = received(&server).await - before;
+    assert!((5..40).contains(&requests), "{requests} requests");
+}
+
+/// How many requests the server has received.
+async fn received(server: &Server) -> u64 {
+    let said = server.0.word("mntr").await.expect("mntr");
+    let line = said.lines().find_map(|line| line.strip_prefix("zk_packets_received\t")).expect("a count");
+    line.trim().parse().expect("a number")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reconnection_with_many_waiters_costs_no_lease() {
     let server = Server::start().await;
