@@ -218,7 +218,7 @@ async fn deliver(
                 }
             }
             (Direction::ToClient, Event::Bytes(_)) if loss.borrow().begun => {}
-            (Direction::ToClient, Event::Bytes(bytes)) => drop(to.write_all(&bytes).await),
+            (Direction::ToClient, Event::Bytes(bytes)) => drop(to.write_all(&shared.rewritten(bytes)).await),
             (_, Event::End) => drop(to.shutdown().await),
             (_, Event::Reset) => return Err(Broken),
         }

@@ -2,7 +2,7 @@
 
 use super::{connection, trap::Trap};
 use std::{
-    io, mem,
+    fmt, io, mem,
     net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -23,7 +23,7 @@ pub enum Direction {
     ToClient,
 }
 
-/// A TCP proxy on 127.0.0.1 that can cut, hold, delay and lose what passes through it.
+/// A TCP proxy on 127.0.0.1 that can cut, hold, delay, lose and change what passes through it.
 ///
 /// At first it lets everything pass. What it is told holds for all its connections, open ones and new ones, until
 /// it is told otherwise. It knows nothing about the protocol that is spoken through it. It ends, with all its
@@ -47,8 +47,10 @@ pub struct Proxy {
     listening: JoinHandle<()>,
 }
 
+/// What is made of each piece of a reply.
+type Rewrite = Box<dyn FnMut(Vec<u8>) -> Vec<u8> + Send>;
+
 /// What a proxy shares with its connections.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) upstream: SocketAddr,
     rules: watch::Sender<Rules>,
@@ -56,6 +58,7 @@ pub(super) struct Shared {
     /// them, tells them to end (by the value `true`), and knows when all have ended.
     connections: Mutex<watch::Sender<bool>>,
     trap: Mutex<Option<Trap>>,
+    rewrite: Mutex<Option<Rewrite>>,
     dropped: watch::Sender<bool>,
 }
 
@@ -87,6 +90,7 @@ impl Proxy {
             rules: watch::Sender::default(),
             connections: Mutex::default(),
             trap: Mutex::default(),
+            rewrite: Mutex::default(),
             dropped: watch::Sender::default(),
         });
         let listening = tokio::spawn(accept(listener, shared.clone()));
@@ -156,6 +160,12 @@ impl Proxy {
         *lock(&self.shared.trap) = Some(Trap::new(pattern.into(), nth));
     }
 
+    /// Changes what the server says, piece by piece as it comes: a short reply to one request is one piece, and several that
+    /// come together may be one.
+    pub fn rewrite_replies(&self, rewrite: impl FnMut(Vec<u8>) -> Vec<u8> + Send + 'static) {
+        *lock(&self.shared.rewrite) = Some(Box::new(rewrite));
+    }
+
     /// Waits until the reply that [`drop_reply_after`](Self::drop_reply_after) asked for was lost.
     ///
     /// It returns at once if that has happened already, and never if nothing was asked for.
@@ -164,10 +174,11 @@ impl Proxy {
         let _ = self.shared.dropped.subscribe().wait_for(|&dropped| dropped).await;
     }
 
-    /// Lets everything pass again, at once and in order, what was held back included, and forgets about dropping a
-    /// reply.
+    /// Lets everything pass again, at once and in order, what was held back included, and forgets about dropping or changing
+    /// replies.
     pub fn heal(&self) {
         *lock(&self.shared.trap) = None;
+        *lock(&self.shared.rewrite) = None;
         self.shared.rules.send_replace(Rules::default());
     }
 }
@@ -203,6 +214,14 @@ impl Shared {
         lock(&self.trap).as_mut().is_some_and(|trap| trap.springs(before, bytes))
     }
 
+    /// What the client is to read in place of these bytes.
+    pub(super) fn rewritten(&self, bytes: Vec<u8>) -> Vec<u8> {
+        match lock(&self.rewrite).as_mut() {
+            Some(rewrite) => rewrite(bytes),
+            None => bytes,
+        }
+    }
+
     /// Takes note of what became of the reply after the trap sprang.
     pub(super) fn reply_was_lost(&self, was_lost: bool) {
         if was_lost {
@@ -210,6 +229,12 @@ impl Shared {
         } else if let Some(trap) = lock(&self.trap).as_mut() {
             trap.set_again();
         }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("upstream", &self.upstream).finish_non_exhaustive()
     }
 }
 
