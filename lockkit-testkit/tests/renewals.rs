@@ -11,8 +11,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, Guard, KeyState, LockStore, Locker, LossReason, Query, Release,
-    Renewal, Renewed, Result, StoreInfo,
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, Guard, KeyState, LockStore, Locker, LossReason, Outcome, Query,
+    Release, Renewal, Renewed, Result, StoreInfo,
 };
 use lockkit_testkit::sim::SimStore;
 use tokio::time::{Instant, advance, sleep, sleep_until};
@@ -258,5 +258,20 @@ async fn leases_whose_server_is_silent_cost_no_others() -> Result<()> {
     }
     sleep(ttl * 3).await;
     assert_eq!((lost(&dead), lost(&whole)), (dead.len(), 0));
+    Ok(())
+}
+
+/// Two guards of an owner are released at once: what writes the depth for the one comes behind the release of the other.
+#[tokio::test(start_paused = true)]
+async fn a_nested_hold_was_held_also_when_the_last_release_overtakes_its_own() -> Result<()> {
+    let store = Slow::new();
+    let lock = Locker::new(store.clone()).owner().lock("x");
+    let (outer, inner) = (lock.acquire().await?, lock.acquire().await?);
+    *store.busy_until.lock().expect("unpoisoned") += Duration::from_millis(100);
+    let nested = tokio::spawn(inner.release());
+    // Its renewal is on its way.
+    tokio::task::yield_now().await;
+    assert_eq!(outer.release().await?, Outcome::Released);
+    assert_eq!(nested.await.expect("no panic")?, Outcome::Released);
     Ok(())
 }

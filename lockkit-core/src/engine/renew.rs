@@ -22,7 +22,7 @@ use super::{
     backoff::Random,
     home::Keeper,
     lanes::LaneId,
-    lease::{Due, State, renewal_timeout},
+    lease::{Due, Phase, State, renewal_timeout},
 };
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
@@ -232,6 +232,8 @@ impl Engine {
                 self.observe(|| Event::Renewed { key: &lease.claim.key, margin });
                 Ok(None)
             }
+            // The release of the last hold has overtaken what was asked for another one, which was held until then.
+            Ok(Renewed::Lost(_)) if state.phase() == Phase::Released => Ok(None),
             Ok(Renewed::Lost(reason)) => {
                 let news = state.lose(reason);
                 drop(state);
