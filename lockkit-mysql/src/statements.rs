@@ -41,7 +41,9 @@ impl Statements {
     /// The statements on the table with this quoted name.
     pub(crate) fn new(table: &str) -> Self {
         let text = |text: String| -> Arc<str> { text.into() };
-        let now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+        // Unsigned like the counter: between numbers of both kinds MariaDB's GREATEST compares signed ones, and takes a counter
+        // from 2^63 on for a negative number, so that the fence would go back.
+        let now = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS UNSIGNED)";
         Self {
             table: table.to_owned(),
             acquire: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"))),

@@ -6,6 +6,7 @@ mod doctor;
 mod failover;
 mod fenced;
 mod fences;
+mod fuzz;
 mod gates;
 mod in_doubt;
 mod servers;
@@ -49,6 +50,7 @@ fn tests() -> Vec<(&'static str, Test)> {
     tests.extend_from_slice(doctor::TESTS);
     tests.extend_from_slice(failover::TESTS);
     tests.extend_from_slice(in_doubt::TESTS);
+    tests.extend_from_slice(fuzz::TESTS);
     #[cfg(feature = "tls")]
     tests.extend_from_slice(tls::TESTS);
     tests
