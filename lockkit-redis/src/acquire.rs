@@ -106,7 +106,7 @@ impl RedisStore {
             }
         };
         match reply {
-            Ok(reply) => match plan.read(reply, sent)? {
+            Ok(reply) => match plan.read(reply, sent, plan.floor(&connection)?)? {
                 Answer::Granted(hold) => Box::pin(confirm(node, &connection, hold)).await.map(Answer::Granted),
                 answer => Ok(answer),
             },
@@ -205,23 +205,31 @@ impl<'a> Plan<'a> {
 
     fn request(&self, connection: &Connection) -> Result<Box<Request>> {
         let AcquireRequest { claim, fence, holder, .. } = self.request;
-        let fence = FenceRequest { floor: fence.floor.max(connection.floor(fence.clock)?), ..*fence };
+        let fence = FenceRequest { floor: self.floor(connection)?, ..*fence };
         let mark = connection.reign().map_or("", |reign| &reign.mark);
         Ok(Request::acquire(&self.lock, claim, holder, self.ttl_ms, fence, mark))
     }
 
-    fn read(&self, reply: Value, sent: Moment) -> Result<Answer> {
+    /// What a grant has to be above.
+    fn floor(&self, connection: &Connection) -> Result<Fence> {
+        let fence = &self.request.fence;
+        Ok(fence.floor.max(connection.floor(fence.clock)?))
+    }
+
+    fn read(&self, reply: Value, sent: Moment, floor: Fence) -> Result<Answer> {
         let grant = |fence, span, depth| {
             let until = sent + self.request.ttl;
             Ok(Answer::Granted(Hold { claim: self.request.claim.clone(), fence, span, until, depth }))
         };
         let odd = || error::odd_reply(Sent::Yes);
         match reply {
-            Value::Int(first) => {
-                grant(Fence::new(u64::try_from(first).map_err(|_| odd())?), self.request.fence.span, 1)
-            }
+            // No grant has another fence: it would be the answer to another question.
+            Value::Int(first) => match u64::try_from(first).map(Fence::new) {
+                Ok(fence) if fence > floor && check_floor(fence).is_ok() => grant(fence, self.request.fence.span, 1),
+                _ => Err(odd()),
+            },
             Value::BulkString(mine) => {
-                let (fence, span, depth) = value::numbers(&mine).ok_or_else(odd)?;
+                let (fence, span, depth) = value::own(&mine, &self.request.claim.token).ok_or_else(odd)?;
                 grant(fence, span, depth)
             }
             Value::Array(parts) => match &parts[..] {

@@ -213,7 +213,8 @@ fn script(store: &RedisStore, reign: Option<&Reign>, renewals: &[Renewal], chunk
 fn read(renewal: &Renewal, part: Value, sent: Moment) -> Result<Renewed> {
     match part {
         Value::BulkString(value) => {
-            let (fence, span, depth) = value::numbers(&value).ok_or_else(|| error::odd_reply(Sent::Yes))?;
+            let (fence, span, depth) =
+                value::own(&value, &renewal.claim.token).ok_or_else(|| error::odd_reply(Sent::Yes))?;
             let until = sent + renewal.ttl;
             Ok(Renewed::Held(Hold { claim: renewal.claim.clone(), fence, span, until, depth }))
         }

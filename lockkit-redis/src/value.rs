@@ -45,7 +45,15 @@ pub(crate) fn foreign() -> HolderInfo {
     HolderInfo::new("a client that is not lockkit")
 }
 
-/// What a renewal needs to know of a lease that is known to be lockkit's: fence, span and depth, without the holder.
+/// What a grant or a renewal needs to know of the lease with this token: fence, span and depth, without the holder. `None` if
+/// it is another's.
+pub(crate) fn own(value: &[u8], token: &Token) -> Option<(Fence, u32, u32)> {
+    let mut head = String::with_capacity(Token::TEXT_LEN + 1);
+    push_token(&mut head, token);
+    value.starts_with(head.as_bytes()).then(|| numbers(value))?
+}
+
+/// The same of a lease that is known to be lockkit's.
 pub(crate) fn numbers(value: &[u8]) -> Option<(Fence, u32, u32)> {
     let mut parts = value.get(Token::TEXT_LEN + 1..)?.splitn(4, |byte| *byte == b':');
     let depth = number(parts.next()?)?;

@@ -12,6 +12,7 @@ mod failover;
 mod faults;
 mod fenced;
 mod fences;
+mod fuzz;
 mod inspect;
 mod left;
 mod mysql;
