@@ -6,6 +6,7 @@ mod dropped;
 mod ensemble;
 mod faults;
 mod fenced;
+mod fuzz;
 mod many;
 mod old;
 mod reconnect;
