@@ -21,7 +21,7 @@ tests! {
 }
 
 /// A few seconds, unless `PROPTEST_CASES` says otherwise.
-const CASES: u32 = 300;
+const CASES: u32 = 60;
 
 #[derive(Clone, Debug)]
 struct Row {
