@@ -2,6 +2,8 @@
 //!
 //! Everything that users hold lives in `lockkit-core` and is re-exported here; each cargo feature adds a store.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod connect;
 mod diagnose;
 

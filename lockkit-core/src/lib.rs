@@ -10,6 +10,8 @@
 //!
 //! Applications usually depend on the facade crate `lockkit`, which re-exports all of this.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod alarm;
 mod capability;
 mod clock;
@@ -52,3 +54,7 @@ pub use {
     types::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Token, drift},
     wrap::{Observed, Prefix},
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

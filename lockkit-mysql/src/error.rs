@@ -42,11 +42,18 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
             with_effect(Error::new(kind, one_line(&lost(cause))), sent)
         }
         sqlx::Error::Tls(cause) => Error::new(ErrorKind::Unavailable, one_line(&format!("TLS failed: {cause}"))),
+        // So the driver says that it was built without the feature `mysql-rsa`; it has no error of its own for that.
+        sqlx::Error::Configuration(cause) if cause.to_string().starts_with("RSA") => {
+            Error::new(ErrorKind::Unsupported, NEEDS_RSA)
+        }
         sqlx::Error::Configuration(cause) => Error::new(ErrorKind::InvalidInput, one_line(&cause.to_string())),
         other => with_effect(Error::new(ErrorKind::Unexpected, one_line(&other.to_string())), sent),
     };
     mapped.with_source(error)
 }
+
+const NEEDS_RSA: &str = "the server wants the password over TLS, or encrypted by its own key, which this build can't do: set \
+     `tls`, or turn on the cargo feature `mysql-rsa` of lockkit (`rsa` of lockkit-mysql)";
 
 /// Whether the server answered that it gave up a lock on the row, or all locks because of a deadlock. The connection
 /// is as good as before.
@@ -189,6 +196,14 @@ mod tests {
             assert_eq!((error.kind(), error.effect()), (kind, Effect::None), "{number}");
             assert_eq!(error.to_string().lines().count(), 1);
         }
+    }
+
+    /// The driver's words, for a build without the feature; tests are built with it.
+    #[test]
+    fn a_password_that_needs_rsa_is_unsupported() {
+        let error = map(sqlx::Error::Configuration("RSA auth backend disabled; enable feature".into()), Sent::No);
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None));
+        assert!(error.message().contains("`tls`") && error.message().contains("`mysql-rsa`"), "{error}");
     }
 
     #[test]

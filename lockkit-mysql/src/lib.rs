@@ -52,3 +52,7 @@ pub use config::{MySqlConfig, Tls};
 pub use doctor::diagnose;
 pub use store::MySqlStore;
 pub use transaction::{TransactionLock, lock_in_transaction};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

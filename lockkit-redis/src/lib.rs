@@ -69,3 +69,7 @@ pub use config::RedisConfig;
 pub use doctor::{Examination, diagnose, examine, said_once};
 pub use server::ServerFacts;
 pub use store::RedisStore;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

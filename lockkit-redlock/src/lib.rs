@@ -26,6 +26,8 @@
 //!
 //! `docs/backends/redlock.md` says what is guaranteed, what is not, and why.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod attempt;
 mod backlog;
 mod book;
@@ -57,3 +59,7 @@ pub use {
     stats::Stats,
     store::RedlockStore,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -29,3 +29,7 @@ pub use {
     memory::MemoryBackend,
     suite::Suite,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

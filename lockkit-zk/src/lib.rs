@@ -54,3 +54,7 @@ mod watched;
 pub use config::ZkConfig;
 pub use doctor::diagnose;
 pub use store::ZkStore;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
