@@ -1,9 +1,6 @@
 //! The `lockkit` command: run programs under a lock, see who holds what, free what is
 //! stuck, and compare stores.
 
-#[cfg(not(target_os = "linux"))]
-compile_error!("lockkit run keeps its promises with the help of Linux: parent-death signals, pidfds, /proc");
-
 mod break_lock;
 mod check;
 mod compare;
@@ -19,6 +16,7 @@ mod ledger;
 mod ls;
 mod man;
 mod race;
+#[cfg_attr(not(target_os = "linux"), path = "run_elsewhere.rs")]
 mod run;
 mod show;
 mod signals;
@@ -58,10 +56,13 @@ enum Verb {
     Man(man::Args),
     #[command(name = worker::VERB, hide = true)]
     Worker(worker::Args),
+    #[cfg(target_os = "linux")]
     #[command(name = run::exec::VERB, hide = true)]
     Exec(run::exec::Args),
+    #[cfg(target_os = "linux")]
     #[command(name = run::watchdog::VERB, hide = true)]
     Watch(run::watchdog::Args),
+    #[cfg(target_os = "linux")]
     #[command(name = run::exec::DIE, hide = true)]
     Die,
 }
@@ -89,8 +90,11 @@ fn dispatch(verb: Verb) -> Outcome {
         Verb::Completions(args) => completions::run(&args, Cli::command()),
         Verb::Man(args) => man::run(&args, Cli::command()),
         Verb::Worker(args) => worker::run(args),
+        #[cfg(target_os = "linux")]
         Verb::Exec(args) => run::exec::run(&args),
+        #[cfg(target_os = "linux")]
         Verb::Watch(args) => run::watchdog::run(&args),
+        #[cfg(target_os = "linux")]
         Verb::Die => run::exec::die(),
     }
 }

@@ -1,0 +1,23 @@
+//! `lockkit run` where it can't keep its promise.
+
+use std::ffi::OsString;
+
+use clap::Args as ClapArgs;
+
+use crate::exit::{Failure, NOT_EXECUTABLE, Outcome};
+
+/// Run a command while holding a lock: on Linux only
+///
+/// CMD is to be gone before a lost lease can lapse, also when lockkit itself is killed or stands still. That takes
+/// parent-death signals, pidfds and /proc, which only Linux has. Here no command is started. A program of your own can hold a
+/// lock with the library.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    all: Vec<OsString>,
+}
+
+pub(crate) fn run(_: Args) -> Outcome {
+    let why = "run works on Linux only, for elsewhere CMD could outlive its lock; CMD was not started";
+    Err(Failure::new(NOT_EXECUTABLE, why))
+}
