@@ -139,7 +139,7 @@ impl Hand {
             Some(Ok(None)) if was_closed => world.complain(format!("lock {key} was refused after the shutdown")),
             // What is answered late for a short lease may be in the way until it is released.
             Some(Ok(None)) if world.was_free(key, free) && !world.program.is_short(key) => {
-                world.complain(format!("lock {key} was free and refused"))
+                world.complain(format!("lock {key} was free and refused"));
             }
             // The time may be up before the store has answered.
             Some(Err(error)) if error.kind() == ErrorKind::TimedOut && matches!(self.wait(ask), Wait::Within(_)) => {}
