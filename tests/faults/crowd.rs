@@ -23,7 +23,8 @@ impl Arena {
         self.shut_out().await;
         let mut taken = Vec::new();
         for _ in 0..CROWD {
-            taken.push(TcpStream::connect(process.addr()).await?);
+            // The other fault may have killed the server.
+            taken.push(TcpStream::connect(process.addr()).await.map_err(|error| Trouble::Server(error.into()))?);
         }
         self.all_proxies().for_each(|proxy| proxy.refuse(false));
         sleep(A_WHILE).await;
