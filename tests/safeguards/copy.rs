@@ -54,7 +54,7 @@ impl Safeguard {
 /// Copies what cargo needs into `to`, with the switches.
 pub(crate) fn make(to: &Path) {
     let files: BTreeSet<_> = ALL.iter().map(|safeguard| PathBuf::from(safeguard.file)).collect();
-    let libraries: BTreeSet<_> = files.iter().filter_map(|file| Some(file.iter().next()?)).collect();
+    let libraries: BTreeSet<_> = files.iter().filter_map(|file| file.iter().next()).collect();
     let libraries: BTreeSet<_> = libraries.into_iter().map(|library| Path::new(library).join("src/lib.rs")).collect();
     copy(to, Path::new(""), &|path, mut content| {
         if files.contains(path) {

@@ -80,13 +80,13 @@ fn row() -> impl Strategy<Value = Row> {
 async fn whatever_stands_in_a_row_is_no_lease_of_ours(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let store = MySqlStore::connect(crate::support::config(&server)).await.expect("connect");
-    let mut raw = MySqlConnection::connect(&server.url()).await.expect("raw connection");
+    let raw = MySqlConnection::connect(&server.url()).await.expect("raw connection");
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { CASES };
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let raw = std::cell::RefCell::new(&mut raw);
+    let raw = tokio::sync::Mutex::new(raw);
     let judged = TestRunner::new(config).run(&row(), |row| {
         let case = async {
-            let mut raw = raw.borrow_mut();
+            let mut raw = raw.lock().await;
             raw.execute("DELETE FROM resource_lock").await.expect("empty");
             judge(&store, &mut raw, &row).await
         };
