@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit::{Guard, Locker, Status};
+use lockkit::{Guard, Lock, Locker, Status};
 use lockkit_testkit::BoxError;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
@@ -24,6 +24,9 @@ pub(crate) const ORDERS: &str = "LOCKKIT_ENDURANCE_CHILD";
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 /// Of the locks that the tasks take and release.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
+/// For how long a task keeps its lock: all others wait meanwhile. With shorter ones, what a server has written becomes so much
+/// that it takes longer than the leases last to read it when it is started again.
+const KEPT: Duration = Duration::from_millis(50);
 /// How many locks are asked for at a time.
 const AT_A_TIME: usize = 16;
 /// What the last releases may take, of all leases.
@@ -126,7 +129,7 @@ async fn hold(locker: &Locker, leases: usize) -> Result<Vec<Guard>, BoxError> {
         taking.spawn(async move {
             let mut guards = Vec::new();
             for number in (first..leases).step_by(AT_A_TIME) {
-                guards.push(locker.lock(format!("held/{number}")).ttl(LONG).acquire().await?);
+                guards.push(take(&locker.lock(format!("held/{number}")).ttl(LONG)).await?);
             }
             Ok::<_, BoxError>(guards)
         });
@@ -136,6 +139,16 @@ async fn hold(locker: &Locker, leases: usize) -> Result<Vec<Guard>, BoxError> {
         guards.extend(taken??);
     }
     Ok(guards)
+}
+
+/// Takes a lock, however long the store is busy with the others.
+async fn take(lock: &Lock) -> Result<Guard, BoxError> {
+    loop {
+        match lock.acquire().await {
+            Err(error) if error.is_retryable() => sleep(Duration::from_millis(10)).await,
+            taken => return Ok(taken?),
+        }
+    }
 }
 
 /// Takes a lock, keeps it for a moment, and releases it, again and again.
@@ -153,7 +166,7 @@ async fn use_a_lock(locker: Locker, name: String, task: usize, seen: Arc<Seen>) 
             Err(error) => return Err(error.into()),
         };
         seen.longest_wait.fetch_max(start.elapsed().as_millis() as u64, Ordering::Relaxed);
-        sleep(Duration::from_millis(1)).await;
+        sleep(KEPT).await;
         if let Status::Lost(reason) = guard.status() {
             let mut lost = seen.lost.lock().unwrap_or_else(PoisonError::into_inner);
             *lost.entry(reason.to_string()).or_default() += 1;
