@@ -1,7 +1,7 @@
 //! Every mode of the fault proxy, before a real Redis server.
 
 use lockkit_testkit::{
-    faults::{Direction::*, Proxy},
+    faults::{Direction::*, Framing, Proxy, Slip},
     servers::{RedisOptions, RedisServer},
 };
 use std::{
@@ -351,5 +351,33 @@ async fn a_dropped_proxy_leaves_nothing_behind() -> Result {
     assert!(client.is_reset().await);
     // The listening task ends when the runtime gets to it.
     while TcpStream::connect(addr).await.is_ok() {}
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_whole_answer_is_lost_or_comes_twice() -> Result {
+    let server = RedisServer::start(RedisOptions::default()).await?;
+    let proxy = Proxy::start(server.addr()).await?.framing(Framing::Redis);
+    let mut client = Client::connect(&proxy).await?;
+    assert_eq!(client.ask("SET key value").await?, "+OK");
+
+    proxy.slip(Slip::Lost, 2);
+    assert_eq!(client.ask("PING 1").await?, "$1");
+    assert_eq!(client.reply().await?.as_deref(), Some("1"));
+    assert!(!proxy.slipped());
+    client.send("MGET key nothing").await?;
+    assert!(!client.sees_something().await);
+    assert!(proxy.slipped());
+    assert_eq!(client.ask("SET key other").await?, "+OK");
+
+    proxy.slip(Slip::Twice, 1);
+    assert_eq!(client.ask("DEL key").await?, ":1");
+    assert!(!client.sees_something().await);
+    assert_eq!(client.ask("SET key third").await?, ":1");
+    assert_eq!(client.reply().await?.as_deref(), Some("+OK"));
+
+    proxy.slip(Slip::Lost, 1);
+    proxy.heal();
+    assert_eq!(client.ask("DEL key").await?, ":1");
     Ok(())
 }

@@ -4,8 +4,14 @@
 //! time, and what is held waits. The end of a stream waits in the queue like everything else: through a black hole
 //! nobody hears the other side hang up.
 
-use super::proxy::{Direction, Shared};
-use std::time::Duration;
+use super::{
+    answers::Answers,
+    proxy::{Direction, Shared},
+};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -135,12 +141,13 @@ async fn relay(shared: &Shared, client: &mut TcpStream, server: &mut TcpStream) 
     let (replies, queued_replies) = mpsc::channel(QUEUE);
     let loss = watch::Sender::new(Loss::default());
     let mut watched = loss.subscribe();
+    let turn = Counter::default();
     let up = async {
-        let read = read_requests(from_client, requests);
+        let read = read_requests(from_client, requests, &turn);
         tokio::join!(read, deliver(shared, Direction::ToServer, queued_requests, to_server, &loss)).1
     };
     let down = async {
-        let read = read_replies(from_server, replies, &loss);
+        let read = read_replies(shared, from_server, replies, &loss, &turn);
         tokio::join!(read, deliver(shared, Direction::ToClient, queued_replies, to_client, &loss)).1
     };
     // All in one task, so that between two awaits of one part nothing happens in another.
@@ -157,20 +164,34 @@ async fn relay(shared: &Shared, client: &mut TcpStream, server: &mut TcpStream) 
     }
 }
 
-async fn read_requests(mut from: ReadHalf<'_>, queue: Queue) {
+/// How many pieces of requests were read.
+type Counter = AtomicU64;
+
+async fn read_requests(mut from: ReadHalf<'_>, queue: Queue, turn: &Counter) {
     loop {
         let event = read(&mut from).await;
         let is_last = event.is_last();
+        turn.fetch_add(1, Ordering::Relaxed);
         if queue.send((Instant::now(), event)).await.is_err() || is_last {
             return;
         }
     }
 }
 
-async fn read_replies(mut from: ReadHalf<'_>, queue: Queue, loss: &watch::Sender<Loss>) {
+async fn read_replies(
+    shared: &Shared,
+    mut from: ReadHalf<'_>,
+    queue: Queue,
+    loss: &watch::Sender<Loss>,
+    turn: &Counter,
+) {
+    let mut answers = Answers::new(shared.answers());
     loop {
-        let event = read(&mut from).await;
+        let mut event = read(&mut from).await;
         let is_last = event.is_last();
+        if let Event::Bytes(bytes) = &mut event {
+            *bytes = answers.pass(bytes, turn.load(Ordering::Relaxed), || shared.fate());
+        }
         let mut is_lost = false;
         loss.send_modify(|loss| {
             is_lost = loss.begun;

@@ -1,8 +1,9 @@
 //! Faults to inflict on real servers, on the way to them, and on processes that use them.
 //!
-//! [`process`] kills and freezes processes. [`Proxy`] stands between a client and a server, and cuts, holds, delays, or
-//! loses what passes. [`ServerClock`] moves a server's wall clock.
+//! [`process`] kills and freezes processes. [`Proxy`] stands between a client and a server, and cuts, holds, delays,
+//! loses or repeats what passes. [`ServerClock`] moves a server's wall clock.
 
+mod answers;
 mod clock;
 mod connection;
 pub mod process;
@@ -10,6 +11,7 @@ mod proxy;
 mod trap;
 
 pub use self::{
+    answers::{Framing, Slip},
     clock::ServerClock,
     proxy::{Direction, Proxy},
 };

@@ -1,6 +1,10 @@
 //! A proxy between a client and a server that is told what to do to their connections.
 
-use super::{connection, trap::Trap};
+use super::{
+    answers::{Framing, Slip},
+    connection,
+    trap::Trap,
+};
 use std::{
     fmt, io, mem,
     net::{Ipv4Addr, SocketAddr},
@@ -23,11 +27,11 @@ pub enum Direction {
     ToClient,
 }
 
-/// A TCP proxy on 127.0.0.1 that can cut, hold, delay, lose and change what passes through it.
+/// A TCP proxy on 127.0.0.1 that can cut, hold, delay, lose, repeat and change what passes through it.
 ///
 /// At first it lets everything pass. What it is told holds for all its connections, open ones and new ones, until
-/// it is told otherwise. It knows nothing about the protocol that is spoken through it. It ends, with all its
-/// connections, when it is dropped.
+/// it is told otherwise. Of the protocol that is spoken through it it knows no more than where an
+/// [answer ends](Framing). It ends, with all its connections, when it is dropped.
 ///
 /// ```
 /// # async fn example(server: std::net::SocketAddr) -> std::io::Result<()> {
@@ -53,12 +57,15 @@ type Rewrite = Box<dyn FnMut(Vec<u8>) -> Vec<u8> + Send>;
 /// What a proxy shares with its connections.
 pub(super) struct Shared {
     pub(super) upstream: SocketAddr,
+    framing: Mutex<Framing>,
     rules: watch::Sender<Rules>,
     /// The connections since the last cut. Each has a receiver for as long as it lives, so that the channel counts
     /// them, tells them to end (by the value `true`), and knows when all have ended.
     connections: Mutex<watch::Sender<bool>>,
     trap: Mutex<Option<Trap>>,
     rewrite: Mutex<Option<Rewrite>>,
+    /// What is to happen to an answer, and to which, counted from 1; to none any more once that is 0.
+    slip: Mutex<Option<(Slip, usize)>>,
     dropped: watch::Sender<bool>,
 }
 
@@ -87,14 +94,24 @@ impl Proxy {
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared {
             upstream,
+            framing: Mutex::default(),
             rules: watch::Sender::default(),
             connections: Mutex::default(),
             trap: Mutex::default(),
             rewrite: Mutex::default(),
+            slip: Mutex::default(),
             dropped: watch::Sender::default(),
         });
         let listening = tokio::spawn(accept(listener, shared.clone()));
         Ok(Self { addr, shared, listening })
+    }
+
+    /// Tells how the server's answers end, for [`slip`](Self::slip), on connections that are made from now on. At first
+    /// it takes what comes between two requests for one answer.
+    #[must_use]
+    pub fn framing(self, framing: Framing) -> Self {
+        *lock(&self.shared.framing) = framing;
+        self
     }
 
     /// The address for clients to connect to.
@@ -174,10 +191,26 @@ impl Proxy {
         let _ = self.shared.dropped.subscribe().wait_for(|&dropped| dropped).await;
     }
 
+    /// Loses one whole answer, or has it come twice, so that a client that does not look takes every later answer on that
+    /// connection for the one to the question before, or after.
+    ///
+    /// It is the `nth` answer (the first is 1) that begins from now on, counted over all connections. How a server greets a
+    /// new connection is an answer too.
+    pub fn slip(&self, slip: Slip, nth: usize) {
+        *lock(&self.shared.slip) = Some((slip, nth.max(1)));
+    }
+
+    /// Whether the answer came that was to be lost, or to come twice.
+    #[must_use]
+    pub fn slipped(&self) -> bool {
+        lock(&self.shared.slip).is_some_and(|(_, countdown)| countdown == 0)
+    }
+
     /// Lets everything pass again, at once and in order, what was held back included, and forgets about dropping or changing
-    /// replies.
+    /// replies, and about an answer that was to slip.
     pub fn heal(&self) {
         *lock(&self.shared.trap) = None;
+        *lock(&self.shared.slip) = None;
         *lock(&self.shared.rewrite) = None;
         self.shared.rules.send_replace(Rules::default());
     }
@@ -220,6 +253,19 @@ impl Shared {
             Some(rewrite) => rewrite(bytes),
             None => bytes,
         }
+    }
+
+    /// How answers end on a connection that is made now.
+    pub(super) fn answers(&self) -> Framing {
+        *lock(&self.framing)
+    }
+
+    /// What is to happen to an answer that begins now.
+    pub(super) fn fate(&self) -> Option<Slip> {
+        let mut slip = lock(&self.slip);
+        let (slip, countdown) = slip.as_mut().filter(|(_, countdown)| *countdown > 0)?;
+        *countdown -= 1;
+        (*countdown == 0).then_some(*slip)
     }
 
     /// Takes note of what became of the reply after the trap sprang.
