@@ -17,7 +17,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
@@ -31,6 +31,7 @@ use tokio::{
 
 use crate::{
     line::QUEUE,
+    number,
     request::{self, Request},
     scripts::BATCH,
 };
@@ -50,6 +51,8 @@ pub(crate) struct Batches {
     /// How many commands were sent on this connection, and the last of them that was answered.
     sent: AtomicUsize,
     answered: AtomicUsize,
+    /// How many [numbers](number) were given out.
+    numbers: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -71,7 +74,9 @@ type Answer = Result<RedisResult<Value>, Box<Request>>;
 /// Requests that were handed to the driver as one command.
 struct Batch {
     waiting: Vec<Waiting>,
-    number: usize,
+    /// Which of the commands of this connection it is, and the number that is to come back with the answer.
+    count: usize,
+    number: u64,
     reply: Reply,
 }
 
@@ -80,8 +85,13 @@ type Reply = Pin<Box<dyn Future<Output = RedisResult<Value>> + Send>>;
 impl Batches {
     /// For a connection whose driver runs on the present runtime.
     pub(crate) fn new(driver: MultiplexedConnection) -> Self {
-        let (sent, answered) = <(AtomicUsize, AtomicUsize)>::default();
-        Self { driver, runtime: Handle::current(), queue: Mutex::default(), sent, answered }
+        let (sent, answered, numbers) = Default::default();
+        Self { driver, runtime: Handle::current(), queue: Mutex::default(), sent, answered, numbers }
+    }
+
+    /// A number for a question on this connection.
+    pub(crate) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Counts a command that is about to be sent on this connection, in whichever way; its number.
@@ -139,14 +149,15 @@ impl Batches {
 
     async fn run_alone(&self, request: &Request) -> RedisResult<Value> {
         let mut driver = self.driver.clone();
-        let (script, command) = request::alone(request, None);
-        let number = self.count_sent();
+        let (script, mut command) = request::alone(request, None);
+        let (count, number) = (self.count_sent(), self.number());
+        command.arg(number);
         let mut reply = driver.send_packed_command(&command).await?;
-        self.count_answered(number);
+        self.count_answered(count);
         if is_unknown_script(&reply) {
             reply = driver.send_packed_command(&script.by_code(&command)).await?;
         }
-        Ok(request::only_answer(reply))
+        Ok(request::only_answer(number::answer(number, reply)?))
     }
 
     /// Sends now what waits, so that it is ahead of what the caller will send.
@@ -204,8 +215,9 @@ impl Batches {
         if waiting.is_empty() {
             return None;
         }
-        let number = self.count_sent();
+        let (count, number) = (self.count_sent(), self.number());
         let mut command = request::command(&BATCH, waiting.iter().map(|waiting| &*waiting.request), None);
+        command.arg(number);
         if with_code {
             command = BATCH.by_code(&command);
         }
@@ -215,19 +227,21 @@ impl Batches {
         if let Poll::Ready(failed) = reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             reply = Box::pin(ready(failed));
         }
-        Some(Batch { waiting, number, reply })
+        Some(Batch { waiting, count, number, reply })
     }
 
     /// Waits for the reply to a batch, and hands out the answers.
     async fn attend(self: Arc<Self>, batch: Batch) {
+        let mut number = batch.number;
         let Some((mut waiting, mut reply)) = self.reply(batch).await else { return };
         if matches!(&reply, Ok(reply) if is_unknown_script(reply)) {
             // It was definitely not run.
             let Some(again) = self.hand_over(waiting, true, &self.queue()) else { return };
+            number = again.number;
             let Some(replied) = self.reply(again).await else { return };
             (waiting, reply) = replied;
         }
-        match reply {
+        match reply.and_then(|reply| number::answer(number, reply)) {
             Ok(Value::Array(answers)) if answers.len() == waiting.len() => {
                 for (waiting, answer) in waiting.into_iter().zip(answers) {
                     waiting.hear(Ok(answer));
@@ -256,7 +270,7 @@ impl Batches {
             reply = batch.reply => reply,
             () = all_gave_up => return None,
         };
-        self.count_answered(batch.number);
+        self.count_answered(batch.count);
         Some((batch.waiting, reply))
     }
 

@@ -44,6 +44,7 @@ mod line;
 mod link;
 mod name;
 mod node;
+mod number;
 #[cfg(test)]
 mod properties;
 mod reign;

@@ -12,6 +12,7 @@
 //!   received since it began, leaves a strike; any answer wipes it out. A second such operation that began **after** the
 //!   strike ends the connection. So the release that follows upon a timed-out acquisition still goes the same way, and a
 //!   burst of operations that time out together counts once;
+//! - when an answer comes that belongs to [another question](crate::number);
 //! - when the server turns out to be a replica (`READONLY`), or not to be the one that it was, or when a sentinel says
 //!   that another took over: the next operation finds out where the name leads now.
 
@@ -29,10 +30,11 @@ use tokio::time::{Instant, timeout};
 
 pub(crate) use crate::line::{Connection, NoteKey};
 use crate::{
-    batch::is_unknown_script,
+    batch::{Batches, is_unknown_script},
     config::RedisConfig,
     error::{self, Sent},
     line::Line,
+    number,
     request::{self, Request},
     scripts::Script,
     wake::Wake,
@@ -88,13 +90,15 @@ impl Link {
         let exchange = pin!(async {
             connection.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&connection.inner);
-            let number = connection.batches.count_sent();
-            let reply = send(&mut driver, request, asking).await?;
-            connection.batches.count_answered(number);
+            let (count, number) = (connection.batches.count_sent(), connection.batches.number());
+            let mut request = request.clone();
+            request.arg(number);
+            let mut reply = send(&mut driver, &request, asking).await?;
+            connection.batches.count_answered(count);
             if is_unknown_script(&reply) {
-                return send(&mut driver, &script.by_code(request), asking).await;
+                reply = send(&mut driver, &script.by_code(&request), asking).await?;
             }
-            Ok(reply)
+            number::answer(number, reply)
         });
         let reply = self.bounded(connection, bound, sent, exchange).await?;
         self.accept(connection, reply, sent)
@@ -135,15 +139,19 @@ impl Link {
         let exchange = pin!(async {
             connection.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&connection.inner);
-            let number = connection.batches.count_sent();
-            let mut replies = driver.send_packed_commands(requests, 0, requests.len()).await?;
-            connection.batches.count_answered(number);
-            for (reply, request) in replies.iter_mut().zip(requests.cmd_iter()) {
+            let (count, asked) = (connection.batches.count_sent(), Numbered::new(requests, &connection.batches));
+            let mut replies = driver.send_packed_commands(&asked.requests, 0, asked.requests.len()).await?;
+            connection.batches.count_answered(count);
+            for (reply, request) in replies.iter_mut().zip(asked.requests.cmd_iter()) {
                 if let (Some(script), true) = (script, is_unknown_script(reply)) {
                     *reply = driver.send_packed_command(&script.by_code(request)).await?;
                 }
             }
-            Ok(replies)
+            let answers = asked.answers(replies)?;
+            if sent == Sent::Yes {
+                number::confirm(&mut driver, connection.batches.number(), answers.last()).await?;
+            }
+            Ok(answers)
         });
         self.bounded(connection, bound, sent, exchange).await
     }
@@ -273,6 +281,50 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Line { config, current, .. } = &*self.0;
         f.debug_struct("Link").field("config", config).field("current", current).finish_non_exhaustive()
+    }
+}
+
+/// Requests that leave together, the last of which brings back a [number].
+struct Numbered {
+    requests: Pipeline,
+    /// Of each request that is a script, and of what goes behind the others.
+    numbers: Vec<Option<u64>>,
+    /// How many of the replies are answers.
+    answers: usize,
+}
+
+impl Numbered {
+    fn new(requests: &Pipeline, batches: &Batches) -> Self {
+        let answers = requests.len();
+        let mut numbered = Pipeline::with_capacity(answers + 1);
+        let mut numbers = Vec::with_capacity(answers + 1);
+        for request in requests.cmd_iter() {
+            let mut request = request.clone();
+            let number = Script::is_run_by(&request).then(|| batches.number());
+            number.iter().for_each(|number| _ = request.arg(*number));
+            numbers.push(number);
+            numbered.add_command(request);
+        }
+        if numbers.last() == Some(&None) {
+            let number = batches.number();
+            numbered.add_command(number::echo(number));
+            numbers.push(Some(number));
+        }
+        Self { requests: numbered, numbers, answers }
+    }
+
+    /// # Errors
+    /// If a reply belongs to another request.
+    fn answers(self, mut replies: Vec<Value>) -> RedisResult<Vec<Value>> {
+        if let (Some(Some(number)), Some(echo)) = (self.numbers.get(self.answers), replies.get(self.answers)) {
+            number::heard(*number, echo)?;
+            replies.truncate(self.answers);
+        }
+        let answer = |(reply, number)| match number {
+            Some(number) => number::answer(number, reply),
+            None => Ok(reply),
+        };
+        replies.into_iter().zip(self.numbers).map(answer).collect()
     }
 }
 

@@ -1,6 +1,8 @@
 //! The Lua scripts. Each runs as one atomic step on the server, which is what the rules of the contract rest on.
+//!
+//! Each but [`REIGN`] takes a [number](crate::number) as its last argument, and returns it behind its answer.
 
-use std::sync::LazyLock;
+use std::{borrow::Cow, sync::LazyLock};
 
 use redis::Cmd;
 
@@ -19,7 +21,7 @@ pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
         include_str!("scripts/renew.lua")
     ))
 });
-pub(crate) static REIGN: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/reign.lua")));
+pub(crate) static REIGN: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/reign.lua").into()));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
 pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(crate::fenced::SCRIPT));
 
@@ -28,20 +30,29 @@ pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include
 /// A script and its name on the server.
 #[derive(Debug)]
 pub(crate) struct Script {
-    code: &'static str,
+    code: Cow<'static, str>,
     sha: String,
 }
 
 impl Script {
-    fn new(code: &'static str) -> Self {
-        Self { code, sha: redis::Script::new(code).get_hash().to_owned() }
+    /// A script whose answers are numbered. The number is taken away before the script's own code runs, whose arguments
+    /// are those that this module's callers know.
+    fn new(code: &str) -> Self {
+        let numbered =
+            format!("local number = table.remove(ARGV)\nlocal function run()\n{code}\nend\nreturn {{run(), number}}\n");
+        Self::plain(numbered.into())
     }
 
-    /// A command that runs the script by its hash, to which the keys and arguments are to be added.
+    fn plain(code: Cow<'static, str>) -> Self {
+        let sha = redis::Script::new(&code).get_hash().to_owned();
+        Self { code, sha }
+    }
+
+    /// A command that runs the script by its hash, to which the keys and arguments are to be added, and then the number.
     ///
     /// `bytes` is a guess at their size in all, so that the command is built without growing.
     pub(crate) fn by_hash(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
-        let mut cmd = Cmd::with_capacity(3 + keys + arguments, 7 + self.sha.len() + 4 + bytes);
+        let mut cmd = Cmd::with_capacity(4 + keys + arguments, 7 + self.sha.len() + 24 + bytes);
         cmd.arg("EVALSHA").arg(&self.sha).arg(keys);
         cmd
     }
@@ -49,14 +60,19 @@ impl Script {
     /// A command that runs the script by its code, to which the keys and arguments are to be added.
     pub(crate) fn by_own_code(&self, keys: usize) -> Cmd {
         let mut cmd = Cmd::new();
-        cmd.arg("EVAL").arg(self.code).arg(keys);
+        cmd.arg("EVAL").arg(&*self.code).arg(keys);
         cmd
+    }
+
+    /// Whether a command runs a script by its hash.
+    pub(crate) fn is_run_by(cmd: &Cmd) -> bool {
+        matches!(cmd.args_iter().next(), Some(redis::Arg::Simple(b"EVALSHA")))
     }
 
     /// The same command with the code in place of the hash, for a server that does not know it (`NOSCRIPT`).
     pub(crate) fn by_code(&self, by_hash: &Cmd) -> Cmd {
         let mut cmd = Cmd::new();
-        cmd.arg("EVAL").arg(self.code);
+        cmd.arg("EVAL").arg(&*self.code);
         for argument in by_hash.args_iter().skip(2) {
             if let redis::Arg::Simple(bytes) = argument {
                 cmd.arg(bytes);
