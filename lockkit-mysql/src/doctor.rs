@@ -72,7 +72,7 @@ impl Doctor<'_> {
     async fn session(&self) -> Result<Finding> {
         let mut connection = self.connection().await?;
         let mark = Token::random()?.reveal();
-        connection.execute(sqlx::query("SET @lockkit_doctor = ?").bind(&mark), None).await?;
+        connection.execute(|_| sqlx::query("SET @lockkit_doctor = ?").bind(&mark), None).await?;
         let (mut sessions, mut keeps) = (HashSet::new(), true);
         for _ in 0..LOOKS {
             let look = sqlx::query("SELECT CAST(CONNECTION_ID() AS UNSIGNED), CAST(@lockkit_doctor AS CHAR)");
@@ -192,7 +192,7 @@ impl Doctor<'_> {
     async fn may(&self, statement: &str) -> Result<bool> {
         let text = statement.replace("{}", &self.store.statements.table);
         let statement: Statement<'_> = sqlx::query(sqlx::AssertSqlSafe(text));
-        match self.connection().await?.execute(statement, None).await {
+        match self.connection().await?.execute(|_| statement, None).await {
             Err(e) if e.kind() == ErrorKind::Denied => Ok(false),
             Err(e) if matches!(e.kind(), ErrorKind::TimedOut) => Err(e),
             _ => Ok(true),

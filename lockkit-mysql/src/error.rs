@@ -47,6 +47,11 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
             Error::new(ErrorKind::Unsupported, NEEDS_RSA)
         }
         sqlx::Error::Configuration(cause) => Error::new(ErrorKind::InvalidInput, one_line(&cause.to_string())),
+        // Of what the server says, the driver understands nothing.
+        sqlx::Error::Protocol(cause) => with_effect(
+            Error::new(ErrorKind::Unavailable, one_line(&format!("the connection is of no use: {cause}"))),
+            sent,
+        ),
         other => with_effect(Error::new(ErrorKind::Unexpected, one_line(&other.to_string())), sent),
     };
     mapped.with_source(error)
@@ -141,6 +146,11 @@ pub(crate) fn busy(bound: Duration) -> Error {
 /// An answer that the statement never gives.
 pub(crate) fn odd_reply(sent: Sent) -> Error {
     with_effect(Error::new(ErrorKind::Unexpected, "the server gave an answer that its statement never gives"), sent)
+}
+
+/// An answer that belongs to another question.
+pub(crate) fn out_of_step(sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::Unavailable, "an answer came that belongs to another question"), sent)
 }
 
 /// Rule R12: what is asked for is beyond this store.

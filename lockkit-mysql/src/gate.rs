@@ -156,9 +156,9 @@ impl Gates {
     }
 
     /// What the server says to a question about gates, a number if all is well; `None` if nothing is known.
-    async fn ask(&self, connection: &mut Connection, question: Statement<'_>) -> Option<i64> {
-        match connection.rows_raw(question).await.ok()? {
-            Ok(rows) => column::<Option<i64>>(rows.first()?, 0).ok().flatten(),
+    async fn ask(&self, connection: &mut Connection, statement: Statement<'_>, name: &str) -> Option<i64> {
+        match connection.numbered_rows_raw(|question| statement.bind(question).bind(name)).await.ok()? {
+            Ok(rows) => column::<Option<i64>>(rows.first()?, 1).ok().flatten(),
             Err(failed) => {
                 let is_for_good =
                     error::number(&failed).is_some() && !error::map(failed, Sent::ReadOnly).is_retryable();
@@ -255,8 +255,8 @@ impl Turn<'_> {
 
     /// Whether somebody stands at the gate, or passed it; not if it can't be told.
     pub(crate) async fn is_wanted(&self, connection: &mut Connection) -> bool {
-        let question = statements::gate_is_used().bind(self.gates.name(self.key));
-        self.gates.ask(connection, question).await.is_some()
+        let name = self.gates.name(self.key);
+        self.gates.ask(connection, statements::gate_is_used(), &name).await.is_some()
     }
 
     /// Lines up at the gate and waits, for a second at most.
@@ -271,7 +271,7 @@ impl Turn<'_> {
         let bound = Bound::new(LONGEST_WAIT + self.gates.timeout);
         let Ok(mut connection) = pool.extra_connection(permit, bound).await else { return Passed::No };
         let name = self.gates.name(self.key);
-        match self.gates.ask(&mut connection, statements::pass_gate().bind(&name)).await {
+        match self.gates.ask(&mut connection, statements::pass_gate(), &name).await {
             Some(1) => {
                 self.gate = Some(Gate { name, timeout: self.gates.timeout, connection: Some(connection) });
                 Passed::Yes
@@ -328,7 +328,8 @@ impl Gate {
             let Some(connection) = &mut self.connection else { return };
             connection.set_bound(Bound::new(self.timeout));
             // Only a connection that is known to have no lock any more may serve others.
-            if connection.rows(statements::open_gate().bind(&self.name)).await.is_ok() {
+            let open = |question| statements::open_gate().bind(question).bind(&self.name);
+            if connection.numbered_rows(open).await.is_ok() {
                 drop(self.connection.take());
             }
         });

@@ -34,9 +34,10 @@ pub(crate) async fn remove_unused(store: &MySqlStore, unused_for: Duration) -> R
             // The server itself gives up on a row that somebody keeps locked. It is left for the next time.
             let bound = Bound::new(store.timeout.saturating_add(LONGEST_WAIT));
             let mut connection = store.pool.connection(Lane::Common, bound).await?;
-            let remove = store.statements.remove().bind(name).bind(micros);
+            let remove = |_| store.statements.remove().bind(name).bind(micros);
             match connection.execute_raw(remove, None).await? {
-                Ok(done) => removed += done.rows_affected(),
+                // How many those are is for people: an answer to another statement would count wrongly, no more.
+                Ok((done, _)) => removed += done.rows_affected(),
                 Err(busy) if error::is_row_busy(&busy) => {}
                 Err(failed) => return Err(error::map(failed, Sent::Yes)),
             }

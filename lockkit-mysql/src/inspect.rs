@@ -56,23 +56,26 @@ pub(crate) async fn read(
     keys: &[&LockKey],
 ) -> Result<HashMap<Vec<u8>, Lock>> {
     let size = Size::of(keys.len());
-    let mut statement = store.statements.inspect(size);
-    for key in size.fill(keys) {
-        statement = statement.bind(to_column(key));
-    }
+    let statement = |question| {
+        let statement = store.statements.inspect(size).bind(question);
+        size.fill(keys).fold(statement, |statement, key| statement.bind(to_column(key)))
+    };
     let mut found = HashMap::with_capacity(keys.len());
-    for row in connection.rows(statement).await? {
+    for row in connection.numbered_rows(statement).await? {
         let lock = Lock::read(&row)?;
         found.insert(lock.name.clone(), lock);
     }
     if keys.iter().filter(|key| found.contains_key(to_column(key))).count() < found.len() {
         // Rows that nobody asked for.
-        return Err(connection.odd_reply(Sent::ReadOnly));
+        return Err(connection.out_of_step(Sent::ReadOnly));
     }
     Ok(found)
 }
 
 async fn page(store: &MySqlStore, connection: &mut Connection, prefix: &str, last: &[u8]) -> Result<Vec<Lock>> {
-    let statement = store.statements.page().bind(last).bind(prefix.as_bytes()).bind(after_prefix(prefix)).bind(PAGE);
-    connection.rows(statement).await?.iter().map(Lock::read).collect()
+    let statement = |question| {
+        let page = store.statements.page().bind(question).bind(last);
+        page.bind(prefix.as_bytes()).bind(after_prefix(prefix)).bind(PAGE)
+    };
+    connection.numbered_rows(statement).await?.iter().map(Lock::read).collect()
 }

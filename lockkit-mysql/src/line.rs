@@ -1,11 +1,18 @@
 //! One connection to the server, and the rule by which it may serve anybody.
 //!
 //! The protocol has no numbers that tell one answer from another: an answer that nobody waited for is taken for the
-//! answer to the next question. So a connection is **in doubt** from before the first byte of a question until the last
-//! byte of its answer was read, whatever the question is and for whatever reason its future is dropped. What is in doubt
-//! serves nobody. The driver can be reached only through [`Line::ask`], which puts the connection in doubt.
+//! answer to the next question. So each question has a [number](Question) that comes back with its answer, and a connection
+//! is **in doubt** from before the first byte of a question until the last byte of its answer was read, whatever the
+//! question is and for whatever reason its future is dropped. What is in doubt serves nobody. The driver can be reached
+//! only through [`Line::ask`], which puts the connection in doubt.
 
-use std::{pin::Pin, time::Duration};
+use std::{
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
 
 use lockkit_core::{Error, ErrorKind, Result, Token};
 use sqlx::{
@@ -45,6 +52,10 @@ pub(crate) enum Replicas {
     Admitted,
 }
 
+/// The number of a question on its connection, from 1. It is part of the statement, and comes back with its answer: as the
+/// first column of every row, or as the insert id.
+pub(crate) type Question = u64;
+
 /// A connection to the server, with a timer of its own.
 ///
 /// Every statement has a bound, and almost none reaches it. To set a timer anew each time, the runtime takes a lock and,
@@ -56,9 +67,11 @@ pub(crate) struct Line {
     runtime: Id,
     /// Set while a question is open: which claim it is about, if any.
     question: Option<Option<Token>>,
-    /// How often it was probed, and when for the last time.
+    /// How many questions were asked.
+    asked: u64,
+    /// How often it was probed, and when for the last time; `None` after a refusal.
     probes: u64,
-    probed: Instant,
+    probed: Option<Instant>,
 }
 
 impl Line {
@@ -74,28 +87,48 @@ impl Line {
             let mut driver = MySqlConnection::connect_with(options).await?;
             let setup = format!("{SETUP}; {}", probe(0));
             let rows = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(setup))).await?;
-            Ok((driver, rows))
+            Ok::<_, sqlx::Error>((driver, rows))
         };
-        let (driver, rows) = connect.await.map_err(|e| error::map(e, Sent::No))?;
+        let (driver, rows) = understood(connect).await.map_err(|e| error::map(e, Sent::No))?;
         judge(&rows, 0, replicas)?;
         let (now, runtime) = (Instant::now(), Handle::current().id());
-        Ok(Self { driver, alarm: Box::pin(sleep_until(now)), runtime, question: None, probes: 0, probed: now })
+        Ok(Self {
+            driver,
+            alarm: Box::pin(sleep_until(now)),
+            runtime,
+            question: None,
+            asked: 0,
+            probes: 0,
+            probed: Some(now),
+        })
     }
 
     /// What a question and its answer take. From here on the connection is in doubt, until it was
     /// [answered](Self::answered). `None` if it is in doubt already.
-    pub(crate) fn ask(&mut self, token: Option<Token>, until: Instant) -> Option<(&mut MySqlConnection, &mut Alarm)> {
+    pub(crate) fn ask(
+        &mut self,
+        token: Option<Token>,
+        until: Instant,
+    ) -> Option<(&mut MySqlConnection, &mut Alarm, Question)> {
         if self.is_in_doubt() {
             return None;
         }
         self.question = Some(token);
+        self.asked += 1;
         self.alarm.as_mut().reset(until);
-        Some((&mut self.driver, &mut self.alarm))
+        Some((&mut self.driver, &mut self.alarm, self.asked))
     }
 
     /// The answer was read to its end.
     pub(crate) fn answered(&mut self) {
         self.question = None;
+    }
+
+    /// The answer was read to its end, and was a refusal. That has no number, and could have come twice: so the connection
+    /// is to be probed before it serves again.
+    pub(crate) fn refused(&mut self) {
+        self.answered();
+        self.probed = None;
     }
 
     /// Whether a question is open.
@@ -112,9 +145,9 @@ impl Line {
         self.runtime == runtime
     }
 
-    /// For how long it was not probed.
-    pub(crate) fn unproven_for(&self) -> Duration {
-        self.probed.elapsed()
+    /// Whether it was probed not longer ago than this.
+    pub(crate) fn is_proven(&self, within: Duration) -> bool {
+        self.probed.is_some_and(|probed| probed.elapsed() <= within)
     }
 
     /// Asks whether the server is there and takes writes, and checks that the answer is the one to this question.
@@ -124,12 +157,12 @@ impl Line {
     pub(crate) async fn prove(&mut self, until: Instant, replicas: Replicas) -> Result<()> {
         self.probes += 1;
         let number = self.probes;
-        let (driver, alarm) = self.ask(None, until).ok_or_else(broke)?;
+        let (driver, alarm, _) = self.ask(None, until).ok_or_else(broke)?;
         let ask = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
         let rows = before(alarm, ask).await.ok_or_else(broke)?.map_err(|e| error::map(e, Sent::ReadOnly))?;
         judge(&rows, number, replicas)?;
         self.answered();
-        self.probed = Instant::now();
+        self.probed = Some(Instant::now());
         Ok(())
     }
 
@@ -146,13 +179,27 @@ pub(crate) fn broke() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection broke before")
 }
 
-/// What a future gives, or `None` if the alarm goes off before.
-pub(crate) async fn before<F: Future>(alarm: &mut Alarm, work: F) -> Option<F::Output> {
+/// What the driver gives, or `None` if the alarm goes off before.
+pub(crate) async fn before<T>(
+    alarm: &mut Alarm,
+    work: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Option<Result<T, sqlx::Error>> {
     tokio::select! {
         biased;
-        output = work => Some(output),
+        output = understood(work) => Some(output),
         () = alarm.as_mut() => None,
     }
+}
+
+/// What the driver gives. It panics over some answers that do not belong to what it asked: then the connection is of no use
+/// any more, and no more than that has happened.
+async fn understood<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(sqlx::Error::Protocol("the answer has not the form of one".into()))))
+    })
+    .await
 }
 
 /// The number comes back, so that the answer to another question is noticed.
@@ -161,9 +208,9 @@ fn probe(number: u64) -> String {
 }
 
 fn judge(rows: &[MySqlRow], number: u64, replicas: Replicas) -> Result<()> {
-    let [row] = rows else { return Err(error::odd_reply(Sent::ReadOnly)) };
+    let [row] = rows else { return Err(error::out_of_step(Sent::ReadOnly)) };
     if column::<String>(row, 0)? != number.to_string() {
-        return Err(error::odd_reply(Sent::ReadOnly));
+        return Err(error::out_of_step(Sent::ReadOnly));
     }
     if replicas == Replicas::Refused && server::is_on(&column::<String>(row, 1)?) {
         return Err(server::read_only("read_only"));

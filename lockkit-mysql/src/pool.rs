@@ -7,6 +7,7 @@
 //!
 //! - every wait, for a connection or for an answer, ends at the operation's deadline: the driver has no such bound;
 //! - some connections are only for renewals and releases;
+//! - a connection on which an answer came that belongs to another question is closed;
 //! - a connection that was left while a question was open ([`Line`]) serves nobody again. It is kept in the background until
 //!   the server has answered, so that a release of the same claim can be sent behind that (rule R8), and then closed. Until
 //!   then it counts as in use.
@@ -36,8 +37,9 @@ use crate::{
     config::MySqlConfig,
     error::{self, Sent},
     identify,
-    line::{self, Alarm, Line, Replicas, before},
+    line::{self, Alarm, Line, Question, Replicas, before},
     running_on::RunningOn,
+    statements,
 };
 
 /// A connection that was not probed for longer than this is probed before it is used: servers close idle ones, and one
@@ -170,7 +172,7 @@ impl Pool {
         let shared = Arc::clone(&self.shared);
         let mut connection = Connection { line: None, breaks, bound, permit: Some(permit), shared };
         while let Some(idle) = self.shared.pop(Handle::current().id()) {
-            let doubtful = idle.breaks != breaks || idle.line.unproven_for() > UNPROVEN;
+            let doubtful = idle.breaks != breaks || !idle.line.is_proven(UNPROVEN);
             connection.line = Some(idle.line);
             if !doubtful || connection.is_sound().await {
                 return Ok(connection);
@@ -233,38 +235,76 @@ impl Shared {
 }
 
 impl Connection {
-    /// Runs a statement that changes something, possibly a claim.
+    /// Runs a statement that changes something, possibly a claim. What it answers is not known to be its answer, unless
+    /// it brings back the number of the question.
     ///
     /// # Errors
     /// When it fails or the deadline has come. The error says whether it may have had an effect.
-    pub(crate) async fn execute(&mut self, statement: Statement<'_>, token: Option<Token>) -> Result<MySqlQueryResult> {
+    pub(crate) async fn execute<'q>(
+        &mut self,
+        statement: impl FnOnce(Question) -> Statement<'q>,
+        token: Option<Token>,
+    ) -> Result<(MySqlQueryResult, Question)> {
         self.execute_raw(statement, token).await?.map_err(|e| error::map(e, Sent::Yes))
     }
 
     /// The same, but with the driver's own error if it was the server that refused.
-    pub(crate) async fn execute_raw(
+    pub(crate) async fn execute_raw<'q>(
         &mut self,
-        statement: Statement<'_>,
+        statement: impl FnOnce(Question) -> Statement<'q>,
         token: Option<Token>,
-    ) -> Result<Result<MySqlQueryResult, sqlx::Error>> {
-        let (driver, alarm) = self.ask(token)?;
-        let outcome = before(alarm, statement.execute(driver)).await;
-        self.ended(outcome, Sent::Yes)
+    ) -> Result<Result<(MySqlQueryResult, Question), sqlx::Error>> {
+        let (driver, alarm, question) = self.ask(token)?;
+        let outcome = before(alarm, statement(question).execute(driver)).await;
+        Ok(self.ended(outcome, Sent::Yes)?.map(|done| (done, question)))
     }
 
-    /// Runs a statement that only reads.
+    /// Runs a statement that only reads. What it answers is not known to be its answer.
     ///
     /// # Errors
     /// When it fails or the deadline has come; without effect.
     pub(crate) async fn rows(&mut self, statement: Statement<'_>) -> Result<Vec<MySqlRow>> {
-        self.rows_raw(statement).await?.map_err(|e| error::map(e, Sent::ReadOnly))
+        self.fetch(|_| statement).await?.map(|(rows, _)| rows).map_err(|e| error::map(e, Sent::ReadOnly))
+    }
+
+    /// Runs a statement that only reads, and whose rows begin with the number of the question. If there are none, another
+    /// question makes sure that this was its answer: then the next answer is the one to the next question.
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows), and when the answer is one to another question.
+    pub(crate) async fn numbered_rows<'q>(
+        &mut self,
+        statement: impl FnOnce(Question) -> Statement<'q>,
+    ) -> Result<Vec<MySqlRow>> {
+        self.numbered_rows_raw(statement).await?.map_err(|e| error::map(e, Sent::ReadOnly))
     }
 
     /// The same, but with the driver's own error if it was the server that refused.
-    pub(crate) async fn rows_raw(&mut self, statement: Statement<'_>) -> Result<Result<Vec<MySqlRow>, sqlx::Error>> {
-        let (driver, alarm) = self.ask(None)?;
-        let outcome = before(alarm, statement.fetch_all(driver)).await;
-        self.ended(outcome, Sent::ReadOnly)
+    pub(crate) async fn numbered_rows_raw<'q>(
+        &mut self,
+        statement: impl FnOnce(Question) -> Statement<'q>,
+    ) -> Result<Result<Vec<MySqlRow>, sqlx::Error>> {
+        let (rows, question) = match self.fetch(statement).await? {
+            Ok(fetched) => fetched,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let mut is_answer = has_number(&rows, question);
+        if rows.is_empty() {
+            is_answer = match self.fetch(|question| statements::number().bind(question)).await? {
+                Ok((echo, question)) => echo.len() == 1 && has_number(&echo, question),
+                Err(failed) => return Ok(Err(failed)),
+            };
+        }
+        if is_answer { Ok(Ok(rows)) } else { Err(self.out_of_step(Sent::ReadOnly)) }
+    }
+
+    async fn fetch<'q>(
+        &mut self,
+        statement: impl FnOnce(Question) -> Statement<'q>,
+    ) -> Result<Result<(Vec<MySqlRow>, Question), sqlx::Error>> {
+        let (driver, alarm, question) = self.ask(None)?;
+        let outcome = before(alarm, statement(question).fetch_all(driver)).await;
+        Ok(self.ended(outcome, Sent::ReadOnly)?.map(|rows| (rows, question)))
     }
 
     /// Runs statements given as text.
@@ -272,7 +312,7 @@ impl Connection {
     /// # Errors
     /// As [`execute`](Self::execute).
     pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
-        let (driver, alarm) = self.ask(None)?;
+        let (driver, alarm, _) = self.ask(None)?;
         let outcome = before(alarm, sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(driver)).await;
         self.ended(outcome, Sent::Yes)?.map_err(|e| error::map(e, Sent::Yes))
     }
@@ -288,13 +328,13 @@ impl Connection {
     }
 
     /// The answer is none to what was asked: the connection is closed.
-    pub(crate) fn odd_reply(&mut self, sent: Sent) -> Error {
+    pub(crate) fn out_of_step(&mut self, sent: Sent) -> Error {
         self.hang_up();
-        error::odd_reply(sent)
+        error::out_of_step(sent)
     }
 
     /// From here until [`ended`](Self::ended) the connection is in doubt.
-    fn ask(&mut self, token: Option<Token>) -> Result<(&mut MySqlConnection, &mut Alarm)> {
+    fn ask(&mut self, token: Option<Token>) -> Result<(&mut MySqlConnection, &mut Alarm, Question)> {
         let until = self.bound.at;
         self.line.as_mut().and_then(|line| line.ask(token, until)).ok_or_else(line::broke)
     }
@@ -306,14 +346,16 @@ impl Connection {
             return Err(error::timed_out(self.bound.whole, sent));
         };
         match &outcome {
-            Err(failed) if !error::is_row_busy(failed) => {
+            // On a lock that many want this is no rare answer, and to connect anew takes several round trips.
+            Err(failed) if error::is_row_busy(failed) => self.line.iter_mut().for_each(Line::refused),
+            Err(failed) => {
                 // After most errors it could go on, but errors are rare, and a new connection is in a known state.
                 self.hang_up();
                 if error::number(failed).is_none() {
                     self.shared.breaks.fetch_add(1, Ordering::AcqRel);
                 }
             }
-            _ => self.line.iter_mut().for_each(Line::answered),
+            Ok(_) => self.line.iter_mut().for_each(Line::answered),
         }
         Ok(outcome)
     }
@@ -355,6 +397,11 @@ impl Drop for Connection {
             drop((mark, permit));
         });
     }
+}
+
+/// Whether all rows are an answer to this question.
+fn has_number(rows: &[MySqlRow], question: Question) -> bool {
+    rows.iter().all(|row| row.try_get::<Question, _>(0).is_ok_and(|number| number == question))
 }
 
 /// Reads a column; what does not fit is an error.

@@ -7,10 +7,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use lockkit_core::{Claim, Error, ErrorKind, LockKey, Moment, Renewal, Renewed, Result};
+use sqlx::mysql::MySqlQueryResult;
 
 use crate::{
     error::{self, Sent},
     inspect,
+    line::Question,
     name::to_column,
     pool::{Connection, Lane},
     row::Lock,
@@ -122,18 +124,23 @@ pub(crate) async fn extend(
     terms: Terms,
 ) -> Result<u64, Failed> {
     let size = Size::of(claims.len());
-    let mut statement = store.statements.renew(size).bind(terms.ttl).bind(terms.depth).bind(terms.floor);
-    for claim in size.fill(claims) {
-        statement = statement.bind(to_column(&claim.key));
-    }
-    for claim in size.fill(claims) {
-        statement = statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice());
-    }
+    let statement = |question| {
+        let terms_of = store.statements.renew(size).bind(terms.ttl).bind(terms.depth).bind(question).bind(terms.floor);
+        let named = size.fill(claims).fold(terms_of, |statement, claim| statement.bind(to_column(&claim.key)));
+        size.fill(claims).fold(named, |statement, claim| {
+            statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice())
+        })
+    };
     match connection.execute_raw(statement, None).await? {
-        Ok(done) if done.last_insert_id() == 0 => Ok(done.rows_affected()),
-        Ok(_) => Err(connection.odd_reply(Sent::Yes).into()),
+        Ok((done, question)) if is_answer(&done, question) => Ok(done.rows_affected()),
+        Ok(_) => Err(connection.out_of_step(Sent::Yes).into()),
         Err(e) => Err(Failed { row_is_busy: error::is_row_busy(&e), error: error::map(e, Sent::Yes) }),
     }
+}
+
+/// Whether it is the answer to this question. That nothing was changed has no number, and what is read next decides.
+pub(crate) fn is_answer(done: &MySqlQueryResult, question: Question) -> bool {
+    done.last_insert_id() == if done.rows_affected() == 0 { 0 } else { question }
 }
 
 async fn read_back(

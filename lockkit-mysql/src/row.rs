@@ -37,23 +37,25 @@ pub(crate) struct Lease {
 }
 
 impl Lock {
+    /// Reads all columns but the first, the number of the question.
+    ///
     /// # Errors
     /// When the columns are not what they should be.
     pub(crate) fn read(row: &MySqlRow) -> Result<Self> {
-        let remaining: Option<i64> = column(row, 7)?;
+        let remaining: Option<i64> = column(row, 8)?;
         let remaining = remaining.and_then(|micros| u64::try_from(micros).ok()).filter(|micros| *micros > 0);
         let lease = match remaining {
             None => None,
             Some(micros) => Some(Lease {
-                token: column::<Option<&[u8]>>(row, 1)?.and_then(token),
-                fence: column(row, 2)?,
-                span: column(row, 3)?,
-                depth: column(row, 5)?,
-                holder: HolderInfo::new(column(row, 6)?),
+                token: column::<Option<&[u8]>>(row, 2)?.and_then(token),
+                fence: column(row, 3)?,
+                span: column(row, 4)?,
+                depth: column(row, 6)?,
+                holder: HolderInfo::new(column(row, 7)?),
                 remaining: Duration::from_micros(micros),
             }),
         };
-        Ok(Self { id: column(row, 8)?, name: column(row, 0)?, last: column(row, 4)?, lease })
+        Ok(Self { id: column(row, 9)?, name: column(row, 1)?, last: column(row, 5)?, lease })
     }
 
     /// The state to show; the key is known to be that of the row.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, RawSql};
 
-use crate::pool::Statement;
+use crate::{line::Question, pool::Statement};
 
 /// How many rows a statement with a list of names takes. The driver and the server keep each statement prepared, so
 /// that there must be few of them; a list is filled up by repeating its last name.
@@ -32,6 +32,18 @@ pub(crate) struct Statements {
     remove: Arc<str>,
 }
 
+/// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
+const NUMBER: &str = "CAST(? AS UNSIGNED)";
+
+/// So many of the lowest bits of a question's number come back with a fence, above its own: fences end at 2^62. An answer
+/// that is one, two or three answers late or early is noticed.
+const NUMBER_BITS: u32 = 2;
+
+/// The number of a question as it is laid over the fence.
+pub(crate) fn over_fence(question: Question) -> u64 {
+    question << (u64::BITS - NUMBER_BITS)
+}
+
 /// The columns that [`look`](Statements::look), [`inspect`](Statements::inspect) and [`page`](Statements::page) read.
 /// What is left of the lease is NULL, or not above zero, if the lock is free.
 const COLUMNS: &str = "resource_name, token, fence, span, fence_last, `count`, node_info, \
@@ -48,23 +60,23 @@ impl Statements {
             table: table.to_owned(),
             acquire: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"))),
             acquire_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)")),
-            look: text(format!("SELECT {COLUMNS} FROM {table} WHERE resource_name = ?")),
+            look: text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name = ?")),
             insert: text(format!(
                 "INSERT IGNORE INTO {table} (resource_name, create_time, update_time) \
                  VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))"
             )),
             release: text(format!(
-                "UPDATE {table} SET token = NULL, expires = NULL, `count` = 0, version = version + 1, \
-                 update_time = UTC_TIMESTAMP(6) \
+                "UPDATE {table} SET token = NULL, expires = NULL, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
+                 version = version + 1, update_time = UTC_TIMESTAMP(6) \
                  WHERE resource_name = ? AND token = ? AND expires > UTC_TIMESTAMP(6)"
             )),
             renew: SIZES.map(|size| text(renew(table, size))),
             inspect: SIZES.map(|size| {
-                text(format!("SELECT {COLUMNS} FROM {table} WHERE resource_name IN ({})", list("?", size)))
+                text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name IN ({})", list("?", size)))
             }),
             page: text(format!(
-                "SELECT {COLUMNS} FROM {table} WHERE resource_name > ? AND resource_name >= ? AND resource_name < ? \
-                 AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?"
+                "SELECT {NUMBER}, {COLUMNS} FROM {table} \
+                 WHERE resource_name > ? AND resource_name >= ? AND resource_name < ? AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?"
             )),
             idle: text(format!(
                 "SELECT id, resource_name FROM {table} WHERE id > ? AND {} ORDER BY id LIMIT ?",
@@ -74,13 +86,13 @@ impl Statements {
         }
     }
 
-    /// Takes a free lock. Arguments: the least fence, the span, the token, the holder, the ttl in µs, the name. Gives
-    /// the fence as the insert id.
+    /// Takes a free lock. Arguments: the least fence, the span, the token, the holder, the question [over the
+    /// fence](over_fence), the ttl in µs, the name. Gives the fence, under the question, as the insert id.
     pub(crate) fn acquire(&self, with_clock: bool) -> Statement<'static> {
         query(if with_clock { &self.acquire } else { &self.acquire_from_floor })
     }
 
-    /// Reads one lock. Argument: the name.
+    /// Reads one lock. Arguments: the question, the name.
     pub(crate) fn look(&self) -> Statement<'static> {
         query(&self.look)
     }
@@ -90,24 +102,25 @@ impl Statements {
         query(&self.insert)
     }
 
-    /// Ends a lease. Arguments: the name, the token.
+    /// Ends a lease. Arguments: the question, the name, the token. Gives the question as the insert id.
     pub(crate) fn release(&self) -> Statement<'static> {
         query(&self.release)
     }
 
-    /// Extends leases. Arguments: the ttl in µs, the depth or NULL, the least that the counter is to become; then as many names
-    /// as the size says, for the index; then as many pairs of a name and a token.
+    /// Extends leases. Arguments: the ttl in µs, the depth or NULL, the question, the least that the counter is to become; then
+    /// as many names as the size says, for the index; then as many pairs of a name and a token. Gives the question as the
+    /// insert id, if there are any.
     pub(crate) fn renew(&self, size: Size) -> Statement<'static> {
         query(&self.renew[size.index])
     }
 
-    /// Reads locks. Arguments: names, as many as the size says.
+    /// Reads locks. Arguments: the question, then names, as many as the size says.
     pub(crate) fn inspect(&self, size: Size) -> Statement<'static> {
         query(&self.inspect[size.index])
     }
 
-    /// Reads locks that are held, in the order of their names. Arguments: the last name of the page before, the first
-    /// name, the first name beyond, how many.
+    /// Reads locks that are held, in the order of their names. Arguments: the question, the last name of the page before,
+    /// the first name, the first name beyond, how many.
     pub(crate) fn page(&self) -> Statement<'static> {
         query(&self.page)
     }
@@ -136,12 +149,12 @@ pub(crate) fn insert_or_lock(table: &str, name: &[u8]) -> Text {
 
 /// Reads a lock as it is, not as it was when the transaction began, and locks its row.
 pub(crate) fn lock_by_name(table: &str, name: &[u8]) -> Text {
-    text(format!("SELECT {COLUMNS} FROM {table} WHERE resource_name = {} FOR UPDATE", literal(name)))
+    text(format!("SELECT 0, {COLUMNS} FROM {table} WHERE resource_name = {} FOR UPDATE", literal(name)))
 }
 
 /// The same by the row's id, and without its neighbourhood: by name, MariaDB also locks the gap in front of it.
 pub(crate) fn lock_by_id(table: &str, id: u64) -> Text {
-    text(format!("SELECT {COLUMNS} FROM {table} WHERE id = {id} FOR UPDATE"))
+    text(format!("SELECT 0, {COLUMNS} FROM {table} WHERE id = {id} FOR UPDATE"))
 }
 
 /// A statement in somebody else's transaction. It is sent as text, in one exchange: when the future of one that has to be
@@ -159,19 +172,24 @@ pub(crate) fn literal(bytes: &[u8]) -> String {
     format!("x'{digits}'")
 }
 
-/// Waits for a named lock of the server, for one second. Argument: its name. Gives 1 if it was had, 0 if not.
+/// Asks for nothing but the number of the question. Argument: the question.
+pub(crate) fn number() -> Statement<'static> {
+    sqlx::query("SELECT CAST(? AS UNSIGNED)")
+}
+
+/// Waits for a named lock of the server, for one second. Arguments: the question, its name. Gives 1 if it was had, 0 if not.
 pub(crate) fn pass_gate() -> Statement<'static> {
-    sqlx::query("SELECT CAST(GET_LOCK(?, 1) AS SIGNED)")
+    sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(GET_LOCK(?, 1) AS SIGNED)")
 }
 
-/// Gives a named lock back. Argument: its name.
+/// Gives a named lock back. Arguments: the question, its name.
 pub(crate) fn open_gate() -> Statement<'static> {
-    sqlx::query("SELECT CAST(RELEASE_LOCK(?) AS SIGNED)")
+    sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)")
 }
 
-/// The connection that has a named lock, or NULL. Argument: its name.
+/// The connection that has a named lock, or NULL. Arguments: the question, its name.
 pub(crate) fn gate_is_used() -> Statement<'static> {
-    sqlx::query("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)")
+    sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(IS_USED_LOCK(?) AS SIGNED)")
 }
 
 /// How many rows a statement takes.
@@ -203,16 +221,17 @@ impl Size {
 /// second of its data in a crash has the counter, but an old one.
 fn acquire(table: &str, fence: &str) -> String {
     format!(
-        "UPDATE {table} SET fence = LAST_INSERT_ID({fence}), span = ?, fence_last = fence + span - 1, token = ?, \
-         node_info = ?, `count` = 1, expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
-         version = version + 1, update_time = UTC_TIMESTAMP(6) \
+        "UPDATE {table} SET fence = {fence}, span = ?, fence_last = fence + span - 1, token = ?, \
+         node_info = ?, `count` = 1 + 0 * LAST_INSERT_ID(fence ^ {NUMBER}), \
+         expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, version = version + 1, update_time = UTC_TIMESTAMP(6) \
          WHERE resource_name = ? AND (expires IS NULL OR expires <= UTC_TIMESTAMP(6))"
     )
 }
 
 fn renew(table: &str, size: usize) -> String {
     format!(
-        "UPDATE {table} SET expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, `count` = COALESCE(?, `count`), \
+        "UPDATE {table} SET expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+         `count` = COALESCE(?, `count`) + 0 * LAST_INSERT_ID({NUMBER}), \
          fence_last = GREATEST(fence_last, ?), version = version + 1, update_time = UTC_TIMESTAMP(6) \
          WHERE resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
         list("?", size),

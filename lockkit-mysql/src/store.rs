@@ -18,7 +18,7 @@ use crate::{
     name::to_column,
     pool::{Bound, Connection, Lane, Pool},
     renew, row, schema, server,
-    statements::Statements,
+    statements::{Statements, over_fence},
 };
 
 const MIN_TTL: Duration = Duration::from_millis(100);
@@ -213,7 +213,7 @@ impl MySqlStore {
         }
         match self.look(&mut connection, &request.claim.key).await? {
             None => {
-                let insert = self.statements.insert().bind(to_column(&request.claim.key));
+                let insert = |_| self.statements.insert().bind(to_column(&request.claim.key));
                 connection.execute(insert, None).await?;
                 match self.take(&mut connection, request, ttl).await? {
                     Some(hold) => Ok(Attempt::Granted(hold)),
@@ -230,24 +230,27 @@ impl MySqlStore {
     /// The usual case, in one round trip: takes the lock if its row is there and free.
     async fn take(&self, connection: &mut Connection, request: &AcquireRequest, ttl: i64) -> Result<Option<Hold>> {
         let AcquireRequest { claim, fence, .. } = request;
-        let statement = self
-            .statements
-            .acquire(fence.clock == FenceClock::Store)
-            .bind(fence.floor.get() + 1)
-            .bind(fence.span)
-            .bind(claim.token.as_bytes().as_slice())
-            .bind(request.holder.as_str())
-            .bind(ttl)
-            .bind(to_column(&claim.key));
+        let statement = |question| {
+            let acquire = self.statements.acquire(fence.clock == FenceClock::Store);
+            acquire
+                .bind(fence.floor.get() + 1)
+                .bind(fence.span)
+                .bind(claim.token.as_bytes().as_slice())
+                .bind(request.holder.as_str())
+                .bind(over_fence(question))
+                .bind(ttl)
+                .bind(to_column(&claim.key))
+        };
         let sent = self.info.clock.now();
-        let done = connection.execute(statement, Some(claim.token)).await?;
-        match (done.last_insert_id(), done.rows_affected()) {
-            (0, 0) => Ok(None),
-            (first, 1) if is_sane(first, fence) => {
+        let (done, question) = connection.execute(statement, Some(claim.token)).await?;
+        let first = done.last_insert_id() ^ over_fence(question);
+        match done.rows_affected() {
+            0 if done.last_insert_id() == 0 => Ok(None),
+            1 if is_sane(first, fence) => {
                 let (fence, until) = (Fence::new(first), sent + request.ttl);
                 Ok(Some(Hold { claim: claim.clone(), fence, span: request.fence.span, until, depth: 1 }))
             }
-            _ => Err(connection.odd_reply(Sent::Yes)),
+            _ => Err(connection.out_of_step(Sent::Yes)),
         }
     }
 
@@ -265,9 +268,11 @@ impl MySqlStore {
     }
 
     pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::Lock>> {
-        let found = row::only(&connection.rows(self.statements.look().bind(to_column(key))).await?)?;
+        let found = row::only(
+            &connection.numbered_rows(|question| self.statements.look().bind(question).bind(to_column(key))).await?,
+        )?;
         if found.as_ref().is_some_and(|lock| lock.name != to_column(key)) {
-            return Err(connection.odd_reply(Sent::ReadOnly));
+            return Err(connection.out_of_step(Sent::ReadOnly));
         }
         Ok(found)
     }
@@ -280,18 +285,18 @@ impl MySqlStore {
         self.pool.settled(&claim.token, bound).await?;
         let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
         let token = claim.token.as_bytes().as_slice();
-        let statement = self.statements.release().bind(to_column(&claim.key)).bind(token);
-        let done = connection.execute(statement, Some(claim.token)).await?;
-        match (done.last_insert_id(), done.rows_affected()) {
-            (0, 1) => {
+        let statement = |question| self.statements.release().bind(question).bind(to_column(&claim.key)).bind(token);
+        let (done, question) = connection.execute(statement, Some(claim.token)).await?;
+        match done.rows_affected() {
+            1 if renew::is_answer(&done, question) => {
                 gate::open(gate);
                 Ok(Release::Released { waiters: None })
             }
-            (0, 0) => {
+            0 if renew::is_answer(&done, question) => {
                 let found = self.look(&mut connection, &claim.key).await?;
                 Ok(Release::NotHeld(why_not(found.as_ref().and_then(|lock| lock.lease.as_ref()))))
             }
-            _ => Err(connection.odd_reply(Sent::Yes)),
+            _ => Err(connection.out_of_step(Sent::Yes)),
         }
     }
 
@@ -301,9 +306,10 @@ impl MySqlStore {
     }
 }
 
-/// Whether a grant can have this fence: else the answer is to another question, such as the one that makes the row.
+/// Whether a grant can have this fence: else the answer is to another question, whose number is another, or that has none,
+/// such as the one that makes the row.
 fn is_sane(fence: u64, asked: &FenceRequest) -> bool {
-    fence > asked.floor.get() && (asked.clock == FenceClock::Floor || fence > LEAST_TIME)
+    (asked.floor.get() + 1..MAX_FENCE).contains(&fence) && (asked.clock == FenceClock::Floor || fence > LEAST_TIME)
 }
 
 /// Another has the lock, or had it when it was asked for and it makes sense to ask again at once.

@@ -98,7 +98,7 @@ impl MySqlStore {
         if let Some(lock) = self.look(&mut connection, key).await? {
             return Ok(lock.id);
         }
-        connection.execute(self.statements.insert().bind(to_column(key)), None).await?;
+        connection.execute(|_| self.statements.insert().bind(to_column(key)), None).await?;
         let made = self.look(&mut connection, key).await?;
         made.map(|lock| lock.id).ok_or_else(|| error::odd_reply(Sent::Yes))
     }
