@@ -63,7 +63,8 @@ pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
     let (kind, message): (_, Cow<'_, str>) = match error {
         E::ConnectionLoss | E::Custom(_) => return open(ErrorKind::Unavailable, text(), error, sent),
         E::Timeout => return open(ErrorKind::TimedOut, "no session could be had in time".into(), error, sent),
-        E::UnexpectedError(_) | E::UnmarshalError { .. } => return open(ErrorKind::Unexpected, text(), error, sent),
+        // The session ends, and the next operation has another.
+        E::UnexpectedError(_) | E::UnmarshalError { .. } => return open(ErrorKind::Unavailable, text(), error, sent),
         E::NoHosts => (ErrorKind::Unavailable, "no server takes a connection".into()),
         // Whatever the request made was ephemeral, and ended with the session.
         E::SessionExpired => (ErrorKind::Unavailable, "the session expired".into()),
@@ -148,6 +149,7 @@ mod tests {
             assert_eq!(map(&failure, Sent::Yes).effect(), Effect::Unknown, "{failure:?}");
             assert_eq!(map(&failure, Sent::ReadOnly).effect(), Effect::None, "{failure:?}");
             assert!(map(&failure, Sent::Yes).is_retryable(), "{failure:?}");
+            assert!(map(&failure, Sent::ReadOnly).is_retryable(), "{failure:?}");
         }
     }
 }
