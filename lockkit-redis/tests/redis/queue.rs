@@ -24,8 +24,8 @@ async fn a_killed_server_is_no_holder() {
     let contended = locker.lock("a").acquire_within(Duration::from_millis(100)).await.expect("the server answers");
     assert!(contended.is_none(), "the other one has it");
 
-    server.kill().await;
     let killed = Instant::now();
+    server.kill().await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     for wait in [Duration::ZERO, Duration::from_millis(300)] {
         let error = locker.lock("a").acquire_within(wait).await.expect_err("the server is dead");
