@@ -1,6 +1,6 @@
 //! Every case of the compliance suite against MariaDB, which is required, and MySQL, if there is one.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{Clock, LockStore};
@@ -88,10 +88,14 @@ impl Server for Private {
     }
 
     async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
+        self.open_impatient(MySqlConfig::TIMEOUT).await
+    }
+
+    async fn open_impatient(&self, timeout: Duration) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
         let server = self.server().await?;
         let proxy = Proxy::start(server.addr()).await?;
         let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
-        Ok((Arc::new(MySqlStore::from_url(&url).await?), proxy))
+        Ok((Arc::new(MySqlStore::connect(MySqlConfig::from_url(&url)?.timeout(timeout)).await?), proxy))
     }
 
     async fn kill(&self) -> Result<(), BoxError> {

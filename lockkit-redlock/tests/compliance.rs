@@ -18,7 +18,7 @@ use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
 use lockkit_testkit::{
     Backend, BoxError, Server, Suite,
-    faults::{Direction, Proxy},
+    faults::{Direction, Framing, Proxy},
     servers::{
         Keep, MySqlOptions, MySqlServer, Persistence, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
     },
@@ -196,11 +196,15 @@ impl Server for Private {
         Ok(Arc::new(nodes(&self.servers).connect().await?))
     }
 
-    /// There is one proxy, so this client is given a quorum in which it decides: its third server never answers.
     async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
-        let proxy = Proxy::start(self.servers[1].addr()).await?;
+        self.open_impatient(RedisConfig::TIMEOUT).await
+    }
+
+    /// There is one proxy, so this client is given a quorum in which it decides: its third server never answers.
+    async fn open_impatient(&self, timeout: Duration) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
+        let proxy = Proxy::start(self.servers[1].addr()).await?.framing(Framing::Redis);
         let nowhere = node(self.nowhere.local_addr()?).timeout(Duration::from_millis(300));
-        let nodes = RedisNodes::new(vec![node(self.servers[0].addr()), node(proxy.addr()), nowhere]);
+        let nodes = RedisNodes::new(vec![node(self.servers[0].addr()), node(proxy.addr()).timeout(timeout), nowhere]);
         Ok((Arc::new(nodes.config(config()).durable(true).connect().await?), proxy))
     }
 

@@ -1,6 +1,6 @@
 //! What the suite needs to know of a store under test.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{Clock, LockStore};
@@ -50,6 +50,16 @@ pub trait Server: fmt::Debug + Send + Sync {
     /// # Errors
     /// When the store can't be reached.
     async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError>;
+
+    /// The same, with a client that waits no longer than this for an answer, if it can be told so. It is for cases in which
+    /// many answers are lost, which would take long otherwise.
+    ///
+    /// # Errors
+    /// When the store can't be reached.
+    async fn open_impatient(&self, timeout: Duration) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
+        let _ = timeout;
+        self.open_through_proxy().await
+    }
 
     /// Kills the server at once.
     ///

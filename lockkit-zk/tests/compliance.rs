@@ -1,13 +1,13 @@
 //! Every case of the compliance suite against real ZooKeeper servers: the system's own, which is required, and a newer
 //! one where it can be had.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{Clock, LockStore};
 use lockkit_testkit::{
     Backend, BoxError, Server, Suite,
-    faults::Proxy,
+    faults::{Framing, Proxy},
     servers::{Keep, ZooKeeperFlavor, ZooKeeperServer},
 };
 use lockkit_zk::{ZkConfig, ZkStore};
@@ -79,8 +79,13 @@ impl Server for PrivateServer {
     }
 
     async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
-        let proxy = Proxy::start(self.server.addr()).await?;
-        Ok((connect(proxy.addr()).await?, proxy))
+        self.open_impatient(ZkConfig::TIMEOUT).await
+    }
+
+    async fn open_impatient(&self, timeout: Duration) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
+        let proxy = Proxy::start(self.server.addr()).await?.framing(Framing::Length);
+        let config = ZkConfig::new([proxy.addr().to_string()]).timeout(timeout);
+        Ok((Arc::new(ZkStore::connect(config).await?), proxy))
     }
 
     async fn kill(&self) -> Result<(), BoxError> {

@@ -1,6 +1,6 @@
 //! Redis and Valkey servers as stores under test.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit::{
@@ -9,7 +9,7 @@ use lockkit::{
 };
 use lockkit_testkit::{
     Backend, BoxError, Server,
-    faults::Proxy,
+    faults::{Framing, Proxy},
     servers::{Keep, Persistence, RedisFlavor, RedisOptions, RedisServer},
 };
 
@@ -63,8 +63,13 @@ impl Server for Private {
     }
 
     async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
-        let proxy = Proxy::start(self.0.addr()).await?;
-        Ok((open(proxy.addr()).await?, proxy))
+        self.open_impatient(RedisConfig::TIMEOUT).await
+    }
+
+    async fn open_impatient(&self, timeout: Duration) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
+        let proxy = Proxy::start(self.0.addr()).await?.framing(Framing::Redis);
+        let config = RedisConfig::new(proxy.addr().ip().to_string(), proxy.addr().port()).timeout(timeout);
+        Ok((Arc::new(RedisStore::connect(config).await?), proxy))
     }
 
     async fn kill(&self) -> Result<(), BoxError> {

@@ -11,7 +11,10 @@ use super::{
     store::{SimpleStore, name_of},
     wire::{Link, Machine, Power},
 };
-use crate::{Backend, BoxError, Server, faults::Proxy};
+use crate::{
+    Backend, BoxError, Server,
+    faults::{Framing, Proxy},
+};
 
 /// The simple store under test: correct without a bug, and known to be bad with one.
 #[derive(Debug)]
@@ -62,7 +65,7 @@ impl Private {
     }
 
     async fn client(&self, addr: std::net::SocketAddr, clock: Arc<dyn Clock>) -> Result<Arc<dyn LockStore>, BoxError> {
-        let link = Link::connect(Arc::clone(&self.machine.inside), addr).await?;
+        let link = Link::connect(Arc::clone(&self.machine.inside), addr, self.bug).await?;
         Ok(Arc::new(SimpleStore::new(link, self.bug, clock)?))
     }
 }
@@ -74,7 +77,7 @@ impl Server for Private {
     }
 
     async fn open_through_proxy(&self) -> Result<(Arc<dyn LockStore>, Proxy), BoxError> {
-        let proxy = Proxy::start(self.machine.addr).await?;
+        let proxy = Proxy::start(self.machine.addr).await?.framing(Framing::Lines);
         Ok((self.client(proxy.addr(), Arc::new(SystemClock)).await?, proxy))
     }
 

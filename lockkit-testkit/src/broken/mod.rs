@@ -123,6 +123,8 @@ bugs! {
         "cancellation::an_abandoned_waiter_leaves_no_trace" says "but nobody does";
     ReusesInDoubt "A connection that was left while an answer was still to come serves the next question." =>
         "abandoned::a_dropped_call_answers_no_other" says "dropped at poll";
+    AnswersInOrder "The first answer that comes is taken for the one to the first question that waits, whatever it says." =>
+        "behind::an_answer_that_comes_twice_shifts_no_others" says "Twice";
     NoFence "Fences are claimed, but every grant has the same." =>
         "fencing::never_decreases" says "0 came after 0",
         "fencing::a_stale_holder_is_refused_by_the_resource" says "the stale holder's write came through";

@@ -60,7 +60,7 @@ pub(super) struct Terms {
 }
 
 /// The answer to an acquisition.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Answer {
     Granted(Terms),
     Held { remaining: Option<Duration>, holder: HolderInfo },

@@ -66,7 +66,7 @@ impl SimpleStore {
     }
 
     /// Has a step done, with the name of the lock and the present moment by the store's clock.
-    async fn ask<T: Send + 'static>(
+    async fn ask<T: Clone + Send + 'static>(
         &self,
         key: &LockKey,
         bound: Duration,

@@ -6,7 +6,7 @@
 
 use std::{
     any::Any,
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -170,6 +170,9 @@ pub(super) struct Link {
     connection: tokio::sync::Mutex<Option<Requests>>,
     /// The [slot](Slot) for the answer to a question that nobody waits for any more.
     left_over: Mutex<Option<Box<dyn Any + Send>>>,
+    bug: Option<Bug>,
+    /// Only with a bug: the answers until now, by their tickets.
+    answers: Mutex<HashMap<u64, Box<dyn Any + Send>>>,
 }
 
 /// Where an answer is put.
@@ -194,18 +197,20 @@ type Requests = mpsc::UnboundedSender<Request>;
 struct Request {
     ticket: u64,
     line: String,
-    done: oneshot::Sender<()>,
+    /// Is told the ticket that came back.
+    done: oneshot::Sender<u64>,
 }
 
 impl Link {
-    pub(super) async fn connect(inside: Arc<Inside>, addr: SocketAddr) -> Result<Self> {
-        let link = Self { inside, addr, connection: tokio::sync::Mutex::default(), left_over: Mutex::default() };
+    pub(super) async fn connect(inside: Arc<Inside>, addr: SocketAddr, bug: Option<Bug>) -> Result<Self> {
+        let (connection, left_over, answers) = Default::default();
+        let link = Self { inside, addr, connection, left_over, bug, answers };
         link.connection().await?;
         Ok(link)
     }
 
     /// Has a step done; `name` is for the proxy on the way.
-    pub(super) async fn ask<T: Send + 'static>(
+    pub(super) async fn ask<T: Clone + Send + 'static>(
         &self,
         name: &str,
         step: impl FnOnce(&mut Shelf) -> T + Send + 'static,
@@ -218,9 +223,15 @@ impl Link {
         let broken = || Error::new(ErrorKind::Unavailable, "the connection broke").unknown_effect();
         connection.send(Request { ticket, line: format!("{ticket} {name:?}\n"), done }).map_err(|_| broken())?;
         let mut unread = Unread { answer: Some(answer), left_over: &self.left_over };
-        is_done.await.map_err(|_| broken())?;
-        let answer = unread.answer.take().and_then(|answer| lock(&answer).take());
-        answer.ok_or_else(broken)
+        let came = is_done.await.map_err(|_| broken())?;
+        let answer = unread.answer.take().and_then(|answer| lock(&answer).take()).ok_or_else(broken)?;
+        if self.bug != Some(Bug::AnswersInOrder) {
+            return Ok(answer);
+        }
+        // BUG: what came may be the answer to another question.
+        let mut answers = lock(&self.answers);
+        answers.insert(ticket, Box::new(answer));
+        answers.get(&came).and_then(|answer| answer.downcast_ref().cloned()).ok_or_else(broken)
     }
 
     /// Only with a bug: takes the answer to an earlier question, which came first, for this one's.
@@ -249,29 +260,37 @@ impl Link {
         let refused = |error| Error::new(ErrorKind::Unavailable, "no connection").with_source(error);
         let stream = TcpStream::connect(self.addr).await.map_err(refused)?;
         let (requests, asked) = mpsc::unbounded_channel();
-        tokio::spawn(relay(stream, asked));
+        tokio::spawn(relay(stream, asked, self.bug));
         Ok(connection.insert(requests).clone())
     }
 }
 
 /// Sends what is asked and tells who waits for the answer, until either side hangs up.
-async fn relay(mut stream: TcpStream, mut asked: mpsc::UnboundedReceiver<Request>) -> Result<(), BoxError> {
+async fn relay(
+    mut stream: TcpStream,
+    mut asked: mpsc::UnboundedReceiver<Request>,
+    bug: Option<Bug>,
+) -> Result<(), BoxError> {
     stream.set_nodelay(true)?;
     let (read, mut write) = stream.split();
     let mut replies = BufReader::new(read).lines();
-    let mut pending = HashMap::new();
+    let mut pending: VecDeque<(u64, oneshot::Sender<u64>)> = VecDeque::new();
     loop {
         tokio::select! {
             request = asked.recv() => {
                 let Some(Request { ticket, line, done }) = request else { return Ok(()) };
-                pending.insert(ticket.to_string(), done);
+                pending.push_back((ticket, done));
                 write.write_all(line.as_bytes()).await?;
             }
             reply = replies.next_line() => {
-                let Some(ticket) = reply? else { return Ok(()) };
-                if let Some(done) = pending.remove(&ticket) {
+                let Some(line) = reply? else { return Ok(()) };
+                let came = line.parse()?;
+                // BUG: the first one waits for the first that comes.
+                let is_asked = |(ticket, _): &(u64, _)| bug == Some(Bug::AnswersInOrder) || *ticket == came;
+                let at = pending.iter().position(is_asked);
+                if let Some((_, done)) = at.and_then(|at| pending.remove(at)) {
                     // Nobody waits for the answer to what was cancelled.
-                    let _ = done.send(());
+                    let _ = done.send(came);
                 }
             }
         }

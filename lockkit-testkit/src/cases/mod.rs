@@ -5,6 +5,7 @@
 //! the server gets a private one.
 
 mod abandoned;
+mod behind;
 mod cancellation;
 mod contention;
 mod counted;
@@ -117,7 +118,7 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 13] = [
+    let groups: [&'static [Case]; 14] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
@@ -129,6 +130,7 @@ pub fn all() -> Vec<&'static Case> {
         fencing::CASES,
         cancellation::CASES,
         abandoned::CASES,
+        behind::CASES,
         input::CASES,
         faults::CASES,
     ];

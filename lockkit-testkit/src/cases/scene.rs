@@ -2,7 +2,10 @@
 
 use std::{
     future::Future,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -38,20 +41,49 @@ pub(super) struct Scene {
     fence: Fence,
     /// A lock that nobody ever had.
     free: LockKey,
+    /// Set once the client behind the proxy has said that its session has ended.
+    over: AtomicBool,
 }
 
 impl Scene {
     pub(super) async fn open(ctx: &Ctx, server: &dyn Server) -> Result<Self, BoxError> {
-        let ((store, proxy), other) = (server.open_through_proxy().await?, server.open().await?);
+        Self::with(ctx, server.open_through_proxy().await?, server).await
+    }
+
+    /// The same, with a client that waits no longer than this for an answer.
+    pub(super) async fn impatient(ctx: &Ctx, server: &dyn Server, timeout: Duration) -> Result<Self, BoxError> {
+        Self::with(ctx, server.open_impatient(timeout).await?, server).await
+    }
+
+    async fn with(
+        ctx: &Ctx,
+        (store, proxy): (Arc<dyn LockStore>, Proxy),
+        server: &dyn Server,
+    ) -> Result<Self, BoxError> {
+        let other = server.open().await?;
         let (mine, theirs) = (take(&store, &ctx.key()?, HELD).await?, take(&other, &ctx.key()?, HELD).await?);
         let free = ctx.key()?;
-        Ok(Self { store, proxy, mine: mine.claim, theirs: theirs.claim, other, fence: mine.fence, free })
+        Ok(Self {
+            store,
+            proxy,
+            mine: mine.claim,
+            theirs: theirs.claim,
+            other,
+            fence: mine.fence,
+            free,
+            over: AtomicBool::default(),
+        })
     }
 
     /// Asks all questions, several at a time. An error is no wrong answer, as long as an answer comes in the end.
     pub(super) async fn ask_everything(self: &Arc<Self>, ctx: &Ctx) -> Outcome {
+        self.ask(ctx, ROUNDS).await
+    }
+
+    /// The same, so often.
+    pub(super) async fn ask(self: &Arc<Self>, ctx: &Ctx, rounds: usize) -> Outcome {
         renew(&self.other, &self.theirs).await?;
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             let mut asked = JoinSet::new();
             for _ in 0..AT_ONCE {
                 let (scene, new) = (Arc::clone(self), ctx.key()?);
@@ -72,6 +104,19 @@ impl Scene {
         Ok(())
     }
 
+    /// Whether the session of the client behind the proxy has ended, if it has one, and its lease with it: it may end its
+    /// session because of an answer that it did not ask for.
+    pub(super) async fn is_over(&self) -> Result<bool, BoxError> {
+        // What came twice comes before the answer to this. A renewal may do without a question.
+        let theirs = Query::Keys(vec![self.theirs.key.clone()]);
+        let states = in_the_end(|| self.store.inspect(&theirs)).await?;
+        let right = states.first().and_then(holder) == Some(self.theirs.token);
+        expect(right, || format!("the wrong holder is shown: {states:?}"))?;
+        let renewed = self.renew_mine().await;
+        let is_over = self.over.load(Ordering::Relaxed);
+        if is_over { Ok(true) } else { renewed.map(|()| false) }
+    }
+
     async fn who_holds(&self) -> Outcome {
         let keys = [&self.mine, &self.theirs].map(|claim| claim.key.clone());
         let query = Query::Keys([keys.as_slice(), std::slice::from_ref(&self.free)].concat());
@@ -82,7 +127,14 @@ impl Scene {
     }
 
     async fn renew_mine(&self) -> Outcome {
-        let hold = renew(&self.store, &self.mine).await?;
+        let renewed = in_the_end(|| renewal_of(&self.store, &self.mine)).await?;
+        let hold = match renewed {
+            Renewed::Held(hold) => hold,
+            Renewed::Lost(reason) => {
+                self.over.fetch_or(reason == LossReason::SessionEnded, Ordering::Relaxed);
+                return Err(lost(reason));
+            }
+        };
         let right = hold.fence == self.fence && hold.claim == self.mine;
         expect(right, || format!("the fence {} became {} in a renewal", self.fence, hold.fence))
     }
@@ -128,16 +180,22 @@ impl Scene {
 
     /// Ends what was asked for, if it has not ended, and sees that the lock is free.
     pub(super) async fn end(&self, asked: &AcquireRequest) -> Outcome {
+        let answer = in_the_end(|| self.store.release(&asked.claim)).await?;
+        // After a cut connection the request may still arrive, and a lease of this short ttl come and go. A session that the
+        // client gave up ends a moment later.
+        let is_later = asked.ttl == SHORT || answer == Release::NotHeld(LossReason::SessionEnded);
+        self.vanishes(&asked.claim.key, if is_later { PATIENCE } else { Duration::ZERO }).await
+    }
+
+    /// Sees that a lock is free, or becomes so in this time.
+    async fn vanishes(&self, key: &LockKey, patience: Duration) -> Outcome {
         let started = Instant::now();
-        in_the_end(|| self.store.release(&asked.claim)).await?;
-        // After a cut connection the request may still arrive, and a lease of this short ttl come and go.
-        let patience = if asked.ttl == SHORT { PATIENCE } else { Duration::ZERO };
         loop {
-            let state = self.seen_by_other(&asked.claim.key).await?;
+            let state = self.seen_by_other(key).await?;
             if state.holders.is_empty() {
                 return Ok(());
             }
-            expect(started.elapsed() < patience, || format!("what was released is on record as {state:?}"))?;
+            expect(started.elapsed() < patience, || format!("what has ended is on record as {state:?}"))?;
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -148,7 +206,8 @@ impl Scene {
         Ok(())
     }
 
-    async fn seen_by_other(&self, key: &LockKey) -> Result<KeyState, BoxError> {
+    /// What the other client sees of a lock.
+    pub(super) async fn seen_by_other(&self, key: &LockKey) -> Result<KeyState, BoxError> {
         let query = Query::Keys(vec![key.clone()]);
         Ok(in_the_end(|| self.other.inspect(&query)).await?.pop().ok_or("no answer for the key")?)
     }
@@ -174,15 +233,21 @@ async fn take(store: &Arc<dyn LockStore>, key: &LockKey, ttl: Duration) -> Resul
 }
 
 async fn renew(store: &Arc<dyn LockStore>, claim: &Claim) -> Result<Hold, BoxError> {
-    let renewal = [Renewal { claim: claim.clone(), ttl: HELD, depth: 1, fence_floor: None }];
-    let answer = in_the_end(|| async {
-        let answer = store.renew(&renewal).await.pop();
-        answer.unwrap_or_else(|| Err(unexpected("no answer for the renewal".into())))
-    });
-    match answer.await? {
+    match in_the_end(|| renewal_of(store, claim)).await? {
         Renewed::Held(hold) => Ok(hold),
-        Renewed::Lost(reason) => Err(format!("a held lease is said to be lost: {reason}").into()),
+        Renewed::Lost(reason) => Err(lost(reason)),
     }
+}
+
+pub(super) fn lost(reason: LossReason) -> BoxError {
+    format!("a held lease is said to be lost: {reason}").into()
+}
+
+/// Asks once.
+async fn renewal_of(store: &Arc<dyn LockStore>, claim: &Claim) -> StoreResult<Renewed> {
+    let renewal = [Renewal { claim: claim.clone(), ttl: HELD, depth: 1, fence_floor: None }];
+    let answer = store.renew(&renewal).await.pop();
+    answer.unwrap_or_else(|| Err(unexpected("no answer for the renewal".into())))
 }
 
 /// Asks until there is an answer.

@@ -1,0 +1,242 @@
+//! Answers that do not belong to the questions: one is lost on the way, or comes twice, and from then on each answer of that
+//! connection is the one to the question after, or before.
+//!
+//! So it is with each answer that a call is given, one after the other; then the same client is asked questions whose answers
+//! are known ([`Scene`]), so many at once that all its connections are used. An error is right, and so is any answer that is
+//! true. The client itself has to notice: that is what a token or a number is for that comes back with the answer.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Effect, Hold, KeyState, LockKey, LockStore as _, LossReason, Query, Release,
+    Renewal, Renewed, Result as StoreResult,
+};
+use tokio::{sync::Mutex, task::JoinSet};
+
+use super::{
+    Ctx, LONG, Outcome, cases, request,
+    scene::{Scene, lost},
+};
+use crate::{BoxError, Server, faults::Slip};
+
+cases! { "behind":
+    an_answer_that_is_lost_shifts_no_others [SERVER] "If an answer is lost on the way, no other answer is taken for it."
+    an_answer_that_comes_twice_shifts_no_others [SERVER] "If an answer comes twice, it is not taken for the one to the next question."
+}
+
+/// How long a call waits for a lock that stays held.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// The ttl of what is asked for meanwhile: a call that is given no answer ends within a part of it.
+const MEANWHILE: Duration = Duration::from_secs(4);
+
+/// How long the client waits for an answer: each that is lost takes so long.
+const TIMEOUT: Duration = Duration::from_millis(300);
+
+/// No call is given more answers than this.
+const MOST_ANSWERS: usize = 40;
+
+/// The calls whose answers are lost, or come twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    AcquireNew,
+    AcquireKnown,
+    AcquireHeld,
+    Wait,
+    Renew,
+    Release,
+    ReleaseForeign,
+    Inspect,
+    InspectPrefix,
+    /// A renewal for which the client has to connect first.
+    Connect,
+}
+
+impl Call {
+    const ALL: [Self; 10] = [
+        Self::AcquireNew,
+        Self::AcquireKnown,
+        Self::AcquireHeld,
+        Self::Wait,
+        Self::Renew,
+        Self::Release,
+        Self::ReleaseForeign,
+        Self::Inspect,
+        Self::InspectPrefix,
+        Self::Connect,
+    ];
+}
+
+async fn an_answer_that_is_lost_shifts_no_others(ctx: Ctx) -> Outcome {
+    every_answer(ctx, Slip::Lost).await
+}
+
+async fn an_answer_that_comes_twice_shifts_no_others(ctx: Ctx) -> Outcome {
+    every_answer(ctx, Slip::Twice).await
+}
+
+/// Each call has a client of its own, side by side: a lost answer takes as long as the client has patience.
+async fn every_answer(ctx: Ctx, slip: Slip) -> Outcome {
+    let server: Arc<dyn Server> = ctx.server().await?.into();
+    let ctx = Arc::new(ctx);
+    let (mut calls, turn) = (JoinSet::new(), Arc::new(Mutex::new(())));
+    for call in Call::ALL {
+        calls.spawn(each_answer(Arc::clone(&ctx), Arc::clone(&server), Arc::clone(&turn), call, slip));
+    }
+    while let Some(ended) = calls.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// Those that ask everything do so in turn: one is enough for a server.
+async fn each_answer(ctx: Arc<Ctx>, server: Arc<dyn Server>, turn: Arc<Mutex<()>>, call: Call, slip: Slip) -> Outcome {
+    let open = || async { Scene::impatient(&ctx, &*server, TIMEOUT).await.map(Arc::new) };
+    let mut scene = open().await?;
+    // ZooKeeper's driver takes a second greeting for an answer from a server that is far ahead. It says nothing wrong, but finds
+    // no server that is as far until its session has ended, which would take half a minute here.
+    let first = if call == Call::Connect && slip == Slip::Twice { 2 } else { 1 };
+    for nth in first..=MOST_ANSWERS {
+        let at = |error: BoxError| format!("{call:?}, answer {nth} {slip:?}: {error}");
+        let is_over = make(&ctx, &scene, call, slip, nth).await.map_err(at)?;
+        let slipped = scene.proxy.slipped();
+        if is_over || scene.is_over().await.map_err(at)? {
+            scene = open().await?;
+        } else {
+            let _turn = turn.lock().await;
+            if let Err(wrong) = scene.ask(&ctx, 1).await {
+                // What is true changes when the session ends meanwhile.
+                if !scene.is_over().await.unwrap_or(false) {
+                    return Err(at(wrong).into());
+                }
+                scene = open().await?;
+            }
+        }
+        if !slipped {
+            scene.proxy.heal();
+            return Ok(());
+        }
+    }
+    Err(format!("{call:?} does not end").into())
+}
+
+/// Makes a call whose `nth` answer slips, judges what it says, and ends what it was about. Tells whether it said that the
+/// session has ended.
+async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> Result<bool, BoxError> {
+    let (store, armed) = (&scene.store, || scene.proxy.slip(slip, nth));
+    match call {
+        Call::AcquireNew | Call::AcquireKnown => {
+            let asked = request(&ctx.key()?, MEANWHILE)?;
+            if call == Call::AcquireKnown {
+                let before = scene.take(&asked.claim.key, LONG).await?;
+                scene.end(&AcquireRequest { claim: before.claim, ..request(&asked.claim.key, LONG)? }).await?;
+            }
+            armed();
+            let answer = store.acquire(&asked).await;
+            let state = scene.seen_by_other(&asked.claim.key).await?;
+            match answer {
+                Ok(Attempt::Granted(hold)) => on_record(&hold, &asked.claim, &state)?,
+                Ok(Attempt::Contended(by)) => return Err(format!("a free lock was refused: {by:?}").into()),
+                answer => without_effect(answer, || state.holders.is_empty())?,
+            }
+            scene.end(&asked).await
+        }
+        Call::AcquireHeld | Call::Wait => {
+            let wait = if call == Call::Wait { WAIT } else { Duration::ZERO };
+            let asked = AcquireRequest { wait, ..request(&scene.theirs.key, MEANWHILE)? };
+            armed();
+            let answer = store.acquire(&asked).await;
+            scene.give_up(&asked.claim).await?;
+            match answer {
+                Ok(Attempt::Granted(hold)) => Err(format!("a held lock was granted: {hold:?}").into()),
+                _ => Ok(()),
+            }
+        }
+        Call::Renew | Call::Connect => {
+            if call == Call::Connect {
+                scene.proxy.cut().await;
+            }
+            let renewal = [Renewal { claim: scene.mine.clone(), ttl: LONG, depth: 1, fence_floor: None }];
+            armed();
+            match store.renew(&renewal).await.pop() {
+                Some(Ok(Renewed::Held(hold))) => {
+                    on_record(&hold, &scene.mine, &scene.seen_by_other(&scene.mine.key).await?)
+                }
+                Some(Ok(Renewed::Lost(LossReason::SessionEnded))) => return Ok(true),
+                Some(Ok(Renewed::Lost(reason))) => Err(lost(reason)),
+                _ => Ok(()),
+            }
+        }
+        Call::Release => {
+            let key = ctx.key()?;
+            let claim = scene.take(&key, LONG).await?.claim;
+            armed();
+            let answer = store.release(&claim).await;
+            let is_free = scene.seen_by_other(&key).await?.holders.is_empty();
+            match answer {
+                Ok(Release::Released { .. }) if is_free => {}
+                Ok(Release::NotHeld(LossReason::SessionEnded)) => {}
+                Ok(answer) => return Err(format!("a held lease's release was answered by {answer:?}").into()),
+                answer => without_effect(answer, || !is_free)?,
+            }
+            scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await
+        }
+        Call::ReleaseForeign => {
+            armed();
+            match store
+                .release(&Claim { token: request(&scene.theirs.key, LONG)?.claim.token, ..scene.theirs.clone() })
+                .await
+            {
+                Ok(Release::Released { .. }) => Err("another's lease is said to be released".into()),
+                _ => Ok(()),
+            }
+        }
+        Call::Inspect | Call::InspectPrefix => {
+            let (keys, query) = match call {
+                Call::Inspect => {
+                    let keys = vec![scene.theirs.key.clone(), scene.mine.key.clone()];
+                    (keys.clone(), Query::Keys(keys))
+                }
+                _ => (vec![scene.mine.key.clone()], Query::Prefix(scene.mine.key.as_str().to_owned())),
+            };
+            armed();
+            match store.inspect(&query).await {
+                Ok(mut states) => {
+                    // Other names begin likewise.
+                    states.retain(|state| keys.contains(&state.key));
+                    shows(scene, &states, &keys)
+                }
+                Err(_) => Ok(()),
+            }
+        }
+    }?;
+    Ok(false)
+}
+
+/// Whether others see a lease as its holder was told that it is.
+fn on_record(hold: &Hold, claim: &Claim, state: &KeyState) -> Outcome {
+    let is_held = state.holders.first().is_some_and(|holder| {
+        holder.token == Some(claim.token) && holder.fence == Some(hold.fence) && hold.claim == *claim
+    });
+    if is_held { Ok(()) } else { Err(format!("{hold:?} is on record as {state:?}").into()) }
+}
+
+/// An error that says that nothing happened must be right.
+fn without_effect<T: std::fmt::Debug>(answer: StoreResult<T>, nothing_happened: impl FnOnce() -> bool) -> Outcome {
+    match answer {
+        Err(error) if error.effect() == Effect::None && !nothing_happened() => {
+            Err(format!("it had an effect, although: {error}").into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether these are the keys, each with its holder.
+fn shows(scene: &Scene, states: &[KeyState], keys: &[LockKey]) -> Outcome {
+    let tokens: Vec<_> = states.iter().map(|state| state.holders.first().and_then(|holder| holder.token)).collect();
+    let is_mine = |key: &LockKey| *key == scene.mine.key;
+    let expected: Vec<_> =
+        keys.iter().map(|key| Some(if is_mine(key) { scene.mine.token } else { scene.theirs.token })).collect();
+    let right = states.iter().map(|state| &state.key).eq(keys) && tokens == expected;
+    if right { Ok(()) } else { Err(format!("the wrong holders are shown: {states:?}").into()) }
+}
