@@ -274,7 +274,7 @@ fn redis() {
 }
 
 #[test]
-#[ignore = "the driver panics on some packets that are spoilt, such as a greeting with a wrong length"]
+#[ignore = "the driver panics on some spoilt packets: the store makes errors of that, and this test counts panics"]
 fn mariadb() {
     let runtime = runtime("mariadb");
     let options = MySqlOptions::default().init(schema::ddl(MySqlConfig::TABLE).expect("ddl"));

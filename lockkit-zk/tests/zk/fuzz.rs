@@ -24,9 +24,10 @@ type Nodes = BTreeMap<String, Vec<u8>>;
 
 fn nodes() -> impl Strategy<Value = Nodes> {
     let token = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}";
+    // None is between 1 and 5, which ours may get: of two nodes with one number nobody can tell by their names which holds.
     let number = select(vec![
         "0000000000",
-        "0000000001",
+        "0000000007",
         "0000000009",
         "0000000100",
         "2147483647",
