@@ -6,8 +6,12 @@ use std::{
 };
 
 use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Release, Renewed};
-use lockkit_redlock::{NodeErrors, RedlockStore};
-use lockkit_testkit::{faults::Direction, servers::Keep};
+use lockkit_redlock::{Node, NodeErrors, RedlockConfig, RedlockStore};
+use lockkit_testkit::{
+    faults::Direction,
+    servers::Keep,
+    sim::{Fault, Operation, SimStore},
+};
 
 use crate::support::{Cluster, TTL, attempt, claim, contended, free, hold, is_held, renew, request};
 
@@ -49,6 +53,20 @@ async fn a_majority_down_is_unavailable_and_says_so_for_each_node() {
         assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
         cluster.until_held_at_by_living(mine.key.as_str(), &[3, 4]).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_by_a_minority_is_an_error() {
+    let nodes = [SimStore::new(), SimStore::new(), SimStore::new()];
+    let members = nodes.iter().map(|node| Node::new(Arc::new(node.clone()))).collect();
+    let store = RedlockStore::new(members, RedlockConfig::new()).expect("a quorum");
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    for node in &nodes[..2] {
+        node.inject(Fault::REFUSED.on(Operation::Renew));
+    }
+    let error = renew(&store, &mine).await.expect_err("one of three is no majority");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
 }
 
 impl Cluster {

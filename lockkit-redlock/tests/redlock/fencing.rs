@@ -5,8 +5,10 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Fence, FenceClock, FenceRequest, Fencing, LockStore, MemoryStore, Query, Release,
+    AcquireRequest, Attempt, Claim, Fence, FenceClock, FenceRequest, Fencing, KeyState, LockStore, MemoryStore, Query,
+    Release, Renewal, Renewed, Result, StoreInfo,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 
@@ -44,6 +46,55 @@ async fn counters_that_are_apart_cost_one_more_round() {
     free(&store, &mine).await;
     let next = hold(&store, &claim("a")).await;
     assert!(next.fence >= first.fence.offset(65), "{} is within the span at {}", next.fence, first.fence);
+}
+
+/// A node that loses its leases before it is asked to raise its counter, and grants this one anew to a request that was
+/// repeated: another client may have had the lock there in between.
+#[derive(Debug)]
+struct GrantsAnew(MemoryStore);
+
+#[async_trait]
+impl LockStore for GrantsAnew {
+    fn info(&self) -> &StoreInfo {
+        self.0.info()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.0.acquire(request).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        self.0.forget_all();
+        for Renewal { claim, .. } in renewals {
+            assert!(matches!(self.0.acquire(&request(claim)).await, Ok(Attempt::Granted(_))));
+        }
+        self.0.renew(renewals).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.0.release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.0.inspect(query).await
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_granted_anew_does_not_count_for_the_raise() {
+    let stores = memories(3);
+    let far = Fence::new(3_000_000_000_000_000);
+    for (node, ahead) in stores.iter().zip([1, 20, 300]) {
+        move_ahead(node, far.offset(ahead)).await;
+    }
+    let nodes = stores.iter().enumerate().map(|(index, node)| match index {
+        0 => Node::new(Arc::new(node.clone())),
+        _ => Node::new(Arc::new(GrantsAnew(node.clone()))),
+    });
+    let store = RedlockStore::new(nodes.collect(), RedlockConfig::new()).expect("a quorum");
+    let answer = store.acquire(&request(&claim("a"))).await.expect("acquire");
+    assert!(matches!(answer, Attempt::Contended(_)), "one of three has its grant still: {answer:?}");
+    assert_eq!(store.stats().raise_rounds, 1);
 }
 
 /// What a quorum costs can be seen from outside.

@@ -8,12 +8,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Claim, Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Release};
-use lockkit_redlock::RedlockStore;
+use lockkit_core::{
+    Attempt, Claim, Effect, ErrorKind, LockStore, Locker, LossReason, MemoryStore, Outcome, Query, Release,
+};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::faults::{Direction, Proxy};
 
 use crate::support::{
-    Cluster, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum, request,
+    Cluster, Late, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum, request,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -199,6 +201,39 @@ async fn split_votes_do_not_starve_anyone() {
     }
     assert_eq!(total.load(Ordering::SeqCst), 240);
     println!("{grants} grants, {splits} split votes, {raises} second rounds for a fence");
+}
+
+/// The release may arrive behind the second request, and would take from this client what it counts.
+#[tokio::test]
+async fn who_comes_through_the_door_asks_no_node_whose_release_is_under_way() {
+    let stores = memories(3);
+    let late = Late::new(&stores[0]);
+    late.releases.forget_permits(usize::MAX);
+    let others = stores[1..].iter().map(|node| Node::new(Arc::new(node.clone())));
+    let nodes = others.chain([Node::new(Arc::new(late.clone()))]).collect();
+    let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
+    let theirs = claim("a");
+    for node in &stores[1..] {
+        hold(node, &theirs).await;
+    }
+    let mut waiting = request(&claim("a"));
+    waiting.wait = TTL;
+    let leave = async {
+        let waiters = async |node: &MemoryStore| {
+            node.inspect(&Query::Keys(vec![theirs.key.clone()])).await.expect("inspect")[0].waiters
+        };
+        while waiters(&stores[1]).await.max(waiters(&stores[2]).await) != Some(1) {
+            tokio::task::yield_now().await;
+        }
+        for node in &stores[1..] {
+            free(node, &theirs).await;
+        }
+    };
+    let (answer, ()) = tokio::join!(store.acquire(&waiting), leave);
+    assert!(matches!(answer, Ok(Attempt::Granted(_))), "two of three: {answer:?}");
+    assert_eq!(late.asked(), 1, "asked again while the release is under way");
+    late.releases.add_permits(1);
+    assert!(is_held(&store, &waiting.claim).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

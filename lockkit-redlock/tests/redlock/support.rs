@@ -1,13 +1,17 @@
 //! Five nodes behind a fault proxy each, and short names for requests.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, MemoryStore, Mode,
-    Order, Release, Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, KeyState, LockKey, LockStore,
+    MemoryStore, Mode, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Token,
 };
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
@@ -15,6 +19,7 @@ use lockkit_testkit::{
     faults::Proxy,
     servers::{RedisOptions, RedisServer},
 };
+use tokio::sync::Semaphore;
 
 pub(crate) const TTL: Duration = Duration::from_secs(4);
 
@@ -140,4 +145,53 @@ pub(crate) async fn is_held(store: &dyn LockStore, claim: &Claim) -> bool {
 pub(crate) async fn free(store: &dyn LockStore, claim: &Claim) {
     let released = store.release(claim).await.expect("release");
     assert!(matches!(released, Release::Released { .. }), "{released:?}");
+}
+
+/// A node that answers a renewal, and gets a release, when there is a permit for it; and that counts acquisitions.
+#[derive(Clone, Debug)]
+pub(crate) struct Late {
+    inner: MemoryStore,
+    pub(crate) renewals: Arc<Semaphore>,
+    pub(crate) releases: Arc<Semaphore>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Late {
+    /// With all permits.
+    pub(crate) fn new(inner: &MemoryStore) -> Self {
+        let all = || Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
+        Self { inner: inner.clone(), renewals: all(), releases: all(), asked: Arc::default() }
+    }
+
+    /// How often it was asked for a lease.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+#[async_trait]
+impl LockStore for Late {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.inner.acquire(request).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let answers = self.inner.renew(renewals).await;
+        self.renewals.acquire().await.expect("open").forget();
+        answers
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.releases.acquire().await.expect("open").forget();
+        self.inner.release(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.inner.inspect(query).await
+    }
 }
