@@ -138,12 +138,17 @@ async fn next_after_a_lease_was_not_replicated(all: &RedisSentinels, options: &s
     let url = format!("{}?timeout=500ms&max_ttl=12s{options}", all.url());
     let (holder, other) =
         (RedisStore::from_url(&url).await.expect("connect"), RedisStore::from_url(&url).await.expect("connect"));
-    // Whatever pause there is at the start is over, and the note of the reign is replicated.
-    grant_in_time(&other, "b").await;
+    // Whatever pause there is at the start is over; the note of the reign is replicated, and a counter that will lag behind.
+    let early = grant_in_time(&other, "a").await;
+    free(&other, &early.claim).await;
     until_equal(&all.servers()[0], &all.servers()[1]).await;
     all.servers()[1].freeze().await.expect("freeze");
     // What was sent to it would reach it, however late.
     all.servers()[0].command(&["CLIENT", "KILL", "TYPE", "replica"]).await.expect("cut off");
+    for _ in 0..3 {
+        let unseen = grant(&holder, &claim("a")).await;
+        free(&holder, &unseen.claim).await;
+    }
     let mine = claim("a");
     let lease = grant(&holder, &mine).await;
     let lapses = Instant::now() + lease.until.since(holder.info().clock.now());

@@ -38,6 +38,17 @@ async fn no_fence_comes_twice_after_a_restart_from_a_snapshot() {
     assert!(used(&other, 3).await > next);
 }
 
+/// Behind the back of a connection that lives on.
+#[tokio::test]
+async fn no_fence_comes_twice_after_the_data_was_deleted() {
+    let server = RedisServer::start(RedisOptions::default().flavor(flavor())).await.expect("a server");
+    let store = RedisStore::from_url(&server.url()).await.expect("connect");
+    let last = used(&store, 3).await;
+    server.command(&["FLUSHALL"]).await.expect("FLUSHALL");
+    let next = used(&store, 3).await;
+    assert!(next > last, "{next} follows {last}");
+}
+
 /// A replica takes over behind the address that it has in the clients' configuration.
 #[tokio::test]
 async fn no_fence_comes_twice_after_a_replica_that_lags_takes_over() {
