@@ -255,6 +255,17 @@ mod tests {
     }
 
     #[test]
+    fn until_the_timeout_is_known_a_write_proves_nothing() {
+        let mut proof = opened();
+        for second in 1..=10 {
+            proof.passed(at(second * 1000), at(second * 1000));
+        }
+        proof.moved();
+        proof.wrote(at(10_000));
+        assert_eq!(proof.until(), lasts(0), "the server may have given less than that");
+    }
+
+    #[test]
     fn a_move_to_a_like_server_costs_nothing() {
         let mut proof = opened();
         proof.passed(at(5000), at(5000));
