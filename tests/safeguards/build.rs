@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use crate::copy::{OFF, make, workspace};
 
-/// A test that goes on for longer has noticed something, too.
-const LONGEST: Duration = Duration::from_secs(300);
+/// A test that takes this much longer than it does with all safeguards on has noticed something, too.
+const LONGER: Duration = Duration::from_secs(120);
 
 /// A single test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,8 +72,8 @@ impl Build {
         Self { programs: lines.filter_map(|line| program(&serde_json::from_slice(line).ok()?)).collect() }
     }
 
-    /// Runs a test with one safeguard off, or none.
-    pub(crate) fn run(&self, test: &Test, off: Option<&str>) -> Ended {
+    /// Runs a test with one safeguard off, or none. `usual` is how long it takes with none.
+    pub(crate) fn run(&self, test: &Test, off: Option<&str>, usual: Duration) -> Ended {
         let place = (test.package.to_owned(), test.target.to_owned());
         let (program, directory) = self.programs.get(&place).unwrap_or_else(|| panic!("there is no {place:?}"));
         let mut output = tempfile::tempfile().expect("file");
@@ -90,7 +90,7 @@ impl Build {
             if let Some(status) = child.try_wait().expect("test") {
                 break status;
             }
-            if start.elapsed() > LONGEST {
+            if start.elapsed() > usual + LONGER {
                 drop(child.kill());
                 drop(child.wait());
                 return Ended::Hung;

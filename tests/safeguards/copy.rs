@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::list::{ALL, Safeguard};
+use crate::{all, list::Safeguard};
 
 /// What names the safeguard that is off.
 pub(crate) const OFF: &str = "LOCKKIT_SAFEGUARD_OFF";
@@ -25,8 +25,7 @@ pub(crate) fn workspace() -> PathBuf {
 
 /// The source with a switch at each of its safeguards.
 pub(crate) fn switched(file: &str, source: &str) -> String {
-    let mut places: Vec<_> =
-        ALL.iter().filter(|safeguard| safeguard.file == file).map(|s| (s.place(source), s)).collect();
+    let mut places: Vec<_> = all().filter(|safeguard| safeguard.file == file).map(|s| (s.place(source), s)).collect();
     places.sort_by_key(|((start, _), _)| std::cmp::Reverse(*start));
     let mut text = source.to_owned();
     for ((start, end), safeguard) in places {
@@ -34,7 +33,8 @@ pub(crate) fn switched(file: &str, source: &str) -> String {
         let code = &source[start..end];
         text.replace_range(start..end, &format!("(if crate::is_off({name:?}) {{ {without} }} else {{ {code} }})"));
     }
-    text
+    // The switch is not const.
+    text.replace("const fn ", "fn ")
 }
 
 impl Safeguard {
@@ -53,7 +53,7 @@ impl Safeguard {
 
 /// Copies what cargo needs into `to`, with the switches.
 pub(crate) fn make(to: &Path) {
-    let files: BTreeSet<_> = ALL.iter().map(|safeguard| PathBuf::from(safeguard.file)).collect();
+    let files: BTreeSet<_> = all().map(|safeguard| PathBuf::from(safeguard.file)).collect();
     let libraries: BTreeSet<_> = files.iter().filter_map(|file| file.iter().next()).collect();
     let libraries: BTreeSet<_> = libraries.into_iter().map(|library| Path::new(library).join("src/lib.rs")).collect();
     copy(to, Path::new(""), &|path, mut content| {

@@ -1,4 +1,4 @@
-//! The safeguards, what is left of the code without each, and the test that must notice.
+//! The safeguards of the engine, what is left of the code without each, and the test that must notice.
 
 /// A line or two of code without which something bad can happen.
 pub(crate) struct Safeguard {

@@ -1,0 +1,286 @@
+//! The safeguards of the stores.
+
+use crate::list::Safeguard;
+
+const REDLOCK_QUORUM: &str = "lockkit-redlock/src/quorum.rs";
+const REDLOCK_ATTEMPT: &str = "lockkit-redlock/src/attempt.rs";
+const REDLOCK_RENEW: &str = "lockkit-redlock/src/renew.rs";
+const REDLOCK_BOOK: &str = "lockkit-redlock/src/book.rs";
+const REDLOCK_REDIS: &str = "lockkit-redlock/src/redis.rs";
+const REDLOCK_NODE: &str = "lockkit-redlock/src/node.rs";
+const REDLOCK_FENCE: &str = "lockkit-redlock/src/fence.rs";
+const REDIS_SCRIPTS: &str = "lockkit-redis/src/scripts.rs";
+const REDIS_ACQUIRE: &str = "lockkit-redis/src/acquire.rs";
+const REDIS_SERVER: &str = "lockkit-redis/src/server.rs";
+const REDIS_LINE: &str = "lockkit-redis/src/line.rs";
+const MYSQL_POOL: &str = "lockkit-mysql/src/pool.rs";
+const ZK_PROOF: &str = "lockkit-zk/src/proof.rs";
+const ZK_SESSION: &str = "lockkit-zk/src/session.rs";
+
+pub(crate) const ALL: &[Safeguard] = &[
+    // Redlock: votes, deadlines, restarts.
+    Safeguard {
+        name: "majority",
+        does: "Any two majorities share a node",
+        file: REDLOCK_QUORUM,
+        code: "«nodes / 2 + 1»",
+        without: "nodes / 2",
+        noticed_by: "lockkit-redlock/lib::quorum::tests::two_majorities_always_share_a_node",
+    },
+    Safeguard {
+        name: "no_vote",
+        does: "A node that gave no answer has not granted",
+        file: REDLOCK_ATTEMPT,
+        code: "«poll.votes.failed += 1»;\n                poll.errors.push(member",
+        without: "poll.votes.granted += 1",
+        noticed_by: "lockkit-redlock/redlock::restart::new_nodes_do_not_vote_and_say_why",
+    },
+    Safeguard {
+        name: "no_renewal",
+        does: "A node that gave no answer has not renewed",
+        file: REDLOCK_RENEW,
+        code: "«self.answers.failed()»;",
+        without: "self.answers.yes += 1",
+        noticed_by: "lockkit-redlock/redlock::down::a_renewal_by_a_minority_is_an_error",
+    },
+    Safeguard {
+        name: "validity_redlock",
+        does: "A grant lasts from the moment of its request",
+        file: REDLOCK_ATTEMPT,
+        code: "fence, span, until: «poll.until», depth: 1 }",
+        without: "quorum.info.clock.now() + request.ttl",
+        noticed_by: "lockkit-redlock/redlock::deadline::a_lease_is_counted_from_the_moment_of_its_request",
+    },
+    Safeguard {
+        name: "renewed_in_time",
+        does: "A renewal by a majority is none after the deadline",
+        file: REDLOCK_RENEW,
+        code: "if «now >= grant.until» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::deadline::a_renewal_after_the_deadline_is_none",
+    },
+    Safeguard {
+        name: "probation",
+        does: "A node that got back a lease which it had lost counts only after a renewal without it",
+        file: REDLOCK_RENEW,
+        code: "let counts = match &self.known {\n                    Some((_, grant)) => «grant.nodes[node].counts == Some(hold.fence)»",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::deadline::a_healed_node_does_not_count_at_once",
+    },
+    Safeguard {
+        name: "healed_in_time",
+        does: "After the deadline no node is given back a lease that it lost",
+        file: REDLOCK_RENEW,
+        code: "if «quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::deadline::after_the_deadline_no_node_is_healed",
+    },
+    Safeguard {
+        name: "undone_first",
+        does: "A node is not asked again before it released what it granted before",
+        file: REDLOCK_ATTEMPT,
+        code: "if «self.burnt_at.contains(&node) || self.undoing.pending().any(|pending| pending == node)» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::stragglers::who_comes_through_the_door_asks_no_node_whose_release_is_under_way",
+    },
+    Safeguard {
+        name: "token_over",
+        does: "A token whose attempt ended is not asked for again",
+        file: REDLOCK_BOOK,
+        code: "Some(_) => «Begun::Burnt»",
+        without: "Begun::Attempt(pages.add(request, now))",
+        noticed_by: "lockkit-redlock/redlock::stragglers::a_claim_whose_release_is_under_way_is_not_asked_for_again",
+    },
+    Safeguard {
+        name: "late_grant_redlock",
+        does: "What a node grants after the attempt ended is released",
+        file: REDLOCK_ATTEMPT,
+        code: "Ok(Attempt::Granted(hold)) if «!entry.is_over()» =>",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::dropped::an_acquisition_without_a_connection_leaves_nothing",
+    },
+    Safeguard {
+        name: "delayed_restart",
+        does: "A node that restarted without its data keeps out of votes for the longest ttl",
+        file: REDLOCK_REDIS,
+        code: "if «facts.uptime >= self.kept_out» {",
+        without: "true",
+        noticed_by: "lockkit-redlock/lib::redis::tests::a_node_votes_when_old_leases_must_have_lapsed",
+    },
+    Safeguard {
+        name: "delayed_restart_drift",
+        does: "It keeps out longer than that, by the drift of clocks",
+        file: REDLOCK_REDIS,
+        code: "let kept_out = «nodes.config.max_ttl + drift(nodes.config.max_ttl)»;",
+        without: "nodes.config.max_ttl",
+        noticed_by: "lockkit-redlock/lib::redis::tests::a_node_votes_when_old_leases_must_have_lapsed",
+    },
+    Safeguard {
+        name: "gate",
+        does: "A node whose gate is closed is not asked",
+        file: REDLOCK_NODE,
+        code: "if «now < votes_from» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::restart::a_closed_gate_takes_the_vote_of_any_store",
+    },
+    // Redlock: fences.
+    Safeguard {
+        name: "raise",
+        does: "Nodes that granted different fences raise their counters to the highest",
+        file: REDLOCK_ATTEMPT,
+        code: "Choice::Raise(fence) => «self.raise(&mut poll, request, fence).await?»",
+        without: "Ok(fence)",
+        noticed_by: "lockkit-redlock/redlock::fencing::counters_that_are_apart_cost_one_more_round",
+    },
+    Safeguard {
+        name: "highest_fence",
+        does: "The fence is the highest that a node granted",
+        file: REDLOCK_FENCE,
+        code: "«granted.clone().max().unwrap_or_default()»",
+        without: "granted.clone().min().unwrap_or_default()",
+        noticed_by: "lockkit-redlock/lib::fence::tests::equal_numbers_of_a_majority_are_the_fence",
+    },
+    Safeguard {
+        name: "same_fence",
+        does: "Only nodes that granted the very same fence agree",
+        file: REDLOCK_FENCE,
+        code: ".filter(|other| «other == fence»)",
+        without: "other >= fence",
+        noticed_by: "lockkit-redlock/lib::fence::tests::equal_numbers_of_a_majority_are_the_fence",
+    },
+    Safeguard {
+        name: "very_grant",
+        does: "Only a node that still has the very grant counts for the raise",
+        file: REDLOCK_ATTEMPT,
+        code: "if «poll.grants.contains(&(node, hold.fence))» =>",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::fencing::a_node_that_granted_anew_does_not_count_for_the_raise",
+    },
+    // Redis.
+    Safeguard {
+        name: "fence_clock",
+        does: "A new fence counter starts at the server's clock",
+        file: REDIS_SCRIPTS,
+        code: r#"Script::new(«include_str!("scripts/batch.lua")»));"#,
+        without: r#"&*include_str!("scripts/batch.lua").replace("math.max(now, least)", "math.max(fence, least)").leak()"#,
+        noticed_by: "lockkit-redis/redis::fences::no_fence_comes_twice_after_the_data_was_deleted",
+    },
+    Safeguard {
+        name: "pause",
+        does: "A server that took over grants nothing for the longest ttl",
+        file: REDIS_ACQUIRE,
+        code: "reign.and_then(|reign| «reign.pause(plan.clock.now())»)",
+        without: "None",
+        noticed_by: "lockkit-redis/redis::failover::a_lease_that_was_not_replicated_is_waited_for",
+    },
+    Safeguard {
+        name: "started",
+        does: "So does a server that has just started, which may have had a predecessor",
+        file: REDIS_SCRIPTS,
+        code: r#"Script::new(«include_str!("scripts/reign.lua")»));"#,
+        without: r#"&*include_str!("scripts/reign.lua").replace("since = now - math", "since = now - 3600000 - math").leak()"#,
+        noticed_by: "lockkit-redis/redis::sentinel::a_server_that_just_started_is_waited_for",
+    },
+    Safeguard {
+        name: "reign_mark",
+        does: "Only the server that granted a lease renews it",
+        file: REDIS_SCRIPTS,
+        code: "«concat!(\n        include_str!(\"scripts/guard.lua\"),\n        include_str!(\"scripts/mark.lua\"),\n        include_str!(\"scripts/renew.lua\")\n    )»",
+        without: r#"&*concat!(include_str!("scripts/guard.lua"), include_str!("scripts/mark.lua"), include_str!("scripts/renew.lua")).replace(" mark and ", " false and ").leak()"#,
+        noticed_by: "lockkit-redis/redis::failover::sentinel_a_replicated_lease_is_not_renewed",
+    },
+    Safeguard {
+        name: "epoch",
+        does: "A script changes nothing on a server that was replaced since the connection was made",
+        file: REDIS_SCRIPTS,
+        code: "«Self { code, sha: redis::Script::new(code).get_hash().to_owned() }»",
+        without: r#"{
+            let other = " or not string.find(replication, 'master_replid:' .. id, 1, true)";
+            let code = &*code.replace(other, "").leak();
+            Self { code, sha: redis::Script::new(code).get_hash().to_owned() }
+        }"#,
+        noticed_by: "lockkit-redis/redis::failover::a_change_that_nobody_saw_is_noticed",
+    },
+    Safeguard {
+        name: "floor_of_successor",
+        does: "A server that took over grants fences above its predecessor's clock",
+        file: REDIS_LINE,
+        code: "(Some(reign), _) => «Ok(reign.floor)»",
+        without: "Ok(Fence::NONE)",
+        noticed_by: "lockkit-redis/redis::failover::a_lease_that_was_not_replicated_is_waited_for",
+    },
+    Safeguard {
+        name: "floor_of_connection",
+        does: "After a reconnection fences are above the server's clock",
+        file: REDIS_LINE,
+        code: "(None, FenceClock::Store) => «self.clock.clone()»",
+        without: "Ok(Fence::NONE)",
+        noticed_by: "lockkit-redis/redis::fences::no_fence_comes_twice_after_a_restart_from_a_snapshot",
+    },
+    Safeguard {
+        name: "uptime",
+        does: "A server that says that it is up for one second may have just started",
+        file: REDIS_SERVER,
+        code: r#"«field(info, "uptime_in_seconds").parse::<u64>().unwrap_or(0).saturating_sub(1)»;"#,
+        without: r#"field(info, "uptime_in_seconds").parse::<u64>().unwrap_or(0)"#,
+        noticed_by: "lockkit-redis/lib::server::tests::facts_are_read_and_not_guessed",
+    },
+    // MySQL and MariaDB.
+    Safeguard {
+        name: "in_doubt",
+        does: "A connection with an open question does not go back to the pool",
+        file: MYSQL_POOL,
+        code: "if «!line.is_in_doubt()» {",
+        without: "true",
+        noticed_by: "lockkit-mysql/mysql::mariadb::every_question_can_be_dropped_at_any_moment",
+    },
+    // ZooKeeper.
+    Safeguard {
+        name: "proof_sent",
+        does: "A session lives from the moment at which a request was sent",
+        file: ZK_PROOF,
+        code: "self.trips.push_back(«Trip { sent, answered }»)",
+        without: "Trip { sent: answered, answered }",
+        noticed_by: "lockkit-zk/lib::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
+    },
+    Safeguard {
+        name: "proof_answered",
+        does: "A request proves something when it is answered",
+        file: ZK_PROOF,
+        code: ".find(move |trip| «trip.answered <= moment»)",
+        without: "trip.sent <= moment",
+        noticed_by: "lockkit-zk/lib::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
+    },
+    Safeguard {
+        name: "proof_spacing",
+        does: "Between the first and the second request of a proof is half a tick",
+        file: ZK_PROOF,
+        code: "find(|trip| «trip.answered + spacing <= second.sent»)",
+        without: "trip.answered <= second.sent",
+        noticed_by: "lockkit-zk/lib::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
+    },
+    Safeguard {
+        name: "proof_drift",
+        does: "A session is believed in for less than its timeout: the leader's clock may be faster",
+        file: ZK_PROOF,
+        code: "«sent + (self.timeout - self.timeout / 100)»",
+        without: "sent + self.timeout",
+        noticed_by: "lockkit-zk/lib::proof::tests::a_new_session_lasts_from_its_first_request",
+    },
+    Safeguard {
+        name: "proof_moved",
+        does: "A session that moved to another server proves nothing until its timeout is known",
+        file: ZK_PROOF,
+        code: "if «self.unsettled().is_some()» {\n            return;\n        }\n        self.written",
+        without: "false",
+        noticed_by: "lockkit-zk/lib::proof::tests::until_the_timeout_is_known_a_write_proves_nothing",
+    },
+    Safeguard {
+        name: "proof_own_node",
+        does: "A write proves something only if the session is the one that has the node",
+        file: ZK_SESSION,
+        code: "Ok(_) if «own?.is_empty()» =>",
+        without: "{ drop(own); false }",
+        noticed_by: "lockkit-zk/zk::reconnect::a_reconnection_in_a_new_session_ends_the_leases_of_the_old_one",
+    },
+];
