@@ -177,8 +177,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "started",
         does: "So does a server that has just started, which may have had a predecessor",
         file: REDIS_SCRIPTS,
-        code: r#"Script::new(«include_str!("scripts/reign.lua")»));"#,
-        without: r#"&*include_str!("scripts/reign.lua").replace("since = now - math", "since = now - 3600000 - math").leak()"#,
+        code: r#"Script::plain(«include_str!("scripts/reign.lua").into()»));"#,
+        without: r#"include_str!("scripts/reign.lua").replace("since = now - math", "since = now - 3600000 - math").into()"#,
         noticed_by: "lockkit-redis/redis::sentinel::a_server_that_just_started_is_waited_for",
     },
     Safeguard {
@@ -193,11 +193,10 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "epoch",
         does: "A script changes nothing on a server that was replaced since the connection was made",
         file: REDIS_SCRIPTS,
-        code: "«Self { code, sha: redis::Script::new(code).get_hash().to_owned() }»",
+        code: "«Self::plain(numbered.into())»",
         without: r#"{
             let other = " or not string.find(replication, 'master_replid:' .. id, 1, true)";
-            let code = &*code.replace(other, "").leak();
-            Self { code, sha: redis::Script::new(code).get_hash().to_owned() }
+            Self::plain(numbered.replace(other, "").into())
         }"#,
         noticed_by: "lockkit-redis/redis::failover::a_change_that_nobody_saw_is_noticed",
     },
