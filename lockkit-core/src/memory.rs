@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest,
-    Fencing, Hold, Holder, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query,
+    Fencing, Hold, Holder, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Query,
     Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
 };
 
@@ -187,9 +187,7 @@ impl LockStore for MemoryStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        if request.order == Order::Fifo {
-            return Err(Error::new(ErrorKind::Unsupported, "this store has no first-come-first-served locks"));
-        }
+        self.info.admit(request)?;
         // Nothing here ever waits for anything, so that a loop of acquisitions would starve its runtime.
         tokio::task::consume_budget().await;
         let give_up = self.now() + request.wait;

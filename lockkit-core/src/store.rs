@@ -43,7 +43,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-use crate::{Alarm, Capability, Claim, Clock, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result, Token};
+use crate::{
+    Alarm, Capability, Claim, Clock, Error, ErrorKind, Fence, Hold, HolderInfo, Liveness, LockKey, LossReason, Mode,
+    Result, Token,
+};
 
 /// A place that keeps locks. See the [module](self) for the rules.
 ///
@@ -102,6 +105,60 @@ pub struct StoreInfo {
     pub alarm: Option<Alarm>,
     /// What puts locks at risk here, as far as connecting showed: a line each, without secrets.
     pub warnings: Arc<[String]>,
+}
+
+impl StoreInfo {
+    /// Refuses a request for what the store's [`Capability`] does not offer (rule R12), and one that no store can grant. A
+    /// store calls it before it asks its servers for anything.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a mode or an order that the store does not know; [`ErrorKind::InvalidInput`] for a ttl
+    /// beyond its limits, and for a grant without fences.
+    pub fn admit(&self, request: &AcquireRequest) -> Result<()> {
+        if request.fence.span == 0 {
+            return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
+        }
+        self.admit_terms(request.claim.mode, request.order, request.ttl)
+    }
+
+    /// The same for the mode of a claim that is renewed or released.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a mode that the store does not know.
+    pub fn admit_mode(&self, mode: Mode) -> Result<()> {
+        let is_known = match mode {
+            Mode::Exclusive => true,
+            Mode::Shared => self.capability.shared,
+            Mode::Permit { .. } => self.capability.permits,
+        };
+        if is_known { Ok(()) } else { Err(self.lacks(&format!("the mode {mode}"))) }
+    }
+
+    /// The same for how long a lease is to last. A store that ends leases by session takes any ttl.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a ttl beyond the store's limits.
+    pub fn admit_ttl(&self, ttl: Duration) -> Result<()> {
+        match self.capability.liveness {
+            Liveness::Ttl { min, max } if !(min..=max).contains(&ttl) => {
+                let message = format!("the ttl must lie between {min:?} and {max:?}; it is {ttl:?}");
+                Err(Error::new(ErrorKind::InvalidInput, message))
+            }
+            Liveness::Ttl { .. } | Liveness::Session => Ok(()),
+        }
+    }
+
+    pub(crate) fn admit_terms(&self, mode: Mode, order: Order, ttl: Duration) -> Result<()> {
+        self.admit_mode(mode)?;
+        if order == Order::Fifo && !self.capability.fifo {
+            return Err(self.lacks("first-come-first-served locks"));
+        }
+        self.admit_ttl(ttl)
+    }
+
+    fn lacks(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Unsupported, format!("{} does not do {what}", self.scheme))
+    }
 }
 
 /// A request for a lease.

@@ -12,12 +12,12 @@ use crate::{
     config::RedlockConfig,
     error::{NodeErrors, no_answer},
     quorum::{Answers, Outcome},
-    store::{Quorum, exclusive},
+    store::Quorum,
 };
 
 /// Ends a lease, or an attempt to get one.
 pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Release> {
-    exclusive(claim)?;
+    quorum.info.admit_mode(claim.mode)?;
     let entry = quorum.book.end(&claim.token);
     let unused = entry.as_ref().is_some_and(|entry| entry.is_unused());
     let outcome = |answers: &Answers| if unused { answers.outcome_if_unused() } else { answers.outcome() };

@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fencing, Hold, KeyState, Liveness,
-    LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    LockStore, Moment, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
 
 use crate::{
@@ -175,7 +175,7 @@ impl LockStore for RedlockStore {
 
 impl Quorum {
     async fn acquire(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
-        self.check(request)?;
+        self.info.admit(request)?;
         let begun = self.info.clock.now();
         let mut pursuit = match self.book.begin(request, begun) {
             Begun::Attempt(entry) => Pursuit::new(self, entry),
@@ -237,25 +237,6 @@ impl Quorum {
         }
     }
 
-    fn check(&self, request: &AcquireRequest) -> Result<()> {
-        exclusive(&request.claim)?;
-        if request.order != Order::Any {
-            return Err(unsupported("first-in-first-out order"));
-        }
-        if request.fence.span == 0 {
-            return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
-        }
-        if let Liveness::Ttl { min, max } = self.info.capability.liveness
-            && !(min..=max).contains(&request.ttl)
-        {
-            let ttl = request.ttl;
-            let message =
-                format!("with these node timeouts the ttl must lie between {min:?} and {max:?}; it is {ttl:?}");
-            return Err(Error::new(ErrorKind::InvalidInput, message));
-        }
-        Ok(())
-    }
-
     /// When a node's lease may lapse, on this store's clock, if that is before `end`: a node that ends leases with its
     /// session may give less than was asked for.
     pub(crate) fn end_of(&self, node: usize, hold: &Hold, end: Moment) -> Moment {
@@ -265,17 +246,6 @@ impl Quorum {
             _ => end.min(self.info.clock.now() + hold.until.since(info.clock.now())),
         }
     }
-}
-
-pub(crate) fn exclusive(claim: &Claim) -> Result<()> {
-    match claim.mode {
-        Mode::Exclusive => Ok(()),
-        other => Err(unsupported(&format!("the mode {other}"))),
-    }
-}
-
-fn unsupported(what: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("a quorum does not do {what}"))
 }
 
 /// Only makes it likely that all nodes grant the same number, see [`fence`].

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use lockkit_core::{Error, ErrorKind, Mode};
+use lockkit_core::{Error, ErrorKind};
 use zookeeper_client as zk;
 
 /// Why a request came to nothing.
@@ -94,11 +94,6 @@ pub(crate) fn timed_out(bound: Duration, sent: Sent) -> Error {
 /// The session ended while something was under way in it. What it had made ends with it.
 pub(crate) fn session_over() -> Error {
     Error::new(ErrorKind::Unavailable, "the session ended")
-}
-
-/// Rule R12: what is asked for is beyond this store.
-pub(crate) fn unsupported(mode: Mode) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("the ZooKeeper store does not do the mode {mode}"))
 }
 
 fn open(kind: ErrorKind, message: String, source: &zk::Error, sent: Sent) -> Error {

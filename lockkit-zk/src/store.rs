@@ -5,10 +5,10 @@ use std::{fmt, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fencing, KeyState, Liveness, LockKey,
-    LockStore, Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
 
-use crate::{acquire::Acquisition, config::ZkConfig, error, inspect, link::Link, release, renew};
+use crate::{acquire::Acquisition, config::ZkConfig, inspect, link::Link, release, renew};
 
 /// Shorter leases would be over before anything could be done under them.
 const MIN_TTL: Duration = Duration::from_millis(100);
@@ -64,26 +64,17 @@ impl ZkStore {
     }
 
     async fn acquire_claim(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.check(request)?;
+        self.info.admit(request)?;
+        if request.ttl < MIN_TTL {
+            let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
         let session = self.link.session().await?;
         // A lease lasts as long as its session at most, whatever was asked for.
         let ttl = request.ttl.min(self.link.session_timeout());
         let request = AcquireRequest { ttl, ..request.clone() };
         let bound = self.link.config.timeout.min(ttl / 4);
         Acquisition::new(&session, &request, bound).run().await
-    }
-
-    /// Refuses what this store can't do.
-    fn check(&self, request: &AcquireRequest) -> Result<()> {
-        exclusive(&request.claim)?;
-        if request.fence.span == 0 {
-            return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
-        }
-        if request.ttl < MIN_TTL {
-            let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
-            return Err(Error::new(ErrorKind::InvalidInput, message));
-        }
-        Ok(())
     }
 
     fn timeout(&self) -> Duration {
@@ -129,14 +120,5 @@ impl LockStore for ZkStore {
 impl fmt::Debug for ZkStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ZkStore").field("link", &self.link).finish_non_exhaustive()
-    }
-}
-
-/// # Errors
-/// [`ErrorKind::Unsupported`] if the claim is not exclusive.
-fn exclusive(claim: &Claim) -> Result<()> {
-    match claim.mode {
-        Mode::Exclusive => Ok(()),
-        other => Err(error::unsupported(other)),
     }
 }

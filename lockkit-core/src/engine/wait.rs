@@ -165,31 +165,13 @@ impl Engine {
     /// Refuses what this store can't do, before anything is sent.
     fn check(&self, ask: &Ask) -> Result<()> {
         let info = self.store.info();
-        let capability = &info.capability;
-        let refuse = |kind, message: String| Err(Error::new(kind, message).at("acquire", Some(&ask.key), &info.name));
-        if ask.key.as_str().len() > capability.max_key_bytes {
-            let most = capability.max_key_bytes;
-            return refuse(ErrorKind::InvalidInput, format!("names have at most {most} bytes on this store"));
-        }
-        let unsupported = match (ask.mode, ask.order) {
-            (Mode::Shared, _) if !capability.shared => Some("shared locks"),
-            (Mode::Permit { .. }, _) if !capability.permits => Some("permits"),
-            (_, Order::Fifo) if !capability.fifo => Some("first-come-first-served locks"),
-            _ => None,
+        let most = info.capability.max_key_bytes;
+        let refused = if ask.key.as_str().len() > most {
+            Err(Error::new(ErrorKind::InvalidInput, format!("names have at most {most} bytes on this store")))
+        } else {
+            info.admit_terms(ask.mode, ask.order, ask.terms.ttl)
         };
-        if let Some(what) = unsupported {
-            return refuse(ErrorKind::Unsupported, format!("this store has no {what}"));
-        }
-        if let Liveness::Ttl { min, max } = capability.liveness
-            && !(min..=max).contains(&ask.terms.ttl)
-        {
-            let ttl = ask.terms.ttl;
-            return refuse(
-                ErrorKind::InvalidInput,
-                format!("the ttl must be between {min:?} and {max:?}, not {ttl:?}"),
-            );
-        }
-        Ok(())
+        refused.map_err(|e| e.at("acquire", Some(&ask.key), &info.name))
     }
 
     fn note_granted(&self, lease: &Lease, start: Moment, handed_over: bool) {
