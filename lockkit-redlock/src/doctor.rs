@@ -6,7 +6,11 @@ use lockkit_core::{ClockOffset, Effect, Error, ErrorKind, Finding, Liveness, Loc
 use lockkit_redis::{Examination, RedisStore, examine, said_once};
 use tokio::task::JoinSet;
 
-use crate::{Node, RedisNodes, RedlockStore, error::NodeErrors, quorum::majority, redis::Roster};
+use crate::{
+    Node, RedisNodes, RedlockStore,
+    redis::Roster,
+    wire::{error::NodeErrors, votes::majority},
+};
 
 /// Clocks that are further apart than this are worth a word.
 const APART: Duration = Duration::from_secs(1);

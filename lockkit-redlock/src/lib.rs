@@ -28,36 +28,27 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod attempt;
-mod backlog;
-mod book;
-mod calls;
+mod client;
 mod config;
 #[cfg(feature = "redis")]
 mod doctor;
-mod error;
-mod fence;
-mod inspect;
-mod node;
-mod quorum;
 #[cfg(feature = "redis")]
 mod redis;
-mod release;
-mod renew;
-mod stats;
 mod store;
-mod wait;
+mod wire;
 
 #[cfg(feature = "redis")]
 pub use doctor::diagnose;
 #[cfg(feature = "redis")]
 pub use redis::RedisNodes;
 pub use {
+    client::{
+        node::{Gate, Node},
+        stats::Stats,
+    },
     config::RedlockConfig,
-    error::{NodeError, NodeErrors},
-    node::{Gate, Node},
-    stats::Stats,
     store::RedlockStore,
+    wire::error::{NodeError, NodeErrors},
 };
 
 #[cfg(doctest)]

@@ -15,7 +15,11 @@ use lockkit_core::{
 };
 use lockkit_redis::{RedisConfig, RedisStore, ServerFacts};
 
-use crate::{Gate, Node, RedlockConfig, RedlockStore, calls::Calls, error::NodeErrors, quorum::majority};
+use crate::{
+    Gate, Node, RedlockConfig, RedlockStore,
+    client::{calls::Calls, quorum::name_of},
+    wire::{error::NodeErrors, votes::majority},
+};
 
 /// The options of a URL that are not those of each node.
 const OWN_OPTIONS: [&str; 4] = ["node_timeout", "max_ttl", "durable", "delayed_restart"];
@@ -143,7 +147,7 @@ impl RedisNodes {
         }
         if reached < majority(stores.len()) && stores.len() >= 3 {
             let error = errors.into_error(reached, stores.len(), majority(stores.len()), Effect::None);
-            return Err(error.at("connect", None, &RedlockStore::name_of(stores.len())));
+            return Err(error.at("connect", None, &name_of(stores.len())));
         }
         roster.warn(&stores, &mut warnings);
         let nodes = stores

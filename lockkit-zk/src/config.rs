@@ -8,7 +8,7 @@ use lockkit_core::{
 };
 use zookeeper_client::Acls;
 
-use crate::name::Names;
+use crate::wire::name::Names;
 
 /// The options that a URL may carry after `?`.
 const OPTIONS: [&str; 7] = ["base", "session", "timeout", "auth", "ca", "cert", "key"];

@@ -7,12 +7,13 @@ use tokio::{task::JoinSet, time::timeout};
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, Permission, Stat};
 
 use crate::{
+    client::{connect, server},
     config::ZkConfig,
-    connect,
-    error::{self, Failure, Sent},
-    name::Names,
-    queue::{self, FENCE},
-    server,
+    wire::{
+        error::{self, Failure, Sent},
+        name::Names,
+        queue::{self, FENCE},
+    },
 };
 
 /// How many locks are looked into.

@@ -31,9 +31,9 @@ use tokio::{sync::Mutex, time::timeout};
 use zookeeper_client::{self as zk, Client, CreateMode, MultiWriteError, MultiWriter};
 
 use crate::{
+    client::connect,
     config::ZkConfig,
-    connect,
-    error::{self, Failure, Sent},
+    wire::error::{self, Failure, Sent},
 };
 
 /// What is added to the path of a value for the path of its fence.

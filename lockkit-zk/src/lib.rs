@@ -25,31 +25,14 @@
 //!
 //! The layout of the nodes is described in `docs/backends/zookeeper.md`.
 
-mod acquire;
-mod alone;
+mod client;
 mod config;
-mod connect;
 mod doctor;
-mod enter;
-mod error;
-mod fence;
 pub mod fenced;
-mod inspect;
-mod link;
-mod name;
-mod nodes;
-mod proof;
 #[cfg(test)]
 mod properties;
-mod queue;
-mod release;
-mod renew;
-mod server;
-mod session;
 mod store;
-mod unwatched;
-mod value;
-mod watched;
+mod wire;
 
 pub use config::ZkConfig;
 pub use doctor::diagnose;

@@ -5,8 +5,10 @@ use proptest::prelude::*;
 
 use crate::{
     ZkConfig,
-    name::{self, LOCK, Names},
-    value::{self, Value},
+    wire::{
+        name::{self, LOCK, Names},
+        value::{self, Value},
+    },
 };
 
 /// Text of pieces that could confuse the spelling, and of anything else.

@@ -1,5 +1,11 @@
 //! The store: five questions.
 
+pub(crate) mod acquire;
+pub(crate) mod enter;
+pub(crate) mod inspect;
+pub(crate) mod release;
+pub(crate) mod renew;
+
 use std::{fmt, time::Duration};
 
 use async_trait::async_trait;
@@ -8,7 +14,7 @@ use lockkit_core::{
     LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
 
-use crate::{acquire::Acquisition, config::ZkConfig, inspect, link::Link, release, renew};
+use crate::{client::connection::Link, config::ZkConfig, store::acquire::Acquisition};
 
 /// Shorter leases would be over before anything could be done under them.
 const MIN_TTL: Duration = Duration::from_millis(100);

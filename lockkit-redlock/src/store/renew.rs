@@ -13,13 +13,17 @@ use lockkit_core::{
 use tokio::time::sleep;
 
 use crate::{
-    attempt::keep,
-    book::{Entry, Grant},
-    calls::{Call, Calls, Next, in_background},
-    error::{NodeErrors, no_answer},
-    fence::{self, Choice},
-    quorum::{Answers, Outcome},
-    store::Quorum,
+    client::{
+        calls::{Call, Calls, Next, in_background},
+        claims::{Entry, Grant},
+        quorum::Quorum,
+    },
+    store::attempt::keep,
+    wire::{
+        error::{NodeErrors, no_answer},
+        fence::{self, Choice},
+        votes::{Answers, Outcome},
+    },
 };
 
 /// How many leases are healed at one node side by side.

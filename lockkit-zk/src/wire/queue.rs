@@ -8,7 +8,7 @@
 //! does not see them where they belong. We sort them by their numbers, and so wait for those that came before. That can
 //! only make us wait longer, and never in a circle, since everyone waits for lower numbers only.
 
-use crate::name::LOCK;
+use crate::wire::name::LOCK;
 
 /// The node that keeps a lock's fence record. It is older than it looks: `~` sorts behind all that takes part, so
 /// Curator, which counts every child, never waits for it.

@@ -11,7 +11,7 @@ use std::{
 
 use lockkit_core::{AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, LockStore, Moment, Release, Result};
 
-use crate::backlog::{Backlog, Owed};
+use crate::client::backlog::{Backlog, Owed};
 
 /// How many acquisitions and releases may be under way at a node that is slow. One that stands still would otherwise collect
 /// all that the others answer without it.

@@ -6,9 +6,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, Weak,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -23,14 +22,19 @@ use tokio::{
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, CreateOptions, StateWatcher};
 
 use crate::{
-    alone::Alone,
+    client::{
+        connect,
+        driver::{Answer, lock},
+        proof::Proof,
+        uncontended::Alone,
+        watched::{self, Watches},
+    },
     config::ZkConfig,
-    connect,
-    error::{self, Failure, Sent},
-    name::Names,
-    proof::Proof,
-    value::Value,
-    watched::{self, Watches},
+    wire::{
+        error::{self, Failure, Sent},
+        name::Names,
+        value::Value,
+    },
 };
 
 /// How often a session tries to write to a node of its own that is removed again and again.
@@ -397,9 +401,6 @@ impl Session {
     }
 }
 
-/// The answer to a request that has been sent.
-pub(crate) type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, zk::Error>> + Send + 'a>>;
-
 /// The task of a session: it notices its end, and gives signs of life. It keeps the session alive only while it works.
 async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify>) {
     loop {
@@ -420,8 +421,4 @@ async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify
             session.pulse().await;
         }
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::calls::Calls;
+use crate::client::calls::Calls;
 
 /// So many are tried at a time at a node that answers.
 const AT_A_TIME: usize = 64;

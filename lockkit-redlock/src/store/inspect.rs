@@ -6,10 +6,12 @@ use lockkit_core::{Effect, Fence, Holder, KeyState, LockKey, LockStore, Query, R
 use tokio::time::sleep;
 
 use crate::{
-    calls::{Calls, Next},
+    client::{
+        calls::{Calls, Next},
+        quorum::Quorum,
+    },
     config::RedlockConfig,
-    error::{NodeErrors, no_answer},
-    store::Quorum,
+    wire::error::{NodeErrors, no_answer},
 };
 
 /// Asks all nodes, and lays their answers on top of each other.

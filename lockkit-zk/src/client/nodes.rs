@@ -6,12 +6,14 @@ use lockkit_core::{Error, ErrorKind, Result, Token};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::{
-    error::{self, Failure, Sent},
-    fence::Record,
-    name,
-    queue::FENCE,
-    session::Session,
-    value::{self, Value},
+    client::session::Session,
+    wire::{
+        error::{self, Failure, Sent},
+        fence::Record,
+        name,
+        queue::FENCE,
+        value::{self, Value},
+    },
 };
 
 impl Session {
@@ -178,8 +180,10 @@ mod tests {
     use super::*;
     use crate::{
         ZkConfig,
-        link::Link,
-        session::{Claimed, Stage},
+        client::{
+            connection::Link,
+            session::{Claimed, Stage},
+        },
     };
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

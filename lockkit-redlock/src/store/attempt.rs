@@ -9,12 +9,16 @@ use lockkit_core::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    book::{Entry, Grant, NodeGrant},
-    calls::{Call, Calls, Next, in_background},
-    error::{NodeErrors, no_answer},
-    fence::{self, Choice},
-    quorum::{Answers, Verdict, Votes, free_after},
-    store::Quorum,
+    client::{
+        calls::{Call, Calls, Next, in_background},
+        claims::{Entry, Grant, NodeGrant},
+        quorum::Quorum,
+    },
+    wire::{
+        error::{NodeErrors, no_answer},
+        fence::{self, Choice},
+        votes::{Answers, Verdict, Votes, free_after},
+    },
 };
 
 /// How a round ended, other than by an error.

@@ -6,13 +6,14 @@ use lockkit_core::{Error, ErrorKind, Holder, HolderInfo, KeyState, LockKey, Mode
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
-    error::{self, Failure, Sent},
-    fence::Record,
-    link::Link,
-    name,
-    queue::{self, FENCE},
-    session::{Answer, Session},
-    value::{self, Value},
+    client::{connection::Link, driver::Answer, session::Session},
+    wire::{
+        error::{self, Failure, Sent},
+        fence::Record,
+        name,
+        queue::{self, FENCE},
+        value::{self, Value},
+    },
 };
 
 /// How many locks are asked about at once.

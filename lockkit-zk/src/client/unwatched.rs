@@ -6,8 +6,8 @@ use std::{mem, time::Duration};
 use zookeeper_client::{self as zk, MultiReadResult, MultiReader, Stat};
 
 use crate::{
-    error::Failure,
-    session::{Answer, Session},
+    client::{driver::Answer, session::Session},
+    wire::error::Failure,
 };
 
 /// How many nodes one request asks for. The answer brings their data, and must stay far below the megabyte that a server

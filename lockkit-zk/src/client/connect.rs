@@ -10,7 +10,7 @@ use zookeeper_client::{self as zk, Client};
 
 use crate::{
     config::ZkConfig,
-    error::{self, Failure, Sent},
+    wire::error::{self, Failure, Sent},
 };
 
 /// How many addresses the driver is given at least. It tries them one after the other, all of them at once in the beginning,

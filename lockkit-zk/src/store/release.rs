@@ -3,11 +3,16 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    error::{self, Failure, Sent},
-    link::Link,
-    name,
-    queue::{self, Place},
-    session::{self, Claimed, Node, Session, Stage},
+    client::{
+        connection::Link,
+        driver,
+        session::{Claimed, Node, Session, Stage},
+    },
+    wire::{
+        error::{self, Failure, Sent},
+        name,
+        queue::{self, Place},
+    },
 };
 use lockkit_core::{Claim, Error, LossReason, Release, Result};
 
@@ -56,7 +61,7 @@ async fn release_node(
     session.update(&claim.token, |claimed| claimed.releasing = true);
     let deleted = session.delete(&format!("{lock}/{}", node.name), bound).await?;
     if deleted {
-        session::lock(&session.alone).deleted(lock, node.sequence);
+        driver::lock(&session.alone).deleted(lock, node.sequence);
     }
     match had {
         // If it is gone because an earlier deletion of ours got no answer, the lease was ours until then.

@@ -7,13 +7,18 @@ use tokio::time::{Instant, sleep_until};
 use zookeeper_client as zk;
 
 use crate::{
-    error::{self, Failure, Sent},
-    fence::{self, Record},
-    name,
-    queue::{self, Place},
-    session::{Answer, Grant, Node, Session, Stage},
-    value::{self, Value},
-    watched::{Use, Watched, changed, is_ready},
+    client::{
+        driver::Answer,
+        session::{Grant, Node, Session, Stage},
+        watched::{Use, Watched, changed, is_ready},
+    },
+    wire::{
+        error::{self, Failure, Sent},
+        fence::{self, Record},
+        name,
+        queue::{self, Place},
+        value::{self, Value},
+    },
 };
 
 /// When to ask again for a lock whose directory has to become empty first.

@@ -10,10 +10,15 @@ use lockkit_core::{Alarm, Result, Token};
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
+    client::{
+        driver::lock,
+        session::{Past, Session},
+    },
     config::ZkConfig,
-    error::{self, Sent},
-    name::Names,
-    session::{Past, Session, lock},
+    wire::{
+        error::{self, Sent},
+        name::Names,
+    },
 };
 
 /// The way to the ensemble.

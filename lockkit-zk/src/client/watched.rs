@@ -15,7 +15,7 @@ use std::{
 
 use zookeeper_client::{Error, OneshotWatcher, WatchedEvent};
 
-use crate::session::{Answer, lock};
+use crate::client::driver::{Answer, lock};
 
 /// How many bytes the paths have together that the driver announces in one request.
 const MOST: usize = 128 * 1024;

@@ -6,13 +6,17 @@ use lockkit_core::{Claim, Effect, Liveness, Release, Result, drift};
 use tokio::time::sleep;
 
 use crate::{
-    backlog::Owed,
-    book::Entry,
-    calls::{Calls, Next, in_background},
+    client::{
+        backlog::Owed,
+        calls::{Calls, Next, in_background},
+        claims::Entry,
+        quorum::Quorum,
+    },
     config::RedlockConfig,
-    error::{NodeErrors, no_answer},
-    quorum::{Answers, Outcome},
-    store::Quorum,
+    wire::{
+        error::{NodeErrors, no_answer},
+        votes::{Answers, Outcome},
+    },
 };
 
 /// Ends a lease, or an attempt to get one.

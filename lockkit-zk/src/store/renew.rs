@@ -9,14 +9,18 @@ use lockkit_core::{Claim, Error, Fence, Hold, LossReason, Moment, Renewal, Renew
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
-    error::{self, Failure, Sent},
-    fence,
-    link::Link,
-    queue,
-    release::why_not,
-    session::{Answer, Claimed, Grant, Node, Session, Stage},
-    unwatched::Unwatched,
-    watched::{Use, Watched, changed},
+    client::{
+        connection::Link,
+        driver::Answer,
+        session::{Claimed, Grant, Node, Session, Stage},
+        unwatched::Unwatched,
+        watched::{Use, Watched, changed},
+    },
+    store::release::why_not,
+    wire::{
+        error::{self, Failure, Sent},
+        fence, queue,
+    },
 };
 
 /// Renews leases; one answer for each.

@@ -15,7 +15,7 @@ use std::{
 
 use lockkit_core::{AcquireRequest, Claim, Fence, HolderInfo, Moment, Token, drift};
 
-use crate::backlog::Owed;
+use crate::client::backlog::Owed;
 
 /// How many claims are added before those are dropped that nobody can want any more.
 const SWEEP: usize = 4096;

@@ -10,43 +10,12 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use lockkit_core::{AcquireRequest, Attempt, Effect, Fence, FenceRequest, LockKey, LockStore, Order, Token, Waiting};
+use lockkit_core::{AcquireRequest, Attempt, Effect, Fence, FenceRequest, LockStore, Order, Waiting};
 
-use crate::{attempt::Pursuit, store::Quorum};
+use crate::{client::quorum::Quorum, store::attempt::Pursuit};
 
 /// For how long to wait at the door at most. Longer than any hand-off, short enough not to matter when the door is lost.
 const SAFETY_POLL: Duration = Duration::from_secs(1);
-
-impl Quorum {
-    /// The nodes in the order in which the lock's waiters prefer them.
-    fn doors(&self, key: &LockKey) -> impl Iterator<Item = usize> {
-        let nodes = self.nodes.len();
-        let first = key.as_str().bytes().fold(0_usize, |sum, byte| (sum * 31 + usize::from(byte)) % nodes);
-        (first..nodes).chain(0..first).filter(|node| can_wake(self.nodes[*node].store().info().capability.waiting))
-    }
-
-    /// The node whose answer decides where to wait.
-    pub(crate) fn leader(&self, key: &LockKey) -> Option<usize> {
-        self.doors(key).find(|node| !self.nodes[*node].is_slow())
-    }
-
-    /// Where to wait, given the nodes at which the lock is held.
-    pub(crate) fn door(&self, key: &LockKey, held_at: &[usize]) -> Option<usize> {
-        self.doors(key).find(|node| held_at.contains(node))
-    }
-
-    /// How long to stay away after a lost race: at random, at least as long as it takes to lock a majority and on
-    /// average 2.5 times that, so that of several losers one is likely to be done before the next begins.
-    pub(crate) fn retry_delay(&self) -> Duration {
-        let lock_time = self.stats.lock_time().clamp(Duration::from_micros(200), Duration::from_millis(100));
-        let random = Token::random().map_or(128, |token| token.as_bytes()[0]);
-        lock_time + lock_time * 3 * u32::from(random) / 255
-    }
-}
-
-pub(crate) fn can_wake(waiting: Waiting) -> bool {
-    matches!(waiting, Waiting::Notify | Waiting::Queue)
-}
 
 /// Waits at the door; the fence that it granted, or `None` if it did not open in time.
 ///

@@ -1,0 +1,138 @@
+//! The nodes of a store and what it knows of them and its claims: what all calls share.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use lockkit_core::{
+    Capability, Error, ErrorKind, Fencing, Hold, Liveness, LockKey, LockStore, Moment, Result, StoreInfo, Token,
+    Waiting,
+};
+
+use crate::{
+    client::{claims::Book, node::Node, stats::Counters},
+    config::RedlockConfig,
+    wire::votes::majority,
+};
+
+/// What the calls of a store share. Background tasks hold it too.
+pub(crate) struct Quorum {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) majority: usize,
+    pub(crate) info: StoreInfo,
+    pub(crate) config: RedlockConfig,
+    pub(crate) book: Book,
+    pub(crate) stats: Counters,
+}
+
+impl Quorum {
+    /// A quorum over `nodes`.
+    ///
+    /// # Errors
+    /// As [`RedlockStore::new`](crate::RedlockStore::new).
+    pub(crate) fn new(nodes: Vec<Node>, config: RedlockConfig, mut warnings: Vec<String>) -> Result<Self> {
+        check_nodes(&nodes)?;
+        if nodes.len().is_multiple_of(2) {
+            let (even, odd) = (nodes.len(), nodes.len() - 1);
+            warnings.push(format!("{even} nodes tolerate no more failures than {odd} would; use an odd number"));
+        }
+        let info = StoreInfo {
+            scheme: "redlock",
+            name: name_of(nodes.len()),
+            capability: capability(&nodes, &config)?,
+            clock: Arc::clone(&config.clock),
+            alarm: None,
+            warnings: warnings.into(),
+        };
+        let majority = majority(nodes.len());
+        let (book, stats) = (Book::default(), Counters::default());
+        Ok(Self { nodes, majority, info, config, book, stats })
+    }
+
+    /// The nodes in the order in which the lock's waiters prefer them.
+    fn doors(&self, key: &LockKey) -> impl Iterator<Item = usize> {
+        let nodes = self.nodes.len();
+        let first = key.as_str().bytes().fold(0_usize, |sum, byte| (sum * 31 + usize::from(byte)) % nodes);
+        (first..nodes).chain(0..first).filter(|node| can_wake(self.nodes[*node].store().info().capability.waiting))
+    }
+
+    /// The node whose answer decides where to wait.
+    pub(crate) fn leader(&self, key: &LockKey) -> Option<usize> {
+        self.doors(key).find(|node| !self.nodes[*node].is_slow())
+    }
+
+    /// Where to wait, given the nodes at which the lock is held.
+    pub(crate) fn door(&self, key: &LockKey, held_at: &[usize]) -> Option<usize> {
+        self.doors(key).find(|node| held_at.contains(node))
+    }
+
+    /// How long to stay away after a lost race: at random, at least as long as it takes to lock a majority and on
+    /// average 2.5 times that, so that of several losers one is likely to be done before the next begins.
+    pub(crate) fn retry_delay(&self) -> Duration {
+        let lock_time = self.stats.lock_time().clamp(Duration::from_micros(200), Duration::from_millis(100));
+        let random = Token::random().map_or(128, |token| token.as_bytes()[0]);
+        lock_time + lock_time * 3 * u32::from(random) / 255
+    }
+
+    /// When a node's lease may lapse, on this store's clock, if that is before `end`: a node that ends leases with its
+    /// session may give less than was asked for.
+    pub(crate) fn end_of(&self, node: usize, hold: &Hold, end: Moment) -> Moment {
+        let info = self.nodes[node].store().info();
+        match info.capability.liveness {
+            Liveness::Ttl { .. } => end,
+            _ => end.min(self.info.clock.now() + hold.until.since(info.clock.now())),
+        }
+    }
+}
+
+/// What a quorum is called in messages.
+pub(crate) fn name_of(nodes: usize) -> Arc<str> {
+    format!("redlock of {nodes} nodes").into()
+}
+
+pub(crate) fn can_wake(waiting: Waiting) -> bool {
+    matches!(waiting, Waiting::Notify | Waiting::Queue)
+}
+
+fn check_nodes(nodes: &[Node]) -> Result<()> {
+    let refuse = |kind, why: String| Err(Error::new(kind, why));
+    if nodes.len() < 3 {
+        let why = format!("a quorum needs at least three independent nodes, not {}", nodes.len());
+        return refuse(ErrorKind::InvalidInput, why);
+    }
+    let mut seen = HashSet::new();
+    for node in nodes {
+        let info = node.store().info();
+        if !seen.insert(Arc::as_ptr(node.store()).cast::<()>()) {
+            return refuse(ErrorKind::InvalidInput, format!("the node {} is there twice", info.name));
+        }
+        if info.capability.fencing == Fencing::None {
+            return refuse(ErrorKind::Unsupported, format!("the node {} gives no fences", info.name));
+        }
+    }
+    Ok(())
+}
+
+/// What the nodes have in common.
+fn capability(nodes: &[Node], config: &RedlockConfig) -> Result<Capability> {
+    let (mut shortest, mut longest) = (config.min_ttl(), config.max_ttl);
+    for node in nodes {
+        if let Liveness::Ttl { min, max } = node.store().info().capability.liveness {
+            shortest = shortest.max(min);
+            longest = longest.min(max);
+        }
+    }
+    if shortest > longest {
+        let message = format!("no ttl is long enough for the node timeout: at least {shortest:?}, at most {longest:?}");
+        return Err(Error::new(ErrorKind::InvalidInput, message));
+    }
+    let wake = nodes.iter().any(|node| can_wake(node.store().info().capability.waiting));
+    let longest_key = nodes.iter().map(|node| node.store().info().capability.max_key_bytes).min();
+    Ok(Capability {
+        shared: false,
+        permits: false,
+        fifo: false,
+        waiting: if wake { Waiting::Notify } else { Waiting::Poll },
+        liveness: Liveness::Ttl { min: shortest, max: longest },
+        fencing: if nodes.iter().all(Node::is_durable) { Fencing::Strict } else { Fencing::BestEffort },
+        max_key_bytes: longest_key.unwrap_or_default(),
+    })
+}

@@ -1,0 +1,101 @@
+//! Acquiring: rounds of requests to all nodes, and between them a wait at one.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use lockkit_core::{AcquireRequest, Attempt, Contention, Error, ErrorKind, Hold, Renewal, Renewed, Result};
+
+use crate::{
+    client::{
+        claims::{Begun, Grant},
+        quorum::Quorum,
+    },
+    store::{
+        attempt::{Ended, Pursuit},
+        renew, wait,
+    },
+    wire::fence,
+};
+
+/// Of a claim that is over, or is being asked for by another call.
+const BURNT: &str = "a release of this claim may be under way, or an acquisition: ask with a new token (rule R2)";
+
+/// How a wait at the door ended.
+enum Waited {
+    Granted(Hold),
+    /// When to ask again.
+    Refused(Duration),
+}
+
+impl Quorum {
+    pub(crate) async fn acquire(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
+        self.info.admit(request)?;
+        let begun = self.info.clock.now();
+        let mut pursuit = match self.book.begin(request, begun) {
+            Begun::Attempt(entry) => Pursuit::new(self, entry),
+            Begun::Held => return self.repeat(request).await,
+            Begun::Burnt => return Err(Error::new(ErrorKind::InvalidInput, BURNT)),
+        };
+        let waits = !request.wait.is_zero();
+        let refusal = match pursuit.round(request, fence::proposal(request.fence, wall_clock()), waits).await? {
+            Ended::Granted(hold) => return Ok(Attempt::Granted(hold)),
+            Ended::Refused(refusal) => refusal,
+        };
+        let left = request.wait.saturating_sub(self.info.clock.now().since(begun));
+        let retry_after = if left.is_zero() {
+            refusal.contention.retry_after
+        } else {
+            match self.wait(&mut pursuit, request, &refusal.held_at, left).await? {
+                Waited::Granted(hold) => return Ok(Attempt::Granted(hold)),
+                Waited::Refused(retry_after) => Some(retry_after),
+            }
+        };
+        pursuit.withdraw();
+        Ok(Attempt::Contended(Contention { retry_after, holder: refusal.contention.holder, burnt: true }))
+    }
+
+    /// Waits at the door, and asks all when it opens.
+    async fn wait(
+        self: &Arc<Self>,
+        pursuit: &mut Pursuit<'_>,
+        request: &AcquireRequest,
+        held_at: &[usize],
+        left: Duration,
+    ) -> Result<Waited> {
+        let Some(door) = self.door(&request.claim.key, held_at) else {
+            return Ok(Waited::Refused(self.retry_delay().max(Duration::from_millis(10))));
+        };
+        let at_door = fence::proposal(request.fence, wall_clock());
+        let Some(opened) = wait::wait_at(pursuit, self, door, request, at_door, left).await else {
+            return Ok(Waited::Refused(Duration::ZERO));
+        };
+        // The door's number is above all that went before there, and most likely what the others would grant next.
+        Ok(match pursuit.round(request, fence::exactly(opened, request.fence.span), true).await? {
+            Ended::Granted(hold) => Waited::Granted(hold),
+            Ended::Refused(_) => Waited::Refused(self.retry_delay()),
+        })
+    }
+
+    /// The same claim again (rule R1): the grant goes on with its fence if a majority still has it.
+    async fn repeat(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
+        let grant = self.book.get(&request.claim.token).and_then(|entry| entry.grant());
+        let depth = grant.map_or(1, |Grant { depth, .. }| depth);
+        let renewal = Renewal { claim: request.claim.clone(), ttl: request.ttl, depth, fence_floor: None };
+        match renew::renew(self, &[renewal]).await.pop() {
+            Some(Ok(Renewed::Held(hold))) => Ok(Attempt::Granted(hold)),
+            Some(Err(error)) => Err(error),
+            // It is lost, and being released where it still is.
+            Some(Ok(Renewed::Lost(_))) | None => {
+                Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt: true }))
+            }
+        }
+    }
+}
+
+/// Only makes it likely that all nodes grant the same number, see [`fence`].
+fn wall_clock() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,90 @@
+//! The store: a quorum over any stores.
+
+pub(crate) mod acquire;
+pub(crate) mod attempt;
+pub(crate) mod inspect;
+pub(crate) mod release;
+pub(crate) mod renew;
+pub(crate) mod wait;
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, KeyState, LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo,
+};
+
+use crate::{
+    client::{node::Node, quorum::Quorum, stats::Stats},
+    config::RedlockConfig,
+};
+
+/// A lock store over several independent ones: a lock is held by who holds it at a majority of them.
+pub struct RedlockStore(Arc<Quorum>);
+
+impl RedlockStore {
+    /// A quorum over `nodes`, which should be independent of each other: no replicas, no shared machine or disk.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for fewer than three nodes, or one that is there twice; [`ErrorKind::Unsupported`]
+    /// for a node that gives no fences.
+    pub fn new(nodes: Vec<Node>, config: RedlockConfig) -> Result<Self> {
+        Self::with_warnings(nodes, config, Vec::new())
+    }
+
+    pub(crate) fn with_warnings(nodes: Vec<Node>, config: RedlockConfig, warnings: Vec<String>) -> Result<Self> {
+        Quorum::new(nodes, config, warnings).map(|quorum| Self(Arc::new(quorum)))
+    }
+
+    /// What the nodes put at risk, in words.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.0.info.warnings
+    }
+
+    /// How acquisitions went so far, among it how many needed a second round for their fence.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.0.stats.read()
+    }
+
+    /// The nodes.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.0.nodes
+    }
+}
+
+#[async_trait]
+impl LockStore for RedlockStore {
+    fn info(&self) -> &StoreInfo {
+        &self.0.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let outcome = self.0.acquire(request).await;
+        outcome.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.0.info.name))
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let answers = renew::renew(&self.0, renewals).await.into_iter().zip(renewals);
+        answers
+            .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.0.info.name)))
+            .collect()
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        let outcome = release::release(&self.0, claim).await;
+        outcome.map_err(|e| e.at("release", Some(&claim.key), &self.0.info.name))
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        inspect::inspect(&self.0, query).await.map_err(|e| e.at("inspect", None, &self.0.info.name))
+    }
+}
+
+impl fmt::Debug for RedlockStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedlockStore").field("nodes", &self.0.nodes).finish_non_exhaustive()
+    }
+}

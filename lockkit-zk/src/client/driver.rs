@@ -1,0 +1,17 @@
+//! What all that talks to the driver has in common.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use zookeeper_client as zk;
+
+/// The answer to a request that has been sent.
+pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, zk::Error>> + Send + 'a>>;
+
+/// Takes a mutex. What a panic left behind it is as good as before.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

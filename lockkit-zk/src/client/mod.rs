@@ -1,0 +1,12 @@
+//! The one way to the servers: sessions, the proof that one lives, and what one does to nodes.
+
+pub(crate) mod connect;
+pub(crate) mod connection;
+pub(crate) mod driver;
+pub(crate) mod nodes;
+pub(crate) mod proof;
+pub(crate) mod server;
+pub(crate) mod session;
+pub(crate) mod uncontended;
+pub(crate) mod unwatched;
+pub(crate) mod watched;
