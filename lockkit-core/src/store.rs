@@ -33,7 +33,7 @@
 //! - **R11, names.** Every [`LockKey`] is a distinct lock: no folding of case, accents, trailing spaces, braces or
 //!   slashes. What a store can't spell it encodes or hashes.
 //! - **R12, honest capabilities.** What a store can't do it answers with
-//!   [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported). No silent downgrade.
+//!   [`ErrorKind::Unsupported`]. No silent downgrade.
 //!
 //! Two invariants keep backends small: a backend never sleeps, polls, retries, renews or counts reentrancy on its own
 //! (a native blocking wait, such as a watch or a subscription, is fine), and every call ends within `wait` plus the

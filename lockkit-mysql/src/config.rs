@@ -11,7 +11,7 @@ use sqlx::{
     mysql::{MySqlConnectOptions, MySqlSslMode},
 };
 
-use crate::{error::invalid, name};
+use crate::wire::{error::invalid, name};
 
 /// The options that a URL may carry after `?`.
 const OPTIONS: [&str; 6] = ["ca", "connections", "create", "table", "timeout", "tls"];

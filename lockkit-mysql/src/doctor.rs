@@ -8,12 +8,15 @@ use std::{
 use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Token};
 
 use crate::{
+    client::{
+        connection::Replicas,
+        pool::{Bound, Connection, Lane, Pool},
+        server::{self, Settings},
+    },
     config::MySqlConfig,
-    line::Replicas,
-    pool::{Bound, Connection, Lane, Pool, Statement, column},
     schema,
-    server::{self, Settings},
     store::MySqlStore,
+    wire::{row::column, statements::Statement},
 };
 
 /// Rows that were not used for so long can be removed: what `lockkit gc` removes by default.

@@ -27,7 +27,7 @@
 use lockkit_core::{Error, ErrorKind, Fence, LockKey, Result, fenced::Admission};
 use sqlx::{MySql, Row, Transaction};
 
-use crate::{
+use crate::wire::{
     error::{self, Sent},
     statements::{literal, text},
 };

@@ -26,27 +26,16 @@
 //!
 //! The table is described in `docs/backends/mysql.md`; [`schema`] makes it.
 
+mod client;
 mod config;
 mod doctor;
-mod error;
 pub mod fenced;
-mod gate;
-mod gc;
-mod identify;
-mod inspect;
-mod line;
-mod name;
-mod pool;
 #[cfg(test)]
 mod properties;
-mod renew;
-mod row;
-mod running_on;
 pub mod schema;
-mod server;
-mod statements;
 mod store;
 mod transaction;
+mod wire;
 
 pub use config::{MySqlConfig, Tls};
 pub use doctor::diagnose;

@@ -3,7 +3,7 @@
 use lockkit_core::{ErrorKind, LockKey};
 use proptest::prelude::*;
 
-use crate::{MySqlConfig, name};
+use crate::{MySqlConfig, wire::name};
 
 /// Text of pieces that could confuse the spelling, and of anything else.
 fn odd_text() -> impl Strategy<Value = String> {

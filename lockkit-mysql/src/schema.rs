@@ -5,10 +5,12 @@ use std::time::Duration;
 use lockkit_core::{Error, ErrorKind, Finding, Result};
 
 use crate::{
+    client::{
+        connection::Replicas,
+        pool::{Bound, Connection, Lane, Pool},
+    },
     config::MySqlConfig,
-    line::Replicas,
-    name::quoted_table,
-    pool::{Bound, Connection, Lane, Pool, column},
+    wire::{name::quoted_table, row::column},
 };
 
 /// How long changing a table may take.

@@ -4,13 +4,15 @@ use lockkit_core::{Contention, Error, LockKey, Result};
 use sqlx::{MySql, Transaction};
 
 use crate::{
+    client::pool::{Bound, Lane},
     config::MySqlConfig,
-    error::{self, Sent},
-    name::{quoted_table, to_column},
-    pool::{Bound, Lane},
-    row::{self, Lease, Lock},
-    statements::{Text, insert_or_lock, lock_by_id, lock_by_name},
     store::MySqlStore,
+    wire::{
+        error::{self, Sent},
+        name::{quoted_table, to_column},
+        row::{self, Lease, Lock},
+        statements::{Text, insert_or_lock, lock_by_id, lock_by_name},
+    },
 };
 
 const OPERATION: &str = "lock in transaction";

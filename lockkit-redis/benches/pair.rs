@@ -18,7 +18,7 @@ use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
 use redis::{AsyncConnectionConfig, IntoConnectionInfo, aio::MultiplexedConnection};
 
-const SCRIPT: &str = include_str!("../src/scripts/batch.lua");
+const SCRIPT: &str = include_str!("../src/wire/scripts/batch.lua");
 const TTL: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(400);
 const TURNS: usize = 20;

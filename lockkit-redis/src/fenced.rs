@@ -33,15 +33,17 @@ use lockkit_core::{
 use redis::{Pipeline, Value};
 
 use crate::{
+    client::connection::Link,
     config::{RedisConfig, Topology},
-    error::{self, Sent},
-    link::Link,
-    scripts::FENCED,
+    wire::{
+        error::{self, Sent},
+        scripts::{self, FENCED},
+    },
 };
 
 /// The script: `KEYS` are the key of the value and that of its fence, `ARGV` the fence in decimal and, to write, the
 /// new value. It returns an empty string if the holder is admitted, else the highest fence that was seen.
-pub const SCRIPT: &str = include_str!("scripts/fenced.lua");
+pub const SCRIPT: &str = scripts::FENCED_CODE;
 
 /// What is added to the key of a value for the key of its fence.
 const FENCE_KEY: &str = ":highest-fence";

@@ -27,49 +27,19 @@
 //!
 //! The layout of the keys is described in `docs/backends/redis.md`.
 
-mod access;
-mod acquire;
-mod answered;
-mod batch;
-mod check;
-mod cluster;
+mod client;
 mod config;
-mod dial;
 mod doctor;
-mod error;
 pub mod fenced;
-mod from_url;
-mod inspect;
-mod line;
-mod link;
-mod name;
-mod node;
-mod number;
 #[cfg(test)]
 mod properties;
-mod reign;
-mod renew;
-mod replicas;
-mod request;
-mod rounds;
-mod scripts;
-mod secret;
-mod sentinel;
-mod server;
-mod slots;
 mod store;
-mod stream;
-mod timer;
-#[cfg(feature = "tls")]
-mod tls;
-mod value;
-mod vote;
-mod wake;
+mod wire;
 
 pub use config::RedisConfig;
 pub use doctor::{Examination, diagnose, examine, said_once};
-pub use server::ServerFacts;
 pub use store::RedisStore;
+pub use wire::server::ServerFacts;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -5,8 +5,10 @@ use proptest::prelude::*;
 
 use crate::{
     RedisConfig,
-    name::{Names, counter},
-    value::{self, Lease, Stored},
+    wire::{
+        name::{Names, counter},
+        value::{self, Lease, Stored},
+    },
 };
 
 /// Text of pieces that could confuse the spelling, and of anything else.

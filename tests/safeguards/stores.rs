@@ -2,20 +2,20 @@
 
 use crate::list::Safeguard;
 
-const REDLOCK_QUORUM: &str = "lockkit-redlock/src/quorum.rs";
-const REDLOCK_ATTEMPT: &str = "lockkit-redlock/src/attempt.rs";
-const REDLOCK_RENEW: &str = "lockkit-redlock/src/renew.rs";
-const REDLOCK_BOOK: &str = "lockkit-redlock/src/book.rs";
+const REDLOCK_QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
+const REDLOCK_ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
+const REDLOCK_RENEW: &str = "lockkit-redlock/src/store/renew.rs";
+const REDLOCK_BOOK: &str = "lockkit-redlock/src/client/claims.rs";
 const REDLOCK_REDIS: &str = "lockkit-redlock/src/redis.rs";
-const REDLOCK_NODE: &str = "lockkit-redlock/src/node.rs";
-const REDLOCK_FENCE: &str = "lockkit-redlock/src/fence.rs";
-const REDIS_SCRIPTS: &str = "lockkit-redis/src/scripts.rs";
-const REDIS_ACQUIRE: &str = "lockkit-redis/src/acquire.rs";
-const REDIS_SERVER: &str = "lockkit-redis/src/server.rs";
-const REDIS_LINE: &str = "lockkit-redis/src/line.rs";
-const MYSQL_POOL: &str = "lockkit-mysql/src/pool.rs";
-const ZK_PROOF: &str = "lockkit-zk/src/proof.rs";
-const ZK_SESSION: &str = "lockkit-zk/src/session.rs";
+const REDLOCK_NODE: &str = "lockkit-redlock/src/client/node.rs";
+const REDLOCK_FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
+const REDIS_SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
+const REDIS_ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
+const REDIS_SERVER: &str = "lockkit-redis/src/wire/server.rs";
+const REDIS_LINE: &str = "lockkit-redis/src/client/dialer.rs";
+const MYSQL_POOL: &str = "lockkit-mysql/src/client/pool.rs";
+const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
+const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
 
 pub(crate) const ALL: &[Safeguard] = &[
     // Redlock: votes, deadlines, restarts.
@@ -25,7 +25,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: REDLOCK_QUORUM,
         code: "«nodes / 2 + 1»",
         without: "nodes / 2",
-        noticed_by: "lockkit-redlock/lib::quorum::tests::two_majorities_always_share_a_node",
+        noticed_by: "lockkit-redlock/lib::wire::votes::tests::two_majorities_always_share_a_node",
     },
     Safeguard {
         name: "no_vote",
@@ -138,7 +138,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: REDLOCK_FENCE,
         code: "«granted.clone().max().unwrap_or_default()»",
         without: "granted.clone().min().unwrap_or_default()",
-        noticed_by: "lockkit-redlock/lib::fence::tests::equal_numbers_of_a_majority_are_the_fence",
+        noticed_by: "lockkit-redlock/lib::wire::fence::tests::equal_numbers_of_a_majority_are_the_fence",
     },
     Safeguard {
         name: "same_fence",
@@ -146,7 +146,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: REDLOCK_FENCE,
         code: ".filter(|other| «other == fence»)",
         without: "other >= fence",
-        noticed_by: "lockkit-redlock/lib::fence::tests::equal_numbers_of_a_majority_are_the_fence",
+        noticed_by: "lockkit-redlock/lib::wire::fence::tests::equal_numbers_of_a_majority_are_the_fence",
     },
     Safeguard {
         name: "very_grant",
@@ -222,7 +222,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: REDIS_SERVER,
         code: r#"«field(info, "uptime_in_seconds").parse::<u64>().unwrap_or(0).saturating_sub(1)»;"#,
         without: r#"field(info, "uptime_in_seconds").parse::<u64>().unwrap_or(0)"#,
-        noticed_by: "lockkit-redis/lib::server::tests::facts_are_read_and_not_guessed",
+        noticed_by: "lockkit-redis/lib::wire::server::tests::facts_are_read_and_not_guessed",
     },
     // MySQL and MariaDB.
     Safeguard {
@@ -240,7 +240,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: ZK_PROOF,
         code: "self.trips.push_back(«Trip { sent, answered }»)",
         without: "Trip { sent: answered, answered }",
-        noticed_by: "lockkit-zk/lib::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
+        noticed_by: "lockkit-zk/lib::client::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
     },
     Safeguard {
         name: "proof_answered",
@@ -248,7 +248,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: ZK_PROOF,
         code: ".find(move |trip| «trip.answered <= moment»)",
         without: "trip.sent <= moment",
-        noticed_by: "lockkit-zk/lib::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
+        noticed_by: "lockkit-zk/lib::client::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
     },
     Safeguard {
         name: "proof_spacing",
@@ -256,7 +256,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: ZK_PROOF,
         code: "find(|trip| «trip.answered + spacing <= second.sent»)",
         without: "trip.answered <= second.sent",
-        noticed_by: "lockkit-zk/lib::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
+        noticed_by: "lockkit-zk/lib::client::proof::tests::a_write_proves_what_was_answered_before_the_request_before_it",
     },
     Safeguard {
         name: "proof_drift",
@@ -264,7 +264,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: ZK_PROOF,
         code: "«sent + (self.timeout - self.timeout / 100)»",
         without: "sent + self.timeout",
-        noticed_by: "lockkit-zk/lib::proof::tests::a_new_session_lasts_from_its_first_request",
+        noticed_by: "lockkit-zk/lib::client::proof::tests::a_new_session_lasts_from_its_first_request",
     },
     Safeguard {
         name: "proof_moved",
@@ -272,7 +272,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: ZK_PROOF,
         code: "if «self.unsettled().is_some()» {\n            return;\n        }\n        self.written",
         without: "false",
-        noticed_by: "lockkit-zk/lib::proof::tests::until_the_timeout_is_known_a_write_proves_nothing",
+        noticed_by: "lockkit-zk/lib::client::proof::tests::until_the_timeout_is_known_a_write_proves_nothing",
     },
     Safeguard {
         name: "proof_own_node",

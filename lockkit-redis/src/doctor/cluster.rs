@@ -6,14 +6,18 @@ use tokio::task::JoinSet;
 
 use super::{Doctor, Examination, Part, Patient, group, link};
 use crate::{
+    client::{
+        connection::Connection,
+        sentinel::Place,
+        slots::{self, Range},
+        vote,
+    },
     config::RedisConfig,
-    error::Sent,
-    link::Connection,
-    name::{Names, SLOTS},
-    sentinel::Place,
-    server::field,
-    slots::{self, Range},
-    vote,
+    wire::{
+        error::Sent,
+        name::{Names, SLOTS},
+        server::field,
+    },
 };
 
 /// With fewer primaries the loss of one leaves no majority that could let its replica take over.

@@ -6,7 +6,11 @@ use lockkit_core::{Error, ErrorKind, Finding, Result, Severity};
 use tokio::task::JoinSet;
 
 use super::{Doctor, Examination, Part, Patient};
-use crate::{config::RedisConfig, name::Names, sentinel::Place, server::ServerFacts};
+use crate::{
+    client::sentinel::Place,
+    config::RedisConfig,
+    wire::{name::Names, server::ServerFacts},
+};
 
 /// Looks at all servers at once, and adds what was found at each to what was found already.
 ///

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use lockkit_core::Finding;
 
-use crate::server::{field, version};
+use crate::wire::server::{field, version};
 
 /// A replica that has acknowledged nothing for so many seconds is late; they do so every second.
 const LATE: u64 = 3;

@@ -12,11 +12,13 @@ use super::{
     link,
 };
 use crate::{
-    access,
+    client::sentinel::{self, Place},
     config::{Login, RedisConfig},
-    error::{self, Sent},
-    name::Names,
-    sentinel::{self, Place},
+    doctor::access,
+    wire::{
+        error::{self, Sent},
+        name::Names,
+    },
 };
 
 /// With fewer the loss of one, perhaps together with the primary, leaves no majority.

@@ -26,7 +26,7 @@ impl RedlockStore {
     /// A quorum over `nodes`, which should be independent of each other: no replicas, no shared machine or disk.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for fewer than three nodes, or one that is there twice; [`ErrorKind::Unsupported`]
+    /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for fewer than three nodes, or one that is there twice; [`ErrorKind::Unsupported`](lockkit_core::ErrorKind::Unsupported)
     /// for a node that gives no fences.
     pub fn new(nodes: Vec<Node>, config: RedlockConfig) -> Result<Self> {
         Self::with_warnings(nodes, config, Vec::new())

@@ -1,0 +1,83 @@
+//! Reading who holds what.
+
+use std::collections::HashMap;
+
+use lockkit_core::{KeyState, LockKey, Query, Result};
+
+use crate::{
+    client::pool::{Bound, Connection, Lane},
+    store::MySqlStore,
+    wire::{
+        error::Sent,
+        name::{after_prefix, to_column},
+        row::Lock,
+        statements::Size,
+    },
+};
+
+/// How many held locks are read at once.
+const PAGE: u32 = 1000;
+
+/// Reads locks by name, hundreds in one statement, or by the beginning of their names.
+pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<KeyState>> {
+    let mut states = Vec::new();
+    match query {
+        Query::Keys(keys) => {
+            for keys in keys.chunks(Size::MOST) {
+                let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+                let found = read(store, &mut connection, &keys.iter().collect::<Vec<_>>()).await?;
+                // A name may stand in the query twice.
+                states.extend(keys.iter().map(|key| match found.get(to_column(key)) {
+                    Some(lock) => lock.clone().into_state(key.clone()),
+                    None => KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: None },
+                }));
+            }
+        }
+        Query::Prefix(prefix) => {
+            let mut last = Vec::new();
+            loop {
+                let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+                let page = page(store, &mut connection, prefix, &last).await?;
+                let is_last = page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
+                last = page.last().map(|lock| lock.name.clone()).unwrap_or_default();
+                // Rows whose names no lockkit client could have written are not its locks.
+                states.extend(page.into_iter().filter_map(Lock::into_named_state));
+                if is_last {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(states)
+}
+
+/// The rows of these locks, of which there are at most [`Size::MOST`], by their names; not of those that have none.
+pub(crate) async fn read(
+    store: &MySqlStore,
+    connection: &mut Connection,
+    keys: &[&LockKey],
+) -> Result<HashMap<Vec<u8>, Lock>> {
+    let size = Size::of(keys.len());
+    let statement = |question| {
+        let statement = store.statements.inspect(size).bind(question);
+        size.fill(keys).fold(statement, |statement, key| statement.bind(to_column(key)))
+    };
+    let mut found = HashMap::with_capacity(keys.len());
+    for row in connection.numbered_rows(statement).await? {
+        let lock = Lock::read(&row)?;
+        found.insert(lock.name.clone(), lock);
+    }
+    if keys.iter().filter(|key| found.contains_key(to_column(key))).count() < found.len() {
+        // Rows that nobody asked for.
+        return Err(connection.out_of_step(Sent::ReadOnly));
+    }
+    Ok(found)
+}
+
+async fn page(store: &MySqlStore, connection: &mut Connection, prefix: &str, last: &[u8]) -> Result<Vec<Lock>> {
+    let statement = |question| {
+        let page = store.statements.page().bind(question).bind(last);
+        page.bind(prefix.as_bytes()).bind(after_prefix(prefix)).bind(PAGE)
+    };
+    connection.numbered_rows(statement).await?.iter().map(Lock::read).collect()
+}

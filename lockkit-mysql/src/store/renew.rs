@@ -1,0 +1,183 @@
+//! Renewal of many leases in few statements.
+//!
+//! One update extends all leases of a chunk that are still held by their claims; what that was is read back, for an
+//! update only says how many. Leases with the same terms go into one statement: nearly all have the same ttl, a depth of
+//! one, and no floor.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use lockkit_core::{Claim, Error, ErrorKind, LockKey, Moment, Renewal, Renewed, Result};
+use sqlx::mysql::MySqlQueryResult;
+
+use crate::{
+    client::pool::{Connection, Lane},
+    store::{MySqlStore, check_floor, exclusive, inspect, microseconds, why_not},
+    wire::{
+        error::{self, Sent},
+        name::to_column,
+        row::Lock,
+        statements::{Question, Size},
+    },
+};
+
+/// How many leases one statement extends. Its rows stay locked until all of them are written.
+const CHUNK: usize = 64;
+
+/// What leases in the same statement have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Terms {
+    /// In microseconds.
+    pub(crate) ttl: i64,
+    /// `None` leaves the depth as it is.
+    pub(crate) depth: Option<u32>,
+    /// What the fence counter is to become at least.
+    pub(crate) floor: u64,
+}
+
+type Answers = Vec<Option<Result<Renewed>>>;
+
+/// Extends leases.
+pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+    let mut answers: Answers = renewals.iter().map(|_| None).collect();
+    let mut groups: BTreeMap<Terms, Vec<usize>> = BTreeMap::new();
+    for (index, renewal) in renewals.iter().enumerate() {
+        match terms(renewal) {
+            Ok(terms) => groups.entry(terms).or_default().push(index),
+            Err(e) => answers[index] = Some(Err(e)),
+        }
+    }
+    for (terms, mut group) in groups {
+        // In the order of the index, so that statements that meet on the same rows lock them in the same order.
+        group.sort_by_key(|index| &renewals[*index].claim.key);
+        for chunk in group.chunks(CHUNK) {
+            renew_chunk(store, renewals, chunk, terms, &mut answers).await;
+        }
+    }
+    let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
+    answers
+        .zip(renewals)
+        .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &store.info.name)))
+        .collect()
+}
+
+fn terms(renewal: &Renewal) -> Result<Terms> {
+    exclusive(&renewal.claim)?;
+    let floor = renewal.fence_floor.unwrap_or_default();
+    check_floor(floor)?;
+    Ok(Terms { ttl: microseconds(renewal.ttl)?, depth: Some(renewal.depth), floor: floor.get() })
+}
+
+/// Extends the leases of one chunk. When a row among several is busy, each is tried alone, so that one row that somebody
+/// keeps locked does not cost the others their leases.
+async fn renew_chunk(store: &MySqlStore, renewals: &[Renewal], chunk: &[usize], terms: Terms, answers: &mut Answers) {
+    let failed = match try_chunk(store, renewals, chunk, terms, answers).await {
+        Ok(()) => return,
+        Err(failed) => failed,
+    };
+    if chunk.len() > 1 && failed.row_is_busy {
+        for index in chunk {
+            if let Err(alone) = try_chunk(store, renewals, &[*index], terms, answers).await {
+                answers[*index] = Some(Err(alone.error));
+            }
+        }
+    } else {
+        chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.error.clone())));
+    }
+}
+
+/// Why a chunk failed.
+pub(crate) struct Failed {
+    pub(crate) error: Error,
+    /// Somebody keeps a row locked, perhaps only one of many.
+    row_is_busy: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, row_is_busy: false }
+    }
+}
+
+async fn try_chunk(
+    store: &MySqlStore,
+    renewals: &[Renewal],
+    chunk: &[usize],
+    terms: Terms,
+    answers: &mut Answers,
+) -> Result<(), Failed> {
+    let Some(first) = chunk.first() else { return Ok(()) };
+    let bound = store.bound(renewals[*first].ttl);
+    let mut connection = store.pool.connection(Lane::Reserved, bound).await?;
+    let claims: Vec<&Claim> = chunk.iter().map(|index| &renewals[*index].claim).collect();
+    let sent = store.info.clock.now();
+    let extended = extend(store, &mut connection, &claims, terms).await?;
+    let found = read_back(store, &mut connection, &claims).await.map_err(Error::unknown_effect)?;
+    judge(renewals, chunk, sent, extended, &found, answers);
+    Ok(())
+}
+
+/// Extends what is still held by these claims, of which there are at most [`Size::MOST`], and says how many those are.
+pub(crate) async fn extend(
+    store: &MySqlStore,
+    connection: &mut Connection,
+    claims: &[&Claim],
+    terms: Terms,
+) -> Result<u64, Failed> {
+    let size = Size::of(claims.len());
+    let statement = |question| {
+        let terms_of = store.statements.renew(size).bind(terms.ttl).bind(terms.depth).bind(question).bind(terms.floor);
+        let named = size.fill(claims).fold(terms_of, |statement, claim| statement.bind(to_column(&claim.key)));
+        size.fill(claims).fold(named, |statement, claim| {
+            statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice())
+        })
+    };
+    match connection.execute_raw(statement, None).await? {
+        Ok((done, question)) if is_answer(&done, question) => Ok(done.rows_affected()),
+        Ok(_) => Err(connection.out_of_step(Sent::Yes).into()),
+        Err(e) => Err(Failed { row_is_busy: error::is_row_busy(&e), error: error::map(e, Sent::Yes) }),
+    }
+}
+
+/// Whether it is the answer to this question. That nothing was changed has no number, and what is read next decides.
+pub(crate) fn is_answer(done: &MySqlQueryResult, question: Question) -> bool {
+    done.last_insert_id() == if done.rows_affected() == 0 { 0 } else { question }
+}
+
+async fn read_back(
+    store: &MySqlStore,
+    connection: &mut Connection,
+    claims: &[&Claim],
+) -> Result<HashMap<Vec<u8>, Lock>> {
+    let keys: Vec<&LockKey> = claims.iter().map(|claim| &claim.key).collect();
+    inspect::read(store, connection, &keys).await
+}
+
+/// Gives each renewal its answer. A lease that is the claim's now was extended: nobody else can have had it in between,
+/// for a token comes once. Unless the server's clock was set back meanwhile, and revived what had run out; then more
+/// are held than were extended, and nothing is known.
+fn judge(
+    renewals: &[Renewal],
+    chunk: &[usize],
+    sent: Moment,
+    extended: u64,
+    found: &HashMap<Vec<u8>, Lock>,
+    answers: &mut Answers,
+) {
+    let lease_of = |claim: &Claim| found.get(to_column(&claim.key)).and_then(|lock| lock.lease.as_ref());
+    let claims = chunk.iter().map(|index| &renewals[*index].claim);
+    let held: HashSet<&Claim> =
+        claims.filter(|claim| lease_of(claim).is_some_and(|lease| lease.is_of(claim))).collect();
+    let revived = u64::try_from(held.len()).is_ok_and(|held| held > extended);
+    for index in chunk {
+        let Renewal { claim, ttl, .. } = &renewals[*index];
+        let answer = match lease_of(claim) {
+            Some(lease) if lease.is_of(claim) && revived => {
+                let message = "leases that had run out are there again: the server's clock was set back";
+                Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
+            }
+            Some(lease) if lease.is_of(claim) => Ok(Renewed::Held(lease.hold(claim, sent, *ttl))),
+            other => Ok(Renewed::Lost(why_not(other))),
+        };
+        answers[*index] = Some(answer);
+    }
+}

@@ -1,0 +1,243 @@
+//! From the driver's errors to lockkit's: the one place that knows them.
+
+use std::time::Duration;
+
+use lockkit_core::{Error, ErrorKind};
+use sqlx::mysql::MySqlDatabaseError;
+
+/// What is known of a statement that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// Not a byte of it left.
+    No,
+    /// It was, or may have been, sent; and it would change something.
+    Yes,
+    /// It may have been sent, but only reads.
+    ReadOnly,
+}
+
+/// Maps an error of the driver.
+///
+/// A statement runs in autocommit, so an error that the **server** answered to it means that it was rolled back, as
+/// far as the error is one that comes before the commit. Of errors that are not known to, the effect is left open.
+pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
+    let mapped = match &error {
+        sqlx::Error::Database(refusal) => match refusal.try_downcast_ref::<MySqlDatabaseError>() {
+            // The server repeats the user, in whose place a password may have been given: its text goes no further.
+            Some(refusal) if matches!(refusal.number(), 1045 | 1698 | 3118 | 4151) => {
+                return refused_login(refusal.message());
+            }
+            Some(refusal) => server_error(refusal.number(), refusal.message(), sent),
+            None => with_effect(Error::new(ErrorKind::Unexpected, one_line(refusal.message())), sent),
+        },
+        // So TLS says that it does not trust the other side.
+        sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::InvalidData && sent == Sent::No => {
+            Error::new(ErrorKind::Denied, one_line(&format!("TLS failed: {cause}")))
+        }
+        sqlx::Error::Io(cause) => {
+            let timed_out = cause.kind() == std::io::ErrorKind::TimedOut;
+            let kind = if timed_out { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
+            with_effect(Error::new(kind, one_line(&lost(cause))), sent)
+        }
+        sqlx::Error::Tls(cause) => Error::new(ErrorKind::Unavailable, one_line(&format!("TLS failed: {cause}"))),
+        // So the driver says that it was built without the feature `mysql-rsa`; it has no error of its own for that.
+        sqlx::Error::Configuration(cause) if cause.to_string().starts_with("RSA") => {
+            Error::new(ErrorKind::Unsupported, NEEDS_RSA)
+        }
+        sqlx::Error::Configuration(cause) => Error::new(ErrorKind::InvalidInput, one_line(&cause.to_string())),
+        // Of what the server says, the driver understands nothing.
+        sqlx::Error::Protocol(cause) => with_effect(
+            Error::new(ErrorKind::Unavailable, one_line(&format!("the connection is of no use: {cause}"))),
+            sent,
+        ),
+        other => with_effect(Error::new(ErrorKind::Unexpected, one_line(&other.to_string())), sent),
+    };
+    mapped.with_source(error)
+}
+
+const NEEDS_RSA: &str = "the server wants the password over TLS, or encrypted by its own key, which this build can't do: set \
+     `tls`, or turn on the cargo feature `mysql-rsa` of lockkit (`rsa` of lockkit-mysql)";
+
+/// Whether the server answered that it gave up a lock on the row, or all locks because of a deadlock. The connection
+/// is as good as before.
+pub(crate) fn is_row_busy(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1205 | 1213))
+}
+
+/// The server's number of an error, if it was the server that answered it.
+pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
+    let refusal = error.as_database_error()?;
+    refusal.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+}
+
+/// The table does not exist.
+pub(crate) const NO_SUCH_TABLE: u16 = 1146;
+
+/// Names an error that the server answered, by its number. What is not in here may have been answered after the commit.
+fn server_error(number: u16, text: &str, sent: Sent) -> Error {
+    let text = one_line(text);
+    if let Some(ended) = ended_half_way(number, &text) {
+        return with_effect(Error::new(ErrorKind::Unavailable, format!("{ended}: {text}")), sent);
+    }
+    let (kind, message) = match number {
+        1213 => (ErrorKind::Deadlock, "the server ended a deadlock by this statement".to_owned()),
+        1205 => (ErrorKind::Unavailable, "another transaction keeps the row locked".to_owned()),
+        1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
+        1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),
+        1036 | 1223 | 1290 | 1792 | 1836 | 3100 => {
+            (ErrorKind::Unavailable, format!("the server takes no writes: {text}"))
+        }
+        // Galera, out of its cluster or not yet in it; group replication, which first waits for the group.
+        1047 | 3796..=3799 => (ErrorKind::Unavailable, format!("the server is not ready within its cluster: {text}")),
+        // Another member had changed the same row.
+        3101 => (ErrorKind::Unavailable, format!("the group of servers rolled the statement back: {text}")),
+        1114 | 1135 | 1206 | 1461 | 1637 => (ErrorKind::Unavailable, format!("the server has no room: {text}")),
+        1243 | 1412 | 1615 => (ErrorKind::Unavailable, format!("the statement must be prepared anew: {text}")),
+        1665 => return logs_statements(),
+        3159 => (ErrorKind::Denied, "the server demands TLS: `tls` is `encrypt` or `verify`".to_owned()),
+        1129 | 1130 | 1820 | 1862 => (ErrorKind::Denied, format!("the server refused the login: {text}")),
+        1044 => (ErrorKind::Denied, format!("{text}; or there is no such database")),
+        1142 | 1143 | 1227 | 1370 => (ErrorKind::Denied, text),
+        1049 => (ErrorKind::Misconfigured, format!("{text}; make it, or name another in the path of the URL")),
+        NO_SUCH_TABLE => {
+            let remedy = "`lockkit init`, the option create=true or the statement of `schema::ddl` makes it";
+            (ErrorKind::Misconfigured, format!("the table is missing: {text}; {remedy}"))
+        }
+        1054 | 1064 | 1366 | 1406 => (ErrorKind::Unexpected, text),
+        _ => return with_effect(Error::new(ErrorKind::Unexpected, format!("error {number}: {text}")), sent),
+    };
+    Error::new(kind, message)
+}
+
+/// What ended a statement of which the server may have kept the effect.
+fn ended_half_way(number: u16, text: &str) -> Option<&'static str> {
+    match number {
+        // The text names the hook; what failed before the commit was rolled back.
+        3100 if !text.contains("before_") => Some("the server failed after the commit"),
+        1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1927 | 3032 | 3169 | 4031 => {
+            Some("the connection was ended")
+        }
+        1317 | 1969 | 3024 => Some("the server ended the statement"),
+        1021 | 1037 | 1038 | 1041 => Some("the server has no room"),
+        1180 => Some("the server could not commit"),
+        _ => None,
+    }
+}
+
+/// The server takes no login; of its text, `Access denied for user 'name'@'host' (using password: YES)`, what comes after
+/// the user.
+fn refused_login(text: &str) -> Error {
+    let from = text.rsplit_once("'@'").map(|(_, from)| format!(" from '{}", one_line(from))).unwrap_or_default();
+    Error::new(ErrorKind::Denied, format!("the server refused the login{from}"))
+}
+
+/// No answer in time.
+pub(crate) fn timed_out(bound: Duration, sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
+}
+
+/// All connections were in use for too long.
+pub(crate) fn busy(bound: Duration) -> Error {
+    Error::new(ErrorKind::TimedOut, format!("no connection came free in {bound:?}; `connections` allows more"))
+}
+
+/// An answer that the statement never gives.
+pub(crate) fn odd_reply(sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::Unexpected, "the server gave an answer that its statement never gives"), sent)
+}
+
+/// The error of a write to a server that logs statements.
+pub(crate) fn logs_statements() -> Error {
+    Error::new(ErrorKind::Unsupported, format!("{LOGS_STATEMENTS}; {SET_BINLOG_FORMAT}"))
+}
+
+pub(crate) const LOGS_STATEMENTS: &str =
+    "the server's binlog_format is STATEMENT, with which it refuses each write of a lock";
+pub(crate) const SET_BINLOG_FORMAT: &str = "set binlog_format to ROW or MIXED";
+
+/// An answer that belongs to another question.
+pub(crate) fn out_of_step(sent: Sent) -> Error {
+    with_effect(Error::new(ErrorKind::Unavailable, "an answer came that belongs to another question"), sent)
+}
+
+/// Rule R12: what is asked for is beyond this store.
+pub(crate) fn unsupported(what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("a table of locks does not do {what}"))
+}
+
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidInput, message)
+}
+
+fn lost(cause: &std::io::Error) -> String {
+    match cause.kind() {
+        std::io::ErrorKind::UnexpectedEof => "the server closed the connection".to_owned(),
+        _ => cause.to_string(),
+    }
+}
+
+fn with_effect(error: Error, sent: Sent) -> Error {
+    if sent == Sent::Yes { error.unknown_effect() } else { error }
+}
+
+/// One line of at most 200 characters.
+fn one_line(text: &str) -> String {
+    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::Effect;
+
+    use super::*;
+
+    #[test]
+    fn what_the_server_refused_has_no_effect() {
+        for (number, kind) in [
+            (1213, ErrorKind::Deadlock),
+            (1205, ErrorKind::Unavailable),
+            (1040, ErrorKind::Unavailable),
+            (1290, ErrorKind::Unavailable),
+            (1836, ErrorKind::Unavailable),
+            (1044, ErrorKind::Denied),
+            (1142, ErrorKind::Denied),
+            (1049, ErrorKind::Misconfigured),
+            (1146, ErrorKind::Misconfigured),
+            (1047, ErrorKind::Unavailable),
+            (1461, ErrorKind::Unavailable),
+            (1665, ErrorKind::Unsupported),
+            (3101, ErrorKind::Unavailable),
+            (3797, ErrorKind::Unavailable),
+        ] {
+            let error = server_error(number, "a\r\nb", Sent::Yes);
+            assert_eq!((error.kind(), error.effect()), (kind, Effect::None), "{number}");
+            assert_eq!(error.to_string().lines().count(), 1);
+        }
+    }
+
+    /// The driver's words, for a build without the feature; tests are built with it.
+    #[test]
+    fn a_password_that_needs_rsa_is_unsupported() {
+        let error = map(sqlx::Error::Configuration("RSA auth backend disabled; enable feature".into()), Sent::No);
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None));
+        assert!(error.message().contains("`tls`") && error.message().contains("`mysql-rsa`"), "{error}");
+    }
+
+    #[test]
+    fn what_ended_half_way_is_open() {
+        for number in [1053, 1180, 1317, 1927, 1969, 3024, 9999] {
+            assert_eq!(server_error(number, "gone", Sent::Yes).effect(), Effect::Unknown, "{number}");
+            assert_eq!(server_error(number, "gone", Sent::ReadOnly).effect(), Effect::None, "{number}");
+        }
+        for (hook, effect) in [("before_commit", Effect::None), ("after_commit", Effect::Unknown)] {
+            let error =
+                server_error(3100, &format!("Error on observer while running replication hook '{hook}'."), Sent::Yes);
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, effect), "{hook}");
+        }
+        let eof = || sqlx::Error::Io(std::io::ErrorKind::UnexpectedEof.into());
+        for (sent, effect) in [(Sent::No, Effect::None), (Sent::ReadOnly, Effect::None), (Sent::Yes, Effect::Unknown)] {
+            let error = map(eof(), sent);
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, effect));
+        }
+    }
+}

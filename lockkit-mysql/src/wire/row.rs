@@ -1,0 +1,122 @@
+//! What a row of the table says.
+
+use std::time::Duration;
+
+use lockkit_core::{
+    Claim, Contention, Fence, Hold, Holder, HolderInfo, KeyState, LockKey, Mode, Moment, Result, Token,
+};
+use sqlx::{Row, mysql::MySqlRow};
+
+use crate::wire::{
+    error::{self, Sent},
+    name,
+};
+
+/// A row, as the statements of [`Statements`](crate::wire::statements::Statements) read it.
+#[derive(Clone, Debug)]
+pub(crate) struct Lock {
+    pub(crate) id: u64,
+    pub(crate) name: Vec<u8>,
+    /// The counter: the last fence that was given out.
+    pub(crate) last: u64,
+    /// Who holds it, if somebody does.
+    pub(crate) lease: Option<Lease>,
+}
+
+/// A lease that has not run out.
+#[derive(Clone, Debug)]
+pub(crate) struct Lease {
+    /// `None` if something other than lockkit wrote it.
+    pub(crate) token: Option<Token>,
+    pub(crate) fence: u64,
+    pub(crate) span: u32,
+    pub(crate) depth: u32,
+    pub(crate) holder: HolderInfo,
+    pub(crate) remaining: Duration,
+}
+
+impl Lock {
+    /// Reads all columns but the first, the number of the question.
+    ///
+    /// # Errors
+    /// When the columns are not what they should be.
+    pub(crate) fn read(row: &MySqlRow) -> Result<Self> {
+        let remaining: Option<i64> = column(row, 8)?;
+        let remaining = remaining.and_then(|micros| u64::try_from(micros).ok()).filter(|micros| *micros > 0);
+        let lease = match remaining {
+            None => None,
+            Some(micros) => Some(Lease {
+                token: column::<Option<&[u8]>>(row, 2)?.and_then(token),
+                fence: column(row, 3)?,
+                span: column(row, 4)?,
+                depth: column(row, 6)?,
+                holder: HolderInfo::new(column(row, 7)?),
+                remaining: Duration::from_micros(micros),
+            }),
+        };
+        Ok(Self { id: column(row, 9)?, name: column(row, 1)?, last: column(row, 5)?, lease })
+    }
+
+    /// The state to show; the key is known to be that of the row.
+    pub(crate) fn into_state(self, key: LockKey) -> KeyState {
+        let holders = self.lease.into_iter().map(Lease::into_holder).collect();
+        let fence = Some(self.last).filter(|last| *last > 0).map(Fence::new);
+        KeyState { key, holders, fence, waiters: None }
+    }
+
+    /// The state to show, if the row was made by lockkit.
+    pub(crate) fn into_named_state(self) -> Option<KeyState> {
+        let key = name::from_column(&self.name)?;
+        Some(self.into_state(key))
+    }
+}
+
+impl Lease {
+    pub(crate) fn is_of(&self, claim: &Claim) -> bool {
+        self.token == Some(claim.token)
+    }
+
+    /// The grant to its holder, extended by a request that was sent at `sent`.
+    pub(crate) fn hold(&self, claim: &Claim, sent: Moment, ttl: Duration) -> Hold {
+        let (fence, span) = (Fence::new(self.fence), self.span.max(1));
+        Hold { claim: claim.clone(), fence, span, until: sent + ttl, depth: self.depth }
+    }
+
+    pub(crate) fn into_contention(self) -> Contention {
+        Contention { retry_after: Some(self.remaining), holder: Some(self.holder), burnt: false }
+    }
+
+    fn into_holder(self) -> Holder {
+        Holder {
+            token: self.token,
+            info: self.holder,
+            mode: Mode::Exclusive,
+            depth: self.depth,
+            fence: Some(Fence::new(self.fence)),
+            remaining: Some(self.remaining),
+        }
+    }
+}
+
+/// The only row that can come; `None` if none did.
+pub(crate) fn only(rows: &[MySqlRow]) -> Result<Option<Lock>> {
+    match rows {
+        [] => Ok(None),
+        [row] => Lock::read(row).map(Some),
+        _ => Err(error::odd_reply(Sent::ReadOnly)),
+    }
+}
+
+fn token(bytes: &[u8]) -> Option<Token> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect::<String>().parse().ok()
+}
+
+/// Reads a column; what does not fit is an error.
+pub(crate) fn column<'r, T>(row: &'r MySqlRow, index: usize) -> Result<T>
+where
+    T: sqlx::Decode<'r, sqlx::MySql> + sqlx::Type<sqlx::MySql>,
+{
+    row.try_get(index).map_err(|e| error::map(e, Sent::ReadOnly))
+}

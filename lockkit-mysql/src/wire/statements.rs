@@ -1,0 +1,274 @@
+//! The statements, each written once.
+//!
+//! Each that changes a lock is **one** single-row update by the unique key in autocommit: one round trip, one short row
+//! lock, no deadlock. Time is the server's (`UTC_TIMESTAMP(6)`, the start of the statement, so that waiting for the row
+//! lock only ever makes a lease look longer to others than to its holder). Nothing is decided by the number of affected
+//! rows as such, which counts found or changed rows depending on the driver: each of these changes a column for certain
+//! if it finds its row, so that the two are the same.
+
+use std::sync::Arc;
+
+use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
+
+/// A statement with its arguments.
+pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
+
+/// The number of a question on its connection, from 1. It is part of the statement, and comes back with its answer: as the
+/// first column of every row, or as the insert id.
+pub(crate) type Question = u64;
+
+/// How many rows a statement with a list of names takes. The driver and the server keep each statement prepared, so
+/// that there must be few of them; a list is filled up by repeating its last name.
+const SIZES: [usize; 4] = [1, 8, 64, 512];
+
+/// The statements on one table.
+pub(crate) struct Statements {
+    /// The table's name, quoted.
+    pub(crate) table: String,
+    acquire: Arc<str>,
+    acquire_from_floor: Arc<str>,
+    look: Arc<str>,
+    insert: Arc<str>,
+    release: Arc<str>,
+    renew: [Arc<str>; SIZES.len()],
+    inspect: [Arc<str>; SIZES.len()],
+    page: Arc<str>,
+    idle: Arc<str>,
+    remove: Arc<str>,
+}
+
+/// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
+const NUMBER: &str = "CAST(? AS UNSIGNED)";
+
+/// So many of the lowest bits of a question's number come back with a fence, above its own: fences end at 2^62. An answer
+/// that is one, two or three answers late or early is noticed.
+const NUMBER_BITS: u32 = 2;
+
+/// The number of a question as it is laid over the fence.
+pub(crate) fn over_fence(question: Question) -> u64 {
+    question << (u64::BITS - NUMBER_BITS)
+}
+
+/// The columns that [`look`](Statements::look), [`inspect`](Statements::inspect) and [`page`](Statements::page) read.
+/// What is left of the lease is NULL, or not above zero, if the lock is free.
+const COLUMNS: &str = "resource_name, token, fence, span, fence_last, `count`, node_info, \
+     TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), id";
+
+impl Statements {
+    /// The statements on the table with this quoted name.
+    pub(crate) fn new(table: &str) -> Self {
+        let text = |text: String| -> Arc<str> { text.into() };
+        // Unsigned like the counter: between numbers of both kinds MariaDB's GREATEST compares signed ones, and takes a counter
+        // from 2^63 on for a negative number, so that the fence would go back.
+        let now = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS UNSIGNED)";
+        Self {
+            table: table.to_owned(),
+            acquire: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"))),
+            acquire_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)")),
+            look: text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name = ?")),
+            insert: text(format!(
+                "INSERT IGNORE INTO {table} (resource_name, create_time, update_time) \
+                 VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))"
+            )),
+            release: text(format!(
+                "UPDATE {table} SET token = NULL, expires = NULL, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
+                 version = version + 1, update_time = UTC_TIMESTAMP(6) \
+                 WHERE resource_name = ? AND token = ? AND expires > UTC_TIMESTAMP(6)"
+            )),
+            renew: SIZES.map(|size| text(renew(table, size))),
+            inspect: SIZES.map(|size| {
+                text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name IN ({})", list("?", size)))
+            }),
+            page: text(format!(
+                "SELECT {NUMBER}, {COLUMNS} FROM {table} \
+                 WHERE resource_name > ? AND resource_name >= ? AND resource_name < ? AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?"
+            )),
+            idle: text(format!(
+                "SELECT id, resource_name FROM {table} WHERE id > ? AND {} ORDER BY id LIMIT ?",
+                unused()
+            )),
+            remove: text(format!("DELETE FROM {table} WHERE resource_name = ? AND {}", unused())),
+        }
+    }
+
+    /// Takes a free lock. Arguments: the least fence, the span, the token, the holder, the question [over the
+    /// fence](over_fence), the ttl in µs, the name. Gives the fence, under the question, as the insert id.
+    pub(crate) fn acquire(&self, with_clock: bool) -> Statement<'static> {
+        query(if with_clock { &self.acquire } else { &self.acquire_from_floor })
+    }
+
+    /// Reads one lock. Arguments: the question, the name.
+    pub(crate) fn look(&self) -> Statement<'static> {
+        query(&self.look)
+    }
+
+    /// Makes the row of a lock, free, if there is none. Argument: the name.
+    pub(crate) fn insert(&self) -> Statement<'static> {
+        query(&self.insert)
+    }
+
+    /// Ends a lease. Arguments: the question, the name, the token. Gives the question as the insert id.
+    pub(crate) fn release(&self) -> Statement<'static> {
+        query(&self.release)
+    }
+
+    /// Extends leases. Arguments: the ttl in µs, the depth or NULL, the question, the least that the counter is to become; then
+    /// as many names as the size says, for the index; then as many pairs of a name and a token. Gives the question as the
+    /// insert id, if there are any.
+    pub(crate) fn renew(&self, size: Size) -> Statement<'static> {
+        query(&self.renew[size.index])
+    }
+
+    /// Reads locks. Arguments: the question, then names, as many as the size says.
+    pub(crate) fn inspect(&self, size: Size) -> Statement<'static> {
+        query(&self.inspect[size.index])
+    }
+
+    /// Reads locks that are held, in the order of their names. Arguments: the question, the last name of the page before,
+    /// the first name, the first name beyond, how many.
+    pub(crate) fn page(&self) -> Statement<'static> {
+        query(&self.page)
+    }
+
+    /// Reads ids and names of locks that are long unused. Arguments: the last id of the page before, since when in µs, how many.
+    pub(crate) fn idle(&self) -> Statement<'static> {
+        query(&self.idle)
+    }
+
+    /// Removes a lock that is long unused. Arguments: the name, since when in µs.
+    pub(crate) fn remove(&self) -> Statement<'static> {
+        query(&self.remove)
+    }
+}
+
+/// Makes the row of a lock if there is none, and locks it for the transaction in any case.
+pub(crate) fn insert_or_lock(table: &str, name: &[u8]) -> Text {
+    // The assignment changes nothing. An INSERT IGNORE would take a shared lock on a row that is there, and two
+    // transactions that both go on to an exclusive one are a deadlock.
+    text(format!(
+        "INSERT INTO {table} (resource_name, create_time, update_time) \
+         VALUES ({}, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) ON DUPLICATE KEY UPDATE version = version",
+        literal(name)
+    ))
+}
+
+/// Reads a lock as it is, not as it was when the transaction began, and locks its row.
+pub(crate) fn lock_by_name(table: &str, name: &[u8]) -> Text {
+    text(format!("SELECT 0, {COLUMNS} FROM {table} WHERE resource_name = {} FOR UPDATE", literal(name)))
+}
+
+/// The same by the row's id, and without its neighbourhood: by name, MariaDB also locks the gap in front of it.
+pub(crate) fn lock_by_id(table: &str, id: u64) -> Text {
+    text(format!("SELECT 0, {COLUMNS} FROM {table} WHERE id = {id} FOR UPDATE"))
+}
+
+/// A statement in somebody else's transaction. It is sent as text, in one exchange: when the future of one that has to be
+/// prepared first is dropped, the driver loses count of the answers, and the user's connection waits for ever.
+pub(crate) type Text = RawSql;
+
+/// A statement whose arguments are part of it: numbers, and bytes as [`literal`] spells them.
+pub(crate) fn text(statement: String) -> Text {
+    sqlx::raw_sql(AssertSqlSafe(statement))
+}
+
+/// Bytes as a statement spells them, whatever they are.
+pub(crate) fn literal(bytes: &[u8]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("x'{digits}'")
+}
+
+/// Asks for nothing but the number of the question. Argument: the question.
+pub(crate) fn number() -> Statement<'static> {
+    sqlx::query("SELECT CAST(? AS UNSIGNED)")
+}
+
+/// Waits for a named lock of the server, for one second. Arguments: the question, its name. Gives 1 if it was had, 0 if not.
+pub(crate) fn pass_gate() -> Statement<'static> {
+    sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(GET_LOCK(?, 1) AS SIGNED)")
+}
+
+/// Gives a named lock back. Arguments: the question, its name.
+pub(crate) fn open_gate() -> Statement<'static> {
+    sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)")
+}
+
+/// The connection that has a named lock, or NULL. Arguments: the question, its name.
+pub(crate) fn gate_is_used() -> Statement<'static> {
+    sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(IS_USED_LOCK(?) AS SIGNED)")
+}
+
+/// How many rows a statement takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    index: usize,
+}
+
+impl Size {
+    /// The most rows of one statement.
+    pub(crate) const MOST: usize = SIZES[SIZES.len() - 1];
+
+    /// The smallest that takes so many rows.
+    pub(crate) fn of(rows: usize) -> Self {
+        let index = SIZES.iter().position(|size| rows <= *size).unwrap_or(SIZES.len() - 1);
+        Self { index }
+    }
+
+    /// As many as the statement takes: these, and the last one again and again.
+    pub(crate) fn fill<T>(self, items: &[T]) -> impl Iterator<Item = &T> {
+        items.iter().chain(std::iter::repeat_with(|| items.last()).flatten()).take(SIZES[self.index])
+    }
+}
+
+/// Assignments take effect from left to right, so that the fence is computed from the old counter and the new counter
+/// from the fence. That the lock was free is in the `WHERE`; who holds it by the same claim is found by looking.
+///
+/// The fence is never below the server's clock, although a counter that is there would do: a server that lost the last
+/// second of its data in a crash has the counter, but an old one.
+fn acquire(table: &str, fence: &str) -> String {
+    format!(
+        "UPDATE {table} SET fence = {fence}, span = ?, fence_last = fence + span - 1, token = ?, \
+         node_info = ?, `count` = 1 + 0 * LAST_INSERT_ID(fence ^ {NUMBER}), \
+         expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, version = version + 1, update_time = UTC_TIMESTAMP(6) \
+         WHERE resource_name = ? AND (expires IS NULL OR expires <= UTC_TIMESTAMP(6))"
+    )
+}
+
+fn renew(table: &str, size: usize) -> String {
+    format!(
+        "UPDATE {table} SET expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+         `count` = COALESCE(?, `count`) + 0 * LAST_INSERT_ID({NUMBER}), \
+         fence_last = GREATEST(fence_last, ?), version = version + 1, update_time = UTC_TIMESTAMP(6) \
+         WHERE resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
+        list("?", size),
+        list("(?, ?)", size)
+    )
+}
+
+/// Free for longer than some µs, and with a counter that the server's clock has left behind, so that a new row goes on
+/// above it.
+fn unused() -> &'static str {
+    "(expires IS NULL OR expires < UTC_TIMESTAMP(6)) AND update_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND \
+     AND fence_last < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+}
+
+fn list(item: &str, size: usize) -> String {
+    vec![item; size].join(", ")
+}
+
+fn query(text: &Arc<str>) -> Statement<'static> {
+    // The table's name, checked and quoted, is all in it that is not written here.
+    sqlx::query(AssertSqlSafe(Arc::clone(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_filled_up() {
+        let filled: Vec<_> = Size::of(3).fill(&[1, 2, 3]).copied().collect();
+        assert_eq!(filled, [1, 2, 3, 3, 3, 3, 3, 3]);
+        assert_eq!(Size::of(1).fill(&[7]).count(), 1);
+        assert_eq!(Size::of(512).fill(&[0; 512]).count(), 512);
+    }
+}

@@ -1,0 +1,352 @@
+//! The members of a cluster, and which of them serves which slot.
+//!
+//! The map of the slots is asked for when it is needed: at first, when a member says that a slot has moved, and when one
+//! could not be reached. The primaries are asked at once, over the connections that there are to them. If there is none to
+//! most of them, all members are asked, over connections for that alone: a replica can tell as well. The answer with the
+//! highest epoch counts.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::{Alarm, Error, ErrorKind, Result};
+use tokio::{task::JoinSet, time::Instant};
+
+use crate::{
+    client::{
+        node::{Node, Route, Sorted},
+        rounds::Rounds,
+        sentinel::Place,
+        slots::{self, Range, Signpost, Told, undecided, unserved},
+        vote,
+    },
+    config::{RedisConfig, Topology},
+    wire::name::{self, Names},
+};
+
+/// How often one request is sent on.
+const HOPS: u32 = 5;
+/// The map is not asked for again within this time, unless a member says that it is wrong.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// What members are asked, side by side.
+type Questions = JoinSet<Result<Told>>;
+
+/// The members of a cluster.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    config: RedisConfig,
+    names: Names,
+    alarm: Alarm,
+    seeds: Vec<Place>,
+    map: RwLock<Arc<Map>>,
+    is_stale: AtomicBool,
+    rounds: Arc<Rounds<Result<()>>>,
+    /// When the map was last asked for, successfully.
+    asked: Mutex<Option<Instant>>,
+    /// Servers that slots are on their way to and that serve none yet. Nothing is granted there, so they keep no note.
+    guests: Mutex<HashMap<Place, Arc<Node>>>,
+}
+
+#[derive(Debug, Default)]
+struct Map {
+    /// Who serves which slots, in order.
+    ranges: Vec<(u16, u16, Arc<Node>)>,
+    /// The servers in `ranges`.
+    nodes: HashMap<Place, Arc<Node>>,
+    /// All members, replicas too.
+    places: Vec<Place>,
+}
+
+impl Cluster {
+    pub(crate) fn new(config: RedisConfig, names: Names, alarm: Alarm) -> Self {
+        let seeds = match &config.topology {
+            Topology::Cluster { seeds } => seeds.clone(),
+            Topology::Single | Topology::Sentinel { .. } => Vec::new(),
+        };
+        let config = RedisConfig { topology: Topology::Single, ..config };
+        let is_stale = AtomicBool::new(true);
+        let (map, asked, guests) = <(RwLock<_>, Mutex<_>, Mutex<_>)>::default();
+        Self { config, names, alarm, seeds, map, is_stale, rounds: Rounds::new(), asked, guests }
+    }
+
+    /// See [`Nodes::route`](crate::client::node::Nodes::route).
+    pub(crate) async fn route(self: &Arc<Self>, lock: &str) -> Result<Route> {
+        let slot = name::slot(lock);
+        let mut node = self.fresh().await?.node_of(slot);
+        if node.is_none() {
+            self.refresh(true).await?;
+            node = self.map().node_of(slot);
+        }
+        node.map(|node| Route { node, asking: false, hops: 0 }).ok_or_else(unserved)
+    }
+
+    /// See [`Nodes::follow`](crate::client::node::Nodes::follow).
+    pub(crate) async fn follow(self: &Arc<Self>, route: Route, error: Error) -> Result<Route> {
+        let hops = route.hops + 1;
+        match Signpost::of(&error) {
+            Some(_) if hops > HOPS => Err(undecided()),
+            Some(to) => {
+                let to = to.at_host(route.node.link.host());
+                if to.asking {
+                    return Ok(Route { node: self.node_at(&to), asking: true, hops });
+                }
+                // What the others say may be older than what this member says, so it is followed in any case.
+                _ = self.refresh(true).await;
+                Ok(Route { node: self.learn(&to), asking: false, hops })
+            }
+            None => {
+                self.note_failure(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// After a failure of a member the map is asked for before it is used again.
+    pub(crate) fn note_failure(&self, error: &Error) {
+        if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TimedOut) {
+            self.is_stale.store(true, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn known(&self, lock: &str) -> Option<Arc<Node>> {
+        self.map().node_of(name::slot(lock))
+    }
+
+    pub(crate) async fn all(self: &Arc<Self>) -> Result<Vec<Arc<Node>>> {
+        Ok(self.fresh().await?.nodes.values().map(Arc::clone).collect())
+    }
+
+    /// See [`Nodes::sort`](crate::client::node::Nodes::sort).
+    pub(crate) async fn sort<T: Send>(
+        self: &Arc<Self>,
+        things: Vec<T>,
+        lock: impl Fn(&T) -> String + Send,
+    ) -> Result<Sorted<T>> {
+        let map = self.fresh().await?;
+        let mut sorted = Sorted { by_node: Vec::<(Arc<Node>, Vec<T>)>::new(), orphans: Vec::new() };
+        for thing in things {
+            let Some(node) = map.node_of(name::slot(&lock(&thing))) else {
+                sorted.orphans.push(thing);
+                continue;
+            };
+            match sorted.by_node.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &node)) {
+                Some((_, things)) => things.push(thing),
+                None => sorted.by_node.push((node, vec![thing])),
+            }
+        }
+        Ok(sorted)
+    }
+
+    /// The map, asked for if there is reason to. If nobody answers, the one that there was still helps to reach the
+    /// members that it has right.
+    async fn fresh(self: &Arc<Self>) -> Result<Arc<Map>> {
+        if self.is_stale.load(Ordering::Acquire)
+            && let Err(e) = self.refresh(false).await
+            && self.map().ranges.is_empty()
+        {
+            return Err(e);
+        }
+        Ok(self.map())
+    }
+
+    /// Asks the members for the map, once for all who want it at the same time.
+    pub(crate) async fn refresh(self: &Arc<Self>, is_wrong: bool) -> Result<()> {
+        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_wrong && asked.is_some_and(|asked| asked.elapsed() < FRESH) {
+            return Ok(());
+        }
+        let cluster = Arc::clone(self);
+        let outcome = self.rounds.join(async move { cluster.ask().await }).await;
+        let ended = || Error::new(ErrorKind::Unavailable, "the question to the cluster ended with its runtime");
+        outcome.unwrap_or_else(|| Err(ended()))
+    }
+
+    async fn ask(&self) -> Result<()> {
+        let asked = Instant::now();
+        self.is_stale.store(false, Ordering::Release);
+        let map = self.map();
+        let mut told = self.newest(map.questions(self.config.timeout)).await;
+        if told.is_err() {
+            told = self.newest(self.questions_to_all(&map)).await;
+        }
+        match told {
+            Ok(ranges) => {
+                self.adopt(ranges);
+                *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
+                Ok(())
+            }
+            Err(e) => {
+                self.is_stale.store(true, Ordering::Release);
+                Err(e)
+            }
+        }
+    }
+
+    async fn newest(&self, questions: Questions) -> Result<Vec<Range>> {
+        vote::newest(questions, self.config.timeout / 4).await.map(|(ranges, _)| ranges)
+    }
+
+    fn questions_to_all(&self, map: &Map) -> Questions {
+        let mut places = map.places.clone();
+        places.extend(self.seeds.iter().cloned());
+        places.sort();
+        places.dedup();
+        let mut questions = Questions::new();
+        for place in places {
+            let config = self.config.clone();
+            questions.spawn(async move { slots::ask_anew(&config, &place).await });
+        }
+        questions
+    }
+
+    /// Takes over a map. Servers that were there before are kept, with their connections; the others' end.
+    fn adopt(&self, told: Vec<Range>) {
+        let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut map = Map::default();
+        let mut slots: HashMap<&Place, Vec<(u16, u16)>> = HashMap::new();
+        for Range { first, last, places } in &told {
+            map.places.extend(places.iter().cloned());
+            if let Some(primary) = places.first() {
+                slots.entry(primary).or_default().push((*first, *last));
+            }
+        }
+        map.places.sort();
+        map.places.dedup();
+        for (place, slots) in slots {
+            let note = self.names.note(|slot| slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)));
+            let node = match current.nodes.get(place) {
+                Some(node) => {
+                    node.keep_note_at(note);
+                    Arc::clone(node)
+                }
+                None => self.make(place, note),
+            };
+            map.ranges.extend(slots.iter().map(|(first, last)| (*first, *last, Arc::clone(&node))));
+            map.nodes.insert(place.clone(), node);
+        }
+        map.ranges.sort_by_key(|(first, ..)| *first);
+        let gone = std::mem::replace(&mut *current, Arc::new(map));
+        let map = Arc::clone(&current);
+        drop(current);
+        self.guests().retain(|place, _| !map.nodes.contains_key(place));
+        for (_, node) in gone.nodes.iter().filter(|(place, _)| !map.nodes.contains_key(*place)) {
+            node.link.close();
+        }
+    }
+
+    fn make(&self, place: &Place, note: String) -> Arc<Node> {
+        Arc::new(Node::new(&self.config_of(place), note, Some(&self.alarm)))
+    }
+
+    fn config_of(&self, (host, port): &Place) -> RedisConfig {
+        RedisConfig { host: host.clone(), port: *port, ..self.config.clone() }
+    }
+
+    /// The server that a slot is on its way to. It need not be in the map yet.
+    fn node_at(&self, to: &Signpost) -> Arc<Node> {
+        if let Some(node) = self.map().nodes.get(&to.place) {
+            return Arc::clone(node);
+        }
+        let mut guests = self.guests();
+        let guest = guests.entry(to.place.clone());
+        Arc::clone(guest.or_insert_with(|| Arc::new(Node::new(&self.config_of(&to.place), String::new(), None))))
+    }
+
+    fn guests(&self) -> MutexGuard<'_, HashMap<Place, Arc<Node>>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Corrects the map by a signpost, until it is asked for again.
+    pub(crate) fn learn(&self, to: &Signpost) -> Arc<Node> {
+        let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let known = current.nodes.get(&to.place).map(Arc::clone);
+        let node = known.unwrap_or_else(|| self.make(&to.place, self.names.note(|slot| slot == to.slot)));
+        if !current.node_of(to.slot).is_some_and(|owner| Arc::ptr_eq(&owner, &node)) {
+            *current = Arc::new(current.with(to, &node));
+        }
+        node
+    }
+
+    fn map(&self) -> Arc<Map> {
+        Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Map {
+    fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
+        let index = self.ranges.partition_point(|(_, last, _)| *last < slot);
+        self.ranges.get(index).filter(|(first, ..)| *first <= slot).map(|(_, _, node)| Arc::clone(node))
+    }
+
+    /// Asks the servers that there are connections to, if they are a majority.
+    fn questions(&self, bound: Duration) -> Questions {
+        let nodes = || self.nodes.values().filter_map(|node| Some((Arc::clone(node), node.link.current()?)));
+        let mut questions = Questions::new();
+        if nodes().count() > self.nodes.len() / 2 {
+            for (node, connection) in nodes() {
+                questions.spawn(async move { slots::ask(&node.link, &connection, bound).await });
+            }
+        }
+        questions
+    }
+
+    /// The same map, but for one slot.
+    fn with(&self, to: &Signpost, node: &Arc<Node>) -> Self {
+        let slot = to.slot;
+        let mut map = Self { ranges: Vec::new(), nodes: self.nodes.clone(), places: self.places.clone() };
+        for (first, last, owner) in &self.ranges {
+            if *first < slot {
+                map.ranges.push((*first, (*last).min(slot - 1), Arc::clone(owner)));
+            }
+            if *last > slot {
+                map.ranges.push(((*first).max(slot + 1), *last, Arc::clone(owner)));
+            }
+        }
+        map.ranges.push((slot, slot, Arc::clone(node)));
+        map.ranges.sort_by_key(|(first, ..)| *first);
+        map.nodes.entry(to.place.clone()).or_insert_with(|| Arc::clone(node));
+        if !map.places.contains(&to.place) {
+            map.places.push(to.place.clone());
+        }
+        map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_slot_is_corrected() {
+        let names = Names::new("lockkit:").expect("prefix");
+        let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new());
+        let range = |first, last, host: &str| Range { first, last, places: vec![(host.into(), 1)] };
+        cluster.adopt(vec![range(0, 99, "a"), range(100, 16383, "b")]);
+        let shape = || {
+            let map = cluster.map();
+            map.ranges
+                .iter()
+                .map(|(first, last, node)| (*first, *last, node.link.host().to_owned()))
+                .collect::<Vec<_>>()
+        };
+        let at = |place: &str, slot| Signpost { place: (place.into(), 1), slot, asking: false };
+        let node = cluster.learn(&at("b", 50));
+        assert!(Arc::ptr_eq(&node, &cluster.map().node_of(16383).expect("served")), "a server is known once");
+        let named = |ranges: &[(u16, u16, &str)]| -> Vec<_> {
+            ranges.iter().map(|(first, last, host)| (*first, *last, (*host).to_owned())).collect()
+        };
+        assert_eq!(shape(), named(&[(0, 49, "a"), (50, 50, "b"), (51, 99, "a"), (100, 16383, "b")]));
+        let new = cluster.learn(&at("c", 0));
+        assert!(Arc::ptr_eq(&new, &cluster.learn(&at("c", 0))));
+        cluster.learn(&at("c", 16383));
+        let expected =
+            [(0, 0, "c"), (1, 49, "a"), (50, 50, "b"), (51, 99, "a"), (100, 16382, "b"), (16383, 16383, "c")];
+        assert_eq!(shape(), named(&expected));
+    }
+}

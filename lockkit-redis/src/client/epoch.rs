@@ -1,0 +1,96 @@
+//! Whose leases count when servers can take over from each other: with sentinels, and in a cluster.
+//!
+//! Replication is asynchronous, so a server that takes over may lack leases, and changes to leases, of its predecessor.
+//! Nothing that it has can tell. Two rules make up for it, and neither trusts what was replicated:
+//!
+//! 1. **A lease can be renewed only by the server that granted it**, in the same reign: each lease carries the mark of
+//!    the reign in its value. So when a server takes over, the leases of its predecessor end within their ttl, for all
+//!    holders, whether or not they were replicated.
+//! 2. **A server that took over grants nothing for the longest ttl.** When it grants again, those leases have lapsed.
+//!    (This is Redlock's delayed restart.)
+//!
+//! The reign is found out on each new connection, by a script that leaves a note of it on the server, so that all
+//! clients see the same pause. Every script that grants or renews then checks that it is still the same.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{Clock, Error, ErrorKind, Fence, HolderInfo, Moment, Result};
+use redis::{RedisError, Value, aio::MultiplexedConnection};
+
+use crate::{
+    client::slots::Signpost,
+    wire::{
+        error::{self, Sent},
+        scripts::REIGN,
+    },
+};
+
+/// A server's time in charge.
+#[derive(Clone, Debug)]
+pub(crate) struct Reign {
+    /// What the server's note says.
+    pub(crate) note: String,
+    /// What its leases are marked with: `@` and 8 hexadecimal digits.
+    pub(crate) mark: String,
+    /// The server's replication id.
+    pub(crate) id: String,
+    /// From when on it may grant.
+    pub(crate) grants_from: Moment,
+    /// Grant above this: the moment from which on it may grant, on the server's clock in microseconds. It is above all
+    /// that its predecessor gave out by *its* clock, so that a counter that lagged behind does no harm.
+    pub(crate) floor: Fence,
+}
+
+impl Reign {
+    /// Asks a server that was just connected to. `key` is that of the server's note, and `seen` what it said when this client
+    /// saw it last; empty if it did not.
+    ///
+    /// # Errors
+    /// `Unavailable` if the server is a replica; what it answers otherwise. Without effect on any lock.
+    pub(crate) async fn of(
+        connection: &MultiplexedConnection,
+        key: &str,
+        seen: &str,
+        pause: Duration,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<Self> {
+        let mut request = REIGN.by_own_code(1);
+        request.arg(key).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)).arg(seen);
+        let mut connection = MultiplexedConnection::clone(connection);
+        let reply = connection.send_packed_command(&request).await.map_err(|e| error::map(&e, Sent::No))?;
+        let reply = match reply {
+            Value::ServerError(e) => return Err(refused(e.into())),
+            reply => reply,
+        };
+        let odd = || error::odd_reply(Sent::No);
+        let (note, left, from): (String, u64, u64) = redis::from_redis_value(reply).map_err(|_| odd())?;
+        let mark = format!("@{}", note.get(..8).ok_or_else(odd)?);
+        let id = note.split(':').nth(2).ok_or_else(odd)?.to_owned();
+        Ok(Self {
+            note,
+            mark,
+            id,
+            // From now on, which is after the answer was given, and rounded up.
+            grants_from: clock.now() + Duration::from_millis(left + u64::from(left > 0)),
+            floor: Fence::new(from * 1000),
+        })
+    }
+
+    /// For how long it grants nothing yet.
+    pub(crate) fn pause(&self, now: Moment) -> Option<Duration> {
+        Some(self.grants_from.since(now)).filter(|left| !left.is_zero())
+    }
+}
+
+/// In a cluster the map can be older than what the member says: then the error points to where it is wrong.
+fn refused(cause: RedisError) -> Error {
+    let error = error::map(&cause, Sent::No);
+    let Some(to) = Signpost::of(&error) else { return error };
+    let message = format!("the server does not serve slot {} any more, where its note was", to.slot);
+    Error::new(ErrorKind::Unavailable, message).with_source(cause)
+}
+
+/// Who is in the way while a server grants nothing: whoever may still believe in a lease of its predecessor.
+pub(crate) fn predecessors_holder() -> HolderInfo {
+    HolderInfo::new("unknown: another server took over, and leases of the former one may not have lapsed")
+}

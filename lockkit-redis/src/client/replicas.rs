@@ -1,0 +1,98 @@
+//! Making sure that replicas have what was granted (`WAIT`).
+//!
+//! `WAIT` blocks its connection until the replicas have acknowledged what that connection wrote last, so it has a
+//! connection of its own, which writes something first: replication is in order, so whoever has that has all that was
+//! written before, by whomever. One `WAIT` serves all who came before it was sent.
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use lockkit_core::{Error, ErrorKind, Result};
+use redis::{Pipeline, Value};
+
+use crate::{
+    client::{
+        connection::{Connection, Link, NoteKey},
+        rounds::Rounds,
+    },
+    config::RedisConfig,
+    wire::{
+        error::{self, Sent},
+        name,
+    },
+};
+
+/// For how long the key stays that is written.
+const LIFE_MS: u32 = 60_000;
+
+/// The replicas of one server.
+#[derive(Debug)]
+pub(crate) struct Replicas {
+    asking: Arc<Asking>,
+    /// One `WAIT` each.
+    rounds: Arc<Rounds<Result<Acknowledged>>>,
+}
+
+/// How many replicas acknowledged, and over which connection it was asked.
+type Acknowledged = (u32, Arc<Connection>);
+
+/// How replicas are asked.
+#[derive(Debug)]
+struct Asking {
+    wanted: u32,
+    within: Duration,
+    timeout: Duration,
+    link: Link,
+    /// Where the server's note is: what is written lies in the same slot of a cluster.
+    note: Arc<NoteKey>,
+}
+
+impl Replicas {
+    /// As many replicas as the configuration says have to acknowledge. The link is for nothing else.
+    pub(crate) fn new(config: &RedisConfig, link: Link, note: Arc<NoteKey>) -> Self {
+        let RedisConfig { replicas: wanted, replica_timeout: within, timeout, .. } = *config;
+        Self { asking: Arc::new(Asking { wanted, within, timeout, link, note }), rounds: Rounds::new() }
+    }
+
+    /// Waits until enough replicas have what was answered on this connection until now.
+    ///
+    /// # Errors
+    /// `Unavailable` if too few acknowledged in time, or if the server is not the same any more.
+    pub(crate) async fn confirm(&self, of: &Connection) -> Result<()> {
+        let asking = Arc::clone(&self.asking);
+        let outcome = self.rounds.join(async move { asking.wait().await }).await;
+        let ended = || Error::new(ErrorKind::Unavailable, "the question to the replicas ended with its runtime");
+        let (count, asked) = outcome.unwrap_or_else(|| Err(ended()))?;
+        if !asked.is_same_server(of) {
+            return Err(Error::new(ErrorKind::Unavailable, "another server took over before replicas had it"));
+        }
+        let Asking { wanted, within, .. } = *self.asking;
+        if count < wanted {
+            let message = format!("{count} of {wanted} replicas have it after {within:?}");
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        Ok(())
+    }
+}
+
+impl Asking {
+    async fn wait(&self) -> Result<Acknowledged> {
+        let connection = self.link.connection().await?;
+        let mut requests = Pipeline::with_capacity(2);
+        let key = name::mark_of_note(&self.note.lock().unwrap_or_else(PoisonError::into_inner));
+        requests.cmd("SET").arg(key).arg("").arg("PX").arg(LIFE_MS);
+        // Zero would mean forever.
+        let within = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).max(1);
+        requests.cmd("WAIT").arg(self.wanted).arg(within);
+        let bound = self.within + self.timeout;
+        let replies = self.link.run_all(&connection, None, &requests, bound, Sent::ReadOnly).await?;
+        let [written, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
+        self.link.accept(&connection, written, Sent::ReadOnly)?;
+        match self.link.accept(&connection, reply, Sent::ReadOnly)? {
+            Value::Int(count) => Ok((u32::try_from(count).unwrap_or(0), connection)),
+            _ => Err(error::odd_reply(Sent::ReadOnly)),
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! What this user may do, and what the server can do: found out by trying, under names that no lock can have, with
+//! requests that change nothing.
+//!
+//! `ACL DRYRUN` would tell as much, but only to an administrator, and not of commands that were renamed.
+
+use lockkit_core::{ErrorKind, Finding, Result, Token};
+use redis::{Pipeline, Value};
+
+use crate::wire::{
+    error::{self, Sent},
+    name::{self, Names},
+    scripts::INSPECT,
+};
+
+/// Names for trying things out.
+#[derive(Debug)]
+pub(crate) struct Subject<'a> {
+    pub(crate) key: String,
+    pub(crate) counter: String,
+    prefix: String,
+    /// Who logs in, for advice.
+    user: &'a str,
+}
+
+impl<'a> Subject<'a> {
+    /// `slots` are those of a member of a cluster that the names have to lie in, first and last; any if there are none.
+    pub(crate) fn new(names: &Names, username: Option<&'a str>, slots: &[(u16, u16)]) -> Result<Self> {
+        let token = Token::random()?.reveal();
+        let is_in = |key: &String| slots.iter().any(|(first, last)| (*first..=*last).contains(&name::slot(key)));
+        let mut keys = (0_u32..).map(|n| names.reserved(&format!("doctor-{token}-{n}")));
+        let key = keys.find(|key| slots.is_empty() || is_in(key)).unwrap_or_default();
+        let (counter, prefix) = (name::counter(&key), names.prefix().to_owned());
+        Ok(Self { key, counter, prefix, user: username.unwrap_or("default") })
+    }
+
+    /// What is worth trying on every connection: to run a script on a lock's keys, and to use its channel.
+    pub(crate) fn basics(&self) -> Pipeline {
+        let mut script = INSPECT.by_hash(2, 0, self.key.len() + self.counter.len());
+        script.arg(&self.key).arg(&self.counter);
+        let mut requests = Pipeline::with_capacity(2);
+        requests.add_command(script).cmd("PUBLISH").arg(&self.key).arg("");
+        requests
+    }
+
+    /// Judges the replies to [`basics`](Self::basics).
+    pub(crate) fn judge_basics(&self, replies: Vec<Value>) -> Vec<Finding> {
+        let mut replies = replies.into_iter().map(refusal);
+        let script = replies.next().flatten().and_then(|refusal| self.judge_script(&refusal));
+        let channel = match replies.next().flatten() {
+            Some(refusal) if refusal.is_lasting() => Some(self.judge_channels(&["publish"], &refusal)),
+            _ => None,
+        };
+        script.into_iter().chain(channel).collect()
+    }
+
+    pub(crate) fn judge_script(&self, refusal: &Refusal) -> Option<Finding> {
+        match refusal {
+            Refusal::Denied(why) => {
+                let (user, prefix) = (self.user, &self.prefix);
+                let rule = format!("ACL SETUSER {user} +eval +evalsha ~{prefix}* ~{{{prefix}*");
+                let advice = format!("{rule}: every operation is a script");
+                let summary = format!("the user may not run scripts on the keys of locks ({why})");
+                Some(Finding::error(ErrorKind::Denied, "scripts", summary, advice))
+            }
+            Refusal::Unknown(why) => {
+                let advice = "undo the renaming of EVAL and EVALSHA: every operation is a script";
+                let summary = format!("the server does not run scripts ({why})");
+                Some(Finding::error(ErrorKind::Unsupported, "scripts", summary, advice))
+            }
+            Refusal::Other(_) => None,
+        }
+    }
+
+    /// The user may not use channels in all the ways that waiting takes.
+    pub(crate) fn judge_channels(&self, commands: &[&str], refusal: &Refusal) -> Finding {
+        let effect = match commands {
+            ["publish"] => "a release wakes nobody, so that waiters only ask now and then",
+            ["unsubscribe"] => "channels that nobody listens to any more pile up",
+            _ => "with this login nobody can wait for a lock",
+        };
+        let summary = format!("{} is refused ({}): {effect}", commands.join(", "), refusal.why());
+        let advice = format!("ACL SETUSER {} +publish +subscribe +unsubscribe &{}*", self.user, self.prefix);
+        Finding::warning("channels", summary, advice)
+    }
+
+    /// The commands that scripts call, from the answers of `probe.lua`.
+    pub(crate) fn judge_commands(&self, answers: &[String]) -> Vec<Finding> {
+        let (mut denied, mut unknown, mut refused) = (Vec::new(), Vec::new(), None);
+        for pair in answers.chunks_exact(2) {
+            let (command, error) = (pair[0].to_lowercase(), &pair[1]);
+            match Refusal::in_script(error) {
+                Some(Refusal::Denied(_)) => denied.push(command),
+                Some(Refusal::Unknown(_)) => unknown.push(command),
+                Some(Refusal::Other(why)) => refused = Some(why),
+                None => {}
+            }
+        }
+        let mut findings = Vec::new();
+        if !denied.is_empty() {
+            let summary = format!("the user may not use {} in scripts", denied.join(", "));
+            let advice = format!("ACL SETUSER {} +{}", self.user, denied.join(" +"));
+            findings.push(Finding::error(ErrorKind::Denied, "commands", summary, advice));
+        }
+        if !unknown.is_empty() {
+            let summary = format!("the server has no {}", unknown.join(", "));
+            let advice = "undo rename-command for these: scripts call them by their names";
+            findings.push(Finding::error(ErrorKind::Unsupported, "commands", summary, advice));
+        }
+        if let Some(why) = refused {
+            let advice = "no lock can be taken until this is over; look into the server's log";
+            findings.push(Finding::error(
+                ErrorKind::Unavailable,
+                "writes",
+                format!("the server refuses writes: {why}"),
+                advice,
+            ));
+        }
+        findings
+    }
+}
+
+/// Why the server did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The user lacks a permission.
+    Denied(String),
+    /// There is no such command.
+    Unknown(String),
+    /// Something else, possibly for now.
+    Other(String),
+}
+
+impl Refusal {
+    /// An error that a command gave inside of a script, where every version words it in its own way. `None` if it is what
+    /// `probe.lua` provokes, or nothing.
+    fn in_script(error: &str) -> Option<Self> {
+        let error = error.trim_start_matches('-').to_owned();
+        let is = |marks: &[&str]| marks.iter().any(|mark| error.contains(mark));
+        if error.is_empty() || is(&["invalid expire time", "not an integer"]) {
+            None
+        } else if is(&["can't run this command", "can't access at least", "ACL failure", "NOPERM", "no permissions"]) {
+            Some(Self::Denied(error))
+        } else if is(&["Unknown Redis command", "nknown command", "Unknown Valkey command"]) {
+            Some(Self::Unknown(error))
+        } else {
+            Some(Self::Other(error))
+        }
+    }
+
+    /// Whether it is the user or the server that lacks something. A member of a cluster also refuses what another serves.
+    pub(crate) fn is_lasting(&self) -> bool {
+        !matches!(self, Self::Other(_))
+    }
+
+    pub(crate) fn why(&self) -> &str {
+        let (Self::Denied(why) | Self::Unknown(why) | Self::Other(why)) = self;
+        why
+    }
+}
+
+/// The refusal in a reply, if it is one.
+pub(crate) fn refusal(reply: Value) -> Option<Refusal> {
+    let Value::ServerError(e) = reply else { return None };
+    let error = error::map(&e.into(), Sent::ReadOnly);
+    let why = error.message().to_owned();
+    Some(match error.kind() {
+        ErrorKind::Denied => Refusal::Denied(why),
+        ErrorKind::Unsupported if why.contains("unknown command") => Refusal::Unknown(why),
+        _ => Refusal::Other(why),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wording_of_a_refusal_is_understood() {
+        for denied in [
+            "ERR The user executing the script can't run this command or subcommand",
+            "ERR ACL failure in script: User app has no permissions to run the 'set' command",
+            "NOPERM this user has no permissions to run the 'set' command",
+            "The user executing the script can't access at least one of the keys mentioned in the command arguments",
+        ] {
+            assert!(matches!(Refusal::in_script(denied), Some(Refusal::Denied(_))), "{denied}");
+        }
+        let unknown = "ERR Unknown Redis command called from script";
+        assert!(matches!(Refusal::in_script(unknown), Some(Refusal::Unknown(_))));
+        assert!(matches!(Refusal::in_script("-READONLY You can't write"), Some(Refusal::Other(_))));
+        for fine in ["", "ERR invalid expire time in 'set' command", "ERR value is not an integer or out of range"] {
+            assert_eq!(Refusal::in_script(fine), None);
+        }
+    }
+
+    #[test]
+    fn no_lock_has_the_names() {
+        for prefix in ["", "lockkit:", "a%7B"] {
+            let names = Names::new(prefix).expect("prefix");
+            let subject = Subject::new(&names, None, &[]).expect("random");
+            assert!(subject.key.starts_with(prefix));
+            assert_eq!(names.name(subject.key.as_bytes()), None, "{}", subject.key);
+            assert_eq!(names.name(subject.counter.as_bytes()), None, "{}", subject.counter);
+        }
+    }
+}

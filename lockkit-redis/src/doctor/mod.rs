@@ -1,0 +1,331 @@
+//! All that can be told of servers and their settings: `lockkit doctor`.
+//!
+//! Here is what is asked of each server; where there are several, `sentinels` and `cluster` say which and what they are
+//! to each other, and `group` puts together what was found.
+
+pub(crate) mod access;
+
+mod cluster;
+mod group;
+mod info;
+mod sentinels;
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use lockkit_core::{ClockOffset, ErrorKind, Finding, Result};
+use redis::{Pipeline, Value};
+
+use crate::{
+    client::{
+        connection::{Connection, Link},
+        sentinel::Place,
+    },
+    config::{Login, RedisConfig, Topology},
+    doctor::access::Subject,
+    wire::{
+        error::{self, Sent},
+        name::Names,
+        scripts::{INSPECT, PROBE},
+        server::{self, ServerFacts},
+    },
+};
+
+pub use group::said_once;
+
+/// The settings that matter and that `INFO` does not show.
+const SETTINGS: [&str; 4] = ["appendfsync", "save", "timeout", BACKLOG];
+const BACKLOG: &str = "repl-backlog-ttl";
+
+/// What a look at a server brought up.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Examination {
+    /// What was found, the worst first.
+    pub findings: Vec<Finding>,
+    /// What the server says of itself; empty if this user may not ask.
+    pub facts: ServerFacts,
+    /// Its clock, if this user may ask.
+    pub clock: Option<ClockOffset>,
+}
+
+/// Looks at a server: whether it can keep locks, what puts them at risk, what this user may not do.
+///
+/// Nothing is changed: what is tried is tried under names that no lock can have, with requests that have no effect.
+///
+/// # Errors
+/// `InvalidInput` for a wrong configuration; `Unavailable`, `TimedOut` or `Denied` if the server can't be asked at all.
+pub async fn diagnose(config: &RedisConfig) -> Result<Vec<Finding>> {
+    Ok(examine(config).await?.findings)
+}
+
+/// The same with what the findings were made of, for a quorum.
+///
+/// # Errors
+/// As [`diagnose`].
+pub async fn examine(config: &RedisConfig) -> Result<Examination> {
+    let names = config.check()?;
+    let outcome = match &config.topology {
+        Topology::Single => {
+            let place = (config.host.clone(), config.port);
+            Doctor::new(config, &names, &Patient { place, part: Part::Alone, slots: Vec::new() }).examine().await
+        }
+        Topology::Sentinel { sentinels, primary, login } => {
+            sentinels::examine(config, &names, sentinels, primary, login).await
+        }
+        Topology::Cluster { seeds } => cluster::examine(config, &names, seeds).await,
+    };
+    outcome.map_err(|e| e.at("examine", None, &config.display_name().into()))
+}
+
+/// What a server is asked when a store connects: whether it can keep locks; what its settings put at risk, in words.
+///
+/// # Errors
+/// As [`RedisStore::connect`].
+pub(crate) async fn check(link: &Link, names: &Names, bound: Duration, as_cluster: bool) -> Result<Vec<String>> {
+    let connection = link.connection().await?;
+    let (info, mut findings) = ask_info(link, &connection, bound).await?;
+    findings.extend(server::judge(&info, as_cluster));
+    findings.extend(isolation(link, &info));
+    findings.extend(backlog(link, &connection, bound).await?);
+    // A server that can't keep locks has nothing more to say.
+    let mut warnings = Finding::admit(&findings)?;
+    let subject = Subject::new(names, link.username(), &[])?;
+    let replies = link.run_all(&connection, Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
+    warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
+    Ok(warnings)
+}
+
+/// What the server says of itself, or a warning that it does not.
+async fn ask_info(link: &Link, connection: &Connection, bound: Duration) -> Result<(String, Vec<Finding>)> {
+    let mut requests = Pipeline::new();
+    requests.cmd("INFO");
+    let replies = link.run_all(connection, None, &requests, bound, Sent::ReadOnly).await?;
+    match replies.into_iter().next() {
+        Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
+            e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
+                let summary = "the user may not use INFO: the server's role and eviction policy are not known";
+                let advice = format!("ACL SETUSER {} +info", link.username().unwrap_or("default"));
+                Ok((String::new(), vec![Finding::warning("info", summary, advice)]))
+            }
+            e => Err(e),
+        },
+        Some(reply) => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
+        None => Err(error::odd_reply(Sent::ReadOnly)),
+    }
+}
+
+/// Whether the server remembers for long enough that it took over, if this user may ask.
+async fn backlog(link: &Link, connection: &Connection, bound: Duration) -> Result<Option<Finding>> {
+    let Some(pause) = link.pause() else { return Ok(None) };
+    let mut requests = Pipeline::new();
+    requests.cmd("CONFIG").arg("GET").arg(BACKLOG);
+    let reply = link.run_all(connection, None, &requests, bound, Sent::ReadOnly).await?.pop().unwrap_or_default();
+    let setting = redis::from_redis_value::<HashMap<String, String>>(reply).unwrap_or_default();
+    Ok(server::judge_backlog(setting.get(BACKLOG).map(String::as_str), pause))
+}
+
+/// What a server is to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// The one that keeps all locks. Nobody takes its place.
+    Alone,
+    /// It keeps locks until another takes its place.
+    Primary,
+    /// A replica that may take the place of a primary.
+    Successor,
+}
+
+/// A server to be looked at.
+#[derive(Clone, Debug)]
+struct Patient {
+    place: Place,
+    part: Part,
+    /// Which slots of a cluster it serves, first and last; none if it is not in one, or a replica.
+    slots: Vec<(u16, u16)>,
+}
+
+/// A link for asking, which changes nothing at the server: it leaves no note about a reign.
+fn link(config: &RedisConfig, (host, port): &Place, login: &Login) -> Link {
+    let (topology, login) = (Topology::Single, login.clone());
+    let config = RedisConfig { host: host.clone(), port: *port, topology, login, vet: None, ..config.clone() };
+    Link::new(config, None, None, Arc::default())
+}
+
+/// One server, and how to ask it.
+struct Doctor<'a> {
+    link: Link,
+    names: &'a Names,
+    patient: &'a Patient,
+    bound: Duration,
+    pause: Duration,
+    has_password: bool,
+    as_cluster: bool,
+}
+
+impl<'a> Doctor<'a> {
+    fn new(config: &RedisConfig, names: &'a Names, patient: &'a Patient) -> Self {
+        let as_cluster = matches!(config.topology, Topology::Cluster { .. });
+        let has_password = config.login.password.is_some();
+        let link = link(config, &patient.place, &config.login);
+        let (bound, pause) = (config.timeout, config.pause());
+        Self { link, names, patient, bound, pause, has_password, as_cluster }
+    }
+
+    async fn examine(&self) -> Result<Examination> {
+        let connection = self.link.connection().await?;
+        let (info, mut findings) = ask_info(&self.link, &connection, self.bound).await?;
+        let settings = self.settings(&connection).await?;
+        findings.extend(server::judge(&info, self.as_cluster));
+        if !info.is_empty() {
+            findings.extend(info::identity(&info));
+            findings.extend(info::persistence(&info, settings.as_ref()));
+            findings.extend(match self.patient.part {
+                Part::Alone => info::replicas(&info),
+                Part::Primary => Some(info::followers(&info)),
+                Part::Successor => None,
+            });
+            findings.extend(self.isolation(&info));
+            findings.extend(info::connections(&info));
+        }
+        findings.extend(info::idle(settings.as_ref()));
+        if self.patient.part != Part::Alone {
+            let ttl = settings.as_ref().and_then(|settings| settings.get(BACKLOG)).map(String::as_str);
+            findings.extend(server::judge_backlog(ttl, self.pause));
+        }
+        findings.extend(self.password());
+        findings.extend(self.access(&connection).await?);
+        if self.as_cluster && self.patient.part == Part::Primary {
+            findings.extend(cluster::own_view(self, &connection).await?);
+        }
+        let clock = self.clock(&connection).await?;
+        findings.push(clock.map_or_else(no_clock, ClockOffset::finding));
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        let fsync = settings.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str);
+        Ok(Examination { findings, facts: ServerFacts::read(&info, fsync), clock })
+    }
+
+    /// Settings; `None` if this user may not ask.
+    async fn settings(&self, connection: &Connection) -> Result<Option<HashMap<String, String>>> {
+        let mut requests = Pipeline::new();
+        for setting in SETTINGS {
+            requests.cmd("CONFIG").arg("GET").arg(setting);
+        }
+        let mut settings = HashMap::new();
+        for reply in self.ask(connection, &requests).await? {
+            match redis::from_redis_value::<HashMap<String, String>>(reply) {
+                Ok(some) => settings.extend(some),
+                Err(_) => return Ok(None),
+            }
+        }
+        Ok(Some(settings))
+    }
+
+    /// Where another server takes over by itself, the former one should know when to stop. A successor will be one.
+    fn isolation(&self, info: &str) -> Option<Finding> {
+        let can_be_replaced = self.patient.part != Part::Alone && !self.link.asks_replicas();
+        server::judge_isolation(info).filter(|_| can_be_replaced)
+    }
+
+    async fn ask(&self, connection: &Connection, requests: &Pipeline) -> Result<Vec<Value>> {
+        self.link.run_all(connection, None, requests, self.bound, Sent::ReadOnly).await
+    }
+
+    fn password(&self) -> Option<Finding> {
+        let summary = "whoever can reach the server can take and free every lock: it asks for no password";
+        let advice = "ACL SETUSER default >password, or a user for lockkit alone";
+        (!self.has_password).then(|| Finding::note("password", summary, advice))
+    }
+
+    async fn access(&self, connection: &Connection) -> Result<Vec<Finding>> {
+        let subject = Subject::new(self.names, self.link.username(), &self.patient.slots)?;
+        let (link, bound) = (&self.link, self.bound);
+        let basics = link.run_all(connection, Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
+        let mut findings = subject.judge_basics(basics);
+        let mut script = PROBE.by_hash(2, 0, subject.key.len() + subject.counter.len());
+        script.arg(&subject.key).arg(&subject.counter);
+        let mut requests = Pipeline::new();
+        requests.add_command(script);
+        let answer = link.run_all(connection, Some(&PROBE), &requests, bound, Sent::ReadOnly).await?;
+        match answer.into_iter().next() {
+            Some(reply @ Value::ServerError(_)) => {
+                let refusal = access::refusal(reply);
+                if findings.iter().all(|finding| finding.code != "scripts") {
+                    findings.extend(refusal.and_then(|refusal| subject.judge_script(&refusal)));
+                }
+            }
+            Some(reply) => {
+                let answers: Vec<String> = redis::from_redis_value(reply).unwrap_or_default();
+                findings.extend(subject.judge_commands(&answers));
+            }
+            None => {}
+        }
+        if findings.iter().all(|finding| finding.code != "channels") {
+            findings.extend(self.waiting(connection, &subject).await?);
+        }
+        if findings.iter().all(|finding| finding.code != "scripts") {
+            findings.extend(self.inspection(connection, &subject).await?);
+        }
+        if findings.is_empty() {
+            findings.push(Finding::ok("access", "the user may do all that lockkit does"));
+        }
+        Ok(findings)
+    }
+
+    /// Whether it is possible to wait. The subscription ends with the connection at the latest.
+    async fn waiting(&self, connection: &Connection, subject: &Subject<'_>) -> Result<Option<Finding>> {
+        const COMMANDS: [&str; 2] = ["subscribe", "unsubscribe"];
+        let mut requests = Pipeline::new();
+        for command in COMMANDS {
+            requests.cmd(command).arg(&subject.key);
+        }
+        let refusals = self.ask(connection, &requests).await?.into_iter().map(access::refusal);
+        let (commands, refusals): (Vec<_>, Vec<_>) =
+            COMMANDS.iter().zip(refusals).filter_map(|(command, refusal)| Some((*command, refusal?))).unzip();
+        Ok(refusals.first().map(|refusal| subject.judge_channels(&commands, refusal)))
+    }
+
+    /// Whether locks can be listed.
+    async fn inspection(&self, connection: &Connection, subject: &Subject<'_>) -> Result<Option<Finding>> {
+        let mut requests = Pipeline::new();
+        requests.cmd("SCAN").arg(0).arg("MATCH").arg(&subject.key).arg("COUNT").arg(1);
+        requests.cmd("PUBSUB").arg("NUMSUB").arg(&subject.key);
+        requests.cmd("TYPE").arg(&subject.key);
+        let refusals = self.ask(connection, &requests).await?.into_iter().map(access::refusal);
+        let commands = ["scan", "pubsub", "type"].into_iter().zip(refusals);
+        let refused: Vec<_> = commands
+            .filter_map(|(command, refusal)| refusal.filter(access::Refusal::is_lasting).map(|_| command))
+            .collect();
+        if refused.is_empty() {
+            return Ok(None);
+        }
+        let summary = format!(
+            "the user may not use {}: locks can't be listed, waiters not counted, or strange keys not named",
+            refused.join(", ")
+        );
+        let advice = format!("allow it to whoever looks after locks: +{}", refused.join(" +"));
+        Ok(Some(Finding::note("inspection", summary, advice)))
+    }
+
+    async fn clock(&self, connection: &Connection) -> Result<Option<ClockOffset>> {
+        let mut requests = Pipeline::new();
+        requests.cmd("TIME");
+        let sent = SystemTime::now();
+        let replies = self.ask(connection, &requests).await?;
+        let received = SystemTime::now();
+        let time = replies.into_iter().next().and_then(|reply| redis::from_redis_value::<(i64, i64)>(reply).ok());
+        Ok(time.map(|(seconds, micros)| ClockOffset::measured(sent, received, seconds * 1_000_000 + micros, 1)))
+    }
+}
+
+/// Where another server takes over by itself, the former one should know when to stop.
+fn isolation(link: &Link, info: &str) -> Option<Finding> {
+    if link.fails_over() && !link.asks_replicas() { server::judge_isolation(info) } else { None }
+}
+
+fn no_clock() -> Finding {
+    Finding::note("clock", "the user may not use TIME: the server's clock was not compared", "+time allows it")
+}

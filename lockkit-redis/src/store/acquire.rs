@@ -1,0 +1,264 @@
+//! Asking for a lease, and waiting for it.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, HolderInfo,
+    Moment, Order, Result,
+};
+use redis::{Pipeline, Value};
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    client::{
+        connection::Connection,
+        epoch,
+        node::{Node, Route},
+        slots,
+        subscriptions::Interest,
+    },
+    store::{RedisStore, check_floor, exclusive, milliseconds},
+    wire::{
+        error::{self, Sent},
+        name,
+        request::{self, Request},
+        value::{self, Stored},
+    },
+};
+
+/// A waiter asks at least this often, whatever messages may have been lost.
+const SAFETY_POLL: Duration = Duration::from_secs(5);
+/// When to ask again for a lock whose slot is on its way to another member of a cluster.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
+
+/// Asks for a lease, for as long as the request says.
+pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Result<Attempt> {
+    let plan = Plan::new(store, request)?;
+    if request.wait.is_zero() {
+        return store.ask(&plan, None).await.map(|(answer, _)| answer.into_attempt());
+    }
+    // In a box, like all that most acquisitions do not need: it would take room in every one.
+    Box::pin(store.wait(&plan, request.wait)).await
+}
+
+/// An acquisition that can be asked for as often as necessary (rule R1).
+struct Plan<'a> {
+    request: &'a AcquireRequest,
+    lock: String,
+    ttl_ms: u64,
+    bound: Duration,
+    clock: &'a dyn Clock,
+}
+
+/// What the server said to an acquisition.
+enum Answer {
+    Granted(Hold),
+    Held {
+        remaining: Option<Duration>,
+        holder: HolderInfo,
+    },
+    /// The server took over from another, and grants nothing for so long.
+    Paused(Duration),
+}
+
+/// Where a waiter listens.
+struct Post {
+    node: Arc<Node>,
+    interest: Interest,
+}
+
+impl RedisStore {
+    /// Asks once, wherever the lock is. A waiter who listens there subscribes first, in the same round trip.
+    async fn ask(&self, plan: &Plan<'_>, mut post: Option<&mut Post>) -> Result<(Answer, Route)> {
+        let mut route = self.nodes.route(&plan.lock).await?;
+        loop {
+            let interest = post.as_deref_mut().filter(|post| Arc::ptr_eq(&post.node, &route.node));
+            let asked = self.ask_at(&route, plan, interest.map(|post| &mut post.interest)).await;
+            match asked {
+                Ok(answer) => return Ok((answer, route)),
+                Err(e) => route = self.nodes.follow(route, e).await?,
+            }
+        }
+    }
+
+    async fn ask_at(&self, route: &Route, plan: &Plan<'_>, interest: Option<&mut Interest>) -> Result<Answer> {
+        let node = &route.node;
+        let connection = node.link.connection().await?;
+        let reign = connection.reign();
+        if route.asking && reign.is_none() {
+            // It has no slot yet that could have its note. By the time that it is asked it may be in charge of this one.
+            return Err(slots::undecided());
+        }
+        if let Some(left) = reign.and_then(|reign| reign.pause(plan.clock.now())) {
+            return Ok(Answer::Paused(left));
+        }
+        let (request, guard) = (plan.request(&connection)?, reign.map(|reign| &*reign.id));
+        let channel = interest.and_then(|interest| {
+            interest.arm();
+            (!interest.is_subscribed() && !route.asking).then_some(&plan.lock)
+        });
+        let sent = plan.clock.now();
+        let reply = match channel {
+            None => node.link.request(&connection, request, guard, route.asking, plan.bound).await,
+            Some(channel) => {
+                let (script, request) = request::alone(&request, guard);
+                let mut requests = Pipeline::with_capacity(2);
+                requests.cmd("SUBSCRIBE").arg(channel).add_command(request);
+                let replies =
+                    Box::pin(node.link.run_all(&connection, Some(script), &requests, plan.bound, Sent::Yes)).await;
+                replies.and_then(|replies| subscribed(node, &connection, replies))
+            }
+        };
+        match reply {
+            Ok(reply) => match plan.read(reply, sent, plan.floor(&connection)?)? {
+                Answer::Granted(hold) => Box::pin(confirm(node, &connection, hold)).await.map(Answer::Granted),
+                answer => Ok(answer),
+            },
+            Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
+                Err(Box::pin(explain(node, &connection, plan, e)).await)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Asks, and asks again whenever the lock was released, until it is granted or there is reason to report back:
+    /// the holder's lease has run out, `wait` is over, or it is time to make sure that no message was lost.
+    async fn wait(&self, plan: &Plan<'_>, wait: Duration) -> Result<Attempt> {
+        let deadline = Instant::now().checked_add(wait);
+        // Listen before asking, so that a release between the answer and the wait is not missed.
+        let mut post = self.nodes.known(&plan.lock).and_then(|node| {
+            let interest = node.wake.listen_if_subscribed(&plan.lock)?;
+            Some(Post { node, interest })
+        });
+        loop {
+            let (answer, Route { node, asking, .. }) = self.ask(plan, post.as_mut()).await?;
+            let Answer::Held { remaining, holder } = answer else { return Ok(answer.into_attempt()) };
+            if asking {
+                // Nobody listens at a server that the slot has not arrived at.
+                return Ok(Attempt::Contended(Contention {
+                    retry_after: Some(ON_ITS_WAY),
+                    holder: Some(holder),
+                    burnt: false,
+                }));
+            }
+            let Some(Post { interest, .. }) = post.as_mut().filter(|post| Arc::ptr_eq(&post.node, &node)) else {
+                post = Some(Post { interest: node.wake.listen(&plan.lock), node });
+                continue;
+            };
+            let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
+            let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let pause = lapses.min(SAFETY_POLL).min(rest);
+            if timeout(pause, interest.rung()).await.is_err() {
+                return Ok(Attempt::Contended(Contention {
+                    retry_after: Some(Duration::ZERO),
+                    holder: Some(holder),
+                    burnt: false,
+                }));
+            }
+        }
+    }
+}
+
+/// Makes sure that enough replicas have a grant. If they don't, it stays until the caller releases it (rule R2).
+async fn confirm(node: &Node, connection: &Connection, hold: Hold) -> Result<Hold> {
+    let Some(replicas) = &node.replicas else { return Ok(hold) };
+    let Err(shortfall) = replicas.confirm(connection).await else { return Ok(hold) };
+    let message = format!("the grant is not safe: {}", shortfall.message());
+    Err(Error::new(ErrorKind::Unavailable, message).with_source(shortfall).unknown_effect())
+}
+
+/// Takes the answers to a subscription and an acquisition.
+fn subscribed(node: &Node, connection: &Connection, replies: Vec<Value>) -> Result<Value> {
+    let [subscribed, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::Yes))?;
+    let reply = node.link.accept(connection, request::only_answer(reply), Sent::Yes)?;
+    if matches!(reply, Value::Array(_)) {
+        // Without the subscription there is no waiting; but what was granted is granted.
+        node.link.accept(connection, subscribed, Sent::No)?;
+    }
+    Ok(reply)
+}
+
+/// Finds out whether something other than a lock is in the way.
+async fn explain(node: &Node, connection: &Connection, plan: &Plan<'_>, cause: Error) -> Error {
+    let mut requests = Pipeline::with_capacity(2);
+    requests.cmd("TYPE").arg(&plan.lock).cmd("TYPE").arg(name::counter(&plan.lock));
+    let types = node.link.run_all(connection, None, &requests, plan.bound, Sent::ReadOnly).await;
+    match types.as_deref() {
+        Ok([Value::SimpleString(lock), Value::SimpleString(counter)]) => {
+            error::wrong_type(cause, &plan.request.claim.key, lock, counter)
+        }
+        _ => cause,
+    }
+}
+
+impl<'a> Plan<'a> {
+    fn new(store: &'a RedisStore, request: &'a AcquireRequest) -> Result<Self> {
+        let AcquireRequest { claim, ttl, fence, .. } = request;
+        exclusive(claim)?;
+        if request.order != Order::Any {
+            return Err(error::unsupported("first-in-first-out order"));
+        }
+        let ttl_ms = milliseconds(*ttl, store.max_ttl)?;
+        if fence.span == 0 {
+            return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
+        }
+        check_floor(fence.floor.offset(fence.span))?;
+        let lock = store.names.lock(&claim.key);
+        Ok(Self { request, lock, ttl_ms, bound: store.bound(*ttl), clock: &*store.info.clock })
+    }
+
+    fn request(&self, connection: &Connection) -> Result<Box<Request>> {
+        let AcquireRequest { claim, fence, holder, .. } = self.request;
+        let fence = FenceRequest { floor: self.floor(connection)?, ..*fence };
+        let mark = connection.reign().map_or("", |reign| &reign.mark);
+        Ok(Request::acquire(&self.lock, claim, holder, self.ttl_ms, fence, mark))
+    }
+
+    /// What a grant has to be above.
+    fn floor(&self, connection: &Connection) -> Result<Fence> {
+        let fence = &self.request.fence;
+        Ok(fence.floor.max(connection.floor(fence.clock)?))
+    }
+
+    fn read(&self, reply: Value, sent: Moment, floor: Fence) -> Result<Answer> {
+        let grant = |fence, span, depth| {
+            let until = sent + self.request.ttl;
+            Ok(Answer::Granted(Hold { claim: self.request.claim.clone(), fence, span, until, depth }))
+        };
+        let odd = || error::odd_reply(Sent::Yes);
+        match reply {
+            // No grant has another fence: it would be the answer to another question.
+            Value::Int(first) => match u64::try_from(first).map(Fence::new) {
+                Ok(fence) if fence > floor && check_floor(fence).is_ok() => grant(fence, self.request.fence.span, 1),
+                _ => Err(odd()),
+            },
+            Value::BulkString(mine) => {
+                let (fence, span, depth) = value::own(&mine, &self.request.claim.token).ok_or_else(odd)?;
+                grant(fence, span, depth)
+            }
+            Value::Array(parts) => match &parts[..] {
+                [Value::Int(pttl), Value::BulkString(theirs)] => Ok(Answer::Held {
+                    remaining: u64::try_from(*pttl).ok().map(Duration::from_millis),
+                    holder: Stored::parse(theirs).into_holder(),
+                }),
+                _ => Err(odd()),
+            },
+            _ => Err(odd()),
+        }
+    }
+}
+
+impl Answer {
+    fn into_attempt(self) -> Attempt {
+        match self {
+            Self::Granted(hold) => Attempt::Granted(hold),
+            Self::Held { remaining, holder } => {
+                Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false })
+            }
+            Self::Paused(left) => {
+                let holder = Some(epoch::predecessors_holder());
+                Attempt::Contended(Contention { retry_after: Some(left), holder, burnt: false })
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The store: five questions, each one round trip.
+
+pub(crate) mod acquire;
+pub(crate) mod check;
+pub(crate) mod inspect;
+pub(crate) mod renew;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, KeyState, Liveness, LockKey,
+    LockStore, LossReason, Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+};
+use redis::Value;
+
+use crate::{
+    client::node::{Nodes, Route},
+    config::{RedisConfig, Topology},
+    wire::{
+        error::{self, Sent},
+        name::Names,
+        request::Request,
+    },
+};
+
+const MIN_TTL: Duration = Duration::from_millis(100);
+/// Fences must be exact in Lua, whose numbers are doubles.
+const MAX_FENCE: u64 = 1 << 53;
+
+/// A lock store on one Redis or Valkey server, on the primary that sentinels name, or on a cluster.
+pub struct RedisStore {
+    pub(crate) info: StoreInfo,
+    pub(crate) names: Names,
+    pub(crate) nodes: Nodes,
+    pub(crate) timeout: Duration,
+    pub(crate) max_ttl: Duration,
+}
+
+impl RedisStore {
+    /// Connects, and checks that the server can keep locks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a wrong configuration; [`ErrorKind::Unsupported`] for a server that is a
+    /// replica, part of a cluster (if none was named) or too old; `Denied`, `Unavailable` or `TimedOut` if it can't be asked.
+    pub async fn connect(config: RedisConfig) -> Result<Self> {
+        let mut store = Self::new(config)?;
+        store.info.warnings = store.check().await?.into();
+        Ok(store)
+    }
+
+    /// Connects to the server that a URL names. See [`RedisConfig::from_url`] for its form.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn from_url(url: &str) -> Result<Self> {
+        Self::connect(RedisConfig::from_url(url)?).await
+    }
+
+    /// A store that connects when it is first used, and does not check the server: for a quorum, whose members may be
+    /// down when it starts.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] for a wrong configuration.
+    pub fn new(config: RedisConfig) -> Result<Self> {
+        let names = config.check()?;
+        let (scheme, fencing) = match config.topology {
+            Topology::Single => ("redis", Fencing::Hybrid),
+            // A former primary that still serves somebody counts on from where it was.
+            Topology::Sentinel { .. } => ("redis+sentinel", Fencing::BestEffort),
+            Topology::Cluster { .. } => ("redis+cluster", Fencing::BestEffort),
+        };
+        let alarm = (!config.is_single()).then(Alarm::new);
+        let info = StoreInfo {
+            scheme,
+            name: config.display_name().into(),
+            capability: Capability {
+                shared: false,
+                permits: false,
+                fifo: false,
+                waiting: Waiting::Notify,
+                liveness: Liveness::Ttl { min: MIN_TTL, max: config.max_ttl },
+                fencing,
+                max_key_bytes: LockKey::MAX_BYTES,
+            },
+            clock: Arc::clone(&config.clock),
+            alarm: alarm.clone(),
+            warnings: Arc::default(),
+        };
+        let (timeout, max_ttl) = (config.timeout, config.max_ttl);
+        let nodes = Nodes::new(config, &names, alarm);
+        Ok(Self { info, names, nodes, timeout, max_ttl })
+    }
+
+    /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.info.warnings
+    }
+
+    /// Asks the server whether it can keep locks; what its settings put at risk, in words.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn check(&self) -> Result<Vec<String>> {
+        check::check(self).await.map_err(|e| e.at("connect", None, &self.info.name))
+    }
+}
+
+#[async_trait]
+impl LockStore for RedisStore {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let outcome = acquire::acquire(self, request).await;
+        outcome.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        renew::renew(self, renewals).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.release_claim(claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        inspect::inspect(self, query).await.map_err(|e| e.at("inspect", None, &self.info.name))
+    }
+}
+
+impl RedisStore {
+    async fn release_claim(&self, claim: &Claim) -> Result<Release> {
+        exclusive(claim)?;
+        let mut route = self.nodes.route(&self.names.lock(&claim.key)).await?;
+        loop {
+            match self.release_at(&route, claim).await {
+                Ok(release) => return Ok(release),
+                Err(e) => route = self.nodes.follow(route, e).await?,
+            }
+        }
+    }
+
+    async fn release_at(&self, Route { node, asking, .. }: &Route, claim: &Claim) -> Result<Release> {
+        let lock = self.names.lock(&claim.key);
+        let request = Request::release(&lock, &claim.token);
+        let connection = node.link.connection().await?;
+        let reply = node.link.request(&connection, request, None, *asking, self.timeout).await?;
+        match reply {
+            Value::Int(-1) => Ok(Release::NotHeld(LossReason::Gone)),
+            Value::Int(-2) => Ok(Release::NotHeld(LossReason::Taken)),
+            Value::Int(-3) => Ok(Release::Released { waiters: None }),
+            Value::Int(receivers @ 0..) => {
+                let others = receivers - i64::from(node.wake.is_subscribed(&lock));
+                // A member of a cluster counts only those who listen at it.
+                Ok(Release::Released { waiters: Some(u32::try_from(others).unwrap_or(0)) })
+            }
+            _ => Err(error::odd_reply(Sent::Yes)),
+        }
+    }
+
+    /// The bound on an operation that asks for a lease of `ttl`: an answer that comes later is of little use.
+    pub(crate) fn bound(&self, ttl: Duration) -> Duration {
+        self.timeout.min(ttl / 4)
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").field("name", &self.info.name).field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+/// # Errors
+/// [`ErrorKind::Unsupported`] if the claim is not exclusive.
+pub(crate) fn exclusive(claim: &Claim) -> Result<()> {
+    match claim.mode {
+        Mode::Exclusive => Ok(()),
+        other => Err(error::unsupported(&format!("the mode {other}"))),
+    }
+}
+
+/// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`] if the store does not take it.
+pub(crate) fn milliseconds(ttl: Duration, longest: Duration) -> Result<u64> {
+    if !(MIN_TTL..=longest).contains(&ttl) {
+        let message = format!("the ttl must lie between {MIN_TTL:?} and {longest:?}; it is {ttl:?}");
+        return Err(Error::new(ErrorKind::InvalidInput, message));
+    }
+    Ok(u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
+}
+
+/// # Errors
+/// [`ErrorKind::InvalidInput`] if the counter could not go there.
+pub(crate) fn check_floor(fence: Fence) -> Result<()> {
+    if fence.get() < MAX_FENCE {
+        Ok(())
+    } else {
+        Err(Error::new(ErrorKind::InvalidInput, "fences on Redis end at 2^53"))
+    }
+}

@@ -1,0 +1,254 @@
+//! Renewal of many leases in few requests.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use lockkit_core::{Effect, Error, ErrorKind, Hold, LossReason, Moment, Renewal, Renewed, Result};
+use redis::{Cmd, Pipeline, Value};
+
+use crate::{
+    client::{
+        connection::Connection,
+        epoch::Reign,
+        node::{Node, Sorted},
+        slots::{self, Signpost},
+    },
+    store::{RedisStore, check_floor, exclusive, milliseconds},
+    wire::{
+        error::{self, Sent},
+        name,
+        scripts::{RENEW, RENEW_GUARDED},
+        value,
+    },
+};
+
+/// How many leases one script extends: the server serves nobody else while it runs, some 0.1 ms.
+const CHUNK: usize = 128;
+/// How many scripts are sent, and answered, together.
+const BATCH: usize = 16;
+/// How often leases are asked for that turn out to be elsewhere in a cluster.
+const ROUNDS: u32 = 3;
+
+/// Extends leases. All requests are on their way at once, each with its own bound.
+pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+    let mut answers: Vec<Option<Result<Renewed>>> = Vec::new();
+    answers.resize_with(renewals.len(), || None);
+    let mut todo = Vec::with_capacity(renewals.len());
+    for (index, renewal) in renewals.iter().enumerate() {
+        match check(renewal, store.max_ttl) {
+            Ok(ttl) => todo.push(Item { index, ttl, with_floor: renewal.fence_floor.is_some(), alone: false }),
+            Err(e) => answers[index] = Some(Err(e)),
+        }
+    }
+    for round in 1.. {
+        let (mut moved, mut signposts) = (Vec::new(), Vec::new());
+        for (item, answer) in renew_round(store, renewals, std::mem::take(&mut todo)).await {
+            match answer {
+                Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => {
+                    moved.push(item);
+                    signposts.push(e);
+                }
+                // The user may use some of the keys and not others. None of the leases in the script was extended.
+                Err(e) if is_denied(&e) && !item.alone => moved.push(Item { alone: true, ..item }),
+                answer => answers[item.index] = Some(answer.map_err(|e| store.nodes.settle(e))),
+            }
+        }
+        if moved.is_empty() {
+            break;
+        }
+        store.nodes.redirect(&signposts).await;
+        todo = moved;
+    }
+    let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
+    answers
+        .zip(renewals)
+        .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &store.info.name)))
+        .collect()
+}
+
+/// Asks each server once.
+async fn renew_round(store: &RedisStore, renewals: &[Renewal], todo: Vec<Item>) -> Answers {
+    let (orphans, failure, by_node) = match store.nodes.sort(todo.clone(), |item| lock(store, renewals, item)).await {
+        Ok(Sorted { by_node, orphans }) => (orphans, slots::unserved(), by_node),
+        Err(e) => (todo, e, Vec::new()),
+    };
+    let mut answers: Answers = orphans.into_iter().map(|item| (item, Err(failure.clone()))).collect();
+    let servers = by_node.into_iter().map(|(node, items)| renew_at(store, renewals, node, items)).collect();
+    answers.extend(join(servers).await.into_iter().flatten());
+    answers
+}
+
+/// Asks one server.
+async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut todo: Vec<Item>) -> Answers {
+    let connection = match node.link.connection().await {
+        Ok(connection) => connection,
+        Err(e) => {
+            store.nodes.note_failure(&e);
+            return todo.into_iter().map(|item| (item, Err(e.clone()))).collect();
+        }
+    };
+    // Leases of the same ttl share a script. It is usually the same for all, so there is nothing to sort. In a cluster
+    // they would have to share a slot as well, which is not worth looking for.
+    let (chunk, batch) = if store.nodes.is_cluster() { (1, CHUNK) } else { (CHUNK, BATCH) };
+    let kind = |item: &Item| (item.alone, item.with_floor, item.ttl);
+    todo.sort_by_key(kind);
+    let chunks: Vec<&[Item]> = todo
+        .chunk_by(|a, b| kind(a) == kind(b))
+        .flat_map(|alike| alike.chunks(if alike[0].alone { 1 } else { chunk }))
+        .collect();
+    let batches = chunks.chunks(batch).map(|chunks| send(store, &node, &connection, renewals, chunks)).collect();
+    let mut answers: Answers = join(batches).await.into_iter().flatten().collect();
+    if let Some(replicas) = &node.replicas
+        && answers.iter().any(|(_, answer)| matches!(answer, Ok(Renewed::Held(_))))
+        && let Err(e) = replicas.confirm(&connection).await
+    {
+        let held = answers.iter_mut().filter(|(_, answer)| matches!(answer, Ok(Renewed::Held(_))));
+        held.for_each(|(_, answer)| *answer = Err(e.clone().unknown_effect()));
+    }
+    if let Some(e) = answers.iter().find_map(|(_, answer)| answer.as_ref().err()) {
+        store.nodes.note_failure(e);
+    }
+    answers
+}
+
+/// A renewal that is in order.
+#[derive(Clone)]
+struct Item {
+    index: usize,
+    ttl: u64,
+    with_floor: bool,
+    /// It is to have a script of its own.
+    alone: bool,
+}
+
+/// The script was refused before it began.
+fn is_denied(error: &Error) -> bool {
+    error.kind() == ErrorKind::Denied && error.effect() == Effect::None
+}
+
+fn check(renewal: &Renewal, longest: Duration) -> Result<u64> {
+    exclusive(&renewal.claim)?;
+    renewal.fence_floor.map_or(Ok(()), check_floor)?;
+    milliseconds(renewal.ttl, longest)
+}
+
+fn lock(store: &RedisStore, renewals: &[Renewal], item: &Item) -> String {
+    store.names.lock(&renewals[item.index].claim.key)
+}
+
+type Answers = Vec<(Item, Result<Renewed>)>;
+
+/// Sends a few scripts together, and gives the answers that belong to each renewal.
+async fn send(
+    store: &RedisStore,
+    node: &Node,
+    connection: &Connection,
+    renewals: &[Renewal],
+    chunks: &[&[Item]],
+) -> Answers {
+    let shortest = chunks.iter().filter_map(|chunk| chunk.first()).map(|item| renewals[item.index].ttl).min();
+    // The core asks again after a sixth of the ttl. An attempt that went on for longer would keep the next one from finding the
+    // connection dead: that takes two that time out one after the other.
+    let bound = store.timeout.min(shortest.unwrap_or(Duration::MAX) / 6);
+    let mut requests = Pipeline::with_capacity(chunks.len());
+    for chunk in chunks {
+        requests.add_command(script(store, connection.reign(), renewals, chunk));
+    }
+    let script = if connection.reign().is_some() { &*RENEW_GUARDED } else { &*RENEW };
+    let sent = store.info.clock.now();
+    let mut answers = Vec::with_capacity(chunks.len() * chunks.first().map_or(0, |chunk| chunk.len()));
+    match node.link.run_all(connection, Some(script), &requests, bound, Sent::Yes).await {
+        Ok(replies) => {
+            for (chunk, reply) in chunks.iter().zip(replies) {
+                match node.link.accept(connection, reply, Sent::Yes) {
+                    Ok(Value::Array(parts)) => answers.extend(chunk.iter().zip(parts).map(|(item, part)| {
+                        // It may have been extended before the error.
+                        let part = node.link.accept(connection, part, Sent::Yes).map_err(Error::unknown_effect);
+                        (item.clone(), part.and_then(|part| read(&renewals[item.index], part, sent)))
+                    })),
+                    Ok(_) => fail(&mut answers, chunk, &error::odd_reply(Sent::Yes)),
+                    // The lease has left this server, and no other may renew it.
+                    Err(e) if Signpost::of(&e).is_some_and(|to| to.asking) && store.nodes.is_cluster() => {
+                        answers.extend(chunk.iter().map(|item| (item.clone(), Ok(Renewed::Lost(LossReason::Gone)))));
+                    }
+                    Err(e) if store.nodes.is_redirected(&e) || is_denied(&e) => fail(&mut answers, chunk, &e),
+                    Err(e) => fail(&mut answers, chunk, &e.unknown_effect()),
+                }
+            }
+        }
+        Err(e) => chunks.iter().for_each(|chunk| fail(&mut answers, chunk, &e)),
+    }
+    answers
+}
+
+fn script(store: &RedisStore, reign: Option<&Reign>, renewals: &[Renewal], chunk: &[Item]) -> Cmd {
+    let with_floor = chunk[0].with_floor;
+    let each = if with_floor { 2 } else { 1 };
+    let script = if reign.is_some() { &*RENEW_GUARDED } else { &*RENEW };
+    let mut cmd = script.by_hash(chunk.len() * each, 4 + chunk.len() * each, 50 + chunk.len() * each * 80);
+    let locks = || chunk.iter().map(|item| lock(store, renewals, item));
+    for lock in locks() {
+        cmd.arg(lock);
+    }
+    for lock in locks().filter(|_| with_floor) {
+        cmd.arg(name::counter(&lock));
+    }
+    cmd.arg(chunk[0].ttl).arg(chunk.len());
+    let mut head = String::with_capacity(48);
+    for renewal in chunk.iter().map(|item| &renewals[item.index]) {
+        head.clear();
+        value::push_head(&mut head, &renewal.claim.token, renewal.depth);
+        cmd.arg(&head);
+    }
+    for floor in chunk.iter().filter_map(|item| renewals[item.index].fence_floor) {
+        cmd.arg(floor.get());
+    }
+    if let Some(reign) = reign {
+        cmd.arg(&reign.mark).arg(&reign.id);
+    }
+    cmd
+}
+
+fn read(renewal: &Renewal, part: Value, sent: Moment) -> Result<Renewed> {
+    match part {
+        Value::BulkString(value) => {
+            let (fence, span, depth) =
+                value::own(&value, &renewal.claim.token).ok_or_else(|| error::odd_reply(Sent::Yes))?;
+            let until = sent + renewal.ttl;
+            Ok(Renewed::Held(Hold { claim: renewal.claim.clone(), fence, span, until, depth }))
+        }
+        // Deleted, or granted by a server that another one took over from.
+        Value::Int(0 | 3) => Ok(Renewed::Lost(LossReason::Gone)),
+        Value::Int(1) => Ok(Renewed::Lost(LossReason::Taken)),
+        Value::Int(2) => Err(Error::new(ErrorKind::Unexpected, "the fence counter is no number").unknown_effect()),
+        _ => Err(error::odd_reply(Sent::Yes)),
+    }
+}
+
+fn fail(answers: &mut Answers, chunk: &[Item], error: &Error) {
+    answers.extend(chunk.iter().map(|item| (item.clone(), Err(error.clone()))));
+}
+
+/// Runs futures side by side in this task: few of them, so that asking all each time is cheap.
+async fn join<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
+    let mut running: Vec<Option<Pin<Box<F>>>> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
+    let mut outputs: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
+    poll_fn(|cx| {
+        for (slot, output) in running.iter_mut().zip(&mut outputs) {
+            if let Some(future) = slot
+                && let Poll::Ready(value) = future.as_mut().poll(cx)
+            {
+                *output = Some(value);
+                *slot = None;
+            }
+        }
+        if running.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
+}

@@ -1,0 +1,99 @@
+//! The Lua scripts. Each runs as one atomic step on the server, which is what the rules of the contract rest on.
+//!
+//! Each but [`REIGN`] takes a [number](crate::wire::number) as its last argument, and returns it behind its answer.
+
+use std::{borrow::Cow, sync::LazyLock};
+
+use redis::Cmd;
+
+pub(crate) static BATCH: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/batch.lua")));
+/// [`BATCH`] where servers can take over from each other. Its last argument is the server's replication id.
+pub(crate) static BATCH_GUARDED: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/batch.lua"))));
+pub(crate) static RENEW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!("local mark\n", include_str!("scripts/renew.lua"))));
+/// [`RENEW`] where servers can take over from each other. Its last arguments are the mark of the leases and the server's
+/// replication id.
+pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(concat!(
+        include_str!("scripts/guard.lua"),
+        include_str!("scripts/mark.lua"),
+        include_str!("scripts/renew.lua")
+    ))
+});
+pub(crate) static REIGN: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/reign.lua").into()));
+pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
+pub(crate) const FENCED_CODE: &str = include_str!("scripts/fenced.lua");
+pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(FENCED_CODE));
+
+pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/probe.lua")));
+
+/// A script and its name on the server.
+#[derive(Debug)]
+pub(crate) struct Script {
+    code: Cow<'static, str>,
+    sha: String,
+}
+
+impl Script {
+    /// A script whose answers are numbered. The number is taken away before the script's own code runs, whose arguments
+    /// are those that this module's callers know.
+    fn new(code: &str) -> Self {
+        let numbered =
+            format!("local number = table.remove(ARGV)\nlocal function run()\n{code}\nend\nreturn {{run(), number}}\n");
+        Self::plain(numbered.into())
+    }
+
+    fn plain(code: Cow<'static, str>) -> Self {
+        let sha = redis::Script::new(&code).get_hash().to_owned();
+        Self { code, sha }
+    }
+
+    /// A command that runs the script by its hash, to which the keys and arguments are to be added, and then the number.
+    ///
+    /// `bytes` is a guess at their size in all, so that the command is built without growing.
+    pub(crate) fn by_hash(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
+        let mut cmd = Cmd::with_capacity(4 + keys + arguments, 7 + self.sha.len() + 24 + bytes);
+        cmd.arg("EVALSHA").arg(&self.sha).arg(keys);
+        cmd
+    }
+
+    /// A command that runs the script by its code, to which the keys and arguments are to be added.
+    pub(crate) fn by_own_code(&self, keys: usize) -> Cmd {
+        let mut cmd = Cmd::new();
+        cmd.arg("EVAL").arg(&*self.code).arg(keys);
+        cmd
+    }
+
+    /// Whether a command runs a script by its hash.
+    pub(crate) fn is_run_by(cmd: &Cmd) -> bool {
+        matches!(cmd.args_iter().next(), Some(redis::Arg::Simple(b"EVALSHA")))
+    }
+
+    /// The same command with the code in place of the hash, for a server that does not know it (`NOSCRIPT`).
+    pub(crate) fn by_code(&self, by_hash: &Cmd) -> Cmd {
+        let mut cmd = Cmd::new();
+        cmd.arg("EVAL").arg(&*self.code);
+        for argument in by_hash.args_iter().skip(2) {
+            if let redis::Arg::Simple(bytes) = argument {
+                cmd.arg(bytes);
+            }
+        }
+        cmd
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_replaces_the_hash() {
+        let mut by_hash = INSPECT.by_hash(1, 1, 2);
+        by_hash.arg("k").arg("t");
+        let by_code = INSPECT.by_code(&by_hash).get_packed_command();
+        let text = String::from_utf8(by_code).expect("text");
+        assert!(text.starts_with("*5\r\n$4\r\nEVAL\r\n"), "{text}");
+        assert!(text.ends_with("\r\n$1\r\n1\r\n$1\r\nk\r\n$1\r\nt\r\n"), "{text}");
+    }
+}

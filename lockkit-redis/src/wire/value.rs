@@ -1,0 +1,155 @@
+//! The string stored at a lock's key: `<token>:<depth>:<fence>:<span>[@<reign>]:<holder>`.
+//!
+//! Token: 32 lower-case hexadecimal digits. Depth, fence and span: decimal. Reign: 8 hexadecimal digits, only where
+//! servers can take over from each other (see [`reign`](crate::client::epoch)). Holder: the rest, any text. Whatever does not
+//! have this form belongs to a client that is not lockkit, and excludes us all the same.
+
+use lockkit_core::{Fence, HolderInfo, Token};
+
+/// What is stored at a lock's key.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Stored {
+    /// A lease of lockkit.
+    Lease(Lease),
+    /// Another client's value. What it says is not kept: it may be that client's token, or anybody's data.
+    Foreign,
+}
+
+/// A lease as it is stored.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Lease {
+    pub(crate) token: Token,
+    pub(crate) depth: u32,
+    pub(crate) fence: Fence,
+    pub(crate) span: u32,
+    pub(crate) holder: HolderInfo,
+}
+
+impl Stored {
+    /// Reads a stored value.
+    pub(crate) fn parse(value: &[u8]) -> Self {
+        parse(value).map_or(Self::Foreign, Self::Lease)
+    }
+
+    /// Who holds the lock, in words.
+    pub(crate) fn into_holder(self) -> HolderInfo {
+        match self {
+            Self::Lease(lease) => lease.holder,
+            Self::Foreign => foreign(),
+        }
+    }
+}
+
+/// Whoever is not lockkit, in words.
+pub(crate) fn foreign() -> HolderInfo {
+    HolderInfo::new("a client that is not lockkit")
+}
+
+/// What a grant or a renewal needs to know of the lease with this token: fence, span and depth, without the holder. `None` if
+/// it is another's.
+pub(crate) fn own(value: &[u8], token: &Token) -> Option<(Fence, u32, u32)> {
+    let mut head = String::with_capacity(Token::TEXT_LEN + 1);
+    push_token(&mut head, token);
+    value.starts_with(head.as_bytes()).then(|| numbers(value))?
+}
+
+/// The same of a lease that is known to be lockkit's.
+pub(crate) fn numbers(value: &[u8]) -> Option<(Fence, u32, u32)> {
+    let mut parts = value.get(Token::TEXT_LEN + 1..)?.splitn(4, |byte| *byte == b':');
+    let depth = number(parts.next()?)?;
+    let fence = number(parts.next()?)?;
+    let span = parts.next()?;
+    let span = number(span.split(|byte| *byte == b'@').next().unwrap_or(span))?;
+    Some((Fence::new(fence), u32::try_from(span).ok()?, u32::try_from(depth).ok()?))
+}
+
+/// Appends `<token>:`, by which a lease is recognised.
+pub(crate) fn push_token(text: &mut String, token: &Token) {
+    for byte in token.as_bytes() {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from(b"0123456789abcdef"[usize::from(digit)]));
+        }
+    }
+    text.push(':');
+}
+
+/// Appends `<token>:<depth>:`, the beginning of a value.
+pub(crate) fn push_head(text: &mut String, token: &Token, depth: u32) {
+    push_token(text, token);
+    push_number(text, depth);
+    text.push(':');
+}
+
+/// Appends `:<span><mark>:<holder>`, the end of a value; the mark is empty or `@<reign>`.
+pub(crate) fn push_tail(text: &mut String, span: u32, mark: &str, holder: &HolderInfo) {
+    text.push(':');
+    push_number(text, span);
+    text.push_str(mark);
+    text.push(':');
+    text.push_str(holder.as_str());
+}
+
+fn push_number(text: &mut String, number: u32) {
+    match u8::try_from(number) {
+        Ok(digit @ 0..=9) => text.push(char::from(b'0' + digit)),
+        _ => text.push_str(&number.to_string()),
+    }
+}
+
+fn parse(value: &[u8]) -> Option<Lease> {
+    let text = str::from_utf8(value).ok()?;
+    let (fence, span, depth) = numbers(value)?;
+    let token = text.get(..Token::TEXT_LEN)?.parse().ok()?;
+    let mut parts = text.splitn(5, ':');
+    if parts.next()?.len() != Token::TEXT_LEN {
+        return None;
+    }
+    let holder = parts.nth(3)?;
+    Some(Lease { token, depth, fence, span, holder: HolderInfo::new(holder) })
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    let well_formed = (1..=19).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit);
+    well_formed.then(|| digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_survives_its_text() {
+        let token = Token::random().expect("random");
+        for (depth, span, mark, holder) in
+            [(1, 1, "", "web-3:4711"), (12, u32::MAX, "", ""), (0, 1, "", "a:b:1:2:é"), (2, 3, "@0123abcd", "a@b:c")]
+        {
+            let holder = HolderInfo::new(holder);
+            let mut text = String::new();
+            push_head(&mut text, &token, depth);
+            text.push_str("1795163327687740");
+            push_tail(&mut text, span, mark, &holder);
+            assert!(text.starts_with(&format!("{}:{depth}:1795163327687740:{span}{mark}:", token.reveal())));
+            let fence = Fence::new(1_795_163_327_687_740);
+            assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(Lease { token, depth, fence, span, holder }));
+        }
+    }
+
+    #[test]
+    fn what_is_not_ours_is_foreign() {
+        let token = Token::random().expect("random").reveal();
+        for text in [
+            String::new(),
+            "1".into(),
+            token.clone(),
+            format!("{token}:1:2:3"),
+            format!("{token}:x:2:3:h"),
+            format!("{token}:1:-2:3:h"),
+            format!("{token}:1:2:99999999999:h"),
+            format!("{}:1:2:3:h", token.to_uppercase().replace(char::is_numeric, "A")),
+            format!("{token}x1:2:3:4:h"),
+        ] {
+            assert_eq!(Stored::parse(text.as_bytes()), Stored::Foreign, "{text}");
+        }
+        assert_eq!(Stored::parse(b"\xff").into_holder().as_str(), "a client that is not lockkit");
+    }
+}
