@@ -47,7 +47,7 @@ async fn a_ttl_too_short_for_the_node_timeout() {
     short.ttl = Duration::from_secs(3);
     let error = store.acquire(&short).await.expect_err("four timeouts are more than the ttl");
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(error.message().contains("node timeouts"), "{error}");
+    assert!(error.message().contains("the ttl must lie between 4"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
