@@ -3,16 +3,11 @@
 //! The caller then releases the claim, as the core does (rule R8). After that no lease of it is left at any node, nor comes to
 //! be, and questions whose answers are known get these answers.
 
-use std::{
-    future::{Future, poll_fn},
-    pin::{Pin, pin},
-    task::Poll,
-    time::Duration,
-};
+use std::{future::Future, pin::pin, time::Duration};
 
 use lockkit_core::{AcquireRequest, Attempt, Claim, Fence, LockStore, Query, Release, Renewal, Renewed};
 use lockkit_redlock::RedlockStore;
-use lockkit_testkit::faults::Direction;
+use lockkit_testkit::faults::{Direction, poll_until};
 
 use crate::support::{Cluster, claim, contended, free, hold, request};
 
@@ -149,23 +144,6 @@ async fn hold_long(store: &RedlockStore, claim: &Claim) -> Fence {
         Attempt::Granted(hold) => hold.fence,
         Attempt::Contended(other) => panic!("not granted: {other:?}"),
     }
-}
-
-/// Polls a future so many times, each time that it asks to be polled; `before_last` comes before the last time.
-async fn poll_until<F: Future>(mut future: Pin<&mut F>, polls: u32, before_last: impl Fn()) -> Option<F::Output> {
-    let mut polled = 0;
-    poll_fn(move |cx| {
-        polled += 1;
-        if polled == polls {
-            before_last();
-        }
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
 }
 
 async fn dropped_everywhere(calls: &[Call]) {

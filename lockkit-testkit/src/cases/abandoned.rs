@@ -4,21 +4,18 @@
 //! later question with the answer to the one before. So after each call that was dropped, the same client is asked
 //! questions whose answers are known ([`Scene`]), so many at once that all its connections are used.
 
-use std::{
-    future::{Future, poll_fn},
-    pin::{Pin, pin},
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
-use lockkit_core::{AcquireRequest, Attempt, LockStore as _, Query, Release, Renewal};
+use lockkit_core::{AcquireRequest, Attempt, LockStore as _, Release};
 use tokio::time::timeout;
 
-use super::{Ctx, LONG, Outcome, SHORT, cases, request, scene::Scene};
+use super::{
+    Ctx, LONG, Outcome, SHORT, cases, request,
+    scene::{Call, Scene},
+};
 use crate::{
     BoxError,
-    faults::{Direction, Proxy},
+    faults::{Direction, Proxy, poll_until},
 };
 
 cases! { "abandoned":
@@ -29,41 +26,12 @@ cases! { "abandoned":
 /// For longer than this no store believes in a connection without probing it.
 const IDLE: Duration = Duration::from_secs(6);
 
-/// How long a call waits for a lock that stays held.
-const WAIT: Duration = Duration::from_millis(100);
-
 /// A call that waits for a reply makes no step for so long.
 const STALL: Duration = Duration::from_millis(15);
 
 /// No call takes more polls than this; those on idle connections are dropped at each of the first few.
 const MOST_POLLS: u32 = 60;
 const IDLE_POLLS: u32 = 5;
-
-/// The calls that are dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Call {
-    AcquireNew,
-    AcquireKnown,
-    AcquireHeld,
-    Wait,
-    Renew,
-    Release,
-    Inspect,
-    InspectPrefix,
-}
-
-impl Call {
-    const ALL: [Self; 8] = [
-        Self::AcquireNew,
-        Self::AcquireKnown,
-        Self::AcquireHeld,
-        Self::Wait,
-        Self::Renew,
-        Self::Release,
-        Self::Inspect,
-        Self::InspectPrefix,
-    ];
-}
 
 /// What happens just before the last poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,11 +88,7 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
     let ttl = if fate == Fate::Cut { SHORT } else { LONG };
     match call {
         Call::AcquireNew | Call::AcquireKnown => {
-            let asked = request(&ctx.key()?, ttl)?;
-            if call == Call::AcquireKnown {
-                let before = scene.take(&asked.claim.key, LONG).await?;
-                scene.end(&AcquireRequest { claim: before.claim, ..request(&asked.claim.key, LONG)? }).await?;
-            }
+            let asked = scene.request_for_free(ctx, call, ttl).await?;
             let answer = leave(store.acquire(&asked), polls, fate, proxy).await;
             scene.end(&asked).await?;
             match answer {
@@ -133,8 +97,7 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
             }
         }
         Call::AcquireHeld | Call::Wait => {
-            let wait = if call == Call::Wait { WAIT } else { Duration::ZERO };
-            let asked = AcquireRequest { wait, ..request(&scene.theirs.key, LONG)? };
+            let asked = AcquireRequest { wait: call.wait(), ..request(&scene.theirs.key, LONG)? };
             let answer = leave(store.acquire(&asked), polls, fate, proxy).await;
             scene.give_up(&asked.claim).await?;
             match answer {
@@ -142,9 +105,11 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
                 answer => Ok(answer.is_none()),
             }
         }
-        Call::Renew => {
-            let renewal = [Renewal { claim: scene.mine.clone(), ttl: LONG, depth: 1, fence_floor: None }];
-            Ok(leave(store.renew(&renewal), polls, fate, proxy).await.is_none())
+        Call::Renew | Call::Connect => {
+            if call == Call::Connect {
+                proxy.cut().await;
+            }
+            Ok(leave(store.renew(&scene.renewal()), polls, fate, proxy).await.is_none())
         }
         Call::Release => {
             let key = ctx.key()?;
@@ -156,12 +121,15 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
                 answer => Ok(answer.is_none()),
             }
         }
+        Call::ReleaseForeign => {
+            let answer = leave(store.release(&scene.foreign()?), polls, fate, proxy).await;
+            match answer {
+                Some(Ok(Release::Released { .. })) => Err("another's lease is said to be released".into()),
+                answer => Ok(answer.is_none()),
+            }
+        }
         Call::Inspect | Call::InspectPrefix => {
-            let query = match call {
-                Call::Inspect => Query::Keys(vec![scene.mine.key.clone(), scene.theirs.key.clone()]),
-                _ => Query::Prefix(scene.mine.key.as_str().to_owned()),
-            };
-            Ok(leave(store.inspect(&query), polls, fate, proxy).await.is_none())
+            Ok(leave(store.inspect(&scene.query(call)), polls, fate, proxy).await.is_none())
         }
     }
 }
@@ -185,21 +153,4 @@ async fn leave<F: Future>(call: F, polls: u32, fate: Fate, proxy: &Proxy) -> Opt
     }
     proxy.release(Direction::ToClient);
     answer
-}
-
-/// Polls a future so many times, each time that it asks to be polled; `before_last` comes before the last time.
-async fn poll_until<F: Future>(mut future: Pin<&mut F>, polls: u32, before_last: impl Fn()) -> Option<F::Output> {
-    let mut polled = 0;
-    poll_fn(move |cx| {
-        polled += 1;
-        if polled == polls {
-            before_last();
-        }
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
 }

@@ -8,14 +8,14 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Hold, KeyState, LockKey, LockStore as _, LossReason, Query, Release,
-    Renewal, Renewed, Result as StoreResult,
+    AcquireRequest, Attempt, Claim, Effect, Hold, KeyState, LockKey, LockStore as _, LossReason, Release, Renewed,
+    Result as StoreResult,
 };
 use tokio::{sync::Mutex, task::JoinSet};
 
 use super::{
     Ctx, LONG, Outcome, cases, request,
-    scene::{Scene, lost},
+    scene::{Call, Scene, lost},
 };
 use crate::{BoxError, Server, faults::Slip};
 
@@ -23,9 +23,6 @@ cases! { "behind":
     an_answer_that_is_lost_shifts_no_others [SERVER] "If an answer is lost on the way, no other answer is taken for it."
     an_answer_that_comes_twice_shifts_no_others [SERVER] "If an answer comes twice, it is not taken for the one to the next question."
 }
-
-/// How long a call waits for a lock that stays held.
-const WAIT: Duration = Duration::from_millis(100);
 
 /// The ttl of what is asked for meanwhile: a call that is given no answer ends within a part of it.
 const MEANWHILE: Duration = Duration::from_secs(4);
@@ -35,37 +32,6 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 
 /// No call is given more answers than this.
 const MOST_ANSWERS: usize = 40;
-
-/// The calls whose answers are lost, or come twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Call {
-    AcquireNew,
-    AcquireKnown,
-    AcquireHeld,
-    Wait,
-    Renew,
-    Release,
-    ReleaseForeign,
-    Inspect,
-    InspectPrefix,
-    /// A renewal for which the client has to connect first.
-    Connect,
-}
-
-impl Call {
-    const ALL: [Self; 10] = [
-        Self::AcquireNew,
-        Self::AcquireKnown,
-        Self::AcquireHeld,
-        Self::Wait,
-        Self::Renew,
-        Self::Release,
-        Self::ReleaseForeign,
-        Self::Inspect,
-        Self::InspectPrefix,
-        Self::Connect,
-    ];
-}
 
 async fn an_answer_that_is_lost_shifts_no_others(ctx: Ctx) -> Outcome {
     every_answer(ctx, Slip::Lost).await
@@ -126,11 +92,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
     let (store, armed) = (&scene.store, || scene.proxy.slip(slip, nth));
     match call {
         Call::AcquireNew | Call::AcquireKnown => {
-            let asked = request(&ctx.key()?, MEANWHILE)?;
-            if call == Call::AcquireKnown {
-                let before = scene.take(&asked.claim.key, LONG).await?;
-                scene.end(&AcquireRequest { claim: before.claim, ..request(&asked.claim.key, LONG)? }).await?;
-            }
+            let asked = scene.request_for_free(ctx, call, MEANWHILE).await?;
             armed();
             let answer = store.acquire(&asked).await;
             let state = scene.seen_by_other(&asked.claim.key).await?;
@@ -142,8 +104,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             scene.end(&asked).await
         }
         Call::AcquireHeld | Call::Wait => {
-            let wait = if call == Call::Wait { WAIT } else { Duration::ZERO };
-            let asked = AcquireRequest { wait, ..request(&scene.theirs.key, MEANWHILE)? };
+            let asked = AcquireRequest { wait: call.wait(), ..request(&scene.theirs.key, MEANWHILE)? };
             armed();
             let answer = store.acquire(&asked).await;
             scene.give_up(&asked.claim).await?;
@@ -156,9 +117,8 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             if call == Call::Connect {
                 scene.proxy.cut().await;
             }
-            let renewal = [Renewal { claim: scene.mine.clone(), ttl: LONG, depth: 1, fence_floor: None }];
             armed();
-            match store.renew(&renewal).await.pop() {
+            match store.renew(&scene.renewal()).await.pop() {
                 Some(Ok(Renewed::Held(hold))) => {
                     on_record(&hold, &scene.mine, &scene.seen_by_other(&scene.mine.key).await?)
                 }
@@ -183,24 +143,18 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
         }
         Call::ReleaseForeign => {
             armed();
-            match store
-                .release(&Claim { token: request(&scene.theirs.key, LONG)?.claim.token, ..scene.theirs.clone() })
-                .await
-            {
+            match store.release(&scene.foreign()?).await {
                 Ok(Release::Released { .. }) => Err("another's lease is said to be released".into()),
                 _ => Ok(()),
             }
         }
         Call::Inspect | Call::InspectPrefix => {
-            let (keys, query) = match call {
-                Call::Inspect => {
-                    let keys = vec![scene.theirs.key.clone(), scene.mine.key.clone()];
-                    (keys.clone(), Query::Keys(keys))
-                }
-                _ => (vec![scene.mine.key.clone()], Query::Prefix(scene.mine.key.as_str().to_owned())),
-            };
+            let mut keys = vec![scene.theirs.key.clone(), scene.mine.key.clone()];
+            if call == Call::InspectPrefix {
+                keys.remove(0);
+            }
             armed();
-            match store.inspect(&query).await {
+            match store.inspect(&scene.query(call)).await {
                 Ok(mut states) => {
                     // Other names begin likewise.
                     states.retain(|state| keys.contains(&state.key));

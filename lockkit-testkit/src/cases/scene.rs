@@ -28,6 +28,45 @@ const HELD: Duration = LONG.saturating_mul(3);
 /// How long a client may need until it answers again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a call waits for a lock that stays held.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// The calls that are dropped, or whose answers go astray.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    AcquireNew,
+    AcquireKnown,
+    AcquireHeld,
+    Wait,
+    Renew,
+    Release,
+    ReleaseForeign,
+    Inspect,
+    InspectPrefix,
+    /// A renewal for which the client has to connect first.
+    Connect,
+}
+
+impl Call {
+    pub(super) const ALL: [Self; 10] = [
+        Self::AcquireNew,
+        Self::AcquireKnown,
+        Self::AcquireHeld,
+        Self::Wait,
+        Self::Renew,
+        Self::Release,
+        Self::ReleaseForeign,
+        Self::Inspect,
+        Self::InspectPrefix,
+        Self::Connect,
+    ];
+
+    /// How long an acquisition waits.
+    pub(super) fn wait(self) -> Duration {
+        if self == Self::Wait { WAIT } else { Duration::ZERO }
+    }
+}
+
 /// A client behind a proxy, another one beside it, and a lock that each of them holds.
 #[derive(Debug)]
 pub(super) struct Scene {
@@ -152,7 +191,7 @@ impl Scene {
     }
 
     async fn end_theirs(&self) -> Outcome {
-        let foreign = Claim { token: Token::random()?, ..self.theirs.clone() };
+        let foreign = self.foreign()?;
         let answer = in_the_end(|| self.store.release(&foreign)).await?;
         let right = answer == Release::NotHeld(LossReason::Taken);
         expect(right, || format!("a release of another's lease was answered by {answer:?}"))
@@ -171,6 +210,39 @@ impl Scene {
         expect(right, || format!("a held lease's release was answered by {answer:?}"))?;
         let state = self.seen_by_other(key).await?;
         expect(state.holders.is_empty(), || format!("a released lock is on record as {state:?}"))
+    }
+
+    /// A request for a free lock, which somebody has had if the call is to be about a known one.
+    pub(super) async fn request_for_free(
+        &self,
+        ctx: &Ctx,
+        call: Call,
+        ttl: Duration,
+    ) -> Result<AcquireRequest, BoxError> {
+        let asked = request(&ctx.key()?, ttl)?;
+        if call == Call::AcquireKnown {
+            let before = self.take(&asked.claim.key, LONG).await?;
+            self.end(&AcquireRequest { claim: before.claim, ..request(&asked.claim.key, LONG)? }).await?;
+        }
+        Ok(asked)
+    }
+
+    /// The renewal of the lease of the client behind the proxy.
+    pub(super) fn renewal(&self) -> [Renewal; 1] {
+        [Renewal { claim: self.mine.clone(), ttl: LONG, depth: 1, fence_floor: None }]
+    }
+
+    /// A claim of another owner to the lock that the other client holds.
+    pub(super) fn foreign(&self) -> Result<Claim, BoxError> {
+        Ok(Claim { token: Token::random()?, ..self.theirs.clone() })
+    }
+
+    /// What an inspection asks.
+    pub(super) fn query(&self, call: Call) -> Query {
+        match call {
+            Call::InspectPrefix => Query::Prefix(self.mine.key.as_str().to_owned()),
+            _ => Query::Keys(vec![self.theirs.key.clone(), self.mine.key.clone()]),
+        }
     }
 
     /// Takes a free lock.

@@ -1,11 +1,12 @@
 //! Faults to inflict on real servers, on the way to them, and on processes that use them.
 //!
 //! [`process`] kills and freezes processes. [`Proxy`] stands between a client and a server, and cuts, holds, delays,
-//! loses or repeats what passes. [`ServerClock`] moves a server's wall clock.
+//! loses or repeats what passes. [`ServerClock`] moves a server's wall clock. [`poll_until`] stops a future at an await.
 
 mod answers;
 mod clock;
 mod connection;
+mod polls;
 pub mod process;
 mod proxy;
 mod trap;
@@ -13,5 +14,6 @@ mod trap;
 pub use self::{
     answers::{Framing, Slip},
     clock::ServerClock,
+    polls::poll_until,
     proxy::{Direction, Proxy},
 };

@@ -1,8 +1,9 @@
 //! More nodes than the driver can watch anew on another connection.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{Claim, LockStore, LossReason, Release, Renewal, Renewed};
+use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::ZkStore;
 use tokio::task::JoinSet;
 
@@ -82,6 +83,36 @@ async fn leases_without_watches_are_renewed_with_few_requests() {
     // Some 400 leases are not watched. Signs of life and the four-letter words count, too.
     let requests = received(&server).await - before;
     assert!((5..40).contains(&requests), "{requests} requests");
+}
+
+/// A look that nobody waits for any more answers no other question.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_renewal_of_leases_without_watches_answers_no_other() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    let (claims, nobodys) = (claims(), claim("nobody's"));
+    hold_all(&store, &claims).await;
+    // The first renewal watches nodes.
+    insist("renew", async || renew_all(&store, &claims).await).await;
+    let mut polls = 0;
+    loop {
+        polls += 1;
+        let ended = {
+            let mut call = pin!(renew_all(&store, &claims));
+            poll_until(call.as_mut(), polls, || proxy.hold(Direction::ToClient)).await.is_some()
+        };
+        proxy.heal();
+        let mut asked = claims.clone();
+        asked.insert(0, nobodys.clone());
+        let answers = insist("renew", async || renew_all(&store, &asked).await).await;
+        let held = answers.iter().filter(|renewed| matches!(renewed, Renewed::Held(_))).count();
+        assert!(matches!(answers[0], Renewed::Lost(_)), "poll {polls}: {:?}", answers[0]);
+        assert_eq!(held, LOCKS, "poll {polls}: leases were lost that nobody took");
+        if ended {
+            break;
+        }
+    }
+    assert!(polls > 1, "it was never dropped");
 }
 
 /// How many requests the server has received.
