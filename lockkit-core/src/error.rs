@@ -1,8 +1,8 @@
 //! One error for every store: what went wrong, and whether the store may have changed.
 
-use std::{error::Error as StdError, fmt, sync::Arc};
+use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
-use crate::LockKey;
+use crate::{LockKey, store::Sent};
 
 /// The result of a lockkit operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -90,6 +90,18 @@ impl Error {
     #[must_use]
     pub fn unknown_effect(self) -> Self {
         self.with(|inner| inner.effect = Effect::Unknown)
+    }
+
+    /// Says what the failed request had sent: the effect is unknown if that would change something.
+    #[must_use]
+    pub fn after(self, sent: Sent) -> Self {
+        if sent == Sent::Yes { self.unknown_effect() } else { self }
+    }
+
+    /// A request was not answered within `bound`.
+    #[must_use]
+    pub fn no_answer(bound: Duration, sent: Sent) -> Self {
+        Self::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")).after(sent)
     }
 
     /// Adds the cause.

@@ -188,7 +188,8 @@ impl Guard {
     /// future is dropped; from the call on this process no longer believes in the lease.
     ///
     /// When the lease goes to another task of this process, the answer is this process's belief: it was held until
-    /// its deadline. Otherwise it is the store's.
+    /// its deadline. So it is for a nested hold whose owner has released the last one before the store answered. Otherwise
+    /// it is the store's.
     ///
     /// # Errors
     /// When the store could not be asked. The lease then ends by the background release or by its ttl.

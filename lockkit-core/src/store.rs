@@ -161,6 +161,23 @@ impl StoreInfo {
     }
 }
 
+/// What had been sent of a request that failed, and so whether it may have had an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// Not a byte of it left.
+    No,
+    /// It may have been sent, but only reads.
+    ReadOnly,
+    /// It was, or may have been, sent; and it would change something.
+    Yes,
+}
+
+/// One line of at most 200 characters, for what a server says within the message of an error.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 /// A request for a lease.
 #[derive(Clone, Debug)]
 pub struct AcquireRequest {

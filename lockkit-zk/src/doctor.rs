@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use lockkit_core::{ClockOffset, ErrorKind, Finding, Result, Token};
+use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Token};
 use tokio::{task::JoinSet, time::timeout};
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, Permission, Stat};
 
@@ -41,7 +41,7 @@ async fn examine(config: &ZkConfig, names: Names) -> Result<Vec<Finding>> {
     // Connecting tries one server after the other.
     let patience = config.timeout * 3;
     let client = timeout(patience, connect::connect(config)).await;
-    let client = client.unwrap_or_else(|_| Err(error::timed_out(patience, Sent::ReadOnly)))?;
+    let client = client.unwrap_or_else(|_| Err(Error::no_answer(patience, Sent::ReadOnly)))?;
     let doctor = Doctor { config, names, client, acls: config.acls() };
     let mut findings = doctor.servers().await;
     findings.push(doctor.ensemble().await?);
@@ -70,7 +70,7 @@ impl Doctor<'_> {
                 Err(error::map(&Failure::Driver(e), Sent::ReadOnly))
             }
             Ok(answer) => Ok(answer),
-            Err(_) => Err(error::timed_out(self.config.timeout, Sent::ReadOnly)),
+            Err(_) => Err(Error::no_answer(self.config.timeout, Sent::ReadOnly)),
         }
     }
 

@@ -202,7 +202,7 @@ impl Shared {
             return Ok(client.clone());
         }
         let client = timeout(self.bound() * 2, connect::connect(&self.config)).await;
-        let client = client.map_err(|_| error::timed_out(self.bound() * 2, Sent::ReadOnly))??;
+        let client = client.map_err(|_| Error::no_answer(self.bound() * 2, Sent::ReadOnly))??;
         *slot = Some(client.clone());
         Ok(client)
     }
@@ -210,7 +210,7 @@ impl Shared {
     async fn bounded<T>(&self, sent: Sent, answer: impl Future<Output = Result<T, zk::Error>>) -> Result<T> {
         match timeout(self.bound(), answer).await {
             Ok(answer) => answer.map_err(|e| error::map(&Failure::Driver(e), sent)),
-            Err(_) => Err(error::timed_out(self.bound(), sent)),
+            Err(_) => Err(Error::no_answer(self.bound(), sent)),
         }
     }
 }

@@ -169,7 +169,7 @@ impl Line {
     pub(crate) async fn finish_and_close(mut self, patience: Duration) {
         // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping, the
         // server is then done with the statement, or stands still and may do it later.
-        drop(timeout(patience, self.driver.ping()).await);
+        drop(timeout(patience, understood(self.driver.ping())).await);
     }
 }
 

@@ -188,7 +188,7 @@ impl Pool {
     /// When it has not by the deadline. What was given up may still come to have an effect.
     pub(crate) async fn settled(&self, token: &Token, bound: Bound) -> Result<()> {
         let settled = timeout_at(bound.at, self.shared.running_on.settled(token)).await;
-        settled.map_err(|_| error::timed_out(bound.whole, Sent::Yes))
+        settled.map_err(|_| Error::no_answer(bound.whole, Sent::Yes))
     }
 }
 
@@ -343,7 +343,7 @@ impl Connection {
     fn ended<T>(&mut self, outcome: Option<Result<T, sqlx::Error>>, sent: Sent) -> Result<Result<T, sqlx::Error>> {
         let Some(outcome) = outcome else {
             self.shared.breaks.fetch_add(1, Ordering::AcqRel);
-            return Err(error::timed_out(self.bound.whole, sent));
+            return Err(Error::no_answer(self.bound.whole, sent));
         };
         match &outcome {
             // On a lock that many want this is no rare answer, and to connect anew takes several round trips.
@@ -374,7 +374,7 @@ impl Connection {
 
     async fn connect(&mut self) -> Result<()> {
         let open = Line::open(&self.shared.options, self.shared.replicas);
-        let line = timeout_at(self.bound.at, open).await.map_err(|_| error::timed_out(self.bound.whole, Sent::No))?;
+        let line = timeout_at(self.bound.at, open).await.map_err(|_| Error::no_answer(self.bound.whole, Sent::No))?;
         self.line = Some(line?);
         Ok(())
     }

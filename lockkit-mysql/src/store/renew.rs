@@ -11,7 +11,7 @@ use sqlx::mysql::MySqlQueryResult;
 
 use crate::{
     client::pool::{Connection, Lane},
-    store::{MySqlStore, check_floor, exclusive, inspect, microseconds, why_not},
+    store::{MySqlStore, check_floor, inspect, microseconds, why_not},
     wire::{
         error::{self, Sent},
         name::to_column,
@@ -41,7 +41,7 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
     let mut answers: Answers = renewals.iter().map(|_| None).collect();
     let mut groups: BTreeMap<Terms, Vec<usize>> = BTreeMap::new();
     for (index, renewal) in renewals.iter().enumerate() {
-        match terms(renewal) {
+        match terms(store, renewal) {
             Ok(terms) => groups.entry(terms).or_default().push(index),
             Err(e) => answers[index] = Some(Err(e)),
         }
@@ -60,11 +60,12 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
         .collect()
 }
 
-fn terms(renewal: &Renewal) -> Result<Terms> {
-    exclusive(&renewal.claim)?;
+fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<Terms> {
+    store.info.admit_mode(renewal.claim.mode)?;
+    store.info.admit_ttl(renewal.ttl)?;
     let floor = renewal.fence_floor.unwrap_or_default();
     check_floor(floor)?;
-    Ok(Terms { ttl: microseconds(renewal.ttl)?, depth: Some(renewal.depth), floor: floor.get() })
+    Ok(Terms { ttl: microseconds(renewal.ttl), depth: Some(renewal.depth), floor: floor.get() })
 }
 
 /// Extends the leases of one chunk. When a row among several is busy, each is tried alone, so that one row that somebody

@@ -2,19 +2,10 @@
 
 use std::time::Duration;
 
+pub(crate) use lockkit_core::store::Sent;
+use lockkit_core::store::one_line;
 use lockkit_core::{Error, ErrorKind};
 use sqlx::mysql::MySqlDatabaseError;
-
-/// What is known of a statement that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
-    /// Not a byte of it left.
-    No,
-    /// It was, or may have been, sent; and it would change something.
-    Yes,
-    /// It may have been sent, but only reads.
-    ReadOnly,
-}
 
 /// Maps an error of the driver.
 ///
@@ -28,7 +19,7 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
                 return refused_login(refusal.message());
             }
             Some(refusal) => server_error(refusal.number(), refusal.message(), sent),
-            None => with_effect(Error::new(ErrorKind::Unexpected, one_line(refusal.message())), sent),
+            None => Error::new(ErrorKind::Unexpected, one_line(refusal.message())).after(sent),
         },
         // So TLS says that it does not trust the other side.
         sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::InvalidData && sent == Sent::No => {
@@ -37,7 +28,7 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
         sqlx::Error::Io(cause) => {
             let timed_out = cause.kind() == std::io::ErrorKind::TimedOut;
             let kind = if timed_out { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
-            with_effect(Error::new(kind, one_line(&lost(cause))), sent)
+            Error::new(kind, one_line(&lost(cause))).after(sent)
         }
         sqlx::Error::Tls(cause) => Error::new(ErrorKind::Unavailable, one_line(&format!("TLS failed: {cause}"))),
         // So the driver says that it was built without the feature `mysql-rsa`; it has no error of its own for that.
@@ -46,11 +37,10 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
         }
         sqlx::Error::Configuration(cause) => Error::new(ErrorKind::InvalidInput, one_line(&cause.to_string())),
         // Of what the server says, the driver understands nothing.
-        sqlx::Error::Protocol(cause) => with_effect(
-            Error::new(ErrorKind::Unavailable, one_line(&format!("the connection is of no use: {cause}"))),
-            sent,
-        ),
-        other => with_effect(Error::new(ErrorKind::Unexpected, one_line(&other.to_string())), sent),
+        sqlx::Error::Protocol(cause) => {
+            Error::new(ErrorKind::Unavailable, one_line(&format!("the connection is of no use: {cause}"))).after(sent)
+        }
+        other => Error::new(ErrorKind::Unexpected, one_line(&other.to_string())).after(sent),
     };
     mapped.with_source(error)
 }
@@ -77,7 +67,7 @@ pub(crate) const NO_SUCH_TABLE: u16 = 1146;
 fn server_error(number: u16, text: &str, sent: Sent) -> Error {
     let text = one_line(text);
     if let Some(ended) = ended_half_way(number, &text) {
-        return with_effect(Error::new(ErrorKind::Unavailable, format!("{ended}: {text}")), sent);
+        return Error::new(ErrorKind::Unavailable, format!("{ended}: {text}")).after(sent);
     }
     let (kind, message) = match number {
         1213 => (ErrorKind::Deadlock, "the server ended a deadlock by this statement".to_owned()),
@@ -104,7 +94,7 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
             (ErrorKind::Misconfigured, format!("the table is missing: {text}; {remedy}"))
         }
         1054 | 1064 | 1366 | 1406 => (ErrorKind::Unexpected, text),
-        _ => return with_effect(Error::new(ErrorKind::Unexpected, format!("error {number}: {text}")), sent),
+        _ => return Error::new(ErrorKind::Unexpected, format!("error {number}: {text}")).after(sent),
     };
     Error::new(kind, message)
 }
@@ -131,11 +121,6 @@ fn refused_login(text: &str) -> Error {
     Error::new(ErrorKind::Denied, format!("the server refused the login{from}"))
 }
 
-/// No answer in time.
-pub(crate) fn timed_out(bound: Duration, sent: Sent) -> Error {
-    with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
-}
-
 /// All connections were in use for too long.
 pub(crate) fn busy(bound: Duration) -> Error {
     Error::new(ErrorKind::TimedOut, format!("no connection came free in {bound:?}; `connections` allows more"))
@@ -143,7 +128,7 @@ pub(crate) fn busy(bound: Duration) -> Error {
 
 /// An answer that the statement never gives.
 pub(crate) fn odd_reply(sent: Sent) -> Error {
-    with_effect(Error::new(ErrorKind::Unexpected, "the server gave an answer that its statement never gives"), sent)
+    Error::new(ErrorKind::Unexpected, "the server gave an answer that its statement never gives").after(sent)
 }
 
 /// The error of a write to a server that logs statements.
@@ -157,12 +142,7 @@ pub(crate) const SET_BINLOG_FORMAT: &str = "set binlog_format to ROW or MIXED";
 
 /// An answer that belongs to another question.
 pub(crate) fn out_of_step(sent: Sent) -> Error {
-    with_effect(Error::new(ErrorKind::Unavailable, "an answer came that belongs to another question"), sent)
-}
-
-/// Rule R12: what is asked for is beyond this store.
-pub(crate) fn unsupported(what: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("a table of locks does not do {what}"))
+    Error::new(ErrorKind::Unavailable, "an answer came that belongs to another question").after(sent)
 }
 
 pub(crate) fn invalid(message: impl Into<String>) -> Error {
@@ -174,15 +154,6 @@ fn lost(cause: &std::io::Error) -> String {
         std::io::ErrorKind::UnexpectedEof => "the server closed the connection".to_owned(),
         _ => cause.to_string(),
     }
-}
-
-fn with_effect(error: Error, sent: Sent) -> Error {
-    if sent == Sent::Yes { error.unknown_effect() } else { error }
-}
-
-/// One line of at most 200 characters.
-fn one_line(text: &str) -> String {
-    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Result};
+use lockkit_core::{Alarm, Error, Result};
 use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::time::{Instant, timeout};
 
@@ -200,7 +200,7 @@ impl Link {
                 }
                 Err(error::map(&e, sent))
             }
-            None => Err(error::timed_out(bound, sent)),
+            None => Err(Error::no_answer(bound, sent)),
         }
     }
 

@@ -35,7 +35,7 @@ use crate::{
     },
 };
 
-// How many bytes may wait to be written before no more requests are taken.
+/// How many bytes may wait to be written before no more requests are taken.
 const WRITE_BUFFER: usize = 256 * 1024;
 
 /// What the task that makes a connection shares with those who use it.

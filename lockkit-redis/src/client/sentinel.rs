@@ -195,7 +195,7 @@ async fn ask(
     };
     let within: Duration = config.timeout;
     let (watch, reply) =
-        timeout(within, exchange).await.unwrap_or_else(|_| Err(error::timed_out(within, Sent::No))).map_err(named)?;
+        timeout(within, exchange).await.unwrap_or_else(|_| Err(Error::no_answer(within, Sent::No))).map_err(named)?;
     let (mut place, epoch) = read(reply, primary).map_err(named)?;
     let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(switched) = &heard.switched {

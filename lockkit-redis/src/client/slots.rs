@@ -45,7 +45,7 @@ pub(crate) async fn ask_anew(config: &RedisConfig, place: &Place) -> Result<Told
         read(replies.map_err(|e| error::map(&e, Sent::No))?, host)
     };
     let outcome = timeout(config.timeout, exchange).await;
-    outcome.unwrap_or_else(|_| Err(error::timed_out(config.timeout, Sent::No))).map_err(|e| {
+    outcome.unwrap_or_else(|_| Err(Error::no_answer(config.timeout, Sent::No))).map_err(|e| {
         let message = format!("member {host}:{port}: {}", e.message());
         Error::new(e.kind(), message).with_source(e)
     })

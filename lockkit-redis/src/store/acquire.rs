@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, HolderInfo,
-    Moment, Order, Result,
+    Moment, Result,
 };
 use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
@@ -17,7 +17,7 @@ use crate::{
         slots,
         subscriptions::Interest,
     },
-    store::{RedisStore, check_floor, exclusive, milliseconds},
+    store::{RedisStore, check_floor, milliseconds},
     wire::{
         error::{self, Sent},
         name,
@@ -194,14 +194,8 @@ async fn explain(node: &Node, connection: &Connection, plan: &Plan<'_>, cause: E
 impl<'a> Plan<'a> {
     fn new(store: &'a RedisStore, request: &'a AcquireRequest) -> Result<Self> {
         let AcquireRequest { claim, ttl, fence, .. } = request;
-        exclusive(claim)?;
-        if request.order != Order::Any {
-            return Err(error::unsupported("first-in-first-out order"));
-        }
-        let ttl_ms = milliseconds(*ttl, store.max_ttl)?;
-        if fence.span == 0 {
-            return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
-        }
+        store.info.admit(request)?;
+        let ttl_ms = milliseconds(*ttl);
         check_floor(fence.floor.offset(fence.span))?;
         let lock = store.names.lock(&claim.key);
         Ok(Self { request, lock, ttl_ms, bound: store.bound(*ttl), clock: &*store.info.clock })

@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod check;
 pub(crate) mod inspect;
+pub(crate) mod release;
 pub(crate) mod renew;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -10,18 +11,13 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, KeyState, Liveness, LockKey,
-    LockStore, LossReason, Mode, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
-use redis::Value;
 
 use crate::{
-    client::node::{Nodes, Route},
+    client::node::Nodes,
     config::{RedisConfig, Topology},
-    wire::{
-        error::{self, Sent},
-        name::Names,
-        request::Request,
-    },
+    wire::name::Names,
 };
 
 const MIN_TTL: Duration = Duration::from_millis(100);
@@ -34,7 +30,6 @@ pub struct RedisStore {
     pub(crate) names: Names,
     pub(crate) nodes: Nodes,
     pub(crate) timeout: Duration,
-    pub(crate) max_ttl: Duration,
 }
 
 impl RedisStore {
@@ -87,9 +82,9 @@ impl RedisStore {
             alarm: alarm.clone(),
             warnings: Arc::default(),
         };
-        let (timeout, max_ttl) = (config.timeout, config.max_ttl);
+        let timeout = config.timeout;
         let nodes = Nodes::new(config, &names, alarm);
-        Ok(Self { info, names, nodes, timeout, max_ttl })
+        Ok(Self { info, names, nodes, timeout })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
@@ -132,35 +127,6 @@ impl LockStore for RedisStore {
 }
 
 impl RedisStore {
-    async fn release_claim(&self, claim: &Claim) -> Result<Release> {
-        exclusive(claim)?;
-        let mut route = self.nodes.route(&self.names.lock(&claim.key)).await?;
-        loop {
-            match self.release_at(&route, claim).await {
-                Ok(release) => return Ok(release),
-                Err(e) => route = self.nodes.follow(route, e).await?,
-            }
-        }
-    }
-
-    async fn release_at(&self, Route { node, asking, .. }: &Route, claim: &Claim) -> Result<Release> {
-        let lock = self.names.lock(&claim.key);
-        let request = Request::release(&lock, &claim.token);
-        let connection = node.link.connection().await?;
-        let reply = node.link.request(&connection, request, None, *asking, self.timeout).await?;
-        match reply {
-            Value::Int(-1) => Ok(Release::NotHeld(LossReason::Gone)),
-            Value::Int(-2) => Ok(Release::NotHeld(LossReason::Taken)),
-            Value::Int(-3) => Ok(Release::Released { waiters: None }),
-            Value::Int(receivers @ 0..) => {
-                let others = receivers - i64::from(node.wake.is_subscribed(&lock));
-                // A member of a cluster counts only those who listen at it.
-                Ok(Release::Released { waiters: Some(u32::try_from(others).unwrap_or(0)) })
-            }
-            _ => Err(error::odd_reply(Sent::Yes)),
-        }
-    }
-
     /// The bound on an operation that asks for a lease of `ttl`: an answer that comes later is of little use.
     pub(crate) fn bound(&self, ttl: Duration) -> Duration {
         self.timeout.min(ttl / 4)
@@ -173,25 +139,9 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-/// # Errors
-/// [`ErrorKind::Unsupported`] if the claim is not exclusive.
-pub(crate) fn exclusive(claim: &Claim) -> Result<()> {
-    match claim.mode {
-        Mode::Exclusive => Ok(()),
-        other => Err(error::unsupported(&format!("the mode {other}"))),
-    }
-}
-
 /// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
-///
-/// # Errors
-/// [`ErrorKind::InvalidInput`] if the store does not take it.
-pub(crate) fn milliseconds(ttl: Duration, longest: Duration) -> Result<u64> {
-    if !(MIN_TTL..=longest).contains(&ttl) {
-        let message = format!("the ttl must lie between {MIN_TTL:?} and {longest:?}; it is {ttl:?}");
-        return Err(Error::new(ErrorKind::InvalidInput, message));
-    }
-    Ok(u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
+pub(crate) fn milliseconds(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// # Errors

@@ -18,7 +18,7 @@ use crate::{
         node::{Node, Sorted},
         slots::{self, Signpost},
     },
-    store::{RedisStore, check_floor, exclusive, milliseconds},
+    store::{RedisStore, check_floor, milliseconds},
     wire::{
         error::{self, Sent},
         name,
@@ -40,7 +40,7 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
     answers.resize_with(renewals.len(), || None);
     let mut todo = Vec::with_capacity(renewals.len());
     for (index, renewal) in renewals.iter().enumerate() {
-        match check(renewal, store.max_ttl) {
+        match check(store, renewal) {
             Ok(ttl) => todo.push(Item { index, ttl, with_floor: renewal.fence_floor.is_some(), alone: false }),
             Err(e) => answers[index] = Some(Err(e)),
         }
@@ -131,10 +131,11 @@ fn is_denied(error: &Error) -> bool {
     error.kind() == ErrorKind::Denied && error.effect() == Effect::None
 }
 
-fn check(renewal: &Renewal, longest: Duration) -> Result<u64> {
-    exclusive(&renewal.claim)?;
+fn check(store: &RedisStore, renewal: &Renewal) -> Result<u64> {
+    store.info.admit_mode(renewal.claim.mode)?;
+    store.info.admit_ttl(renewal.ttl)?;
     renewal.fence_floor.map_or(Ok(()), check_floor)?;
-    milliseconds(renewal.ttl, longest)
+    Ok(milliseconds(renewal.ttl))
 }
 
 fn lock(store: &RedisStore, renewals: &[Renewal], item: &Item) -> String {

@@ -2,22 +2,13 @@
 
 use std::{error::Error as StdError, io, sync::Arc};
 
+pub(crate) use lockkit_core::store::Sent;
+use lockkit_core::store::one_line;
 use lockkit_core::{Error, ErrorKind, LockKey};
 use redis::{RedisError, ServerErrorKind};
 
 /// The code by which our scripts say that the server is not the one any more that it was.
 pub(crate) const TAKEN_OVER: &str = "TAKENOVER";
-
-/// What is known of a request that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
-    /// Not a byte of it left.
-    No,
-    /// It was, or may have been, sent; and it would change something.
-    Yes,
-    /// It may have been sent, but only reads.
-    ReadOnly,
-}
 
 /// Maps an error of the driver.
 ///
@@ -28,7 +19,7 @@ pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
     let (kind, message) = match error.kind() {
         redis::ErrorKind::Io => {
             let kind = if error.is_timeout() { ErrorKind::TimedOut } else { ErrorKind::Unavailable };
-            return with_effect(Error::new(kind, one_line(&error.to_string())), sent).with_source(error.clone());
+            return Error::new(kind, one_line(&error.to_string())).after(sent).with_source(error.clone());
         }
         redis::ErrorKind::AuthenticationFailed => (ErrorKind::Denied, "the server refused the login".to_owned()),
         redis::ErrorKind::RESP3NotSupported => {
@@ -41,7 +32,7 @@ pub(crate) fn map(error: &RedisError, sent: Sent) -> Error {
         redis::ErrorKind::InvalidClientConfig => (ErrorKind::InvalidInput, one_line(&error.to_string())),
         _ => {
             let unexpected = Error::new(ErrorKind::Unexpected, one_line(&error.to_string()));
-            return with_effect(unexpected, sent).with_source(error.clone());
+            return unexpected.after(sent).with_source(error.clone());
         }
     };
     Error::new(kind, message).with_source(error.clone())
@@ -109,27 +100,14 @@ fn server_error(code: &str, detail: &str) -> Error {
     Error::new(kind, message)
 }
 
-/// No answer in time.
-pub(crate) fn timed_out(bound: std::time::Duration, sent: Sent) -> Error {
-    with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
-}
-
 /// The connection leads to a server that is not in charge any more.
 pub(crate) fn taken_over(sent: Sent) -> Error {
-    with_effect(
-        Error::new(ErrorKind::Unavailable, "the connection was given up: another server may be in charge"),
-        sent,
-    )
+    Error::new(ErrorKind::Unavailable, "the connection was given up: another server may be in charge").after(sent)
 }
 
 /// An answer that the script never gives.
 pub(crate) fn odd_reply(sent: Sent) -> Error {
-    with_effect(Error::new(ErrorKind::Unexpected, "the server gave an answer that its script never gives"), sent)
-}
-
-/// Rule R12: what is asked for is beyond one Redis server.
-pub(crate) fn unsupported(what: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("one Redis server does not do {what}"))
+    Error::new(ErrorKind::Unexpected, "the server gave an answer that its script never gives").after(sent)
 }
 
 /// Adds what is at the key of a lock, or of its counter, to the error that it caused.
@@ -143,15 +121,6 @@ pub(crate) fn wrong_type(cause: Error, key: &LockKey, lock_type: &str, counter_t
         (other, _) => format!("the key of {key:?} is no lock but a {other}"),
     };
     Error::new(ErrorKind::Unexpected, message).with_source(cause)
-}
-
-fn with_effect(error: Error, sent: Sent) -> Error {
-    if sent == Sent::Yes { error.unknown_effect() } else { error }
-}
-
-/// One line of at most 200 characters.
-fn one_line(text: &str) -> String {
-    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, Moment, Order,
-    Renewal, Renewed, Result,
+    Renewal, Renewed, Result, store::Sent,
 };
 use tokio::time::{sleep, timeout};
 
@@ -15,7 +15,7 @@ use crate::{
         quorum::Quorum,
     },
     wire::{
-        error::{NodeErrors, no_answer},
+        error::NodeErrors,
         fence::{self, Choice},
         votes::{Answers, Verdict, Votes, free_after},
     },
@@ -119,7 +119,7 @@ impl<'a> Pursuit<'a> {
                 Next::TimeUp | Next::End => {
                     for node in self.calls.pending() {
                         quorum.nodes[node].note_slow(true);
-                        poll.errors.push(quorum.nodes[node].name(), no_answer(limit));
+                        poll.errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes));
                     }
                     poll.votes.close();
                     break poll.votes.verdict();

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 
-use lockkit_core::{Effect, Fence, Holder, KeyState, LockKey, LockStore, Query, Result, Token};
+use lockkit_core::{Effect, Error, Fence, Holder, KeyState, LockKey, LockStore, Query, Result, Token, store::Sent};
 use tokio::time::sleep;
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         quorum::Quorum,
     },
     config::RedlockConfig,
-    wire::error::{NodeErrors, no_answer},
+    wire::error::NodeErrors,
 };
 
 /// Asks all nodes, and lays their answers on top of each other.
@@ -33,7 +33,9 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
             Next::Answer(_, Ok(view)) => views.push(view),
             Next::Answer(node, Err(error)) => errors.push(quorum.nodes[node].name(), error),
             Next::TimeUp => {
-                calls.pending().for_each(|node| errors.push(quorum.nodes[node].name(), no_answer(limit)));
+                calls
+                    .pending()
+                    .for_each(|node| errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes)));
                 break;
             }
             Next::End => break,

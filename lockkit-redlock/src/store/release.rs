@@ -2,7 +2,7 @@
 
 use std::{pin::pin, sync::Arc};
 
-use lockkit_core::{Claim, Effect, Liveness, Release, Result, drift};
+use lockkit_core::{Claim, Effect, Error, Liveness, Release, Result, drift, store::Sent};
 use tokio::time::sleep;
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     },
     config::RedlockConfig,
     wire::{
-        error::{NodeErrors, no_answer},
+        error::NodeErrors,
         votes::{Answers, Outcome},
     },
 };
@@ -55,7 +55,7 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
             Next::TimeUp | Next::End => {
                 for node in calls.pending() {
                     quorum.nodes[node].note_slow(true);
-                    errors.push(quorum.nodes[node].name(), no_answer(limit));
+                    errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes));
                 }
                 answers.close();
             }

@@ -8,7 +8,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Order, Renewal, Renewed,
-    Result,
+    Result, store::Sent,
 };
 use tokio::time::sleep;
 
@@ -20,7 +20,7 @@ use crate::{
     },
     store::attempt::keep,
     wire::{
-        error::{NodeErrors, no_answer},
+        error::NodeErrors,
         fence::{self, Choice},
         votes::{Answers, Outcome},
     },
@@ -68,7 +68,7 @@ pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Res
                 }
                 for item in &mut items {
                     for node in calls.pending() {
-                        item.errors.push(quorum.nodes[node].name(), no_answer(limit));
+                        item.errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes));
                     }
                     item.answers.close();
                 }

@@ -63,11 +63,6 @@ impl NodeErrors {
     }
 }
 
-/// No answer within the node timeout.
-pub(crate) fn no_answer(limit: std::time::Duration) -> Error {
-    Error::new(ErrorKind::TimedOut, format!("no answer in {limit:?}")).unknown_effect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

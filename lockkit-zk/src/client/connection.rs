@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Result, Token};
+use lockkit_core::{Alarm, Error, Result, Token};
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
@@ -59,7 +59,7 @@ impl Link {
             Ok(Ok(session)) => session.clone().unwrap_or_else(|| Err(error::session_over())),
             // The runtime that the task ran on is gone.
             Ok(Err(_)) => Err(error::session_over()),
-            Err(_) => Err(error::timed_out(bound, Sent::ReadOnly)),
+            Err(_) => Err(Error::no_answer(bound, Sent::ReadOnly)),
         }
     }
 

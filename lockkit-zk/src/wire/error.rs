@@ -2,6 +2,8 @@
 
 use std::{borrow::Cow, time::Duration};
 
+pub(crate) use lockkit_core::store::Sent;
+use lockkit_core::store::one_line;
 use lockkit_core::{Error, ErrorKind};
 use zookeeper_client as zk;
 
@@ -40,15 +42,6 @@ impl From<zk::Error> for Failure {
     }
 }
 
-/// What is known of a request that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
-    /// It may have been sent, and it would change something.
-    Yes,
-    /// It only reads, or was not sent at all.
-    ReadOnly,
-}
-
 /// Maps a failure.
 ///
 /// Three of the driver's errors say nothing about the effect: a lost connection is `ConnectionLoss` only if the server
@@ -56,7 +49,7 @@ pub(crate) enum Sent {
 pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
     use zk::Error as E;
     let error = match failure {
-        Failure::TimedOut(bound) => return timed_out(*bound, sent),
+        Failure::TimedOut(bound) => return Error::no_answer(*bound, sent),
         Failure::Driver(error) => error,
     };
     let text = || one_line(&error.to_string());
@@ -86,27 +79,13 @@ pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
     Error::new(kind, message).with_source(error.clone())
 }
 
-/// No answer in time.
-pub(crate) fn timed_out(bound: Duration, sent: Sent) -> Error {
-    with_effect(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")), sent)
-}
-
 /// The session ended while something was under way in it. What it had made ends with it.
 pub(crate) fn session_over() -> Error {
     Error::new(ErrorKind::Unavailable, "the session ended")
 }
 
 fn open(kind: ErrorKind, message: String, source: &zk::Error, sent: Sent) -> Error {
-    with_effect(Error::new(kind, message), sent).with_source(source.clone())
-}
-
-fn with_effect(error: Error, sent: Sent) -> Error {
-    if sent == Sent::Yes { error.unknown_effect() } else { error }
-}
-
-/// One line of at most 200 characters.
-fn one_line(text: &str) -> String {
-    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
+    Error::new(kind, message).after(sent).with_source(source.clone())
 }
 
 #[cfg(test)]

@@ -1,0 +1,141 @@
+//! Taking a free lock: one statement, and what has to be found out when that took nothing.
+
+use std::time::Duration;
+
+use lockkit_core::{AcquireRequest, Attempt, Contention, Fence, FenceClock, FenceRequest, Hold, Result, store::Sent};
+
+use crate::{
+    client::{
+        connection::LONGEST_WAIT,
+        pool::{Connection, Lane},
+    },
+    store::{
+        MAX_FENCE, MySqlStore, check_floor, microseconds,
+        named_lock_queue::{Passed, Turn},
+        renew,
+    },
+    wire::{name::to_column, row, statements::over_fence},
+};
+
+/// In µs since 1970: a server's clock that is behind this is not set, and fences from it would be numbers of rows.
+const LEAST_TIME: u64 = 1 << 50;
+
+impl MySqlStore {
+    pub(crate) async fn attempt(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.info.admit(request)?;
+        check_floor(request.fence.floor)?;
+        let ttl = microseconds(request.ttl);
+        let waits = request.wait >= LONGEST_WAIT;
+        match waits.then(|| self.gates.turn(&request.claim.key)).flatten() {
+            Some(turn) => self.attempt_in_turn(request, ttl, turn).await,
+            None => self.attempt_row(request, ttl).await,
+        }
+    }
+
+    /// Tries the row; if it is held, waits at the lock's gate and tries again. If the lock is hot, the gate comes first.
+    async fn attempt_in_turn(&self, request: &AcquireRequest, ttl: i64, mut turn: Turn<'_>) -> Result<Attempt> {
+        if turn.should_ask() {
+            let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+            if turn.is_wanted(&mut connection).await {
+                turn.note_company();
+            }
+        }
+        let mut passed = if turn.is_hot() { Some(turn.pass(&self.pool).await) } else { None };
+        let mut attempt = self.attempt_row(request, ttl).await?;
+        if let Attempt::Contended(contention) = &attempt {
+            turn.note_company();
+            // A lease that ends sooner than a wait may is left to the poller.
+            let lasts = contention.retry_after.is_some_and(|left| left >= LONGEST_WAIT);
+            if passed.is_none() && lasts && !turn.is_passed() {
+                passed = Some(turn.pass(&self.pool).await);
+                attempt = self.attempt_row(request, ttl).await?;
+            }
+        }
+        match attempt {
+            Attempt::Granted(hold) => {
+                turn.took(request.claim.token);
+                Ok(Attempt::Granted(hold))
+            }
+            Attempt::Contended(contention) => {
+                turn.missed();
+                // Others went through the gate all the time: line up again, rather than ask for the row.
+                let retry_after =
+                    if passed == Some(Passed::NotYet) { Some(Duration::ZERO) } else { contention.retry_after };
+                Ok(Attempt::Contended(Contention { retry_after, ..contention }))
+            }
+        }
+    }
+
+    async fn attempt_row(&self, request: &AcquireRequest, ttl: i64) -> Result<Attempt> {
+        let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+        if let Some(hold) = self.take(&mut connection, request, ttl).await? {
+            return Ok(Attempt::Granted(hold));
+        }
+        match self.look(&mut connection, &request.claim.key).await? {
+            None => {
+                let insert = |_| self.statements.insert().bind(to_column(&request.claim.key));
+                connection.execute(insert, None).await?;
+                match self.take(&mut connection, request, ttl).await? {
+                    Some(hold) => Ok(Attempt::Granted(hold)),
+                    None => Ok(contended(self.look(&mut connection, &request.claim.key).await?)),
+                }
+            }
+            Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
+                self.take_again(&mut connection, request).await
+            }
+            found => Ok(contended(found)),
+        }
+    }
+
+    /// The usual case, in one round trip: takes the lock if its row is there and free.
+    async fn take(&self, connection: &mut Connection, request: &AcquireRequest, ttl: i64) -> Result<Option<Hold>> {
+        let AcquireRequest { claim, fence, .. } = request;
+        let statement = |question| {
+            let acquire = self.statements.acquire(fence.clock == FenceClock::Store);
+            acquire
+                .bind(fence.floor.get() + 1)
+                .bind(fence.span)
+                .bind(claim.token.as_bytes().as_slice())
+                .bind(request.holder.as_str())
+                .bind(over_fence(question))
+                .bind(ttl)
+                .bind(to_column(&claim.key))
+        };
+        let sent = self.info.clock.now();
+        let (done, question) = connection.execute(statement, Some(claim.token)).await?;
+        let first = done.last_insert_id() ^ over_fence(question);
+        match done.rows_affected() {
+            0 if done.last_insert_id() == 0 => Ok(None),
+            1 if is_sane(first, fence) => {
+                let (fence, until) = (Fence::new(first), sent + request.ttl);
+                Ok(Some(Hold { claim: claim.clone(), fence, span: request.fence.span, until, depth: 1 }))
+            }
+            _ => Err(connection.out_of_step(Sent::Yes)),
+        }
+    }
+
+    /// The claim has the lease already (rule R1): extends it, and gives the grant that is on record.
+    async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
+        let renewal = renew::Terms { ttl: microseconds(request.ttl), depth: None, floor: 0 };
+        let sent = self.info.clock.now();
+        renew::extend(self, connection, &[&request.claim], renewal).await.map_err(|failed| failed.error)?;
+        match self.look(connection, &request.claim.key).await? {
+            Some(row::Lock { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
+                Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))
+            }
+            found => Ok(contended(found)),
+        }
+    }
+}
+
+/// Whether a grant can have this fence: else the answer is to another question, whose number is another, or that has none,
+/// such as the one that makes the row.
+fn is_sane(fence: u64, asked: &FenceRequest) -> bool {
+    (asked.floor.get() + 1..MAX_FENCE).contains(&fence) && (asked.clock == FenceClock::Floor || fence > LEAST_TIME)
+}
+
+/// Another has the lock, or had it when it was asked for and it makes sense to ask again at once.
+fn contended(found: Option<row::Lock>) -> Attempt {
+    let free = Contention { retry_after: Some(Duration::ZERO), ..Contention::default() };
+    Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, row::Lease::into_contention))
+}
