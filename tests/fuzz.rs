@@ -1,7 +1,7 @@
 //! Replies that are spoilt on their way, on every store: no panic, an end within the bound, and a store that knows the truth
 //! again when they are not spoilt any more.
 //!
-//! What a spoilt reply says by chance can't be told from an answer by anybody, so that is not judged here. `PROPTEST_CASES`
+//! A spoilt reply that by chance reads like an answer can't be told from one, so answers are not judged here. `PROPTEST_CASES`
 //! says how many are tried.
 
 use std::{
@@ -225,7 +225,7 @@ fn runtime(name: &str) -> Runtime {
     Builder::new_multi_thread().enable_all().thread_name(name).build().expect("a runtime")
 }
 
-/// Who holds the lock, and that nobody else gets it.
+/// Asks for the holder of the lock, and for the lock, which must be refused.
 async fn knows_the_truth(store: &Arc<dyn LockStore>, held: &Claim) -> Result<(), String> {
     let mut last = String::new();
     for _ in 0..TRIES {

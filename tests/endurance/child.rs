@@ -29,10 +29,10 @@ pub(crate) const SHORT: Duration = Duration::from_secs(3);
 const KEPT: Duration = Duration::from_millis(50);
 /// How many locks are asked for at a time.
 const AT_A_TIME: usize = 16;
-/// What the last releases may take, of all leases.
+/// The last releases, of all leases, may take this long.
 const END: Duration = Duration::from_secs(600);
 
-/// What a child is to do.
+/// The task of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Orders {
     pub(crate) url: String,
@@ -51,7 +51,7 @@ pub(crate) struct Report {
     pub(crate) lost: BTreeMap<String, usize>,
     /// How often the locks of tasks were lost, by reason.
     pub(crate) lost_by_tasks: BTreeMap<String, usize>,
-    /// What errors acquisitions ended with that may be tried again.
+    /// How many acquisitions ended with an error that may be tried again.
     pub(crate) errors: u64,
     /// For each task, how often it had a lock.
     pub(crate) served: Vec<u64>,
@@ -65,7 +65,7 @@ pub(crate) struct Report {
     pub(crate) broken: Option<String>,
 }
 
-/// What the tasks tell.
+/// The counts that the tasks keep.
 #[derive(Debug)]
 struct Seen {
     served: Vec<AtomicU64>,

@@ -63,7 +63,7 @@ fn run(kind: Kind, size: Size) -> Result<(), BoxError> {
     })
 }
 
-/// What every test takes, and three numbers more.
+/// The arguments of every test, and three numbers more.
 fn options(args: Vec<String>) -> Result<(Size, Arguments), String> {
     let (mut size, mut others, mut args) = (SMALL, Vec::new(), args.into_iter());
     while let Some(arg) = args.next() {

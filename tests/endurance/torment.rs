@@ -1,4 +1,4 @@
-//! What is done to the child that holds the leases, and what must be true after each round.
+//! The faults that the child with the leases meets, and the conditions that must hold after each.
 
 use std::{process::Stdio, time::Duration};
 
@@ -48,7 +48,7 @@ pub(crate) async fn run(target: &Target, orders: Orders, rounds: usize) -> Resul
         }
         let report = big.ask(SERVED_WITHIN).await?;
         println!("{}: round {round}: {}", target.kind.name(), tell(&report));
-        // What is made once, such as connections, is there after the first two.
+        // After two rounds all is there that is made once, such as connections.
         judge(&report, before.as_ref()).map_err(|wrong| format!("round {round}: {wrong}: {}", tell(&report)))?;
         if round == 2 {
             before = Some(report);

@@ -173,7 +173,7 @@ impl Hand {
         }
     }
 
-    /// Who waits for ever has only locks of smaller numbers, so that nobody waits for who waits for it. Leases of a runtime
+    /// A task that waits without limit has only locks of smaller numbers, so that no two tasks wait for each other. Leases of a runtime
     /// that ended may stay, where they end with the session.
     fn may_wait_forever(&self, key: usize) -> bool {
         self.world.program.runtime_ends.is_none() && self.guards.iter().all(|held| held.key < key)
@@ -285,7 +285,7 @@ impl Hand {
     }
 }
 
-/// What somebody with so much patience hears; `None` if it was given up.
+/// The answer to an acquisition with this patience; `None` if it was given up.
 async fn have_patience<F: Future>(patience: Patience, future: F) -> Option<F::Output> {
     let (polled_for, unpolled, goes_on) = match patience {
         Patience::Await => return Some(future.await),

@@ -23,7 +23,7 @@ pub(crate) struct Program {
     pub(crate) runtime_ends: Option<u64>,
 }
 
-/// What one task does, one step after the other. Guards that it still has in the end it drops.
+/// The steps of one task, one after the other. It drops the guards that it has in the end.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
     pub(crate) locker: usize,

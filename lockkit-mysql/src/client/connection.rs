@@ -178,7 +178,7 @@ pub(crate) fn broke() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection broke before")
 }
 
-/// What the driver gives, or `None` if the alarm goes off before.
+/// The answer, or `None` if the alarm goes off before.
 pub(crate) async fn before<T>(
     alarm: &mut Alarm,
     work: impl Future<Output = Result<T, sqlx::Error>>,
@@ -190,8 +190,8 @@ pub(crate) async fn before<T>(
     }
 }
 
-/// What the driver gives. It panics over some answers that do not belong to what it asked: then the connection is of no use
-/// any more, and no more than that has happened.
+/// The driver's answer. The driver panics over some answers that do not belong to its question. Such a panic becomes an error
+/// here, and the connection is closed.
 async fn understood<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
     let mut work = pin!(work);
     poll_fn(|context| {

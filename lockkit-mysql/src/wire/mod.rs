@@ -1,4 +1,4 @@
-//! What is said to the servers and what they answer, and nothing else: pure. Names, statements and errors.
+//! Requests and answers as the servers know them: names, statements, rows and errors. Pure.
 
 pub(crate) mod error;
 pub(crate) mod name;

@@ -40,7 +40,7 @@ pub(crate) struct Statements {
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
 const NUMBER: &str = "CAST(? AS UNSIGNED)";
 
-/// So many of the lowest bits of a question's number come back with a fence, above its own: fences end at 2^62. An answer
+/// This many of the lowest bits of a question's number come back with a fence, above its own: fences end at 2^62. An answer
 /// that is one, two or three answers late or early is noticed.
 const NUMBER_BITS: u32 = 2;
 

@@ -105,7 +105,7 @@ async fn plant(raw: &mut MySqlConnection, row: &Row, name: &[u8]) {
     insert.bind(row.span).bind(row.count).bind(&row.holder).execute(raw).await.expect("a row");
 }
 
-/// What a client may be told of a lock with this row.
+/// Judges the answers of a client about a lock with this row.
 async fn judge(store: &MySqlStore, raw: &mut MySqlConnection, row: &Row) -> Result<(), String> {
     let says = |error: Error| error.to_string();
     let mine = claim();

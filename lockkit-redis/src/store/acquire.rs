@@ -208,7 +208,7 @@ impl<'a> Plan<'a> {
         Ok(Request::acquire(&self.lock, claim, holder, self.ttl_ms, fence, mark))
     }
 
-    /// What a grant has to be above.
+    /// The fence of a grant must be above this.
     fn floor(&self, connection: &Connection) -> Result<Fence> {
         let fence = &self.request.fence;
         Ok(fence.floor.max(connection.floor(fence.clock)?))

@@ -102,7 +102,7 @@ fn whatever_lies_at_the_keys_is_no_lease_of_ours() {
         .unwrap_or_else(|broken| panic!("{broken}"));
 }
 
-/// What a client may be told of a lock with something at its keys.
+/// Judges the answers of a client about a lock with these values at its keys.
 async fn judge(store: &Arc<RedisStore>, is_taken: bool) -> Result<(), String> {
     let mine = claim("a");
     let waiting = store.acquire(&request(&mine, Duration::from_millis(2))).await;

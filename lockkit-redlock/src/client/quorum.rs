@@ -83,7 +83,7 @@ impl Quorum {
     }
 }
 
-/// What a quorum is called in messages.
+/// The name of a quorum in messages.
 pub(crate) fn name_of(nodes: usize) -> Arc<str> {
     format!("redlock of {nodes} nodes").into()
 }

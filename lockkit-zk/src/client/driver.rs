@@ -1,4 +1,4 @@
-//! What all that talks to the driver has in common.
+//! Types and functions that all callers of the driver share.
 
 use std::{
     future::Future,
@@ -11,7 +11,7 @@ use zookeeper_client as zk;
 /// The answer to a request that has been sent.
 pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, zk::Error>> + Send + 'a>>;
 
-/// Takes a mutex. What a panic left behind it is as good as before.
+/// Takes a mutex, also after a panic of the task that had it: each change under it is made in one step.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What is said to the servers and what they answer, and nothing else: pure. Names of nodes, their data, the order of a queue and errors.
+//! Requests and answers as the servers know them: names of nodes, their data, the order of a queue and errors. Pure.
 
 pub(crate) mod error;
 pub(crate) mod fence;

@@ -87,7 +87,7 @@ fn is_ahead(node: &str) -> bool {
     node != "~fence" && (key <= "0000000000" || key.starts_with('-'))
 }
 
-/// What a client may be told of a lock whose directory has these nodes.
+/// Judges the answers of a client about a lock whose directory has these nodes.
 async fn judge(
     store: &Arc<ZkStore>,
     raw: &Client,
