@@ -13,6 +13,7 @@ mod find;
 mod guardian;
 mod mysql;
 mod mysql_wire;
+mod port;
 mod process;
 mod redis;
 mod redis_cluster;
@@ -34,11 +35,8 @@ pub use self::{
 
 use std::{
     ffi::OsString,
-    fmt,
-    hash::{BuildHasher, RandomState},
-    io,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    ops::Range,
+    fmt, io,
+    net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     pin::Pin,
 };
@@ -85,24 +83,4 @@ impl Place {
     pub(crate) fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
-}
-
-/// The ports that servers get.
-///
-/// They lie below those from which systems take the source ports of outgoing connections. A port from *that* range, as
-/// binding to port 0 would give, is not safe while its server is down: a client on the same machine that keeps trying
-/// to reconnect is sooner or later given the very port it connects to as its source, connects to itself, and the server
-/// can't come back.
-const PORTS: Range<u16> = 20_000..32_000;
-
-/// A port on 127.0.0.1 that was free a moment ago.
-///
-/// It is chosen at random, so that test processes that start servers at the same time rarely choose alike; when they
-/// do, the later server fails to bind, and [`Process`] tries another port.
-pub(crate) fn free_port() -> io::Result<u16> {
-    let random = RandomState::new();
-    (0..100_u32)
-        .map(|attempt| PORTS.start + (random.hash_one(attempt) % PORTS.len() as u64) as u16)
-        .find(|&port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no free port on 127.0.0.1"))
 }

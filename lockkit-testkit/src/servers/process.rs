@@ -1,6 +1,6 @@
 //! A server process: what can be done to any server.
 
-use super::{Place, Result, ServerError, Service, free_port, guardian::Guardian};
+use super::{Place, Result, ServerError, Service, guardian::Guardian, port::Port};
 use crate::faults::process;
 use std::{
     fs,
@@ -15,7 +15,7 @@ use std::{
 use tokio::time::{sleep, timeout};
 
 /// How long a server may take to come up. The slowest needs seconds on a busy machine.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+pub(super) const READY_WITHIN: Duration = Duration::from_secs(30);
 
 /// How many ports are tried before the fault must lie elsewhere.
 const PORTS_TRIED: u32 = 5;
@@ -38,6 +38,8 @@ pub struct Process {
     service: Arc<dyn Service>,
     place: Place,
     ward: Arc<Ward>,
+    /// It is given back when the server is gone.
+    _port: Port,
     /// Held while it is restarted: two restarts at once would start one server in the half-made directory of the other.
     restarting: tokio::sync::Mutex<()>,
 }
@@ -55,7 +57,7 @@ impl Process {
         let service: Arc<dyn Service> = Arc::new(service);
         let mut tried = 1;
         loop {
-            let port = free_port().map_err(|error| ServerError::io(service.name(), error))?;
+            let port = Port::free().map_err(|error| ServerError::io(service.name(), error))?;
             match Self::start_on(service.clone(), port).await {
                 Err(error) if error.is_port_taken() && tried < PORTS_TRIED => tried += 1,
                 other => return other,
@@ -63,16 +65,16 @@ impl Process {
         }
     }
 
-    async fn start_on(service: Arc<dyn Service>, port: u16) -> Result<Self> {
+    async fn start_on(service: Arc<dyn Service>, port: Port) -> Result<Self> {
         let failed = |error| ServerError::io(format_args!("could not start {}", service.name()), error);
         let dir = tempfile::Builder::new().prefix("lockkit-").tempdir().map_err(failed)?;
-        let place = Place::new(dir.path().to_owned(), port);
+        let place = Place::new(dir.path().to_owned(), port.number());
         Self::fill(&service, &place).await.map_err(failed)?;
         let guardian = Guardian::new(&place, &service.command(&place)).map_err(failed)?;
         // From here on removing the directory is the guardian's job.
         let _ = dir.keep();
         let ward = Arc::new(Ward { guardian: Mutex::new(guardian), pid: AtomicU32::new(0) });
-        let process = Self { service, place, ward, restarting: tokio::sync::Mutex::default() };
+        let process = Self { service, place, _port: port, ward, restarting: tokio::sync::Mutex::default() };
         process.run().await?;
         Ok(process)
     }

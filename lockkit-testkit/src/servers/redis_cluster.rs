@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{RedisFlavor, RedisOptions, RedisServer, Result, ServerError, free_port};
+use super::{RedisFlavor, RedisOptions, RedisServer, Result, ServerError, port::Port};
 
 /// How many primaries share the slots.
 const PRIMARIES: usize = 3;
@@ -20,6 +20,8 @@ const WITHIN: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct RedisCluster {
     members: Vec<RedisServer>,
+    /// What the members talk over.
+    _buses: Vec<Port>,
 }
 
 impl RedisCluster {
@@ -39,11 +41,13 @@ impl RedisCluster {
     /// As for [`start`](Self::start).
     pub async fn start_with(options: RedisOptions, with_replicas: bool) -> Result<Self> {
         let count = if with_replicas { 2 * PRIMARIES } else { PRIMARIES };
-        let mut members = Vec::with_capacity(count);
+        let (mut members, mut buses) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for _ in 0..count {
-            members.push(start_member(&options).await?);
+            let (member, bus) = start_member(&options).await?;
+            members.push(member);
+            buses.push(bus);
         }
-        let cluster = Self { members };
+        let cluster = Self { members, _buses: buses };
         cluster.form().await?;
         Ok(cluster)
     }
@@ -214,16 +218,17 @@ fn slots(index: usize) -> std::ops::Range<usize> {
     SLOTS * index / PRIMARIES..SLOTS * (index + 1) / PRIMARIES
 }
 
-async fn start_member(options: &RedisOptions) -> Result<RedisServer> {
+/// Starts a member, and gives the port of the bus that the members talk over. By default that is beyond those that a test
+/// may use.
+async fn start_member(options: &RedisOptions) -> Result<(RedisServer, Port)> {
     let mut tried = 1;
     loop {
-        // The port of the bus that the members talk over. By default it is beyond those that a test may use.
-        let bus = free_port().map_err(failed)?.to_string();
+        let bus = Port::free().map_err(failed)?;
         let options = options.clone().args([
             "--cluster-enabled",
             "yes",
             "--cluster-port",
-            &bus,
+            &bus.number().to_string(),
             "--cluster-node-timeout",
             NODE_TIMEOUT,
             "--repl-diskless-sync-delay",
@@ -231,7 +236,7 @@ async fn start_member(options: &RedisOptions) -> Result<RedisServer> {
         ]);
         match RedisServer::start(options).await {
             Err(error) if tried < 3 && !error.is_missing() => tried += 1,
-            other => return other,
+            other => return Ok((other?, bus)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Private ZooKeeper servers, alone and as an ensemble.
 
-use super::{Place, Probe, Process, Program, Result, ServerError, Service, find, free_port};
+use super::{Place, Probe, Process, Program, Result, ServerError, Service, find, port::Port, process::READY_WITHIN};
 use crate::faults::Proxy;
 use std::{
     ffi::OsString,
@@ -9,7 +9,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     ops::Deref,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -130,6 +130,8 @@ pub struct ZooKeeperEnsemble {
     members: Vec<ZooKeeperServer>,
     /// What stands between the members, if anything does.
     lines: Vec<Line>,
+    /// What the members talk over.
+    _ports: Vec<Port>,
 }
 
 /// The way on which one member follows another, should that lead.
@@ -163,7 +165,10 @@ impl ZooKeeperEnsemble {
         let (java, archive) = (JAVA.locate()?, flavor.locate()?);
         let mut attempt = 1;
         loop {
-            let ports = quorum_ports().map_err(|error| ServerError::io("ZooKeeper", error))?;
+            // For each of three members one for its followers and one for elections.
+            let claimed: io::Result<Vec<_>> = (0..6).map(|_| Port::free()).collect();
+            let claimed = claimed.map_err(|error| ServerError::io("ZooKeeper", error))?;
+            let ports: Vec<_> = claimed.chunks_exact(2).map(|pair| (pair[0].number(), pair[1].number())).collect();
             let lines = if lined { lines(&ports).await } else { Ok(Vec::new()) };
             let lines = lines.map_err(|error| ServerError::io("ZooKeeper", error))?;
             let member = |number| ZooKeeper {
@@ -178,7 +183,7 @@ impl ZooKeeperEnsemble {
             match started {
                 Ok((first, second, third)) => {
                     let members = [first, second, third].map(|process| ZooKeeperServer { process }).into();
-                    return Ok(Self { members, lines });
+                    return Ok(Self { members, lines, _ports: claimed });
                 }
                 Err(_) if attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(error),
@@ -212,6 +217,27 @@ impl ZooKeeperEnsemble {
     /// Undoes every [`silence`](Self::silence). What was held back is delivered.
     pub fn unsilence(&self) {
         self.lines.iter().for_each(|line| line.proxy.heal());
+    }
+
+    /// Waits until a member leads, and returns its place in [`members`](Self::members). An election takes the members
+    /// seconds on a busy machine, so they get the time that a server has to come up.
+    ///
+    /// # Errors
+    ///
+    /// If none leads by then.
+    pub async fn elected(&self) -> Result<usize> {
+        // The standard clock, because tokio's may be paused by the test.
+        let deadline = Instant::now() + READY_WITHIN;
+        loop {
+            if let Some(leader) = self.leader().await {
+                return Ok(leader);
+            }
+            if Instant::now() > deadline {
+                let why = format!("no member of the ensemble leads after {READY_WITHIN:?}");
+                return Err(ServerError::io("ZooKeeper", io::Error::other(why)));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// The member that leads at present, by its place in [`members`](Self::members); none during an election.
@@ -357,18 +383,6 @@ fn ports_seen_by(from: usize, ports: &[(u16, u16)], lines: &[Line]) -> Vec<(u16,
     ports.iter().enumerate().map(seen).collect()
 }
 
-/// Two different free ports for each of three members.
-fn quorum_ports() -> io::Result<Vec<(u16, u16)>> {
-    let mut ports = Vec::new();
-    while ports.len() < 6 {
-        let port = free_port()?;
-        if !ports.contains(&port) {
-            ports.push(port);
-        }
-    }
-    Ok(ports.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -403,12 +417,7 @@ mod tests {
         let ensemble = ZooKeeperEnsemble::start(ZooKeeperFlavor::Installed).await?;
         let leader = ensemble.leader().await.expect("a leader");
         ensemble.members()[leader].kill().await?;
-        for _ in 0..200 {
-            if ensemble.leader().await.is_some_and(|now| now != leader) {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        panic!("no other member took over");
+        assert_ne!(ensemble.elected().await?, leader, "the dead one leads");
+        Ok(())
     }
 }
