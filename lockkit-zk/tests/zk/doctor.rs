@@ -167,6 +167,7 @@ async fn an_ensemble_is_counted_and_each_server_looked_at() {
 
     let away = &ensemble.members()[0];
     away.kill().await.expect("kill");
+    ensemble.elected().await.expect("a leader");
     eventually("the others go on", async || diagnose(&config).await.is_ok()).await;
     let mut found = findings(&config).await;
     found.retain(|finding| finding.severity == Severity::Warning && finding.code != "data-loss");
