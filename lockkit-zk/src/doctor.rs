@@ -7,7 +7,7 @@ use tokio::{task::JoinSet, time::timeout};
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, Permission, Stat};
 
 use crate::{
-    client::{connect, server},
+    client::{connect, driver::understood, server},
     config::ZkConfig,
     wire::{
         error::{self, Failure, Sent},
@@ -65,7 +65,7 @@ impl Doctor<'_> {
     /// The answer to a request; an error of the user's own making, such as a missing permission, is one too.
     async fn answer<T>(&self, request: impl Future<Output = Result<T, zk::Error>>) -> Result<Result<T, zk::Error>> {
         use zk::Error::{NoAuth, NoNode, NodeExists, NotEmpty, Unimplemented};
-        match timeout(self.config.timeout, request).await {
+        match timeout(self.config.timeout, understood(request)).await {
             Ok(Err(e)) if !matches!(e, NoAuth | NoNode | NodeExists | NotEmpty | Unimplemented) => {
                 Err(error::map(&Failure::Driver(e), Sent::ReadOnly))
             }

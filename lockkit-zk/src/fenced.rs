@@ -31,7 +31,7 @@ use tokio::{sync::Mutex, time::timeout};
 use zookeeper_client::{self as zk, Client, CreateMode, MultiWriteError, MultiWriter};
 
 use crate::{
-    client::connect,
+    client::{connect, driver::understood},
     config::ZkConfig,
     wire::error::{self, Failure, Sent},
 };
@@ -208,7 +208,7 @@ impl Shared {
     }
 
     async fn bounded<T>(&self, sent: Sent, answer: impl Future<Output = Result<T, zk::Error>>) -> Result<T> {
-        match timeout(self.bound(), answer).await {
+        match timeout(self.bound(), understood(answer)).await {
             Ok(answer) => answer.map_err(|e| error::map(&Failure::Driver(e), sent)),
             Err(_) => Err(Error::no_answer(self.bound(), sent)),
         }

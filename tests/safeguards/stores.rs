@@ -282,4 +282,12 @@ pub(crate) const ALL: &[Safeguard] = &[
         without: "{ drop(own); false }",
         noticed_by: "lockkit-zk/zk::reconnect::a_reconnection_in_a_new_session_ends_the_leases_of_the_old_one",
     },
+    Safeguard {
+        name: "silence",
+        does: "A session that sends, but understands no answer, is given up after its timeout",
+        file: ZK_SESSION,
+        code: "if !settled && «self.client.state() == zk::SessionState::SyncConnected» &&",
+        without: "false",
+        noticed_by: "lockkit-zk/zk::faults::a_session_whose_answers_can_not_be_read_is_replaced",
+    },
 ];

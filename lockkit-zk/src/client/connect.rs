@@ -9,6 +9,7 @@ use tokio::{task::JoinSet, time::timeout};
 use zookeeper_client::{self as zk, Client};
 
 use crate::{
+    client::driver::understood,
     config::ZkConfig,
     wire::error::{self, Failure, Sent},
 };
@@ -57,7 +58,7 @@ async fn connect_to(config: &ZkConfig, session: Duration, servers: &str) -> Resu
     #[cfg(feature = "tls")]
     if let Some(tls) = &config.tls {
         let connector = connector.with_tls(tls_options(tls)?);
-        let client = connector.secure_connect(servers).await;
+        let client = understood(connector.secure_connect(servers)).await;
         return client.map_err(|e| match e {
             zk::Error::NoHosts => {
                 let message = "no server takes a connection over TLS with these certificates";
@@ -66,7 +67,7 @@ async fn connect_to(config: &ZkConfig, session: Duration, servers: &str) -> Resu
             e => error::map(&Failure::Driver(e), Sent::ReadOnly),
         });
     }
-    connector.connect(servers).await.map_err(|e| error::map(&Failure::Driver(e), Sent::ReadOnly))
+    understood(connector.connect(servers)).await.map_err(|e| error::map(&Failure::Driver(e), Sent::ReadOnly))
 }
 
 #[cfg(feature = "tls")]

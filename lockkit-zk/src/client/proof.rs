@@ -33,6 +33,8 @@ pub(crate) struct Proof {
     timeout: Duration,
     /// Requests that went through the leader and were answered; ascending by when they were sent, not too close to each other.
     trips: VecDeque<Trip>,
+    /// When a request that goes through the leader was last answered.
+    answered: Moment,
     /// When the last write that proved something was sent.
     written: Moment,
     until: Moment,
@@ -59,7 +61,8 @@ impl Proof {
     /// A session whose establishment (a write by itself, which gives it a whole timeout) began at `opened`.
     pub(crate) fn new(opened: Moment, established: Moment, timeout: Duration) -> Self {
         let trips = VecDeque::from([Trip { sent: opened, answered: established }]);
-        let mut proof = Self { timeout, trips, written: opened, until: opened, moves: 0, settled: 0 };
+        let mut proof =
+            Self { timeout, trips, answered: established, written: opened, until: opened, moves: 0, settled: 0 };
         proof.until = proof.end_of(opened);
         proof
     }
@@ -76,6 +79,7 @@ impl Proof {
 
     /// Takes note that a request that goes through the leader was answered.
     pub(crate) fn passed(&mut self, sent: Moment, answered: Moment) {
+        self.answered = self.answered.max(answered);
         let grain = self.timeout / Self::GRAIN;
         if self.unsettled().is_some() || self.trips.back().is_some_and(|last| sent < last.sent + grain) {
             return;
@@ -108,6 +112,11 @@ impl Proof {
     /// Whether the last write is so recent that another one would prove little more.
     pub(crate) fn is_fresh(&self, now: Moment) -> bool {
         self.unsettled().is_none() && now < self.written + self.timeout / (Self::SIGNS_PER_TIMEOUT - 1)
+    }
+
+    /// Whether nothing was answered for as long as a session lasts without a sign of life.
+    pub(crate) fn is_silent(&self, now: Moment) -> bool {
+        now >= self.answered + self.timeout
     }
 
     /// Takes note that the session was announced to a server anew. Until the timeout that it gave is known, nothing proves

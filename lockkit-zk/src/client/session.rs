@@ -24,7 +24,7 @@ use zookeeper_client::{self as zk, Acls, Client, CreateMode, CreateOptions, Stat
 use crate::{
     client::{
         connect,
-        driver::{Answer, lock},
+        driver::{Answer, lock, understood},
         proof::Proof,
         uncontended::Alone,
         watched::{self, Watches},
@@ -250,7 +250,7 @@ impl Session {
 
     /// Awaits the answer to a request that reads.
     pub(crate) async fn read<T>(&self, bound: Duration, answer: Answer<'_, T>) -> Result<T, Failure> {
-        let answer = match timeout(bound, answer).await {
+        let answer = match timeout(bound, understood(answer)).await {
             Ok(answer) => answer.map_err(Failure::from),
             Err(_) => Err(Failure::TimedOut(bound)),
         };
@@ -302,6 +302,11 @@ impl Session {
     async fn pulse(&self) {
         let sign = self.sign().await;
         let settled = sign.is_ok();
+        if !settled && self.client.state() == zk::SessionState::SyncConnected && self.proof().is_silent(self.now()) {
+            // The driver hears something, or it would have hung up, and makes nothing of it: the length of an answer was
+            // spoilt, and it waits for the rest. It would do so for as long as requests are sent.
+            self.end();
+        }
         self.signs.send_replace(Some(sign));
         if settled && self.sweeps.load(Ordering::Relaxed) > 0 && self.sweep(self.config.timeout).await.is_ok() {
             // Set again meanwhile, it is one less than it could be.

@@ -6,16 +6,15 @@
 //! that a session watches stay within one such request. What finds no room asks again at its own pace.
 
 use std::{
-    future::{Future, poll_fn},
-    panic::{AssertUnwindSafe, catch_unwind},
+    future::Future,
     pin::pin,
     sync::{Arc, Mutex},
-    task::{Context, Poll, Waker},
+    task::{Context, Waker},
 };
 
 use zookeeper_client::{Error, OneshotWatcher, WatchedEvent};
 
-use crate::client::driver::{Answer, lock};
+use crate::client::driver::{Answer, lock, without_panic};
 
 /// How many bytes the paths have together that the driver announces in one request.
 const MOST: usize = 128 * 1024;
@@ -130,12 +129,7 @@ impl Drop for Room {
 /// caller to panic.
 pub(crate) async fn changed(watched: Watched) -> Option<WatchedEvent> {
     let Watched { watcher, room: _room } = watched;
-    let mut event = Box::pin(watcher.changed());
-    poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| event.as_mut().poll(cx))) {
-        Ok(event) => event.map(Some),
-        Err(_) => Poll::Ready(None),
-    })
-    .await
+    without_panic(watcher.changed()).await
 }
 
 /// Whether there is news already. It waits for none.

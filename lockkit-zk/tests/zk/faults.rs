@@ -295,6 +295,26 @@ async fn a_black_holed_connection_is_replaced() {
     free(&store, &mine).await;
 }
 
+/// The driver waits for the rest of an answer, and takes all that comes after it for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_whose_answers_can_not_be_read_is_replaced() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(SESSION).await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    let mut spoilt = false;
+    proxy.rewrite_replies(move |mut bytes| {
+        if !std::mem::replace(&mut spoilt, true) {
+            // The first byte of its length.
+            bytes[0] = 1;
+        }
+        bytes
+    });
+    // Requests go on all the time, and so do their answers: the driver does not hear silence.
+    eventually("it serves again", async || attempt(&store, &claim("b")).await.is_ok()).await;
+    assert_eq!(lost(&renew(&store, &mine).await.expect("an answer")), LossReason::SessionEnded);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_cuts_loses_no_update() {
     let server = Server::start().await;
