@@ -72,32 +72,43 @@ impl Spoil {
 /// Anything anywhere, mostly near the beginning, where lengths and kinds are.
 fn spoil() -> BoxedStrategy<Spoil> {
     let place = || prop_oneof![3 => 0..24_usize, 1 => 0..2000_usize];
-    spoil_at(place, place().boxed())
-}
-
-/// What does not change the number of items in a list: bytes of headers (length, number of the request, transaction, error),
-/// and the loss or repetition of any piece. The driver reserves memory for as many items as an answer announces, and a
-/// process that asks for gigabytes ends; docs/backends/zookeeper.md says so.
-fn spoil_of_header() -> BoxedStrategy<Spoil> {
-    const HEADER: usize = 20;
-    spoil_at(|| 0..HEADER, (0..HEADER / 2).boxed())
-}
-
-fn spoil_at<P: Strategy<Value = usize> + 'static>(
-    place: impl Fn() -> P,
-    growing: BoxedStrategy<usize>,
-) -> BoxedStrategy<Spoil> {
     prop_oneof![
-        4 => (place(), any::<u8>()).prop_map(|(at, bit)| Spoil::Flip(at, bit)),
-        4 => (place(), prop_oneof![Just(0), Just(0xff), Just(0x7f), Just(0x80), any::<u8>()])
-            .prop_map(|(at, byte)| Spoil::Set(at, byte)),
+        8 => byte(place()),
         2 => place().prop_map(Spoil::Cut),
-        2 => (growing, vec(any::<u8>(), 1..9)).prop_map(|(at, more)| Spoil::Insert(at, more)),
+        2 => (place(), vec(any::<u8>(), 1..9)).prop_map(|(at, more)| Spoil::Insert(at, more)),
         2 => (place(), 1..9_usize).prop_map(|(at, count)| Spoil::Remove(at, count)),
         1 => Just(Spoil::Twice),
         1 => Just(Spoil::Lose),
     ]
     .boxed()
+}
+
+/// What spoils the header of an answer of ZooKeeper (length, number of the request, transaction, error, in 20 bytes), or
+/// loses or repeats it, and puts no other number in the place of the number of items of a list. The driver reserves memory
+/// for as many items as an answer announces, and a process that asks for gigabytes ends; docs/backends/zookeeper.md says so.
+fn spoil_of_header() -> BoxedStrategy<Spoil> {
+    let field = || (0..3_usize).prop_map(|field| 4 * field);
+    let fields = || (1..3_usize).prop_map(|fields| 4 * fields);
+    prop_oneof![
+        8 => byte(0..20_usize),
+        2 => (0..17_usize).prop_map(Spoil::Cut),
+        2 => (field(), fields().prop_flat_map(|length| vec(any::<u8>(), length)))
+            .prop_map(|(at, more)| Spoil::Insert(at, more)),
+        2 => (field(), fields()).prop_map(|(at, count)| Spoil::Remove(at, count)),
+        1 => Just(Spoil::Twice),
+        1 => Just(Spoil::Lose),
+    ]
+    .boxed()
+}
+
+/// Another byte in a place.
+fn byte(place: impl Strategy<Value = usize>) -> impl Strategy<Value = Spoil> {
+    let byte = prop_oneof![Just(0), Just(0xff), Just(0x7f), Just(0x80), any::<u8>()];
+    (place, any::<bool>(), any::<u8>(), byte).prop_map(
+        |(at, flips, bit, byte)| {
+            if flips { Spoil::Flip(at, bit) } else { Spoil::Set(at, byte) }
+        },
+    )
 }
 
 #[derive(Clone, Copy, Debug)]
