@@ -27,7 +27,7 @@ pub use {
     frozen::{AsyncOpen, a_frozen_holder_is_refused},
     leaks::cycles_leave_nothing,
     memory::MemoryBackend,
-    suite::Suite,
+    suite::{Suite, arguments},
 };
 
 #[cfg(doctest)]

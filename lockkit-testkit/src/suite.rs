@@ -1,6 +1,6 @@
 //! A test program that runs the compliance suite on several stores.
 
-use std::{env, fs, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{env, fs, num::NonZero, path::PathBuf, process::ExitCode, sync::Arc, thread::available_parallelism};
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -27,11 +27,20 @@ pub struct Suite {
     trials: Vec<Trial>,
 }
 
+/// The arguments of a test program whose tests mostly wait: unless they say otherwise, two run at once for each processor.
+#[must_use]
+pub fn arguments() -> Arguments {
+    let mut arguments = Arguments::from_args();
+    let processors = available_parallelism().map_or(1, NonZero::get);
+    arguments.test_threads = arguments.test_threads.or(Some(2 * processors));
+    arguments
+}
+
 impl Suite {
     /// A suite without stores: the directory of its lists, and what is required unless `LOCKKIT_REQUIRE` says otherwise.
     pub fn new(lists: impl Into<PathBuf>, required: &str) -> Self {
-        // First of all: who asks for help need not wait for servers.
-        let arguments = Arguments::from_args();
+        // First of all: help is shown without waiting for servers.
+        let arguments = arguments();
         let required = env::var("LOCKKIT_REQUIRE").unwrap_or_else(|_| required.to_owned());
         Self { arguments, lists: lists.into(), required, names: Vec::new(), trials: Vec::new() }
     }

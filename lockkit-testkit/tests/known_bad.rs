@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, process::ExitCode, sync::Arc};
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Failed, Trial};
 use lockkit_testkit::{
     BoxError, Verdict,
     broken::{Bug, Catch, SimpleBackend},
@@ -14,7 +14,7 @@ const DOCS: &str = include_str!("../../docs/testing.md");
 const CASES: &str = include_str!("../../docs/cases.md");
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let arguments = lockkit_testkit::arguments();
     // The sound store's machine runs here for as long as its trials do.
     let runtime = runtime().expect("a runtime");
     let sound = runtime.block_on(SimpleBackend::start(None)).expect("a port");

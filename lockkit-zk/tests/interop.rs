@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 use lockkit_core::{Guard, Locker, Outcome};
 use lockkit_testkit::{
     BoxError,
@@ -26,7 +26,7 @@ const TTL: Duration = Duration::from_secs(8);
 const NAME: &str = "shared";
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let arguments = lockkit_testkit::arguments();
     let mut trials = Vec::new();
     for (client, found) in [(Client::Curator, curator().map(drop)), (Client::Kazoo, kazoo().map(drop))] {
         for (name, case) in CASES {

@@ -19,12 +19,12 @@ mod traps;
 
 use std::{process::ExitCode, sync::Arc};
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 use lockkit_testkit::servers::MySqlFlavor;
 use support::{Ctx, Test};
 
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let arguments = lockkit_testkit::arguments();
     let mut trials = Vec::new();
     for (flavor, name) in [(MySqlFlavor::Installed, "mariadb"), (MySqlFlavor::Newer, "mysql")] {
         match flavor.program().find() {
