@@ -33,7 +33,7 @@ use lockkit_core::{
 use redis::{Pipeline, Value};
 
 use crate::{
-    client::connection::Link,
+    client::dialer::Dialer,
     config::{RedisConfig, Topology},
     wire::{
         error::{self, Sent},
@@ -51,7 +51,7 @@ const FENCE_KEY: &str = ":highest-fence";
 /// A fenced value on one Redis or Valkey server. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RedisResource {
-    link: Arc<Link>,
+    dialer: Arc<Dialer>,
     timeout: Duration,
     name: Arc<str>,
     key: String,
@@ -70,9 +70,9 @@ impl RedisResource {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let (timeout, name) = (config.timeout, config.display_name().into());
-        let link = Arc::new(Link::new(config, None, None, Arc::default()));
-        let resource = Self { link, timeout, name, key: key.into() };
-        resource.link.connection().await.map_err(|e| resource.failed("connect", e))?;
+        let dialer = Dialer::new(config, None, None, Arc::default());
+        let resource = Self { dialer, timeout, name, key: key.into() };
+        resource.dialer.connection().await.map_err(|e| resource.failed("connect", e))?;
         Ok(resource)
     }
 
@@ -83,14 +83,14 @@ impl RedisResource {
     }
 
     async fn ask(&self, fence: Fence, value: Option<&[u8]>) -> Result<Admission> {
-        let connection = self.link.connection().await?;
+        let connection = self.dialer.connection().await?;
         let arguments = 1 + usize::from(value.is_some());
         let mut request = FENCED.by_hash(2, arguments, 2 * self.key.len() + 64 + value.map_or(0, <[u8]>::len));
         request.arg(&self.key).arg(format!("{}{FENCE_KEY}", self.key)).arg(fence.get());
         if let Some(value) = value {
             request.arg(value);
         }
-        let reply = self.link.run(&connection, &FENCED, &request, false, self.timeout, Sent::Yes).await?;
+        let reply = connection.run(&FENCED, &request, false, self.timeout, Sent::Yes).await?;
         let highest = redis::from_redis_value::<String>(reply).map_err(|_| error::odd_reply(Sent::Yes))?;
         match highest.parse() {
             _ if highest.is_empty() => Ok(Admission::Admitted),
@@ -100,11 +100,11 @@ impl RedisResource {
     }
 
     async fn look(&self) -> Result<Option<Vec<u8>>> {
-        let connection = self.link.connection().await?;
+        let connection = self.dialer.connection().await?;
         let mut requests = Pipeline::with_capacity(1);
         requests.cmd("GET").arg(&self.key);
-        let replies = self.link.run_all(&connection, None, &requests, self.timeout, Sent::ReadOnly).await?;
-        let reply = self.link.accept(&connection, replies.into_iter().next().unwrap_or(Value::Nil), Sent::ReadOnly)?;
+        let replies = connection.run_all(None, &requests, self.timeout, Sent::ReadOnly).await?;
+        let reply = connection.accept(replies.into_iter().next().unwrap_or(Value::Nil), Sent::ReadOnly)?;
         redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))
     }
 

@@ -12,7 +12,7 @@ const REDLOCK_FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
 const REDIS_SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
 const REDIS_ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
 const REDIS_SERVER: &str = "lockkit-redis/src/wire/server.rs";
-const REDIS_LINE: &str = "lockkit-redis/src/client/dialer.rs";
+const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_POOL: &str = "lockkit-mysql/src/client/pool.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
@@ -169,7 +169,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "pause",
         does: "A server that took over grants nothing for the longest ttl",
         file: REDIS_ACQUIRE,
-        code: "reign.and_then(|reign| «reign.pause(plan.clock.now())»)",
+        code: "epoch.and_then(|epoch| «epoch.pause(plan.clock.now())»)",
         without: "None",
         noticed_by: "lockkit-redis/redis::failover::a_lease_that_was_not_replicated_is_waited_for",
     },
@@ -177,12 +177,12 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "started",
         does: "So does a server that has just started, which may have had a predecessor",
         file: REDIS_SCRIPTS,
-        code: r#"Script::plain(«include_str!("scripts/reign.lua").into()»));"#,
-        without: r#"include_str!("scripts/reign.lua").replace("since = now - math", "since = now - 3600000 - math").into()"#,
+        code: r#"Script::plain(«include_str!("scripts/epoch.lua").into()»));"#,
+        without: r#"include_str!("scripts/epoch.lua").replace("since = now - math", "since = now - 3600000 - math").into()"#,
         noticed_by: "lockkit-redis/redis::sentinel::a_server_that_just_started_is_waited_for",
     },
     Safeguard {
-        name: "reign_mark",
+        name: "epoch_mark",
         does: "Only the server that granted a lease renews it",
         file: REDIS_SCRIPTS,
         code: "«concat!(\n        include_str!(\"scripts/guard.lua\"),\n        include_str!(\"scripts/mark.lua\"),\n        include_str!(\"scripts/renew.lua\")\n    )»",
@@ -190,7 +190,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redis/redis::failover::sentinel_a_replicated_lease_is_not_renewed",
     },
     Safeguard {
-        name: "epoch",
+        name: "guard",
         does: "A script changes nothing on a server that was replaced since the connection was made",
         file: REDIS_SCRIPTS,
         code: "«Self::plain(numbered.into())»",
@@ -203,15 +203,15 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "floor_of_successor",
         does: "A server that took over grants fences above its predecessor's clock",
-        file: REDIS_LINE,
-        code: "(Some(reign), _) => «Ok(reign.floor)»",
+        file: REDIS_CONNECTION,
+        code: "(Some(epoch), _) => «Ok(epoch.floor)»",
         without: "Ok(Fence::NONE)",
         noticed_by: "lockkit-redis/redis::failover::a_lease_that_was_not_replicated_is_waited_for",
     },
     Safeguard {
         name: "floor_of_connection",
         does: "After a reconnection fences are above the server's clock",
-        file: REDIS_LINE,
+        file: REDIS_CONNECTION,
         code: "(None, FenceClock::Store) => «self.clock.clone()»",
         without: "Ok(Fence::NONE)",
         noticed_by: "lockkit-redis/redis::fences::no_fence_comes_twice_after_a_restart_from_a_snapshot",

@@ -21,12 +21,15 @@ use crate::{
     client::{
         node::{Node, Route, Sorted},
         rounds::Rounds,
-        sentinel::Place,
-        slots::{self, Range, Signpost, Told, undecided, unserved},
+        slots::{self, Range, Told},
         vote,
     },
     config::{RedisConfig, Topology},
-    wire::name::{self, Names},
+    wire::{
+        address::Address,
+        name::{self, Names},
+        redirect::{Redirect, undecided, unserved},
+    },
 };
 
 /// How often one request is sent on.
@@ -43,14 +46,14 @@ pub(crate) struct Cluster {
     config: RedisConfig,
     names: Names,
     alarm: Alarm,
-    seeds: Vec<Place>,
+    seeds: Vec<Address>,
     map: RwLock<Arc<Map>>,
     is_stale: AtomicBool,
     rounds: Arc<Rounds<Result<()>>>,
     /// When the map was last asked for, successfully.
     asked: Mutex<Option<Instant>>,
     /// Servers that slots are on their way to and that serve none yet. Nothing is granted there, so they keep no note.
-    guests: Mutex<HashMap<Place, Arc<Node>>>,
+    guests: Mutex<HashMap<Address, Arc<Node>>>,
 }
 
 #[derive(Debug, Default)]
@@ -58,9 +61,9 @@ struct Map {
     /// Who serves which slots, in order.
     ranges: Vec<(u16, u16, Arc<Node>)>,
     /// The servers in `ranges`.
-    nodes: HashMap<Place, Arc<Node>>,
+    nodes: HashMap<Address, Arc<Node>>,
     /// All members, replicas too.
-    places: Vec<Place>,
+    addresses: Vec<Address>,
 }
 
 impl Cluster {
@@ -75,7 +78,7 @@ impl Cluster {
         Self { config, names, alarm, seeds, map, is_stale, rounds: Rounds::new(), asked, guests }
     }
 
-    /// See [`Nodes::route`](crate::client::node::Nodes::route).
+    /// See [`Nodes::route`](crate::client::nodes::Nodes::route).
     pub(crate) async fn route(self: &Arc<Self>, lock: &str) -> Result<Route> {
         let slot = name::slot(lock);
         let mut node = self.fresh().await?.node_of(slot);
@@ -86,13 +89,13 @@ impl Cluster {
         node.map(|node| Route { node, asking: false, hops: 0 }).ok_or_else(unserved)
     }
 
-    /// See [`Nodes::follow`](crate::client::node::Nodes::follow).
+    /// See [`Nodes::follow`](crate::client::nodes::Nodes::follow).
     pub(crate) async fn follow(self: &Arc<Self>, route: Route, error: Error) -> Result<Route> {
         let hops = route.hops + 1;
-        match Signpost::of(&error) {
+        match Redirect::of(&error) {
             Some(_) if hops > HOPS => Err(undecided()),
             Some(to) => {
-                let to = to.at_host(route.node.link.host());
+                let to = to.at_host(route.node.dialer.host());
                 if to.asking {
                     return Ok(Route { node: self.node_at(&to), asking: true, hops });
                 }
@@ -122,7 +125,7 @@ impl Cluster {
         Ok(self.fresh().await?.nodes.values().map(Arc::clone).collect())
     }
 
-    /// See [`Nodes::sort`](crate::client::node::Nodes::sort).
+    /// See [`Nodes::sort`](crate::client::nodes::Nodes::sort).
     pub(crate) async fn sort<T: Send>(
         self: &Arc<Self>,
         things: Vec<T>,
@@ -193,14 +196,14 @@ impl Cluster {
     }
 
     fn questions_to_all(&self, map: &Map) -> Questions {
-        let mut places = map.places.clone();
-        places.extend(self.seeds.iter().cloned());
-        places.sort();
-        places.dedup();
+        let mut addresses = map.addresses.clone();
+        addresses.extend(self.seeds.iter().cloned());
+        addresses.sort();
+        addresses.dedup();
         let mut questions = Questions::new();
-        for place in places {
+        for address in addresses {
             let config = self.config.clone();
-            questions.spawn(async move { slots::ask_anew(&config, &place).await });
+            questions.spawn(async move { slots::ask_anew(&config, &address).await });
         }
         questions
     }
@@ -209,64 +212,64 @@ impl Cluster {
     fn adopt(&self, told: Vec<Range>) {
         let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
         let mut map = Map::default();
-        let mut slots: HashMap<&Place, Vec<(u16, u16)>> = HashMap::new();
-        for Range { first, last, places } in &told {
-            map.places.extend(places.iter().cloned());
-            if let Some(primary) = places.first() {
+        let mut slots: HashMap<&Address, Vec<(u16, u16)>> = HashMap::new();
+        for Range { first, last, addresses } in &told {
+            map.addresses.extend(addresses.iter().cloned());
+            if let Some(primary) = addresses.first() {
                 slots.entry(primary).or_default().push((*first, *last));
             }
         }
-        map.places.sort();
-        map.places.dedup();
-        for (place, slots) in slots {
+        map.addresses.sort();
+        map.addresses.dedup();
+        for (address, slots) in slots {
             let note = self.names.note(|slot| slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)));
-            let node = match current.nodes.get(place) {
+            let node = match current.nodes.get(address) {
                 Some(node) => {
                     node.keep_note_at(note);
                     Arc::clone(node)
                 }
-                None => self.make(place, note),
+                None => self.make(address, note),
             };
             map.ranges.extend(slots.iter().map(|(first, last)| (*first, *last, Arc::clone(&node))));
-            map.nodes.insert(place.clone(), node);
+            map.nodes.insert(address.clone(), node);
         }
         map.ranges.sort_by_key(|(first, ..)| *first);
         let gone = std::mem::replace(&mut *current, Arc::new(map));
         let map = Arc::clone(&current);
         drop(current);
-        self.guests().retain(|place, _| !map.nodes.contains_key(place));
-        for (_, node) in gone.nodes.iter().filter(|(place, _)| !map.nodes.contains_key(*place)) {
-            node.link.close();
+        self.guests().retain(|address, _| !map.nodes.contains_key(address));
+        for (_, node) in gone.nodes.iter().filter(|(address, _)| !map.nodes.contains_key(*address)) {
+            node.dialer.close();
         }
     }
 
-    fn make(&self, place: &Place, note: String) -> Arc<Node> {
-        Arc::new(Node::new(&self.config_of(place), note, Some(&self.alarm)))
+    fn make(&self, address: &Address, note: String) -> Arc<Node> {
+        Arc::new(Node::new(&self.config_of(address), note, Some(&self.alarm)))
     }
 
-    fn config_of(&self, (host, port): &Place) -> RedisConfig {
+    fn config_of(&self, (host, port): &Address) -> RedisConfig {
         RedisConfig { host: host.clone(), port: *port, ..self.config.clone() }
     }
 
     /// The server that a slot is on its way to. It need not be in the map yet.
-    fn node_at(&self, to: &Signpost) -> Arc<Node> {
-        if let Some(node) = self.map().nodes.get(&to.place) {
+    fn node_at(&self, to: &Redirect) -> Arc<Node> {
+        if let Some(node) = self.map().nodes.get(&to.address) {
             return Arc::clone(node);
         }
         let mut guests = self.guests();
-        let guest = guests.entry(to.place.clone());
-        Arc::clone(guest.or_insert_with(|| Arc::new(Node::new(&self.config_of(&to.place), String::new(), None))))
+        let guest = guests.entry(to.address.clone());
+        Arc::clone(guest.or_insert_with(|| Arc::new(Node::new(&self.config_of(&to.address), String::new(), None))))
     }
 
-    fn guests(&self) -> MutexGuard<'_, HashMap<Place, Arc<Node>>> {
+    fn guests(&self) -> MutexGuard<'_, HashMap<Address, Arc<Node>>> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Corrects the map by a signpost, until it is asked for again.
-    pub(crate) fn learn(&self, to: &Signpost) -> Arc<Node> {
+    /// Corrects the map by a redirect, until it is asked for again.
+    pub(crate) fn learn(&self, to: &Redirect) -> Arc<Node> {
         let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
-        let known = current.nodes.get(&to.place).map(Arc::clone);
-        let node = known.unwrap_or_else(|| self.make(&to.place, self.names.note(|slot| slot == to.slot)));
+        let known = current.nodes.get(&to.address).map(Arc::clone);
+        let node = known.unwrap_or_else(|| self.make(&to.address, self.names.note(|slot| slot == to.slot)));
         if !current.node_of(to.slot).is_some_and(|owner| Arc::ptr_eq(&owner, &node)) {
             *current = Arc::new(current.with(to, &node));
         }
@@ -286,20 +289,20 @@ impl Map {
 
     /// Asks the servers that there are connections to, if they are a majority.
     fn questions(&self, bound: Duration) -> Questions {
-        let nodes = || self.nodes.values().filter_map(|node| Some((Arc::clone(node), node.link.current()?)));
+        let nodes = || self.nodes.values().filter_map(|node| Some((Arc::clone(node), node.dialer.current()?)));
         let mut questions = Questions::new();
         if nodes().count() > self.nodes.len() / 2 {
             for (node, connection) in nodes() {
-                questions.spawn(async move { slots::ask(&node.link, &connection, bound).await });
+                questions.spawn(async move { slots::ask(node.dialer.host(), &connection, bound).await });
             }
         }
         questions
     }
 
     /// The same map, but for one slot.
-    fn with(&self, to: &Signpost, node: &Arc<Node>) -> Self {
+    fn with(&self, to: &Redirect, node: &Arc<Node>) -> Self {
         let slot = to.slot;
-        let mut map = Self { ranges: Vec::new(), nodes: self.nodes.clone(), places: self.places.clone() };
+        let mut map = Self { ranges: Vec::new(), nodes: self.nodes.clone(), addresses: self.addresses.clone() };
         for (first, last, owner) in &self.ranges {
             if *first < slot {
                 map.ranges.push((*first, (*last).min(slot - 1), Arc::clone(owner)));
@@ -310,9 +313,9 @@ impl Map {
         }
         map.ranges.push((slot, slot, Arc::clone(node)));
         map.ranges.sort_by_key(|(first, ..)| *first);
-        map.nodes.entry(to.place.clone()).or_insert_with(|| Arc::clone(node));
-        if !map.places.contains(&to.place) {
-            map.places.push(to.place.clone());
+        map.nodes.entry(to.address.clone()).or_insert_with(|| Arc::clone(node));
+        if !map.addresses.contains(&to.address) {
+            map.addresses.push(to.address.clone());
         }
         map
     }
@@ -326,16 +329,16 @@ mod tests {
     async fn one_slot_is_corrected() {
         let names = Names::new("lockkit:").expect("prefix");
         let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new());
-        let range = |first, last, host: &str| Range { first, last, places: vec![(host.into(), 1)] };
+        let range = |first, last, host: &str| Range { first, last, addresses: vec![(host.into(), 1)] };
         cluster.adopt(vec![range(0, 99, "a"), range(100, 16383, "b")]);
         let shape = || {
             let map = cluster.map();
             map.ranges
                 .iter()
-                .map(|(first, last, node)| (*first, *last, node.link.host().to_owned()))
+                .map(|(first, last, node)| (*first, *last, node.dialer.host().to_owned()))
                 .collect::<Vec<_>>()
         };
-        let at = |place: &str, slot| Signpost { place: (place.into(), 1), slot, asking: false };
+        let at = |address: &str, slot| Redirect { address: (address.into(), 1), slot, asking: false };
         let node = cluster.learn(&at("b", 50));
         assert!(Arc::ptr_eq(&node, &cluster.map().node_of(16383).expect("served")), "a server is known once");
         let named = |ranges: &[(u16, u16, &str)]| -> Vec<_> {

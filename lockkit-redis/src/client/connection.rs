@@ -1,9 +1,8 @@
-//! The one connection of a store: made when it is needed, watched, and replaced when it is dead.
+//! A connection to a server: sends requests, bounds them, and gives itself up when it is dead.
 //!
 //! All requests share it and are answered in order, also those that [leave together](crate::client::batch), so that a release
-//! always runs behind the acquisition that it undoes (rule R8). There is no retry: the operation that finds no connection
-//! has one [made](crate::client::dialer), others that come meanwhile wait for the same attempt, and if it fails they all fail with
-//! its error.
+//! always runs behind the acquisition that it undoes (rule R8). There is no retry. The [dialer](crate::client::dialer) makes
+//! the next connection.
 //!
 //! A connection is given up
 //! - when it breaks: the driver says so at once, and the next operation makes a new one;
@@ -17,74 +16,70 @@
 //!   that another took over: the next operation finds out where the name leads now.
 
 use std::{
-    fmt,
     future::Future,
     pin::{Pin, pin},
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, PoisonError, RwLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Error, Result};
+use lockkit_core::{Error, Fence, FenceClock, Result};
 use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
-use tokio::time::{Instant, timeout};
+use tokio::{task::AbortHandle, time::Instant};
 
-pub(crate) use crate::client::dialer::{Connection, NoteKey};
 use crate::{
     client::{
         batch::{Batches, is_unknown_script},
-        dialer::Line,
-        subscriptions::Wake,
+        epoch::Epoch,
+        sentinel::Watches,
+        stream::UnderWay,
+        subscriptions::Subscriptions,
+        timer::Timers,
     },
-    config::RedisConfig,
     wire::{
+        address::Address,
         error::{self, Sent},
-        number,
+        number::{self, Numbered},
         request::{self, Request},
         scripts::Script,
     },
 };
 
-/// Makes, watches and replaces the connection.
-pub(crate) struct Link(Arc<Line>);
+/// A connection that was made, dead or alive.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(super) inner: Arc<MultiplexedConnection>,
+    /// The task that moves the bytes. It ends with the last user of this value, whatever is under way.
+    pub(super) driver: AbortHandle,
+    /// Which connection of its dialer this is.
+    pub(super) generation: u64,
+    pub(super) broken: Arc<AtomicBool>,
+    pub(super) batches: Arc<Batches>,
+    pub(super) under_way: UnderWay,
+    pub(super) timers: Timers,
+    pub(super) received: AtomicU64,
+    pub(super) struck: AtomicBool,
+    pub(super) address: Address,
+    pub(super) epoch: Option<Epoch>,
+    /// The server's clock when the connection was made, where no other server can take over; or why it is not known.
+    pub(super) clock: Result<Fence>,
+    /// The sentinels, if it was they who named the server.
+    pub(super) watches: Option<Watches>,
+    pub(super) subscriptions: Arc<Subscriptions>,
+    /// Where the dialer keeps the connection in use.
+    pub(super) in_use: Weak<InUse>,
+}
 
-impl Link {
-    /// A link that is not connected yet. `note` is where the server's note about its reign is, and `alarm` is for the
-    /// case that it ends, where servers can take over from each other.
-    pub(crate) fn new(config: RedisConfig, note: Option<Arc<NoteKey>>, alarm: Option<Alarm>, wake: Arc<Wake>) -> Self {
-        Self(Arc::new(Line::new(config, note, alarm, wake)))
-    }
+/// The connection in use.
+pub(super) type InUse = RwLock<Option<Arc<Connection>>>;
 
-    /// Who logs in, if it is not the default user.
-    pub(crate) fn username(&self) -> Option<&str> {
-        self.0.config.login.username.as_deref()
-    }
-
-    /// See [`Line::connection`].
-    pub(crate) async fn connection(&self) -> Result<Arc<Connection>> {
-        self.0.connection().await
-    }
-
-    /// The connection, if there is one.
-    pub(crate) fn current(&self) -> Option<Arc<Connection>> {
-        self.0.current()
-    }
-
-    /// Has the server's note written at the key that it has now, for those who connect from now on. Returns at once.
-    pub(crate) fn write_note(&self) {
-        let Some(connection) = self.current() else { return };
-        let line = Arc::clone(&self.0);
-        tokio::spawn(async move {
-            let seen = connection.reign().map(|reign| reign.note.clone()).unwrap_or_default();
-            // If it fails, they find no note, and pause if they must.
-            _ = timeout(line.config.timeout, line.reign(&connection.inner, &seen)).await;
-        });
-    }
-
+impl Connection {
     /// Runs a script. `request` names it by its hash; if the server does not know it, it was definitely not run, and is
     /// sent again with its code. `asking` for a slot of a cluster that is on its way to this server.
     pub(crate) async fn run(
         &self,
-        connection: &Connection,
         script: &Script,
         request: &Cmd,
         asking: bool,
@@ -92,20 +87,20 @@ impl Link {
         sent: Sent,
     ) -> Result<Value> {
         let exchange = pin!(async {
-            connection.batches.make_way();
-            let mut driver = MultiplexedConnection::clone(&connection.inner);
-            let (count, number) = (connection.batches.count_sent(), connection.batches.number());
+            self.batches.make_way();
+            let mut driver = MultiplexedConnection::clone(&self.inner);
+            let (count, number) = (self.batches.count_sent(), self.batches.number());
             let mut request = request.clone();
             request.arg(number);
             let mut reply = send(&mut driver, &request, asking).await?;
-            connection.batches.count_answered(count);
+            self.batches.count_answered(count);
             if is_unknown_script(&reply) {
                 reply = send(&mut driver, &script.by_code(&request), asking).await?;
             }
             number::answer(number, reply)
         });
-        let reply = self.bounded(connection, bound, sent, exchange).await?;
-        self.accept(connection, reply, sent)
+        let reply = self.bounded(bound, sent, exchange).await?;
+        self.accept(reply, sent)
     }
 
     /// Asks for a lease, or ends one, together with what others ask for at the same time. Where servers can take over
@@ -113,20 +108,19 @@ impl Link {
     /// this replication id.
     pub(crate) async fn request(
         &self,
-        connection: &Connection,
         request: Box<Request>,
         guard: Option<&str>,
         asking: bool,
         bound: Duration,
     ) -> Result<Value> {
-        if asking || self.fails_over() {
+        if asking || self.epoch.is_some() {
             let (script, command) = request::alone(&request, guard);
-            let reply = Box::pin(self.run(connection, script, &command, asking, bound, Sent::Yes)).await?;
-            return self.accept(connection, request::only_answer(reply), Sent::Yes);
+            let reply = Box::pin(self.run(script, &command, asking, bound, Sent::Yes)).await?;
+            return self.accept(request::only_answer(reply), Sent::Yes);
         }
-        let exchange = pin!(async { connection.batches.run(request, connection.is_alone()).await });
-        let reply = self.bounded(connection, bound, Sent::Yes, exchange).await?;
-        self.accept(connection, reply, Sent::Yes)
+        let exchange = pin!(async { self.batches.run(request, self.is_alone()).await });
+        let reply = self.bounded(bound, Sent::Yes, exchange).await?;
+        self.accept(reply, Sent::Yes)
     }
 
     /// Sends several requests at once; one answer each, in order, among them errors ([`accept`](Self::accept) them).
@@ -134,18 +128,17 @@ impl Link {
     /// With a script, requests that the server does not know by hash are sent again with its code.
     pub(crate) async fn run_all(
         &self,
-        connection: &Connection,
         script: Option<&Script>,
         requests: &Pipeline,
         bound: Duration,
         sent: Sent,
     ) -> Result<Vec<Value>> {
         let exchange = pin!(async {
-            connection.batches.make_way();
-            let mut driver = MultiplexedConnection::clone(&connection.inner);
-            let (count, asked) = (connection.batches.count_sent(), Numbered::new(requests, &connection.batches));
+            self.batches.make_way();
+            let mut driver = MultiplexedConnection::clone(&self.inner);
+            let (count, asked) = (self.batches.count_sent(), Numbered::new(requests, || self.batches.number()));
             let mut replies = driver.send_packed_commands(&asked.requests, 0, asked.requests.len()).await?;
-            connection.batches.count_answered(count);
+            self.batches.count_answered(count);
             for (reply, request) in replies.iter_mut().zip(asked.requests.cmd_iter()) {
                 if let (Some(script), true) = (script, is_unknown_script(reply)) {
                     *reply = driver.send_packed_command(&script.by_code(request)).await?;
@@ -153,19 +146,19 @@ impl Link {
             }
             let answers = asked.answers(replies)?;
             if sent == Sent::Yes {
-                number::confirm(&mut driver, connection.batches.number(), answers.last()).await?;
+                number::confirm(&mut driver, self.batches.number(), answers.last()).await?;
             }
             Ok(answers)
         });
-        self.bounded(connection, bound, sent, exchange).await
+        self.bounded(bound, sent, exchange).await
     }
 
     /// Takes a single answer: what is an error there becomes one here.
-    pub(crate) fn accept(&self, connection: &Connection, reply: Value, sent: Sent) -> Result<Value> {
+    pub(crate) fn accept(&self, reply: Value, sent: Sent) -> Result<Value> {
         let Value::ServerError(e) = reply else { return Ok(reply) };
         let e = e.into();
         if error::is_not_in_charge(&e) {
-            self.give_up(connection);
+            self.give_up();
         }
         Err(error::map(&e, sent))
     }
@@ -173,30 +166,27 @@ impl Link {
     /// Waits for an exchange, and judges the connection by how it ends.
     async fn bounded<T>(
         &self,
-        connection: &Connection,
         bound: Duration,
         sent: Sent,
         exchange: Pin<&mut (impl Future<Output = RedisResult<T>> + Send)>,
     ) -> Result<T> {
-        let mut operation = Operation::begin(self, connection, bound);
-        let outcome = connection.timers.within(bound, exchange).await;
+        let mut operation = Operation::begin(self, bound);
+        let outcome = self.timers.within(bound, exchange).await;
         operation.ended = outcome.is_some();
         drop(operation);
         match outcome {
             // What a server says counts for nothing once it is known that another took over.
-            Some(Ok(_)) if connection.reign().is_some() && connection.broken.load(Ordering::Acquire) => {
-                Err(error::taken_over(sent))
-            }
+            Some(Ok(_)) if self.epoch.is_some() && self.is_broken() => Err(error::taken_over(sent)),
             Some(Ok(reply)) => {
-                connection.received.fetch_add(1, Ordering::Relaxed);
-                if connection.struck.load(Ordering::Relaxed) {
-                    connection.struck.store(false, Ordering::Relaxed);
+                self.received.fetch_add(1, Ordering::Relaxed);
+                if self.struck.load(Ordering::Relaxed) {
+                    self.struck.store(false, Ordering::Relaxed);
                 }
                 Ok(reply)
             }
             Some(Err(e)) => {
                 if e.is_unrecoverable_error() {
-                    self.give_up(connection);
+                    self.give_up();
                 }
                 Err(error::map(&e, sent))
             }
@@ -204,49 +194,60 @@ impl Link {
         }
     }
 
-    /// Ends the connection, if there is one, because the server is not in charge any more. Wakes those who rely on it.
-    pub(crate) fn close(&self) {
-        if let Some(connection) = self.current() {
-            self.give_up(&connection);
+    /// Takes the connection out of use, and wakes those who rely on it. Operations under way go on.
+    pub(super) fn give_up(&self) {
+        self.broken.store(true, Ordering::Release);
+        if let Some(in_use) = self.in_use.upgrade() {
+            let mut current = in_use.write().unwrap_or_else(PoisonError::into_inner);
+            let dropped = current.take_if(|current| current.generation == self.generation);
+            drop(current);
+            drop(dropped);
         }
-        self.0.raise_alarm();
+        self.subscriptions.detach(self.generation);
     }
 
-    /// Whether another server may take over.
-    pub(crate) fn fails_over(&self) -> bool {
-        self.0.note.is_some()
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
     }
 
-    /// For how long a server that took over grants nothing, where one may.
-    pub(crate) fn pause(&self) -> Option<Duration> {
-        self.fails_over().then(|| self.0.config.pause())
+    /// Whether there is one operation under way at most.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.under_way.load(Ordering::Relaxed) <= 1
     }
 
-    /// Whether replicas have to acknowledge what is granted.
-    pub(crate) fn asks_replicas(&self) -> bool {
-        self.0.config.replicas > 0
+    /// The server's time in charge, where servers can take over from each other.
+    pub(crate) fn epoch(&self) -> Option<&Epoch> {
+        self.epoch.as_ref()
     }
 
-    /// Where the server is, if it is always the same.
-    pub(crate) fn host(&self) -> &str {
-        &self.0.config.host
+    /// What a grant on this connection has to be above, whatever the counter says.
+    ///
+    /// # Errors
+    /// If the server's clock is needed, and this user may not ask for it.
+    pub(crate) fn floor(&self, clock: FenceClock) -> Result<Fence> {
+        match (&self.epoch, clock) {
+            (Some(epoch), _) => Ok(epoch.floor),
+            (None, FenceClock::Store) => self.clock.clone(),
+            (None, FenceClock::Floor) => Ok(Fence::NONE),
+        }
     }
 
-    /// Drops a connection, and wakes those who rely on it.
-    fn give_up(&self, connection: &Connection) {
-        connection.broken.store(true, Ordering::Release);
-        let mut current = self.0.current.write().unwrap_or_else(PoisonError::into_inner);
-        let dropped = current.take_if(|current| current.epoch == connection.epoch);
-        drop(current);
-        drop(dropped);
-        self.0.wake.detach(connection.epoch);
+    /// Whether the other leads to the same server, in the same epoch.
+    pub(crate) fn is_same_server(&self, other: &Self) -> bool {
+        let id = |connection: &Self| connection.epoch.as_ref().map(|epoch| epoch.id.clone());
+        self.address == other.address && id(self) == id(other)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
     }
 }
 
 /// Counts as under way until it is dropped. If it has not ended by then, that may tell of a black hole: the engine gives up
 /// a renewal, and others what they ask for, before our own bound is over.
 struct Operation<'a> {
-    link: &'a Link,
     connection: &'a Connection,
     /// Whether there was a strike when it began, and what had been received.
     struck: bool,
@@ -257,12 +258,12 @@ struct Operation<'a> {
 }
 
 impl<'a> Operation<'a> {
-    fn begin(link: &'a Link, connection: &'a Connection, bound: Duration) -> Self {
+    fn begin(connection: &'a Connection, bound: Duration) -> Self {
         connection.under_way.fetch_add(1, Ordering::Relaxed);
         let received = connection.received.load(Ordering::Relaxed);
         let struck = connection.struck.load(Ordering::Relaxed);
         let suspicious = Instant::now().checked_add(bound / 2);
-        Self { link, connection, struck, received, suspicious, ended: false }
+        Self { connection, struck, received, suspicious, ended: false }
     }
 
     fn is_unanswered(&self) -> bool {
@@ -276,59 +277,8 @@ impl Drop for Operation<'_> {
     fn drop(&mut self) {
         self.connection.under_way.fetch_sub(1, Ordering::Relaxed);
         if self.is_unanswered() && self.connection.struck.swap(true, Ordering::Relaxed) && self.struck {
-            self.link.give_up(self.connection);
+            self.connection.give_up();
         }
-    }
-}
-
-impl fmt::Debug for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Line { config, current, .. } = &*self.0;
-        f.debug_struct("Link").field("config", config).field("current", current).finish_non_exhaustive()
-    }
-}
-
-/// Requests that leave together, the last of which brings back a [number].
-struct Numbered {
-    requests: Pipeline,
-    /// Of each request that is a script, and of what goes behind the others.
-    numbers: Vec<Option<u64>>,
-    /// How many of the replies are answers.
-    answers: usize,
-}
-
-impl Numbered {
-    fn new(requests: &Pipeline, batches: &Batches) -> Self {
-        let answers = requests.len();
-        let mut numbered = Pipeline::with_capacity(answers + 1);
-        let mut numbers = Vec::with_capacity(answers + 1);
-        for request in requests.cmd_iter() {
-            let mut request = request.clone();
-            let number = Script::is_run_by(&request).then(|| batches.number());
-            number.iter().for_each(|number| _ = request.arg(*number));
-            numbers.push(number);
-            numbered.add_command(request);
-        }
-        if numbers.last() == Some(&None) {
-            let number = batches.number();
-            numbered.add_command(number::echo(number));
-            numbers.push(Some(number));
-        }
-        Self { requests: numbered, numbers, answers }
-    }
-
-    /// # Errors
-    /// If a reply belongs to another request.
-    fn answers(self, mut replies: Vec<Value>) -> RedisResult<Vec<Value>> {
-        if let (Some(Some(number)), Some(echo)) = (self.numbers.get(self.answers), replies.get(self.answers)) {
-            number::heard(*number, echo)?;
-            replies.truncate(self.answers);
-        }
-        let answer = |(reply, number)| match number {
-            Some(number) => number::answer(number, reply),
-            None => Ok(reply),
-        };
-        replies.into_iter().zip(self.numbers).map(answer).collect()
     }
 }
 

@@ -5,12 +5,9 @@ use redis::{AsyncConnectionConfig, RedisConnectionInfo, aio::MultiplexedConnecti
 use tokio::task::AbortHandle;
 
 use crate::{
-    client::{
-        sentinel::Place,
-        stream::{self, UnderWay},
-    },
+    client::stream::{self, UnderWay},
     config::RedisConfig,
-    wire::error,
+    wire::{address::Address, error},
 };
 
 /// A connection to a server, with the task that moves its bytes. The bounds are those of the caller.
@@ -19,12 +16,12 @@ use crate::{
 /// `Misconfigured` if a server of another kind answers; `Denied` for a wrong login or certificate; `Unavailable`.
 pub(crate) async fn connect(
     config: &RedisConfig,
-    place: &Place,
+    address: &Address,
     login: &RedisConnectionInfo,
     settings: AsyncConnectionConfig,
     under_way: UnderWay,
 ) -> Result<(MultiplexedConnection, AbortHandle)> {
-    let (stream, first) = stream::open(config, &place.0, place.1, under_way).await?;
+    let (stream, first) = stream::open(config, &address.0, address.1, under_way).await?;
     let settings = settings.set_connection_timeout(None).set_response_timeout(None);
     let connected = MultiplexedConnection::new_with_config(login, stream, settings).await;
     let (connection, driver) = connected.map_err(|e| first.explain(error::map_login(&e)))?;

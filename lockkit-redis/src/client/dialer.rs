@@ -1,34 +1,37 @@
-//! Making the connection that a [`Link`](crate::client::connection::Link) watches.
+//! Making the connection to a server when it is needed, and the next one when it is dead.
 //!
-//! A task makes it, so that callers who lose patience don't make the next one start over: if connecting takes longer than
-//! they come apart, nobody would ever be connected.
+//! The operation that finds no connection has one made, others that come meanwhile wait for the same attempt, and if it
+//! fails they all fail with its error. A task makes it, so that callers who lose patience don't make the next one start
+//! over: if connecting takes longer than they come apart, nobody would ever be connected.
 
 use std::{
+    fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Error, ErrorKind, Fence, FenceClock, Result};
+use lockkit_core::{Alarm, Error, ErrorKind, Fence, Result};
 use redis::{
     AsyncConnectionConfig, PushInfo, PushKind,
     aio::{MultiplexedConnection, SendError},
 };
-use tokio::{sync::watch, task::AbortHandle, time::timeout};
+use tokio::{sync::watch, time::timeout};
 
 use crate::{
     client::{
         batch::{Batches, QUEUE},
+        connection::{Connection, InUse},
         dial,
-        epoch::Reign,
-        sentinel::{OnSwitch, Place, Watches},
+        epoch::Epoch,
+        sentinel::{OnSwitch, Watches},
         stream::UnderWay,
-        subscriptions::Wake,
+        subscriptions::Subscriptions,
         timer::Timers,
     },
-    config::{RedisConfig, Topology, secret},
+    config::{RedisConfig, Topology},
     wire::{
         error::{self, Sent},
         server,
@@ -38,58 +41,44 @@ use crate::{
 /// How many bytes may wait to be written before no more requests are taken.
 const WRITE_BUFFER: usize = 256 * 1024;
 
-/// What the task that makes a connection shares with those who use it.
-pub(crate) struct Line {
-    pub(crate) config: RedisConfig,
-    /// Where the server's note about its reign is, where servers can take over from each other.
-    pub(crate) note: Option<Arc<NoteKey>>,
+/// Makes the connection to one server, and keeps it for all who use it.
+pub(crate) struct Dialer {
+    config: RedisConfig,
+    /// Where the server's note about its epoch is, where servers can take over from each other.
+    note: Option<Arc<NoteKey>>,
     /// Raised when another server seems to have taken over.
     alarm: Option<Alarm>,
-    pub(crate) wake: Arc<Wake>,
-    pub(crate) current: RwLock<Option<Arc<Connection>>>,
+    subscriptions: Arc<Subscriptions>,
+    in_use: Arc<InUse>,
     flight: Mutex<Flight>,
 }
 
-/// The key of a server's note about its reign. In a cluster it changes when its slot leaves the server.
+/// The key of a server's note about its epoch. In a cluster it changes when its slot leaves the server.
 pub(crate) type NoteKey = Mutex<String>;
 
-/// What comes of an attempt to connect.
-type Attempt = watch::Receiver<Option<Result<Arc<Connection>>>>;
+/// The result of an attempt to connect.
+type Pending = watch::Receiver<Option<Result<Arc<Connection>>>>;
 
 #[derive(Debug, Default)]
 struct Flight {
-    epoch: u64,
-    /// The one under way.
-    attempt: Option<Attempt>,
-    /// The reign of the latest connection.
-    reign: Option<Reign>,
+    generation: u64,
+    /// The attempt under way.
+    pending: Option<Pending>,
+    /// The epoch of the latest connection.
+    epoch: Option<Epoch>,
 }
 
-/// A connection that was made, dead or alive.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    pub(crate) inner: Arc<MultiplexedConnection>,
-    /// The task that moves the bytes. It ends with the last user of this value, whatever is under way.
-    driver: AbortHandle,
-    pub(crate) epoch: u64,
-    pub(crate) broken: Arc<AtomicBool>,
-    pub(crate) batches: Arc<Batches>,
-    pub(crate) under_way: UnderWay,
-    pub(crate) timers: Timers,
-    pub(crate) received: AtomicU64,
-    pub(crate) struck: AtomicBool,
-    place: Place,
-    reign: Option<Reign>,
-    /// The server's clock when the connection was made, where no other server can take over; or why it is not known.
-    clock: Result<Fence>,
-    /// The sentinels, if it was they who named the server.
-    watches: Option<Watches>,
-}
-
-impl Line {
-    /// See [`Link::new`](crate::client::connection::Link::new).
-    pub(crate) fn new(config: RedisConfig, note: Option<Arc<NoteKey>>, alarm: Option<Alarm>, wake: Arc<Wake>) -> Self {
-        Self { config, note, alarm, wake, current: RwLock::default(), flight: Mutex::default() }
+impl Dialer {
+    /// A dialer that has no connection yet. `note` is where the server's note about its epoch is, and `alarm` is for the
+    /// case that it ends, where servers can take over from each other.
+    pub(crate) fn new(
+        config: RedisConfig,
+        note: Option<Arc<NoteKey>>,
+        alarm: Option<Alarm>,
+        subscriptions: Arc<Subscriptions>,
+    ) -> Arc<Self> {
+        let (in_use, flight) = Default::default();
+        Arc::new(Self { config, note, alarm, subscriptions, in_use, flight })
     }
 
     /// The connection, made now if there is none.
@@ -118,28 +107,73 @@ impl Line {
 
     /// The connection, unless it is known to be dead.
     pub(crate) fn current(&self) -> Option<Arc<Connection>> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().filter(|connection| !connection.broken.load(Ordering::Acquire)).map(Arc::clone)
+        let current = self.in_use.read().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().filter(|connection| !connection.is_broken()).map(Arc::clone)
+    }
+
+    /// Has the server's note written at the key that it has now, for those who connect from now on. Returns at once.
+    pub(crate) fn write_note(self: &Arc<Self>) {
+        let Some(connection) = self.current() else { return };
+        let dialer = Arc::clone(self);
+        tokio::spawn(async move {
+            let seen = connection.epoch().map(|epoch| epoch.note.clone()).unwrap_or_default();
+            // If it fails, they find no note, and pause if they must.
+            _ = timeout(dialer.config.timeout, dialer.epoch(&connection.inner, &seen)).await;
+        });
+    }
+
+    /// Who logs in, if it is not the default user.
+    pub(crate) fn username(&self) -> Option<&str> {
+        self.config.login.username.as_deref()
+    }
+
+    /// Ends the connection, if there is one, because the server is not in charge any more. Wakes those who rely on it.
+    pub(crate) fn close(&self) {
+        if let Some(connection) = self.current() {
+            connection.give_up();
+        }
+        self.raise_alarm();
+    }
+
+    /// Whether another server may take over.
+    pub(crate) fn fails_over(&self) -> bool {
+        self.note.is_some()
+    }
+
+    /// For how long a server that took over grants nothing, where one may.
+    pub(crate) fn pause(&self) -> Option<Duration> {
+        self.fails_over().then(|| self.config.pause())
+    }
+
+    /// Whether replicas have to acknowledge what is granted.
+    pub(crate) fn asks_replicas(&self) -> bool {
+        self.config.replicas > 0
+    }
+
+    /// Where the server is, if it is always the same.
+    pub(crate) fn host(&self) -> &str {
+        &self.config.host
     }
 
     /// The connection if there is one by now, else the attempt to make one, which begins now if none is under way.
-    fn current_or_attempt(self: &Arc<Self>) -> Result<Arc<Connection>, Attempt> {
+    fn current_or_attempt(self: &Arc<Self>) -> Result<Arc<Connection>, Pending> {
         let mut flight = self.flight();
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
         // The one under way may have ended with its runtime.
-        if let Some(attempt) = flight.attempt.as_ref().filter(|attempt| attempt.has_changed().is_ok()) {
+        if let Some(attempt) = flight.pending.as_ref().filter(|attempt| attempt.has_changed().is_ok()) {
             return Err(attempt.clone());
         }
-        flight.epoch += 1;
-        let (line, epoch) = (Arc::clone(self), flight.epoch);
+        flight.generation += 1;
+        let (dialer, generation) = (Arc::clone(self), flight.generation);
         let (outcome, attempt) = watch::channel(None);
-        flight.attempt = Some(attempt.clone());
+        flight.pending = Some(attempt.clone());
         tokio::spawn(async move {
-            let bound = line.config.timeout;
-            let made = timeout(bound, line.open(epoch)).await.unwrap_or_else(|_| Err(not_connected_within(bound)));
-            line.attempted(made.as_deref().ok());
+            let bound = dialer.config.timeout;
+            let made =
+                timeout(bound, dialer.open(generation)).await.unwrap_or_else(|_| Err(not_connected_within(bound)));
+            dialer.attempted(made.as_deref().ok());
             outcome.send_replace(Some(made));
         });
         Err(attempt)
@@ -148,21 +182,21 @@ impl Line {
     /// Takes note of the end of an attempt.
     fn attempted(&self, made: Option<&Connection>) {
         let mut flight = self.flight();
-        flight.attempt = None;
+        flight.pending = None;
         let Some(connection) = made else { return };
-        let former = std::mem::replace(&mut flight.reign, connection.reign.clone());
-        if former.is_some_and(|former| connection.reign().is_none_or(|reign| reign.mark != former.mark)) {
+        let former = std::mem::replace(&mut flight.epoch, connection.epoch.clone());
+        if former.is_some_and(|former| connection.epoch().is_none_or(|epoch| epoch.mark != former.mark)) {
             self.raise_alarm();
         }
     }
 
-    async fn open(&self, epoch: u64) -> Result<Arc<Connection>> {
+    async fn open(&self, generation: u64) -> Result<Arc<Connection>> {
         let broken = Arc::new(AtomicBool::new(false));
         let end = {
-            let (wake, broken) = (Arc::clone(&self.wake), Arc::clone(&broken));
+            let (subscriptions, broken) = (Arc::clone(&self.subscriptions), Arc::clone(&broken));
             move || {
                 broken.store(true, Ordering::Release);
-                wake.detach(epoch);
+                subscriptions.detach(generation);
             }
         };
         let on_switch: OnSwitch = {
@@ -174,12 +208,12 @@ impl Line {
         };
         let receiver = {
             // A server that dies is a server that another may take the place of.
-            let (wake, end) = (Arc::clone(&self.wake), Arc::clone(&on_switch));
+            let (subscriptions, end) = (Arc::clone(&self.subscriptions), Arc::clone(&on_switch));
             move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
                     end();
                 } else {
-                    wake.push(epoch, &push);
+                    subscriptions.push(generation, &push);
                 }
                 Ok::<_, SendError>(())
             }
@@ -195,51 +229,53 @@ impl Line {
             Topology::Single | Topology::Cluster { .. } => None,
         };
         let own = || (config.host.clone(), config.port);
-        let place = watches.as_ref().map_or_else(own, |watches| watches.place().clone());
-        let login = secret::login(&config.login, config.database)?;
+        let address = watches.as_ref().map_or_else(own, |watches| watches.address().clone());
+        let login = config.login.read(config.database)?;
         let under_way = UnderWay::default();
-        let (inner, driver) = dial::connect(config, &place, &login, settings, Arc::clone(&under_way)).await?;
+        let (inner, driver) = dial::connect(config, &address, &login, settings, Arc::clone(&under_way)).await?;
         let inner = Arc::new(inner);
         // From here on the driver ends with this value, also if the connection is not used after all.
         let mut connection = Connection {
             inner: Arc::clone(&inner),
             driver,
-            epoch,
+            generation,
             broken,
             batches: Arc::new(Batches::new(MultiplexedConnection::clone(&inner))),
             under_way,
             timers: Timers::new(),
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
-            place,
-            reign: None,
+            address,
+            epoch: None,
             clock: Ok(Fence::NONE),
             watches,
+            subscriptions: Arc::clone(&self.subscriptions),
+            in_use: Arc::downgrade(&self.in_use),
         };
         if let Some(vet) = &config.vet {
             (vet.0)(&server::ask(&inner).await?)?;
         }
-        let seen = self.flight().reign.as_ref().map(|reign| reign.note.clone()).unwrap_or_default();
-        match self.reign(&inner, &seen).await {
-            Some(reign) => connection.reign = Some(reign?),
+        let seen = self.flight().epoch.as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
+        match self.epoch(&inner, &seen).await {
+            Some(epoch) => connection.epoch = Some(epoch?),
             None => connection.clock = server::clock(&inner).await?,
         }
-        if connection.broken.load(Ordering::Acquire) {
+        if connection.is_broken() {
             return Err(error::taken_over(Sent::No));
         }
         let connection = Arc::new(connection);
-        self.wake.attach(epoch, Arc::downgrade(&inner));
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&connection));
+        self.subscriptions.attach(generation, Arc::downgrade(&inner));
+        *self.in_use.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&connection));
         Ok(connection)
     }
 
-    /// Asks for the reign of a server, where servers can take over from each other. See [`Reign::of`].
-    pub(crate) async fn reign(&self, connection: &MultiplexedConnection, seen: &str) -> Option<Result<Reign>> {
+    /// Asks for the epoch of a server, where servers can take over from each other. See [`Epoch::of`].
+    async fn epoch(&self, connection: &MultiplexedConnection, seen: &str) -> Option<Result<Epoch>> {
         let key = self.note.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Some(Reign::of(connection, &key, seen, self.config.pause(), &self.config.clock).await)
+        Some(Epoch::of(connection, &key, seen, self.config.pause(), &self.config.clock).await)
     }
 
-    pub(crate) fn raise_alarm(&self) {
+    fn raise_alarm(&self) {
         self.alarm.iter().for_each(Alarm::raise_all);
     }
 
@@ -248,39 +284,10 @@ impl Line {
     }
 }
 
-impl Connection {
-    /// Whether there is one operation under way at most.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.under_way.load(Ordering::Relaxed) <= 1
-    }
-
-    /// The server's time in charge, where servers can take over from each other.
-    pub(crate) fn reign(&self) -> Option<&Reign> {
-        self.reign.as_ref()
-    }
-
-    /// What a grant on this connection has to be above, whatever the counter says.
-    ///
-    /// # Errors
-    /// If the server's clock is needed, and this user may not ask for it.
-    pub(crate) fn floor(&self, clock: FenceClock) -> Result<Fence> {
-        match (&self.reign, clock) {
-            (Some(reign), _) => Ok(reign.floor),
-            (None, FenceClock::Store) => self.clock.clone(),
-            (None, FenceClock::Floor) => Ok(Fence::NONE),
-        }
-    }
-
-    /// Whether the other leads to the same server, in the same reign.
-    pub(crate) fn is_same_server(&self, other: &Self) -> bool {
-        let id = |connection: &Self| connection.reign.as_ref().map(|reign| reign.id.clone());
-        self.place == other.place && id(self) == id(other)
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.driver.abort();
+impl fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, in_use, .. } = self;
+        f.debug_struct("Dialer").field("config", config).field("in_use", in_use).finish_non_exhaustive()
     }
 }
 

@@ -3,13 +3,13 @@
 //! Replication is asynchronous, so a server that takes over may lack leases, and changes to leases, of its predecessor.
 //! Nothing that it has can tell. Two rules make up for it, and neither trusts what was replicated:
 //!
-//! 1. **A lease can be renewed only by the server that granted it**, in the same reign: each lease carries the mark of
-//!    the reign in its value. So when a server takes over, the leases of its predecessor end within their ttl, for all
+//! 1. **A lease can be renewed only by the server that granted it**, in the same epoch: each lease carries the mark of
+//!    the epoch in its value. So when a server takes over, the leases of its predecessor end within their ttl, for all
 //!    holders, whether or not they were replicated.
 //! 2. **A server that took over grants nothing for the longest ttl.** When it grants again, those leases have lapsed.
 //!    (This is Redlock's delayed restart.)
 //!
-//! The reign is found out on each new connection, by a script that leaves a note of it on the server, so that all
+//! The epoch is found out on each new connection, by a script that leaves a note of it on the server, so that all
 //! clients see the same pause. Every script that grants or renews then checks that it is still the same.
 
 use std::{sync::Arc, time::Duration};
@@ -17,17 +17,15 @@ use std::{sync::Arc, time::Duration};
 use lockkit_core::{Clock, Error, ErrorKind, Fence, HolderInfo, Moment, Result};
 use redis::{RedisError, Value, aio::MultiplexedConnection};
 
-use crate::{
-    client::slots::Signpost,
-    wire::{
-        error::{self, Sent},
-        scripts::REIGN,
-    },
+use crate::wire::{
+    error::{self, Sent},
+    redirect::Redirect,
+    scripts::EPOCH,
 };
 
 /// A server's time in charge.
 #[derive(Clone, Debug)]
-pub(crate) struct Reign {
+pub(crate) struct Epoch {
     /// What the server's note says.
     pub(crate) note: String,
     /// What its leases are marked with: `@` and 8 hexadecimal digits.
@@ -41,7 +39,7 @@ pub(crate) struct Reign {
     pub(crate) floor: Fence,
 }
 
-impl Reign {
+impl Epoch {
     /// Asks a server that was just connected to. `key` is that of the server's note, and `seen` what it said when this client
     /// saw it last; empty if it did not.
     ///
@@ -54,7 +52,7 @@ impl Reign {
         pause: Duration,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self> {
-        let mut request = REIGN.by_own_code(1);
+        let mut request = EPOCH.by_own_code(1);
         request.arg(key).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)).arg(seen);
         let mut connection = MultiplexedConnection::clone(connection);
         let reply = connection.send_packed_command(&request).await.map_err(|e| error::map(&e, Sent::No))?;
@@ -85,7 +83,7 @@ impl Reign {
 /// In a cluster the map can be older than what the member says: then the error points to where it is wrong.
 fn refused(cause: RedisError) -> Error {
     let error = error::map(&cause, Sent::No);
-    let Some(to) = Signpost::of(&error) else { return error };
+    let Some(to) = Redirect::of(&error) else { return error };
     let message = format!("the server does not serve slot {} any more, where its note was", to.slot);
     Error::new(ErrorKind::Unavailable, message).with_source(cause)
 }

@@ -8,6 +8,7 @@ pub(crate) mod dial;
 pub(crate) mod dialer;
 pub(crate) mod epoch;
 pub(crate) mod node;
+pub(crate) mod nodes;
 pub(crate) mod replicas;
 pub(crate) mod rounds;
 pub(crate) mod sentinel;

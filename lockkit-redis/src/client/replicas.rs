@@ -14,7 +14,8 @@ use redis::{Pipeline, Value};
 
 use crate::{
     client::{
-        connection::{Connection, Link, NoteKey},
+        connection::Connection,
+        dialer::{Dialer, NoteKey},
         rounds::Rounds,
     },
     config::RedisConfig,
@@ -44,16 +45,16 @@ struct Asking {
     wanted: u32,
     within: Duration,
     timeout: Duration,
-    link: Link,
+    dialer: Arc<Dialer>,
     /// Where the server's note is: what is written lies in the same slot of a cluster.
     note: Arc<NoteKey>,
 }
 
 impl Replicas {
-    /// As many replicas as the configuration says have to acknowledge. The link is for nothing else.
-    pub(crate) fn new(config: &RedisConfig, link: Link, note: Arc<NoteKey>) -> Self {
+    /// As many replicas as the configuration says have to acknowledge. The dialer is for nothing else.
+    pub(crate) fn new(config: &RedisConfig, dialer: Arc<Dialer>, note: Arc<NoteKey>) -> Self {
         let RedisConfig { replicas: wanted, replica_timeout: within, timeout, .. } = *config;
-        Self { asking: Arc::new(Asking { wanted, within, timeout, link, note }), rounds: Rounds::new() }
+        Self { asking: Arc::new(Asking { wanted, within, timeout, dialer, note }), rounds: Rounds::new() }
     }
 
     /// Waits until enough replicas have what was answered on this connection until now.
@@ -79,7 +80,7 @@ impl Replicas {
 
 impl Asking {
     async fn wait(&self) -> Result<Acknowledged> {
-        let connection = self.link.connection().await?;
+        let connection = self.dialer.connection().await?;
         let mut requests = Pipeline::with_capacity(2);
         let key = name::mark_of_note(&self.note.lock().unwrap_or_else(PoisonError::into_inner));
         requests.cmd("SET").arg(key).arg("").arg("PX").arg(LIFE_MS);
@@ -87,10 +88,10 @@ impl Asking {
         let within = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).max(1);
         requests.cmd("WAIT").arg(self.wanted).arg(within);
         let bound = self.within + self.timeout;
-        let replies = self.link.run_all(&connection, None, &requests, bound, Sent::ReadOnly).await?;
+        let replies = connection.run_all(None, &requests, bound, Sent::ReadOnly).await?;
         let [written, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
-        self.link.accept(&connection, written, Sent::ReadOnly)?;
-        match self.link.accept(&connection, reply, Sent::ReadOnly)? {
+        connection.accept(written, Sent::ReadOnly)?;
+        match connection.accept(reply, Sent::ReadOnly)? {
             Value::Int(count) => Ok((u32::try_from(count).unwrap_or(0), connection)),
             _ => Err(error::odd_reply(Sent::ReadOnly)),
         }

@@ -26,15 +26,15 @@ use tokio::{
 
 use crate::{
     client::{dial, vote},
-    config::{Login, RedisConfig, Topology, secret},
-    wire::error::{self, Sent},
+    config::{Login, RedisConfig, Topology},
+    wire::{
+        address::{self, Address},
+        error::{self, Sent},
+    },
 };
 
 /// How soon after the last time the sentinels are asked again, if no majority of them could be listened to.
 const AGAIN: Duration = Duration::from_secs(5);
-
-/// A host and a port.
-pub(crate) type Place = (String, u16);
 
 /// Called when another server became the primary.
 pub(crate) type OnSwitch = Arc<dyn Fn() + Send + Sync>;
@@ -46,7 +46,7 @@ pub(crate) struct Watches(Arc<Watched>);
 struct Watched {
     config: RedisConfig,
     on_switch: OnSwitch,
-    place: Place,
+    address: Address,
     epoch: u64,
     all: Mutex<Vec<Watch>>,
     /// Whether one of them was lost.
@@ -68,14 +68,14 @@ impl Watches {
     /// `Misconfigured` if they know no primary of this name; `Unavailable` if none answers; `Denied` if the login is wrong.
     pub(crate) async fn begin(config: &RedisConfig, on_switch: OnSwitch) -> Result<Self> {
         let is_lost = Arc::new(AtomicBool::new(false));
-        let Found { place, epoch, watches } = find(config, &on_switch, &is_lost).await?;
+        let Found { address, epoch, watches } = find(config, &on_switch, &is_lost).await?;
         let (config, all, asked) = (config.clone(), Mutex::new(watches), Mutex::default());
-        Ok(Self(Arc::new(Watched { config, on_switch, place, epoch, all, is_lost, asked })))
+        Ok(Self(Arc::new(Watched { config, on_switch, address, epoch, all, is_lost, asked })))
     }
 
     /// Where the primary is.
-    pub(crate) fn place(&self) -> &Place {
-        &self.0.place
+    pub(crate) fn address(&self) -> &Address {
+        &self.0.address
     }
 
     /// If the connection to a sentinel was lost, has all of them asked again: whether another took over meanwhile, and to
@@ -98,7 +98,7 @@ impl Watched {
         // From now on another loss counts.
         self.is_lost.store(false, Ordering::Relaxed);
         let (all, count) = match find(&self.config, &self.on_switch, &self.is_lost).await {
-            Ok(found) if found.place == self.place => {
+            Ok(found) if found.address == self.address => {
                 let count = found.watches.len();
                 (Some(found.watches), count)
             }
@@ -117,7 +117,7 @@ impl Watched {
 
 /// What the sentinels say.
 struct Found {
-    place: Place,
+    address: Address,
     epoch: u64,
     watches: Vec<Watch>,
 }
@@ -127,10 +127,10 @@ async fn find(config: &RedisConfig, on_switch: &OnSwitch, is_lost: &Arc<AtomicBo
         return Err(Error::new(ErrorKind::InvalidInput, "no sentinels"));
     };
     let mut asked = JoinSet::new();
-    for place in sentinels {
-        let (config, place, primary) = (config.clone(), place.clone(), primary.clone());
+    for address in sentinels {
+        let (config, address, primary) = (config.clone(), address.clone(), primary.clone());
         let (login, on_switch, is_lost) = (login.clone(), Arc::clone(on_switch), Arc::clone(is_lost));
-        asked.spawn(async move { ask(&config, &place, &primary, &login, on_switch, is_lost).await });
+        asked.spawn(async move { ask(&config, &address, &primary, &login, on_switch, is_lost).await });
     }
     let (mut newest, others) = vote::newest(asked, config.timeout / 4).await?;
     newest.watches.extend(others.into_iter().flat_map(|other| other.watches));
@@ -147,20 +147,20 @@ fn majority(config: &RedisConfig) -> usize {
 /// What a sentinel was heard to say.
 #[derive(Default)]
 struct Heard {
-    answer: Option<Place>,
-    switched: Option<Place>,
+    answer: Option<Address>,
+    switched: Option<Address>,
 }
 
 async fn ask(
     config: &RedisConfig,
-    at: &Place,
+    at: &Address,
     primary: &str,
     login: &Login,
     on_switch: OnSwitch,
     is_lost: Arc<AtomicBool>,
 ) -> Result<(u64, Found)> {
     let named = |e: Error| {
-        let message = format!("sentinel {}:{}: {}", at.0, at.1, e.message());
+        let message = format!("sentinel {}: {}", address::text(at), e.message());
         Error::new(e.kind(), message).with_source(e)
     };
     let heard = Arc::new(Mutex::new(Heard::default()));
@@ -170,10 +170,10 @@ async fn ask(
             if push.kind == PushKind::Disconnection {
                 is_lost.store(true, Ordering::Relaxed);
             }
-            if let Some(place) = switched(&push, &primary) {
+            if let Some(address) = switched(&push, &primary) {
                 let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-                let is_news = heard.answer.as_ref().is_some_and(|answer| *answer != place);
-                heard.switched = Some(place);
+                let is_news = heard.answer.as_ref().is_some_and(|answer| *answer != address);
+                heard.switched = Some(address);
                 if is_news {
                     on_switch();
                 }
@@ -183,7 +183,7 @@ async fn ask(
     };
     let settings = AsyncConnectionConfig::new().set_push_sender(receiver);
     let exchange = async {
-        let login = secret::login(login, 0)?;
+        let login = login.read(0)?;
         let (connection, driver) = dial::connect(config, at, &login, settings, Arc::default()).await?;
         let watch = Watch { _connection: connection.clone(), driver };
         let mut requests = Pipeline::with_capacity(2);
@@ -196,17 +196,17 @@ async fn ask(
     let within: Duration = config.timeout;
     let (watch, reply) =
         timeout(within, exchange).await.unwrap_or_else(|_| Err(Error::no_answer(within, Sent::No))).map_err(named)?;
-    let (mut place, epoch) = read(reply, primary).map_err(named)?;
+    let (mut address, epoch) = read(reply, primary).map_err(named)?;
     let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(switched) = &heard.switched {
-        place = switched.clone();
+        address = switched.clone();
     }
-    heard.answer = Some(place.clone());
-    Ok((epoch, Found { place, epoch, watches: vec![watch] }))
+    heard.answer = Some(address.clone());
+    Ok((epoch, Found { address, epoch, watches: vec![watch] }))
 }
 
 /// Reads the answer to `SENTINEL MASTER`.
-pub(crate) fn read(reply: Value, primary: &str) -> Result<(Place, u64)> {
+pub(crate) fn read(reply: Value, primary: &str) -> Result<(Address, u64)> {
     let odd = || error::odd_reply(Sent::No);
     if let Value::ServerError(e) = reply {
         return Err(match e.details() {
@@ -228,7 +228,7 @@ pub(crate) fn read(reply: Value, primary: &str) -> Result<(Place, u64)> {
 
 /// Who became the primary of this name, if that is what was pushed:
 /// `<name> <old host> <old port> <new host> <new port>`.
-fn switched(push: &PushInfo, primary: &str) -> Option<Place> {
+fn switched(push: &PushInfo, primary: &str) -> Option<Address> {
     let [Value::BulkString(channel), Value::BulkString(message)] = &push.data[..] else { return None };
     if push.kind != PushKind::Message || channel != b"+switch-master" {
         return None;
@@ -246,7 +246,7 @@ impl Drop for Watch {
 
 impl fmt::Debug for Watched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watched").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Watched").field("place", &self.address).finish_non_exhaustive()
     }
 }
 

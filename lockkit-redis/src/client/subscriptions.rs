@@ -29,7 +29,7 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// The subscriptions of a store.
 #[derive(Default)]
-pub(crate) struct Wake {
+pub(crate) struct Subscriptions {
     table: Mutex<Table>,
     /// How many channels are subscribed: the common case, none, is known without the table.
     subscribed: AtomicUsize,
@@ -58,18 +58,18 @@ struct Channel {
 
 /// One waiter's interest in a channel; dropping it ends the interest.
 pub(crate) struct Interest {
-    wake: Arc<Wake>,
+    subscriptions: Arc<Subscriptions>,
     channel: Arc<str>,
     bell: watch::Receiver<()>,
 }
 
-impl Wake {
+impl Subscriptions {
     /// Registers a waiter. Whatever happens on the channel from now on will be noticed, **if** it is subscribed.
     pub(crate) fn listen(self: &Arc<Self>, channel: &str) -> Interest {
         let mut table = self.table();
         let (channel, bell) = table.add_waiter(channel);
         drop(table);
-        Interest { wake: Arc::clone(self), channel, bell }
+        Interest { subscriptions: Arc::clone(self), channel, bell }
     }
 
     /// Registers a waiter if the channel is subscribed.
@@ -256,7 +256,7 @@ impl Channel {
 impl Interest {
     /// Whether the channel is subscribed on the present connection.
     pub(crate) fn is_subscribed(&self) -> bool {
-        self.wake.is_subscribed(&self.channel)
+        self.subscriptions.is_subscribed(&self.channel)
     }
 
     /// From now on only what is new counts.
@@ -273,17 +273,17 @@ impl Interest {
 
 impl Drop for Interest {
     fn drop(&mut self) {
-        let mut table = self.wake.table();
+        let mut table = self.subscriptions.table();
         if let Some(channel) = table.channels.get_mut(&self.channel) {
             channel.waiters -= 1;
             if channel.waiters == 0 {
-                self.wake.settle(&mut table, &self.channel);
+                self.subscriptions.settle(&mut table, &self.channel);
             }
         }
     }
 }
 
-impl fmt::Debug for Wake {
+impl fmt::Debug for Subscriptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Wake").field("subscribed", &self.subscribed).finish_non_exhaustive()
     }
@@ -304,87 +304,88 @@ mod tests {
         matches!(bell.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(()))
     }
 
-    fn attached() -> Arc<Wake> {
-        let wake = Arc::new(Wake::default());
-        wake.attach(1, Weak::new());
-        wake
+    fn attached() -> Arc<Subscriptions> {
+        let subscriptions = Arc::new(Subscriptions::default());
+        subscriptions.attach(1, Weak::new());
+        subscriptions
     }
 
-    fn channels(wake: &Wake) -> (usize, usize, usize) {
-        let table = wake.table();
-        (table.channels.len(), table.idle.len(), wake.subscribed.load(Ordering::Relaxed))
+    fn channels(subscriptions: &Subscriptions) -> (usize, usize, usize) {
+        let table = subscriptions.table();
+        (table.channels.len(), table.idle.len(), subscriptions.subscribed.load(Ordering::Relaxed))
     }
 
     #[test]
     fn a_message_wakes_all_who_listen() {
-        let wake = attached();
-        let (mut one, mut two, mut other) = (wake.listen("a"), wake.listen("a"), wake.listen("b"));
-        assert!(wake.listen_if_subscribed("a").is_none());
-        wake.push(1, &push(PushKind::Subscribe, "a"));
+        let subscriptions = attached();
+        let (mut one, mut two, mut other) =
+            (subscriptions.listen("a"), subscriptions.listen("a"), subscriptions.listen("b"));
+        assert!(subscriptions.listen_if_subscribed("a").is_none());
+        subscriptions.push(1, &push(PushKind::Subscribe, "a"));
         assert!(one.is_subscribed() && !other.is_subscribed());
-        wake.push(1, &push(PushKind::Message, "a"));
+        subscriptions.push(1, &push(PushKind::Message, "a"));
         assert!(rung(&mut one) && rung(&mut two) && !rung(&mut other));
         assert!(!rung(&mut one), "once");
-        wake.push(1, &push(PushKind::Message, "a"));
+        subscriptions.push(1, &push(PushKind::Message, "a"));
         one.arm();
         assert!(!rung(&mut one), "armed after the message");
     }
 
     #[test]
     fn a_channel_lingers_until_it_is_not_worth_it() {
-        let wake = attached();
-        let interest = wake.listen("a");
-        wake.push(1, &push(PushKind::Subscribe, "a"));
+        let subscriptions = attached();
+        let interest = subscriptions.listen("a");
+        subscriptions.push(1, &push(PushKind::Subscribe, "a"));
         drop(interest);
-        assert_eq!(channels(&wake), (1, 1, 1));
-        wake.push(1, &push(PushKind::Message, "a"));
-        assert_eq!(channels(&wake), (1, 1, 1), "idle for less than the linger time");
+        assert_eq!(channels(&subscriptions), (1, 1, 1));
+        subscriptions.push(1, &push(PushKind::Message, "a"));
+        assert_eq!(channels(&subscriptions), (1, 1, 1), "idle for less than the linger time");
         let long_ago = Instant::now().checked_sub(2 * LINGER);
-        wake.table().channels.get_mut("a").expect("channel").idle = long_ago.map(|then| (1, then));
-        wake.push(1, &push(PushKind::Message, "a"));
-        assert_eq!(channels(&wake), (0, 0, 0));
+        subscriptions.table().channels.get_mut("a").expect("channel").idle = long_ago.map(|then| (1, then));
+        subscriptions.push(1, &push(PushKind::Message, "a"));
+        assert_eq!(channels(&subscriptions), (0, 0, 0));
     }
 
     #[test]
     fn only_so_many_channels_linger() {
-        let wake = attached();
+        let subscriptions = attached();
         for i in 0..3 * MAX_IDLE {
-            let interest = wake.listen(&i.to_string());
-            wake.push(1, &push(PushKind::Subscribe, &i.to_string()));
+            let interest = subscriptions.listen(&i.to_string());
+            subscriptions.push(1, &push(PushKind::Subscribe, &i.to_string()));
             drop(interest);
         }
-        assert_eq!(channels(&wake), (MAX_IDLE, MAX_IDLE, MAX_IDLE));
-        assert!(!wake.is_subscribed("0") && wake.is_subscribed(&(3 * MAX_IDLE - 1).to_string()));
+        assert_eq!(channels(&subscriptions), (MAX_IDLE, MAX_IDLE, MAX_IDLE));
+        assert!(!subscriptions.is_subscribed("0") && subscriptions.is_subscribed(&(3 * MAX_IDLE - 1).to_string()));
     }
 
     #[test]
     fn interest_that_was_never_confirmed_leaves_nothing_behind() {
-        let wake = attached();
-        drop(wake.listen("a"));
-        assert_eq!(channels(&wake), (0, 0, 0));
-        wake.push(1, &push(PushKind::Subscribe, "a"));
-        assert_eq!(channels(&wake), (1, 1, 1), "the late confirmation is known, and lingers");
-        wake.push(1, &push(PushKind::Unsubscribe, "a"));
-        assert_eq!(channels(&wake), (0, 0, 0));
+        let subscriptions = attached();
+        drop(subscriptions.listen("a"));
+        assert_eq!(channels(&subscriptions), (0, 0, 0));
+        subscriptions.push(1, &push(PushKind::Subscribe, "a"));
+        assert_eq!(channels(&subscriptions), (1, 1, 1), "the late confirmation is known, and lingers");
+        subscriptions.push(1, &push(PushKind::Unsubscribe, "a"));
+        assert_eq!(channels(&subscriptions), (0, 0, 0));
     }
 
     #[test]
     fn losing_the_connection_or_the_subscription_wakes() {
-        let wake = attached();
-        let mut interest = wake.listen("a");
-        wake.push(1, &push(PushKind::Subscribe, "a"));
-        wake.detach(1);
+        let subscriptions = attached();
+        let mut interest = subscriptions.listen("a");
+        subscriptions.push(1, &push(PushKind::Subscribe, "a"));
+        subscriptions.detach(1);
         assert!(rung(&mut interest) && !interest.is_subscribed());
-        wake.attach(2, Weak::new());
+        subscriptions.attach(2, Weak::new());
         assert!(rung(&mut interest));
-        wake.push(1, &push(PushKind::Subscribe, "a"));
+        subscriptions.push(1, &push(PushKind::Subscribe, "a"));
         assert!(!interest.is_subscribed(), "that was the old connection");
-        wake.push(2, &push(PushKind::Subscribe, "a"));
-        wake.detach(1);
+        subscriptions.push(2, &push(PushKind::Subscribe, "a"));
+        subscriptions.detach(1);
         assert!(interest.is_subscribed(), "the old connection is gone twice");
-        wake.push(2, &push(PushKind::Unsubscribe, "a"));
+        subscriptions.push(2, &push(PushKind::Unsubscribe, "a"));
         assert!(rung(&mut interest) && !interest.is_subscribed());
         drop(interest);
-        assert_eq!(channels(&wake), (0, 0, 0));
+        assert_eq!(channels(&subscriptions), (0, 0, 0));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{fmt, io, path::Path, sync::Arc};
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{
     TlsConnector,
     client::TlsStream,
@@ -12,10 +13,14 @@ use tokio_rustls::{
     },
 };
 
-use crate::{client::stream::Stream, config::RedisConfig};
+use crate::config::RedisConfig;
 
 /// Puts TLS on a stream. The server's certificate must name the host.
-pub(crate) async fn handshake<S: Stream>(config: &RedisConfig, host: &str, stream: S) -> io::Result<TlsStream<S>> {
+pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+    config: &RedisConfig,
+    host: &str,
+    stream: S,
+) -> io::Result<TlsStream<S>> {
     let name = ServerName::try_from(host.to_owned()).map_err(invalid)?;
     let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()

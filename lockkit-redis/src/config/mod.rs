@@ -7,12 +7,12 @@ use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock, drift};
 
-use crate::{
-    config::secret::Secret,
-    wire::{
-        name::Names,
-        server::{ServerFacts, Vet},
-    },
+pub(crate) use self::secret::Login;
+use self::secret::Secret;
+use crate::wire::{
+    address::{self, Address},
+    name::Names,
+    server::{ServerFacts, Vet},
 };
 
 /// How to reach one Redis or Valkey server, the primary that sentinels name, or a cluster.
@@ -57,24 +57,9 @@ pub(crate) enum Topology {
     /// The one at `host` and `port`.
     Single,
     /// The primary of this name, as sentinels have it.
-    Sentinel { sentinels: Vec<(String, u16)>, primary: String, login: Login },
+    Sentinel { sentinels: Vec<Address>, primary: String, login: Login },
     /// Whoever serves the key, as the members of a cluster have it.
-    Cluster { seeds: Vec<(String, u16)> },
-}
-
-/// Who to log in as.
-#[derive(Clone, Default)]
-pub(crate) struct Login {
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<Secret>,
-}
-
-impl fmt::Debug for Login {
-    /// Without the user: it may be a password that was given in its place, as in `redis://secret@host`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let username = self.username.as_ref().map(|_| "..");
-        f.debug_struct("Login").field("username", &username).field("password", &self.password).finish()
-    }
+    Cluster { seeds: Vec<Address> },
 }
 
 impl RedisConfig {
@@ -289,15 +274,11 @@ impl RedisConfig {
 
     /// What the store is called in messages: no secrets.
     pub(crate) fn display_name(&self) -> String {
-        let place = |(host, port): &(String, u16)| match host.contains(':') {
-            true => format!("[{host}]:{port}"),
-            false => format!("{host}:{port}"),
-        };
-        let places = |all: &[(String, u16)]| all.iter().map(place).collect::<Vec<_>>().join(",");
+        let list = |all: &[Address]| all.iter().map(address::text).collect::<Vec<_>>().join(",");
         let name = match &self.topology {
-            Topology::Single => format!("redis {}", place(&(self.host.clone(), self.port))),
-            Topology::Sentinel { sentinels, primary, .. } => format!("redis {primary} of {}", places(sentinels)),
-            Topology::Cluster { seeds } => format!("redis cluster {}", places(seeds)),
+            Topology::Single => format!("redis {}", address::text(&(self.host.clone(), self.port))),
+            Topology::Sentinel { sentinels, primary, .. } => format!("redis {primary} of {}", list(sentinels)),
+            Topology::Cluster { seeds } => format!("redis cluster {}", list(seeds)),
         };
         match self.database {
             0 => name,
@@ -312,7 +293,7 @@ impl RedisConfig {
 
     /// Checks what the types leave open.
     pub(crate) fn check(&self) -> Result<Names> {
-        let is_named = |all: &[(String, u16)]| !all.is_empty() && all.iter().all(|(host, _)| !host.is_empty());
+        let is_named = |all: &[Address]| !all.is_empty() && all.iter().all(|(host, _)| !host.is_empty());
         let problem = match &self.topology {
             Topology::Single if self.host.is_empty() => Some("no host"),
             Topology::Sentinel { sentinels, .. } if !is_named(sentinels) => Some("no host of a sentinel"),

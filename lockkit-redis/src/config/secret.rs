@@ -5,8 +5,6 @@ use std::{env, fmt, fs, path::PathBuf};
 use lockkit_core::{Error, ErrorKind, Result};
 use redis::{ProtocolVersion, RedisConnectionInfo};
 
-use crate::config::Login;
-
 /// Where a password comes from. It is never shown.
 #[derive(Clone)]
 pub(crate) enum Secret {
@@ -51,20 +49,37 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// How to log in. Passwords that are kept elsewhere are read now.
-///
-/// # Errors
-/// `Misconfigured` if the password can't be read.
-pub(crate) fn login(login: &Login, database: u32) -> Result<RedisConnectionInfo> {
-    let mut info = RedisConnectionInfo::default()
-        .set_protocol(ProtocolVersion::RESP3)
-        .set_db(database.into())
-        .set_lib_name("lockkit", env!("CARGO_PKG_VERSION"));
-    if let Some(username) = &login.username {
-        info = info.set_username(username);
+/// Who to log in as.
+#[derive(Clone, Default)]
+pub(crate) struct Login {
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<Secret>,
+}
+
+impl fmt::Debug for Login {
+    /// Without the user: it may be a password that was given in its place, as in `redis://secret@host`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let username = self.username.as_ref().map(|_| "..");
+        f.debug_struct("Login").field("username", &username).field("password", &self.password).finish()
     }
-    if let Some(password) = &login.password {
-        info = info.set_password(password.read()?);
+}
+
+impl Login {
+    /// How to log in. Passwords that are kept elsewhere are read now.
+    ///
+    /// # Errors
+    /// `Misconfigured` if the password can't be read.
+    pub(crate) fn read(&self, database: u32) -> Result<RedisConnectionInfo> {
+        let mut info = RedisConnectionInfo::default()
+            .set_protocol(ProtocolVersion::RESP3)
+            .set_db(database.into())
+            .set_lib_name("lockkit", env!("CARGO_PKG_VERSION"));
+        if let Some(username) = &self.username {
+            info = info.set_username(username);
+        }
+        if let Some(password) = &self.password {
+            info = info.set_password(password.read()?);
+        }
+        Ok(info)
     }
-    Ok(info)
 }

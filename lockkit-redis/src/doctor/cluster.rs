@@ -4,16 +4,16 @@ use lockkit_core::{ErrorKind, Finding, Result};
 use redis::Pipeline;
 use tokio::task::JoinSet;
 
-use super::{Doctor, Examination, Part, Patient, group, link};
+use super::{Doctor, Examination, Part, Patient, dialer, group};
 use crate::{
     client::{
         connection::Connection,
-        sentinel::Place,
         slots::{self, Range},
         vote,
     },
     config::RedisConfig,
     wire::{
+        address::Address,
         error::Sent,
         name::{Names, SLOTS},
         server::field,
@@ -27,7 +27,7 @@ const FEWEST: usize = 3;
 ///
 /// # Errors
 /// If no member can be asked: that which says most.
-pub(super) async fn examine(config: &RedisConfig, names: &Names, seeds: &[Place]) -> Result<Examination> {
+pub(super) async fn examine(config: &RedisConfig, names: &Names, seeds: &[Address]) -> Result<Examination> {
     let mut questions = JoinSet::new();
     for seed in seeds {
         let (config, seed) = (config.clone(), seed.clone());
@@ -39,20 +39,20 @@ pub(super) async fn examine(config: &RedisConfig, names: &Names, seeds: &[Place]
     let ((ranges, replicas), _) = vote::newest(questions, config.timeout / 4).await?;
     let mut patients = primaries(&ranges);
     let findings = vec![coverage(&ranges), majority(patients.len(), replicas.len())];
-    patients.extend(replicas.into_iter().map(|place| Patient { place, part: Part::Successor, slots: Vec::new() }));
+    patients.extend(replicas.into_iter().map(|address| Patient { address, part: Part::Successor, slots: Vec::new() }));
     group::examine(config, names, &patients, findings).await
 }
 
 /// Who serves slots.
 fn primaries(ranges: &[Range]) -> Vec<Patient> {
     let mut patients: Vec<Patient> = Vec::new();
-    for Range { first, last, places } in ranges {
-        let Some(place) = places.first() else { continue };
-        match patients.iter_mut().find(|patient| patient.place == *place) {
+    for Range { first, last, addresses } in ranges {
+        let Some(address) = addresses.first() else { continue };
+        match patients.iter_mut().find(|patient| patient.address == *address) {
             Some(patient) => patient.slots.push((*first, *last)),
             None => {
-                let (place, slots) = (place.clone(), vec![(*first, *last)]);
-                patients.push(Patient { place, part: Part::Primary, slots });
+                let (address, slots) = (address.clone(), vec![(*first, *last)]);
+                patients.push(Patient { address, part: Part::Primary, slots });
             }
         }
     }
@@ -61,12 +61,12 @@ fn primaries(ranges: &[Range]) -> Vec<Patient> {
 
 /// All replicas that a member knows. (`CLUSTER SLOTS` leaves out those that failed, and those that are new.) None if this
 /// user may not ask.
-async fn replicas(config: &RedisConfig, member: &Place) -> Result<Vec<Place>> {
-    let link = link(config, member, &config.login);
-    let connection = link.connection().await?;
+async fn replicas(config: &RedisConfig, member: &Address) -> Result<Vec<Address>> {
+    let dialer = dialer(config, member, &config.login);
+    let connection = dialer.connection().await?;
     let mut requests = Pipeline::new();
     requests.cmd("CLUSTER").arg("NODES");
-    let replies = link.run_all(&connection, None, &requests, config.timeout, Sent::ReadOnly).await?;
+    let replies = connection.run_all(None, &requests, config.timeout, Sent::ReadOnly).await?;
     let nodes = replies.into_iter().next().and_then(|reply| redis::from_redis_value::<String>(reply).ok());
     let nodes = nodes.unwrap_or_default();
     Ok(nodes.lines().filter_map(|line| replica(line, &member.0, config.tls)).collect())
@@ -74,7 +74,7 @@ async fn replicas(config: &RedisConfig, member: &Place) -> Result<Vec<Place>> {
 
 /// Reads `<id> <ip>:<port>@<bus port>[,<hostname>] <flags> ...`, if it is of a replica. With TLS its name counts, if it
 /// has one: it is what a certificate names.
-fn replica(line: &str, asked: &str, tls: bool) -> Option<Place> {
+fn replica(line: &str, asked: &str, tls: bool) -> Option<Address> {
     let mut words = line.split(' ').skip(1);
     let (address, flags) = (words.next()?, words.next()?);
     let is_lost = |flag| matches!(flag, "noaddr" | "handshake");

@@ -1,15 +1,12 @@
 //! Several servers that belong together: all are looked at, and what was found is put together.
 
-use std::sync::Arc;
-
 use lockkit_core::{Error, ErrorKind, Finding, Result, Severity};
 use tokio::task::JoinSet;
 
 use super::{Doctor, Examination, Part, Patient};
 use crate::{
-    client::sentinel::Place,
     config::RedisConfig,
-    wire::{name::Names, server::ServerFacts},
+    wire::{address, name::Names, server::ServerFacts},
 };
 
 /// Looks at all servers at once, and adds what was found at each to what was found already.
@@ -30,7 +27,7 @@ pub(super) async fn examine(
     }
     let (mut each, mut asked, mut facts, mut clock) = (Vec::new(), 0, ServerFacts::default(), None);
     for (patient, look) in patients.iter().zip(looks) {
-        let name = called(&patient.place);
+        let name = address::text(&patient.address).into();
         match look {
             Ok(look) => {
                 asked += 1;
@@ -46,12 +43,6 @@ pub(super) async fn examine(
     findings.extend(said_once(each, asked, "all servers"));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Ok(Examination { findings, facts, clock })
-}
-
-/// What a server is called.
-pub(super) fn called((host, port): &Place) -> Arc<str> {
-    let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-    format!("{host}:{port}").into()
 }
 
 /// Examines all of them; in their order.

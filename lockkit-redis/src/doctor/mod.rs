@@ -3,8 +3,6 @@
 //! Here is what is asked of each server; where there are several, `sentinels` and `cluster` say which and what they are
 //! to each other, and `group` puts together what was found.
 
-pub(crate) mod access;
-
 mod cluster;
 mod group;
 mod info;
@@ -16,18 +14,17 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lockkit_core::{ClockOffset, ErrorKind, Finding, Result};
+use lockkit_core::{ClockOffset, Finding, Result};
 use redis::{Pipeline, Value};
 
 use crate::{
-    client::{
-        connection::{Connection, Link},
-        sentinel::Place,
-    },
+    client::{connection::Connection, dialer::Dialer},
     config::{Login, RedisConfig, Topology},
-    doctor::access::Subject,
+    store::check::{BACKLOG, ask_info},
     wire::{
-        error::{self, Sent},
+        access::{self, Subject},
+        address::Address,
+        error::Sent,
         name::Names,
         scripts::{INSPECT, PROBE},
         server::{self, ServerFacts},
@@ -38,7 +35,6 @@ pub use group::said_once;
 
 /// The settings that matter and that `INFO` does not show.
 const SETTINGS: [&str; 4] = ["appendfsync", "save", "timeout", BACKLOG];
-const BACKLOG: &str = "repl-backlog-ttl";
 
 /// What a look at a server brought up.
 #[derive(Clone, Debug)]
@@ -70,8 +66,8 @@ pub async fn examine(config: &RedisConfig) -> Result<Examination> {
     let names = config.check()?;
     let outcome = match &config.topology {
         Topology::Single => {
-            let place = (config.host.clone(), config.port);
-            Doctor::new(config, &names, &Patient { place, part: Part::Alone, slots: Vec::new() }).examine().await
+            let address = (config.host.clone(), config.port);
+            Doctor::new(config, &names, &Patient { address, part: Part::Alone, slots: Vec::new() }).examine().await
         }
         Topology::Sentinel { sentinels, primary, login } => {
             sentinels::examine(config, &names, sentinels, primary, login).await
@@ -79,53 +75,6 @@ pub async fn examine(config: &RedisConfig) -> Result<Examination> {
         Topology::Cluster { seeds } => cluster::examine(config, &names, seeds).await,
     };
     outcome.map_err(|e| e.at("examine", None, &config.display_name().into()))
-}
-
-/// What a server is asked when a store connects: whether it can keep locks; what its settings put at risk, in words.
-///
-/// # Errors
-/// As [`RedisStore::connect`].
-pub(crate) async fn check(link: &Link, names: &Names, bound: Duration, as_cluster: bool) -> Result<Vec<String>> {
-    let connection = link.connection().await?;
-    let (info, mut findings) = ask_info(link, &connection, bound).await?;
-    findings.extend(server::judge(&info, as_cluster));
-    findings.extend(isolation(link, &info));
-    findings.extend(backlog(link, &connection, bound).await?);
-    // A server that can't keep locks has nothing more to say.
-    let mut warnings = Finding::admit(&findings)?;
-    let subject = Subject::new(names, link.username(), &[])?;
-    let replies = link.run_all(&connection, Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
-    warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
-    Ok(warnings)
-}
-
-/// What the server says of itself, or a warning that it does not.
-async fn ask_info(link: &Link, connection: &Connection, bound: Duration) -> Result<(String, Vec<Finding>)> {
-    let mut requests = Pipeline::new();
-    requests.cmd("INFO");
-    let replies = link.run_all(connection, None, &requests, bound, Sent::ReadOnly).await?;
-    match replies.into_iter().next() {
-        Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
-            e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
-                let summary = "the user may not use INFO: the server's role and eviction policy are not known";
-                let advice = format!("ACL SETUSER {} +info", link.username().unwrap_or("default"));
-                Ok((String::new(), vec![Finding::warning("info", summary, advice)]))
-            }
-            e => Err(e),
-        },
-        Some(reply) => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
-        None => Err(error::odd_reply(Sent::ReadOnly)),
-    }
-}
-
-/// Whether the server remembers for long enough that it took over, if this user may ask.
-async fn backlog(link: &Link, connection: &Connection, bound: Duration) -> Result<Option<Finding>> {
-    let Some(pause) = link.pause() else { return Ok(None) };
-    let mut requests = Pipeline::new();
-    requests.cmd("CONFIG").arg("GET").arg(BACKLOG);
-    let reply = link.run_all(connection, None, &requests, bound, Sent::ReadOnly).await?.pop().unwrap_or_default();
-    let setting = redis::from_redis_value::<HashMap<String, String>>(reply).unwrap_or_default();
-    Ok(server::judge_backlog(setting.get(BACKLOG).map(String::as_str), pause))
 }
 
 /// What a server is to the store.
@@ -142,22 +91,22 @@ enum Part {
 /// A server to be looked at.
 #[derive(Clone, Debug)]
 struct Patient {
-    place: Place,
+    address: Address,
     part: Part,
     /// Which slots of a cluster it serves, first and last; none if it is not in one, or a replica.
     slots: Vec<(u16, u16)>,
 }
 
-/// A link for asking, which changes nothing at the server: it leaves no note about a reign.
-fn link(config: &RedisConfig, (host, port): &Place, login: &Login) -> Link {
+/// A dialer for asking, which changes nothing at the server: it leaves no note of an epoch.
+fn dialer(config: &RedisConfig, (host, port): &Address, login: &Login) -> Arc<Dialer> {
     let (topology, login) = (Topology::Single, login.clone());
     let config = RedisConfig { host: host.clone(), port: *port, topology, login, vet: None, ..config.clone() };
-    Link::new(config, None, None, Arc::default())
+    Dialer::new(config, None, None, Arc::default())
 }
 
 /// One server, and how to ask it.
 struct Doctor<'a> {
-    link: Link,
+    dialer: Arc<Dialer>,
     names: &'a Names,
     patient: &'a Patient,
     bound: Duration,
@@ -170,14 +119,14 @@ impl<'a> Doctor<'a> {
     fn new(config: &RedisConfig, names: &'a Names, patient: &'a Patient) -> Self {
         let as_cluster = matches!(config.topology, Topology::Cluster { .. });
         let has_password = config.login.password.is_some();
-        let link = link(config, &patient.place, &config.login);
+        let dialer = dialer(config, &patient.address, &config.login);
         let (bound, pause) = (config.timeout, config.pause());
-        Self { link, names, patient, bound, pause, has_password, as_cluster }
+        Self { dialer, names, patient, bound, pause, has_password, as_cluster }
     }
 
     async fn examine(&self) -> Result<Examination> {
-        let connection = self.link.connection().await?;
-        let (info, mut findings) = ask_info(&self.link, &connection, self.bound).await?;
+        let connection = self.dialer.connection().await?;
+        let (info, mut findings) = ask_info(&self.dialer, &connection, self.bound).await?;
         let settings = self.settings(&connection).await?;
         findings.extend(server::judge(&info, self.as_cluster));
         if !info.is_empty() {
@@ -226,12 +175,12 @@ impl<'a> Doctor<'a> {
 
     /// Where another server takes over by itself, the former one should know when to stop. A successor will be one.
     fn isolation(&self, info: &str) -> Option<Finding> {
-        let can_be_replaced = self.patient.part != Part::Alone && !self.link.asks_replicas();
+        let can_be_replaced = self.patient.part != Part::Alone && !self.dialer.asks_replicas();
         server::judge_isolation(info).filter(|_| can_be_replaced)
     }
 
     async fn ask(&self, connection: &Connection, requests: &Pipeline) -> Result<Vec<Value>> {
-        self.link.run_all(connection, None, requests, self.bound, Sent::ReadOnly).await
+        connection.run_all(None, requests, self.bound, Sent::ReadOnly).await
     }
 
     fn password(&self) -> Option<Finding> {
@@ -241,15 +190,15 @@ impl<'a> Doctor<'a> {
     }
 
     async fn access(&self, connection: &Connection) -> Result<Vec<Finding>> {
-        let subject = Subject::new(self.names, self.link.username(), &self.patient.slots)?;
-        let (link, bound) = (&self.link, self.bound);
-        let basics = link.run_all(connection, Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
+        let subject = Subject::new(self.names, self.dialer.username(), &self.patient.slots)?;
+        let bound = self.bound;
+        let basics = connection.run_all(Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
         let mut findings = subject.judge_basics(basics);
         let mut script = PROBE.by_hash(2, 0, subject.key.len() + subject.counter.len());
         script.arg(&subject.key).arg(&subject.counter);
         let mut requests = Pipeline::new();
         requests.add_command(script);
-        let answer = link.run_all(connection, Some(&PROBE), &requests, bound, Sent::ReadOnly).await?;
+        let answer = connection.run_all(Some(&PROBE), &requests, bound, Sent::ReadOnly).await?;
         match answer.into_iter().next() {
             Some(reply @ Value::ServerError(_)) => {
                 let refusal = access::refusal(reply);
@@ -319,11 +268,6 @@ impl<'a> Doctor<'a> {
         let time = replies.into_iter().next().and_then(|reply| redis::from_redis_value::<(i64, i64)>(reply).ok());
         Ok(time.map(|(seconds, micros)| ClockOffset::measured(sent, received, seconds * 1_000_000 + micros, 1)))
     }
-}
-
-/// Where another server takes over by itself, the former one should know when to stop.
-fn isolation(link: &Link, info: &str) -> Option<Finding> {
-    if link.fails_over() && !link.asks_replicas() { server::judge_isolation(info) } else { None }
 }
 
 fn no_clock() -> Finding {

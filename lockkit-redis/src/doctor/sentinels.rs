@@ -6,16 +6,13 @@ use lockkit_core::{Error, ErrorKind, Finding, Result};
 use redis::{Pipeline, Value};
 use tokio::task::JoinSet;
 
-use super::{
-    Examination, Part, Patient,
-    group::{self, called},
-    link,
-};
+use super::{Examination, Part, Patient, dialer, group};
 use crate::{
-    client::sentinel::{self, Place},
+    client::sentinel,
     config::{Login, RedisConfig},
-    doctor::access,
     wire::{
+        access,
+        address::{self, Address},
         error::{self, Sent},
         name::Names,
     },
@@ -27,9 +24,9 @@ const FEWEST: usize = 3;
 /// What one sentinel says.
 #[derive(Debug)]
 struct Told {
-    primary: Place,
+    primary: Address,
     epoch: u64,
-    replicas: Vec<Place>,
+    replicas: Vec<Address>,
     /// How many sentinels it knows, with itself.
     known: usize,
     is_down: bool,
@@ -44,20 +41,20 @@ struct Told {
 pub(super) async fn examine(
     config: &RedisConfig,
     names: &Names,
-    sentinels: &[Place],
+    sentinels: &[Address],
     primary: &str,
     login: &Login,
 ) -> Result<Examination> {
     let (mut findings, mut told) = (Vec::new(), Vec::new());
     let mut failure: Option<Error> = None;
-    for (place, answer) in ask_all(config, sentinels, primary, login).await? {
+    for (address, answer) in ask_all(config, sentinels, primary, login).await? {
         match answer {
             Ok(answer) => {
-                findings.push(of_one(&answer).at(&place));
-                told.push((place, answer));
+                findings.push(of_one(&answer).at(&address));
+                told.push((address, answer));
             }
             Err(e) => {
-                findings.push(silent(&e).at(&place));
+                findings.push(silent(&e).at(&address));
                 failure = Some(failure.filter(|told| !told.is_retryable()).unwrap_or(e));
             }
         }
@@ -66,24 +63,30 @@ pub(super) async fn examine(
         return Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "no sentinel answers")));
     };
     findings.extend(together(&told, sentinels.len()));
-    let mut patients = vec![Patient { place: newest.primary.clone(), part: Part::Primary, slots: Vec::new() }];
-    let replicas = newest.replicas.iter().filter(|place| **place != newest.primary);
-    patients.extend(replicas.map(|place| Patient { place: place.clone(), part: Part::Successor, slots: Vec::new() }));
+    let mut patients = vec![Patient { address: newest.primary.clone(), part: Part::Primary, slots: Vec::new() }];
+    let replicas = newest.replicas.iter().filter(|address| **address != newest.primary);
+    patients.extend(replicas.map(|address| Patient {
+        address: address.clone(),
+        part: Part::Successor,
+        slots: Vec::new(),
+    }));
     group::examine(config, names, &patients, findings).await
 }
 
 /// Asks all at once; in their order.
 async fn ask_all(
     config: &RedisConfig,
-    sentinels: &[Place],
+    sentinels: &[Address],
     primary: &str,
     login: &Login,
 ) -> Result<Vec<(Arc<str>, Result<Told>)>> {
     let mut asked = JoinSet::new();
-    for (index, place) in sentinels.iter().cloned().enumerate() {
+    for (index, address) in sentinels.iter().cloned().enumerate() {
         let config = RedisConfig { database: 0, ..config.clone() };
         let (login, primary) = (login.clone(), primary.to_owned());
-        asked.spawn(async move { (index, called(&place), ask(&config, &place, &primary, &login).await) });
+        asked.spawn(
+            async move { (index, address::text(&address).into(), ask(&config, &address, &primary, &login).await) },
+        );
     }
     let mut answers = Vec::with_capacity(sentinels.len());
     while let Some(answer) = asked.join_next().await {
@@ -91,19 +94,19 @@ async fn ask_all(
         answers.push(answer.map_err(broke_off)?);
     }
     answers.sort_by_key(|(index, ..)| *index);
-    Ok(answers.into_iter().map(|(_, place, answer)| (place, answer)).collect())
+    Ok(answers.into_iter().map(|(_, address, answer)| (address, answer)).collect())
 }
 
-async fn ask(config: &RedisConfig, place: &Place, primary: &str, login: &Login) -> Result<Told> {
-    let link = link(config, place, login);
-    let connection = link.connection().await?;
+async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Login) -> Result<Told> {
+    let dialer = dialer(config, address, login);
+    let connection = dialer.connection().await?;
     let mut requests = Pipeline::with_capacity(3);
     for question in ["MASTER", "REPLICAS", "CKQUORUM"] {
         requests.cmd("SENTINEL").arg(question).arg(primary);
     }
-    let replies = link.run_all(&connection, None, &requests, config.timeout, Sent::ReadOnly).await?;
+    let replies = connection.run_all(None, &requests, config.timeout, Sent::ReadOnly).await?;
     let [master, replicas, quorum] = <[Value; 3]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
-    let (place, epoch) = sentinel::read(master.clone(), primary)?;
+    let (address, epoch) = sentinel::read(master.clone(), primary)?;
     let fields: HashMap<String, String> = redis::from_redis_value(master).unwrap_or_default();
     let others = fields.get("num-other-sentinels").and_then(|number| number.parse().ok()).unwrap_or(0);
     let replicas: Vec<HashMap<String, String>> = redis::from_redis_value(replicas).unwrap_or_default();
@@ -112,7 +115,7 @@ async fn ask(config: &RedisConfig, place: &Place, primary: &str, login: &Login) 
         Some((fields.remove("ip")?, port))
     });
     Ok(Told {
-        primary: place,
+        primary: address,
         epoch,
         replicas: replicas.collect(),
         known: others + 1_usize,
@@ -123,7 +126,7 @@ async fn ask(config: &RedisConfig, place: &Place, primary: &str, login: &Login) 
 }
 
 fn of_one(told: &Told) -> Finding {
-    let primary = called(&told.primary);
+    let primary = address::text(&told.primary);
     if told.is_down {
         let summary = format!("it says that the primary is {primary}, and that it is down");
         return Finding::warning("sentinel", summary, "look at the primary, and at the network between the two");
@@ -143,7 +146,7 @@ fn together(told: &[(Arc<str>, Told)], named: usize) -> Vec<Finding> {
     if let Some((one, first)) = told.first()
         && let Some((other, differs)) = told.iter().find(|(_, other)| other.primary != first.primary)
     {
-        let (here, there) = (called(&first.primary), called(&differs.primary));
+        let (here, there) = (address::text(&first.primary), address::text(&differs.primary));
         let summary = format!("the sentinels do not agree on the primary: {one} says {here}, {other} says {there}");
         let advice = "wait for the end of a failover; else a sentinel is cut off from the others: SENTINEL RESET there";
         findings.push(Finding::warning("sentinels", summary, advice));

@@ -14,13 +14,12 @@ use crate::{
         connection::Connection,
         epoch,
         node::{Node, Route},
-        slots,
         subscriptions::Interest,
     },
     store::{RedisStore, check_floor, milliseconds},
     wire::{
         error::{self, Sent},
-        name,
+        name, redirect,
         request::{self, Request},
         value::{self, Stored},
     },
@@ -83,30 +82,29 @@ impl RedisStore {
 
     async fn ask_at(&self, route: &Route, plan: &Plan<'_>, interest: Option<&mut Interest>) -> Result<Answer> {
         let node = &route.node;
-        let connection = node.link.connection().await?;
-        let reign = connection.reign();
-        if route.asking && reign.is_none() {
+        let connection = node.dialer.connection().await?;
+        let epoch = connection.epoch();
+        if route.asking && epoch.is_none() {
             // It has no slot yet that could have its note. By the time that it is asked it may be in charge of this one.
-            return Err(slots::undecided());
+            return Err(redirect::undecided());
         }
-        if let Some(left) = reign.and_then(|reign| reign.pause(plan.clock.now())) {
+        if let Some(left) = epoch.and_then(|epoch| epoch.pause(plan.clock.now())) {
             return Ok(Answer::Paused(left));
         }
-        let (request, guard) = (plan.request(&connection)?, reign.map(|reign| &*reign.id));
+        let (request, guard) = (plan.request(&connection)?, epoch.map(|epoch| &*epoch.id));
         let channel = interest.and_then(|interest| {
             interest.arm();
             (!interest.is_subscribed() && !route.asking).then_some(&plan.lock)
         });
         let sent = plan.clock.now();
         let reply = match channel {
-            None => node.link.request(&connection, request, guard, route.asking, plan.bound).await,
+            None => connection.request(request, guard, route.asking, plan.bound).await,
             Some(channel) => {
                 let (script, request) = request::alone(&request, guard);
                 let mut requests = Pipeline::with_capacity(2);
                 requests.cmd("SUBSCRIBE").arg(channel).add_command(request);
-                let replies =
-                    Box::pin(node.link.run_all(&connection, Some(script), &requests, plan.bound, Sent::Yes)).await;
-                replies.and_then(|replies| subscribed(node, &connection, replies))
+                let replies = Box::pin(connection.run_all(Some(script), &requests, plan.bound, Sent::Yes)).await;
+                replies.and_then(|replies| subscribed(&connection, replies))
             }
         };
         match reply {
@@ -115,7 +113,7 @@ impl RedisStore {
                 answer => Ok(answer),
             },
             Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
-                Err(Box::pin(explain(node, &connection, plan, e)).await)
+                Err(Box::pin(explain(&connection, plan, e)).await)
             }
             Err(e) => Err(e),
         }
@@ -127,7 +125,7 @@ impl RedisStore {
         let deadline = Instant::now().checked_add(wait);
         // Listen before asking, so that a release between the answer and the wait is not missed.
         let mut post = self.nodes.known(&plan.lock).and_then(|node| {
-            let interest = node.wake.listen_if_subscribed(&plan.lock)?;
+            let interest = node.subscriptions.listen_if_subscribed(&plan.lock)?;
             Some(Post { node, interest })
         });
         loop {
@@ -142,7 +140,7 @@ impl RedisStore {
                 }));
             }
             let Some(Post { interest, .. }) = post.as_mut().filter(|post| Arc::ptr_eq(&post.node, &node)) else {
-                post = Some(Post { interest: node.wake.listen(&plan.lock), node });
+                post = Some(Post { interest: node.subscriptions.listen(&plan.lock), node });
                 continue;
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
@@ -168,21 +166,21 @@ async fn confirm(node: &Node, connection: &Connection, hold: Hold) -> Result<Hol
 }
 
 /// Takes the answers to a subscription and an acquisition.
-fn subscribed(node: &Node, connection: &Connection, replies: Vec<Value>) -> Result<Value> {
+fn subscribed(connection: &Connection, replies: Vec<Value>) -> Result<Value> {
     let [subscribed, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::Yes))?;
-    let reply = node.link.accept(connection, request::only_answer(reply), Sent::Yes)?;
+    let reply = connection.accept(request::only_answer(reply), Sent::Yes)?;
     if matches!(reply, Value::Array(_)) {
         // Without the subscription there is no waiting; but what was granted is granted.
-        node.link.accept(connection, subscribed, Sent::No)?;
+        connection.accept(subscribed, Sent::No)?;
     }
     Ok(reply)
 }
 
 /// Finds out whether something other than a lock is in the way.
-async fn explain(node: &Node, connection: &Connection, plan: &Plan<'_>, cause: Error) -> Error {
+async fn explain(connection: &Connection, plan: &Plan<'_>, cause: Error) -> Error {
     let mut requests = Pipeline::with_capacity(2);
     requests.cmd("TYPE").arg(&plan.lock).cmd("TYPE").arg(name::counter(&plan.lock));
-    let types = node.link.run_all(connection, None, &requests, plan.bound, Sent::ReadOnly).await;
+    let types = connection.run_all(None, &requests, plan.bound, Sent::ReadOnly).await;
     match types.as_deref() {
         Ok([Value::SimpleString(lock), Value::SimpleString(counter)]) => {
             error::wrong_type(cause, &plan.request.claim.key, lock, counter)
@@ -204,7 +202,7 @@ impl<'a> Plan<'a> {
     fn request(&self, connection: &Connection) -> Result<Box<Request>> {
         let AcquireRequest { claim, fence, holder, .. } = self.request;
         let fence = FenceRequest { floor: self.floor(connection)?, ..*fence };
-        let mark = connection.reign().map_or("", |reign| &reign.mark);
+        let mark = connection.epoch().map_or("", |epoch| &epoch.mark);
         Ok(Request::acquire(&self.lock, claim, holder, self.ttl_ms, fence, mark))
     }
 

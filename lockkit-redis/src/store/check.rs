@@ -1,8 +1,23 @@
 //! Whether the servers can keep locks, asked when the store connects.
 
-use lockkit_core::Result;
+use std::{collections::HashMap, time::Duration};
 
-use crate::{client::node::Node, doctor, store::RedisStore};
+use lockkit_core::{ErrorKind, Finding, Result};
+use redis::{Pipeline, Value};
+
+use crate::{
+    client::{connection::Connection, dialer::Dialer, node::Node},
+    store::RedisStore,
+    wire::{
+        access::Subject,
+        error::{self, Sent},
+        scripts::INSPECT,
+        server,
+    },
+};
+
+/// The setting that says for how long a primary without replicas remembers that it took over.
+pub(crate) const BACKLOG: &str = "repl-backlog-ttl";
 
 /// Asks every server about itself; what their settings put at risk, in words.
 pub(crate) async fn check(store: &RedisStore) -> Result<Vec<String>> {
@@ -31,10 +46,59 @@ pub(crate) async fn check(store: &RedisStore) -> Result<Vec<String>> {
     Ok(warnings)
 }
 
+/// Asks one server whether it can keep locks; what its settings put at risk, in words.
 async fn ask(store: &RedisStore, node: &Node) -> Result<Vec<String>> {
-    let warnings = doctor::check(&node.link, &store.names, store.timeout, store.nodes.is_cluster()).await?;
+    let (dialer, bound) = (&*node.dialer, store.timeout);
+    let connection = node.dialer.connection().await?;
+    let (info, mut findings) = ask_info(dialer, &connection, bound).await?;
+    findings.extend(server::judge(&info, store.nodes.is_cluster()));
+    findings.extend(isolation(dialer, &info));
+    findings.extend(backlog(dialer, &connection, bound).await?);
+    // A server that can't keep locks has nothing more to say.
+    let mut warnings = Finding::admit(&findings)?;
+    let subject = Subject::new(&store.names, dialer.username(), &[])?;
+    let replies = connection.run_all(Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
+    warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
     if let Some(replicas) = &node.replicas {
-        replicas.confirm(&*node.link.connection().await?).await?;
+        replicas.confirm(&*node.dialer.connection().await?).await?;
     }
     Ok(warnings)
+}
+
+/// What the server says of itself, or a warning that it does not.
+pub(crate) async fn ask_info(
+    dialer: &Dialer,
+    connection: &Connection,
+    bound: Duration,
+) -> Result<(String, Vec<Finding>)> {
+    let mut requests = Pipeline::new();
+    requests.cmd("INFO");
+    let replies = connection.run_all(None, &requests, bound, Sent::ReadOnly).await?;
+    match replies.into_iter().next() {
+        Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
+            e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
+                let summary = "the user may not use INFO: the server's role and eviction policy are not known";
+                let advice = format!("ACL SETUSER {} +info", dialer.username().unwrap_or("default"));
+                Ok((String::new(), vec![Finding::warning("info", summary, advice)]))
+            }
+            e => Err(e),
+        },
+        Some(reply) => Ok((redis::from_redis_value::<String>(reply).unwrap_or_default(), Vec::new())),
+        None => Err(error::odd_reply(Sent::ReadOnly)),
+    }
+}
+
+/// Whether the server remembers for long enough that it took over, if this user may ask.
+async fn backlog(dialer: &Dialer, connection: &Connection, bound: Duration) -> Result<Option<Finding>> {
+    let Some(pause) = dialer.pause() else { return Ok(None) };
+    let mut requests = Pipeline::new();
+    requests.cmd("CONFIG").arg("GET").arg(BACKLOG);
+    let reply = connection.run_all(None, &requests, bound, Sent::ReadOnly).await?.pop().unwrap_or_default();
+    let setting = redis::from_redis_value::<HashMap<String, String>>(reply).unwrap_or_default();
+    Ok(server::judge_backlog(setting.get(BACKLOG).map(String::as_str), pause))
+}
+
+/// Where another server takes over by itself, the former one should know when to stop.
+fn isolation(dialer: &Dialer, info: &str) -> Option<Finding> {
+    if dialer.fails_over() && !dialer.asks_replicas() { server::judge_isolation(info) } else { None }
 }

@@ -6,14 +6,11 @@ use lockkit_core::{Fence, Holder, HolderInfo, KeyState, LockKey, Mode, Query, Re
 use redis::{Pipeline, Value};
 
 use crate::{
-    client::{
-        node::{Node, Sorted},
-        slots,
-    },
+    client::node::{Node, Sorted},
     store::RedisStore,
     wire::{
         error::{self, Sent},
-        name,
+        name, redirect,
         scripts::INSPECT,
         value::{self, Stored},
     },
@@ -46,16 +43,16 @@ pub(crate) async fn inspect(store: &RedisStore, query: &Query) -> Result<Vec<Key
 
 /// Adds the names of the locks that one server may have as held.
 async fn scan(store: &RedisStore, node: &Node, start: &str, names: &mut BTreeSet<LockKey>) -> Result<()> {
-    let connection = node.link.connection().await?;
+    let connection = node.dialer.connection().await?;
     for pattern in store.names.patterns(start) {
         let mut cursor = b"0".to_vec();
         loop {
             let mut requests = Pipeline::with_capacity(1);
             requests.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(PAGE);
             requests.arg("TYPE").arg("string");
-            let replies = node.link.run_all(&connection, None, &requests, store.timeout, Sent::ReadOnly).await?;
+            let replies = connection.run_all(None, &requests, store.timeout, Sent::ReadOnly).await?;
             let reply = replies.into_iter().next().unwrap_or_default();
-            let reply = node.link.accept(&connection, reply, Sent::ReadOnly)?;
+            let reply = connection.accept(reply, Sent::ReadOnly)?;
             let (next, keys): (Vec<u8>, Vec<Vec<u8>>) =
                 redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
             let found = keys.iter().filter_map(|key| store.names.name(key));
@@ -74,11 +71,11 @@ async fn read(store: &RedisStore, keys: &[LockKey]) -> Result<Vec<(KeyState, boo
     let mut states: Vec<Option<(KeyState, bool)>> = keys.iter().map(|_| None).collect();
     let mut todo: Vec<usize> = (0..keys.len()).collect();
     for round in 1.. {
-        let mut signposts = Vec::new();
+        let mut redirects = Vec::new();
         let Sorted { by_node, orphans } =
             store.nodes.sort(std::mem::take(&mut todo), |index| store.names.lock(&keys[*index])).await?;
         if !orphans.is_empty() {
-            return Err(slots::unserved());
+            return Err(redirect::unserved());
         }
         for (node, indices) in by_node {
             let asked: Vec<_> = indices.iter().map(|index| &keys[*index]).collect();
@@ -86,7 +83,7 @@ async fn read(store: &RedisStore, keys: &[LockKey]) -> Result<Vec<(KeyState, boo
                 Ok(told) => indices.into_iter().zip(told).for_each(|(index, state)| states[index] = Some(state)),
                 Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => {
                     todo.extend(indices);
-                    signposts.push(e);
+                    redirects.push(e);
                 }
                 Err(e) => {
                     store.nodes.note_failure(&e);
@@ -97,14 +94,14 @@ async fn read(store: &RedisStore, keys: &[LockKey]) -> Result<Vec<(KeyState, boo
         if todo.is_empty() {
             break;
         }
-        store.nodes.redirect(&signposts).await;
+        store.nodes.redirect(&redirects).await;
     }
     Ok(states.into_iter().flatten().collect())
 }
 
 /// The same of one server. In a cluster a script reads one lock, for it may not read from several slots.
 async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<Vec<(KeyState, bool)>> {
-    let connection = node.link.connection().await?;
+    let connection = node.dialer.connection().await?;
     let each = if store.nodes.is_cluster() { 1 } else { CHUNK };
     let mut states = Vec::with_capacity(keys.len());
     for keys in keys.chunks(CHUNK) {
@@ -118,7 +115,7 @@ async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<V
             }
             requests.add_command(script);
         }
-        let replies = node.link.run_all(&connection, Some(&INSPECT), &requests, store.timeout, Sent::ReadOnly).await?;
+        let replies = connection.run_all(Some(&INSPECT), &requests, store.timeout, Sent::ReadOnly).await?;
         let odd = || error::odd_reply(Sent::ReadOnly);
         let mut replies = replies.into_iter();
         // Asking for subscribers is a permission of its own, and not worth failing for.
@@ -126,7 +123,7 @@ async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<V
         let subscribers = redis::from_redis_value::<Vec<(Vec<u8>, u32)>>(subscribers).unwrap_or_default();
         let mut parts = Vec::with_capacity(3 * keys.len());
         for reply in replies {
-            let Value::Array(told) = node.link.accept(&connection, reply, Sent::ReadOnly)? else { return Err(odd()) };
+            let Value::Array(told) = connection.accept(reply, Sent::ReadOnly)? else { return Err(odd()) };
             parts.extend(told);
         }
         let mut parts = parts.into_iter();
@@ -166,7 +163,7 @@ fn state(
     };
     let fence = redis::from_redis_value::<Option<u64>>(counter).ok().flatten().map(Fence::new);
     // This store's own subscription counts only while somebody here waits.
-    let lingering = node.wake.is_subscribed(lock) && node.wake.waiters(lock) == 0;
+    let lingering = node.subscriptions.is_subscribed(lock) && node.subscriptions.waiters(lock) == 0;
     let waiters = subscribers.map(|count| count.saturating_sub(lingering.into()));
     (KeyState { key: key.clone(), holders, fence, waiters }, is_lock)
 }

@@ -15,7 +15,7 @@ use lockkit_core::{
 };
 
 use crate::{
-    client::node::Nodes,
+    client::nodes::Nodes,
     config::{RedisConfig, Topology},
     wire::name::Names,
 };

@@ -24,14 +24,14 @@ impl RedisStore {
     async fn release_at(&self, Route { node, asking, .. }: &Route, claim: &Claim) -> Result<Release> {
         let lock = self.names.lock(&claim.key);
         let request = Request::release(&lock, &claim.token);
-        let connection = node.link.connection().await?;
-        let reply = node.link.request(&connection, request, None, *asking, self.timeout).await?;
+        let connection = node.dialer.connection().await?;
+        let reply = connection.request(request, None, *asking, self.timeout).await?;
         match reply {
             Value::Int(-1) => Ok(Release::NotHeld(LossReason::Gone)),
             Value::Int(-2) => Ok(Release::NotHeld(LossReason::Taken)),
             Value::Int(-3) => Ok(Release::Released { waiters: None }),
             Value::Int(receivers @ 0..) => {
-                let others = receivers - i64::from(node.wake.is_subscribed(&lock));
+                let others = receivers - i64::from(node.subscriptions.is_subscribed(&lock));
                 // A member of a cluster counts only those who listen at it.
                 Ok(Release::Released { waiters: Some(u32::try_from(others).unwrap_or(0)) })
             }

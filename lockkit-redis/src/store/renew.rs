@@ -14,14 +14,14 @@ use redis::{Cmd, Pipeline, Value};
 use crate::{
     client::{
         connection::Connection,
-        epoch::Reign,
+        epoch::Epoch,
         node::{Node, Sorted},
-        slots::{self, Signpost},
     },
     store::{RedisStore, check_floor, milliseconds},
     wire::{
         error::{self, Sent},
         name,
+        redirect::{self, Redirect},
         scripts::{RENEW, RENEW_GUARDED},
         value,
     },
@@ -46,12 +46,12 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
         }
     }
     for round in 1.. {
-        let (mut moved, mut signposts) = (Vec::new(), Vec::new());
+        let (mut moved, mut redirects) = (Vec::new(), Vec::new());
         for (item, answer) in renew_round(store, renewals, std::mem::take(&mut todo)).await {
             match answer {
                 Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => {
                     moved.push(item);
-                    signposts.push(e);
+                    redirects.push(e);
                 }
                 // The user may use some of the keys and not others. None of the leases in the script was extended.
                 Err(e) if is_denied(&e) && !item.alone => moved.push(Item { alone: true, ..item }),
@@ -61,7 +61,7 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
         if moved.is_empty() {
             break;
         }
-        store.nodes.redirect(&signposts).await;
+        store.nodes.redirect(&redirects).await;
         todo = moved;
     }
     let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
@@ -74,7 +74,7 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
 /// Asks each server once.
 async fn renew_round(store: &RedisStore, renewals: &[Renewal], todo: Vec<Item>) -> Answers {
     let (orphans, failure, by_node) = match store.nodes.sort(todo.clone(), |item| lock(store, renewals, item)).await {
-        Ok(Sorted { by_node, orphans }) => (orphans, slots::unserved(), by_node),
+        Ok(Sorted { by_node, orphans }) => (orphans, redirect::unserved(), by_node),
         Err(e) => (todo, e, Vec::new()),
     };
     let mut answers: Answers = orphans.into_iter().map(|item| (item, Err(failure.clone()))).collect();
@@ -85,7 +85,7 @@ async fn renew_round(store: &RedisStore, renewals: &[Renewal], todo: Vec<Item>) 
 
 /// Asks one server.
 async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut todo: Vec<Item>) -> Answers {
-    let connection = match node.link.connection().await {
+    let connection = match node.dialer.connection().await {
         Ok(connection) => connection,
         Err(e) => {
             store.nodes.note_failure(&e);
@@ -101,7 +101,7 @@ async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut
         .chunk_by(|a, b| kind(a) == kind(b))
         .flat_map(|alike| alike.chunks(if alike[0].alone { 1 } else { chunk }))
         .collect();
-    let batches = chunks.chunks(batch).map(|chunks| send(store, &node, &connection, renewals, chunks)).collect();
+    let batches = chunks.chunks(batch).map(|chunks| send(store, &connection, renewals, chunks)).collect();
     let mut answers: Answers = join(batches).await.into_iter().flatten().collect();
     if let Some(replicas) = &node.replicas
         && answers.iter().any(|(_, answer)| matches!(answer, Ok(Renewed::Held(_))))
@@ -145,36 +145,30 @@ fn lock(store: &RedisStore, renewals: &[Renewal], item: &Item) -> String {
 type Answers = Vec<(Item, Result<Renewed>)>;
 
 /// Sends a few scripts together, and gives the answers that belong to each renewal.
-async fn send(
-    store: &RedisStore,
-    node: &Node,
-    connection: &Connection,
-    renewals: &[Renewal],
-    chunks: &[&[Item]],
-) -> Answers {
+async fn send(store: &RedisStore, connection: &Connection, renewals: &[Renewal], chunks: &[&[Item]]) -> Answers {
     let shortest = chunks.iter().filter_map(|chunk| chunk.first()).map(|item| renewals[item.index].ttl).min();
     // The core asks again after a sixth of the ttl. An attempt that went on for longer would keep the next one from finding the
     // connection dead: that takes two that time out one after the other.
     let bound = store.timeout.min(shortest.unwrap_or(Duration::MAX) / 6);
     let mut requests = Pipeline::with_capacity(chunks.len());
     for chunk in chunks {
-        requests.add_command(script(store, connection.reign(), renewals, chunk));
+        requests.add_command(script(store, connection.epoch(), renewals, chunk));
     }
-    let script = if connection.reign().is_some() { &*RENEW_GUARDED } else { &*RENEW };
+    let script = if connection.epoch().is_some() { &*RENEW_GUARDED } else { &*RENEW };
     let sent = store.info.clock.now();
     let mut answers = Vec::with_capacity(chunks.len() * chunks.first().map_or(0, |chunk| chunk.len()));
-    match node.link.run_all(connection, Some(script), &requests, bound, Sent::Yes).await {
+    match connection.run_all(Some(script), &requests, bound, Sent::Yes).await {
         Ok(replies) => {
             for (chunk, reply) in chunks.iter().zip(replies) {
-                match node.link.accept(connection, reply, Sent::Yes) {
+                match connection.accept(reply, Sent::Yes) {
                     Ok(Value::Array(parts)) => answers.extend(chunk.iter().zip(parts).map(|(item, part)| {
                         // It may have been extended before the error.
-                        let part = node.link.accept(connection, part, Sent::Yes).map_err(Error::unknown_effect);
+                        let part = connection.accept(part, Sent::Yes).map_err(Error::unknown_effect);
                         (item.clone(), part.and_then(|part| read(&renewals[item.index], part, sent)))
                     })),
                     Ok(_) => fail(&mut answers, chunk, &error::odd_reply(Sent::Yes)),
                     // The lease has left this server, and no other may renew it.
-                    Err(e) if Signpost::of(&e).is_some_and(|to| to.asking) && store.nodes.is_cluster() => {
+                    Err(e) if Redirect::of(&e).is_some_and(|to| to.asking) && store.nodes.is_cluster() => {
                         answers.extend(chunk.iter().map(|item| (item.clone(), Ok(Renewed::Lost(LossReason::Gone)))));
                     }
                     Err(e) if store.nodes.is_redirected(&e) || is_denied(&e) => fail(&mut answers, chunk, &e),
@@ -187,10 +181,10 @@ async fn send(
     answers
 }
 
-fn script(store: &RedisStore, reign: Option<&Reign>, renewals: &[Renewal], chunk: &[Item]) -> Cmd {
+fn script(store: &RedisStore, epoch: Option<&Epoch>, renewals: &[Renewal], chunk: &[Item]) -> Cmd {
     let with_floor = chunk[0].with_floor;
     let each = if with_floor { 2 } else { 1 };
-    let script = if reign.is_some() { &*RENEW_GUARDED } else { &*RENEW };
+    let script = if epoch.is_some() { &*RENEW_GUARDED } else { &*RENEW };
     let mut cmd = script.by_hash(chunk.len() * each, 4 + chunk.len() * each, 50 + chunk.len() * each * 80);
     let locks = || chunk.iter().map(|item| lock(store, renewals, item));
     for lock in locks() {
@@ -209,8 +203,8 @@ fn script(store: &RedisStore, reign: Option<&Reign>, renewals: &[Renewal], chunk
     for floor in chunk.iter().filter_map(|item| renewals[item.index].fence_floor) {
         cmd.arg(floor.get());
     }
-    if let Some(reign) = reign {
-        cmd.arg(&reign.mark).arg(&reign.id);
+    if let Some(epoch) = epoch {
+        cmd.arg(&epoch.mark).arg(&epoch.id);
     }
     cmd
 }

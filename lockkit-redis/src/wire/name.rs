@@ -18,9 +18,9 @@
 //! No two names share a lock key, no two lock keys share a counter, and no lock key is a counter: every counter begins
 //! with `{` and ends in `:fence`, which no lock key does.
 //!
-//! Where servers can take over from each other, each keeps a note about it: `{<prefix><n>}:reign`, where `n` is chosen
+//! Where servers can take over from each other, each keeps a note of its epoch: `{<prefix><n>}:reign`, where `n` is chosen
 //! such that the key lies in a slot of the server. With an empty prefix it is `lockkit:esc:{<n>}:reign`, which no name
-//! is spelt as. What is written to see replicas acknowledge it ends in `:written` instead.
+//! is spelt as. (The key has the word that was used for epochs when it was first written.) What is written to see replicas acknowledge it ends in `:written` instead.
 
 use lockkit_core::{Error, ErrorKind, LockKey, Result};
 
@@ -89,7 +89,7 @@ impl Names {
         (self.lock(&name) == key).then_some(name)
     }
 
-    /// The key of a server's note about its reign, in a slot that it serves.
+    /// The key of a server's note about its epoch, in a slot that it serves.
     ///
     /// The slots of consecutive numbers are as good as random. So when a server of many slots gains or loses some, the key
     /// most likely stays the same; and for one of a single slot it takes about a millisecond to find.

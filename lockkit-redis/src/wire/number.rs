@@ -12,7 +12,9 @@
 
 use std::io;
 
-use redis::{Cmd, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
+
+use crate::wire::scripts::Script;
 
 /// A question that changes nothing and needs no more permissions than any script.
 const ECHO: &str = "return ARGV[1]";
@@ -33,7 +35,7 @@ pub(crate) fn answer(number: u64, reply: Value) -> RedisResult<Value> {
 }
 
 /// Asks for nothing but the number.
-pub(crate) fn echo(number: u64) -> Cmd {
+fn echo(number: u64) -> Cmd {
     let mut echo = redis::cmd("EVAL");
     echo.arg(ECHO).arg(0).arg(number);
     echo
@@ -43,7 +45,7 @@ pub(crate) fn echo(number: u64) -> Cmd {
 ///
 /// # Errors
 /// If it belongs to another question.
-pub(crate) fn heard(number: u64, reply: &Value) -> RedisResult<()> {
+fn heard(number: u64, reply: &Value) -> RedisResult<()> {
     let is_right = matches!(reply, Value::ServerError(_)) || is_number(reply, number);
     if is_right { Ok(()) } else { Err(out_of_step()) }
 }
@@ -59,6 +61,51 @@ pub(crate) async fn confirm(driver: &mut MultiplexedConnection, number: u64, las
         Value::ServerError(again) if again.code() == refused.code() => Ok(()),
         reply if is_number(&reply, number) => Ok(()),
         _ => Err(out_of_step()),
+    }
+}
+
+/// Requests that leave together, the last of which brings back a [number].
+pub(crate) struct Numbered {
+    pub(crate) requests: Pipeline,
+    /// Of each request that is a script, and of what goes behind the others.
+    numbers: Vec<Option<u64>>,
+    /// How many of the replies are answers.
+    answers: usize,
+}
+
+impl Numbered {
+    /// `number` gives a new number each time.
+    pub(crate) fn new(requests: &Pipeline, number: impl Fn() -> u64) -> Self {
+        let answers = requests.len();
+        let mut numbered = Pipeline::with_capacity(answers + 1);
+        let mut numbers = Vec::with_capacity(answers + 1);
+        for request in requests.cmd_iter() {
+            let mut request = request.clone();
+            let its_number = Script::is_run_by(&request).then(&number);
+            its_number.iter().for_each(|number| _ = request.arg(*number));
+            numbers.push(its_number);
+            numbered.add_command(request);
+        }
+        if numbers.last() == Some(&None) {
+            let its_number = number();
+            numbered.add_command(echo(its_number));
+            numbers.push(Some(its_number));
+        }
+        Self { requests: numbered, numbers, answers }
+    }
+
+    /// # Errors
+    /// If a reply belongs to another request.
+    pub(crate) fn answers(self, mut replies: Vec<Value>) -> RedisResult<Vec<Value>> {
+        if let (Some(Some(number)), Some(echo)) = (self.numbers.get(self.answers), replies.get(self.answers)) {
+            heard(*number, echo)?;
+            replies.truncate(self.answers);
+        }
+        let answer = |(reply, number)| match number {
+            Some(number) => answer(number, reply),
+            None => Ok(reply),
+        };
+        replies.into_iter().zip(self.numbers).map(answer).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The Lua scripts. Each runs as one atomic step on the server, which is what the rules of the contract rest on.
 //!
-//! Each but [`REIGN`] takes a [number](crate::wire::number) as its last argument, and returns it behind its answer.
+//! Each but [`EPOCH`] takes a [number](crate::wire::number) as its last argument, and returns it behind its answer.
 
 use std::{borrow::Cow, sync::LazyLock};
 
@@ -21,7 +21,7 @@ pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
         include_str!("scripts/renew.lua")
     ))
 });
-pub(crate) static REIGN: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/reign.lua").into()));
+pub(crate) static EPOCH: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/epoch.lua").into()));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
 pub(crate) const FENCED_CODE: &str = include_str!("scripts/fenced.lua");
 pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(FENCED_CODE));

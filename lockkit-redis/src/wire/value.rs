@@ -1,7 +1,7 @@
-//! The string stored at a lock's key: `<token>:<depth>:<fence>:<span>[@<reign>]:<holder>`.
+//! The string stored at a lock's key: `<token>:<depth>:<fence>:<span>[@<epoch>]:<holder>`.
 //!
-//! Token: 32 lower-case hexadecimal digits. Depth, fence and span: decimal. Reign: 8 hexadecimal digits, only where
-//! servers can take over from each other (see [`reign`](crate::client::epoch)). Holder: the rest, any text. Whatever does not
+//! Token: 32 lower-case hexadecimal digits. Depth, fence and span: decimal. Epoch: 8 hexadecimal digits, only where
+//! servers can take over from each other (see [`epoch`](crate::client::epoch)). Holder: the rest, any text. Whatever does not
 //! have this form belongs to a client that is not lockkit, and excludes us all the same.
 
 use lockkit_core::{Fence, HolderInfo, Token};
@@ -80,7 +80,7 @@ pub(crate) fn push_head(text: &mut String, token: &Token, depth: u32) {
     text.push(':');
 }
 
-/// Appends `:<span><mark>:<holder>`, the end of a value; the mark is empty or `@<reign>`.
+/// Appends `:<span><mark>:<holder>`, the end of a value; the mark is empty or `@<epoch>`.
 pub(crate) fn push_tail(text: &mut String, span: u32, mark: &str, holder: &HolderInfo) {
     text.push(':');
     push_number(text, span);

@@ -138,7 +138,7 @@ async fn next_after_a_lease_was_not_replicated(all: &RedisSentinels, options: &s
     let url = format!("{}?timeout=500ms&max_ttl=12s{options}", all.url());
     let (holder, other) =
         (RedisStore::from_url(&url).await.expect("connect"), RedisStore::from_url(&url).await.expect("connect"));
-    // Whatever pause there is at the start is over; the note of the reign is replicated, and a counter that will lag behind.
+    // Whatever pause there is at the start is over; the note of the epoch is replicated, and a counter that will lag behind.
     let early = grant_in_time(&other, "a").await;
     free(&other, &early.claim).await;
     until_equal(&all.servers()[0], &all.servers()[1]).await;
@@ -262,7 +262,7 @@ async fn a_change_that_nobody_saw_is_noticed() {
     until_equal(&all.servers()[1], server).await;
     server.command(&["REPLICAOF", "NO", "ONE"]).await.expect("promote again");
     assert!(!connections.is_empty());
-    let error = renew(&store, &renewal(&mine)).await.expect_err("not the same reign");
+    let error = renew(&store, &renewal(&mine)).await.expect_err("not the same epoch");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.message().contains("not the one that it was"), "{error}");
 }

@@ -41,7 +41,7 @@ async fn at_once(store: &RedisStore, name: &str) {
     free(store, &mine).await;
 }
 
-/// The hash tag of the first member's note about its reign. A lock of that name lies in the same slot.
+/// The hash tag of the first member's note about its epoch. A lock of that name lies in the same slot.
 async fn tag_of_note(all: &RedisCluster) -> Option<String> {
     let keys = all.members()[0].command(&["KEYS", "*:reign"]).await.expect("KEYS");
     let (_, rest) = keys.split_once('{')?;

@@ -26,7 +26,7 @@ async fn the_five_questions_are_answered() {
     let floor = first.fence.offset(10);
     held(renew(&store, &Renewal { depth: 2, fence_floor: Some(floor), ..renewal(&mine) }).await);
     let states = other.inspect(&Query::Prefix(String::new())).await.expect("inspect");
-    assert_eq!(states.len(), 1, "the note of the reign is no lock: {states:?}");
+    assert_eq!(states.len(), 1, "the note of the epoch is no lock: {states:?}");
     assert_eq!((states[0].holders[0].depth, states[0].holders[0].info.as_str()), (2, "test: holder"));
     assert_eq!((states[0].holders[0].fence, states[0].fence), (Some(first.fence), Some(floor)));
     let (waiter, wanted) = (Arc::clone(&other), request(&claim("a"), TTL));
@@ -40,7 +40,7 @@ async fn the_five_questions_are_answered() {
     let next = granted(waiting.await.expect("task").expect("acquire"));
     assert!(next.fence > floor);
     let value = all.servers()[0].command(&["GET", "lockkit:a"]).await.expect("GET");
-    assert!(value.contains(":1@"), "marked with the reign: {value}");
+    assert!(value.contains(":1@"), "marked with the epoch: {value}");
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 -- Finds out since when this server has been in charge, and from when on it may grant leases. A server that took over
 -- may lack leases that its predecessor granted, so it grants nothing until all of them must have lapsed.
 --
--- KEYS[1]  the note: "<reign>:<run id>:<replication id>:<since, in ms of the server's clock>"
+-- KEYS[1]  the note: "<epoch>:<run id>:<replication id>:<since, in ms of the server's clock>"
 -- ARGV[1]  for how long to pause after a server took over, in ms. It is not part of the note, for each client has its own
 -- ARGV[2]  the note as the client has seen it last; empty if it has not. In a cluster the one here can have left with its slot
 --
@@ -26,21 +26,21 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local pause = tonumber(ARGV[1])
 
 local stored = call('GET', KEYS[1])
-local reign, since
+local epoch, since
 for _, note in ipairs({ARGV[2], stored or ''}) do
-  local its_reign, its_run, its_id, its_since = string.match(note, '^(%x+):(%x+):(%x+):(%d+)$')
-  if not reign and its_run == run and (its_id == id or not promoted) then
-    reign, since = its_reign, tonumber(its_since)
+  local its_epoch, its_run, its_id, its_since = string.match(note, '^(%x+):(%x+):(%x+):(%d+)$')
+  if not epoch and its_run == run and (its_id == id or not promoted) then
+    epoch, since = its_epoch, tonumber(its_since)
   end
 end
-if not reign then
-  reign, since = id, now
+if not epoch then
+  epoch, since = id, now
   if not promoted then
     -- In charge since it started, at the latest. The uptime is the difference of two truncated seconds.
     since = now - math.max(0, field(server, 'uptime_in_seconds') - 1) * 1000
   end
 end
-local note = table.concat({reign, run, id, string.format('%.0f', since)}, ':')
+local note = table.concat({epoch, run, id, string.format('%.0f', since)}, ':')
 if note ~= stored then
   call('SET', KEYS[1], note)
 end
