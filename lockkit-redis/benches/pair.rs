@@ -182,7 +182,7 @@ fn theirs(bare: &Bare, i: usize) -> impl FnMut() -> Pair + use<> {
         Box::pin(async move {
             let mut request = redis::cmd("EVALSHA");
             request.arg(&*script).arg(2).arg(&*lock).arg(&*counter);
-            request.arg(&*head).arg(":1:bench@host:1234").arg(30_000).arg(1).arg(1).arg("");
+            request.arg(&*head).arg(":1:bench@host:1234").arg(30_000).arg(1).arg(1).arg("next");
             let [fence]: [i64; 1] = request.query_async(&mut connection).await?;
             let mut request = redis::cmd("EVALSHA");
             request.arg(&*script).arg(1).arg(&*lock).arg(&*token);

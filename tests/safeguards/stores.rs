@@ -162,7 +162,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         does: "A new fence counter starts at the server's clock",
         file: REDIS_SCRIPTS,
         code: r#"Script::new(«include_str!("scripts/batch.lua")»));"#,
-        without: r#"&*include_str!("scripts/batch.lua").replace("math.max(now, least)", "math.max(fence, least)").leak()"#,
+        without: r#"&*include_str!("scripts/batch.lua").replace("max(fence, now, least)", "max(fence, least)").leak()"#,
         noticed_by: "lockkit-redis/redis::fences::no_fence_comes_twice_after_the_data_was_deleted",
     },
     Safeguard {

@@ -69,11 +69,18 @@ pub(crate) fn is_not_in_charge(error: &RedisError) -> bool {
     matches!(code, "READONLY" | TAKEN_OVER)
 }
 
-/// Redis 6.2 reports the error of a command in a script as `ERR Error running script (..): .. -READONLY ..`.
+/// Redis 6.2 reports the error of a command in a script as `ERR Error running script (..): .. -READONLY ..`; or, where the
+/// script gives it as an answer, as `@user_script: 3: -READONLY ..`, or without a code.
 fn innermost<'a>(code: &'a str, detail: &'a str) -> (&'a str, &'a str) {
-    let is_wrapped = code == "ERR" && detail.starts_with("Error running script");
-    let inner = detail.split_once(": -").filter(|_| is_wrapped).and_then(|(_, inner)| inner.split_once(' '));
-    inner.unwrap_or((code, detail))
+    let is_answer = code.starts_with("@user_script");
+    let is_wrapped = is_answer || (code == "ERR" && detail.starts_with("Error running script"));
+    // It has a code of its own behind the number of the line.
+    let coded = detail.split_once(": -").filter(|_| is_wrapped);
+    match coded.and_then(|(_, inner)| inner.split_once(' ')) {
+        Some(inner) => inner,
+        None if is_answer => ("ERR", detail),
+        None => (code, detail),
+    }
 }
 
 /// Names an error that the server answered, by its code. Without effect.
@@ -144,6 +151,8 @@ mod tests {
             ("CROSSSLOT", "Keys in request don't hash to the same slot", ErrorKind::Unsupported),
             ("WRONGTYPE", "Operation against a key", ErrorKind::Unexpected),
             ("ERR", "a\r\nb", ErrorKind::Unexpected),
+            ("@user_script:", "3: -READONLY You can't write", ErrorKind::Unavailable),
+            ("@user_script:", "3: The user executing the script can't run this command", ErrorKind::Denied),
             ("ERR", "Error running script (call to f_1): @user_script:3: x", ErrorKind::Unexpected),
             (
                 "ERR",
@@ -164,6 +173,8 @@ mod tests {
             ("READONLY", "You can't write against a read only replica.", true),
             ("ERR", wrapped, true),
             (TAKEN_OVER, "the server is a replica", true),
+            ("@user_script:", "3: -READONLY You can't write", true),
+            ("@user_script:", "3: The user executing the script can't run this command", false),
             ("OOM", "command not allowed", false),
             ("ERR", "Error running script (call to f_1): @user_script:3: x", false),
         ] {

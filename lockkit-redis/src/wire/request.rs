@@ -48,12 +48,7 @@ impl Request {
         request.number(ttl_ms);
         request.number(u64::from(fence.span));
         request.number(fence.floor.offset(1).get());
-        let mode = match fence.clock {
-            FenceClock::Store => "",
-            FenceClock::Floor if is_today(fence.floor) => "2",
-            FenceClock::Floor => "1",
-        };
-        request.part(|text| text.push_str(mode));
+        request.part(|text| text.push_str(FirstFence::of(&fence).word()));
         request
     }
 
@@ -91,6 +86,36 @@ impl Request {
 
     fn arguments(&self) -> impl Iterator<Item = &str> {
         self.parts(self.keys..self.parts)
+    }
+}
+
+/// Which fence a grant begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FirstFence {
+    /// The next of the counter.
+    Next,
+    /// The one that is asked for, if the counter is below.
+    Asked,
+    /// The same, where that is this client's clock to within a day: its counter need not be kept anew each time.
+    Clock,
+}
+
+impl FirstFence {
+    fn of(fence: &FenceRequest) -> Self {
+        match fence.clock {
+            FenceClock::Store => Self::Next,
+            FenceClock::Floor if is_today(fence.floor) => Self::Clock,
+            FenceClock::Floor => Self::Asked,
+        }
+    }
+
+    /// What `batch.lua` calls it.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Next => "next",
+            Self::Asked => "asked",
+            Self::Clock => "clock",
+        }
     }
 }
 
@@ -161,7 +186,7 @@ mod tests {
             _ => String::new(),
         });
         let (head, tail, token) = (format!("{token}:1:"), ":12:me".to_owned(), format!("{token}:"));
-        let expected = ["3", "p:k", "{p:k}:fence", "p:k", &head, &tail, "5000", "12", "10", "", &token, "last"];
+        let expected = ["3", "p:k", "{p:k}:fence", "p:k", &head, &tail, "5000", "12", "10", "next", &token, "last"];
         assert_eq!(args.collect::<Vec<_>>(), expected);
     }
 

@@ -1,19 +1,19 @@
 -- Takes and ends leases, as requested and in that order. Each request is answered for itself: an error of one is its
 -- answer, and nothing to the others. Cites rules of LockStore.
 --
--- A request that ends a lease has the key    lock, also the name of the channel
+-- A request that ends a lease has the key       lock, also the name of the channel
 --                             and the argument  "<token>:"
--- A request for a lease has the keys         lock
---                                            counter: the last fence that was given out
---                       and the arguments    head of the value, "<token>:1:"
---                                            tail of the value, ":<span>:<holder>"
---                                            ttl in ms
---                                            span: how many fences the grant is to own
---                                            first: grant no fence below
---                                            mode, by what the first fence of a grant is
---                                              empty  the next of the counter; a new one starts at the server's clock
---                                              "1"    the first that was asked for, if the counter is below
---                                              "2"    the same, where that is the client's clock to within a day
+-- A request for a lease has the keys            lock
+--                                               counter: the last fence that was given out
+--                       and the arguments       head of the value, "<token>:1:"
+--                                               tail of the value, ":<span>:<holder>"
+--                                               ttl in ms
+--                                               span: how many fences the grant is to own
+--                                               first: grant no fence below
+--                                               rule for the first fence of a grant
+--                                                 next   the next of the counter; a new one starts at the server's clock
+--                                                 asked  the one that was asked for, if the counter is below
+--                                                 clock  the same, where that is the client's clock to within a day
 --
 -- Returns for each request that ends a lease
 --   how many clients were subscribed to the channel
@@ -26,152 +26,132 @@
 --   {pttl, value} of the holder
 --
 -- A server that is full, or read-only, refuses the first call of a request that writes, or none. Only a user that lacks the
--- permission for a command is refused it later.
+-- permission for a command is refused it later. No call raises an error: it would be the answer to all requests.
+--
+-- A counter lives for an hour, or for an hour after the clock has passed it, whichever is later: then the clock alone starts
+-- the next one above it. One that follows the clients' clocks (asked, clock) lives for a week, because clients may differ by more.
 
-local protected, call, pcall, sub, format = pcall, redis.call, redis.pcall, string.sub, string.format
+local pcall, sub, format, max, ceil = redis.pcall, string.sub, string.format, math.max, math.ceil
+local HOUR, WEEK, MOST = 3600000, 604800000, 9007199254740991
 local KEYS, ARGV = KEYS, ARGV
 local answers, n, key, at = {}, 0, 1, 1
 
-local function release(lock, token)
-  local value = pcall('GET', lock)
-  if not value then
-    return -1
-  end
-  if type(value) ~= 'string' or sub(value, 1, 33) ~= token then
-    return -2
-  end
-  local ended = pcall('DEL', lock)
-  if ended ~= 1 then
-    return ended
-  end
-  local receivers = pcall('PUBLISH', lock, '')
-  return type(receivers) == 'number' and receivers or -3
-end
-
--- Never fails, for the lock may be another's.
-local function held(lock, value, head, ttl)
-  if type(value) ~= 'string' then
-    return value
-  end
-  if sub(value, 1, 33) ~= sub(head, 1, 33) then
-    local left = pcall('PTTL', lock)
-    return type(left) == 'number' and {left, value} or left
-  end
-  local extended = pcall('PEXPIRE', lock, ttl)
-  return extended == 1 and value or extended
-end
-
-local function beyond(last)
-  return last > 9007199254740991 and redis.error_reply('LOCKKIT the fence counter is beyond 2^53')
-end
-
-local function clock()
-  local time = call('TIME')
-  return time[1] * 1000000 + time[2]
-end
-
--- Keeps a counter for a week, or until the clock is a week past it, whichever is later: by then the clock alone starts the
--- next one above everything that was given out.
-local function keep(counter, last, now)
-  call('PEXPIRE', counter, format('%.0f', 604800000 + math.max(0, math.ceil((last - now) / 1000))))
-end
-
--- The counter moves before the lock is set: an error at either key leaves no lock behind. A gap is harmless.
-local function next_fence(lock, counter, head, tail, ttl, span, first)
-  local value = pcall('GET', lock)
-  if value then
-    return held(lock, value, head, ttl)
-  end
-  local last = pcall('INCRBY', counter, span)
-  if type(last) ~= 'number' then
-    return last
-  end
-  local more = span - 1
-  local fence, least = last - more, tonumber(first)
-  -- New, or not above the floor.
-  local anew = fence == 1 or fence < least
-  -- By smaller steps it does not outrun the clock.
-  if anew or more >= 100 then
-    local now = clock()
-    if anew then
-      fence = math.max(now, least)
-      last = fence + more
-      call('SET', counter, format('%.0f', last))
-    end
-    keep(counter, last, now)
-  end
-  local failure = beyond(last)
-  if failure then
-    return failure
-  end
-  call('SET', lock, head .. format('%.0f', fence) .. tail, 'PX', ttl)
-  return fence
-end
-
--- In two calls, as a rule: this is what a quorum asks all its nodes for.
-local function this_fence(lock, counter, head, tail, ttl, span, first, mode)
-  local taken = pcall('SET', lock, head .. first .. tail, 'NX', 'PX', ttl)
-  if not taken then
-    return held(lock, pcall('GET', lock), head, ttl)
-  end
-  if taken.err then
-    return taken
-  end
-  local last = span == '1' and first or format('%.0f', first + (span - 1))
-  local before = pcall('SET', counter, last, 'KEEPTTL', 'GET')
-  -- A counter that goes with the clock need not be kept anew each time, only every 1000 seconds.
-  if mode == '2' and before and #before == #last and before < first and sub(before, 1, -10) == sub(last, 1, -10) then
-    return tonumber(first)
-  end
-  local fence, stored = tonumber(first), 0
-  if before then
-    stored = type(before) == 'string' and string.find(before, '^%d+$') and tonumber(before)
-    fence = stored and math.max(stored + 1, fence)
-  end
-  local failure = fence and beyond(fence + (span - 1))
-  if fence and not failure then
-    if stored >= tonumber(first) then
-      last = format('%.0f', fence + (span - 1))
-      call('SET', counter, last)
-      call('SET', lock, head .. format('%.0f', fence) .. tail, 'PX', ttl)
-    end
-    keep(counter, last, clock())
-    return fence
-  end
-  -- All as it was.
-  call('DEL', lock)
-  if type(before) ~= 'string' then
-    return before
-  end
-  call('SET', counter, before, 'KEEPTTL')
-  return failure or redis.error_reply('ERR value is not an integer or out of range')
-end
-
-local function acquire(lock, counter, head, tail, ttl, span, first, mode)
-  local grant = mode == '' and next_fence or this_fence
-  local done, answer = protected(grant, lock, counter, head, tail, ttl, span, first, mode)
-  if done then
-    return answer
-  end
-  -- The lock was free, and is so again.
-  pcall('DEL', lock)
-  if mode == '' then
-    -- Else a counter that was to be new would seem to be an old one the next time, and go on from 1.
-    pcall('INCRBY', counter, -span)
-  end
-  -- Before Redis 7 it is a text.
-  return type(answer) == 'table' and answer or redis.error_reply('ERR Error running script: ' .. answer)
-end
-
 while at <= #ARGV do
-  n = n + 1
-  local lock, head = KEYS[key], ARGV[at]
-  if #head == 33 then
-    answers[n] = release(lock, head)
+  local lock, head, answer = KEYS[key], ARGV[at]
+
+  if #head == 33 then -- End a lease.
     key, at = key + 1, at + 1
-  else
-    answers[n] = acquire(lock, KEYS[key + 1], head, unpack(ARGV, at + 1, at + 5))
+    local value = pcall('GET', lock)
+    if not value then
+      answer = -1
+    elseif type(value) ~= 'string' or sub(value, 1, 33) ~= head then
+      answer = -2
+    else
+      answer = pcall('DEL', lock)
+      if answer == 1 then
+        answer = pcall('PUBLISH', lock, '')
+        answer = type(answer) == 'number' and answer or -3
+      end
+    end
+
+  else -- Take a lease.
+    local counter, tail, ttl, span = KEYS[key + 1], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+    local first, rule, more = ARGV[at + 4], ARGV[at + 5], ARGV[at + 3] - 1
     key, at = key + 2, at + 6
+    local value, taken
+    if rule == 'next' then
+      value = pcall('GET', lock)
+    else
+      -- A quorum asks all its nodes for this. As a rule it takes two calls.
+      taken = pcall('SET', lock, head .. first .. tail, 'NX', 'PX', ttl)
+      value = not taken and pcall('GET', lock)
+    end
+
+    if value then -- The lock is held: changes nothing but the time that the claim's own lease has left.
+      if type(value) ~= 'string' then
+        answer = value
+      elseif sub(value, 1, 33) == sub(head, 1, 33) then
+        answer = pcall('PEXPIRE', lock, ttl)
+        answer = answer == 1 and value or answer
+      else
+        answer = pcall('PTTL', lock)
+        answer = type(answer) == 'number' and {answer, value} or answer
+      end
+
+    elseif not taken then -- next: the counter moves before the lock is set, so an error leaves no lock. A gap is harmless.
+      local fence, least = pcall('INCRBY', counter, span), tonumber(first)
+      if type(fence) ~= 'number' then
+        answer = fence
+      else
+        fence = fence - more
+        -- A counter that is new (before 2001 by the clock), or not above the floor, or that large steps let outrun the clock.
+        if fence < 1e15 or fence < least or more >= 100 then
+          local time = pcall('TIME')
+          if time.err then
+            answer = time
+          else
+            local now = time[1] * 1000000 + time[2]
+            if fence < 1e15 or fence < least then
+              fence = max(fence, now, least)
+            end
+            local life = HOUR + max(0, ceil((fence + more - now) / 1000))
+            local kept = fence + more <= MOST and pcall('SET', counter, format('%.0f', fence + more), 'PX', format('%.0f', life))
+            answer = kept and kept.err and kept
+          end
+        end
+        if not answer and fence + more > MOST then
+          answer = redis.error_reply('LOCKKIT the fence counter is beyond 2^53')
+        end
+        if not answer then
+          local set = pcall('SET', lock, head .. format('%.0f', fence) .. tail, 'PX', ttl)
+          answer = set.err and set or fence
+        end
+      end
+
+    elseif taken.err then
+      answer = taken
+
+    else -- asked, clock: the lock is set already, and freed again if the counter can't follow.
+      local last = span == '1' and first or format('%.0f', first + more)
+      local before = pcall('SET', counter, last, 'KEEPTTL', 'GET')
+      local is_text = type(before) == 'string'
+      if rule == 'clock' and is_text and #before == #last and before < first and sub(before, 1, -10) == sub(last, 1, -10) then
+        -- Made to last longer within the same thousand seconds: that is often enough.
+        answer = tonumber(first)
+      elseif before and not is_text then
+        answer = before
+      else
+        local stored, time = tonumber(before or -1), pcall('TIME')
+        if time.err then
+          answer = time
+        elseif not stored or is_text and string.find(before, '%D') then
+          answer = redis.error_reply('ERR value is not an integer or out of range')
+        else
+          local fence = max(stored + 1, tonumber(first))
+          local final = fence + more
+          local life = WEEK + max(0, ceil(final / 1000 - time[1] * 1000 - time[2] / 1000))
+          if final > MOST then
+            answer = redis.error_reply('LOCKKIT the fence counter is beyond 2^53')
+          else
+            answer = pcall('SET', counter, format('%.0f', final), 'PX', format('%.0f', life))
+          end
+          if not answer.err and stored >= tonumber(first) then
+            answer = pcall('SET', lock, head .. format('%.0f', fence) .. tail, 'PX', ttl)
+          end
+          answer = answer.err and answer or fence
+        end
+      end
+      if type(answer) == 'table' then -- All as it was.
+        pcall('DEL', lock)
+        if is_text then
+          pcall('SET', counter, before, 'KEEPTTL')
+        elseif not before then
+          pcall('DEL', counter)
+        end
+      end
+    end
   end
+  n = n + 1
+  answers[n] = answer
 end
 return answers
