@@ -169,7 +169,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "pause",
         does: "A server that took over grants nothing for the longest ttl",
         file: REDIS_ACQUIRE,
-        code: "epoch.and_then(|epoch| «epoch.pause(plan.clock.now())»)",
+        code: "epoch.and_then(|epoch| «epoch.pause(acquisition.clock.now())»)",
         without: "None",
         noticed_by: "lockkit-redis/redis::failover::a_lease_that_was_not_replicated_is_waited_for",
     },

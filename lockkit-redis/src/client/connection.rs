@@ -20,23 +20,24 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc, PoisonError, RwLock, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use lockkit_core::{Error, Fence, FenceClock, Result};
 use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
-use tokio::{task::AbortHandle, time::Instant};
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, timeout},
+};
 
 use crate::{
     client::{
         batch::{Batches, is_unknown_script},
         epoch::Epoch,
         sentinel::Watches,
-        stream::UnderWay,
         subscriptions::Subscriptions,
-        timer::Timers,
     },
     wire::{
         address::Address,
@@ -57,8 +58,8 @@ pub(crate) struct Connection {
     pub(super) generation: u64,
     pub(super) broken: Arc<AtomicBool>,
     pub(super) batches: Arc<Batches>,
-    pub(super) under_way: UnderWay,
-    pub(super) timers: Timers,
+    /// How many operations are under way.
+    pub(super) under_way: AtomicUsize,
     pub(super) received: AtomicU64,
     pub(super) struck: AtomicBool,
     pub(super) address: Address,
@@ -171,7 +172,7 @@ impl Connection {
         exchange: Pin<&mut (impl Future<Output = RedisResult<T>> + Send)>,
     ) -> Result<T> {
         let mut operation = Operation::begin(self, bound);
-        let outcome = self.timers.within(bound, exchange).await;
+        let outcome = timeout(bound, exchange).await.ok();
         operation.ended = outcome.is_some();
         drop(operation);
         match outcome {

@@ -5,7 +5,7 @@ use redis::{AsyncConnectionConfig, RedisConnectionInfo, aio::MultiplexedConnecti
 use tokio::task::AbortHandle;
 
 use crate::{
-    client::stream::{self, UnderWay},
+    client::stream,
     config::RedisConfig,
     wire::{address::Address, error},
 };
@@ -19,9 +19,8 @@ pub(crate) async fn connect(
     address: &Address,
     login: &RedisConnectionInfo,
     settings: AsyncConnectionConfig,
-    under_way: UnderWay,
 ) -> Result<(MultiplexedConnection, AbortHandle)> {
-    let (stream, first) = stream::open(config, &address.0, address.1, under_way).await?;
+    let (stream, first) = stream::open(config, &address.0, address.1).await?;
     let settings = settings.set_connection_timeout(None).set_response_timeout(None);
     let connected = MultiplexedConnection::new_with_config(login, stream, settings).await;
     let (connection, driver) = connected.map_err(|e| first.explain(error::map_login(&e)))?;

@@ -8,7 +8,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -27,9 +27,7 @@ use crate::{
         dial,
         epoch::Epoch,
         sentinel::{OnSwitch, Watches},
-        stream::UnderWay,
         subscriptions::Subscriptions,
-        timer::Timers,
     },
     config::{RedisConfig, Topology},
     wire::{
@@ -231,8 +229,7 @@ impl Dialer {
         let own = || (config.host.clone(), config.port);
         let address = watches.as_ref().map_or_else(own, |watches| watches.address().clone());
         let login = config.login.read(config.database)?;
-        let under_way = UnderWay::default();
-        let (inner, driver) = dial::connect(config, &address, &login, settings, Arc::clone(&under_way)).await?;
+        let (inner, driver) = dial::connect(config, &address, &login, settings).await?;
         let inner = Arc::new(inner);
         // From here on the driver ends with this value, also if the connection is not used after all.
         let mut connection = Connection {
@@ -241,8 +238,7 @@ impl Dialer {
             generation,
             broken,
             batches: Arc::new(Batches::new(MultiplexedConnection::clone(&inner))),
-            under_way,
-            timers: Timers::new(),
+            under_way: AtomicUsize::new(0),
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
             address,

@@ -15,7 +15,6 @@ pub(crate) mod sentinel;
 pub(crate) mod slots;
 pub(crate) mod stream;
 pub(crate) mod subscriptions;
-pub(crate) mod timer;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 pub(crate) mod vote;

@@ -184,7 +184,7 @@ async fn ask(
     let settings = AsyncConnectionConfig::new().set_push_sender(receiver);
     let exchange = async {
         let login = login.read(0)?;
-        let (connection, driver) = dial::connect(config, at, &login, settings, Arc::default()).await?;
+        let (connection, driver) = dial::connect(config, at, &login, settings).await?;
         let watch = Watch { _connection: connection.clone(), driver };
         let mut requests = Pipeline::with_capacity(2);
         requests.cmd("SUBSCRIBE").arg("+switch-master").cmd("SENTINEL").arg("MASTER").arg(primary);

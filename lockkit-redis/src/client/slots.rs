@@ -1,6 +1,6 @@
 //! What the members of a cluster say about who serves which slot.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use lockkit_core::{Error, ErrorKind, Result};
 use redis::{AsyncConnectionConfig, Pipeline, Value};
@@ -36,7 +36,7 @@ pub(crate) async fn ask(host: &str, connection: &Connection, bound: Duration) ->
 pub(crate) async fn ask_anew(config: &RedisConfig, address: &Address) -> Result<Told> {
     let exchange = async {
         let (login, settings) = (config.login.read(0)?, AsyncConnectionConfig::new());
-        let (mut connection, driver) = dial::connect(config, address, &login, settings, Arc::default()).await?;
+        let (mut connection, driver) = dial::connect(config, address, &login, settings).await?;
         let requests = questions();
         let replies = connection.send_packed_commands(&requests, 0, requests.len()).await;
         driver.abort();

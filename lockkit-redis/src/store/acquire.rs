@@ -32,16 +32,16 @@ const ON_ITS_WAY: Duration = Duration::from_millis(100);
 
 /// Asks for a lease, for as long as the request says.
 pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Result<Attempt> {
-    let plan = Plan::new(store, request)?;
+    let acquisition = Acquisition::new(store, request)?;
     if request.wait.is_zero() {
-        return store.ask(&plan, None).await.map(|(answer, _)| answer.into_attempt());
+        return store.ask(&acquisition, None).await.map(|(answer, _)| answer.into_attempt());
     }
     // In a box, like all that most acquisitions do not need: it would take room in every one.
-    Box::pin(store.wait(&plan, request.wait)).await
+    Box::pin(store.wait(&acquisition, request.wait)).await
 }
 
 /// An acquisition that can be asked for as often as necessary (rule R1).
-struct Plan<'a> {
+struct Acquisition<'a> {
     request: &'a AcquireRequest,
     lock: String,
     ttl_ms: u64,
@@ -61,18 +61,18 @@ enum Answer {
 }
 
 /// Where a waiter listens.
-struct Post {
+struct Waiter {
     node: Arc<Node>,
     interest: Interest,
 }
 
 impl RedisStore {
     /// Asks once, wherever the lock is. A waiter who listens there subscribes first, in the same round trip.
-    async fn ask(&self, plan: &Plan<'_>, mut post: Option<&mut Post>) -> Result<(Answer, Route)> {
-        let mut route = self.nodes.route(&plan.lock).await?;
+    async fn ask(&self, acquisition: &Acquisition<'_>, mut waiter: Option<&mut Waiter>) -> Result<(Answer, Route)> {
+        let mut route = self.nodes.route(&acquisition.lock).await?;
         loop {
-            let interest = post.as_deref_mut().filter(|post| Arc::ptr_eq(&post.node, &route.node));
-            let asked = self.ask_at(&route, plan, interest.map(|post| &mut post.interest)).await;
+            let interest = waiter.as_deref_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &route.node));
+            let asked = self.ask_at(&route, acquisition, interest.map(|waiter| &mut waiter.interest)).await;
             match asked {
                 Ok(answer) => return Ok((answer, route)),
                 Err(e) => route = self.nodes.follow(route, e).await?,
@@ -80,7 +80,12 @@ impl RedisStore {
         }
     }
 
-    async fn ask_at(&self, route: &Route, plan: &Plan<'_>, interest: Option<&mut Interest>) -> Result<Answer> {
+    async fn ask_at(
+        &self,
+        route: &Route,
+        acquisition: &Acquisition<'_>,
+        interest: Option<&mut Interest>,
+    ) -> Result<Answer> {
         let node = &route.node;
         let connection = node.dialer.connection().await?;
         let epoch = connection.epoch();
@@ -88,32 +93,32 @@ impl RedisStore {
             // It has no slot yet that could have its note. By the time that it is asked it may be in charge of this one.
             return Err(redirect::undecided());
         }
-        if let Some(left) = epoch.and_then(|epoch| epoch.pause(plan.clock.now())) {
+        if let Some(left) = epoch.and_then(|epoch| epoch.pause(acquisition.clock.now())) {
             return Ok(Answer::Paused(left));
         }
-        let (request, guard) = (plan.request(&connection)?, epoch.map(|epoch| &*epoch.id));
+        let (request, guard) = (acquisition.request(&connection)?, epoch.map(|epoch| &*epoch.id));
         let channel = interest.and_then(|interest| {
             interest.arm();
-            (!interest.is_subscribed() && !route.asking).then_some(&plan.lock)
+            (!interest.is_subscribed() && !route.asking).then_some(&acquisition.lock)
         });
-        let sent = plan.clock.now();
+        let sent = acquisition.clock.now();
         let reply = match channel {
-            None => connection.request(request, guard, route.asking, plan.bound).await,
+            None => connection.request(request, guard, route.asking, acquisition.bound).await,
             Some(channel) => {
                 let (script, request) = request::alone(&request, guard);
                 let mut requests = Pipeline::with_capacity(2);
                 requests.cmd("SUBSCRIBE").arg(channel).add_command(request);
-                let replies = Box::pin(connection.run_all(Some(script), &requests, plan.bound, Sent::Yes)).await;
+                let replies = Box::pin(connection.run_all(Some(script), &requests, acquisition.bound, Sent::Yes)).await;
                 replies.and_then(|replies| subscribed(&connection, replies))
             }
         };
         match reply {
-            Ok(reply) => match plan.read(reply, sent, plan.floor(&connection)?)? {
+            Ok(reply) => match acquisition.read(reply, sent, acquisition.floor(&connection)?)? {
                 Answer::Granted(hold) => Box::pin(confirm(node, &connection, hold)).await.map(Answer::Granted),
                 answer => Ok(answer),
             },
             Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
-                Err(Box::pin(explain(&connection, plan, e)).await)
+                Err(Box::pin(explain(&connection, acquisition, e)).await)
             }
             Err(e) => Err(e),
         }
@@ -121,15 +126,15 @@ impl RedisStore {
 
     /// Asks, and asks again whenever the lock was released, until it is granted or there is reason to report back:
     /// the holder's lease has run out, `wait` is over, or it is time to make sure that no message was lost.
-    async fn wait(&self, plan: &Plan<'_>, wait: Duration) -> Result<Attempt> {
+    async fn wait(&self, acquisition: &Acquisition<'_>, wait: Duration) -> Result<Attempt> {
         let deadline = Instant::now().checked_add(wait);
         // Listen before asking, so that a release between the answer and the wait is not missed.
-        let mut post = self.nodes.known(&plan.lock).and_then(|node| {
-            let interest = node.subscriptions.listen_if_subscribed(&plan.lock)?;
-            Some(Post { node, interest })
+        let mut waiter = self.nodes.known(&acquisition.lock).and_then(|node| {
+            let interest = node.subscriptions.listen_if_subscribed(&acquisition.lock)?;
+            Some(Waiter { node, interest })
         });
         loop {
-            let (answer, Route { node, asking, .. }) = self.ask(plan, post.as_mut()).await?;
+            let (answer, Route { node, asking, .. }) = self.ask(acquisition, waiter.as_mut()).await?;
             let Answer::Held { remaining, holder } = answer else { return Ok(answer.into_attempt()) };
             if asking {
                 // Nobody listens at a server that the slot has not arrived at.
@@ -139,14 +144,15 @@ impl RedisStore {
                     burnt: false,
                 }));
             }
-            let Some(Post { interest, .. }) = post.as_mut().filter(|post| Arc::ptr_eq(&post.node, &node)) else {
-                post = Some(Post { interest: node.subscriptions.listen(&plan.lock), node });
+            let Some(Waiter { interest, .. }) = waiter.as_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &node))
+            else {
+                waiter = Some(Waiter { interest: node.subscriptions.listen(&acquisition.lock), node });
                 continue;
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
             let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             let pause = lapses.min(SAFETY_POLL).min(rest);
-            if timeout(pause, interest.rung()).await.is_err() {
+            if timeout(pause, interest.notified()).await.is_err() {
                 return Ok(Attempt::Contended(Contention {
                     retry_after: Some(Duration::ZERO),
                     holder: Some(holder),
@@ -177,19 +183,19 @@ fn subscribed(connection: &Connection, replies: Vec<Value>) -> Result<Value> {
 }
 
 /// Finds out whether something other than a lock is in the way.
-async fn explain(connection: &Connection, plan: &Plan<'_>, cause: Error) -> Error {
+async fn explain(connection: &Connection, acquisition: &Acquisition<'_>, cause: Error) -> Error {
     let mut requests = Pipeline::with_capacity(2);
-    requests.cmd("TYPE").arg(&plan.lock).cmd("TYPE").arg(name::counter(&plan.lock));
-    let types = connection.run_all(None, &requests, plan.bound, Sent::ReadOnly).await;
+    requests.cmd("TYPE").arg(&acquisition.lock).cmd("TYPE").arg(name::counter(&acquisition.lock));
+    let types = connection.run_all(None, &requests, acquisition.bound, Sent::ReadOnly).await;
     match types.as_deref() {
         Ok([Value::SimpleString(lock), Value::SimpleString(counter)]) => {
-            error::wrong_type(cause, &plan.request.claim.key, lock, counter)
+            error::wrong_type(cause, &acquisition.request.claim.key, lock, counter)
         }
         _ => cause,
     }
 }
 
-impl<'a> Plan<'a> {
+impl<'a> Acquisition<'a> {
     fn new(store: &'a RedisStore, request: &'a AcquireRequest) -> Result<Self> {
         let AcquireRequest { claim, ttl, fence, .. } = request;
         store.info.admit(request)?;

@@ -127,27 +127,19 @@ async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<V
             parts.extend(told);
         }
         let mut parts = parts.into_iter();
-        for (index, (key, lock)) in keys.iter().zip(&locks).enumerate() {
+        for (index, key) in keys.iter().enumerate() {
             let (Some(value), Some(Value::Int(pttl)), Some(counter)) = (parts.next(), parts.next(), parts.next())
             else {
                 return Err(odd());
             };
             let subscribers = subscribers.get(index).map(|(_, count)| *count);
-            states.push(state(node, key, lock, value, pttl, counter, subscribers));
+            states.push(state(key, value, pttl, counter, subscribers));
         }
     }
     Ok(states)
 }
 
-fn state(
-    node: &Node,
-    key: &LockKey,
-    lock: &str,
-    value: Value,
-    pttl: i64,
-    counter: Value,
-    subscribers: Option<u32>,
-) -> (KeyState, bool) {
+fn state(key: &LockKey, value: Value, pttl: i64, counter: Value, subscribers: Option<u32>) -> (KeyState, bool) {
     let holder = |token, info, depth, fence| {
         let remaining = u64::try_from(pttl).ok().map(std::time::Duration::from_millis);
         Holder { token, info, mode: Mode::Exclusive, depth, fence, remaining }
@@ -162,8 +154,5 @@ fn state(
         _ => Vec::new(),
     };
     let fence = redis::from_redis_value::<Option<u64>>(counter).ok().flatten().map(Fence::new);
-    // This store's own subscription counts only while somebody here waits.
-    let lingering = node.subscriptions.is_subscribed(lock) && node.subscriptions.waiters(lock) == 0;
-    let waiters = subscribers.map(|count| count.saturating_sub(lingering.into()));
-    (KeyState { key: key.clone(), holders, fence, waiters }, is_lock)
+    (KeyState { key: key.clone(), holders, fence, waiters: subscribers }, is_lock)
 }

@@ -83,17 +83,8 @@ async fn a_dropped_waiter_leaves_no_interest_and_the_channel_is_given_up() {
         let both = async { tokio::join!(waiter.acquire(&one), waiter.acquire(&two)) };
         _ = tokio::time::timeout(Duration::from_millis(20), both).await;
     }
-    assert_eq!(subscribers(&mut connection, "a"), 1, "it lingers");
-    free(&holder, &mine).await;
-    let mine = claim("a");
-    hold(&holder, &mine).await;
-    tokio::time::sleep(Duration::from_millis(1050)).await;
-    assert_eq!(subscribers(&mut connection, "a"), 1, "it lingers until a message");
-    free(&holder, &mine).await;
     eventually("the channel is given up", || subscribers(&mut connection, "a") == 0).await;
     // And it works again from there.
-    let mine = claim("a");
-    hold(&holder, &mine).await;
     let theirs = request(&claim("a"), TTL);
     let (grant, ()) = tokio::join!(waiter.acquire(&theirs), async {
         eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
@@ -109,12 +100,11 @@ async fn a_store_does_not_count_itself_among_the_waiters() {
     let mine = claim("a");
     hold(&store, &mine).await;
     contended(store.acquire(&request(&claim("a"), Duration::from_millis(20))).await.expect("acquire"));
-    assert_eq!(subscribers(&mut server.raw(), "a"), 1);
     assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(0) });
 }
 
 #[tokio::test]
-async fn idle_channels_are_limited() {
+async fn channels_that_nobody_waits_for_are_given_up() {
     let server = Server::start().await;
     let (holder, waiter) = (server.store().await, server.store().await);
     for i in 0..100 {
@@ -123,7 +113,7 @@ async fn idle_channels_are_limited() {
         contended(waiter.acquire(&request(&claim(&name), Duration::from_millis(1))).await.expect("acquire"));
     }
     let mut connection = server.raw();
-    eventually("64 channels", || raw::<Vec<String>>(&mut connection, "PUBSUB CHANNELS").len() == 64).await;
+    eventually("no channel", || raw::<Vec<String>>(&mut connection, "PUBSUB CHANNELS").is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
