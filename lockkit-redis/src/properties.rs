@@ -7,7 +7,7 @@ use crate::{
     RedisConfig,
     wire::{
         name::{Names, counter},
-        value::{self, Lease, Stored},
+        value::{self, Stored, StoredLease},
     },
 };
 
@@ -74,7 +74,7 @@ proptest! {
         value::push_tail(&mut text, span, &mark, &holder);
         let fence = Fence::new(fence);
         prop_assert_eq!(value::numbers(text.as_bytes()), Some((fence, span, depth)));
-        prop_assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(Lease { token, depth, fence, span, holder }));
+        prop_assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(StoredLease { token, depth, fence, span, holder }));
     }
 
     #[test]

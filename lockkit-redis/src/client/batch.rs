@@ -3,8 +3,9 @@
 //! To run a script costs the server as much as what the script does to a lock, and every command its share of system
 //! calls. So while several operations are under way, the first one that comes gives way once to all other tasks that are
 //! ready to run, and then all that came meanwhile leaves as one command. With some twenty of them an acquisition with its
-//! release takes 4 us of a server in place of 8 (Redis 7.0, asked as Redlock asks). Whoever is alone has nobody to wait
-//! for, and is sent at once.
+//! release takes 4 us of a server in place of 8 (Redis 7.0, asked as Redlock asks); and 64 tasks that acquire and release
+//! through a `Locker` get 1.3 times as much done, for 0.7 of the client's processor time and 0.5 of the server's. An operation
+//! that is alone has nothing to wait for, and is sent at once.
 //!
 //! Requests keep their order, whichever way they leave, so that a release always runs behind the acquisition that it
 //! undoes (rule R8). A request whose caller gave it up before it left is not sent at all. Nobody could tell that from a
@@ -176,11 +177,11 @@ impl Batches {
     /// Has what waits sent as soon as all other tasks had their turn. Not to be called with the queue locked: a runtime
     /// that has ended drops the task at once.
     fn call(self: &Arc<Self>) {
-        let mut errand = Errand { batches: Arc::clone(self), done: false };
+        let mut call = Call { batches: Arc::clone(self), done: false };
         self.runtime.spawn(async move {
             yield_now().await;
-            errand.done();
-            let batches = &errand.batches;
+            call.done();
+            let batches = &call.batches;
             if let Some(batch) = batches.dispatch() {
                 batches.make_way();
                 Arc::clone(batches).attend(batch).await;
@@ -293,19 +294,19 @@ impl Waiting {
 }
 
 /// A call for what waits. If it is dropped undone, those who wait hear that nothing was sent.
-struct Errand {
+struct Call {
     batches: Arc<Batches>,
     done: bool,
 }
 
-impl Errand {
+impl Call {
     fn done(&mut self) {
         self.done = true;
         self.batches.queue().called = false;
     }
 }
 
-impl Drop for Errand {
+impl Drop for Call {
     fn drop(&mut self) {
         if !self.done {
             let mut queue = self.batches.queue();

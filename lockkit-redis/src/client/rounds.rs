@@ -13,12 +13,12 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(crate) struct Rounds<T> {
     /// What comes of the round that has not begun.
-    next: Mutex<Option<Outcome<T>>>,
+    next: Mutex<Option<Answered<T>>>,
     /// Held by the round under way.
     turn: tokio::sync::Mutex<()>,
 }
 
-type Outcome<T> = watch::Receiver<Option<T>>;
+type Answered<T> = watch::Receiver<Option<T>>;
 
 impl<T: Clone + Send + Sync + 'static> Rounds<T> {
     pub(crate) fn new() -> Arc<Self> {
@@ -31,18 +31,18 @@ impl<T: Clone + Send + Sync + 'static> Rounds<T> {
     /// # Cancellation
     /// The round goes on.
     pub(crate) async fn join(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Option<T> {
-        let mut outcome = self.coming(ask);
-        outcome.wait_for(Option::is_some).await.ok()?.clone()
+        let mut answered = self.coming(ask);
+        answered.wait_for(Option::is_some).await.ok()?.clone()
     }
 
-    fn coming(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Outcome<T> {
+    fn coming(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Answered<T> {
         let mut next = self.next();
         // One that was to come may have ended with its runtime.
-        if let Some(outcome) = next.as_ref().filter(|outcome| outcome.has_changed().is_ok()) {
-            return outcome.clone();
+        if let Some(answered) = next.as_ref().filter(|answered| answered.has_changed().is_ok()) {
+            return answered.clone();
         }
-        let (told, outcome) = watch::channel(None);
-        *next = Some(outcome.clone());
+        let (told, answered) = watch::channel(None);
+        *next = Some(answered.clone());
         let rounds = Arc::clone(self);
         tokio::spawn(async move {
             let turn = rounds.turn.lock().await;
@@ -52,10 +52,10 @@ impl<T: Clone + Send + Sync + 'static> Rounds<T> {
             drop(turn);
             told.send_replace(Some(answer));
         });
-        outcome
+        answered
     }
 
-    fn next(&self) -> MutexGuard<'_, Option<Outcome<T>>> {
+    fn next(&self) -> MutexGuard<'_, Option<Answered<T>>> {
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

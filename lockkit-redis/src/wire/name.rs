@@ -20,7 +20,8 @@
 //!
 //! Where servers can take over from each other, each keeps a note of its epoch: `{<prefix><n>}:reign`, where `n` is chosen
 //! such that the key lies in a slot of the server. With an empty prefix it is `lockkit:esc:{<n>}:reign`, which no name
-//! is spelt as. (The key has the word that was used for epochs when it was first written.) What is written to see replicas acknowledge it ends in `:written` instead.
+//! is spelt as. (Reign is the former word for epoch; the key keeps it for clients of earlier versions.) The key that is
+//! written to see replicas acknowledge it ends in `:written` instead.
 
 use lockkit_core::{Error, ErrorKind, LockKey, Result};
 

@@ -10,14 +10,14 @@ use lockkit_core::{Fence, HolderInfo, Token};
 #[derive(Debug, PartialEq)]
 pub(crate) enum Stored {
     /// A lease of lockkit.
-    Lease(Lease),
+    Lease(StoredLease),
     /// Another client's value. What it says is not kept: it may be that client's token, or anybody's data.
     Foreign,
 }
 
 /// A lease as it is stored.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Lease {
+pub(crate) struct StoredLease {
     pub(crate) token: Token,
     pub(crate) depth: u32,
     pub(crate) fence: Fence,
@@ -96,7 +96,7 @@ fn push_number(text: &mut String, number: u32) {
     }
 }
 
-fn parse(value: &[u8]) -> Option<Lease> {
+fn parse(value: &[u8]) -> Option<StoredLease> {
     let text = str::from_utf8(value).ok()?;
     let (fence, span, depth) = numbers(value)?;
     let token = text.get(..Token::TEXT_LEN)?.parse().ok()?;
@@ -105,7 +105,7 @@ fn parse(value: &[u8]) -> Option<Lease> {
         return None;
     }
     let holder = parts.nth(3)?;
-    Some(Lease { token, depth, fence, span, holder: HolderInfo::new(holder) })
+    Some(StoredLease { token, depth, fence, span, holder: HolderInfo::new(holder) })
 }
 
 fn number(digits: &[u8]) -> Option<u64> {
@@ -130,7 +130,10 @@ mod tests {
             push_tail(&mut text, span, mark, &holder);
             assert!(text.starts_with(&format!("{}:{depth}:1795163327687740:{span}{mark}:", token.reveal())));
             let fence = Fence::new(1_795_163_327_687_740);
-            assert_eq!(Stored::parse(text.as_bytes()), Stored::Lease(Lease { token, depth, fence, span, holder }));
+            assert_eq!(
+                Stored::parse(text.as_bytes()),
+                Stored::Lease(StoredLease { token, depth, fence, span, holder })
+            );
         }
     }
 
