@@ -232,7 +232,7 @@ impl Drop for Interest {
 
 impl fmt::Debug for Subscriptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wake").field("subscribed", &self.subscribed).finish_non_exhaustive()
+        f.debug_struct("Subscriptions").field("subscribed", &self.subscribed).finish_non_exhaustive()
     }
 }
 
