@@ -94,7 +94,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
         #[cfg(feature = "redis")]
         Target::Redis => Ok(Arc::new(lockkit_redis::RedisStore::from_url(url).await?)),
         #[cfg(feature = "redlock")]
-        Target::Redlock => Ok(Arc::new(lockkit_redlock::RedlockStore::from_url(url).await?)),
+        Target::Redlock => Ok(Arc::new(crate::redlock::RedisNodes::from_url(url)?.connect().await?)),
         #[cfg(feature = "mysql")]
         Target::MySql => Ok(Arc::new(lockkit_mysql::MySqlStore::from_url(url).await?)),
         #[cfg(feature = "zk")]

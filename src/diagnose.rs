@@ -31,7 +31,7 @@ pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
         #[cfg(feature = "redis")]
         Target::Redis => lockkit_redis::diagnose(&lockkit_redis::RedisConfig::from_url(url)?).await,
         #[cfg(feature = "redlock")]
-        Target::Redlock => lockkit_redlock::diagnose(&lockkit_redlock::RedisNodes::from_url(url)?).await,
+        Target::Redlock => crate::redlock::diagnose(&crate::redlock::RedisNodes::from_url(url)?).await,
         #[cfg(feature = "mysql")]
         Target::MySql => lockkit_mysql::diagnose(&lockkit_mysql::MySqlConfig::from_url(url)?).await,
         #[cfg(feature = "zk")]

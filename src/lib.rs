@@ -6,6 +6,8 @@
 
 mod connect;
 mod diagnose;
+#[cfg(feature = "redlock")]
+pub mod redlock;
 
 pub use lockkit_core::*;
 
@@ -18,8 +20,6 @@ pub use crate::{
 pub use lockkit_mysql as mysql;
 #[cfg(feature = "redis")]
 pub use lockkit_redis as redis;
-#[cfg(feature = "redlock")]
-pub use lockkit_redlock as redlock;
 #[cfg(feature = "zk")]
 pub use lockkit_zk as zk;
 

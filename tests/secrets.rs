@@ -3,12 +3,7 @@
 
 use std::{error::Error, fmt::Write as _};
 
-use lockkit::{
-    mysql::MySqlConfig,
-    redis::RedisConfig,
-    redlock::{RedisNodes, RedlockStore},
-    zk::ZkConfig,
-};
+use lockkit::{mysql::MySqlConfig, redis::RedisConfig, redlock::RedisNodes, zk::ZkConfig};
 use proptest::{prelude::*, sample::select};
 
 /// The secret.
@@ -228,7 +223,7 @@ async fn what_is_wrong_is_said_all_the_same() {
         assert!(!said.to_lowercase().contains(PART), "{url}: {said}");
         assert!(said.contains(hint), "{url}: {said}");
     }
-    drop(RedlockStore::from_url("redlock://a").await.expect_err("one node"));
+    drop(lockkit::open("redlock://a").await.expect_err("one node"));
 }
 
 #[tokio::test]

@@ -109,6 +109,27 @@ impl Finding {
     }
 }
 
+/// Says once what was found in the same words at all of `servers` servers, as a finding about `all` of them. What is
+/// well is left as it is.
+#[must_use]
+pub fn said_once(findings: Vec<Finding>, servers: usize, all: &str) -> Vec<Finding> {
+    let same = |one: &Finding, other: &Finding| {
+        (one.code, &one.summary, &one.advice) == (other.code, &other.summary, &other.advice)
+    };
+    let mut merged: Vec<Finding> = Vec::new();
+    for finding in &findings {
+        let times = findings.iter().filter(|other| same(finding, other)).count();
+        if times < servers || servers == 1 || finding.severity == Severity::Ok {
+            merged.push(finding.clone());
+        } else if !merged.iter().any(|other| same(finding, other)) {
+            let mut finding = finding.clone();
+            finding.server = Some(all.into());
+            merged.push(finding);
+        }
+    }
+    merged
+}
+
 /// By how much the wall clock of a server is ahead of this machine's, within the bounds of what a round trip can tell.
 ///
 /// In microseconds; below zero it is behind.

@@ -39,7 +39,7 @@ pub use {
     clock::{Clock, Moment, ShiftedClock, SystemClock},
     engine::HandOver,
     error::{Effect, Error, ErrorKind, Result},
-    finding::{ClockOffset, Finding, Severity},
+    finding::{ClockOffset, Finding, Severity, said_once},
     guard::{Guard, Outcome, Status},
     lock::Lock,
     locker::{Locker, LockerBuilder, RwLock},

@@ -37,7 +37,7 @@ mod store;
 mod wire;
 
 pub use config::RedisConfig;
-pub use doctor::{Examination, diagnose, examine, said_once};
+pub use doctor::{Examination, diagnose, examine};
 pub use store::RedisStore;
 pub use wire::server::ServerFacts;
 

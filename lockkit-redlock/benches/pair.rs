@@ -2,7 +2,7 @@
 //!
 //! The contestants run in turn within each round, so that whatever else the machine does hits both alike; what counts
 //! is the median of the rounds' ratios. The servers are private: `LOCKKIT_REDIS_SERVER`, or `redis-server`.
-//! `cargo bench -p lockkit-redlock --features redis --bench pair [-- rounds]`
+//! `cargo bench -p lockkit-redlock --bench pair [-- rounds]`
 
 use std::{
     future::Future,
@@ -11,12 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockkit::redlock::RedisNodes;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockKey, LockStore, Locker, Mode, Order, Outcome,
     Release, Token,
 };
 use lockkit_redis::RedisConfig;
-use lockkit_redlock::{RedisNodes, RedlockStore};
+use lockkit_redlock::RedlockStore;
 use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
 
 const TTL: Duration = Duration::from_secs(30);

@@ -6,12 +6,16 @@ use lockkit_core::{Clock, SystemClock};
 
 /// How a quorum of nodes works together.
 ///
-/// All clients of the same nodes must agree on [`max_ttl`](Self::max_ttl).
+/// All clients of the same nodes must agree on [`max_ttl`](Self::max_ttl()).
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RedlockConfig {
-    pub(crate) node_timeout: Option<Duration>,
-    pub(crate) max_ttl: Duration,
-    pub(crate) clock: Arc<dyn Clock>,
+    /// See [`node_timeout`](Self::node_timeout()); `None` for one that follows the ttl.
+    pub node_timeout: Option<Duration>,
+    /// See [`max_ttl`](Self::max_ttl()).
+    pub max_ttl: Duration,
+    /// See [`clock`](Self::clock()).
+    pub clock: Arc<dyn Clock>,
 }
 
 impl RedlockConfig {

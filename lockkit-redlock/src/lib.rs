@@ -14,7 +14,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! With the feature `redis`, `RedisNodes` makes the nodes from a URL: `redlock://a:6379,b:6379,c:6379`.
+//! The crate knows no store but those that it is given. `lockkit::redlock::RedisNodes` makes Redis nodes of a URL.
 //!
 //! - **Exclusion** holds as long as no more nodes lose leases than a majority can spare, clocks run at about the same
 //!   rate, and no node's clock is set forward. Nodes that may lose their data do not vote for a while after a restart
@@ -30,25 +30,22 @@
 
 mod client;
 mod config;
-#[cfg(feature = "redis")]
 mod doctor;
-#[cfg(feature = "redis")]
-mod redis;
 mod store;
 mod wire;
 
-#[cfg(feature = "redis")]
-pub use doctor::diagnose;
-#[cfg(feature = "redis")]
-pub use redis::RedisNodes;
 pub use {
     client::{
         node::{Gate, Node},
         stats::Stats,
     },
     config::RedlockConfig,
+    doctor::{Report, findings},
     store::RedlockStore,
-    wire::error::{NodeError, NodeErrors},
+    wire::{
+        error::{NodeError, NodeErrors},
+        votes::majority,
+    },
 };
 
 #[cfg(doctest)]

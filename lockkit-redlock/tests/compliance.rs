@@ -12,10 +12,11 @@ use std::{
 };
 
 use async_trait::async_trait;
+use lockkit::redlock::RedisNodes;
 use lockkit_core::{Clock, LockStore, MemoryStore};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_redis::{RedisConfig, RedisStore};
-use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{
     Backend, BoxError, Server, Suite,
     faults::{Direction, Framing, Proxy},

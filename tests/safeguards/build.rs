@@ -13,6 +13,9 @@ use serde_json::Value;
 
 use crate::copy::{OFF, make, workspace};
 
+/// The directory of the copy, which is that of the facade.
+const COPY: &str = "safeguards";
+
 /// A test that takes this much longer than it does with all safeguards on has noticed something, too.
 const LONGER: Duration = Duration::from_secs(120);
 
@@ -53,7 +56,7 @@ impl Build {
     /// Copies the workspace and builds what these tests are in.
     pub(crate) fn of(tests: &BTreeSet<Test>) -> Self {
         let target = workspace().join("target");
-        let copy = target.join("safeguards");
+        let copy = target.join(COPY);
         make(&copy);
         let mut cargo = Command::new(env!("CARGO"));
         cargo.current_dir(&copy).arg("test").arg("--target-dir").arg(&target);
@@ -111,7 +114,8 @@ impl Build {
 fn program(message: &Value) -> Option<((String, String), (PathBuf, PathBuf))> {
     let (program, target) = (message["executable"].as_str()?, &message["target"]);
     let directory = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_owned();
-    let package = directory.file_name()?.to_str()?;
+    let name = directory.file_name()?.to_str()?;
+    let package = if name == COPY { "lockkit" } else { name };
     let target = if target["kind"][0] == "test" { target["name"].as_str()? } else { "lib" };
     Some(((package.to_owned(), target.to_owned()), (program.into(), directory)))
 }

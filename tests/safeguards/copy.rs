@@ -55,7 +55,9 @@ impl Safeguard {
 pub(crate) fn make(to: &Path) {
     let files: BTreeSet<_> = all().map(|safeguard| PathBuf::from(safeguard.file)).collect();
     let libraries: BTreeSet<_> = files.iter().filter_map(|file| file.iter().next()).collect();
-    let libraries: BTreeSet<_> = libraries.into_iter().map(|library| Path::new(library).join("src/lib.rs")).collect();
+    // A file of the facade begins with `src` itself.
+    let root = |library| if library == "src" { Path::new("") } else { Path::new(library) };
+    let libraries: BTreeSet<_> = libraries.into_iter().map(|library| root(library).join("src/lib.rs")).collect();
     copy(to, Path::new(""), &|path, mut content| {
         if files.contains(path) {
             let source = String::from_utf8(content).expect("source");

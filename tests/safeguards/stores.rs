@@ -6,7 +6,7 @@ const REDLOCK_QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
 const REDLOCK_ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
 const REDLOCK_RENEW: &str = "lockkit-redlock/src/store/renew.rs";
 const REDLOCK_BOOK: &str = "lockkit-redlock/src/client/claims.rs";
-const REDLOCK_REDIS: &str = "lockkit-redlock/src/redis.rs";
+const REDLOCK_ROSTER: &str = "src/redlock/roster.rs";
 const REDLOCK_NODE: &str = "lockkit-redlock/src/client/node.rs";
 const REDLOCK_FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
 const REDIS_SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
@@ -102,18 +102,18 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "delayed_restart",
         does: "A node that restarted without its data keeps out of votes for the longest ttl",
-        file: REDLOCK_REDIS,
+        file: REDLOCK_ROSTER,
         code: "if «facts.uptime >= self.kept_out» {",
         without: "true",
-        noticed_by: "lockkit-redlock/lib::redis::tests::a_node_votes_when_old_leases_must_have_lapsed",
+        noticed_by: "lockkit/lib::redlock::roster::tests::a_node_votes_when_old_leases_must_have_lapsed",
     },
     Safeguard {
         name: "delayed_restart_drift",
         does: "It keeps out longer than that, by the drift of clocks",
-        file: REDLOCK_REDIS,
+        file: REDLOCK_ROSTER,
         code: "let kept_out = «nodes.config.max_ttl + drift(nodes.config.max_ttl)»;",
         without: "nodes.config.max_ttl",
-        noticed_by: "lockkit-redlock/lib::redis::tests::a_node_votes_when_old_leases_must_have_lapsed",
+        noticed_by: "lockkit/lib::redlock::roster::tests::a_node_votes_when_old_leases_must_have_lapsed",
     },
     Safeguard {
         name: "gate",

@@ -1,6 +1,6 @@
 //! Several servers that belong together: all are looked at, and what was found is put together.
 
-use lockkit_core::{Error, ErrorKind, Finding, Result, Severity};
+use lockkit_core::{Error, ErrorKind, Finding, Result, Severity, said_once};
 use tokio::task::JoinSet;
 
 use super::{Doctor, Examination, Part, Patient};
@@ -87,25 +87,4 @@ fn away(error: &Error, part: Part) -> Finding {
             Finding::error(error.kind(), "member", format!("{why}; its locks can't be taken"), advice)
         }
     }
-}
-
-/// Says once what was found in the same words at all of `servers` servers, as a finding about `all` of them. What is
-/// well is left as it is.
-#[must_use]
-pub fn said_once(findings: Vec<Finding>, servers: usize, all: &str) -> Vec<Finding> {
-    let same = |one: &Finding, other: &Finding| {
-        (one.code, &one.summary, &one.advice) == (other.code, &other.summary, &other.advice)
-    };
-    let mut merged: Vec<Finding> = Vec::new();
-    for finding in &findings {
-        let times = findings.iter().filter(|other| same(finding, other)).count();
-        if times < servers || servers == 1 || finding.severity == Severity::Ok {
-            merged.push(finding.clone());
-        } else if !merged.iter().any(|other| same(finding, other)) {
-            let mut finding = finding.clone();
-            finding.server = Some(all.into());
-            merged.push(finding);
-        }
-    }
-    merged
 }

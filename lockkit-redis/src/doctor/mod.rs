@@ -31,8 +31,6 @@ use crate::{
     },
 };
 
-pub use group::said_once;
-
 /// The settings that matter and that `INFO` does not show.
 const SETTINGS: [&str; 4] = ["appendfsync", "save", "timeout", BACKLOG];
 

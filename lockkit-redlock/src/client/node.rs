@@ -23,6 +23,7 @@ pub struct Node {
     store: Arc<dyn LockStore>,
     durable: bool,
     gate: Gate,
+    warnings: Vec<String>,
     state: Arc<State>,
 }
 
@@ -65,7 +66,7 @@ impl Node {
     /// A node that may lose its data: leases, fence counters, or both.
     #[must_use]
     pub fn new(store: Arc<dyn LockStore>) -> Self {
-        Self { store, durable: false, gate: Gate::new(), state: Arc::default() }
+        Self { store, durable: false, gate: Gate::new(), warnings: Vec::new(), state: Arc::default() }
     }
 
     /// Declares that what the node acknowledged survives its restart. With all nodes durable fences are
@@ -83,14 +84,27 @@ impl Node {
         self
     }
 
+    /// What connecting to the node showed to put locks at risk, in words. The quorum's own warnings name the node with it.
+    #[must_use]
+    pub fn warnings(mut self, warnings: Vec<String>) -> Self {
+        self.warnings = warnings;
+        self
+    }
+
     /// Whether the node was declared durable.
     #[must_use]
     pub fn is_durable(&self) -> bool {
         self.durable
     }
 
-    pub(crate) fn store(&self) -> &Arc<dyn LockStore> {
+    /// The store that is the node.
+    #[must_use]
+    pub fn store(&self) -> &Arc<dyn LockStore> {
         &self.store
+    }
+
+    pub(crate) fn told(&self) -> &[String] {
+        &self.warnings
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkit_core::{
-    Capability, Error, ErrorKind, Fencing, Hold, Liveness, LockKey, LockStore, Moment, Result, StoreInfo, Token,
-    Waiting,
+    Capability, Error, ErrorKind, Fencing, Finding, Hold, Liveness, LockKey, LockStore, Moment, Result, StoreInfo,
+    Token, Waiting,
 };
 
 use crate::{
@@ -28,12 +28,12 @@ impl Quorum {
     ///
     /// # Errors
     /// As [`RedlockStore::new`](crate::RedlockStore::new).
-    pub(crate) fn new(nodes: Vec<Node>, config: RedlockConfig, mut warnings: Vec<String>) -> Result<Self> {
+    pub(crate) fn new(nodes: Vec<Node>, config: RedlockConfig) -> Result<Self> {
         check_nodes(&nodes)?;
-        if nodes.len().is_multiple_of(2) {
-            let (even, odd) = (nodes.len(), nodes.len() - 1);
-            warnings.push(format!("{even} nodes tolerate no more failures than {odd} would; use an odd number"));
-        }
+        let of_node =
+            |node: &Node| node.told().iter().map(|told| format!("{}: {told}", node.name())).collect::<Vec<_>>();
+        let mut warnings: Vec<_> = nodes.iter().flat_map(of_node).collect();
+        warnings.extend(even(nodes.len()).map(|finding| finding.in_words()));
         let info = StoreInfo {
             scheme: "redlock",
             name: name_of(nodes.len()),
@@ -90,6 +90,12 @@ pub(crate) fn name_of(nodes: usize) -> Arc<str> {
 
 pub(crate) fn can_wake(waiting: Waiting) -> bool {
     matches!(waiting, Waiting::Notify | Waiting::Queue)
+}
+
+/// An even number of nodes is a waste.
+pub(crate) fn even(nodes: usize) -> Option<Finding> {
+    let summary = || format!("{nodes} nodes tolerate no more failures than {} would", nodes - 1);
+    nodes.is_multiple_of(2).then(|| Finding::warning("quorum", summary(), "use an odd number"))
 }
 
 fn check_nodes(nodes: &[Node]) -> Result<()> {

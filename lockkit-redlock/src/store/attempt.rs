@@ -240,7 +240,7 @@ impl<'a> Pursuit<'a> {
             Ok(Err(std::mem::take(&mut poll.refusal)))
         } else {
             let errors = std::mem::take(&mut poll.errors);
-            Err(errors.into_error(answers.yes, quorum.nodes.len(), quorum.majority, Effect::Unknown))
+            Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown))
         }
     }
 
@@ -296,7 +296,7 @@ impl<'a> Pursuit<'a> {
         } else {
             Effect::Unknown
         };
-        poll.errors.into_error(poll.votes.granted, self.quorum.nodes.len(), self.quorum.majority, effect)
+        poll.errors.into_error(poll.votes.granted, self.quorum.nodes.len(), effect)
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
         }
     }
     if views.len() < quorum.majority {
-        return Err(errors.into_error(views.len(), quorum.nodes.len(), quorum.majority, Effect::None));
+        return Err(errors.into_error(views.len(), quorum.nodes.len(), Effect::None));
     }
     let silent = quorum.nodes.len() - views.len();
     Ok(match &*query {

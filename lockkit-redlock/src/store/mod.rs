@@ -15,7 +15,11 @@ use lockkit_core::{
 };
 
 use crate::{
-    client::{node::Node, quorum::Quorum, stats::Stats},
+    client::{
+        node::Node,
+        quorum::{Quorum, name_of},
+        stats::Stats,
+    },
     config::RedlockConfig,
 };
 
@@ -29,11 +33,13 @@ impl RedlockStore {
     /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for fewer than three nodes, or one that is there twice; [`ErrorKind::Unsupported`](lockkit_core::ErrorKind::Unsupported)
     /// for a node that gives no fences.
     pub fn new(nodes: Vec<Node>, config: RedlockConfig) -> Result<Self> {
-        Self::with_warnings(nodes, config, Vec::new())
+        Quorum::new(nodes, config).map(|quorum| Self(Arc::new(quorum)))
     }
 
-    pub(crate) fn with_warnings(nodes: Vec<Node>, config: RedlockConfig, warnings: Vec<String>) -> Result<Self> {
-        Quorum::new(nodes, config, warnings).map(|quorum| Self(Arc::new(quorum)))
+    /// The name of a quorum of so many nodes in messages.
+    #[must_use]
+    pub fn name_of(nodes: usize) -> Arc<str> {
+        name_of(nodes)
     }
 
     /// What the nodes put at risk, in words.

@@ -78,9 +78,7 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
             Ok(Release::Released { waiters: (leader_said || waiters > 0).then_some(waiters) })
         }
         // The caller has to release it again, everywhere.
-        Outcome::Open | Outcome::Unknown => {
-            Err(errors.into_error(answers.yes, quorum.nodes.len(), quorum.majority, Effect::Unknown))
-        }
+        Outcome::Open | Outcome::Unknown => Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown)),
     }
 }
 

@@ -182,7 +182,7 @@ impl Item {
             }
             (Outcome::Open | Outcome::Unknown, _) => {
                 let errors = std::mem::take(&mut self.errors);
-                Err(errors.into_error(self.answers.yes, quorum.nodes.len(), quorum.majority, Effect::Unknown))
+                Err(errors.into_error(self.answers.yes, quorum.nodes.len(), Effect::Unknown))
             }
         }
     }

@@ -4,6 +4,8 @@ use std::{error::Error as StdError, sync::Arc};
 
 use lockkit_core::{Effect, Error, ErrorKind};
 
+use crate::wire::votes::majority;
+
 /// What went wrong at each node, when too many of them failed: the source of the quorum's error.
 #[derive(Clone, Debug, Default, thiserror::Error)]
 #[error("{}", .0.iter().map(NodeError::line).collect::<Vec<_>>().join("; "))]
@@ -39,7 +41,8 @@ impl NodeErrors {
         self.0.iter()
     }
 
-    pub(crate) fn push(&mut self, node: &Arc<str>, error: Error) {
+    /// Adds the error of a node.
+    pub fn push(&mut self, node: &Arc<str>, error: Error) {
         self.0.push(NodeError { node: Arc::clone(node), error });
     }
 
@@ -53,8 +56,9 @@ impl NodeErrors {
     }
 
     /// Makes one error of all. `got` of `nodes` did what was asked.
-    pub(crate) fn into_error(self, got: usize, nodes: usize, quorum: usize, effect: Effect) -> Error {
-        let message = format!("{got} of {nodes} nodes, {quorum} needed; {self}");
+    #[must_use]
+    pub fn into_error(self, got: usize, nodes: usize, effect: Effect) -> Error {
+        let message = format!("{got} of {nodes} nodes, {} needed; {self}", majority(nodes));
         let error = Error::new(self.kind(), message).with_source(self);
         match effect {
             Effect::None => error,
@@ -72,7 +76,7 @@ mod tests {
         let mut errors = NodeErrors::default();
         errors.push(&"redis a:1".into(), Error::new(ErrorKind::Unavailable, "connection refused"));
         errors.push(&"redis b:1".into(), Error::new(ErrorKind::TimedOut, "no answer in 50ms").unknown_effect());
-        let error = errors.into_error(1, 3, 2, Effect::Unknown);
+        let error = errors.into_error(1, 3, Effect::Unknown);
         assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown));
         assert_eq!(
             error.message(),
@@ -88,6 +92,6 @@ mod tests {
         for node in ["a", "b"] {
             errors.push(&node.into(), Error::new(ErrorKind::Denied, "no permission"));
         }
-        assert_eq!(errors.into_error(0, 3, 2, Effect::None).kind(), ErrorKind::Denied);
+        assert_eq!(errors.into_error(0, 3, Effect::None).kind(), ErrorKind::Denied);
     }
 }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use lockkit_core::LossReason;
 
-/// How many of `nodes` any two groups of which share a member: the majority.
-pub(crate) const fn majority(nodes: usize) -> usize {
+/// The majority of `nodes`: any two groups of that size share a node.
+#[must_use]
+pub const fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 

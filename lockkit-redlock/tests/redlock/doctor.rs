@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use lockkit::redlock::{RedisNodes, diagnose};
 use lockkit_core::{ErrorKind, Finding, Severity};
 use lockkit_redis::RedisConfig;
-use lockkit_redlock::{RedisNodes, RedlockConfig, diagnose};
+use lockkit_redlock::RedlockConfig;
 use lockkit_testkit::servers::{Persistence, RedisOptions, RedisServer};
 
 use crate::support::Cluster;

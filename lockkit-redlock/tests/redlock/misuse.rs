@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use lockkit::redlock::RedisNodes;
 use lockkit_core::{ErrorKind, LockStore, MemoryStore};
 use lockkit_redis::RedisConfig;
-use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 
 use crate::support::{Cluster, claim, memories, request};
 

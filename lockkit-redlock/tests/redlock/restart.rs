@@ -101,24 +101,24 @@ async fn durable_nodes_vote_at_once_and_keep_leases_and_fences() {
             .push(RedisServer::start(RedisOptions::default().persistence(Persistence::AppendAlways)).await.expect("x"));
     }
     let url = servers.iter().map(|server| server.addr().to_string()).collect::<Vec<_>>().join(",");
-    let store = RedlockStore::from_url(&format!("redlock://{url}")).await.expect("connect");
+    let store = lockkit::open(&format!("redlock://{url}")).await.expect("connect");
     assert_eq!(store.info().capability.fencing, Fencing::Strict);
-    assert!(store.warnings().is_empty(), "{:?}", store.warnings());
+    assert!(store.info().warnings.is_empty(), "{:?}", store.info().warnings);
     let mine = claim("a");
-    let before = hold(&store, &mine).await.fence;
+    let before = hold(&*store, &mine).await.fence;
     for server in &servers {
         server.kill().await.expect("kill");
         server.restart(Keep::Data).await.expect("restart");
     }
-    let other = RedlockStore::from_url(&format!("redlock://{url}")).await.expect("connect");
-    contended(&other, &claim("a")).await;
+    let other = lockkit::open(&format!("redlock://{url}")).await.expect("connect");
+    contended(&*other, &claim("a")).await;
     // The connections of the holder are gone, so its first renewal may fail.
-    while !is_held_or_retry(&store, &mine).await {}
+    while !is_held_or_retry(&*store, &mine).await {}
     assert!(matches!(store.release(&mine).await, Ok(lockkit_core::Release::Released { .. })));
-    assert!(hold(&other, &claim("a")).await.fence > before);
+    assert!(hold(&*other, &claim("a")).await.fence > before);
 }
 
-async fn is_held_or_retry(store: &RedlockStore, mine: &lockkit_core::Claim) -> bool {
+async fn is_held_or_retry(store: &dyn LockStore, mine: &lockkit_core::Claim) -> bool {
     crate::support::renew(store, mine).await.is_ok_and(|renewed| matches!(renewed, lockkit_core::Renewed::Held(_)))
 }
 

@@ -9,12 +9,13 @@ use std::{
 };
 
 use async_trait::async_trait;
+use lockkit::redlock::RedisNodes;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, KeyState, LockKey, LockStore,
     MemoryStore, Mode, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Token,
 };
 use lockkit_redis::RedisConfig;
-use lockkit_redlock::{Node, RedisNodes, RedlockConfig, RedlockStore};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{
     faults::Proxy,
     servers::{RedisOptions, RedisServer},

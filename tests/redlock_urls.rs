@@ -1,7 +1,6 @@
 //! Any URL of a quorum is read, or refused in one line that does not tell the password. `PROPTEST_CASES` says how many.
 
-use lockkit_core::ErrorKind;
-use lockkit_redlock::RedisNodes;
+use lockkit::{ErrorKind, redlock::RedisNodes};
 use proptest::prelude::*;
 
 proptest! {

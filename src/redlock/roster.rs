@@ -1,0 +1,140 @@
+//! What is known of the servers of a quorum: which of them may vote.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::{Clock, Error, ErrorKind, Result, drift};
+use lockkit_redis::ServerFacts;
+use lockkit_redlock::Gate;
+
+use super::RedisNodes;
+
+/// What the servers said of themselves on their latest connections.
+pub(super) struct Roster {
+    known: Mutex<Vec<Option<ServerFacts>>>,
+    gates: Vec<Gate>,
+    clock: Arc<dyn Clock>,
+    durable: Option<bool>,
+    /// For how long after its start a node that is not durable does not vote.
+    kept_out: Duration,
+    /// Fences were said to be strict, so that from now on all nodes have to be durable.
+    strict: AtomicBool,
+}
+
+impl Roster {
+    pub(super) fn new(nodes: &RedisNodes) -> Self {
+        let kept_out = nodes.config.max_ttl + drift(nodes.config.max_ttl);
+        Self {
+            known: Mutex::new(vec![None; nodes.nodes.len()]),
+            gates: nodes.nodes.iter().map(|_| Gate::new()).collect(),
+            clock: Arc::clone(&nodes.config.clock),
+            durable: nodes.durable,
+            kept_out: if nodes.delayed_restart { kept_out } else { Duration::ZERO },
+            strict: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether a new connection to a node may be used. Each restart makes one necessary.
+    pub(super) fn admit(&self, index: usize, facts: &ServerFacts) -> Result<()> {
+        let refuse = |kind, why: &str| Err(Error::new(kind, why));
+        if facts.is_replica {
+            return refuse(ErrorKind::Unsupported, "the server is a replica; a node must be independent of the others");
+        }
+        {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let same = |(other, known): (usize, &Option<ServerFacts>)| {
+                other != index && known.as_ref().is_some_and(|known| known.run_id == facts.run_id)
+            };
+            if !facts.run_id.is_empty() && known.iter().enumerate().any(same) {
+                return refuse(ErrorKind::InvalidInput, "two of the nodes are the same server");
+            }
+            known[index] = Some(facts.clone());
+        }
+        if self.durable.or(facts.durable) == Some(true) {
+            return Ok(());
+        }
+        if self.strict.load(Ordering::Acquire) {
+            return refuse(ErrorKind::Unsupported, "it does not keep its data any more, as fences rely on");
+        }
+        if facts.uptime >= self.kept_out {
+            return Ok(());
+        }
+        let left = self.kept_out - facts.uptime;
+        self.gates[index].close_until(self.clock.now() + left);
+        let left = Duration::from_secs(left.as_secs() + 1);
+        let why = format!("it started a short while ago and may have lost leases; it votes in {left:?}");
+        Err(Error::new(ErrorKind::Unavailable, why))
+    }
+
+    fn facts(&self, index: usize) -> Option<ServerFacts> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)[index].clone()
+    }
+
+    pub(super) fn is_known(&self, index: usize) -> bool {
+        self.facts(index).is_some()
+    }
+
+    pub(super) fn is_durable(&self, index: usize) -> bool {
+        self.durable.or(self.facts(index).and_then(|facts| facts.durable)) == Some(true)
+    }
+
+    pub(super) fn gate(&self, index: usize) -> Gate {
+        self.gates[index].clone()
+    }
+
+    /// Fences were said to be strict, or not: if they were, a node that is not durable any more is refused.
+    pub(super) fn expect_strict(&self, strict: bool) {
+        self.strict.store(strict, Ordering::Release);
+    }
+
+    /// What the facts about a server put at risk.
+    pub(super) fn warnings(&self, index: usize) -> Vec<String> {
+        let Some(facts) = self.facts(index) else { return Vec::new() };
+        let mut warnings = Vec::new();
+        if facts.replicas > 0 {
+            let why = "do not fail over to them: they may lack leases";
+            warnings.push(format!("{} replicas are attached; {why}", facts.replicas));
+        }
+        if facts.run_id.is_empty() {
+            let why = "whether it restarted or is there twice is not known";
+            warnings.push(format!("the user may not use INFO: {why}"));
+        }
+        warnings
+    }
+}
+
+impl fmt::Debug for Roster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Roster").field("known", &self.known).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(uptime: u64, run_id: &str) -> ServerFacts {
+        let mut facts = ServerFacts::default();
+        (facts.uptime, facts.run_id) = (Duration::from_secs(uptime), run_id.to_owned());
+        facts
+    }
+
+    #[test]
+    fn a_node_votes_when_old_leases_must_have_lapsed() {
+        let nodes = RedisNodes::from_url("redlock://a,b,c?max_ttl=10s").expect("url");
+        let roster = Roster::new(&nodes);
+        assert!(roster.admit(0, &facts(60, "a")).is_ok());
+        assert_eq!(roster.admit(1, &facts(60, "a")).expect_err("twice").kind(), ErrorKind::InvalidInput);
+        assert_eq!(roster.admit(1, &facts(4, "b")).expect_err("young").kind(), ErrorKind::Unavailable);
+        let left = roster.gate(1).votes_from().since(roster.clock.now());
+        assert!(left > Duration::from_secs(6) && left < Duration::from_millis(6_200), "{left:?}");
+        assert!(Roster::new(&nodes.clone().delayed_restart(false)).admit(1, &facts(4, "b")).is_ok());
+        assert!(Roster::new(&nodes.durable(true)).admit(1, &facts(4, "b")).is_ok());
+    }
+}
