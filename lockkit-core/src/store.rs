@@ -10,8 +10,9 @@
 //!   late would end the new grant. So `release(&claim)` undoes an acquire whose outcome is unknown, and can hurt nobody
 //!   else. A store releases nothing by itself: it answers with an error of
 //!   [unknown effect](crate::Effect::Unknown), and the core releases the claim. A store over several others, which has to
-//!   undo at some what it got, says so with [`Contention::burnt`]. The core goes on with a new token after either,
-//!   except that it keeps the token, and with it the place, of a claim that queues (R3).
+//!   undo at some what it got, says so with [`Contention::burnt`]. The core goes on with a new token after either, and
+//!   after any `Contended`; but it keeps the token, and with it the place, of a claim that queues (R3), unless the store
+//!   says that it is burnt.
 //! - **R3, waiting.** `acquire` may answer [`Attempt::Contended`] at any time up to `wait`; `wait == 0` is a try. A
 //!   queueing store keeps the claim's place until `release(&claim)`. The core loops until the caller's deadline.
 //! - **R4, validity.** [`Hold::until`] is the moment just **before the request was sent** plus the ttl, on the clock of

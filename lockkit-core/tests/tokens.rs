@@ -24,6 +24,8 @@ enum Fate {
     AnswerLate,
     /// The store undoes it and says so.
     Burnt,
+    /// Another is said to have the lock.
+    Refused,
     /// It is refused before it is sent.
     NotSent,
 }
@@ -89,9 +91,9 @@ impl LockStore for Fateful {
                 hold.until = self.info.clock.now();
                 Ok(Attempt::Granted(hold))
             }
-            Some(Fate::Burnt) => {
-                let burnt = Contention { retry_after: Some(Duration::ZERO), holder: None, burnt: true };
-                Ok(Attempt::Contended(burnt))
+            Some(fate @ (Fate::Burnt | Fate::Refused)) => {
+                let burnt = matches!(fate, Fate::Burnt);
+                Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt }))
             }
             Some(Fate::NotSent) => Err(Error::new(ErrorKind::Unavailable, "connection refused")),
         }
@@ -150,6 +152,21 @@ async fn a_new_token_after_the_store_burnt_one() -> Result<()> {
         let tokens = store.tokens();
         assert_eq!(tokens.len(), 3, "{waiting:?}");
         assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2] && tokens[0] != tokens[2], "{waiting:?}");
+    }
+    Ok(())
+}
+
+/// What a store undoes after its refusal, whether it says so or not, ends no later attempt of the same acquisition.
+#[tokio::test(start_paused = true)]
+async fn a_new_token_after_each_refusal_unless_it_keeps_a_place() -> Result<()> {
+    for (waiting, keeps) in [(Waiting::Notify, false), (Waiting::Poll, false), (Waiting::Queue, true)] {
+        let store = Fateful::new(waiting, [Fate::Refused, Fate::Refused]);
+        let guard = Locker::new(store.clone()).lock("x").acquire().await?;
+        let tokens = store.tokens();
+        assert_eq!((tokens.len(), tokens.last()), (3, Some(&guard.token())), "{waiting:?}");
+        for (one, next) in tokens.iter().zip(&tokens[1..]) {
+            assert_eq!(one == next, keeps, "{waiting:?}: {tokens:?}");
+        }
     }
     Ok(())
 }

@@ -313,7 +313,10 @@ impl Asking<'_> {
                     return Ok(Step::GiveUp);
                 }
                 let pause = self.after_contention(&contention, now);
-                Ok(if contention.burnt { Step::Afresh(pause) } else { Step::Again(pause) })
+                // Only a place in a queue is worth a token that was refused: what a store of several parts undoes after its
+                // refusal may arrive late.
+                let keeps_token = self.keeps_place() && !contention.burnt;
+                Ok(if keeps_token { Step::Again(pause) } else { Step::Afresh(pause) })
             }
             Err(error) if error.effect() == Effect::None => {
                 undo.unchanged();
