@@ -18,6 +18,7 @@ pub(crate) struct Safeguard {
 
 const WAIT: &str = "lockkit-core/src/engine/wait.rs";
 const ENGINE: &str = "lockkit-core/src/engine/mod.rs";
+const LOCAL: &str = "lockkit-core/src/engine/local.rs";
 const LINE: &str = "lockkit-core/src/engine/line.rs";
 const LEASE: &str = "lockkit-core/src/engine/lease.rs";
 const LANES: &str = "lockkit-core/src/engine/lanes.rs";
@@ -52,7 +53,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-core/tokens::a_new_token_after_the_store_burnt_one",
     },
     Safeguard {
-    Safeguard {
         name: "refused",
         does: "A refusal burns the token, unless the claim keeps a place in a queue",
         file: WAIT,
@@ -60,6 +60,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         without: "true",
         noticed_by: "lockkit-core/tokens::a_new_token_after_each_refusal_unless_it_keeps_a_place",
     },
+    Safeguard {
         name: "unknown_effect",
         does: "After an unknown outcome a new token is asked for",
         file: WAIT,
@@ -232,17 +233,17 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "courtesy",
         does: "After a run of hand-overs this process keeps back while others wait",
-        file: WAIT,
-        code: "if seat.courtesy { «COURTESY» }",
-        without: "Duration::ZERO",
+        file: ENGINE,
+        code: "if «ended» {\n                self.queues.keep_back(",
+        without: "false",
         noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
     },
     Safeguard {
         name: "courtesy_alone",
         does: "So does a process that takes and releases a lock in a loop",
-        file: WAIT,
-        code: "«self.queues.yielded(&ask.key, now)»",
-        without: "Duration::ZERO",
+        file: LOCAL,
+        code: "|wanted| «now > wanted.since + courtesy»",
+        without: "false",
         noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
     },
     Safeguard {

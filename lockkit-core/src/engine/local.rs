@@ -57,8 +57,8 @@ impl HandOver {
 #[derive(Debug)]
 pub(crate) struct LocalQueues {
     lines: Mutex<HashMap<LockKey, Line>>,
-    /// Locks that this process released while others waited for them, and nobody here.
-    wanted: Mutex<HashMap<LockKey, Solo>>,
+    /// Locks that this process released while others waited for them.
+    wanted: Mutex<HashMap<LockKey, Wanted>>,
     next_seat: AtomicU64,
     clock: Arc<dyn Clock>,
 }
@@ -66,9 +66,9 @@ pub(crate) struct LocalQueues {
 /// So many wanted locks are remembered before those of which nothing was heard for a while are forgotten.
 const WANTED: usize = 256;
 
-/// One after another of this process had the lock, without a line here, while others waited.
+/// One after another of this process had the lock while others waited.
 #[derive(Debug)]
-struct Solo {
+struct Wanted {
     since: Moment,
     released: Moment,
     /// Until when this process keeps back.
@@ -91,8 +91,6 @@ pub(crate) struct Seat {
     queues: Arc<LocalQueues>,
     key: Option<LockKey>,
     number: u64,
-    /// Others are known to wait at the store and this process had its run: let them go first.
-    pub(crate) courtesy: bool,
     /// Since when its holder has the lease.
     pub(crate) granted: Option<Moment>,
 }
@@ -247,35 +245,51 @@ impl LocalQueues {
     }
 
     /// Takes note that a lease, granted at `granted`, was released while others wait and nobody here. If this process
-    /// had the lock for longer than `courtesy`, it is to keep back for as long: who takes and releases a lock in a loop
-    /// would else be faster, each time, than those who have to be woken first.
+    /// had the lock for longer than `courtesy`, it is to keep back for as long: a loop that takes and releases a lock
+    /// would else be faster, each time, than those that have to be woken first.
     pub(crate) fn released_to_others(&self, key: &LockKey, granted: Moment, now: Moment, courtesy: Duration) {
+        self.note_wanted(key, granted, now, courtesy, |wanted| now > wanted.since + courtesy);
+    }
+
+    /// Has this process keep back from a lock for which others wait, and whose run of holders here has ended.
+    pub(crate) fn keep_back(&self, key: &LockKey, now: Moment, courtesy: Duration) {
+        self.note_wanted(key, now, now, courtesy, |_| true);
+    }
+
+    fn note_wanted(
+        &self,
+        key: &LockKey,
+        granted: Moment,
+        now: Moment,
+        courtesy: Duration,
+        is_over: impl FnOnce(&Wanted) -> bool,
+    ) {
         let mut wanted = self.wanted();
         if wanted.len() >= WANTED {
-            wanted.retain(|_, solo| solo.released + courtesy > now);
+            wanted.retain(|_, lock| lock.released + courtesy > now);
         }
-        let solo = wanted.entry(key.clone()).or_insert(Solo { since: granted, released: now, yielded: now });
-        if granted > solo.released + courtesy {
-            solo.since = granted;
+        let lock = wanted.entry(key.clone()).or_insert(Wanted { since: granted, released: now, yielded: now });
+        if granted > lock.released + courtesy {
+            lock.since = granted;
         }
-        solo.released = now;
-        if now > solo.since + courtesy {
-            solo.yielded = now + courtesy;
+        lock.released = now;
+        if is_over(lock) {
+            lock.yielded = now + courtesy;
         }
     }
 
     /// For how long to keep back from the lock.
     pub(crate) fn yielded(&self, key: &LockKey, now: Moment) -> Duration {
-        self.wanted().get(key).map(|solo| solo.yielded.since(now)).unwrap_or_default()
+        self.wanted().get(key).map(|lock| lock.yielded.since(now)).unwrap_or_default()
     }
 
-    fn wanted(&self) -> MutexGuard<'_, HashMap<LockKey, Solo>> {
+    fn wanted(&self) -> MutexGuard<'_, HashMap<LockKey, Wanted>> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn seat(self: &Arc<Self>, key: &LockKey) -> Seat {
         let number = self.next_seat.fetch_add(1, Ordering::Relaxed);
-        Seat { queues: Arc::clone(self), key: Some(key.clone()), number, courtesy: false, granted: None }
+        Seat { queues: Arc::clone(self), key: Some(key.clone()), number, granted: None }
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<LockKey, Line>> {
@@ -289,7 +303,6 @@ impl Drop for Seat {
         let mut number = self.number;
         loop {
             let mut seat = self.queues.seat(&key);
-            seat.courtesy = self.courtesy;
             let next = {
                 let mut lines = self.queues.lines();
                 let Some(line) = lines.get_mut(&key).filter(|line| line.is_in_force(number)) else {

@@ -300,7 +300,7 @@ impl Engine {
     /// Lets the next local waiter ask the store, after others if they wait and this process had its run. If nobody waits
     /// here, it is whoever comes next who lets the others go first. Where the store keeps a queue they do anyway.
     fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>) {
-        let Some(mut seat) = seat else { return };
+        let Some(seat) = seat else { return };
         let now = self.now();
         let held = seat.granted.map(|granted| now.since(granted)).unwrap_or_default();
         let ended = self.queues.run_ended(key, self.settings.hand_over, now, held);
@@ -310,9 +310,14 @@ impl Engine {
             (_, Some(waiters)) => waiters > 0,
             (Waiting::Notify, None) => true,
         };
+        if !others_wait {
+            return;
+        }
         if self.queues.waiting(key) > 0 {
-            seat.courtesy = ended && others_wait;
-        } else if others_wait && waiters.is_some() {
+            if ended {
+                self.queues.keep_back(key, now, COURTESY);
+            }
+        } else if waiters.is_some() {
             self.queues.released_to_others(key, seat.granted.unwrap_or(now), now, COURTESY);
         }
     }

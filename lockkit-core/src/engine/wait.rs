@@ -9,7 +9,7 @@ use std::{
 use tokio::time::sleep;
 
 use super::{
-    COURTESY, Engine, Lease, Terms,
+    Engine, Lease, Terms,
     backoff::Backoff,
     closed,
     lease::useful,
@@ -128,9 +128,9 @@ impl Engine {
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();
         self.check_open()?;
-        if let Some(seat) = &seat {
+        if seat.is_some() {
             let now = self.now();
-            let keep_back = if seat.courtesy { COURTESY } else { self.queues.yielded(&ask.key, now) };
+            let keep_back = self.queues.yielded(&ask.key, now);
             let keep_back = limit.left(now).map_or(keep_back, |left| left.min(keep_back));
             if !keep_back.is_zero() {
                 sleep(keep_back).await;
