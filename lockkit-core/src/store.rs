@@ -40,6 +40,8 @@
 //! (a native blocking wait, such as a watch or a subscription, is fine), and every call ends within `wait` plus the
 //! store's own bound on one operation, whatever the network does.
 
+mod single_flight;
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
@@ -48,6 +50,8 @@ use crate::{
     Alarm, Capability, Claim, Clock, Error, ErrorKind, Fence, Hold, HolderInfo, Liveness, LockKey, LossReason, Mode,
     Result, Token,
 };
+
+pub use single_flight::SingleFlight;
 
 /// A place that keeps locks. See the [module](self) for the rules.
 ///

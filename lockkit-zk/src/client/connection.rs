@@ -1,13 +1,8 @@
 //! The present session: made when it is needed, and anew when the last one is over.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
-use lockkit_core::{Alarm, Error, Result, Token};
-use tokio::{sync::watch, time::timeout};
+use lockkit_core::{Alarm, Result, Token, store::SingleFlight};
 
 use crate::{
     client::{
@@ -15,34 +10,21 @@ use crate::{
         session::{Past, Session},
     },
     config::ZkConfig,
-    wire::{
-        error::{self, Sent},
-        name::Names,
-    },
+    wire::name::Names,
 };
 
 /// The way to the ensemble.
 pub(crate) struct Link {
     pub(crate) config: ZkConfig,
     pub(crate) names: Names,
-    slot: Arc<Mutex<Slot>>,
+    session: SingleFlight<Arc<Session>>,
     past: Arc<Past>,
     alarm: Alarm,
 }
 
-/// Where the task that opens a session puts it.
-type Opening = watch::Receiver<Option<Result<Arc<Session>>>>;
-
-enum Slot {
-    Empty,
-    Open(Arc<Session>),
-    /// A task opens one. It is a task so that callers who lose patience don't make it start over.
-    Opening(Opening),
-}
-
 impl Link {
     pub(crate) fn new(config: ZkConfig, names: Names, alarm: Alarm) -> Self {
-        Self { config, names, slot: Arc::new(Mutex::new(Slot::Empty)), past: Arc::default(), alarm }
+        Self { config, names, session: SingleFlight::new(), past: Arc::default(), alarm }
     }
 
     /// The present session, or a new one.
@@ -50,25 +32,17 @@ impl Link {
     /// # Errors
     /// `Unavailable`, `TimedOut`, `Denied`. Nothing was asked for yet, so without effect.
     pub(crate) async fn session(&self) -> Result<Arc<Session>> {
-        let mut opening = match self.open_or_opening() {
-            Ok(session) => return Ok(session),
-            Err(opening) => opening,
+        let open = || {
+            let (config, names, past, alarm) =
+                (self.config.clone(), self.names.clone(), Arc::clone(&self.past), self.alarm.clone());
+            async move { Session::open(&config, names, past, alarm).await }
         };
-        let bound = self.config.timeout;
-        match timeout(bound, opening.wait_for(Option::is_some)).await {
-            Ok(Ok(session)) => session.clone().unwrap_or_else(|| Err(error::session_over())),
-            // The runtime that the task ran on is gone.
-            Ok(Err(_)) => Err(error::session_over()),
-            Err(_) => Err(Error::no_answer(bound, Sent::ReadOnly)),
-        }
+        self.session.get(|session| !session.is_over(), self.config.timeout, open).await
     }
 
     /// The present session, if there is one.
     pub(crate) fn present(&self) -> Option<Arc<Session>> {
-        match &*lock(&self.slot) {
-            Slot::Open(session) if !session.is_over() => Some(Arc::clone(session)),
-            _ => None,
-        }
+        self.session.present(|session| !session.is_over())
     }
 
     /// The timeout of the present session, or else the one that will be asked for.
@@ -85,25 +59,6 @@ impl Link {
     pub(crate) fn forget(&self, token: &Token) -> bool {
         lock(&self.past).remove(token)
     }
-
-    fn open_or_opening(&self) -> Result<Arc<Session>, Opening> {
-        let mut slot = lock(&self.slot);
-        match &*slot {
-            Slot::Open(session) if !session.is_over() => return Ok(Arc::clone(session)),
-            Slot::Opening(opening) if opening.has_changed().is_ok() => return Err(opening.clone()),
-            Slot::Empty | Slot::Open(_) | Slot::Opening(_) => {}
-        }
-        let (outcome, opening) = watch::channel(None);
-        *slot = Slot::Opening(opening.clone());
-        let (config, names) = (self.config.clone(), self.names.clone());
-        let (slot, past, alarm) = (Arc::clone(&self.slot), Arc::clone(&self.past), self.alarm.clone());
-        tokio::spawn(async move {
-            let session = Session::open(&config, names, past, alarm).await;
-            *lock(&slot) = session.as_ref().map_or(Slot::Empty, |session| Slot::Open(Arc::clone(session)));
-            outcome.send_replace(Some(session));
-        });
-        Err(opening)
-    }
 }
 
 impl fmt::Debug for Link {
@@ -116,6 +71,8 @@ impl fmt::Debug for Link {
 mod tests {
     use lockkit_core::{LockStore, Locker, LossReason};
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
+
+    use tokio::time::timeout;
 
     use super::*;
     use crate::ZkStore;

@@ -1,0 +1,228 @@
+//! One connection for all callers, made by one of them at a time.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::timeout};
+
+use super::Sent;
+use crate::{Error, ErrorKind, Result};
+
+/// What all callers share, such as a connection or a session: made when it is needed, and anew when it is over.
+///
+/// A task makes it, on the runtime of the first caller that finds none. All that come meanwhile wait for that one attempt,
+/// and callers that lose patience do not make it start over: where connecting takes longer than callers wait, nobody would
+/// ever be connected. When to try again after a failure is the core's decision: the next caller that asks begins the
+/// next attempt.
+pub struct SingleFlight<T> {
+    slot: Arc<Mutex<Slot<T>>>,
+}
+
+/// Where the task that makes it puts what came of that.
+type Flight<T> = watch::Receiver<Option<Result<T>>>;
+
+enum Slot<T> {
+    Empty,
+    Ready(T),
+    Flight(Flight<T>),
+}
+
+impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
+    /// With nothing made.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { slot: Arc::new(Mutex::new(Slot::Empty)) }
+    }
+
+    /// What is there, if it is alive. Nothing is made.
+    pub fn present(&self, is_alive: impl FnOnce(&T) -> bool) -> Option<T> {
+        match &*lock(&self.slot) {
+            Slot::Ready(value) if is_alive(value) => Some(value.clone()),
+            _ => None,
+        }
+    }
+
+    /// What is there, if it is alive, or what `make` makes; waits for no longer than `bound`.
+    ///
+    /// # Errors
+    /// That of `make`; `TimedOut` after `bound`, while the attempt goes on; `Unavailable` if the runtime of the attempt has
+    /// ended. None has an effect, as far as `make` has none.
+    ///
+    /// # Cancellation
+    /// The attempt goes on without the caller.
+    pub async fn get<F>(
+        &self,
+        is_alive: impl FnOnce(&T) -> bool,
+        bound: Duration,
+        make: impl FnOnce() -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let mut flight = match self.ready_or_flight(is_alive, make) {
+            Ok(value) => return Ok(value),
+            Err(flight) => flight,
+        };
+        let broken_off = || Err(Error::new(ErrorKind::Unavailable, "connecting ended with the runtime that it ran on"));
+        match timeout(bound, flight.wait_for(Option::is_some)).await {
+            Ok(Ok(outcome)) => outcome.clone().unwrap_or_else(broken_off),
+            Ok(Err(_)) => broken_off(),
+            Err(_) => Err(Error::no_answer(bound, Sent::ReadOnly)),
+        }
+    }
+
+    fn ready_or_flight<F>(&self, is_alive: impl FnOnce(&T) -> bool, make: impl FnOnce() -> F) -> Result<T, Flight<T>>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let mut slot = lock(&self.slot);
+        match &*slot {
+            Slot::Ready(value) if is_alive(value) => return Ok(value.clone()),
+            // One whose task ended without a word, with its runtime or by a panic, has no sender any more.
+            Slot::Flight(flight) if flight.has_changed().is_ok() => return Err(flight.clone()),
+            Slot::Empty | Slot::Ready(_) | Slot::Flight(_) => {}
+        }
+        let (done, flight) = watch::channel(None);
+        *slot = Slot::Flight(flight.clone());
+        let (make, shared) = (make(), Arc::clone(&self.slot));
+        // The task of a runtime that is ending is dropped at once, here and now.
+        drop(slot);
+        tokio::spawn(async move {
+            let outcome = make.await;
+            *lock(&shared) = outcome.as_ref().map_or(Slot::Empty, |value| Slot::Ready(value.clone()));
+            done.send_replace(Some(outcome));
+        });
+        Err(flight)
+    }
+}
+
+fn lock<T>(slot: &Mutex<Slot<T>>) -> MutexGuard<'_, Slot<T>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Clone + Send + Sync + 'static> Default for SingleFlight<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> fmt::Debug for SingleFlight<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &*lock(&self.slot) {
+            Slot::Empty => "empty",
+            Slot::Ready(_) => "ready",
+            Slot::Flight(_) => "in flight",
+        };
+        f.debug_tuple("SingleFlight").field(&state).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        sync::atomic::{AtomicU32, Ordering},
+    };
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    const BOUND: Duration = Duration::from_secs(5);
+
+    /// Numbers what it makes, when it may.
+    #[derive(Clone, Default)]
+    struct Maker {
+        made: Arc<AtomicU32>,
+        go: Arc<Notify>,
+    }
+
+    impl Maker {
+        async fn make(self) -> Result<u32> {
+            let number = self.made.fetch_add(1, Ordering::SeqCst) + 1;
+            self.go.notified().await;
+            Ok(number)
+        }
+
+        fn made(&self) -> u32 {
+            self.made.load(Ordering::SeqCst)
+        }
+    }
+
+    #[tokio::test]
+    async fn one_attempt_serves_all_who_come_meanwhile_and_goes_on_without_them() {
+        let (flight, maker) = (SingleFlight::new(), Maker::default());
+        let get = || flight.get(|_| true, BOUND, || maker.clone().make());
+        // Each is polled once and dropped.
+        for _ in 0..3 {
+            tokio::select! {
+                biased;
+                _ = get() => panic!("nothing was made yet"),
+                () = tokio::task::yield_now() => {}
+            }
+        }
+        maker.go.notify_one();
+        assert_eq!(get().await.expect("made"), 1);
+        assert_eq!((get().await.expect("there"), maker.made()), (1, 1));
+        assert_eq!(flight.present(|_| true), Some(1));
+    }
+
+    #[tokio::test]
+    async fn what_is_over_is_made_anew() {
+        let (flight, maker) = (SingleFlight::new(), Maker::default());
+        for number in 1..=2 {
+            maker.go.notify_one();
+            let made = flight.get(|made| *made == number, BOUND, || maker.clone().make()).await;
+            assert_eq!(made.expect("made"), number);
+        }
+        assert_eq!(flight.present(|made| *made > 2), None);
+    }
+
+    #[tokio::test]
+    async fn an_error_is_for_all_who_wait_and_the_next_caller_tries_again() {
+        let (flight, go) = (Arc::new(SingleFlight::<u32>::new()), Arc::new(Notify::new()));
+        let mut waiters = Vec::new();
+        for _ in 0..2 {
+            let (flight, go) = (Arc::clone(&flight), Arc::clone(&go));
+            waiters.push(tokio::spawn(async move {
+                let refused = async move {
+                    go.notified().await;
+                    Err(Error::new(ErrorKind::Denied, "no"))
+                };
+                flight.get(|_| true, BOUND, || refused).await
+            }));
+            tokio::task::yield_now().await;
+        }
+        go.notify_one();
+        for waiter in waiters {
+            assert_eq!(waiter.await.expect("no panic").expect_err("refused").kind(), ErrorKind::Denied);
+        }
+        assert_eq!(flight.get(|_| true, BOUND, || async { Ok(7) }).await.expect("made"), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_waits_for_its_bound() {
+        let flight = SingleFlight::<u32>::new();
+        let error = flight.get(|_| true, BOUND, pending).await.expect_err("never made");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, crate::Effect::None));
+    }
+
+    #[test]
+    fn an_attempt_that_ended_with_its_runtime_is_in_nobodys_way() {
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let flight = SingleFlight::<u32>::new();
+        let first = runtime();
+        first.block_on(async {
+            tokio::select! {
+                biased;
+                _ = flight.get(|_| true, BOUND, pending) => panic!("never made"),
+                () = tokio::task::yield_now() => {}
+            }
+        });
+        drop(first);
+        assert_eq!(runtime().block_on(flight.get(|_| true, BOUND, || async { Ok(1) })).expect("made"), 1);
+    }
+}
