@@ -77,7 +77,7 @@ impl RedlockConfig {
     /// The limit of a release of a lease of `ttl`, and at most that of a renewal.
     ///
     /// Longer than that of an acquisition, for nothing is won by giving up: the belief in the lease has its own deadline,
-    /// whoever releases believes no more, and a majority that answers ends the wait anyway.
+    /// a client that releases believes no more, and a majority that answers ends the wait anyway.
     pub(crate) fn patience_for(&self, ttl: Duration) -> Duration {
         (ttl / 4).min(Self::PATIENCE).max(self.timeout_for(ttl))
     }

@@ -16,8 +16,8 @@
 //!
 //! The crate knows no store but those that it is given. `lockkit::redlock::RedisNodes` makes Redis nodes of a URL.
 //!
-//! - **Exclusion** holds as long as no more nodes lose leases than a majority can spare, clocks run at about the same
-//!   rate, and no node's clock is set forward. Nodes that may lose their data do not vote for a while after a restart
+//! - **Exclusion** holds as long as every other majority still has a node that remembers the lease, clocks run at about
+//!   the same rate, and no node's clock is set forward. Nodes that may lose their data do not vote for a while after a restart
 //!   ([`Gate`]).
 //! - **Fences** grow with every grant, agreed upon in the same round trip as the lock; if the nodes are durable,
 //!   whatever clocks, pauses and partitions do.

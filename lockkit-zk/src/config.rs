@@ -197,7 +197,8 @@ impl ZkConfig {
         self.servers.iter().map(with_port).collect()
     }
 
-    /// What nodes are made with. Of who has logged in, by a word or by a certificate, nobody else may do anything to them.
+    /// The access control list of new nodes. A client that has logged in, by a password or by a certificate, makes them for its
+    /// user alone.
     pub(crate) fn acls(&self) -> Acls<'static> {
         let has_identity = self.auth.is_some() || self.tls.as_ref().is_some_and(|tls| tls.identity.is_some());
         if has_identity { Acls::creator_all() } else { Acls::anyone_all() }

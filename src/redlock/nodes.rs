@@ -91,7 +91,7 @@ impl RedisNodes {
 
     /// Whether a node that is not durable keeps out of votes for the longest ttl after its start; on by default.
     ///
-    /// Off, a node that restarts within a lease can make a second holder of the next who asks.
+    /// Off, a node that restarts within a lease can let in a second holder.
     #[must_use]
     pub fn delayed_restart(mut self, on: bool) -> Self {
         self.delayed_restart = on;

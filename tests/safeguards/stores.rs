@@ -5,7 +5,7 @@ use crate::list::Safeguard;
 const REDLOCK_QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
 const REDLOCK_ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
 const REDLOCK_RENEW: &str = "lockkit-redlock/src/store/renew.rs";
-const REDLOCK_BOOK: &str = "lockkit-redlock/src/client/claims.rs";
+const REDLOCK_CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
 const REDLOCK_ROSTER: &str = "src/redlock/roster.rs";
 const REDLOCK_NODE: &str = "lockkit-redlock/src/client/node.rs";
 const REDLOCK_FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
@@ -81,15 +81,15 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: REDLOCK_ATTEMPT,
         code: "if «self.burnt_at.contains(&node) || self.undoing.pending().any(|pending| pending == node)» {",
         without: "false",
-        noticed_by: "lockkit-redlock/redlock::stragglers::who_comes_through_the_door_asks_no_node_whose_release_is_under_way",
+        noticed_by: "lockkit-redlock/redlock::late_replies::after_a_wait_no_node_is_asked_whose_release_is_under_way",
     },
     Safeguard {
         name: "token_over",
         does: "A token whose attempt ended is not asked for again",
-        file: REDLOCK_BOOK,
+        file: REDLOCK_CLAIMS,
         code: "Some(_) => «Begun::Burnt»",
-        without: "Begun::Attempt(pages.add(request, now))",
-        noticed_by: "lockkit-redlock/redlock::stragglers::a_claim_whose_release_is_under_way_is_not_asked_for_again",
+        without: "Begun::Attempt(remembered.add(request, now))",
+        noticed_by: "lockkit-redlock/redlock::late_replies::a_claim_whose_release_is_under_way_is_not_asked_for_again",
     },
     Safeguard {
         name: "late_grant_redlock",

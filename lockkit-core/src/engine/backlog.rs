@@ -21,7 +21,7 @@ use tokio::{
 use super::reaper::Owed;
 use crate::{Clock, Moment};
 
-/// So many are tried at a time.
+/// How many are tried at a time.
 const AT_A_TIME: usize = 64;
 /// How often those are looked for whose leases have lapsed while others were tried.
 const SWEEP: Duration = Duration::from_secs(1);

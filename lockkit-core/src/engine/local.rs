@@ -63,7 +63,7 @@ pub(crate) struct LocalQueues {
     clock: Arc<dyn Clock>,
 }
 
-/// So many wanted locks are remembered before those of which nothing was heard for a while are forgotten.
+/// How many wanted locks are remembered before those are forgotten of which nothing was heard for a while.
 const WANTED: usize = 256;
 
 /// One after another of this process had the lock while others waited.

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use super::{Engine, backoff::Backoff, local::Seat};
 use crate::{Claim, Effect, Error, ErrorKind, Liveness, Moment, Release, Result, drift};
 
-/// So many releases without an answer, and nothing more is asked of a store that ends no leases by time.
+/// With this many releases without an answer, nothing more is asked of a store that ends no leases by time.
 const MOST_OWED: usize = 10_000;
 
 /// What a `NotHeld` is worth to the reaper.

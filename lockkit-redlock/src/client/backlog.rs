@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::client::calls::Calls;
 
-/// So many are tried at a time at a node that answers.
+/// How many are tried at a time at a node that answers.
 const AT_A_TIME: usize = 64;
 /// A node that is away for long collects no more than this. What is dropped lapses.
 const MOST: usize = 10_000;

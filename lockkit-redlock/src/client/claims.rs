@@ -22,10 +22,10 @@ const SWEEP: usize = 4096;
 
 /// All claims of one client.
 #[derive(Debug, Default)]
-pub(crate) struct Book(Mutex<Pages>);
+pub(crate) struct Claims(Mutex<Remembered>);
 
 #[derive(Debug, Default)]
-struct Pages {
+struct Remembered {
     entries: HashMap<Token, Arc<Entry>>,
     added: usize,
 }
@@ -65,7 +65,7 @@ pub(crate) struct NodeGrant {
     pub(crate) on_probation: Option<Fence>,
 }
 
-/// What [`Book::begin`] finds.
+/// What [`Claims::begin`] finds.
 pub(crate) enum Begun {
     /// The claim is held, as far as is known here.
     Held,
@@ -75,19 +75,19 @@ pub(crate) enum Begun {
     Attempt(Arc<Entry>),
 }
 
-impl Book {
+impl Claims {
     /// Opens an attempt for a claim.
     pub(crate) fn begin(&self, request: &AcquireRequest, now: Moment) -> Begun {
-        let mut pages = self.pages();
-        match pages.entries.get(&request.claim.token) {
+        let mut remembered = self.remembered();
+        match remembered.entries.get(&request.claim.token) {
             Some(before) if before.grant().is_some() => Begun::Held,
             Some(_) => Begun::Burnt,
-            None => Begun::Attempt(pages.add(request, now)),
+            None => Begun::Attempt(remembered.add(request, now)),
         }
     }
 
     pub(crate) fn get(&self, token: &Token) -> Option<Arc<Entry>> {
-        self.pages().entries.get(token).map(Arc::clone)
+        self.remembered().entries.get(token).map(Arc::clone)
     }
 
     /// Ends a claim: whatever is granted for it from now on is released.
@@ -99,18 +99,18 @@ impl Book {
 
     /// Drops a claim of which nothing is left anywhere.
     pub(crate) fn forget(&self, entry: &Arc<Entry>) {
-        let mut pages = self.pages();
-        if pages.entries.get(&entry.claim.token).is_some_and(|present| Arc::ptr_eq(present, entry)) {
-            pages.entries.remove(&entry.claim.token);
+        let mut remembered = self.remembered();
+        if remembered.entries.get(&entry.claim.token).is_some_and(|present| Arc::ptr_eq(present, entry)) {
+            remembered.entries.remove(&entry.claim.token);
         }
     }
 
-    fn pages(&self) -> MutexGuard<'_, Pages> {
+    fn remembered(&self) -> MutexGuard<'_, Remembered> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Pages {
+impl Remembered {
     fn add(&mut self, request: &AcquireRequest, now: Moment) -> Arc<Entry> {
         self.added += 1;
         if self.added >= SWEEP.max(self.entries.len()) {

@@ -38,8 +38,8 @@ struct State {
 /// Decides from when on a node votes: the safeguard known as *delayed restart*.
 ///
 /// A node that lost its data grants what it had granted before its restart. If it takes part in no acquisition until
-/// every lease from before must have lapsed, it can't help a second client to a majority. Whoever learns that a node
-/// restarted without its data closes its gate for the longest ttl; clones share the gate.
+/// every lease from before must have lapsed, it can't help a second client to a majority. Code that learns of a restart
+/// without data closes the node's gate for the longest ttl; clones share the gate.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Arc<AtomicU64>);
 

@@ -8,7 +8,7 @@ use lockkit_core::{
 };
 
 use crate::{
-    client::{claims::Book, node::Node, stats::Counters},
+    client::{claims::Claims, node::Node, stats::Counters},
     config::RedlockConfig,
     wire::votes::majority,
 };
@@ -19,7 +19,7 @@ pub(crate) struct Quorum {
     pub(crate) majority: usize,
     pub(crate) info: StoreInfo,
     pub(crate) config: RedlockConfig,
-    pub(crate) book: Book,
+    pub(crate) claims: Claims,
     pub(crate) stats: Counters,
 }
 
@@ -43,12 +43,12 @@ impl Quorum {
             warnings: warnings.into(),
         };
         let majority = majority(nodes.len());
-        let (book, stats) = (Book::default(), Counters::default());
-        Ok(Self { nodes, majority, info, config, book, stats })
+        let (claims, stats) = (Claims::default(), Counters::default());
+        Ok(Self { nodes, majority, info, config, claims, stats })
     }
 
     /// The nodes in the order in which the lock's waiters prefer them.
-    fn doors(&self, key: &LockKey) -> impl Iterator<Item = usize> {
+    fn meeting_order(&self, key: &LockKey) -> impl Iterator<Item = usize> {
         let nodes = self.nodes.len();
         let first = key.as_str().bytes().fold(0_usize, |sum, byte| (sum * 31 + usize::from(byte)) % nodes);
         (first..nodes).chain(0..first).filter(|node| can_wake(self.nodes[*node].store().info().capability.waiting))
@@ -56,12 +56,12 @@ impl Quorum {
 
     /// The node whose answer decides where to wait.
     pub(crate) fn leader(&self, key: &LockKey) -> Option<usize> {
-        self.doors(key).find(|node| !self.nodes[*node].is_slow())
+        self.meeting_order(key).find(|node| !self.nodes[*node].is_slow())
     }
 
     /// Where to wait, given the nodes at which the lock is held.
-    pub(crate) fn door(&self, key: &LockKey, held_at: &[usize]) -> Option<usize> {
-        self.doors(key).find(|node| held_at.contains(node))
+    pub(crate) fn rendezvous(&self, key: &LockKey, held_at: &[usize]) -> Option<usize> {
+        self.meeting_order(key).find(|node| held_at.contains(node))
     }
 
     /// How long to stay away after a lost race: at random, at least as long as it takes to lock a majority and on

@@ -69,7 +69,7 @@ impl Counters {
         self.split_votes.add_one();
     }
 
-    pub(crate) fn note_straggler(&self) {
+    pub(crate) fn note_late_reply(&self) {
         self.late_grants_released.add_one();
     }
 

@@ -13,7 +13,7 @@ use crate::{
         quorum::Quorum,
     },
     store::{
-        attempt::{Ended, Pursuit},
+        attempt::{Ended, Rounds},
         renew, wait,
     },
     wire::fence,
@@ -22,7 +22,7 @@ use crate::{
 /// Of a claim that is over, or is being asked for by another call.
 const BURNT: &str = "a release of this claim may be under way, or an acquisition: ask with a new token (rule R2)";
 
-/// How a wait at the door ended.
+/// How a wait at the rendezvous ended.
 enum Waited {
     Granted(Hold),
     /// When to ask again.
@@ -33,13 +33,13 @@ impl Quorum {
     pub(crate) async fn acquire(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
         self.info.admit(request)?;
         let begun = self.info.clock.now();
-        let mut pursuit = match self.book.begin(request, begun) {
-            Begun::Attempt(entry) => Pursuit::new(self, entry),
+        let mut rounds = match self.claims.begin(request, begun) {
+            Begun::Attempt(entry) => Rounds::new(self, entry),
             Begun::Held => return self.repeat(request).await,
             Begun::Burnt => return Err(Error::new(ErrorKind::InvalidInput, BURNT)),
         };
         let waits = !request.wait.is_zero();
-        let refusal = match pursuit.round(request, fence::proposal(request.fence, wall_clock()), waits).await? {
+        let refusal = match rounds.round(request, fence::proposal(request.fence, wall_clock()), waits).await? {
             Ended::Granted(hold) => return Ok(Attempt::Granted(hold)),
             Ended::Refused(refusal) => refusal,
         };
@@ -47,32 +47,32 @@ impl Quorum {
         let retry_after = if left.is_zero() {
             refusal.contention.retry_after
         } else {
-            match self.wait(&mut pursuit, request, &refusal.held_at, left).await? {
+            match self.wait(&mut rounds, request, &refusal.held_at, left).await? {
                 Waited::Granted(hold) => return Ok(Attempt::Granted(hold)),
                 Waited::Refused(retry_after) => Some(retry_after),
             }
         };
-        pursuit.withdraw();
+        rounds.withdraw();
         Ok(Attempt::Contended(Contention { retry_after, holder: refusal.contention.holder, burnt: true }))
     }
 
-    /// Waits at the door, and asks all when it opens.
+    /// Waits at the rendezvous, and asks all nodes when the lock was granted there.
     async fn wait(
         self: &Arc<Self>,
-        pursuit: &mut Pursuit<'_>,
+        rounds: &mut Rounds<'_>,
         request: &AcquireRequest,
         held_at: &[usize],
         left: Duration,
     ) -> Result<Waited> {
-        let Some(door) = self.door(&request.claim.key, held_at) else {
+        let Some(rendezvous) = self.rendezvous(&request.claim.key, held_at) else {
             return Ok(Waited::Refused(self.retry_delay().max(Duration::from_millis(10))));
         };
-        let at_door = fence::proposal(request.fence, wall_clock());
-        let Some(opened) = wait::wait_at(pursuit, self, door, request, at_door, left).await else {
+        let there = fence::proposal(request.fence, wall_clock());
+        let Some(opened) = wait::wait_at(rounds, self, rendezvous, request, there, left).await else {
             return Ok(Waited::Refused(Duration::ZERO));
         };
-        // The door's number is above all that went before there, and most likely what the others would grant next.
-        Ok(match pursuit.round(request, fence::exactly(opened, request.fence.span), true).await? {
+        // The fence granted there is above all that went before, and most likely what the others would grant next.
+        Ok(match rounds.round(request, fence::exactly(opened, request.fence.span), true).await? {
             Ended::Granted(hold) => Waited::Granted(hold),
             Ended::Refused(_) => Waited::Refused(self.retry_delay()),
         })
@@ -80,7 +80,7 @@ impl Quorum {
 
     /// The same claim again (rule R1): the grant goes on with its fence if a majority still has it.
     async fn repeat(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
-        let grant = self.book.get(&request.claim.token).and_then(|entry| entry.grant());
+        let grant = self.claims.get(&request.claim.token).and_then(|entry| entry.grant());
         let depth = grant.map_or(1, |Grant { depth, .. }| depth);
         let renewal = Renewal { claim: request.claim.clone(), ttl: request.ttl, depth, fence_floor: None };
         match renew::renew(self, &[renewal]).await.pop() {

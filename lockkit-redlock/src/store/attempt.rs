@@ -35,11 +35,11 @@ pub(crate) struct Refusal {
     pub(crate) held_at: Vec<usize>,
 }
 
-/// An attempt under way: one round, or one before a wait at the door and one after it.
+/// An attempt under way: one round, or one before a wait at the rendezvous and one after it.
 ///
-/// Dropped after an error, or at any await, it leaves what was granted to the caller, who releases the claim (rules R2 and R8),
+/// Dropped after an error, or at any await, it leaves what was granted to the caller, which releases the claim (rules R2 and R8),
 /// and undoes only what is granted from then on: a request that waits for a connection may be sent behind that release.
-pub(crate) struct Pursuit<'a> {
+pub(crate) struct Rounds<'a> {
     quorum: &'a Arc<Quorum>,
     entry: Arc<Entry>,
     calls: Calls<Result<Attempt>>,
@@ -73,7 +73,7 @@ struct Poll {
     errors: NodeErrors,
 }
 
-impl<'a> Pursuit<'a> {
+impl<'a> Rounds<'a> {
     pub(crate) fn new(quorum: &'a Arc<Quorum>, entry: Arc<Entry>) -> Self {
         Self {
             quorum,
@@ -291,7 +291,7 @@ impl<'a> Pursuit<'a> {
     fn failure(&mut self, poll: Poll) -> Error {
         let untouched = self.may_hold.is_empty() && self.calls.is_empty();
         let effect = if untouched && self.undoing.is_empty() && self.burnt_at.is_empty() {
-            self.quorum.book.forget(&self.entry);
+            self.quorum.claims.forget(&self.entry);
             Effect::None
         } else {
             Effect::Unknown
@@ -300,7 +300,7 @@ impl<'a> Pursuit<'a> {
     }
 }
 
-impl Drop for Pursuit<'_> {
+impl Drop for Rounds<'_> {
     fn drop(&mut self) {
         if self.end != End::Granted {
             self.entry.give_up();
@@ -376,7 +376,7 @@ fn forget_when_undone(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut undoing: Cal
     let (quorum, entry) = (Arc::clone(quorum), Arc::clone(entry));
     let forget = move |clean| {
         if clean {
-            quorum.book.forget(&entry);
+            quorum.claims.forget(&entry);
         }
     };
     if undoing.is_empty() {
@@ -395,7 +395,7 @@ async fn undo_late(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, call: Ca
     let answer = late_answer(&quorum, &entry, node, call).await;
     match answer {
         Ok(Attempt::Granted(_)) => {
-            quorum.stats.note_straggler();
+            quorum.stats.note_late_reply();
             undo(quorum, entry, node, true).await
         }
         Err(error) if error.effect() == Effect::Unknown => undo(quorum, entry, node, false).await,

@@ -61,7 +61,7 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
     })
 }
 
-/// A holder is who holds the lock at a majority, or might for all that the nodes say which did not answer.
+/// A client is a holder if it holds the lock at a majority, or might for all that is known of nodes that did not answer.
 fn merge(quorum: &Quorum, key: &LockKey, states: Vec<&KeyState>, silent: usize) -> KeyState {
     let mut by_holder: Vec<Vec<&Holder>> = Vec::new();
     for holder in states.iter().flat_map(|state| &state.holders) {
@@ -98,7 +98,7 @@ fn as_one(quorum: &Quorum, shown: &[&Holder]) -> Holder {
 
 /// The fence that this client was granted, if it is the holder: after a raise the nodes do not show it.
 fn known_fence(quorum: &Quorum, token: Option<Token>) -> Option<Fence> {
-    let entry = quorum.book.get(&token?)?;
+    let entry = quorum.claims.get(&token?)?;
     entry.grant().map(|grant| grant.fence)
 }
 

@@ -23,7 +23,7 @@ use crate::{
     config::RedlockConfig,
 };
 
-/// A lock store over several independent ones: a lock is held by who holds it at a majority of them.
+/// A lock store over several independent ones: a client holds a lock if it holds it at a majority of them.
 pub struct RedlockStore(Arc<Quorum>);
 
 impl RedlockStore {

@@ -15,14 +15,14 @@ use crate::{
     config::RedlockConfig,
     wire::{
         error::NodeErrors,
-        votes::{Answers, Outcome},
+        votes::{Answers, Decision},
     },
 };
 
 /// Ends a lease, or an attempt to get one.
 pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Release> {
     quorum.info.admit_mode(claim.mode)?;
-    let entry = quorum.book.end(&claim.token);
+    let entry = quorum.claims.end(&claim.token);
     let unused = entry.as_ref().is_some_and(|entry| entry.is_unused());
     let outcome = |answers: &Answers| if unused { answers.outcome_if_unused() } else { answers.outcome() };
     let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| quorum.config.patience_for(entry.ttl));
@@ -36,7 +36,7 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
         leader_said |= waiting.is_some() && Some(node) == leader;
     };
     let mut time_up = pin!(sleep(limit));
-    while outcome(&answers) == Outcome::Open {
+    while outcome(&answers) == Decision::Open {
         match calls.next(time_up.as_mut()).await {
             Next::Answer(node, answer) => {
                 rest.hear(node, &answer);
@@ -68,17 +68,17 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
         }
     }
     match outcome(&answers) {
-        Outcome::NotHeld(reason) => {
+        Decision::NotHeld(reason) => {
             rest.see_to(calls);
             Ok(Release::NotHeld(reason))
         }
-        Outcome::Done => {
+        Decision::Done => {
             rest.see_to(calls);
-            // Only the leader knows who waits, for there they all do.
+            // Only the leader can count the waiters, for they all wait there.
             Ok(Release::Released { waiters: (leader_said || waiters > 0).then_some(waiters) })
         }
         // The caller has to release it again, everywhere.
-        Outcome::Open | Outcome::Unknown => Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown)),
+        Decision::Open | Decision::Unknown => Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown)),
     }
 }
 
@@ -141,7 +141,7 @@ impl Rest {
     /// From now on nothing stands against asking with the token again.
     fn close(&self) {
         if let Some(entry) = self.entry.as_ref().filter(|_| self.clean) {
-            self.quorum.book.forget(entry);
+            self.quorum.claims.forget(entry);
         }
     }
 }

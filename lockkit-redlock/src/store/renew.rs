@@ -22,7 +22,7 @@ use crate::{
     wire::{
         error::NodeErrors,
         fence::{self, Choice},
-        votes::{Answers, Outcome},
+        votes::{Answers, Decision},
     },
 };
 
@@ -60,7 +60,7 @@ pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Res
             Next::Answer(node, batch) => {
                 quorum.nodes[node].note_slow(!batch.iter().any(Result::is_ok));
                 take(quorum, &mut items, node, batch);
-                open = items.iter().filter(|item| item.answers.outcome() == Outcome::Open).count();
+                open = items.iter().filter(|item| item.answers.outcome() == Decision::Open).count();
             }
             Next::TimeUp | Next::End => {
                 for node in calls.pending() {
@@ -102,7 +102,7 @@ fn take(quorum: &Quorum, items: &mut [Item], node: usize, batch: Batch) {
 
 impl Item {
     fn new(quorum: &Quorum, renewal: &Renewal, sent: Moment) -> Self {
-        let entry = quorum.book.get(&renewal.claim.token);
+        let entry = quorum.claims.get(&renewal.claim.token);
         if let Some(entry) = &entry {
             entry.asked(sent, renewal.ttl);
         }
@@ -156,10 +156,10 @@ impl Item {
             Ok(Renewed::Held(hold))
         };
         match (outcome, &self.known) {
-            (Outcome::Done, Some((entry, grant))) => {
+            (Decision::Done, Some((entry, grant))) => {
                 if now >= grant.until {
                     // The nodes may have been another's in between, which no answer of theirs shows.
-                    quorum.book.end(&renewal.claim.token);
+                    quorum.claims.end(&renewal.claim.token);
                     return Ok(Renewed::Lost(LossReason::Expired));
                 }
                 entry.renewed(self.until, renewal.depth, grant);
@@ -168,19 +168,19 @@ impl Item {
                 }
                 held(grant.fence, grant.span)
             }
-            (Outcome::Done, None) => match fence::choose(self.fences.iter().copied(), quorum.majority) {
+            (Decision::Done, None) => match fence::choose(self.fences.iter().copied(), quorum.majority) {
                 Choice::Agreed(fence) => held(fence, 1),
                 Choice::Raise(_) => {
                     Err(Error::new(ErrorKind::Unexpected, "the lease is another client's; its fence is not known here"))
                 }
             },
-            (Outcome::NotHeld(reason), known) => {
+            (Decision::NotHeld(reason), known) => {
                 if known.is_some() {
-                    quorum.book.end(&renewal.claim.token);
+                    quorum.claims.end(&renewal.claim.token);
                 }
                 Ok(Renewed::Lost(reason))
             }
-            (Outcome::Open | Outcome::Unknown, _) => {
+            (Decision::Open | Decision::Unknown, _) => {
                 let errors = std::mem::take(&mut self.errors);
                 Err(errors.into_error(self.answers.yes, quorum.nodes.len(), Effect::Unknown))
             }

@@ -1,56 +1,57 @@
-//! Waiting: at one node, the same for all who wait, and only then at all others.
+//! Waiting: at one node, the same for all clients, and only then at all others.
 //!
-//! When a lock becomes free, whoever asks all nodes at once meets everyone else who does the same, and the votes split.
-//! So those who wait queue up at a *door*: the first node, in an order that follows from the lock's name, at which the
-//! lock is held. They wait there by that node's own means. One of them gets it there, and asks the others while its
-//! rivals still wait at the door. A newcomer that asks all nodes directly has that one less to win.
+//! When a lock becomes free, a client that asks all nodes at once meets all others that do the same, and the votes split.
+//! So waiters meet at a *rendezvous*: the first node, in an order that follows from the lock's name, at which the lock is
+//! held. They wait there by that node's own means. One of them gets the lock there, and asks the other nodes while its
+//! rivals still wait. A newcomer that asks all nodes directly has that one less to win.
 //!
-//! The door is no more than a place to meet: it decides nothing, and whoever finds it shut for [`SAFETY_POLL`] asks all
-//! nodes again.
+//! The rendezvous is no more than a place to meet: it decides nothing, and a client that has waited there for
+//! [`SAFETY_POLL`] asks all nodes again.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{AcquireRequest, Attempt, Effect, Fence, FenceRequest, LockStore, Order, Waiting};
 
-use crate::{client::quorum::Quorum, store::attempt::Pursuit};
+use crate::{client::quorum::Quorum, store::attempt::Rounds};
 
-/// For how long to wait at the door at most. Longer than any hand-off, short enough not to matter when the door is lost.
+/// For how long to wait at the rendezvous at most. Longer than any hand-off, and short enough not to matter when that node
+/// is lost.
 const SAFETY_POLL: Duration = Duration::from_secs(1);
 
-/// Waits at the door; the fence that it granted, or `None` if it did not open in time.
+/// Waits at the rendezvous; the fence that it granted, or `None` if it granted none in time.
 ///
 /// # Cancellation
-/// The wait is dropped, as any future of a store may be: the caller's release gives up the place at the door.
+/// The wait is dropped, as any future of a store may be: the caller's release gives up the place in its queue.
 pub(crate) async fn wait_at(
-    pursuit: &mut Pursuit<'_>,
+    rounds: &mut Rounds<'_>,
     quorum: &Arc<Quorum>,
-    door: usize,
+    rendezvous: usize,
     request: &AcquireRequest,
     fence: FenceRequest,
     wait: Duration,
 ) -> Option<Fence> {
-    let (node, clock) = (&quorum.nodes[door], &*quorum.info.clock);
+    let (node, clock) = (&quorum.nodes[rendezvous], &*quorum.info.clock);
     let wait = wait.min(SAFETY_POLL);
-    let at_door = AcquireRequest { wait, order: Order::Any, fence, ..request.clone() };
-    pursuit.entry().asked(clock.now() + wait, request.ttl);
-    let mut opened = pin!(node.acquire(&at_door, clock));
+    let there = AcquireRequest { wait, order: Order::Any, fence, ..request.clone() };
+    rounds.entry().asked(clock.now() + wait, request.ttl);
+    let mut opened = pin!(node.acquire(&there, clock));
     let answer = loop {
         tokio::select! {
             biased;
             // What the round before left is undone meanwhile.
-            Some(()) = pursuit.undone() => {}
+            Some(()) = rounds.undone() => {}
             answer = &mut opened => break answer,
         }
     };
     match answer {
         Ok(Attempt::Granted(hold)) => {
-            pursuit.holds(door, true);
+            rounds.holds(rendezvous, true);
             return Some(hold.fence);
         }
         Ok(Attempt::Contended(_)) if node.store().info().capability.waiting == Waiting::Queue => {
-            pursuit.undo_at(door, true);
+            rounds.undo_at(rendezvous, true);
         }
-        Err(error) if error.effect() == Effect::Unknown => pursuit.undo_at(door, false),
+        Err(error) if error.effect() == Effect::Unknown => rounds.undo_at(rendezvous, false),
         Ok(Attempt::Contended(_)) | Err(_) => {}
     }
     None

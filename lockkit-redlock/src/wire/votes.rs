@@ -39,7 +39,7 @@ impl Votes {
         Self { nodes, granted: 0, held: 0, failed: 0 }
     }
 
-    /// Ends the waiting: who has not answered has failed.
+    /// Ends the waiting: a node that has not answered has failed.
     pub(crate) fn close(&mut self) {
         self.failed = self.nodes - self.granted - self.held;
     }
@@ -96,7 +96,7 @@ pub(crate) struct Answers {
 
 /// What the answers so far amount to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum Decision {
     /// More answers are needed.
     Open,
     /// A majority did it.
@@ -137,17 +137,17 @@ impl Answers {
         self.gone + self.taken
     }
 
-    pub(crate) const fn outcome(&self) -> Outcome {
+    pub(crate) const fn outcome(&self) -> Decision {
         let quorum = majority(self.nodes);
         let missing = self.missing();
         if self.yes >= quorum {
-            Outcome::Done
+            Decision::Done
         } else if self.nodes - missing < quorum {
-            Outcome::NotHeld(if self.taken >= self.gone { LossReason::Taken } else { LossReason::Gone })
+            Decision::NotHeld(if self.taken >= self.gone { LossReason::Taken } else { LossReason::Gone })
         } else if self.yes + self.pending() < quorum && self.pending() + missing <= self.nodes - quorum {
-            Outcome::Unknown
+            Decision::Unknown
         } else {
-            Outcome::Open
+            Decision::Open
         }
     }
 
@@ -156,12 +156,12 @@ impl Answers {
     /// When a majority let it go or did not have it, no majority can have it any more, whenever what is still on its way
     /// to the others arrives there. Whether one had it before does not matter: nobody counted the votes, so nobody worked
     /// under it, and nobody will.
-    pub(crate) const fn outcome_if_unused(&self) -> Outcome {
+    pub(crate) const fn outcome_if_unused(&self) -> Decision {
         let quorum = majority(self.nodes);
         let without = self.yes + self.missing();
         match self.outcome() {
-            Outcome::Open | Outcome::Unknown if without >= quorum => Outcome::NotHeld(LossReason::Gone),
-            Outcome::Unknown if without + self.pending() >= quorum => Outcome::Open,
+            Decision::Open | Decision::Unknown if without >= quorum => Decision::NotHeld(LossReason::Gone),
+            Decision::Unknown if without + self.pending() >= quorum => Decision::Open,
             outcome => outcome,
         }
     }
@@ -237,28 +237,28 @@ mod tests {
     #[test]
     fn a_release_is_what_a_majority_says() {
         let outcome = |yes, gone, taken, failed| Answers { nodes: 5, yes, gone, taken, failed }.outcome();
-        assert_eq!(outcome(3, 0, 0, 0), Outcome::Done);
-        assert_eq!(outcome(2, 2, 0, 0), Outcome::Open);
-        assert_eq!(outcome(2, 3, 0, 0), Outcome::NotHeld(LossReason::Gone));
-        assert_eq!(outcome(0, 0, 3, 0), Outcome::NotHeld(LossReason::Taken));
-        assert_eq!(outcome(2, 2, 0, 1), Outcome::Unknown);
-        assert_eq!(outcome(0, 2, 0, 3), Outcome::Unknown);
-        assert_eq!(outcome(0, 0, 0, 3), Outcome::Unknown);
-        assert_eq!(outcome(0, 1, 0, 2), Outcome::Open, "two more could still say that it is not held");
+        assert_eq!(outcome(3, 0, 0, 0), Decision::Done);
+        assert_eq!(outcome(2, 2, 0, 0), Decision::Open);
+        assert_eq!(outcome(2, 3, 0, 0), Decision::NotHeld(LossReason::Gone));
+        assert_eq!(outcome(0, 0, 3, 0), Decision::NotHeld(LossReason::Taken));
+        assert_eq!(outcome(2, 2, 0, 1), Decision::Unknown);
+        assert_eq!(outcome(0, 2, 0, 3), Decision::Unknown);
+        assert_eq!(outcome(0, 0, 0, 3), Decision::Unknown);
+        assert_eq!(outcome(0, 1, 0, 2), Decision::Open, "two more could still say that it is not held");
     }
 
     #[test]
     fn a_majority_is_enough_to_end_what_never_was_a_lease() {
         let answers = |yes, gone, taken, failed| Answers { nodes: 5, yes, gone, taken, failed };
         let outcome = |yes, gone, taken, failed| answers(yes, gone, taken, failed).outcome_if_unused();
-        assert_eq!(outcome(3, 0, 0, 0), Outcome::Done);
-        assert_eq!(outcome(2, 1, 0, 1), Outcome::NotHeld(LossReason::Gone), "one is still on its way");
-        assert_eq!(outcome(1, 1, 1, 2), Outcome::NotHeld(LossReason::Gone));
-        assert_eq!(outcome(1, 1, 0, 2), Outcome::Open, "the last one decides");
-        assert_eq!(outcome(0, 0, 0, 0), Outcome::Open);
-        assert_eq!(outcome(1, 1, 0, 3), Outcome::Unknown, "three may have it");
+        assert_eq!(outcome(3, 0, 0, 0), Decision::Done);
+        assert_eq!(outcome(2, 1, 0, 1), Decision::NotHeld(LossReason::Gone), "one is still on its way");
+        assert_eq!(outcome(1, 1, 1, 2), Decision::NotHeld(LossReason::Gone));
+        assert_eq!(outcome(1, 1, 0, 2), Decision::Open, "the last one decides");
+        assert_eq!(outcome(0, 0, 0, 0), Decision::Open);
+        assert_eq!(outcome(1, 1, 0, 3), Decision::Unknown, "three may have it");
         for (yes, gone) in [(2, 1), (1, 1)] {
-            assert_eq!(answers(yes, gone, 0, 2).outcome(), Outcome::Unknown, "what was a lease may have been lost");
+            assert_eq!(answers(yes, gone, 0, 2).outcome(), Decision::Unknown, "what was a lease may have been lost");
         }
     }
 

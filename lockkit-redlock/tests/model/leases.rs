@@ -90,7 +90,7 @@ struct Cell {
     /// It is to be asked again when it has answered the release.
     again: bool,
     /// An acquisition of the first round is on its way while the second is under way.
-    straggler: bool,
+    late_reply: bool,
     renew: bool,
     heal: bool,
     /// The same of the attempt before.
@@ -229,7 +229,7 @@ impl Model for Leases {
             Action::Straggle { client, node } => {
                 let (now, token) = (state.now, self.token(client, state.clients[client].attempt));
                 let at = &mut state.nodes[node];
-                at.cells[client].straggler = false;
+                at.cells[client].late_reply = false;
                 at.cells[client].release |= at.grant(token, now);
             }
             Action::Release { client, node } => {
@@ -305,7 +305,7 @@ fn deliveries(phase: Phase, cell: &Cell, client: usize, node: usize, actions: &m
     if cell.late_acquire {
         actions.push(Action::LateAcquire { client, node });
     }
-    if cell.straggler {
+    if cell.late_reply {
         actions.push(Action::Straggle { client, node });
     }
     if cell.release {
@@ -351,7 +351,7 @@ impl Leases {
             let before = node.cells[client];
             node.cells[client] = Cell {
                 acquire: true,
-                late_acquire: before.acquire || before.heal || before.straggler,
+                late_acquire: before.acquire || before.heal || before.late_reply,
                 late_release: before.release,
                 ..Cell::default()
             };
@@ -363,8 +363,8 @@ impl Leases {
         (state.clients[client].second_round, state.clients[client].since) = (true, state.now);
         for node in &mut state.nodes {
             let cell = &mut node.cells[client];
-            cell.straggler = cell.acquire;
-            cell.release = cell.vote != Vote::No && !cell.straggler;
+            cell.late_reply = cell.acquire;
+            cell.release = cell.vote != Vote::No && !cell.late_reply;
             cell.again = self.answered && cell.vote == Vote::Yes;
             cell.acquire = !self.answered || cell.vote == Vote::No;
             cell.vote = Vote::Open;

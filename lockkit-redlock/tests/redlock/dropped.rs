@@ -169,7 +169,7 @@ async fn an_acquisition_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wait_at_the_door_leaves_nothing() {
+async fn a_wait_at_the_rendezvous_leaves_nothing() {
     dropped_everywhere(&[Call::Wait, Call::WaitAndGet]).await;
 }
 

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The way to the ensemble.
-pub(crate) struct Link {
+pub(crate) struct Connection {
     pub(crate) config: ZkConfig,
     pub(crate) names: Names,
     session: SingleFlight<Arc<Session>>,
@@ -22,7 +22,7 @@ pub(crate) struct Link {
     alarm: Alarm,
 }
 
-impl Link {
+impl Connection {
     pub(crate) fn new(config: ZkConfig, names: Names, alarm: Alarm) -> Self {
         Self { config, names, session: SingleFlight::new(), past: Arc::default(), alarm }
     }
@@ -61,9 +61,9 @@ impl Link {
     }
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("config", &self.config).field("open", &self.present().is_some()).finish()
+        f.debug_struct("Connection").field("config", &self.config).field("open", &self.present().is_some()).finish()
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
         let store = Arc::new(ZkStore::connect(config).await.expect("connect"));
         let locker = Locker::shared_builder(Arc::clone(&store) as Arc<dyn LockStore>).build();
         let guard = locker.lock("a").acquire().await.expect("acquire");
-        store.link().present().expect("a session").end();
+        store.connection().present().expect("a session").end();
         // The next regular renewal is some 6 s away.
         let reason = timeout(Duration::from_secs(3), guard.lost()).await.expect("at once");
         assert_eq!(reason, LossReason::SessionEnded);

@@ -181,7 +181,7 @@ mod tests {
     use crate::{
         ZkConfig,
         client::{
-            connection::Link,
+            connection::Connection,
             session::{Claimed, Stage},
         },
     };
@@ -191,7 +191,7 @@ mod tests {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
         let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(1));
         let names = config.check().expect("fine");
-        let session: Arc<Session> = Link::new(config, names, Alarm::new()).session().await.expect("a session");
+        let session: Arc<Session> = Connection::new(config, names, Alarm::new()).session().await.expect("a session");
         let key = LockKey::new("a").expect("name");
         let lock = session.names.lock(&key);
         session.make_directory(&lock, Duration::from_secs(2)).await.expect("the directory");

@@ -16,7 +16,7 @@ use crate::{
         error::{self, Failure, Sent},
         fence::{self, Record},
         name,
-        queue::{self, Place},
+        queue::{self, Position},
         value::{self, Value},
     },
 };
@@ -90,10 +90,12 @@ impl<'a> Acquisition<'a> {
         }
         loop {
             match queue::place(&queue.children, &queue.node.name) {
-                Place::First => return self.grant(queue, None).await.map(Attempt::Granted),
-                Place::Absent => return self.vanished(),
-                Place::Behind { holder, .. } if self.request.wait.is_zero() => return self.leave(&queue, holder).await,
-                Place::Behind { before, holder } => {
+                Position::First => return self.grant(queue, None).await.map(Attempt::Granted),
+                Position::Absent => return self.vanished(),
+                Position::Behind { holder, .. } if self.request.wait.is_zero() => {
+                    return self.leave(&queue, holder).await;
+                }
+                Position::Behind { before, holder } => {
                     match self.wait(&queue, before, before == holder, deadline).await? {
                         Woken::Changed => {}
                         Woken::Next => {

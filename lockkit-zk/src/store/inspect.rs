@@ -6,7 +6,7 @@ use lockkit_core::{Error, ErrorKind, Holder, HolderInfo, KeyState, LockKey, Mode
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
-    client::{connection::Link, driver::Answer, session::Session},
+    client::{connection::Connection, driver::Answer, session::Session},
     wire::{
         error::{self, Failure, Sent},
         fence::Record,
@@ -23,8 +23,8 @@ const BATCH: usize = 256;
 const LOOKS: u32 = 20;
 
 /// Answers a query.
-pub(crate) async fn inspect(link: &Link, query: &Query, bound: Duration) -> Result<Vec<KeyState>> {
-    let session = link.session().await?;
+pub(crate) async fn inspect(connection: &Connection, query: &Query, bound: Duration) -> Result<Vec<KeyState>> {
+    let session = connection.session().await?;
     let states = match query {
         Query::Keys(keys) => states(&session, keys, bound).await?,
         Query::Prefix(prefix) => {

@@ -14,14 +14,14 @@ use lockkit_core::{
     LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
 
-use crate::{client::connection::Link, config::ZkConfig, store::acquire::Acquisition};
+use crate::{client::connection::Connection, config::ZkConfig, store::acquire::Acquisition};
 
 /// Shorter leases would be over before anything could be done under them.
 const MIN_TTL: Duration = Duration::from_millis(100);
 /// A lock store on a ZooKeeper ensemble.
 pub struct ZkStore {
     info: StoreInfo,
-    link: Link,
+    connection: Connection,
 }
 
 impl ZkStore {
@@ -32,7 +32,7 @@ impl ZkStore {
     /// to be had.
     pub async fn connect(config: ZkConfig) -> Result<Self> {
         let store = Self::new(config)?;
-        store.link.session().await.map_err(|e| e.at("connect", None, &store.info.name))?;
+        store.connection.session().await.map_err(|e| e.at("connect", None, &store.info.name))?;
         Ok(store)
     }
 
@@ -66,7 +66,7 @@ impl ZkStore {
             alarm: Some(alarm.clone()),
             warnings: [].into(),
         };
-        Ok(Self { info, link: Link::new(config, names, alarm) })
+        Ok(Self { info, connection: Connection::new(config, names, alarm) })
     }
 
     async fn acquire_claim(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -75,21 +75,21 @@ impl ZkStore {
             let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        let session = self.link.session().await?;
+        let session = self.connection.session().await?;
         // A lease lasts as long as its session at most, whatever was asked for.
-        let ttl = request.ttl.min(self.link.session_timeout());
+        let ttl = request.ttl.min(self.connection.session_timeout());
         let request = AcquireRequest { ttl, ..request.clone() };
-        let bound = self.link.config.timeout.min(ttl / 4);
+        let bound = self.connection.config.timeout.min(ttl / 4);
         Acquisition::new(&session, &request, bound).run().await
     }
 
     fn timeout(&self) -> Duration {
-        self.link.config.timeout
+        self.connection.config.timeout
     }
 
     #[cfg(test)]
-    pub(crate) fn link(&self) -> &Link {
-        &self.link
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
     }
 }
 
@@ -105,7 +105,7 @@ impl LockStore for ZkStore {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let answers = renew::renew(&self.link, renewals, self.timeout()).await;
+        let answers = renew::renew(&self.connection, renewals, self.timeout()).await;
         let place = |(answer, renewal): (Result<Renewed>, &Renewal)| {
             answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.info.name))
         };
@@ -113,18 +113,18 @@ impl LockStore for ZkStore {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        let outcome = release::release(&self.link, claim, self.timeout()).await;
+        let outcome = release::release(&self.connection, claim, self.timeout()).await;
         outcome.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        let outcome = inspect::inspect(&self.link, query, self.timeout()).await;
+        let outcome = inspect::inspect(&self.connection, query, self.timeout()).await;
         outcome.map_err(|e| e.at("inspect", None, &self.info.name))
     }
 }
 
 impl fmt::Debug for ZkStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZkStore").field("link", &self.link).finish_non_exhaustive()
+        f.debug_struct("ZkStore").field("connection", &self.connection).finish_non_exhaustive()
     }
 }

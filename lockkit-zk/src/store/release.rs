@@ -4,14 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     client::{
-        connection::Link,
+        connection::Connection,
         driver,
         session::{Claimed, Node, Session, Stage},
     },
     wire::{
         error::{self, Failure, Sent},
         name,
-        queue::{self, Place},
+        queue::{self, Position},
     },
 };
 use lockkit_core::{Claim, Error, LossReason, Release, Result};
@@ -21,8 +21,8 @@ use lockkit_core::{Claim, Error, LossReason, Release, Result};
 /// On the claim's own session it goes behind all that may have been sent for the claim, so a creation that was given
 /// up on is found. In another session (the claim's own is over, or this is another process) the nodes are found by their
 /// name.
-pub(crate) async fn release(link: &Link, claim: &Claim, bound: Duration) -> Result<Release> {
-    let session = link.session().await?;
+pub(crate) async fn release(connection: &Connection, claim: &Claim, bound: Duration) -> Result<Release> {
+    let session = connection.session().await?;
     let claimed = session.claimed(&claim.token);
     let release = match &claimed {
         Some(Claimed { stage: Stage::Queued(node), lock, releasing, .. }) => {
@@ -32,11 +32,11 @@ pub(crate) async fn release(link: &Link, claim: &Claim, bound: Duration) -> Resu
             release_node(&session, claim, (lock, node), Had { lease: true, releasing: *releasing }, bound).await
         }
         Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) => release_all(&session, claim, false, bound).await,
-        None => release_all(&session, claim, !link.was_held(&claim.token), bound).await,
+        None => release_all(&session, claim, !connection.was_held(&claim.token), bound).await,
     };
     let release = release.map_err(|failure| doubtful(&failure))?;
     session.claims().remove(&claim.token);
-    if link.forget(&claim.token) {
+    if connection.forget(&claim.token) {
         return Ok(Release::NotHeld(LossReason::SessionEnded));
     }
     Ok(release)
@@ -61,7 +61,7 @@ async fn release_node(
     session.update(&claim.token, |claimed| claimed.releasing = true);
     let deleted = session.delete(&format!("{lock}/{}", node.name), bound).await?;
     if deleted {
-        driver::lock(&session.alone).deleted(lock, node.sequence);
+        driver::lock(&session.uncontended).deleted(lock, node.sequence);
     }
     match had {
         // If it is gone because an earlier deletion of ours got no answer, the lease was ours until then.
@@ -82,7 +82,7 @@ async fn release_all(
     let children = session.list_settled(&lock, bound).await?;
     let mut held = false;
     for node in queue::of_claim(&children, &name::protection(&claim.token)) {
-        let first = queue::place(&children, node) == Place::First;
+        let first = queue::place(&children, node) == Position::First;
         let path = format!("{lock}/{node}");
         let deleted = match foreign && first {
             true => session.revoke(&lock, &path, &claim.token, bound).await?,

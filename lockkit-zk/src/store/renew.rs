@@ -10,7 +10,7 @@ use zookeeper_client::{self as zk, Stat};
 
 use crate::{
     client::{
-        connection::Link,
+        connection::Connection,
         driver::Answer,
         session::{Claimed, Grant, Node, Session, Stage},
         unwatched::Unwatched,
@@ -27,16 +27,16 @@ use crate::{
 ///
 /// What has to be asked about single leases is asked for all of them before the first answer is awaited. As long
 /// as the watches on their nodes are silent nothing has to be: then a thousand leases cost one small write.
-pub(crate) async fn renew(link: &Link, renewals: &[Renewal], bound: Duration) -> Vec<Result<Renewed>> {
+pub(crate) async fn renew(connection: &Connection, renewals: &[Renewal], bound: Duration) -> Vec<Result<Renewed>> {
     // What ended with its session is said at once, whether or not there is a new one.
-    let ended = |renewal: &Renewal| link.present().is_none() && link.was_held(&renewal.claim.token);
-    let session = if renewals.iter().all(ended) { Err(error::session_over()) } else { link.session().await };
+    let ended = |renewal: &Renewal| connection.present().is_none() && connection.was_held(&renewal.claim.token);
+    let session = if renewals.iter().all(ended) { Err(error::session_over()) } else { connection.session().await };
     let session = match session {
         Ok(session) => session,
-        Err(e) => return renewals.iter().map(|renewal| without_session(link, &renewal.claim, &e)).collect(),
+        Err(e) => return renewals.iter().map(|renewal| without_session(connection, &renewal.claim, &e)).collect(),
     };
     let asked = session.now();
-    let plans: Vec<_> = renewals.iter().map(|renewal| Plan::new(&session, link, renewal)).collect();
+    let plans: Vec<_> = renewals.iter().map(|renewal| Plan::new(&session, connection, renewal)).collect();
     let mut unwatched = Unwatched::new(&session);
     let checks: Vec<_> = plans.iter().map(|plan| plan.send(&session, &mut unwatched)).collect();
     unwatched.send();
@@ -47,13 +47,13 @@ pub(crate) async fn renew(link: &Link, renewals: &[Renewal], bound: Duration) ->
         if let Some(Look::Unwatched(answer)) = &mut check.look {
             *answer = seen.next();
         }
-        answers.push(plan.finish(&session, link, check, &alive, asked, bound).await);
+        answers.push(plan.finish(&session, connection, check, &alive, asked, bound).await);
     }
     answers
 }
 
-fn without_session(link: &Link, claim: &Claim, error: &Error) -> Result<Renewed> {
-    if link.forget(&claim.token) {
+fn without_session(connection: &Connection, claim: &Claim, error: &Error) -> Result<Renewed> {
+    if connection.forget(&claim.token) {
         return Ok(Renewed::Lost(LossReason::SessionEnded));
     }
     Err(error.clone().unknown_effect())
@@ -95,14 +95,14 @@ enum Look<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(session: &Session, link: &Link, renewal: &'a Renewal) -> Self {
+    fn new(session: &Session, connection: &Connection, renewal: &'a Renewal) -> Self {
         let known = match session.claimed(&renewal.claim.token) {
             Some(Claimed { stage: Stage::Held(..), cut: true, .. }) => Known::Cut,
             Some(Claimed { stage: Stage::Held(node, grant), lock, watched, written, .. }) => {
                 Known::Held { path: format!("{lock}/{}", node.name), lock, node, grant, watched, written }
             }
             Some(_) => Known::NotHeld,
-            None if link.was_held(&renewal.claim.token) => Known::SessionEnded,
+            None if connection.was_held(&renewal.claim.token) => Known::SessionEnded,
             None => Known::NotHeld,
         };
         Self { renewal, known }
@@ -130,7 +130,7 @@ impl<'a> Plan<'a> {
     async fn finish(
         &self,
         session: &Arc<Session>,
-        link: &Link,
+        connection: &Connection,
         check: Check<'_>,
         alive: &Result<(), Failure>,
         asked: Moment,
@@ -139,7 +139,7 @@ impl<'a> Plan<'a> {
         let claim = &self.renewal.claim;
         let Known::Held { lock, node, grant, .. } = &self.known else {
             if matches!(self.known, Known::SessionEnded) {
-                link.forget(&claim.token);
+                connection.forget(&claim.token);
                 return Ok(Renewed::Lost(LossReason::SessionEnded));
             }
             if matches!(self.known, Known::Cut) {
@@ -150,7 +150,7 @@ impl<'a> Plan<'a> {
         };
         let outcome = self.check(session, check, asked, bound).await;
         if session.is_over() {
-            link.forget(&claim.token);
+            connection.forget(&claim.token);
             return Ok(Renewed::Lost(LossReason::SessionEnded));
         }
         if outcome.as_ref().is_err_and(|failure| failure.is(&zk::Error::NoNode)) {

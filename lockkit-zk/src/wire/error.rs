@@ -67,7 +67,7 @@ pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
         E::AuthFailed => (ErrorKind::Denied, "the servers refused the login".into()),
         E::InvalidAcl => (
             ErrorKind::Denied,
-            "the servers don't know who is logged in: they have to verify what auth= or cert= gives".into(),
+            "creating nodes requires authentication: the servers have to verify what auth= or cert= gives".into(),
         ),
         E::BadArguments(_) => (ErrorKind::InvalidInput, text().into()),
         E::Unimplemented => (ErrorKind::Unsupported, "the servers are older than ZooKeeper 3.6".into()),

@@ -23,7 +23,7 @@ const LAST_SEQUENCE: i64 = if cfg!(test) { 40 } else { 2_000_000_000 };
 
 /// A claim's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place<'a> {
+pub(crate) enum Position<'a> {
     /// It holds the lock.
     First,
     /// It waits.
@@ -38,16 +38,16 @@ pub(crate) enum Place<'a> {
 }
 
 /// Finds the place of `own` among the children of a lock.
-pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Place<'a> {
+pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
     if !children.iter().any(|child| child == own) {
-        return Place::Absent;
+        return Position::Absent;
     }
     // Equal keys can't come from the server's counter. If somebody made up such a name, it goes before ours: rather wait
     // for a node that does not matter than hold a lock together with its owner.
     let ahead = || contenders(children).filter(|child| *child != own && key(child) <= key(own));
     match (ahead().max_by_key(|child| key(child)), ahead().min_by_key(|child| key(child))) {
-        (Some(before), Some(holder)) => Place::Behind { before, holder },
-        _ => Place::First,
+        (Some(before), Some(holder)) => Position::Behind { before, holder },
+        _ => Position::First,
     }
 }
 
@@ -96,11 +96,11 @@ mod tests {
     #[test]
     fn the_lowest_number_holds_and_each_watches_the_one_before() {
         let children = queue(&["_c_b-lock-0000000010", "_c_a-lock-0000000012", "_c_z-lock-0000000009"]);
-        assert_eq!(place(&children, "_c_z-lock-0000000009"), Place::First);
-        let behind = |before| Place::Behind { before, holder: "_c_z-lock-0000000009" };
+        assert_eq!(place(&children, "_c_z-lock-0000000009"), Position::First);
+        let behind = |before| Position::Behind { before, holder: "_c_z-lock-0000000009" };
         assert_eq!(place(&children, "_c_b-lock-0000000010"), behind("_c_z-lock-0000000009"));
         assert_eq!(place(&children, "_c_a-lock-0000000012"), behind("_c_b-lock-0000000010"));
-        assert_eq!(place(&children, "_c_a-lock-0000000013"), Place::Absent);
+        assert_eq!(place(&children, "_c_a-lock-0000000013"), Position::Absent);
         assert_eq!(holder(&children), Some(("_c_z-lock-0000000009", 2)));
         assert_eq!(holder(&[]), None);
     }
@@ -108,21 +108,24 @@ mod tests {
     #[test]
     fn foreign_children_take_part_as_in_curator() {
         let children = queue(&["x-lock-0000000003", "lock-0000000002", "clock-lock-0000000004", "0000000001", "zebra"]);
-        assert_eq!(place(&children, "lock-0000000002"), Place::Behind { before: "0000000001", holder: "0000000001" });
+        assert_eq!(
+            place(&children, "lock-0000000002"),
+            Position::Behind { before: "0000000001", holder: "0000000001" }
+        );
         let ours = place(&children, "clock-lock-0000000004");
-        assert_eq!(ours, Place::Behind { before: "x-lock-0000000003", holder: "0000000001" });
+        assert_eq!(ours, Position::Behind { before: "x-lock-0000000003", holder: "0000000001" });
         for kazoo in ["f0__lock__0000000000", "f0__rlock__0000000000"] {
             let children = queue(&[kazoo, "_c_a-lock-0000000001"]);
-            assert_eq!(place(&children, "_c_a-lock-0000000001"), Place::Behind { before: kazoo, holder: kazoo });
+            assert_eq!(place(&children, "_c_a-lock-0000000001"), Position::Behind { before: kazoo, holder: kazoo });
         }
         let later = queue(&["00__lock__0000000002", "_c_a-lock-0000000001"]);
-        assert_eq!(place(&later, "_c_a-lock-0000000001"), Place::First);
+        assert_eq!(place(&later, "_c_a-lock-0000000001"), Position::First);
     }
 
     #[test]
     fn the_fence_record_waits_for_nothing_and_nobody_waits_for_it() {
         let children = queue(&[FENCE, "_c_a-lock-0000000001"]);
-        assert_eq!(place(&children, "_c_a-lock-0000000001"), Place::First);
+        assert_eq!(place(&children, "_c_a-lock-0000000001"), Position::First);
         assert_eq!(holder(&children), Some(("_c_a-lock-0000000001", 0)));
         assert_eq!(holder(&queue(&[FENCE])), None);
         assert!(has_record(&children) && !has_record(&children[1..]));
@@ -132,7 +135,7 @@ mod tests {
     #[test]
     fn a_forged_twin_goes_first() {
         let children = queue(&["_c_a-lock-0000000001", "forged-lock-0000000001"]);
-        let behind = Place::Behind { before: "forged-lock-0000000001", holder: "forged-lock-0000000001" };
+        let behind = Position::Behind { before: "forged-lock-0000000001", holder: "forged-lock-0000000001" };
         assert_eq!(place(&children, "_c_a-lock-0000000001"), behind);
     }
 

@@ -205,7 +205,7 @@ async fn split_votes_do_not_starve_anyone() {
 
 /// The release may arrive behind the second request, and would take from this client what it counts.
 #[tokio::test]
-async fn who_comes_through_the_door_asks_no_node_whose_release_is_under_way() {
+async fn after_a_wait_no_node_is_asked_whose_release_is_under_way() {
     let stores = memories(3);
     let late = Late::new(&stores[0]);
     late.releases.forget_permits(usize::MAX);
@@ -237,7 +237,7 @@ async fn who_comes_through_the_door_asks_no_node_whose_release_is_under_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_at_the_door_leaves_nothing_when_it_goes() {
+async fn a_waiter_at_the_rendezvous_leaves_nothing_when_it_goes() {
     let cluster = Cluster::start(5).await;
     let (mine, other) = (cluster.client().await, cluster.observer().await);
     let held = claim("a");
