@@ -1,13 +1,14 @@
-//! From what was found at each node to what that means for the quorum. Nothing is asked here: whoever knows the kind of the
-//! nodes looks at them.
+//! From what was found at each node to what that means for the quorum. Nothing is asked here: code that
+//! knows the kind of the nodes looks at them.
 
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{ClockOffset, Effect, ErrorKind, Finding, Liveness, LockStore, Result, said_once};
 
 use crate::{
-    Node, RedlockConfig, RedlockStore,
-    client::quorum,
+    client::{node::Node, quorum},
+    config::RedlockConfig,
+    store::RedlockStore,
     wire::{error::NodeErrors, votes::majority},
 };
 
