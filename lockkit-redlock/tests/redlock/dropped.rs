@@ -22,9 +22,9 @@ const LONG: Duration = Duration::from_secs(120);
 enum Call {
     AcquireFree,
     AcquireHeld,
-    /// At the door, which stays shut.
+    /// At the rendezvous, which grants nothing.
     Wait,
-    /// At the door, which opens when the replies are held back already.
+    /// At the rendezvous, which grants when the replies are held back already.
     WaitAndGet,
     Renew,
     Release,
