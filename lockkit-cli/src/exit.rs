@@ -89,6 +89,21 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<lockkit_compare::Error> for Failure {
+    fn from(error: lockkit_compare::Error) -> Self {
+        use lockkit_compare::ErrorKind as Kind;
+        let code = match error.kind() {
+            Kind::InvalidInput => USAGE,
+            Kind::Unfit => UNFIT,
+            Kind::Lost => LOST,
+            Kind::Internal => SOFTWARE,
+            // Unavailable, and whatever may come to be added.
+            _ => UNAVAILABLE,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
 /// What clap has to say: help and version as they are, an error as one line.
 pub(crate) fn from_clap(error: &clap::Error) -> Outcome {
     if !error.use_stderr() {

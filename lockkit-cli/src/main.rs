@@ -5,14 +5,11 @@ mod break_lock;
 mod check;
 mod compare;
 mod completions;
-mod contention;
-mod crew;
 mod doctor;
 mod duration;
 mod exit;
 mod init;
 mod interrupt;
-mod ledger;
 mod ls;
 mod man;
 mod race;
@@ -22,7 +19,6 @@ mod show;
 mod signals;
 mod store;
 mod targets;
-mod under_test;
 mod who;
 mod worker;
 
@@ -55,7 +51,7 @@ enum Verb {
     Completions(completions::Args),
     Man(man::Args),
     #[command(name = worker::VERB, hide = true)]
-    Worker(worker::Args),
+    Worker,
     #[cfg(target_os = "linux")]
     #[command(name = run::exec::VERB, hide = true)]
     Exec(run::exec::Args),
@@ -89,7 +85,7 @@ fn dispatch(verb: Verb) -> Outcome {
         Verb::Compare(args) => compare::run(args),
         Verb::Completions(args) => completions::run(&args, Cli::command()),
         Verb::Man(args) => man::run(&args, Cli::command()),
-        Verb::Worker(args) => worker::run(args),
+        Verb::Worker => worker::run(),
         #[cfg(target_os = "linux")]
         Verb::Exec(args) => run::exec::run(&args),
         #[cfg(target_os = "linux")]

@@ -14,6 +14,7 @@ use std::{
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lockkit::Token;
+use lockkit_compare::backend;
 use lockkit_testkit::{Backend, Case, Checked, Subject, Verdict, cases};
 
 use self::report::Report;
@@ -21,7 +22,6 @@ use crate::{
     exit::{Failure, Outcome, UNAVAILABLE, USAGE, VIOLATED},
     interrupt,
     store::{self, StoreArgs, block_on},
-    under_test::backend,
 };
 
 /// Find out whether a store keeps the rules of locks, by trying

@@ -1,0 +1,117 @@
+//! `lockkit compare`: the same measures on every store, side by side.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::Args as ClapArgs;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use lockkit_compare::{Comparison, Effort, Options, Progress, Report, Verdict};
+
+use crate::{
+    duration,
+    exit::{Failure, Outcome, USAGE, VIOLATED, say},
+    interrupt::block_on,
+    show::print,
+    store,
+    targets::StoresArgs,
+    worker,
+};
+
+/// Measure stores side by side
+///
+/// Always takes the store in memory too, to measure the others by. Prints one table, and writes comparison.json and
+/// comparison.md, which also tells how it was measured. On a store in use it takes locks whose names start with
+/// lockkit-compare/, and releases them.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    stores: StoresArgs,
+    /// Where to put comparison.json and comparison.md
+    #[arg(long, value_name = "DIR", default_value = "comparison", value_parser = store::file)]
+    out: PathBuf,
+    /// Take about 10 s per store instead of 40 s, for rougher numbers
+    #[arg(long)]
+    quick: bool,
+    /// Leave out the compliance cases, which take half a minute more
+    #[arg(long)]
+    no_compliance: bool,
+    /// How many leases to hold at once when their cost is measured
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = duration::number(1, 1_000_000))]
+    leases: u64,
+}
+
+/// Runs the comparison.
+pub(crate) fn run(args: Args) -> Outcome {
+    block_on(compare(args))
+}
+
+async fn compare(args: Args) -> Outcome {
+    // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
+    fs::create_dir_all(&args.out).map_err(no_out)?;
+    if cfg!(debug_assertions) {
+        say("this is a debug build: its numbers say little about a release build");
+    }
+    let options = Options::default()
+        .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
+        .compliance(!args.no_compliance)
+        .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
+    let comparison = Comparison::prepare(args.stores.targets().await?.with_memory(), options).await?;
+    let stores: Vec<_> = comparison.stores().collect();
+    say(&format!("comparing {}; this takes about {} s", stores.join(", "), comparison.about().as_secs()));
+    let bar = progress_bar(comparison.about());
+    let measured = comparison.run(&worker::program()?, Arc::new(Bar(bar.clone()))).await;
+    bar.finish_and_clear();
+    let report = measured?;
+    publish(&report, &args.out)?;
+    match report.verdict {
+        Verdict::Sound => Ok(0),
+        Verdict::Unmeasured { ref error, .. } => {
+            Err(Failure::new(Failure::from(error.clone()).code(), report.verdict.to_string()))
+        }
+        Verdict::Overlapped { .. } | Verdict::Failed { .. } => Err(Failure::new(VIOLATED, report.verdict.to_string())),
+    }
+}
+
+fn publish(report: &Report, out: &Path) -> Result<(), Failure> {
+    let write = |name: &str, text: String| fs::write(out.join(name), text).map_err(no_out);
+    write("comparison.json", format!("{}\n", report.as_json()))?;
+    write("comparison.md", report.as_markdown())?;
+    print(|stdout| {
+        writeln!(stdout, "{}", report.as_text())?;
+        writeln!(stdout, "Written: {0}/comparison.md and {0}/comparison.json", out.display())
+    })
+}
+
+fn no_out(error: io::Error) -> Failure {
+    Failure::new(USAGE, format!("can't write to the directory of --out: {error}"))
+}
+
+struct Bar(ProgressBar);
+
+impl Progress for Bar {
+    fn begins(&self, store: &str, measure: &str) {
+        self.0.set_message(format!("{store}: {measure}"));
+    }
+
+    fn advances(&self, by: Duration) {
+        self.0.inc(millis(by));
+    }
+}
+
+/// Tells how far the measures are, by the time that they take. Drawn only if stderr is a terminal.
+fn progress_bar(whole: Duration) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(millis(whole)), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {percent:>3}% {wide_msg}") {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,19 @@
+//! The worker processes of `race` and `compare`: this program again, with a verb that is not in the help.
+
+use lockkit_compare::{WorkerProgram, worker};
+
+use crate::exit::{Failure, Outcome};
+
+/// The verb, which is for this program alone.
+pub(crate) const VERB: &str = "__worker";
+
+/// How a worker process is started.
+pub(crate) fn program() -> Result<WorkerProgram, Failure> {
+    Ok(WorkerProgram::this([VERB])?)
+}
+
+/// Does one job and reports.
+pub(crate) fn run() -> Outcome {
+    worker::run()?;
+    Ok(0)
+}

@@ -1,0 +1,221 @@
+//! All measures on all stores, in turns.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit::{HandOver, LockStore, Locker, Token};
+use tokio::task::JoinSet;
+
+use crate::{
+    backend::backend,
+    compliance::compliance,
+    error::{Error, Result},
+    measure,
+    plan::{Options, Plan, Step},
+    processes,
+    report::Report,
+    results::{Absence, Results, Traits},
+    targets::{Target, Targets},
+    workers::WorkerProgram,
+};
+
+/// Stores that are about to be measured side by side, with the same measures.
+///
+/// # Examples
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use lockkit_compare::{Comparison, Effort, Options, Targets, WorkerProgram, worker};
+///
+/// fn main() -> lockkit_compare::Result<()> {
+///     if std::env::args().nth(1).as_deref() == Some("worker") { worker::run() } else { compare() }
+/// }
+///
+/// #[tokio::main]
+/// async fn compare() -> lockkit_compare::Result<()> {
+///     let mut targets = Targets::default().with_memory();
+///     targets.add("redis://localhost").await?;
+///     let comparison = Comparison::prepare(targets, Options::default().effort(Effort::Quick)).await?;
+///     let report = comparison.run(&WorkerProgram::this(["worker"])?, Arc::new(())).await?;
+///     println!("{}", report.as_text());
+///     Ok(())
+/// }
+/// ```
+#[derive(Debug)]
+pub struct Comparison {
+    contestants: Vec<Contestant>,
+    missing: Vec<String>,
+    plan: Plan,
+    started: Instant,
+}
+
+/// Is told how far a comparison is.
+pub trait Progress: Send + Sync + 'static {
+    /// This is being measured on this store now.
+    fn begins(&self, store: &str, measure: &str);
+    /// So much of the [time that it takes](Comparison::about) is over.
+    fn advances(&self, by: Duration);
+}
+
+/// Nobody is told.
+impl Progress for () {
+    fn begins(&self, _: &str, _: &str) {}
+    fn advances(&self, _: Duration) {}
+}
+
+impl Comparison {
+    /// Connects to all stores. On a store in use, locks will be taken whose names start with `lockkit-compare/`, and
+    /// released.
+    ///
+    /// # Errors
+    /// Those of [`lockkit::open`].
+    pub async fn prepare(targets: Targets, options: Options) -> Result<Self> {
+        let started = Instant::now();
+        let mut contestants = Vec::new();
+        for target in targets.list {
+            contestants.push(Contestant::enter(target).await?);
+        }
+        Ok(Self { contestants, missing: targets.missing, plan: Plan::new(options), started })
+    }
+
+    /// The names of the stores.
+    pub fn stores(&self) -> impl Iterator<Item = &str> {
+        self.contestants.iter().map(|contestant| contestant.target.name())
+    }
+
+    /// About how long it takes.
+    #[must_use]
+    pub fn about(&self) -> Duration {
+        self.plan.about_in_all(self.contestants.len())
+    }
+
+    /// Measures all stores. A measure that fails on a store ends there; the report says why.
+    ///
+    /// # Errors
+    /// Those of the system.
+    ///
+    /// # Cancellation
+    /// Worker processes are killed; what they held is released when the leases end.
+    pub async fn run(mut self, program: &WorkerProgram, progress: Arc<dyn Progress>) -> Result<Report> {
+        let dir = tempfile::Builder::new()
+            .prefix("lockkit-compare-")
+            .tempdir()
+            .map_err(|error| Error::system("make a temporary directory", &error))?;
+        for step in Step::ALONE {
+            for _ in 0..self.plan.rounds_of(step) {
+                for contestant in &mut self.contestants {
+                    progress.begins(contestant.target.name(), step.title());
+                    contestant.go(step, &self.plan, program, dir.path()).await;
+                    progress.advances(self.plan.about(step));
+                }
+            }
+        }
+        if self.plan.compliance {
+            self.check_all(&progress).await?;
+        } else {
+            for contestant in &mut self.contestants {
+                contestant.results.absent.insert(Step::Compliance, Absence::Inapplicable("compliance was left out"));
+            }
+        }
+        let measured = self.contestants.into_iter().map(|one| (one.target.name().to_owned(), one.results));
+        Ok(Report::new(measured.collect(), &self.plan, self.missing, self.started.elapsed()))
+    }
+
+    /// Runs the compliance suite on all stores at once.
+    async fn check_all(&mut self, progress: &Arc<dyn Progress>) -> Result<()> {
+        let cases = self.contestants.len() * lockkit_testkit::cases::all().len();
+        let each = self.plan.about(Step::Compliance) / u32::try_from(cases).unwrap_or(u32::MAX).max(1);
+        let mut running = JoinSet::new();
+        for (index, contestant) in self.contestants.iter().enumerate() {
+            let (target, progress) = (&contestant.target, Arc::clone(progress));
+            let (backend, name) =
+                (backend(target.name(), target.url(), target.is_in_process()), target.name().to_owned());
+            let under = format!("{}/", contestant.key);
+            running.spawn(async move {
+                let done = |case: &str| {
+                    progress.begins(&name, case);
+                    progress.advances(each);
+                };
+                (index, compliance(backend, &under, done).await)
+            });
+        }
+        while let Some(ended) = running.join_next().await {
+            let (index, counts) = ended?;
+            self.contestants[index].results.compliance = Some(counts);
+        }
+        Ok(())
+    }
+}
+
+/// A store while it is measured.
+#[derive(Debug)]
+struct Contestant {
+    target: Target,
+    store: Arc<dyn LockStore>,
+    locker: Locker,
+    /// What the names of all its locks start with.
+    key: String,
+    results: Results,
+}
+
+impl Contestant {
+    async fn enter(target: Target) -> Result<Self> {
+        let store = lockkit::open(target.url()).await?;
+        let capability = &store.info().capability;
+        let traits = Traits {
+            in_process: target.is_in_process(),
+            fencing: format!("{:?}", capability.fencing),
+            waiting: format!("{:?}", capability.waiting),
+        };
+        let locker = Locker::shared_builder(Arc::clone(&store)).build();
+        // Names of its own: the store may be in use, by another comparison too.
+        let key = format!("lockkit-compare/{}", &Token::random()?.reveal()[..12]);
+        Ok(Self { target, store, locker, key, results: Results { traits, ..Results::default() } })
+    }
+
+    /// Takes one measure. A failure ends this measure on this store; the others go on.
+    async fn go(&mut self, step: Step, plan: &Plan, program: &WorkerProgram, dir: &Path) {
+        if self.results.absent.contains_key(&step) {
+            return;
+        }
+        if self.target.is_in_process() && matches!(step, Step::Processes | Step::HandOff) {
+            let why = "it is inside one process, and no other can share it";
+            self.results.absent.insert(step, Absence::Inapplicable(why));
+            return;
+        }
+        if let Err(failure) = self.measure(step, plan, program, dir).await {
+            self.results.absent.insert(step, Absence::Failed(failure));
+        }
+    }
+
+    async fn measure(&mut self, step: Step, plan: &Plan, program: &WorkerProgram, dir: &Path) -> Result<()> {
+        let (url, locker, key, results) = (self.target.url(), &self.locker, &self.key, &mut self.results);
+        let (slice, process_slice) = (plan.slice, plan.process_slice);
+        match step {
+            Step::RoundTrip => {
+                Results::add(&mut results.round_trip, &measure::round_trip(locker, key, slice).await?);
+            }
+            Step::Pair => Results::add(&mut results.pair, &measure::pair(locker, key, slice).await?),
+            Step::ManyKeys => results.many_keys.push(measure::many_keys(locker, key, slice).await?),
+            Step::HandedOver => {
+                results.handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::default()).await?);
+            }
+            Step::NotHandedOver => {
+                results.not_handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::OFF).await?);
+            }
+            Step::Processes => results.processes.push(processes::contest(program, url, key, process_slice, dir).await?),
+            Step::HandOff => {
+                let round = processes::hand_off(program, url, locker, key, process_slice).await?;
+                Results::add(&mut results.hand_off, &round.latencies);
+                Results::add(&mut results.idle_round_trip, &round.idle_round_trips);
+            }
+            Step::Leases => results.held = Some(processes::leases(program, url, key, plan).await?),
+            // All stores at once, after all else.
+            Step::Compliance => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,43 @@
+//! Measures lock stores side by side.
+//!
+//! - [`Comparison`]: the same measures on every store, in turns: speed, hot locks, hand-off between processes, what held
+//!   leases cost, and the compliance cases of `lockkit-testkit`; a [`Report`] of them as text, Markdown and JSON.
+//! - [`race()`]: what happens to a number that several processes change at once, with and without a lock.
+//! - [`pairs`]: a store beside other clients of the same server, acquisition and release in pairs.
+//! - [`hot`]: one lock in the hands of several processes, beside what else can lock on the same server.
+//!
+//! The stores are given by URL, or are private servers of what is installed: [`Targets`]. Some measures take other
+//! processes: the same program again, which then calls [`worker::run`].
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod backend;
+mod comparison;
+mod compliance;
+mod contention;
+mod error;
+pub mod hot;
+mod ledger;
+mod measure;
+pub mod pairs;
+mod plan;
+mod processes;
+mod race;
+mod report;
+mod results;
+mod stats;
+mod targets;
+pub mod worker;
+mod workers;
+
+pub use crate::{
+    backend::backend,
+    comparison::{Comparison, Progress},
+    error::{Error, ErrorKind, Result},
+    plan::{Effort, Options},
+    race::{Race, Score, race},
+    report::{Better, Cell, Report, Row, Setting, Verdict},
+    results::Absence,
+    targets::{Target, Targets, redlock},
+    workers::WorkerProgram,
+};

@@ -1,0 +1,108 @@
+//! The measures that one process can take alone, each a function of its own.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit::{Clock, HandOver, Lock, LockStore, Locker, SystemClock};
+use tokio::task::JoinSet;
+
+use crate::{
+    contention::{Window, contend},
+    error::{Error, Result},
+    ledger::{Ledger, MemoryLedger},
+    plan::Plan,
+    results::Contest,
+    stats::{Latencies, jain},
+    worker::TTL,
+};
+
+/// The time of one question to the store that changes nothing.
+pub(crate) async fn round_trip(locker: &Locker, key: &str, slice: Duration) -> Result<Latencies> {
+    let lock = locker.lock(format!("{key}/round-trip"));
+    // Long enough for a median, which is all that is made of it.
+    timed(slice / 3, || async { lock.inspect().await.map(drop) }).await
+}
+
+/// The time of an acquisition and its release, with nobody else there.
+pub(crate) async fn pair(locker: &Locker, key: &str, slice: Duration) -> Result<Latencies> {
+    let lock = locker.lock(format!("{key}/pair")).ttl(TTL);
+    timed(slice, || acquire_and_release(&lock)).await
+}
+
+/// Pairs per second over many keys, with one task for each.
+pub(crate) async fn many_keys(locker: &Locker, key: &str, slice: Duration) -> Result<f64> {
+    let (done, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let mut tasks = JoinSet::new();
+    for number in 0..Plan::KEYS {
+        let (lock, done, stop) =
+            (locker.lock(format!("{key}/many/{number}")).ttl(TTL), Arc::clone(&done), Arc::clone(&stop));
+        tasks.spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                acquire_and_release(&lock).await?;
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<_, lockkit::Error>(())
+        });
+    }
+    tokio::time::sleep(Plan::warm_up(slice)).await;
+    let (from, before) = (SystemClock.now(), done.load(Ordering::Relaxed));
+    tokio::time::sleep(slice).await;
+    let (until, after) = (SystemClock.now(), done.load(Ordering::Relaxed));
+    stop.store(true, Ordering::Relaxed);
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok((after - before) as f64 / until.since(from).as_secs_f64())
+}
+
+/// Tasks of one process that want the same lock, with or without hand-over from one to the next.
+pub(crate) async fn hot_lock(
+    store: &Arc<dyn LockStore>,
+    key: &str,
+    slice: Duration,
+    rule: HandOver,
+) -> Result<Contest> {
+    let locker = Locker::shared_builder(Arc::clone(store)).hand_over(rule).build();
+    let lock = locker.lock(format!("{key}/hot")).ttl(TTL);
+    let ledger = Arc::new(MemoryLedger::default());
+    let window = Window::after(SystemClock.now(), Plan::warm_up(slice), slice);
+    let tally = contend(&lock, Plan::TASKS, window, Arc::clone(&ledger)).await?;
+    let entered = ledger.read().map_err(|error| Error::system("read the counter", &error))?.count;
+    Ok(Contest {
+        per_second: tally.counts.iter().sum::<u64>() as f64 / window.length().as_secs_f64(),
+        fairness: jain(&tally.counts),
+        violations: tally.out_of_turn + tally.total.abs_diff(entered),
+    })
+}
+
+async fn acquire_and_release(lock: &Lock) -> lockkit::Result<()> {
+    let _ = lock.acquire().await?.release().await?;
+    // A store in memory never waits, and would keep all else from this thread: the timers too that end the measure.
+    tokio::task::consume_budget().await;
+    Ok(())
+}
+
+/// Does something again and again and times each go, after a warm-up.
+async fn timed<F>(slice: Duration, go: impl Fn() -> F) -> Result<Latencies>
+where
+    F: Future<Output = lockkit::Result<()>>,
+{
+    let window = Window::after(SystemClock.now(), Plan::warm_up(slice), slice);
+    let mut latencies = Latencies::new();
+    loop {
+        let sent = SystemClock.now();
+        if sent >= window.until {
+            return Ok(latencies);
+        }
+        go().await?;
+        if sent >= window.from {
+            latencies.record(SystemClock.now().since(sent));
+        }
+        tokio::task::consume_budget().await;
+    }
+}

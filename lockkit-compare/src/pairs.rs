@@ -1,0 +1,366 @@
+//! A store beside other clients of the same server: acquisition and release, in pairs.
+//!
+//! All contestants run in turn within each round, so that whatever else the machine does hits all of them alike; what
+//! counts is the median of the rounds' own ratios.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit::{
+    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order, Release, Renewal,
+    Renewed, Token,
+};
+
+use crate::stats::median;
+
+/// Longer than any measure: no lease is to end by itself.
+pub const TTL: Duration = Duration::from_secs(30);
+
+/// Why a pair failed.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Tasks that run side by side where many do.
+const TASKS: usize = 64;
+/// Pairs between two looks at the clock.
+const AT_ONCE: u32 = 8;
+
+type Pair = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
+type Task = Box<dyn FnMut() -> Pair + Send>;
+
+/// One way to take and release locks.
+pub struct Contestant {
+    name: String,
+    task: Box<dyn Fn(usize) -> Task + Send + Sync>,
+}
+
+impl fmt::Debug for Contestant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Contestant").field(&self.name).finish()
+    }
+}
+
+impl Contestant {
+    /// `task` makes the task with this number, which has a lock of its own; each call of the task takes and releases it.
+    pub fn new<P, F>(name: impl Into<String>, task: impl Fn(usize) -> P + Send + Sync + 'static) -> Self
+    where
+        P: FnMut() -> F + Send + 'static,
+        F: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        let task = move |number| {
+            let mut pair = task(number);
+            Box::new(move || Box::pin(pair()) as Pair) as Task
+        };
+        Self { name: name.into(), task: Box::new(task) }
+    }
+
+    /// A store of lockkit, asked without a [`Locker`](lockkit::Locker) between.
+    pub fn store(store: Arc<dyn LockStore>) -> Self {
+        Self::new("lockkit", move |number| {
+            let (store, key) = (Arc::clone(&store), LockKey::new(format!("bench/{number}")));
+            move || {
+                let (store, key) = (Arc::clone(&store), key.clone());
+                async move {
+                    let request = request(key?)?;
+                    let granted = matches!(store.acquire(&request).await?, Attempt::Granted(_));
+                    let released = matches!(store.release(&request.claim).await?, Release::Released { .. });
+                    if granted && released { Ok(()) } else { Err("not granted".into()) }
+                }
+            }
+        })
+    }
+}
+
+/// A request for a lock, under a new claim.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn request(key: LockKey) -> lockkit::Result<AcquireRequest> {
+    Ok(AcquireRequest {
+        claim: Claim { key, token: Token::random()?, mode: Mode::Exclusive },
+        ttl: TTL,
+        wait: Duration::ZERO,
+        order: Order::Any,
+        fence: FenceRequest::default(),
+        holder: HolderInfo::new("bench@host:1234"),
+    })
+}
+
+/// How long is measured, and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds {
+    rounds: usize,
+    slice: Duration,
+    turns: u32,
+    server: Option<u32>,
+}
+
+impl Rounds {
+    /// So many rounds, in which each contestant has 400 ms.
+    #[must_use]
+    pub fn new(rounds: usize) -> Self {
+        Self { rounds, slice: Duration::from_millis(400), turns: 1, server: None }
+    }
+
+    /// How long each contestant has in a round.
+    #[must_use]
+    pub fn slice(self, slice: Duration) -> Self {
+        Self { slice, ..self }
+    }
+
+    /// Divides this time into so many turns: what a single task does in a while depends on where its threads happen to run.
+    #[must_use]
+    pub fn turns(self, turns: u32) -> Self {
+        Self { turns, ..self }
+    }
+
+    /// Measures the processor time of this server process, too, and of this one.
+    #[must_use]
+    pub fn server(self, process: u32) -> Self {
+        Self { server: Some(process), ..self }
+    }
+
+    /// Measures all contestants with one task each.
+    ///
+    /// # Errors
+    /// What a pair failed with.
+    pub async fn one_task(&self, contestants: &[&Contestant]) -> Result<Rates, BoxError> {
+        self.run(contestants, 1).await
+    }
+
+    /// Measures all contestants with 64 tasks each, each on a lock of its own.
+    ///
+    /// # Errors
+    /// What a pair failed with.
+    pub async fn many_tasks(&self, contestants: &[&Contestant]) -> Result<Rates, BoxError> {
+        self.run(contestants, TASKS).await
+    }
+
+    async fn run(&self, contestants: &[&Contestant], tasks: usize) -> Result<Rates, BoxError> {
+        let of = contestants.len();
+        let mut costs = vec![Cost::default(); of];
+        let mut rates = Vec::with_capacity(self.rounds);
+        for round in 0..self.rounds {
+            let mut sums = vec![0.0; of];
+            for turn in 0..of * self.turns as usize {
+                let which = (turn + round) % of;
+                let (client, server, start) = (self.client_time(), self.server_time(), Instant::now());
+                let rate = measure(contestants[which], tasks, self.slice / self.turns).await?;
+                costs[which].client += self.client_time() - client;
+                costs[which].server += self.server_time() - server;
+                costs[which].pairs += rate * start.elapsed().as_secs_f64();
+                sums[which] += rate / f64::from(self.turns);
+            }
+            rates.push(sums);
+        }
+        let names = contestants.iter().map(|contestant| contestant.name.clone()).collect();
+        Ok(Rates { tasks, names, rates, costs: self.server.map(|_| costs) })
+    }
+
+    fn client_time(&self) -> f64 {
+        self.server.map_or(0.0, |_| processor_seconds("self"))
+    }
+
+    fn server_time(&self) -> f64 {
+        self.server.map_or(0.0, |process| processor_seconds(&process.to_string()))
+    }
+}
+
+/// Processor time, in seconds, and for how many pairs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    client: f64,
+    server: f64,
+    pairs: f64,
+}
+
+/// Pairs per second.
+async fn measure(contestant: &Contestant, tasks: usize, slice: Duration) -> Result<f64, BoxError> {
+    if tasks == 1 {
+        return one_task((contestant.task)(0), slice).await;
+    }
+    let tasks: Vec<_> = (0..tasks).map(|number| tokio::spawn(one_task((contestant.task)(number), slice))).collect();
+    let mut rate = 0.0;
+    for task in tasks {
+        rate += task.await??;
+    }
+    Ok(rate)
+}
+
+async fn one_task(mut pair: Task, slice: Duration) -> Result<f64, BoxError> {
+    let (start, mut pairs) = (Instant::now(), 0_u32);
+    while start.elapsed() < slice {
+        for _ in 0..AT_ONCE {
+            pair().await?;
+        }
+        pairs += AT_ONCE;
+    }
+    Ok(f64::from(pairs) / start.elapsed().as_secs_f64())
+}
+
+/// Pairs per second of several contestants, round by round. Shown as a table of the medians, with the processor time per
+/// pair if that was measured.
+#[derive(Clone, Debug)]
+pub struct Rates {
+    tasks: usize,
+    names: Vec<String>,
+    /// For each round, a rate for each contestant.
+    rates: Vec<Vec<f64>>,
+    costs: Option<Vec<Cost>>,
+}
+
+impl Rates {
+    /// The ratio of the first contestant's rate to that of another, judged by the least that it is to be.
+    #[must_use]
+    pub fn ratio(&self, other: usize, target: f64) -> Ratio {
+        let mut ratios: Vec<_> = self.rates.iter().map(|rates| rates[0] / rates[other]).collect();
+        ratios.sort_by(f64::total_cmp);
+        let quartile = |of: usize| ratios.get(ratios.len() * of / 4).copied().unwrap_or(f64::NAN);
+        Ratio {
+            name: format!("{}, to {}", self.tasks(), self.names[other]),
+            quartiles: [quartile(1), quartile(3)],
+            median: median(ratios.iter().copied()).unwrap_or(f64::NAN),
+            target,
+        }
+    }
+
+    fn tasks(&self) -> String {
+        if self.tasks == 1 { "1 task".to_owned() } else { format!("{} tasks", self.tasks) }
+    }
+}
+
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "pairs per second, medians of {} rounds", self.rates.len())?;
+        for (index, name) in self.names.iter().enumerate() {
+            let rate = median(self.rates.iter().map(|rates| rates[index])).unwrap_or(f64::NAN);
+            writeln!(f, "  {:<42} {rate:>9.0} {:>9.0} us each", format!("{}, {name}", self.tasks()), 1e6 / rate)?;
+        }
+        let Some(costs) = &self.costs else { return Ok(()) };
+        writeln!(f, "processor time per pair with {}, in us: client, server", self.tasks())?;
+        for (name, cost) in self.names.iter().zip(costs) {
+            let (client, server) = (cost.client / cost.pairs * 1e6, cost.server / cost.pairs * 1e6);
+            writeln!(f, "  {name:<42} {client:>9.2} {server:>9.2}")?;
+        }
+        Ok(())
+    }
+}
+
+/// How the rate of one contestant compares with that of another. Shown in one line.
+#[derive(Clone, Debug)]
+pub struct Ratio {
+    name: String,
+    /// The median of the rounds' ratios.
+    pub median: f64,
+    /// The first and the third quartile.
+    pub quartiles: [f64; 2],
+    /// The least that it is to be.
+    pub target: f64,
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, median, quartiles: [low, high], target } = self;
+        let outcome = if median >= target { "met" } else { "MISSED" };
+        write!(f, "  {name:<42} {median:>9.3}  (quartiles {low:.3} .. {high:.3}; target {target:.2}: {outcome})")
+    }
+}
+
+/// Many leases of one store, to be renewed in one call.
+#[derive(Debug)]
+pub struct Leases {
+    store: Arc<dyn LockStore>,
+    renewals: Vec<Renewal>,
+}
+
+impl Leases {
+    /// Takes so many leases, 64 at a time.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn take(store: Arc<dyn LockStore>, count: usize) -> Result<Self, BoxError> {
+        let mut renewals = Vec::with_capacity(count);
+        for first in (0..count).step_by(TASKS) {
+            let tasks = (first..count.min(first + TASKS)).map(|number| {
+                let store = Arc::clone(&store);
+                tokio::spawn(async move {
+                    let request = request(LockKey::new(format!("renewed/{number}"))?)?;
+                    store.acquire(&request).await.map(|_| request.claim)
+                })
+            });
+            for task in tasks.collect::<Vec<_>>() {
+                renewals.push(Renewal { claim: task.await??, ttl: TTL, depth: 1, fence_floor: None });
+            }
+        }
+        Ok(Self { store, renewals })
+    }
+
+    /// The names of the locks.
+    pub fn keys(&self) -> impl Iterator<Item = &LockKey> {
+        self.renewals.iter().map(|renewal| &renewal.claim.key)
+    }
+
+    /// Renews them all, and says how long it took.
+    ///
+    /// # Errors
+    /// A lease was lost.
+    pub async fn renew(&self) -> Result<Duration, BoxError> {
+        let start = Instant::now();
+        let answers = self.store.renew(&self.renewals).await;
+        let took = start.elapsed();
+        let held = answers.iter().all(|answer| matches!(answer, Ok(Renewed::Held(_))));
+        if held { Ok(took) } else { Err("a lease was lost".into()) }
+    }
+}
+
+/// The median of some durations, in milliseconds.
+#[must_use]
+pub fn median_millis(took: &[Duration]) -> f64 {
+    median(took.iter().map(|took| took.as_secs_f64() * 1e3)).unwrap_or(f64::NAN)
+}
+
+/// The processor time of a process, from `/proc` (in ticks of 10 ms).
+#[must_use]
+pub fn processor_seconds(process: &str) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let fields: Vec<f64> =
+        stat.rsplit(')').next().unwrap_or("").split_whitespace().filter_map(|field| field.parse().ok()).collect();
+    // Behind the name, and without the state, which is no number, utime and stime are the 11th and 12th.
+    fields.get(10..12).map_or(0.0, |ticks| ticks.iter().sum::<f64>() / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_store_and_a_peer_are_measured_in_turns() {
+        let store = Contestant::store(lockkit::open("memory:").await.expect("memory"));
+        let idle = Contestant::new("nothing", |_| || async { Ok(()) });
+        let rounds = Rounds::new(2).slice(Duration::from_millis(4)).turns(2);
+        let rates = rounds.one_task(&[&store, &idle]).await.expect("pairs");
+        let (ratio, text) = (rates.ratio(1, 0.0), rates.to_string());
+        assert!(ratio.median > 0.0 && ratio.to_string().contains("1 task, to nothing"), "{ratio}");
+        assert!(text.contains("1 task, lockkit") && text.contains("medians of 2 rounds"), "{text}");
+        let rates = rounds.server(std::process::id()).many_tasks(&[&store]).await.expect("pairs");
+        assert!(rates.to_string().contains("processor time per pair with 64 tasks"), "{rates}");
+    }
+
+    #[tokio::test]
+    async fn what_fails_is_no_rate() {
+        let broken = Contestant::new("broken", |_| || async { Err("refused".into()) });
+        let failure = Rounds::new(1).one_task(&[&broken]).await.expect_err("it fails");
+        assert_eq!(failure.to_string(), "refused");
+    }
+
+    #[tokio::test]
+    async fn leases_are_taken_and_renewed() {
+        let leases = Leases::take(lockkit::open("memory:").await.expect("memory"), 70).await.expect("leases");
+        assert_eq!(leases.keys().count(), 70);
+        leases.renew().await.expect("all are held");
+    }
+}

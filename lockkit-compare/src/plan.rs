@@ -1,0 +1,194 @@
+//! What is measured, in what order, for how long.
+
+use std::time::Duration;
+
+/// One measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Step {
+    RoundTrip,
+    Pair,
+    ManyKeys,
+    HandedOver,
+    NotHandedOver,
+    Processes,
+    HandOff,
+    Leases,
+    /// The compliance suite, which comes last: all stores at once, for its cases mostly wait.
+    Compliance,
+}
+
+impl Step {
+    /// The measures that have the machine for themselves, in order.
+    pub(crate) const ALONE: [Self; 8] = [
+        Self::RoundTrip,
+        Self::Pair,
+        Self::ManyKeys,
+        Self::HandedOver,
+        Self::NotHandedOver,
+        Self::Processes,
+        Self::HandOff,
+        Self::Leases,
+    ];
+
+    /// What goes on, for the progress bar.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::RoundTrip => "bare round trip",
+            Self::Pair => "acquire and release",
+            Self::ManyKeys => "many keys",
+            Self::HandedOver => "hot lock, hand-over on",
+            Self::NotHandedOver => "hot lock, hand-over off",
+            Self::Processes => "hot lock, several processes",
+            Self::HandOff => "hand-off between processes",
+            Self::Leases => "held leases",
+            Self::Compliance => "compliance cases",
+        }
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    effort: Effort,
+    compliance: bool,
+    leases: usize,
+}
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effort {
+    /// About 10 s for each store, for rough numbers.
+    Quick,
+    /// About 40 s for each store.
+    #[default]
+    Thorough,
+}
+
+impl Default for Options {
+    /// A thorough comparison with 10 000 leases, and with the compliance cases.
+    fn default() -> Self {
+        Self { effort: Effort::Thorough, compliance: true, leases: 10_000 }
+    }
+}
+
+impl Options {
+    /// How long to measure.
+    #[must_use]
+    pub fn effort(self, effort: Effort) -> Self {
+        Self { effort, ..self }
+    }
+
+    /// Whether to run the compliance cases, too, which take half a minute more.
+    #[must_use]
+    pub fn compliance(self, compliance: bool) -> Self {
+        Self { compliance, ..self }
+    }
+
+    /// How many leases to hold at once when their cost is measured.
+    #[must_use]
+    pub fn leases(self, leases: usize) -> Self {
+        Self { leases, ..self }
+    }
+}
+
+/// How long and how often.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) effort: Effort,
+    /// Rounds of the measures inside this process. Each round visits every store, so that what the machine does
+    /// beside hits all of them alike.
+    pub(crate) rounds: u32,
+    /// How long such a measure takes in a round.
+    pub(crate) slice: Duration,
+    /// Rounds of the measures with worker processes.
+    pub(crate) process_rounds: u32,
+    pub(crate) process_slice: Duration,
+    /// Whether to run the compliance suite.
+    pub(crate) compliance: bool,
+    pub(crate) leases: usize,
+    pub(crate) lease_ttl: Duration,
+}
+
+impl Plan {
+    /// Keys that are used side by side.
+    pub(crate) const KEYS: usize = 64;
+    /// Tasks that fight for the hot lock in one process.
+    pub(crate) const TASKS: usize = 16;
+    /// Processes that fight for the hot lock, and tasks in each of them.
+    pub(crate) const PROCESSES: usize = 4;
+    pub(crate) const TASKS_EACH: usize = 4;
+
+    pub(crate) fn new(options: Options) -> Self {
+        let millis = Duration::from_millis;
+        let Options { effort, compliance, leases } = options;
+        match effort {
+            Effort::Quick => Self {
+                effort,
+                rounds: 2,
+                slice: millis(350),
+                process_rounds: 1,
+                process_slice: millis(1200),
+                compliance,
+                leases,
+                lease_ttl: millis(6_000),
+            },
+            Effort::Thorough => Self {
+                effort,
+                rounds: 4,
+                slice: millis(800),
+                process_rounds: 3,
+                process_slice: millis(1500),
+                compliance,
+                leases,
+                lease_ttl: millis(30_000),
+            },
+        }
+    }
+
+    /// How often a measure is taken on each store.
+    pub(crate) fn rounds_of(&self, step: Step) -> u32 {
+        match step {
+            Step::RoundTrip | Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.rounds,
+            Step::Processes | Step::HandOff => self.process_rounds,
+            Step::Leases | Step::Compliance => 1,
+        }
+    }
+
+    /// About how long a measure takes in one round on one store: for the progress bar, and to tell the user.
+    pub(crate) fn about(&self, step: Step) -> Duration {
+        let millis = Duration::from_millis;
+        match step {
+            Step::RoundTrip => self.slice / 3,
+            Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.slice + self.slice / 8,
+            Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
+            // Taking and releasing them, and one cycle of renewals.
+            Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,
+            Step::Compliance if self.compliance => millis(20_000),
+            Step::Compliance => Duration::ZERO,
+        }
+    }
+
+    /// About how long all measures take.
+    pub(crate) fn about_in_all(&self, stores: usize) -> Duration {
+        let alone = Step::ALONE.iter().map(|step| self.about(*step) * self.rounds_of(*step)).sum::<Duration>();
+        alone * u32::try_from(stores).unwrap_or(u32::MAX) + self.about(Step::Compliance)
+    }
+
+    /// What part of a slice goes by before anything is counted.
+    pub(crate) fn warm_up(slice: Duration) -> Duration {
+        slice / 8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_says_how_long_it_takes() {
+        let options = Options::default().compliance(false);
+        let seconds = |effort| Plan::new(options.effort(effort)).about_in_all(1).as_secs();
+        assert!((8..=12).contains(&seconds(Effort::Quick)), "{}", seconds(Effort::Quick));
+        assert!((30..=45).contains(&seconds(Effort::Thorough)), "{}", seconds(Effort::Thorough));
+    }
+}

@@ -1,0 +1,222 @@
+//! From measurements to the rows of the comparison. No I/O.
+
+use crate::{
+    plan::{Plan, Step},
+    results::{Absence, Held, Results, fairness, rate, ratio},
+    stats::{grouped, median},
+};
+
+/// A row of the comparison: one measure, a cell for each store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The name in the JSON, which stays the same.
+    pub id: &'static str,
+    /// The heading that it stands under.
+    pub group: String,
+    /// What is measured.
+    pub title: &'static str,
+    /// The unit of the numbers; empty if they have none.
+    pub unit: &'static str,
+    /// Which numbers are better.
+    pub better: Better,
+    /// One for each store, in the order of [`Report::stores`](super::Report::stores).
+    pub cells: Vec<Cell>,
+}
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// More is better.
+    Higher,
+    /// Less is better.
+    Lower,
+    /// It is a fact, not an achievement.
+    Neither,
+}
+
+/// What one store showed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    /// A measurement, in the unit of the row.
+    Number(f64),
+    /// A fact in words.
+    Text(String),
+    /// Nothing, and why, if that is known.
+    Absent(Option<Absence>),
+}
+
+/// All rows, in the order of the report.
+pub(crate) fn rows(stores: &[Results], plan: &Plan) -> Vec<Row> {
+    let mut sheet = Sheet { stores, rows: Vec::new(), group: String::new(), step: Step::RoundTrip };
+    capabilities(&mut sheet);
+    alone(&mut sheet);
+    contests(&mut sheet);
+    hand_off(&mut sheet);
+    held(&mut sheet, plan);
+    sheet.rows
+}
+
+fn capabilities(sheet: &mut Sheet<'_>) {
+    sheet.group("Guarantees", Step::Compliance);
+    sheet.text("fencing", "fencing", |store| Some(store.traits.fencing.clone()));
+    sheet.text("waiting", "how waiters learn of a release", |store| Some(store.traits.waiting.clone()));
+    sheet.text("compliance", "compliance cases: passed / failed / ignored", |store| {
+        let counts = store.compliance.as_ref()?;
+        Some(format!("{} / {} / {}", counts.passed, counts.failures.len(), counts.ignored))
+    });
+    sheet.group("Guarantees", Step::HandedOver);
+    sheet.number("violations", "overlaps seen in all contests below", "", Better::Lower, |store| {
+        Some(store.violations() as f64)
+    });
+}
+
+fn alone(sheet: &mut Sheet<'_>) {
+    sheet.group("One task, nobody else", Step::RoundTrip);
+    sheet.number("round_trip_p50", "bare round trip (inspect), p50", "µs", Better::Neither, |store| {
+        store.round_trip.as_ref()?.micros(0.5)
+    });
+    sheet.step = Step::Pair;
+    sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.as_ref()?.micros(0.5));
+    sheet.number("pair_p99", "acquire + release, p99", "µs", Better::Lower, |store| store.pair.as_ref()?.micros(0.99));
+    sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
+        // There is no trip to a store in this process, and nothing to compare with it.
+        ratio(store.pair.as_ref(), store.round_trip.as_ref().filter(|_| !store.traits.in_process))
+    });
+    sheet.group(format!("{} keys, a task each", Plan::KEYS), Step::ManyKeys);
+    sheet.number("many_keys", "acquire + release", "/s", Better::Higher, |store| {
+        median(store.many_keys.iter().copied())
+    });
+}
+
+fn contests(sheet: &mut Sheet<'_>) {
+    sheet.group(format!("One hot lock, {} tasks of one process", Plan::TASKS), Step::HandedOver);
+    sheet.number("hot_handed_over", "acquisitions, handed over locally", "/s", Better::Higher, |store| {
+        rate(&store.handed_over)
+    });
+    sheet.number("hot_handed_over_fairness", "  fairness over tasks (Jain)", "", Better::Higher, |store| {
+        fairness(&store.handed_over)
+    });
+    sheet.step = Step::NotHandedOver;
+    sheet.number("hot", "acquisitions, each through the store", "/s", Better::Higher, |store| {
+        rate(&store.not_handed_over)
+    });
+    sheet.number("hot_fairness", "  fairness over tasks (Jain)", "", Better::Higher, |store| {
+        fairness(&store.not_handed_over)
+    });
+    let group = format!("One hot lock, {} processes of {} tasks", Plan::PROCESSES, Plan::TASKS_EACH);
+    sheet.group(group, Step::Processes);
+    sheet.number("processes", "acquisitions", "/s", Better::Higher, |store| rate(&store.processes));
+    sheet.number("processes_fairness", "fairness over processes (Jain)", "", Better::Higher, |store| {
+        fairness(&store.processes)
+    });
+}
+
+fn hand_off(sheet: &mut Sheet<'_>) {
+    sheet.group("Hand-off from one process to another", Step::HandOff);
+    sheet.number("hand_off_p50", "release to acquired, p50", "µs", Better::Lower, |store| {
+        store.hand_off.as_ref()?.micros(0.5)
+    });
+    sheet.number("hand_off_p99", "release to acquired, p99", "µs", Better::Lower, |store| {
+        store.hand_off.as_ref()?.micros(0.99)
+    });
+    sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
+        ratio(store.hand_off.as_ref(), store.round_trip.as_ref())
+    });
+    sheet.number("idle_round_trip_p50", "bare round trip after a like pause, p50", "µs", Better::Neither, |store| {
+        store.idle_round_trip.as_ref()?.micros(0.5)
+    });
+    sheet.number("hand_off_idle_round_trips", "release to acquired, p50", "such trips", Better::Lower, |store| {
+        ratio(store.hand_off.as_ref(), store.idle_round_trip.as_ref())
+    });
+}
+
+fn held(sheet: &mut Sheet<'_>, plan: &Plan) {
+    let group = format!("{} leases, held and renewed", grouped(plan.leases as f64));
+    sheet.group(group, Step::Leases);
+    sheet.number("lease_bytes", "memory of the process, per lease", "bytes", Better::Lower, |store| {
+        store.held.as_ref().map(Held::bytes_each)
+    });
+    sheet.number("lease_cpu", "processor, at a ttl of 30 s", "% of a core", Better::Lower, |store| {
+        store.held.as_ref()?.cpu_percent()
+    });
+    sheet.number("lease_margin", "least left of a lease when renewed", "% of ttl", Better::Higher, |store| {
+        store.held.as_ref()?.margin_percent()
+    });
+    sheet.number("lease_failed", "renewals that failed at first", "", Better::Lower, |store| {
+        Some(store.held?.cost.failed as f64)
+    });
+    sheet.number("lease_lost", "leases lost", "", Better::Lower, |store| Some(store.held?.cost.lost as f64));
+}
+
+/// Rows in the making.
+struct Sheet<'a> {
+    stores: &'a [Results],
+    rows: Vec<Row>,
+    group: String,
+    /// The measure that the next rows come from, to say why it is missing.
+    step: Step,
+}
+
+impl Sheet<'_> {
+    fn group(&mut self, title: impl Into<String>, step: Step) {
+        self.group = title.into();
+        self.step = step;
+    }
+
+    fn number(
+        &mut self,
+        id: &'static str,
+        title: &'static str,
+        unit: &'static str,
+        better: Better,
+        value: impl Fn(&Results) -> Option<f64>,
+    ) {
+        self.row(id, title, unit, better, |store| value(store).map(Cell::Number));
+    }
+
+    fn text(&mut self, id: &'static str, title: &'static str, value: impl Fn(&Results) -> Option<String>) {
+        self.row(id, title, "", Better::Neither, |store| value(store).map(Cell::Text));
+    }
+
+    fn row(
+        &mut self,
+        id: &'static str,
+        title: &'static str,
+        unit: &'static str,
+        better: Better,
+        cell: impl Fn(&Results) -> Option<Cell>,
+    ) {
+        let step = self.step;
+        let absent = |store: &Results| Cell::Absent(store.absent.get(&step).cloned());
+        let cells = self.stores.iter().map(|store| cell(store).unwrap_or_else(|| absent(store))).collect();
+        self.rows.push(Row { id, group: self.group.clone(), title, unit, better, cells });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::{plan::Options, results::Contest};
+
+    #[test]
+    fn every_row_has_a_cell_for_every_store_and_a_name_of_its_own() {
+        let rows = rows(&[Results::default(), Results::default()], &Plan::new(Options::default().leases(10)));
+        assert!(rows.iter().all(|row| row.cells.len() == 2));
+        assert_eq!(rows.iter().map(|row| row.id).collect::<HashSet<_>>().len(), rows.len());
+    }
+
+    #[test]
+    fn what_is_missing_keeps_its_reason() {
+        let reason = Absence::Inapplicable("one process only");
+        let mut store = Results::default();
+        store.absent.insert(Step::Processes, reason.clone());
+        store.handed_over.push(Contest { per_second: 5.0, fairness: Some(1.0), violations: 0 });
+        let rows = rows(&[store], &Plan::new(Options::default().leases(10)));
+        let cell = |id| rows.iter().find(|row| row.id == id).map(|row| row.cells[0].clone());
+        assert_eq!(cell("processes"), Some(Cell::Absent(Some(reason))));
+        assert_eq!(cell("hot_handed_over"), Some(Cell::Number(5.0)));
+        assert_eq!(cell("hand_off_p50"), Some(Cell::Absent(None)));
+    }
+}

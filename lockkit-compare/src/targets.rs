@@ -1,0 +1,223 @@
+//! The stores that are measured: those given by URL, or private servers of what is installed.
+
+use std::{any::Any, fmt};
+
+use lockkit_testkit::servers::{
+    self, Found, MySqlFlavor, MySqlOptions, MySqlServer, RedisFlavor, RedisOptions, RedisServer, ZooKeeperFlavor,
+    ZooKeeperServer,
+};
+
+use crate::error::Result;
+
+/// As many as the description of Redlock has.
+const REDLOCK_NODES: usize = 5;
+
+/// A store to measure.
+pub struct Target {
+    name: String,
+    url: String,
+    in_process: bool,
+    warnings: Vec<String>,
+    /// The server, if it was started for this run; it ends with the target.
+    _server: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Target {
+    /// What to call it: short, without secrets, different for each target.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it is. May have a password in it: not to be shown.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Whether only this process can reach it, as `memory:`.
+    #[must_use]
+    pub fn is_in_process(&self) -> bool {
+        self.in_process
+    }
+
+    /// What connecting showed to put its locks at risk.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The URL may contain a password.
+        f.debug_tuple("Target").field(&self.name).finish()
+    }
+}
+
+/// What there is to measure, and what else there could be.
+#[derive(Debug, Default)]
+pub struct Targets {
+    pub(crate) list: Vec<Target>,
+    pub(crate) missing: Vec<String>,
+}
+
+impl Targets {
+    /// The stores, in the order in which they are measured.
+    #[must_use]
+    pub fn list(&self) -> &[Target] {
+        &self.list
+    }
+
+    /// How to get the servers that are not installed, a sentence each.
+    #[must_use]
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// Adds the store at this URL, after connecting to it.
+    ///
+    /// # Errors
+    /// Those of [`lockkit::open`].
+    pub async fn add(&mut self, url: &str) -> Result<&Target> {
+        let store = lockkit::open(url).await?;
+        let info = store.info();
+        let warnings = info.warnings.to_vec();
+        Ok(self.push(info.name.to_string(), url.to_owned(), info.scheme == "memory", warnings, None))
+    }
+
+    /// A private server of every kind that is installed, and a quorum of five. A kind that is not installed is
+    /// [missing](Self::missing).
+    ///
+    /// # Errors
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if an installed server does not come up.
+    ///
+    /// # Cancellation
+    /// What was started ends.
+    pub async fn installed() -> Result<Self> {
+        let mut targets = Self::default();
+        for flavor in [RedisFlavor::Installed, RedisFlavor::Newer, RedisFlavor::Valkey] {
+            let kind = if flavor == RedisFlavor::Valkey { "valkey" } else { "redis" };
+            if let Some(name) = targets.is_new(kind, flavor.program().find())? {
+                let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await?;
+                targets.start(name, server.url(), server);
+            }
+        }
+        if RedisFlavor::Installed.program().find().is_ok() {
+            targets.add_redlock().await?;
+        }
+        for flavor in [MySqlFlavor::Installed, MySqlFlavor::Newer] {
+            let kind = if flavor == MySqlFlavor::Installed { "mariadb" } else { "mysql" };
+            if let Some(name) = targets.is_new(kind, flavor.program().find())? {
+                let server = MySqlServer::start(MySqlOptions::default().flavor(flavor)).await?;
+                targets.start(name, format!("{}?create=true", server.url()), server);
+            }
+        }
+        for flavor in [ZooKeeperFlavor::Installed, ZooKeeperFlavor::Newer] {
+            let name = if flavor == ZooKeeperFlavor::Installed { "zookeeper" } else { "zookeeper newer" };
+            match ZooKeeperServer::start(flavor).await {
+                Ok(server) => targets.start(name.to_owned(), server.url(), server),
+                Err(error) if error.is_missing() => targets.missing.push(error.to_string()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(targets)
+    }
+
+    /// Puts the store inside this process first, to measure the others by.
+    #[must_use]
+    pub fn with_memory(mut self) -> Self {
+        if !self.list.iter().any(|target| target.in_process) {
+            let (name, url) = ("memory".to_owned(), "memory:".to_owned());
+            let memory = Target { name, url, in_process: true, warnings: Vec::new(), _server: None };
+            self.list.insert(0, memory);
+        }
+        self
+    }
+
+    async fn add_redlock(&mut self) -> Result<()> {
+        let (servers, url) = redlock().await?;
+        self.start(format!("redlock of {REDLOCK_NODES}"), url, servers);
+        Ok(())
+    }
+
+    /// What to call a server of this kind, if it is installed in a version that is not among the targets yet.
+    fn is_new(&mut self, kind: &str, found: servers::Result<Found>) -> Result<Option<String>> {
+        match found {
+            Ok(found) => {
+                let name = format!("{kind} {}", found.version);
+                Ok(self.list.iter().all(|target| target.name != name).then_some(name))
+            }
+            Err(error) if error.is_missing() => {
+                self.missing.push(error.to_string());
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn start(&mut self, name: String, url: String, server: impl Any + Send + Sync) {
+        self.push(name, url, false, Vec::new(), Some(Box::new(server)));
+    }
+
+    fn push(
+        &mut self,
+        name: String,
+        url: String,
+        in_process: bool,
+        warnings: Vec<String>,
+        server: Option<Box<dyn Any + Send + Sync>>,
+    ) -> &Target {
+        // The same store twice is a fair thing to ask for: it shows how much two runs on one store differ.
+        let name = distinct(name, |name| self.list.iter().any(|target| target.name == name));
+        self.list.push(Target { name, url, in_process, warnings, _server: server });
+        &self.list[self.list.len() - 1]
+    }
+}
+
+/// Private servers for a quorum, and its URL. The servers are new, and nobody can have held a lock there before.
+///
+/// # Errors
+/// [`Unavailable`](crate::ErrorKind::Unavailable) if a server does not come up.
+pub async fn redlock() -> Result<(Vec<RedisServer>, String)> {
+    let mut servers = Vec::new();
+    for _ in 0..REDLOCK_NODES {
+        servers.push(RedisServer::start(RedisOptions::default()).await?);
+    }
+    let hosts: Vec<_> = servers.iter().map(|server| server.addr().to_string()).collect();
+    Ok((servers, format!("redlock://{}?delayed_restart=no", hosts.join(","))))
+}
+
+fn distinct(name: String, taken: impl Fn(&str) -> bool) -> String {
+    if !taken(&name) {
+        return name;
+    }
+    (2..).map(|number| format!("{name} #{number}")).find(|name| !taken(name)).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+
+    #[test]
+    fn the_same_store_twice_gets_two_names() {
+        assert_eq!(distinct("redis".into(), |_| false), "redis");
+        assert_eq!(distinct("redis".into(), |name| ["redis", "redis #2"].contains(&name)), "redis #3");
+    }
+
+    #[tokio::test]
+    async fn memory_comes_first_and_once() {
+        let mut targets = Targets::default();
+        targets.add("memory:").await.expect("memory");
+        assert_eq!(targets.with_memory().list.len(), 1);
+        let targets = Targets::default().with_memory();
+        assert!(targets.list[0].in_process);
+    }
+
+    #[tokio::test]
+    async fn a_bad_url_is_bad_input() {
+        let failure = Targets::default().add("no url").await.expect_err("bad");
+        assert_eq!(failure.kind(), ErrorKind::InvalidInput);
+    }
+}

@@ -1,0 +1,19 @@
+//! Several tasks of several processes fight for one lock.
+
+use std::sync::Arc;
+
+use super::{Answer, Contend, Orders, TTL};
+use crate::{
+    contention::{Window, contend},
+    error::{Error, Result},
+    ledger::FileLedger,
+};
+
+pub(super) async fn run(job: Contend, store: Option<&str>, mut orders: Orders) -> Result<Answer> {
+    let ledger = FileLedger::open(&job.file).map_err(|error| Error::system("open the counter", &error))?;
+    let locker = super::connect(store).await?;
+    super::warm_up(&locker, &job.key).await?;
+    let start = orders.start().await?;
+    let window = Window::after(start, job.warm_up, job.length);
+    Ok(Answer::Contended(contend(&locker.lock(&job.key).ttl(TTL), job.tasks, window, Arc::new(ledger)).await?))
+}

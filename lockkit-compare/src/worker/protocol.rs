@@ -1,0 +1,109 @@
+//! What a worker process is told, and what it answers.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{contention::Tally, error::ErrorKind};
+
+/// The first order: the whole job. It goes through a pipe, for the URL may have a password in it: arguments and the
+/// environment can be read by others.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Order {
+    pub(crate) job: Job,
+    /// The URL of the store, if the job needs one.
+    pub(crate) store: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Job {
+    /// Adds one to a counter, again and again.
+    Count(Count),
+    /// Fights for a lock with several tasks.
+    Contend(Contend),
+    /// Takes and releases the lock each time that it is told to: `true` for once more, `false` for the end.
+    Take { key: String },
+    /// Holds many leases.
+    Hold(Hold),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Count {
+    /// The counter.
+    pub(crate) file: PathBuf,
+    /// How many times to add one.
+    pub(crate) times: u64,
+    /// The lock's name.
+    pub(crate) key: String,
+    /// What protects the counter.
+    pub(crate) under: Under,
+}
+
+/// What protects a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Under {
+    Nothing,
+    /// The lock of the store.
+    Store,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Contend {
+    /// The ledger that all processes share.
+    pub(crate) file: PathBuf,
+    /// The lock's name.
+    pub(crate) key: String,
+    pub(crate) tasks: usize,
+    pub(crate) warm_up: Duration,
+    /// How long to count.
+    pub(crate) length: Duration,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Hold {
+    /// What the locks' names start with.
+    pub(crate) key: String,
+    pub(crate) leases: usize,
+    pub(crate) ttl: Duration,
+}
+
+/// What a worker says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    /// It waits for the next order.
+    Ready,
+    /// When it got the lock, in nanoseconds of the clock that all processes share.
+    Took {
+        at: u64,
+    },
+    /// The end of [`Job::Take`].
+    Finished,
+    /// The end of [`Job::Count`], and when that was.
+    Counted {
+        at: u64,
+    },
+    /// The end of [`Job::Contend`].
+    Contended(Tally),
+    /// The end of [`Job::Hold`].
+    Held(HoldCost),
+    Failed {
+        kind: ErrorKind,
+        message: String,
+    },
+}
+
+/// What it cost to hold leases.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct HoldCost {
+    /// By how much the process grew.
+    pub(crate) bytes: u64,
+    pub(crate) window: Duration,
+    /// Processor time in the window.
+    pub(crate) cpu: Duration,
+    /// Renewals in the window.
+    pub(crate) renewed: u64,
+    pub(crate) failed: u64,
+    pub(crate) lost: u64,
+    /// The least that was left of a lease when its renewal was answered.
+    pub(crate) least_margin: Option<Duration>,
+}
