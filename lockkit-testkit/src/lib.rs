@@ -3,7 +3,7 @@
 //! A store of one's own joins in about ten lines: implement [`Backend`], hand it to [`trials`], run them with
 //! `libtest-mimic`. `docs/writing-a-backend.md` shows it.
 //!
-//! For tests of applications there is the simulated store in [`sim`]; `docs/testing-your-application.md` shows it.
+//! For tests of applications there is a simulated store, in the package `lockkit-sim`.
 
 mod backend;
 pub mod broken;
@@ -16,7 +16,6 @@ pub mod history;
 mod leaks;
 mod memory;
 pub mod servers;
-pub mod sim;
 pub mod storm;
 mod suite;
 

@@ -14,7 +14,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, ErrorKind, KeyState, Liveness, LockStore, Locker, MemoryStore, Query, Release,
     Renewal, Renewed, Result, StoreInfo,
 };
-use lockkit_testkit::sim::{Fault, Operation, SimStore};
+use lockkit_sim::{Fault, Operation, SimStore};
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep},

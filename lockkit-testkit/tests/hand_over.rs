@@ -16,7 +16,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Event, Guard, HandOver, KeyState, Lock, LockStore, Locker, Observer, Outcome,
     Query, Release, Renewal, Renewed, Result, Status, StoreInfo,
 };
-use lockkit_testkit::sim::{Fault, Operation, SimStore};
+use lockkit_sim::{Fault, Operation, SimStore};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, timeout},

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lockkit_core::{ErrorKind, Locker, LossReason, Result};
-use lockkit_testkit::sim::{Answer, Fault, Operation, SimStore};
+use lockkit_sim::{Answer, Fault, Operation, SimStore};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, timeout},

@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
 use lockkit_core::{Error, ErrorKind, Guard, Locker, Outcome, Result, Status};
-use lockkit_testkit::sim::{Fault, Operation, SimStore};
+use lockkit_sim::{Fault, Operation, SimStore};
 use tokio::time::{Instant, sleep, timeout};
 
 const TTL: Duration = Duration::from_secs(30);

@@ -14,7 +14,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Error, ErrorKind, Guard, KeyState, LockStore, Locker, LossReason, Outcome, Query,
     Release, Renewal, Renewed, Result, StoreInfo,
 };
-use lockkit_testkit::sim::SimStore;
+use lockkit_sim::SimStore;
 use tokio::time::{Instant, advance, sleep, sleep_until};
 
 const TTL: Duration = Duration::from_secs(30);

@@ -139,7 +139,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: REAPER,
         code: "if «self.certainty != Certainty::Doubtful» || self.lapse.is_none()",
         without: "true",
-        noticed_by: "lockkit-testkit/sim::a_late_request_arrives_after_all_and_is_undone",
+        noticed_by: "lockkit-sim/sim::a_late_request_arrives_after_all_and_is_undone",
     },
     Safeguard {
         name: "failed_release",

@@ -7,11 +7,8 @@ use std::{
 
 use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Release, Renewed};
 use lockkit_redlock::{Node, NodeErrors, RedlockConfig, RedlockStore};
-use lockkit_testkit::{
-    faults::Direction,
-    servers::Keep,
-    sim::{Fault, Operation, SimStore},
-};
+use lockkit_sim::{Fault, Operation, SimStore};
+use lockkit_testkit::{faults::Direction, servers::Keep};
 
 use crate::support::{Cluster, TTL, attempt, claim, contended, free, hold, is_held, renew, request};
 

@@ -17,7 +17,7 @@ use super::{
     shelf::{Answer, Shelf, Terms},
 };
 
-/// The simple store in this process, for [`SimStore::over`](crate::sim::SimStore::over): correct without a bug.
+/// The simple store in this process, for `SimStore::over` of the package `lockkit-sim`: correct without a bug.
 #[derive(Debug)]
 pub struct LocalStore {
     info: StoreInfo,

@@ -9,10 +9,8 @@ mod run;
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_testkit::{
-    broken::{Bug, LocalStore},
-    sim::{Fault, Operation, SimStore},
-};
+use lockkit_sim::{Fault, Operation, SimStore};
+use lockkit_testkit::broken::{Bug, LocalStore};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
 use self::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit_core::{Effect, ErrorKind};
-use lockkit_testkit::sim::{Fault, Operation, Rule};
+use lockkit_sim::{Fault, Operation, Rule};
 use proptest::prelude::*;
 
 pub(crate) const CLIENTS: usize = 3;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use lockkit_core::{ErrorKind, Fence, Guard, KeyState, Locker, Outcome, Owner, Result};
-use lockkit_testkit::sim::SimStore;
+use lockkit_sim::SimStore;
 use tokio::{
     task::{JoinHandle, yield_now},
     time::{advance, sleep},

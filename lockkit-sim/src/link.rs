@@ -12,11 +12,11 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::Fault;
+use crate::Fault;
 
 /// A connection, replaced by a new one when an answer did not come in time.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     /// Ends when the last request that was sent has arrived.
     last: Mutex<Option<oneshot::Receiver<()>>>,
     /// Until when nothing arrives.
@@ -26,19 +26,19 @@ pub(super) struct Link {
 type Delivery<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 impl Link {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { last: Mutex::default(), frozen: watch::Sender::new(None) }
     }
 
-    pub(super) fn freeze(&self, until: Instant) {
+    pub(crate) fn freeze(&self, until: Instant) {
         self.frozen.send_replace(Some(until));
     }
 
-    pub(super) fn thaw(&self) {
+    pub(crate) fn thaw(&self) {
         self.frozen.send_replace(None);
     }
 
-    pub(super) fn is_frozen(&self) -> bool {
+    pub(crate) fn is_frozen(&self) -> bool {
         self.frozen.borrow().is_some_and(|until| Instant::now() < until)
     }
 
@@ -46,7 +46,7 @@ impl Link {
     ///
     /// # Cancellation
     /// What was sent arrives all the same, before what is sent later.
-    pub(super) async fn ask<T: Send + 'static>(
+    pub(crate) async fn ask<T: Send + 'static>(
         &self,
         fault: Option<Fault>,
         bound: Duration,

@@ -9,7 +9,7 @@ use lockkit_core::{
     Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
 };
 
-use super::{
+use crate::{
     Fault, Operation, SimStore,
     log::Logged,
     store::{World, lock},

@@ -13,23 +13,23 @@ const START: Duration = Duration::from_secs(3600);
 
 /// Tokio's time, under which a test may pause and advance it, plus what the machine slept.
 #[derive(Debug)]
-pub(super) struct VirtualClock {
+pub(crate) struct VirtualClock {
     origin: Instant,
     slept: AtomicU64,
 }
 
 impl VirtualClock {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { origin: Instant::now(), slept: AtomicU64::new(0) }
     }
 
     /// Goes on by `by`, while tokio's timers do not.
-    pub(super) fn sleep(&self, by: Duration) {
+    pub(crate) fn sleep(&self, by: Duration) {
         self.slept.fetch_add(nanos(by), Ordering::SeqCst);
     }
 
     /// The time since the start.
-    pub(super) fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.now().since(Moment::from_nanos(0) + START)
     }
 }

@@ -9,7 +9,7 @@
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> lockkit_core::Result<()> {
 //! use std::time::Duration;
 //! use lockkit_core::{ErrorKind, Locker, LossReason};
-//! use lockkit_testkit::sim::SimStore;
+//! use lockkit_sim::SimStore;
 //!
 //! let store = SimStore::new();
 //! let locker = Locker::new(store.clone());
@@ -34,6 +34,8 @@
 //! - The **machine** that sleeps, so that timers stand still too: [`suspend`](SimStore::suspend).
 //! - The **store** that stands still: [`freeze`](SimStore::freeze).
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod answers;
 mod clock;
 mod fault;
@@ -41,8 +43,12 @@ mod link;
 mod log;
 mod store;
 
-pub use self::{
+pub use crate::{
     fault::{Fault, Operation, Rule},
     log::{Answer, Call},
     store::SimStore,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

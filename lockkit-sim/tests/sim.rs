@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant as RealInstant};
 
 use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Result, Status, Waiting};
-use lockkit_testkit::sim::{Answer, Call, Fault, Operation, SimStore};
+use lockkit_sim::{Answer, Call, Fault, Operation, SimStore};
 use tokio::time::{Instant, advance, sleep};
 
 const TTL: Duration = Duration::from_secs(30);

@@ -13,38 +13,38 @@ use lockkit_core::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-use super::{Call, Fault, Operation, Rule, clock::VirtualClock, fault::Script, link::Link, log::Log};
+use crate::{Call, Fault, Operation, Rule, clock::VirtualClock, fault::Script, link::Link, log::Log};
 
-/// A store in memory, on tokio's time, with a script of faults. See the [module](super) for an example.
+/// A store in memory, on tokio's time, with a script of faults. See the [crate](crate) for an example.
 ///
 /// Clones are one client, with one script and one log. [`another_client`](Self::another_client) shares the locks only.
 /// It notifies waiters, has shared locks and permits, and takes ttls from 100 ms to 5 minutes, as [`MemoryStore`] does.
 #[derive(Clone)]
 pub struct SimStore {
-    pub(super) info: Arc<StoreInfo>,
-    pub(super) world: Arc<World>,
-    pub(super) client: Arc<Client>,
+    pub(crate) info: Arc<StoreInfo>,
+    pub(crate) world: Arc<World>,
+    pub(crate) client: Arc<Client>,
 }
 
 /// What all clients share.
-pub(super) struct World {
-    pub(super) inner: Arc<dyn LockStore>,
-    pub(super) clock: Arc<VirtualClock>,
+pub(crate) struct World {
+    pub(crate) inner: Arc<dyn LockStore>,
+    pub(crate) clock: Arc<VirtualClock>,
     /// Why leases ended that somebody ended; the store beneath does not know.
-    pub(super) reasons: Mutex<HashMap<Token, LossReason>>,
+    pub(crate) reasons: Mutex<HashMap<Token, LossReason>>,
 }
 
 /// What one client has for itself.
-pub(super) struct Client {
-    pub(super) script: Script,
-    pub(super) link: Link,
-    pub(super) log: Log,
-    pub(super) bound: Duration,
+pub(crate) struct Client {
+    pub(crate) script: Script,
+    pub(crate) link: Link,
+    pub(crate) log: Log,
+    pub(crate) bound: Duration,
     /// What was granted to it and not released.
-    pub(super) session: Mutex<HashMap<Token, Claim>>,
-    pub(super) alarm: Alarm,
+    pub(crate) session: Mutex<HashMap<Token, Claim>>,
+    pub(crate) alarm: Alarm,
     /// Those who wait for a lock are to ask again.
-    pub(super) disturbed: Notify,
+    pub(crate) disturbed: Notify,
 }
 
 impl SimStore {
@@ -113,7 +113,7 @@ impl SimStore {
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> lockkit_core::Result<()> {
     /// # use lockkit_core::{Locker, Status};
-    /// # use lockkit_testkit::sim::{Fault, Operation, SimStore};
+    /// # use lockkit_sim::{Fault, Operation, SimStore};
     /// # use std::time::Duration;
     /// let store = SimStore::new();
     /// store.inject(Fault::LoseReply); // of whatever is called first
@@ -244,7 +244,7 @@ impl SimStore {
     }
 
     /// Writes a call down; returns what happens to it and its number.
-    pub(super) fn asked(&self, operation: Operation, keys: &[Option<&LockKey>]) -> (Option<Fault>, Vec<usize>) {
+    pub(crate) fn asked(&self, operation: Operation, keys: &[Option<&LockKey>]) -> (Option<Fault>, Vec<usize>) {
         let fault = self.client.script.next(operation);
         let at = self.world.clock.elapsed();
         let call = |key: &Option<&LockKey>| Call { at, operation, key: key.cloned(), fault, answer: None };
@@ -264,6 +264,6 @@ impl fmt::Debug for SimStore {
     }
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

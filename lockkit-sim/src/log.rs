@@ -7,7 +7,7 @@ use std::{
 
 use lockkit_core::{Attempt, Effect, ErrorKind, LockKey, LossReason, Release, Renewed, Result};
 
-use super::{Fault, Operation};
+use crate::{Fault, Operation};
 
 /// A call that the store has seen. A renewal of several leases is one call for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub enum Answer {
 }
 
 /// An answer for the log.
-pub(super) trait Logged {
+pub(crate) trait Logged {
     fn logged(&self) -> Answer;
 }
 
@@ -96,7 +96,7 @@ impl<T: Logged> Logged for Result<T> {
 
 /// The calls so far.
 #[derive(Debug, Default)]
-pub(super) struct Log(Mutex<Calls>);
+pub(crate) struct Log(Mutex<Calls>);
 
 #[derive(Debug, Default)]
 struct Calls {
@@ -107,25 +107,25 @@ struct Calls {
 
 impl Log {
     /// Writes down a call; returns its number.
-    pub(super) fn asked(&self, call: Call) -> usize {
+    pub(crate) fn asked(&self, call: Call) -> usize {
         let mut log = self.calls();
         log.calls.push(call);
         log.taken + log.calls.len() - 1
     }
 
     /// Writes down the answer to a call.
-    pub(super) fn answered(&self, number: usize, answer: Answer) {
+    pub(crate) fn answered(&self, number: usize, answer: Answer) {
         let mut log = self.calls();
         if let Some(call) = number.checked_sub(log.taken).and_then(|at| log.calls.get_mut(at)) {
             call.answer = Some(answer);
         }
     }
 
-    pub(super) fn all(&self) -> Vec<Call> {
+    pub(crate) fn all(&self) -> Vec<Call> {
         self.calls().calls.clone()
     }
 
-    pub(super) fn take(&self) -> Vec<Call> {
+    pub(crate) fn take(&self) -> Vec<Call> {
         let mut log = self.calls();
         log.taken += log.calls.len();
         std::mem::take(&mut log.calls)

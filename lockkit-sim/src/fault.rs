@@ -25,13 +25,13 @@ pub enum Operation {
 #[non_exhaustive]
 pub enum Fault {
     /// The request gets lost: nothing happens, and the caller gets `TimedOut`, with unknown effect, after the store's
-    /// [bound](super::SimStore::bound).
+    /// [bound](crate::SimStore::bound).
     LoseRequest,
     /// The store does what it is asked, but its answer gets lost: the caller gets `TimedOut`, with unknown effect,
-    /// after the store's [bound](super::SimStore::bound).
+    /// after the store's [bound](crate::SimStore::bound).
     LoseReply,
     /// The request takes so long to reach the store, and so does what the client sends after it. If that is longer than
-    /// the [bound](super::SimStore::bound), the caller gets `TimedOut`, and **the request still arrives**.
+    /// the [bound](crate::SimStore::bound), the caller gets `TimedOut`, and **the request still arrives**.
     DelayRequest(Duration),
     /// The store does what it is asked at once, but its answer takes so long.
     DelayReply(Duration),
@@ -55,7 +55,7 @@ impl Fault {
         Rule::from(self).times(calls)
     }
 
-    /// For all calls until [`SimStore::heal`](super::SimStore::heal).
+    /// For all calls until [`SimStore::heal`](crate::SimStore::heal).
     #[must_use]
     pub fn until_healed(self) -> Rule {
         Rule::from(self).until_healed()
@@ -90,32 +90,32 @@ impl Rule {
         Self { left: Some(calls), ..self }
     }
 
-    /// For all calls until [`SimStore::heal`](super::SimStore::heal).
+    /// For all calls until [`SimStore::heal`](crate::SimStore::heal).
     #[must_use]
     pub fn until_healed(self) -> Self {
         Self { left: None, ..self }
     }
 
-    pub(super) fn lasts(&self) -> bool {
+    pub(crate) fn lasts(&self) -> bool {
         self.left.is_none()
     }
 }
 
 /// The rules that are in force, in the order in which they were given.
 #[derive(Debug, Default)]
-pub(super) struct Script(Mutex<Vec<Rule>>);
+pub(crate) struct Script(Mutex<Vec<Rule>>);
 
 impl Script {
-    pub(super) fn add(&self, rule: Rule) {
+    pub(crate) fn add(&self, rule: Rule) {
         self.rules().push(rule);
     }
 
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.rules().clear();
     }
 
     /// What happens to the next call of this kind: the first rule that is for it is used up by it.
-    pub(super) fn next(&self, operation: Operation) -> Option<Fault> {
+    pub(crate) fn next(&self, operation: Operation) -> Option<Fault> {
         let mut rules = self.rules();
         rules.retain(|rule| rule.left != Some(0));
         let rule = rules.iter_mut().find(|rule| rule.operation.is_none_or(|only| only == operation))?;
