@@ -16,7 +16,6 @@ pub mod history;
 mod leaks;
 mod memory;
 pub mod servers;
-pub mod storm;
 mod suite;
 
 pub use {

@@ -2,18 +2,13 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use lockkit_testkit::{
-    BoxError,
-    faults::Proxy,
-    history::Recorder,
-    servers::Keep,
-    storm::{Caught, Crew, Orders, Random, Register},
-};
+use lockkit_testkit::{BoxError, faults::Proxy, history::Recorder, servers::Keep};
 use tokio::time::timeout;
 
 use crate::{
     WORKER,
     sabotage::Sabotage,
+    storm::{Caught, Crew, Orders, Random, Register},
     target::{Kind, Setup, Target},
     trouble::Trouble,
 };

@@ -10,6 +10,7 @@ mod nemesis;
 mod options;
 mod run;
 mod sabotage;
+mod storm;
 mod table;
 mod target;
 mod trouble;
@@ -23,14 +24,17 @@ use std::{
 };
 
 use libtest_mimic::{Failed, Trial};
-use lockkit_testkit::{
-    BoxError,
-    faults::ServerClock,
-    storm::{Orders, Random, work},
-};
+use lockkit_testkit::{BoxError, faults::ServerClock};
 use tokio::time::sleep;
 
-use crate::{fault::Fault, options::Options, run::Row, sabotage::Sabotage, target::Kind};
+use crate::{
+    fault::Fault,
+    options::Options,
+    run::Row,
+    sabotage::Sabotage,
+    storm::{Orders, Random, work},
+    target::Kind,
+};
 
 /// Tells this program that it is a worker.
 pub(crate) const WORKER: &str = "LOCKKIT_FAULTS_WORKER";
@@ -105,6 +109,7 @@ fn quick(options: Options, clock: &std::io::Result<ServerClock>) -> ExitCode {
     trials.push(Trial::test("judge::one_fault_explains_not_every_error_of_another", || {
         trouble::explains_no_more_than_it_can().map_err(|error| Failed::from(error.to_string()))
     }));
+    trials.extend(storm::trials());
     let conclusion = libtest_mimic::run(&options.harness, trials);
     let undone = run::work_was_done(&rows.lock().unwrap_or_else(PoisonError::into_inner));
     if let Err(message) = undone {

@@ -7,13 +7,13 @@ use lockkit_testkit::{
     faults::{Direction, Proxy},
     history::What,
     servers::{Keep, MySqlServer, Process, RedisServer, ZooKeeperEnsemble},
-    storm::Random,
 };
 use tokio::time::{sleep, timeout};
 
 use crate::{
     arena::Arena,
     fault::{Fault, Which},
+    storm::Random,
     target::Target,
     trouble::{Trouble, shows},
     witness::{keys, metric, round_trip},

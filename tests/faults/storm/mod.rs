@@ -15,17 +15,19 @@
 //! At the pass a nemesis can [catch](Register::catch) a holder: it is then past its last check and before its write, for as
 //! long as the nemesis likes. That is where locks alone fail.
 //!
-//! All that happens is recorded for [`history`](crate::history).
+//! All that happens is recorded for `lockkit_testkit::history`.
 
 mod client;
 mod crew;
 mod hand;
+mod proof;
 mod random;
 mod register;
 mod worker;
 
-pub use self::{
-    crew::{Crew, Member},
+pub(crate) use self::{
+    crew::Crew,
+    proof::trials,
     random::Random,
     register::{Caught, Register},
     worker::{Orders, work},

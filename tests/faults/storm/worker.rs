@@ -11,12 +11,12 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{HolderInfo, LockStore, Locker};
+use lockkit::{HolderInfo, LockStore, Locker};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use super::{Random, client::Client, hand::Hand};
-use crate::{BoxError, history::Recorder};
+use lockkit_testkit::{BoxError, history::Recorder};
 
 /// How many tasks of a worker use locks: they hand leases over to each other.
 const HANDS: usize = 3;
@@ -26,27 +26,27 @@ const OWN: usize = 8;
 
 /// What a worker is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// Its name in the history. Tasks are named `w1/0`, `w1/1`, ...; whoever takes the place of `w1` is `w1.2`.
-    pub name: String,
+    pub(crate) name: String,
     /// The store, through whatever stands between it and this worker.
-    pub url: String,
+    pub(crate) url: String,
     /// Where the [`Register`](super::Register) listens.
-    pub register: SocketAddr,
+    pub(crate) register: SocketAddr,
     /// The locks to fight for.
-    pub keys: Vec<String>,
+    pub(crate) keys: Vec<String>,
     /// How long a lease lasts, in milliseconds.
-    pub ttl_ms: u64,
+    pub(crate) ttl_ms: u64,
     /// What its choices come from.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// The file of its history.
-    pub history: PathBuf,
+    pub(crate) history: PathBuf,
 }
 
 impl Orders {
     /// The locks that only this worker, or whoever takes its place, ever asks for.
     #[must_use]
-    pub fn own_keys(&self) -> Vec<String> {
+    pub(crate) fn own_keys(&self) -> Vec<String> {
         (0..HANDS).flat_map(|hand| self.keys_of(hand)).collect()
     }
 
@@ -61,7 +61,7 @@ impl Orders {
 ///
 /// # Errors
 /// When the register or the history's file is out of reach. That the store is, is what is being tested.
-pub async fn work(orders: Orders, store: Arc<dyn LockStore>) -> Result<(), BoxError> {
+pub(crate) async fn work(orders: Orders, store: Arc<dyn LockStore>) -> Result<(), BoxError> {
     let stop = Arc::new(AtomicBool::new(false));
     listen(Arc::clone(&stop));
     let locker = Locker::shared_builder(store).holder(HolderInfo::new(&orders.name)).build();

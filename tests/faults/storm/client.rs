@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr};
 
-use lockkit_core::{Guard, Outcome, Status};
+use lockkit::{Guard, Outcome, Status};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     net::{
@@ -11,20 +11,20 @@ use tokio::{
     },
 };
 
-use crate::{
+use lockkit_testkit::{
     BoxError,
     history::{Recorder, What},
 };
 
 /// A connection to the register, for one task: it asks one thing after the other.
-pub(super) struct Client {
+pub(crate) struct Client {
     name: String,
     answers: Lines<BufReader<OwnedReadHalf>>,
     questions: OwnedWriteHalf,
 }
 
 impl Client {
-    pub(super) async fn connect(register: SocketAddr, name: &str) -> io::Result<Self> {
+    pub(crate) async fn connect(register: SocketAddr, name: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(register).await?;
         stream.set_nodelay(true)?;
         let (from, questions) = stream.into_split();
@@ -32,7 +32,7 @@ impl Client {
     }
 
     /// The version of the fenced value and of its twin, whether or not the claim was admitted.
-    pub(super) async fn claim(&mut self, key: &str, fence: u64) -> Result<(u64, u64), BoxError> {
+    pub(crate) async fn claim(&mut self, key: &str, fence: u64) -> Result<(u64, u64), BoxError> {
         let answer = self.ask(format!("claim {} {key} {fence}\n", self.name)).await?;
         let mut numbers = answer.split(' ').skip(1).map(str::parse);
         match (numbers.next(), numbers.next()) {
@@ -41,11 +41,11 @@ impl Client {
         }
     }
 
-    pub(super) async fn pass(&mut self, key: &str) -> Result<(), BoxError> {
+    pub(crate) async fn pass(&mut self, key: &str) -> Result<(), BoxError> {
         self.ask(format!("pass {} {key}\n", self.name)).await.map(drop)
     }
 
-    pub(super) async fn write(&mut self, key: &str, fence: u64, base: u64, twin: u64) -> Result<bool, BoxError> {
+    pub(crate) async fn write(&mut self, key: &str, fence: u64, base: u64, twin: u64) -> Result<bool, BoxError> {
         Ok(self.ask(format!("write {} {key} {fence} {base} {twin}\n", self.name)).await? == "1")
     }
 
@@ -57,14 +57,14 @@ impl Client {
 
 /// A guard, and the operation that acquired it.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) guard: Guard,
-    pub(super) grant: u64,
+pub(crate) struct Held {
+    pub(crate) guard: Guard,
+    pub(crate) grant: u64,
 }
 
 impl Held {
     /// Asks the guard whether the lock is still held.
-    pub(super) fn ask(&self, recorder: &Recorder) -> io::Result<bool> {
+    pub(crate) fn ask(&self, recorder: &Recorder) -> io::Result<bool> {
         let op = recorder.ask(What::Ask { grant: self.grant })?;
         let status = self.guard.status();
         match status {
@@ -74,7 +74,7 @@ impl Held {
         Ok(!matches!(status, Status::Lost(_)))
     }
 
-    pub(super) async fn renew(&self, recorder: &Recorder) -> io::Result<()> {
+    pub(crate) async fn renew(&self, recorder: &Recorder) -> io::Result<()> {
         let op = recorder.ask(What::Renew { grant: self.grant })?;
         let heard = match self.guard.renew().await {
             Ok(()) => What::Held,
@@ -83,7 +83,7 @@ impl Held {
         recorder.hear(op, heard)
     }
 
-    pub(super) async fn release(self, recorder: &Recorder) -> io::Result<()> {
+    pub(crate) async fn release(self, recorder: &Recorder) -> io::Result<()> {
         let op = recorder.ask(What::Release { grant: self.grant })?;
         let heard = match self.guard.release().await {
             Ok(Outcome::Released) => What::Released { held: true, reason: None },
@@ -93,7 +93,7 @@ impl Held {
         recorder.hear(op, heard)
     }
 
-    pub(super) fn drop(self, recorder: &Recorder) -> io::Result<()> {
+    pub(crate) fn drop(self, recorder: &Recorder) -> io::Result<()> {
         let op = recorder.ask(What::Release { grant: self.grant })?;
         drop(self.guard);
         recorder.hear(op, What::Dropped)

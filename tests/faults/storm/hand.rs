@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Guard, Lock, Locker};
+use lockkit::{Guard, Lock, Locker};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -18,7 +18,7 @@ use super::{
     Random,
     client::{Client, Held},
 };
-use crate::{
+use lockkit_testkit::{
     BoxError,
     history::{Recorder, What},
 };
@@ -29,25 +29,25 @@ const PATIENCE: u64 = 1500;
 const ASK_EVERY: Duration = Duration::from_millis(15);
 
 /// What came of an acquisition; `None` if it was given up.
-type Came = Option<lockkit_core::Result<Option<Guard>>>;
+type Came = Option<lockkit::Result<Option<Guard>>>;
 
-pub(super) struct Hand {
-    pub(super) number: usize,
-    pub(super) locker: Locker,
+pub(crate) struct Hand {
+    pub(crate) number: usize,
+    pub(crate) locker: Locker,
     /// The locks to fight for.
-    pub(super) keys: Vec<String>,
+    pub(crate) keys: Vec<String>,
     /// The locks that nobody else asks for.
-    pub(super) own: Vec<String>,
-    pub(super) ttl: Duration,
-    pub(super) random: Random,
-    pub(super) recorder: Arc<Recorder>,
-    pub(super) register: Client,
-    pub(super) owners: u64,
+    pub(crate) own: Vec<String>,
+    pub(crate) ttl: Duration,
+    pub(crate) random: Random,
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) register: Client,
+    pub(crate) owners: u64,
 }
 
 impl Hand {
     /// Each way once, so that no run is without: another one for each task of a worker.
-    pub(super) async fn begin(&mut self) -> Result<(), BoxError> {
+    pub(crate) async fn begin(&mut self) -> Result<(), BoxError> {
         match self.number % 3 {
             0 => self.nest().await,
             1 => self.hold_many().await,
@@ -62,7 +62,7 @@ impl Hand {
         }
     }
 
-    pub(super) async fn round(&mut self) -> Result<(), BoxError> {
+    pub(crate) async fn round(&mut self) -> Result<(), BoxError> {
         match self.random.below(10) {
             0 | 1 => self.nest().await?,
             2 => self.hold_many().await?,

@@ -15,14 +15,14 @@ use tokio::{
 };
 
 use super::Orders;
-use crate::{BoxError, faults::process};
+use lockkit_testkit::{BoxError, faults::process};
 
 /// How long a worker may take to end when it was told to.
 const ENDS_WITHIN: Duration = Duration::from_secs(20);
 
 /// The worker processes of a test. They are killed when this is dropped.
 #[derive(Debug)]
-pub struct Crew {
+pub(crate) struct Crew {
     variable: &'static str,
     members: Mutex<Vec<Member>>,
     histories: Mutex<Vec<PathBuf>>,
@@ -30,16 +30,16 @@ pub struct Crew {
 
 /// One worker process.
 #[derive(Debug)]
-pub struct Member {
+pub(crate) struct Member {
     /// What it was told to do.
-    pub orders: Orders,
+    pub(crate) orders: Orders,
     child: Child,
 }
 
 impl Crew {
     /// An empty crew. A worker is this very program, started with its [`Orders`], as JSON, in the environment `variable`.
     #[must_use]
-    pub fn new(variable: &'static str) -> Self {
+    pub(crate) fn new(variable: &'static str) -> Self {
         Self { variable, members: Mutex::default(), histories: Mutex::default() }
     }
 
@@ -47,7 +47,7 @@ impl Crew {
     ///
     /// # Errors
     /// If no process can be started.
-    pub fn hire(&self, orders: Orders) -> io::Result<()> {
+    pub(crate) fn hire(&self, orders: Orders) -> io::Result<()> {
         let mut command = Command::new(std::env::current_exe()?);
         command.env(self.variable, serde_json::to_string(&orders)?);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true);
@@ -62,7 +62,7 @@ impl Crew {
 
     /// The names of those who work.
     #[must_use]
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         lock(&self.members).iter().map(|member| member.orders.name.clone()).collect()
     }
 
@@ -70,7 +70,7 @@ impl Crew {
     ///
     /// # Errors
     /// If there is no such worker.
-    pub async fn kill(&self, name: &str) -> io::Result<Orders> {
+    pub(crate) async fn kill(&self, name: &str) -> io::Result<Orders> {
         let place = |members: &Vec<Member>| members.iter().position(|member| member.orders.name == name);
         let member = {
             let mut members = lock(&self.members);
@@ -85,7 +85,7 @@ impl Crew {
     ///
     /// # Errors
     /// If there is no such worker.
-    pub async fn freeze(&self, name: &str) -> io::Result<()> {
+    pub(crate) async fn freeze(&self, name: &str) -> io::Result<()> {
         process::freeze(self.pid(name)?).await
     }
 
@@ -93,7 +93,7 @@ impl Crew {
     ///
     /// # Errors
     /// If there is no such worker.
-    pub fn thaw(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn thaw(&self, name: &str) -> io::Result<()> {
         process::thaw(self.pid(name)?)
     }
 
@@ -101,7 +101,7 @@ impl Crew {
     ///
     /// # Errors
     /// If one of them fails, or does not stop.
-    pub async fn dismiss(&self) -> Result<Vec<PathBuf>, BoxError> {
+    pub(crate) async fn dismiss(&self) -> Result<Vec<PathBuf>, BoxError> {
         let mut members = std::mem::take(&mut *lock(&self.members));
         for member in &mut members {
             if let Some(mut input) = member.child.stdin.take() {

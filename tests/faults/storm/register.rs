@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use lockkit_core::{
+use lockkit::{
     Clock, Fence, SystemClock,
     fenced::{Admission, admit},
 };
@@ -18,13 +18,13 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::history::{Event, What};
+use lockkit_testkit::history::{Event, What};
 
 /// The resource, kept by the test's own process, which no fault touches. Ends when it is dropped.
 ///
 /// Workers speak to it in lines: `claim NAME KEY FENCE`, `pass NAME KEY`, `write NAME KEY FENCE BASE TWIN_BASE`.
 #[derive(Debug)]
-pub struct Register {
+pub(crate) struct Register {
     addr: SocketAddr,
     shared: Arc<Shared>,
     listening: JoinHandle<()>,
@@ -53,11 +53,11 @@ struct Value {
 
 /// A holder that is past its last check and before its write. It goes on when this is dropped.
 #[derive(Debug)]
-pub struct Caught {
+pub(crate) struct Caught {
     /// Which worker.
-    pub worker: String,
+    pub(crate) worker: String,
     /// Which lock it holds.
-    pub key: String,
+    pub(crate) key: String,
     twin: u64,
     _go: oneshot::Sender<()>,
 }
@@ -67,7 +67,7 @@ impl Register {
     ///
     /// # Errors
     /// If there is no free port.
-    pub async fn start() -> io::Result<Self> {
+    pub(crate) async fn start() -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
@@ -77,24 +77,24 @@ impl Register {
 
     /// Where workers reach it.
     #[must_use]
-    pub fn addr(&self) -> SocketAddr {
+    pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
     }
 
     /// How many writes the twins have taken.
     #[must_use]
-    pub fn writes(&self) -> u64 {
+    pub(crate) fn writes(&self) -> u64 {
         *self.shared.writes.borrow()
     }
 
     /// Waits until the twins have taken that many writes.
-    pub async fn reached(&self, writes: u64) {
+    pub(crate) async fn reached(&self, writes: u64) {
         // It can't fail: the sender lives as long as `self`.
         _ = self.shared.writes.subscribe().wait_for(|now| *now >= writes).await;
     }
 
     /// Catches the next holder that passes.
-    pub async fn catch(&self) -> Caught {
+    pub(crate) async fn catch(&self) -> Caught {
         loop {
             let (trap, caught) = oneshot::channel();
             lock(&self.shared.state).traps.push_back(trap);
@@ -105,7 +105,7 @@ impl Register {
     }
 
     /// Waits until somebody else has written what the caught holder is about to overwrite.
-    pub async fn overtaken(&self, caught: &Caught) {
+    pub(crate) async fn overtaken(&self, caught: &Caught) {
         let overtaken =
             |shared: &Shared| lock(&shared.state).values.get(&caught.key).is_some_and(|value| value.twin > caught.twin);
         _ = self.shared.writes.subscribe().wait_for(|_| overtaken(&self.shared)).await;
@@ -113,7 +113,7 @@ impl Register {
 
     /// All that was done so far, in the order in which it was done.
     #[must_use]
-    pub fn record(&self) -> Vec<Event> {
+    pub(crate) fn record(&self) -> Vec<Event> {
         lock(&self.shared.state).record.clone()
     }
 }

@@ -1,16 +1,39 @@
 //! The resource that workers write to, and what the nemesis can do with it.
 
-use std::time::Duration;
+use std::{pin::Pin, time::Duration};
 
-use lockkit_testkit::{
-    history::{History, Rule, check},
-    storm::{Random, Register},
-};
+use libtest_mimic::{Failed, Trial};
+use lockkit_testkit::history::{History, Rule, check};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
     time::timeout,
 };
+
+use super::{Random, Register};
+use crate::runtime;
+
+/// The tests of this module.
+pub(crate) fn trials() -> Vec<Trial> {
+    let on_runtime = |name, test: fn() -> Pin<Box<dyn Future<Output = ()>>>| {
+        Trial::test(format!("storm::{name}"), move || {
+            runtime()?.block_on(test());
+            Ok(())
+        })
+    };
+    vec![
+        on_runtime("whoever_is_caught_and_overtaken_loses_an_update_of_the_twin_alone", || {
+            Box::pin(whoever_is_caught_and_overtaken_loses_an_update_of_the_twin_alone())
+        }),
+        on_runtime("a_worker_that_died_where_it_was_caught_is_no_hindrance", || {
+            Box::pin(a_worker_that_died_where_it_was_caught_is_no_hindrance())
+        }),
+        Trial::test("storm::the_same_seed_gives_the_same_numbers", || {
+            the_same_seed_gives_the_same_numbers();
+            Ok::<_, Failed>(())
+        }),
+    ]
+}
 
 /// A worker, as the register sees one.
 struct Client(BufReader<TcpStream>);
@@ -36,7 +59,6 @@ impl Client {
     }
 }
 
-#[tokio::test]
 async fn whoever_is_caught_and_overtaken_loses_an_update_of_the_twin_alone() {
     let register = Register::start().await.expect("start");
     let (mut one, mut two) = (Client::connect(&register).await, Client::connect(&register).await);
@@ -58,7 +80,6 @@ async fn whoever_is_caught_and_overtaken_loses_an_update_of_the_twin_alone() {
     assert_eq!(report.count(Rule::Resource), 0, "{:?}", report.violations);
 }
 
-#[tokio::test]
 async fn a_worker_that_died_where_it_was_caught_is_no_hindrance() {
     let register = Register::start().await.expect("start");
     let mut one = Client::connect(&register).await;
@@ -73,7 +94,6 @@ async fn a_worker_that_died_where_it_was_caught_is_no_hindrance() {
     assert_eq!(two.ask("pass w2 a").await, "go");
 }
 
-#[test]
 fn the_same_seed_gives_the_same_numbers() {
     let numbers = |seed, purpose| {
         let mut random = Random::new(seed, purpose);
