@@ -1,6 +1,7 @@
 //! One distributed-lock API over many stores.
 //!
-//! Everything that users hold lives in `lockkit-core` and is re-exported here; each cargo feature adds a store.
+//! What users of locks hold is named here; what authors of stores need besides is in [`store`]. All of it lives in
+//! `lockkit-core`; each cargo feature adds a store.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -9,12 +10,39 @@ mod diagnose;
 #[cfg(feature = "redlock")]
 pub mod redlock;
 
-pub use lockkit_core::*;
-
 pub use crate::{
     connect::{connect, connect_on_own_thread, open},
     diagnose::diagnose,
 };
+
+// Locks.
+pub use lockkit_core::{
+    Effect, Error, ErrorKind, Fence, Guard, HandOver, Lock, Locker, LockerBuilder, LossReason, Mode, Outcome,
+    OwnThread, Owner, Result, RwLock, Status,
+};
+
+// Resources that check fences.
+pub use lockkit_core::fenced;
+
+// Who holds what, and what there is to see.
+#[cfg(feature = "metrics")]
+pub use lockkit_core::Metrics;
+pub use lockkit_core::{ClockOffset, Event, Finding, Holder, HolderInfo, KeyState, LockKey, Observer, Severity, Token};
+
+// Stores, as they are connected to, wrapped, and asked for what they can do.
+pub use lockkit_core::{
+    Capability, Clock, Fencing, Liveness, LockStore, MemoryStore, Moment, Observed, Prefix, ShiftedClock, StoreInfo,
+    SystemClock, Waiting,
+};
+
+/// What authors of stores need: the contract, what its questions and answers are made of, and what stores share.
+/// `docs/writing-a-backend.md` shows how.
+pub mod store {
+    pub use lockkit_core::{
+        Alarm, Capability, Claim, Fence, Fencing, Hold, HolderInfo, Liveness, LockKey, LossReason, Mode, Token,
+        Waiting, drift, store::*, url_options,
+    };
+}
 
 #[cfg(feature = "mysql")]
 pub use lockkit_mysql as mysql;

@@ -10,9 +10,9 @@ use std::{
 };
 
 use lockkit::{
-    Claim, Fence, HolderInfo, LockKey, Mode, Token,
+    Fence, HolderInfo, LockKey, Mode, Token,
     mysql::{MySqlConfig, schema},
-    store::{AcquireRequest, Attempt, FenceRequest, LockStore, Order, Query, Renewal},
+    store::{AcquireRequest, Attempt, Claim, FenceRequest, LockStore, Order, Query, Renewal},
 };
 use lockkit_testkit::{
     faults::Proxy,

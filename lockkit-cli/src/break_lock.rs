@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use clap::Args as ClapArgs;
-use lockkit::{LockKey, Locker, Release, Token};
+use lockkit::{LockKey, Locker, Token, store::Release};
 use serde_json::json;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! `lockkit ls`: which locks are held.
 
 use clap::Args as ClapArgs;
-use lockkit::Query;
+use lockkit::store::Query;
 use serde_json::Value;
 
 use crate::{

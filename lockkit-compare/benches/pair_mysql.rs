@@ -12,8 +12,9 @@ use std::{
 };
 
 use lockkit::{
-    LockStore, Query,
+    LockStore,
     mysql::{MySqlConfig, MySqlStore, schema},
+    store::Query,
 };
 use lockkit_compare::pairs::{BoxError, Contestant, Leases, Rounds, median_millis};
 use lockkit_testkit::servers::{MySqlFlavor, MySqlOptions, MySqlServer};

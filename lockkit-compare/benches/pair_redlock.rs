@@ -11,9 +11,10 @@ use std::{
 };
 
 use lockkit::{
-    Attempt, LockKey, LockStore, Locker, Outcome, Release,
+    LockKey, LockStore, Locker, Outcome,
     redis::RedisConfig,
     redlock::{RedisNodes, RedlockStore},
+    store::{Attempt, Release},
 };
 use lockkit_compare::pairs::{BoxError, Contestant, Rounds, TTL, request};
 use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};

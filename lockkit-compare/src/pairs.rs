@@ -12,8 +12,8 @@ use std::{
 };
 
 use lockkit::{
-    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order, Release, Renewal,
-    Renewed, Token,
+    HolderInfo, LockKey, LockStore, Mode, Token,
+    store::{AcquireRequest, Attempt, Claim, FenceRequest, Order, Release, Renewal, Renewed},
 };
 
 use crate::stats::median;

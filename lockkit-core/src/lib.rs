@@ -8,7 +8,7 @@
 //!   LockStore (five questions)       what a backend implements: store.rs
 //! ```
 //!
-//! Applications usually depend on the facade crate `lockkit`, which re-exports all of this.
+//! Applications usually depend on the facade crate `lockkit`, which has what they hold by name, and the rest in `lockkit::store`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -8,8 +8,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit::{
-    AcquireRequest, Attempt, Claim, Fence, Hold, KeyState, LockStore, Query, Release, Renewal, Renewed, Result,
-    StoreInfo, Token,
+    Fence, KeyState, LockStore, Result, StoreInfo, Token,
+    store::{AcquireRequest, Attempt, Claim, Hold, Query, Release, Renewal, Renewed},
 };
 use lockkit_testkit::{BoxError, history::Rule};
 

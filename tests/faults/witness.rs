@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use lockkit::{LockKey, LockStore, Query};
+use lockkit::{LockKey, LockStore, store::Query};
 use lockkit_testkit::{
     BoxError,
     servers::{MySqlServer, RedisServer},

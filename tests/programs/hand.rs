@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit::{ErrorKind, Guard, Lock, Outcome, Query, Result, Status};
+use lockkit::{ErrorKind, Guard, Lock, Outcome, Result, Status, store::Query};
 use lockkit_testkit::history::What;
 use tokio::time::{sleep, timeout};
 

@@ -11,8 +11,8 @@ use std::{
 };
 
 use lockkit::{
-    ErrorKind, Liveness, Locker, Query,
-    store::{LockStore, StoreInfo},
+    ErrorKind, Liveness, Locker,
+    store::{LockStore, Query, StoreInfo},
 };
 use lockkit_testkit::{
     AsyncOpen, BoxError,

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockkit::{Claim, KeyState, LockStore, Query};
+use lockkit::{
+    KeyState, LockStore,
+    store::{Claim, Query},
+};
 
 use crate::interrupt;
 

@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit::{Fence, Holder, LockKey, Locker, LossReason, Moment, Query, drift};
+use lockkit::{
+    Fence, Holder, LockKey, Locker, LossReason, Moment,
+    store::{Query, drift},
+};
 use tokio::time::{sleep, timeout};
 
 use super::{
