@@ -41,3 +41,7 @@ pub use crate::{
     targets::{Target, Targets, redlock},
     workers::WorkerProgram,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -238,7 +238,11 @@ impl fmt::Display for Rates {
         writeln!(f, "pairs per second, medians of {} rounds", self.rates.len())?;
         for (index, name) in self.names.iter().enumerate() {
             let rate = median(self.rates.iter().map(|rates| rates[index])).unwrap_or(f64::NAN);
-            writeln!(f, "  {:<42} {rate:>9.0} {:>9.0} us each", format!("{}, {name}", self.tasks()), 1e6 / rate)?;
+            write!(f, "  {:<42} {rate:>9.0}", format!("{}, {name}", self.tasks()))?;
+            match self.tasks {
+                1 => writeln!(f, "   {:>7.0} us per pair", 1e6 / rate)?,
+                _ => writeln!(f)?,
+            }
         }
         let Some(costs) = &self.costs else { return Ok(()) };
         writeln!(f, "processor time per pair with {}, in us: client, server", self.tasks())?;

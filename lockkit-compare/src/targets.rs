@@ -198,7 +198,7 @@ fn distinct(name: String, taken: impl Fn(&str) -> bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
+    use crate::error::ErrorKind;
 
     #[test]
     fn the_same_store_twice_gets_two_names() {

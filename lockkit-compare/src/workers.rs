@@ -135,7 +135,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
-    use crate::{ErrorKind, worker::Under};
+    use crate::{error::ErrorKind, worker::Under};
 
     #[test]
     fn a_worker_that_died_is_quoted_in_one_line() {

@@ -10,9 +10,9 @@ use lockkit_core::{
 };
 
 use crate::{
-    Fault, Operation, SimStore,
+    fault::{Fault, Operation},
     log::Logged,
-    store::{World, lock},
+    store::{SimStore, World, lock},
 };
 
 #[async_trait]

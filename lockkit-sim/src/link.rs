@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use crate::Fault;
+use crate::fault::Fault;
 
 /// A connection, replaced by a new one when an answer did not come in time.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::{
 
 use lockkit_core::{Attempt, Effect, ErrorKind, LockKey, LossReason, Release, Renewed, Result};
 
-use crate::{Fault, Operation};
+use crate::fault::{Fault, Operation};
 
 /// A call that the store has seen. A renewal of several leases is one call for each.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,12 @@ use lockkit_core::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-use crate::{Call, Fault, Operation, Rule, clock::VirtualClock, fault::Script, link::Link, log::Log};
+use crate::{
+    clock::VirtualClock,
+    fault::{Fault, Operation, Rule, Script},
+    link::Link,
+    log::{Call, Log},
+};
 
 /// A store in memory, on tokio's time, with a script of faults. See the [crate](crate) for an example.
 ///

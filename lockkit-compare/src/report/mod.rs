@@ -326,7 +326,7 @@ different reports: machines differ by more than stores do.
 mod tests {
     use super::*;
     use crate::{
-        ErrorKind,
+        error::ErrorKind,
         plan::{Options, Step},
         results::{Contest, Counts},
     };
