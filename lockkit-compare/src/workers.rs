@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, ErrorKind, Result},
     worker::{Answer, Job, Order},
 };
 
@@ -79,6 +79,8 @@ impl Worker {
         match self.answers.next_line().await {
             Ok(Some(line)) => match serde_json::from_str(&line) {
                 Ok(Answer::Failed { kind, message }) => {
+                    // No lease of the caller's was lost.
+                    let kind = if kind == ErrorKind::Lost { ErrorKind::Internal } else { kind };
                     Err(Error::new(kind, format!("a worker process failed: {message}")))
                 }
                 Ok(answer) => Ok(answer),
@@ -135,7 +137,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     use super::*;
-    use crate::{error::ErrorKind, worker::Under};
+    use crate::worker::Under;
 
     #[test]
     fn a_worker_that_died_is_quoted_in_one_line() {
@@ -148,17 +150,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_tells_why_it_failed() {
-        let report = r#"read order; echo '{"Failed":{"kind":"Unfit","message":"no table"}}'"#;
-        let program = WorkerProgram { program: "sh".into(), args: vec!["-c".into(), report.into()] };
-        let job = Job::Take { key: "k".into() };
-        let mut worker = Worker::start(&program, job, Some("memory:")).await.expect("sh");
-        let failure = worker.hear().await.expect_err("it failed");
-        assert_eq!((failure.kind(), &*failure.to_string()), (ErrorKind::Unfit, "a worker process failed: no table"));
+        for (said, kind) in [("Unfit", ErrorKind::Unfit), ("Lost", ErrorKind::Internal)] {
+            let report = format!(r#"read order; echo '{{"Failed":{{"kind":"{said}","message":"no table"}}}}'"#);
+            let program = WorkerProgram { program: "sh".into(), args: vec!["-c".into(), report.into()] };
+            let job = Job::Take { key: "k".into() };
+            let mut worker = Worker::start(&program, job, Some("memory:")).await.expect("sh");
+            let failure = worker.hear().await.expect_err("it failed");
+            assert_eq!((failure.kind(), &*failure.to_string()), (kind, "a worker process failed: no table"));
+        }
     }
 
     #[tokio::test]
     async fn a_worker_that_is_none_is_quoted() {
-        let program = WorkerProgram { program: "sh".into(), args: vec!["-c".into(), "echo hello".into()] };
+        let program = WorkerProgram { program: "sh".into(), args: vec!["-c".into(), "read order; echo hello".into()] };
         let job = crate::worker::Count { file: "f".into(), times: 1, key: "k".into(), under: Under::Nothing };
         let mut worker = Worker::start(&program, Job::Count(job), None).await.expect("sh");
         assert!(worker.hear().await.expect_err("no answer").to_string().contains("hello"));

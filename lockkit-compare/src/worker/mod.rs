@@ -105,9 +105,8 @@ impl Orders {
 
     async fn next<T: DeserializeOwned>(&mut self) -> Result<T> {
         let order = self.0.recv().await.unwrap_or_default();
-        // The order is not repeated: it may have a password in it.
-        serde_json::from_str(&order)
-            .map_err(|error| Error::internal(format!("a worker does not understand an order: {error}")))
+        // Neither the order nor the parser's words for it are repeated: a password may be in them.
+        serde_json::from_str(&order).map_err(|_| Error::internal("a worker does not understand an order"))
     }
 
     /// Says that everything is prepared and waits for the starting shot: the moment, on the clock that all processes
