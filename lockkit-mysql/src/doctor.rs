@@ -11,12 +11,15 @@ use crate::{
     client::{
         connection::Replicas,
         pool::{Bound, Connection, Lane, Pool},
-        server::{self, Settings},
+        settings::{of_server, of_session},
     },
     config::MySqlConfig,
-    schema,
-    store::MySqlStore,
-    wire::{row::column, statements::Statement},
+    store::{MySqlStore, schema},
+    wire::{
+        row::column,
+        settings::{self, Settings},
+        statements::Statement,
+    },
 };
 
 /// Rows that were not used for so long can be removed: what `lockkit gc` removes by default.
@@ -48,9 +51,9 @@ struct Doctor<'a> {
 impl Doctor<'_> {
     async fn examine(&self) -> Result<Vec<Finding>> {
         let first = self.store.pool.first_connection(self.config, Bound::new(self.store.timeout)).await;
-        let settings = Settings::of_server(&mut first?).await?;
+        let settings = of_server(&mut first?).await?;
         let mut findings = vec![Finding::ok("server", identity(&settings))];
-        findings.extend(server::judge(&settings));
+        findings.extend(settings::judge(&settings));
         if findings.iter().all(|finding| finding.code != "durability") {
             findings.push(Finding::ok("durability", "commits are on disk before they are answered"));
         }
@@ -84,7 +87,7 @@ impl Doctor<'_> {
                 keeps &= column::<Option<String>>(&row, 1)?.as_deref() == Some(mark.as_str());
             }
         }
-        let settings = Settings::of_session(&mut connection).await?;
+        let settings = of_session(&mut connection).await?;
         Ok(judge_session(sessions.len() == 1 && keeps, &settings))
     }
 

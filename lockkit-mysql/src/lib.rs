@@ -32,15 +32,15 @@ mod doctor;
 pub mod fenced;
 #[cfg(test)]
 mod properties;
-pub mod schema;
 mod store;
-mod transaction;
 mod wire;
 
 pub use config::{MySqlConfig, Tls};
 pub use doctor::diagnose;
-pub use store::MySqlStore;
-pub use transaction::{TransactionLock, lock_in_transaction};
+pub use store::{
+    MySqlStore, schema,
+    transaction::{TransactionLock, lock_in_transaction},
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

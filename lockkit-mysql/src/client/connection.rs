@@ -24,13 +24,11 @@ use tokio::{
     time::{Instant, Sleep, sleep_until, timeout},
 };
 
-use crate::{
-    client::server,
-    wire::{
-        error::{self, Sent},
-        row::column,
-        statements::Question,
-    },
+use crate::wire::{
+    error::{self, Sent},
+    row::column,
+    settings,
+    statements::Question,
 };
 
 /// No statement waits longer than this at the server: for a row as [`SETUP`] says, or at a gate.
@@ -211,8 +209,8 @@ fn judge(rows: &[MySqlRow], number: u64, replicas: Replicas) -> Result<()> {
     if column::<String>(row, 0)? != number.to_string() {
         return Err(error::out_of_step(Sent::ReadOnly));
     }
-    if replicas == Replicas::Refused && server::is_on(&column::<String>(row, 1)?) {
-        return Err(server::read_only("read_only"));
+    if replicas == Replicas::Refused && settings::is_on(&column::<String>(row, 1)?) {
+        return Err(settings::read_only("read_only"));
     }
     Ok(())
 }

@@ -6,6 +6,8 @@ pub(crate) mod inspect;
 pub(crate) mod named_lock_queue;
 pub(crate) mod release;
 pub(crate) mod renew;
+pub mod schema;
+pub(crate) mod transaction;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -19,15 +21,14 @@ use crate::{
     client::{
         connection::Replicas,
         pool::{Bound, Connection, Pool},
-        server,
+        settings::of_server,
     },
     config::MySqlConfig,
-    schema,
     store::named_lock_queue::Gates,
     wire::{
         error::{self, Sent},
         name::to_column,
-        row,
+        row, settings,
         statements::Statements,
     },
 };
@@ -122,8 +123,7 @@ impl MySqlStore {
 
     async fn check(&self, config: &MySqlConfig) -> Result<Vec<String>> {
         let mut connection = self.pool.first_connection(config, Bound::new(self.timeout)).await?;
-        let settings = server::Settings::of_server(&mut connection).await?;
-        let warnings = Finding::admit(&server::judge(&settings))?;
+        let warnings = Finding::admit(&settings::judge(&of_server(&mut connection).await?))?;
         if config.create {
             schema::create_if_missing(&mut connection, config).await?;
         }

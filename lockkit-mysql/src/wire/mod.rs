@@ -3,4 +3,6 @@
 pub(crate) mod error;
 pub(crate) mod name;
 pub(crate) mod row;
+pub(crate) mod settings;
 pub(crate) mod statements;
+pub(crate) mod table;

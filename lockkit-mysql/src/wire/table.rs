@@ -1,20 +1,8 @@
-//! The table: what it looks like, making it, checking it, and bringing an older shape of it forward.
+//! The table: the statement that makes it, what is wrong with one that is there, and the statements that bring it forward.
 
-use std::time::Duration;
+use lockkit_core::{ErrorKind, Finding, Result};
 
-use lockkit_core::{Error, ErrorKind, Finding, Result};
-
-use crate::{
-    client::{
-        connection::Replicas,
-        pool::{Bound, Connection, Lane, Pool},
-    },
-    config::MySqlConfig,
-    wire::{name::quoted_table, row::column},
-};
-
-/// How long changing a table may take.
-const CHANGE_WITHIN: Duration = Duration::from_secs(600);
+use crate::wire::name::quoted_table;
 
 const NO_UNIQUE_KEY: &str = "resource_name has no unique key of its own";
 const NOT_INNODB: &str = "its engine is not InnoDB";
@@ -48,131 +36,29 @@ pub fn ddl(table: &str) -> Result<String> {
     ))
 }
 
-/// Makes the table if it is missing. One that is there is not changed.
-///
-/// # Errors
-/// `InvalidInput` for a wrong configuration; `Denied` if the user may not make tables; else when the server can't be
-/// asked.
-pub async fn create(config: &MySqlConfig) -> Result<()> {
-    let mut session = Session::open(config).await?;
-    let made = create_if_missing(&mut session.connection, config).await;
-    made.map_err(|e| session.at("create table", e))
-}
-
-/// Checks that the table is there and as lockkit needs it.
-///
-/// # Errors
-/// [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if not, with the statement that makes the table; else when the server can't be asked.
-pub async fn check(config: &MySqlConfig) -> Result<()> {
-    let mut session = Session::open(config).await?;
-    let checked = check_table(&mut session.connection, config).await;
-    checked.map_err(|e| session.at("check table", e))
-}
-
-/// Brings a table of the classic shape (`id, resource_name, node_info, count, create_time, update_time`, where a row is
-/// a held lock) or of an earlier lockkit forward, keeping its rows. Says whether there was anything to do.
-///
-/// **Stop all clients of the old kind first**: after the change every lock is free, whatever they believe. A `count` that
-/// is no number becomes 0.
-///
-/// The table is copied by the server, and can't be written meanwhile. Should it fail half-way, it can be called again.
-///
-/// # Errors
-/// [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if the table is missing or of some other shape; others as the server says, such as that a
-/// name is in it twice.
-pub async fn upgrade(config: &MySqlConfig) -> Result<bool> {
-    let mut session = Session::open(config).await?;
-    let upgraded = upgrade_table(&mut session.connection, config).await;
-    upgraded.map_err(|e| session.at("upgrade table", e))
-}
-
-struct Session {
-    connection: Connection,
-    name: std::sync::Arc<str>,
-}
-
-impl Session {
-    async fn open(config: &MySqlConfig) -> Result<Self> {
-        config.check()?;
-        let name: std::sync::Arc<str> = config.display_name().into();
-        let pool = Pool::new(config, Replicas::Refused);
-        // Connecting keeps to the bound of an operation; what is done then may take longer.
-        let probe = pool.first_connection(config, Bound::new(config.timeout)).await;
-        drop(probe.map_err(|e| e.at("connect", None, &name))?);
-        let connection = pool.connection(Lane::Common, Bound::new(CHANGE_WITHIN)).await;
-        Ok(Self { connection: connection.map_err(|e| e.at("connect", None, &name))?, name })
-    }
-
-    fn at(&self, operation: &'static str, error: Error) -> Error {
-        error.at(operation, None, &self.name)
-    }
-}
-
-pub(crate) async fn create_if_missing(connection: &mut Connection, config: &MySqlConfig) -> Result<()> {
-    if Table::read(connection, config).await?.columns.is_empty() {
-        connection.run_text(ddl(&config.table)?).await?;
-    }
-    Ok(())
-}
-
-pub(crate) async fn check_table(connection: &mut Connection, config: &MySqlConfig) -> Result<()> {
-    let table = Table::read(connection, config).await?;
-    Finding::admit(&table.findings(config)?).map(drop)
-}
-
-/// What is wrong with the table; nothing if it is as lockkit needs it.
-pub(crate) async fn examine(connection: &mut Connection, config: &MySqlConfig) -> Result<Vec<Finding>> {
-    Table::read(connection, config).await?.findings(config)
-}
-
-async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Result<bool> {
-    let table = Table::read(connection, config).await?;
-    if table.columns.is_empty() {
-        check_table(connection, config).await?;
-    }
-    if table.faults().is_empty() {
-        return Ok(false);
-    }
-    if let Some((missing, ..)) = COLUMNS.iter().find(|(name, _, _, classic)| *classic && table.shown(name).is_none()) {
-        let message = format!("the table {} is not of the classic shape: it has no column {missing}", config.table);
-        return Err(Error::new(ErrorKind::Misconfigured, message));
-    }
-    for statement in table.upgrade(&quoted_table(&config.table)?) {
-        connection.run_text(statement).await?;
-    }
-    check_table(connection, config).await?;
-    Ok(true)
-}
-
 /// A table as the server describes it.
 #[derive(Debug, Default)]
-struct Table {
+pub(crate) struct Table {
     /// Name and type of each column; none if there is no table.
     columns: Vec<(String, String)>,
-    is_innodb: bool,
-    has_unique_name: bool,
+    pub(crate) is_innodb: bool,
+    pub(crate) has_unique_name: bool,
 }
 
 impl Table {
-    async fn read(connection: &mut Connection, config: &MySqlConfig) -> Result<Self> {
-        let columns = "SELECT CAST(column_name AS CHAR), CAST(column_type AS CHAR) FROM information_schema.columns \
-             WHERE table_schema = DATABASE() AND table_name = ?";
-        let mut table = Self::default();
-        for row in connection.rows(sqlx::query(columns).bind(&config.table)).await? {
-            let shown: String = column(&row, 1)?;
-            table.columns.push((column::<String>(&row, 0)?.to_lowercase(), without_width(&shown)));
-        }
-        let engine = "SELECT CAST(engine AS CHAR) FROM information_schema.tables \
-             WHERE table_schema = DATABASE() AND table_name = ?";
-        for row in connection.rows(sqlx::query(engine).bind(&config.table)).await? {
-            let engine: Option<String> = column(&row, 0)?;
-            table.is_innodb = engine.is_some_and(|engine| engine.eq_ignore_ascii_case("InnoDB"));
-        }
-        let unique = "SELECT CAST(index_name AS CHAR) FROM information_schema.statistics \
-             WHERE table_schema = DATABASE() AND table_name = ? GROUP BY index_name \
-             HAVING COUNT(*) = 1 AND MAX(column_name) = 'resource_name' AND MAX(non_unique) = 0 AND MAX(sub_part) IS NULL";
-        table.has_unique_name = !connection.rows(sqlx::query(unique).bind(&config.table)).await?.is_empty();
-        Ok(table)
+    /// A column with the type that the server shows for it.
+    pub(crate) fn add_column(&mut self, name: &str, shown: &str) {
+        self.columns.push((name.to_lowercase(), without_width(shown)));
+    }
+
+    pub(crate) fn is_missing(&self) -> bool {
+        self.columns.is_empty()
+    }
+
+    /// A column of the classic shape that the table does not have.
+    pub(crate) fn missing_of_classic(&self) -> Option<&'static str> {
+        let missing = COLUMNS.into_iter().find(|(name, _, _, classic)| *classic && self.shown(name).is_none());
+        missing.map(|(name, ..)| name)
     }
 
     /// The type of a column.
@@ -181,10 +67,10 @@ impl Table {
     }
 
     /// What is wrong with it: one finding, so that connecting tells everything at once.
-    fn findings(&self, config: &MySqlConfig) -> Result<Vec<Finding>> {
-        let (name, ddl) = (&config.table, ddl(&config.table)?);
+    pub(crate) fn findings(&self, name: &str) -> Result<Vec<Finding>> {
+        let ddl = ddl(name)?;
         let found = |code, summary, advice| vec![Finding::error(ErrorKind::Misconfigured, code, summary, advice)];
-        if self.columns.is_empty() {
+        if self.is_missing() {
             let advice = format!("it is made by `lockkit init`, by the option create=true, or by: {ddl}");
             return Ok(found("table", format!("the table {name} is missing"), advice));
         }
@@ -212,7 +98,7 @@ impl Table {
     }
 
     /// What is wrong with it, in words.
-    fn faults(&self) -> Vec<String> {
+    pub(crate) fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for (name, wanted, ..) in COLUMNS {
             match self.shown(name) {
@@ -235,7 +121,7 @@ impl Table {
     }
 
     /// The statements that bring it forward. Each leaves a table that they can be made for again.
-    fn upgrade(&self, table: &str) -> Vec<String> {
+    pub(crate) fn upgrade(&self, table: &str) -> Vec<String> {
         let mut statements = Vec::new();
         if self.shown("resource_name").is_some_and(is_text) {
             // First to the character set whose bytes names are, else a Latin-1 name would keep other bytes.

@@ -1,16 +1,13 @@
-//! What can be known of a server before it is trusted with locks.
+//! The settings of a server, and what they say of locks on it.
 
 use std::collections::HashMap;
 
-use lockkit_core::{Error, ErrorKind, Finding, Result};
+use lockkit_core::{Error, ErrorKind, Finding};
 
-use crate::{
-    client::pool::Connection,
-    wire::{error, row::column},
-};
+use crate::wire::error;
 
-/// The settings that matter, of which each kind of server has some.
-const NAMES: &str = "'version', 'version_comment', 'read_only', 'super_read_only', 'innodb_flush_log_at_trx_commit', \
+/// The settings that matter, quoted. Each kind of server has some of them.
+pub(crate) const NAMES: &str = "'version', 'version_comment', 'read_only', 'super_read_only', 'innodb_flush_log_at_trx_commit', \
      'log_bin', 'sync_binlog', 'binlog_format', 'wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode', \
      'max_connections', 'max_user_connections', 'wait_timeout', 'autocommit', 'transaction_isolation', 'tx_isolation', \
      'time_zone'";
@@ -20,23 +17,6 @@ const NAMES: &str = "'version', 'version_comment', 'read_only', 'super_read_only
 pub(crate) struct Settings(HashMap<String, String>);
 
 impl Settings {
-    /// Those that hold for new sessions.
-    pub(crate) async fn of_server(connection: &mut Connection) -> Result<Self> {
-        Self::read(connection, "GLOBAL").await
-    }
-
-    /// Those that hold for this session.
-    pub(crate) async fn of_session(connection: &mut Connection) -> Result<Self> {
-        Self::read(connection, "SESSION").await
-    }
-
-    async fn read(connection: &mut Connection, scope: &str) -> Result<Self> {
-        let show = format!("SHOW {scope} VARIABLES WHERE Variable_name IN ({NAMES})");
-        let rows = connection.rows(sqlx::query(sqlx::AssertSqlSafe(show))).await?;
-        let pair = |row| Ok((column::<String>(row, 0)?.to_lowercase(), column::<String>(row, 1)?));
-        Ok(Self(rows.iter().map(pair).collect::<Result<_>>()?))
-    }
-
     /// The value; empty if the server has no such setting.
     pub(crate) fn get(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
@@ -146,6 +126,8 @@ fn numbers(version: &str) -> (u32, u32) {
 
 #[cfg(test)]
 mod tests {
+    use lockkit_core::Result;
+
     use super::*;
 
     fn admit(version: &str, others: &[(&str, &str)]) -> Result<Vec<String>> {
