@@ -14,7 +14,7 @@ use sqlx::{
 use crate::wire::{error::invalid, name};
 
 /// The options that a URL may carry after `?`.
-const OPTIONS: [&str; 6] = ["ca", "connections", "create", "table", "timeout", "tls"];
+const OPTIONS: [&str; 7] = ["ca", "connections", "create", "keep_rows", "table", "timeout", "tls"];
 
 /// How to reach one MySQL or MariaDB server, and which table to keep the locks in.
 ///
@@ -41,6 +41,7 @@ pub struct MySqlConfig {
     pub(crate) password: Option<String>,
     pub(crate) table: String,
     pub(crate) create: bool,
+    pub(crate) keep_rows: bool,
     pub(crate) timeout: Duration,
     pub(crate) connections: u32,
     pub(crate) tls: Tls,
@@ -83,6 +84,7 @@ impl MySqlConfig {
             password: None,
             table: Self::TABLE.to_owned(),
             create: false,
+            keep_rows: false,
             timeout: Self::TIMEOUT,
             connections: Self::CONNECTIONS,
             tls: Tls::Off,
@@ -94,7 +96,7 @@ impl MySqlConfig {
     /// Reads `mysql://[user[:password]@]host[:port]/database[?option=value&…]`.
     ///
     /// The scheme is `mysql` or `mariadb`. User, password and database are percent-decoded. The options are those of the
-    /// methods of the same names: `table=resource_lock`, `timeout=2s`, `connections=16`, `create=true`,
+    /// methods of the same names: `table=resource_lock`, `timeout=2s`, `connections=16`, `create=true`, `keep_rows=true`,
     /// `tls=off|encrypt|verify`, `ca=/path/to/authority.pem`.
     ///
     /// # Errors
@@ -120,6 +122,7 @@ impl MySqlConfig {
                 "timeout" => self.timeout = duration(option, &value)?,
                 "connections" => self.connections = number(option, &value)?,
                 "create" => self.create = boolean(option, &value)?,
+                "keep_rows" => self.keep_rows = boolean(option, &value)?,
                 "tls" => self.tls = tls(&value)?,
                 _ => self.ca = Some(PathBuf::from(value)),
             }
@@ -153,6 +156,15 @@ impl MySqlConfig {
     #[must_use]
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
+        self
+    }
+
+    /// Whether the row of a lock stays for ever; by default it goes when nobody has used the lock for a week. Rows go a few
+    /// at a time, in the background, as the store makes rows for other names. That needs the right to `DELETE`: without it
+    /// they stay as well.
+    #[must_use]
+    pub fn keep_rows(mut self, keep: bool) -> Self {
+        self.keep_rows = keep;
         self
     }
 
@@ -275,6 +287,7 @@ impl fmt::Debug for MySqlConfig {
             .field("password", &self.password.as_ref().map(|_| ".."))
             .field("table", &self.table)
             .field("create", &self.create)
+            .field("keep_rows", &self.keep_rows)
             .field("timeout", &self.timeout)
             .field("connections", &self.connections)
             .field("tls", &self.tls)
@@ -299,16 +312,17 @@ mod tests {
 
     #[test]
     fn a_url_says_it_all() {
-        let url = "mariadb://a%40b:p%2Fw%25%3A@[::1]:7000/my%20db?table=t1&timeout=250ms&connections=4&create=true";
+        let url = "mariadb://a%40b:p%2Fw%25%3A@[::1]:7000/my%20db?table=t1&timeout=250ms&connections=4&create=true&keep_rows=yes";
         let config = MySqlConfig::from_url(url).expect("url");
         assert_eq!((config.host.as_str(), config.port, config.database.as_str()), ("::1", 7000, "my db"));
         assert_eq!((config.username.as_deref(), config.password.as_deref()), (Some("a@b"), Some("p/w%:")));
         assert_eq!((config.table.as_str(), config.timeout), ("t1", Duration::from_millis(250)));
-        assert_eq!((config.connections, config.create), (4, true));
+        assert_eq!((config.connections, config.create, config.keep_rows), (4, true, true));
         assert_eq!(config.display_name(), "mysql [::1]:7000/my db");
         let config = MySqlConfig::from_url("mysql://h/d").expect("url");
         assert_eq!((config.host.as_str(), config.port, config.tls), ("h", 3306, Tls::Off));
-        assert_eq!((config.username, config.password, config.create), (None, None, false));
+        assert_eq!((config.username, config.password), (None, None));
+        assert_eq!((config.create, config.keep_rows), (false, false));
         assert_eq!(config.table, "resource_lock");
     }
 
@@ -319,7 +333,7 @@ mod tests {
             ("mysql:///d", "no host"),
             ("mysql://u:hunter2@h", "no database"),
             ("mysql://u:hunter2@h:99999/d", "port"),
-            ("mysql://u:hunter2@h/d?retry=1", "ca, connections, create, table, timeout, tls"),
+            ("mysql://u:hunter2@h/d?retry=1", "ca, connections, create, keep_rows, table, timeout, tls"),
             ("mysql://u:hunter2@h/d?table=a&table=b", "twice"),
             ("mysql://u:hunter2@h/d?table=a`b", "ASCII"),
             ("mysql://u:hunter2@h/d?timeout=0s", "250ms"),

@@ -10,7 +10,7 @@ use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Token};
 use crate::{
     client::{
         connection::Replicas,
-        pool::{Bound, Connection, Lane, Pool},
+        pool::{Bound, Connection, Lane},
         settings::{of_server, of_session},
     },
     config::MySqlConfig,
@@ -37,8 +37,7 @@ const LOOKS: usize = 5;
 /// `InvalidInput` for a wrong configuration, or a database that does not exist; `Unavailable`, `TimedOut` or `Denied` if
 /// the server can't be asked at all.
 pub async fn diagnose(config: &MySqlConfig) -> Result<Vec<Finding>> {
-    let mut store = MySqlStore::new(config.clone())?;
-    store.pool = Pool::new(config, Replicas::Admitted);
+    let store = MySqlStore::on(Replicas::Admitted, config.clone())?;
     let doctor = Doctor { store: &store, config };
     doctor.examine().await.map_err(|e| e.at("examine", None, &store.info.name))
 }
@@ -184,8 +183,12 @@ impl Doctor<'_> {
             findings.push(missing_rights(summary, &missing, name));
         }
         if !self.may("DELETE FROM {} WHERE 1 = 0").await? {
-            let summary = "the user may not DELETE: `lockkit gc` can't remove rows that nobody uses";
-            findings.push(Finding::note("gc", summary, format!("GRANT DELETE ON {name}, or run it as another user")));
+            let summary = "the user may not DELETE: rows of locks that nobody uses stay";
+            findings.push(Finding::note(
+                "gc",
+                summary,
+                format!("GRANT DELETE ON {name}, or run `lockkit gc` as another user"),
+            ));
         }
         if findings.is_empty() {
             findings.push(Finding::ok("access", "the user may do all that lockkit does"));
@@ -208,7 +211,7 @@ impl Doctor<'_> {
     /// Rows that were not used for a week.
     async fn unused(&self) -> Result<Option<Finding>> {
         let micros = i64::try_from(UNUSED.as_micros()).unwrap_or(i64::MAX);
-        let idle = self.store.statements.idle().bind(0_u64).bind(micros).bind(MANY);
+        let idle = self.store.statements.unused().bind(micros).bind(MANY);
         let rows = match self.connection().await?.rows(idle).await {
             Ok(rows) => rows.len(),
             // A table so large that it takes longer than an operation may.
@@ -222,7 +225,12 @@ impl Doctor<'_> {
             rows if rows >= MANY as usize => format!("more than {MANY} rows of locks were not used for a week"),
             rows => format!("rows of locks that were not used for a week: {rows}"),
         };
-        Ok(Some(Finding::note("unused", summary, "`lockkit gc` removes them; nothing depends on it but the size")))
+        let advice = if self.config.keep_rows {
+            "`lockkit gc` removes them; nothing depends on it but the size"
+        } else {
+            "they go by themselves as new names are used, and `lockkit gc` removes all; nothing depends on it but the size"
+        };
+        Ok(Some(Finding::note("unused", summary, advice)))
     }
 
     async fn clock(&self) -> Result<ClockOffset> {

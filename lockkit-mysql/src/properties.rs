@@ -50,7 +50,7 @@ proptest! {
     #[test]
     fn any_url_is_read_or_refused_in_one_line(
         user in "[a-z]{0,2}", rest in odd_text(), text: String,
-        option in "[?&](table|timeout|connections|create|tls|ca|x)=[a-z0-9`]{0,4}",
+        option in "[?&](table|timeout|connections|create|keep_rows|tls|ca|x)=[a-z0-9`]{0,4}",
     ) {
         const SECRET: &str = "Xs3cr3tX";
         for tail in ["h", "h:3306/db", "[::1]/", ""] {

@@ -167,6 +167,11 @@ impl Pool {
         self.trusted(permit, bound).await
     }
 
+    /// A connection for what can as well be done another time: none if all that are for everybody are in use.
+    pub(crate) async fn spare_connection(&self, bound: Bound) -> Option<Connection> {
+        self.trusted(self.shared.permit(Lane::Common)?, bound).await.ok()
+    }
+
     async fn trusted(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
         let breaks = self.shared.breaks.load(Ordering::Acquire);
         let shared = Arc::clone(&self.shared);

@@ -73,8 +73,8 @@ impl MySqlStore {
         }
         match self.look(&mut connection, &request.claim.key).await? {
             None => {
-                let insert = |_| self.statements.insert().bind(to_column(&request.claim.key));
-                connection.execute(insert, None).await?;
+                let made = self.make_row(&mut connection, &request.claim.key).await?;
+                made.into_iter().for_each(|id| self.sweeper.made_row(id));
                 match self.take(&mut connection, request, ttl).await? {
                     Some(hold) => Ok(Attempt::Granted(hold)),
                     None => Ok(contended(self.look(&mut connection, &request.claim.key).await?)),

@@ -1,54 +1,128 @@
-//! Removing the rows of locks that nobody uses any more.
+//! Removing the rows of locks that nobody has used for long.
+//!
+//! A row is made when its lock is first used. Of names that are used once, rows would pile up, so that the making of rows
+//! drives their removal: for some rows that a store makes, it looks at a page of the table, and removes what is unused
+//! there. Each time that is two statements at most, in the background, and on a connection that nobody waits for.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use lockkit_core::Result;
+use lockkit_core::{Result, Token};
+use tokio::sync::Mutex;
 
 use crate::{
-    client::{
-        connection::LONGEST_WAIT,
-        pool::{Bound, Lane},
-    },
+    client::pool::{Bound, Connection, Lane, Pool},
     store::MySqlStore,
     wire::{
         error::{self, Sent, invalid},
         row::column,
+        statements::{Size, Statements},
     },
 };
 
-/// How many rows are looked up at once.
-const PAGE: u32 = 500;
+/// How many rows are looked at at once.
+const PAGE: u32 = 64;
 /// A shorter period would remove rows that are about to be used again.
 const SHORTEST: Duration = Duration::from_secs(60);
+/// What goes by itself was not used for a week.
+const WEEK_IN_MICROS: i64 = 7 * 24 * 3600 * 1_000_000;
+/// A store looks at a page for the first row that it makes, and then each time it has made this many: more slowly than
+/// that a table does not shrink.
+const EVERY: u64 = 8;
 
-/// Reads names without locking anything, then removes one row per statement, and only if it is still unused: a delete of
-/// many rows would lock them in an order of its own, and get into deadlocks with those that use them.
+/// Removes rows as others are made.
+pub(crate) struct Sweeper {
+    pool: Arc<Pool>,
+    statements: Arc<Statements>,
+    timeout: Duration,
+    made: AtomicU64,
+    /// Where the next page begins, once that is known. Whoever has the lock sweeps.
+    after: Arc<Mutex<Option<u64>>>,
+    /// Whether rows are to stay, or this user may not remove them.
+    off: Arc<AtomicBool>,
+}
+
+impl Sweeper {
+    pub(crate) fn new(pool: Arc<Pool>, statements: Arc<Statements>, timeout: Duration, keep_rows: bool) -> Self {
+        let (after, off) = (Arc::default(), Arc::new(AtomicBool::new(keep_rows)));
+        Self { pool, statements, timeout, made: AtomicU64::new(0), after, off }
+    }
+
+    /// Takes note that this store has made the row with this id, and sweeps in the background when it is time.
+    pub(crate) fn made_row(&self, id: u64) {
+        if self.off.load(Ordering::Relaxed) || !self.made.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
+            return;
+        }
+        let Ok(mut after) = Arc::clone(&self.after).try_lock_owned() else { return };
+        let (pool, statements, off) = (Arc::clone(&self.pool), Arc::clone(&self.statements), Arc::clone(&self.off));
+        let bound = Bound::new(self.timeout);
+        tokio::spawn(async move {
+            let Some(mut connection) = pool.spare_connection(bound).await else { return };
+            // Programs that make one row each begin at different places.
+            let start = after.unwrap_or_else(|| below(id));
+            match remove_page(&statements, &mut connection, WEEK_IN_MICROS, start).await {
+                // Behind the last page comes the first.
+                Ok(page) => *after = Some(page.last.unwrap_or(0)),
+                Err(failed) => off.store(!failed.is_retryable(), Ordering::Relaxed),
+            }
+        });
+    }
+}
+
+/// A random number below this one.
+fn below(id: u64) -> u64 {
+    let random =
+        Token::random().map_or(0, |token| token.as_bytes().iter().fold(0, |n, byte| n << 8 | u64::from(*byte)));
+    random % id.max(1)
+}
+
+/// What was found on a page.
+struct Page {
+    removed: u64,
+    /// The id of its last row; none if it is the table's last page.
+    last: Option<u64>,
+}
+
+/// Removes what is unused among the rows behind an id. Reading locks nothing.
+async fn remove_page(statements: &Statements, connection: &mut Connection, micros: i64, after: u64) -> Result<Page> {
+    let read = |question| statements.unused_page().bind(question).bind(micros).bind(after).bind(PAGE);
+    let rows = connection.numbered_rows(read).await?;
+    let is_last = rows.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
+    let last = rows.last().filter(|_| !is_last).map(|row| column(row, 1)).transpose()?;
+    let names = rows.iter().map(|row| column::<Option<&[u8]>>(row, 2)).collect::<Result<Vec<_>>>()?;
+    let names: Vec<&[u8]> = names.into_iter().flatten().collect();
+    if names.is_empty() {
+        return Ok(Page { removed: 0, last });
+    }
+    let size = Size::of(names.len());
+    let remove =
+        |_| size.fill(&names).fold(statements.remove_unused(size), |remove, name| remove.bind(*name)).bind(micros);
+    let removed = match connection.execute_raw(remove, None).await? {
+        // How many those are is for people: an answer to another statement would count wrongly, no more.
+        Ok((done, _)) => done.rows_affected(),
+        // They are left for the next time.
+        Err(busy) if error::is_row_busy(&busy) => 0,
+        Err(failed) => return Err(error::map(failed, Sent::Yes)),
+    };
+    Ok(Page { removed, last })
+}
+
+/// Removes all that is unused, page by page.
 pub(crate) async fn remove_unused(store: &MySqlStore, unused_for: Duration) -> Result<u64> {
     if unused_for < SHORTEST {
         return Err(invalid(format!("locks unused for less than {SHORTEST:?} are not removed")));
     }
     let micros = i64::try_from(unused_for.as_micros()).map_err(|_| invalid("the period is too long"))?;
-    let (mut removed, mut last) = (0, 0_u64);
-    loop {
+    let (mut removed, mut after) = (0, Some(0));
+    while let Some(id) = after {
         let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
-        let page = connection.rows(store.statements.idle().bind(last).bind(micros).bind(PAGE)).await?;
-        drop(connection);
-        for row in &page {
-            last = column(row, 0)?;
-            let name: &[u8] = column(row, 1)?;
-            // The server itself gives up on a row that somebody keeps locked. It is left for the next time.
-            let bound = Bound::new(store.timeout.saturating_add(LONGEST_WAIT));
-            let mut connection = store.pool.connection(Lane::Common, bound).await?;
-            let remove = |_| store.statements.remove().bind(name).bind(micros);
-            match connection.execute_raw(remove, None).await? {
-                // How many those are is for people: an answer to another statement would count wrongly, no more.
-                Ok((done, _)) => removed += done.rows_affected(),
-                Err(busy) if error::is_row_busy(&busy) => {}
-                Err(failed) => return Err(error::map(failed, Sent::Yes)),
-            }
-        }
-        if page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX) {
-            return Ok(removed);
-        }
+        let page = remove_page(&store.statements, &mut connection, micros, id).await?;
+        (removed, after) = (removed + page.removed, page.last);
     }
+    Ok(removed)
 }

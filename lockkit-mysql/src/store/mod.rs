@@ -24,7 +24,7 @@ use crate::{
         settings::of_server,
     },
     config::MySqlConfig,
-    store::named_lock_queue::Gates,
+    store::{gc::Sweeper, named_lock_queue::Gates},
     wire::{
         error::{self, Sent},
         name::to_column,
@@ -41,10 +41,11 @@ const MAX_FENCE: u64 = 1 << 62;
 /// A lock store in a table of a MySQL or MariaDB server.
 pub struct MySqlStore {
     pub(crate) info: StoreInfo,
-    pub(crate) pool: Pool,
-    pub(crate) statements: Statements,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) statements: Arc<Statements>,
     pub(crate) timeout: Duration,
     pub(crate) gates: Arc<Gates>,
+    sweeper: Sweeper,
 }
 
 impl MySqlStore {
@@ -77,8 +78,13 @@ impl MySqlStore {
     /// # Errors
     /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration.
     pub fn new(config: MySqlConfig) -> Result<Self> {
-        let statements = Statements::new(&config.check()?);
-        let pool = Pool::new(&config, Replicas::Refused);
+        Self::on(Replicas::Refused, config)
+    }
+
+    /// The same, on servers of this kind.
+    pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
+        let statements = Arc::new(Statements::new(&config.check()?));
+        let pool = Arc::new(Pool::new(&config, replicas));
         let gates = Arc::new(Gates::new(&config.table, Pool::extra(&config), config.timeout));
         let info = StoreInfo {
             scheme: "mysql",
@@ -96,7 +102,8 @@ impl MySqlStore {
             alarm: None,
             warnings: Arc::default(),
         };
-        Ok(Self { info, pool, statements, timeout: config.timeout, gates })
+        let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), config.timeout, config.keep_rows);
+        Ok(Self { info, pool, statements, timeout: config.timeout, gates, sweeper })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
@@ -106,10 +113,11 @@ impl MySqlStore {
     }
 
     /// Removes the rows of locks that nobody has used for at least `unused_for`, and says how many. Nothing depends on
-    /// it but the size of the table.
+    /// it but the size of the table. Rows that were unused for a week go by themselves, a few at a time, as new names are
+    /// used, unless [`keep_rows`](MySqlConfig::keep_rows) is set.
     ///
     /// A row is kept while its lock is held, while somebody keeps the row locked, and while its fence counter is ahead of
-    /// the server's clock, so that the fences of a removed lock go on growing when it is used again.
+    /// the server's clock or does not follow it, so that the fences of a removed lock go on growing when it is used again.
     ///
     /// # Errors
     /// As those of [`LockStore::release`]; some rows may have been removed. A period below one minute is
@@ -163,6 +171,12 @@ impl LockStore for MySqlStore {
 }
 
 impl MySqlStore {
+    /// Makes the row of a lock if there is none. Gives the row's id if this made it.
+    pub(crate) async fn make_row(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<u64>> {
+        let (done, _) = connection.execute(|_| self.statements.insert().bind(to_column(key)), None).await?;
+        Ok(Some(done.last_insert_id()).filter(|_| done.rows_affected() > 0))
+    }
+
     pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::Lock>> {
         let found = row::only(
             &connection.numbered_rows(|question| self.statements.look().bind(question).bind(to_column(key))).await?,

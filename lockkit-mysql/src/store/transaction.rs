@@ -100,7 +100,7 @@ impl MySqlStore {
         if let Some(lock) = self.look(&mut connection, key).await? {
             return Ok(lock.id);
         }
-        connection.execute(|_| self.statements.insert().bind(to_column(key)), None).await?;
+        self.make_row(&mut connection, key).await?;
         let made = self.look(&mut connection, key).await?;
         made.map(|lock| lock.id).ok_or_else(|| error::odd_reply(Sent::Yes))
     }

@@ -33,8 +33,9 @@ pub(crate) struct Statements {
     renew: [Arc<str>; SIZES.len()],
     inspect: [Arc<str>; SIZES.len()],
     page: Arc<str>,
-    idle: Arc<str>,
-    remove: Arc<str>,
+    unused_page: Arc<str>,
+    remove_unused: [Arc<str>; SIZES.len()],
+    unused: Arc<str>,
 }
 
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
@@ -83,11 +84,11 @@ impl Statements {
                 "SELECT {NUMBER}, {COLUMNS} FROM {table} \
                  WHERE resource_name > ? AND resource_name >= ? AND resource_name < ? AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?"
             )),
-            idle: text(format!(
-                "SELECT id, resource_name FROM {table} WHERE id > ? AND {} ORDER BY id LIMIT ?",
-                unused()
+            unused_page: text(format!(
+                "SELECT {NUMBER}, id, IF({UNUSED}, resource_name, NULL) FROM {table} WHERE id > ? ORDER BY id LIMIT ?"
             )),
-            remove: text(format!("DELETE FROM {table} WHERE resource_name = ? AND {}", unused())),
+            remove_unused: SIZES.map(|size| text(remove_unused(table, size))),
+            unused: text(format!("SELECT id FROM {table} WHERE {UNUSED} LIMIT ?")),
         }
     }
 
@@ -130,14 +131,21 @@ impl Statements {
         query(&self.page)
     }
 
-    /// Reads ids and names of locks that are long unused. Arguments: the last id of the page before, since when in µs, how many.
-    pub(crate) fn idle(&self) -> Statement<'static> {
-        query(&self.idle)
+    /// Reads ids, and of rows that are long unused also the names. Arguments: the question, since when in µs, the last id of
+    /// the page before, how many.
+    pub(crate) fn unused_page(&self) -> Statement<'static> {
+        query(&self.unused_page)
     }
 
-    /// Removes a lock that is long unused. Arguments: the name, since when in µs.
-    pub(crate) fn remove(&self) -> Statement<'static> {
-        query(&self.remove)
+    /// Removes those of some rows that are long unused, unless somebody keeps them locked. Arguments: names, as many as the
+    /// size says; then since when in µs.
+    pub(crate) fn remove_unused(&self, size: Size) -> Statement<'static> {
+        query(&self.remove_unused[size.index])
+    }
+
+    /// Reads ids of rows that are long unused. Arguments: since when in µs, how many. It may read the whole table.
+    pub(crate) fn unused(&self) -> Statement<'static> {
+        query(&self.unused)
     }
 }
 
@@ -244,11 +252,23 @@ fn renew(table: &str, size: usize) -> String {
     )
 }
 
-/// Free for longer than some µs, and with a counter that the server's clock has left behind, so that a new row goes on
-/// above it.
-fn unused() -> &'static str {
-    "(expires IS NULL OR expires < UTC_TIMESTAMP(6)) AND update_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND \
-     AND fence_last < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+/// Free for longer than some µs, and with a counter that begins anew above where it was: the server's clock has left it
+/// behind, and it follows that clock (one that is below 2^50 never did), unless the row was never used for a lease.
+const UNUSED: &str = "(expires IS NULL OR expires < UTC_TIMESTAMP(6)) \
+     AND update_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND \
+     AND fence_last < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) \
+     AND (fence_last = 0 OR fence_last >= 1125899906842624)";
+
+/// One statement, so that no row stays locked for longer than it runs, whatever becomes of the client. It waits for nobody:
+/// the rows are found and locked by name, as all that use them do, those that are locked are skipped, and what is removed is
+/// locked by then. `LIMIT` makes the server find them before it removes any, and `STRAIGHT_JOIN` keeps it from reading the
+/// table in another order.
+fn remove_unused(table: &str, size: usize) -> String {
+    format!(
+        "DELETE gone FROM (SELECT id FROM {table} WHERE resource_name IN ({}) AND {UNUSED} LIMIT {size} \
+         FOR UPDATE SKIP LOCKED) AS unused STRAIGHT_JOIN {table} AS gone ON gone.id = unused.id",
+        list("?", size)
+    )
 }
 
 fn list(item: &str, size: usize) -> String {

@@ -176,7 +176,7 @@ async fn a_broken_gate_is_not_a_broken_lock(ctx: Arc<Ctx>) {
 /// A waiter that leaves a gate leaves a connection in the middle of GET_LOCK.
 async fn waiters_that_leave_count_until_the_server_is_done_with_them(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
-    let config = config(&server);
+    let config = config(&server).keep_rows(true);
     let holder = Locker::new(MySqlStore::connect(config.clone()).await.expect("connect"));
     let name = claim().key;
     let guard = holder.lock(name.as_str()).acquire().await.expect("acquire");
@@ -198,7 +198,7 @@ async fn waiters_that_leave_count_until_the_server_is_done_with_them(ctx: Arc<Ct
 /// As something in between may refuse them, or a server by its settings.
 async fn where_gates_are_refused_waiters_poll_and_connections_stay(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
-    let holder = Locker::new(MySqlStore::connect(config(&server)).await.expect("connect"));
+    let holder = Locker::new(MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect"));
     let name = claim().key;
     let guard = holder.lock(name.as_str()).acquire().await.expect("acquire");
     let relay = relay(server.addr(), |bytes| rename(bytes, b"GET_LOCK", b"GOT_LOCK")).await;

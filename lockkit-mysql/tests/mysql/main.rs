@@ -16,6 +16,7 @@ mod table;
 mod tls;
 mod transactions;
 mod traps;
+mod unused;
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -51,6 +52,7 @@ fn tests() -> Vec<(&'static str, Test)> {
     tests.extend_from_slice(failover::TESTS);
     tests.extend_from_slice(in_doubt::TESTS);
     tests.extend_from_slice(fuzz::TESTS);
+    tests.extend_from_slice(unused::TESTS);
     #[cfg(feature = "tls")]
     tests.extend_from_slice(tls::TESTS);
     tests

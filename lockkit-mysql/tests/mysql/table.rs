@@ -1,4 +1,4 @@
-//! The table: missing, wrong, classic, and what happens to rows that nobody uses.
+//! The table: missing, wrong, classic.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use lockkit_core::{Effect, ErrorKind, LockKey, LockStore, Query};
 use lockkit_mysql::{MySqlStore, schema};
 use sqlx::Executor as _;
 
-use crate::support::{Ctx, claim, end, free, hold, lock_rows, tests};
+use crate::support::{Ctx, claim, free, hold, tests};
 
 tests! {
     a_missing_table_is_explained
@@ -15,8 +15,6 @@ tests! {
     a_classic_table_is_brought_forward
     a_classic_table_with_names_twice_is_left_alone
     many_locks_are_read_by_index
-    unused_locks_are_removed
-    unused_locks_that_somebody_keeps_locked_are_left
     what_others_wrote_is_no_lock
 }
 
@@ -138,49 +136,6 @@ async fn many_locks_are_read_by_index(ctx: Arc<Ctx>) {
         let plan = ctx.server().await.admin(&statement).await.expect("plan");
         assert!(plan[0].iter().flatten().any(|cell| cell == "range"), "{}: {plan:?}", &statement[..60]);
     }
-}
-
-async fn unused_locks_are_removed(ctx: Arc<Ctx>) {
-    let config = ctx.config().await.table("unused").create(true);
-    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await);
-    let (old, held, ahead, fresh) = (claim(), claim(), claim(), claim());
-    for claim in [&old, &held, &ahead, &fresh] {
-        hold(&store, claim).await;
-    }
-    for claim in [&old, &ahead, &fresh] {
-        free(&store, claim).await;
-    }
-    let age = "UPDATE unused SET update_time = UTC_TIMESTAMP(6) - INTERVAL 8 DAY WHERE resource_name <> ?";
-    sqlx::query(age).bind(fresh.key.as_str().as_bytes()).execute(&mut raw).await.expect("age");
-    let lift = "UPDATE unused SET fence_last = fence_last + 1000000000000 WHERE resource_name = ?";
-    sqlx::query(lift).bind(ahead.key.as_str().as_bytes()).execute(&mut raw).await.expect("lift");
-    let week = Duration::from_secs(7 * 24 * 3600);
-    assert_eq!(store.remove_unused(week).await.expect("gc"), 1);
-    assert_eq!(store.remove_unused(week).await.expect("gc"), 0);
-    let (rows,): (i64,) = sqlx::query_as("SELECT COUNT(*) FROM unused").fetch_one(&mut raw).await.expect("count");
-    assert_eq!(rows, 3);
-    free(&store, &held).await;
-    hold(&store, &old).await;
-    let error = store.remove_unused(Duration::from_secs(1)).await.expect_err("too short");
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
-}
-
-async fn unused_locks_that_somebody_keeps_locked_are_left(ctx: Arc<Ctx>) {
-    let server = ctx.private(&[]).await;
-    // Shorter than the server waits for a row.
-    let config = crate::support::config(&server).timeout(Duration::from_millis(700));
-    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), crate::support::raw(&server).await);
-    let claims: Vec<_> = (0..5).map(|_| claim()).collect();
-    for claim in &claims {
-        hold(&store, claim).await;
-        free(&store, claim).await;
-    }
-    raw.execute("UPDATE resource_lock SET update_time = update_time - INTERVAL 8 DAY").await.expect("old");
-    lock_rows(&mut raw, &[&claims[1], &claims[3]]).await;
-    let week = Duration::from_secs(7 * 24 * 3600);
-    assert_eq!(store.remove_unused(week).await.expect("two are left"), 3);
-    end(&mut raw).await;
-    assert_eq!(store.remove_unused(week).await.expect("gc"), 2);
 }
 
 async fn what_others_wrote_is_no_lock(ctx: Arc<Ctx>) {

@@ -1,0 +1,176 @@
+//! Rows that nobody has used for a week: they go by themselves, a few at a time, and whatever somebody needs stays.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Attempt, Claim, ErrorKind, Fence, FenceClock, LockStore};
+use lockkit_mysql::{MySqlConfig, MySqlStore};
+use lockkit_testkit::servers::MySqlServer;
+use sqlx::Executor as _;
+
+use crate::support::{Ctx, claim, config, end, free, hold, lock_rows, raw, request, rival, tests};
+
+tests! {
+    unused_rows_go_by_themselves_and_fences_go_on
+    unused_rows_stay_where_they_are_to_be_kept
+    a_user_who_may_not_delete_has_locks_all_the_same
+    unused_locks_are_removed
+    unused_locks_that_somebody_keeps_locked_are_left
+}
+
+const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Locks that were used once.
+async fn used(store: &MySqlStore, count: usize) -> Vec<Claim> {
+    let claims: Vec<_> = (0..count).map(|_| claim()).collect();
+    for claim in &claims {
+        hold(store, claim).await;
+        free(store, claim).await;
+    }
+    claims
+}
+
+/// Makes all rows look as if they were last used eight days ago.
+async fn age(server: &MySqlServer) {
+    let age = "UPDATE resource_lock SET update_time = update_time - INTERVAL 8 DAY";
+    raw(server).await.execute(age).await.expect("age");
+}
+
+async fn there(server: &MySqlServer, claims: &[&Claim]) -> usize {
+    let (mut raw, mut there) = (raw(server).await, 0);
+    for claim in claims {
+        let row = "SELECT id FROM resource_lock WHERE resource_name = ?";
+        let row = sqlx::query(row).bind(claim.key.as_str().as_bytes()).fetch_optional(&mut raw).await.expect("row");
+        there += usize::from(row.is_some());
+    }
+    there
+}
+
+/// Uses new names until this is how many of the rows are left.
+async fn until_left(store: &MySqlStore, server: &MySqlServer, claims: &[&Claim], left: usize) {
+    let start = Instant::now();
+    while there(server, claims).await != left {
+        assert!(start.elapsed() < PATIENCE, "{} rows stay, not {left}", there(server, claims).await);
+        used(store, 4).await;
+    }
+}
+
+async fn unused_rows_go_by_themselves_and_fences_go_on(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    let old = used(&store, 200).await;
+    let before = hold(&store, &rival(&old[0])).await;
+    free(&store, &before.claim).await;
+    let (held, ahead, counted, locked) = (claim(), claim(), claim(), claim());
+    hold(&store, &held).await;
+    for claim in [&ahead, &locked] {
+        hold(&store, claim).await;
+        free(&store, claim).await;
+    }
+    // A counter that nobody ever asked to follow the clock would begin anew.
+    let mut asked = request(&counted);
+    asked.fence.clock = FenceClock::Floor;
+    assert!(matches!(store.acquire(&asked).await.expect("acquire"), Attempt::Granted(hold) if hold.fence.get() == 1));
+    free(&store, &counted).await;
+    let mut somebody = raw(&server).await;
+    let lift = "UPDATE resource_lock SET fence_last = fence_last + 1000000000000 WHERE resource_name = ?";
+    sqlx::query(lift).bind(ahead.key.as_str().as_bytes()).execute(&mut somebody).await.expect("lift");
+    age(&server).await;
+    lock_rows(&mut somebody, &[&locked]).await;
+    let fresh = used(&store, 20).await;
+
+    let olds: Vec<_> = old.iter().chain([&locked]).collect();
+    let kept: Vec<_> = fresh.iter().chain([&held, &ahead, &counted]).collect();
+    until_left(&store, &server, &olds, 1).await;
+    assert_eq!(there(&server, &kept).await, kept.len(), "a row that somebody needs is gone");
+    // The row that a transaction keeps locked was left, and goes when it is free.
+    end(&mut somebody).await;
+    until_left(&store, &server, &olds, 0).await;
+    assert_eq!(there(&server, &kept).await, kept.len(), "a row that somebody needs is gone");
+
+    let again = hold(&store, &rival(&old[0])).await;
+    assert!(again.fence > before.fence, "{} after {}", again.fence, before.fence);
+    free(&store, &held).await;
+    asked.claim = rival(&counted);
+    assert!(
+        matches!(store.acquire(&asked).await.expect("acquire"), Attempt::Granted(hold) if hold.fence == Fence::new(2))
+    );
+}
+
+async fn unused_rows_stay_where_they_are_to_be_kept(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let keeps = MySqlConfig::from_url(&format!("{}?keep_rows=true", server.url())).expect("url");
+    let keeps = MySqlStore::connect(keeps).await.expect("connect");
+    let old = used(&keeps, 20).await;
+    let old: Vec<_> = old.iter().collect();
+    age(&server).await;
+    used(&keeps, 40).await;
+    // Whatever else was asked on the store's connections was asked before this.
+    let removed = server.admin("SHOW GLOBAL STATUS LIKE 'Com_delete%'").await.expect("ask");
+    assert!(removed.iter().all(|row| row[1].as_deref() == Some("0")), "{removed:?}");
+    assert_eq!(there(&server, &old).await, old.len());
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    until_left(&store, &server, &old, 0).await;
+}
+
+async fn a_user_who_may_not_delete_has_locks_all_the_same(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let mut admin = raw(&server).await;
+    let (database,): (String,) = sqlx::query_as("SELECT DATABASE()").fetch_one(&mut admin).await.expect("database");
+    admin.execute("CREATE USER careful@'%'").await.expect("user");
+    let grant = format!("GRANT SELECT, INSERT, UPDATE ON `{database}`.* TO careful@'%'");
+    admin.execute(sqlx::AssertSqlSafe(grant)).await.expect("grant");
+    let owner = MySqlStore::connect(config(&server)).await.expect("connect");
+    let old = used(&owner, 20).await;
+    age(&server).await;
+    let store = MySqlStore::connect(config(&server).username("careful")).await.expect("connect");
+    let fresh = used(&store, 40).await;
+    for claim in &fresh {
+        hold(&store, &rival(claim)).await;
+    }
+    assert_eq!(there(&server, &old.iter().collect::<Vec<_>>()).await, old.len());
+}
+
+async fn unused_locks_are_removed(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.table("unused").create(true);
+    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await);
+    let (old, held, ahead, fresh) = (claim(), claim(), claim(), claim());
+    for claim in [&old, &held, &ahead, &fresh] {
+        hold(&store, claim).await;
+    }
+    for claim in [&old, &ahead, &fresh] {
+        free(&store, claim).await;
+    }
+    let age = "UPDATE unused SET update_time = UTC_TIMESTAMP(6) - INTERVAL 8 DAY WHERE resource_name <> ?";
+    sqlx::query(age).bind(fresh.key.as_str().as_bytes()).execute(&mut raw).await.expect("age");
+    let lift = "UPDATE unused SET fence_last = fence_last + 1000000000000 WHERE resource_name = ?";
+    sqlx::query(lift).bind(ahead.key.as_str().as_bytes()).execute(&mut raw).await.expect("lift");
+    assert_eq!(store.remove_unused(WEEK).await.expect("gc"), 1);
+    assert_eq!(store.remove_unused(WEEK).await.expect("gc"), 0);
+    let (rows,): (i64,) = sqlx::query_as("SELECT COUNT(*) FROM unused").fetch_one(&mut raw).await.expect("count");
+    assert_eq!(rows, 3);
+    free(&store, &held).await;
+    hold(&store, &old).await;
+    let error = store.remove_unused(Duration::from_secs(1)).await.expect_err("too short");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+async fn unused_locks_that_somebody_keeps_locked_are_left(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    // Shorter than the server waits for a row.
+    let config = config(&server).timeout(Duration::from_millis(700));
+    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), raw(&server).await);
+    let claims: Vec<_> = (0..5).map(|_| claim()).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+        free(&store, claim).await;
+    }
+    raw.execute("UPDATE resource_lock SET update_time = update_time - INTERVAL 8 DAY").await.expect("old");
+    lock_rows(&mut raw, &[&claims[1], &claims[3]]).await;
+    assert_eq!(store.remove_unused(WEEK).await.expect("two are left"), 3);
+    end(&mut raw).await;
+    assert_eq!(store.remove_unused(WEEK).await.expect("gc"), 2);
+}
