@@ -101,6 +101,7 @@ impl MySqlStore {
                 .bind(ttl)
                 .bind(to_column(&claim.key))
         };
+        self.grants.forget(&claim.token);
         let sent = self.info.clock.now();
         let (done, question) = connection.execute(statement, Some(claim.token)).await?;
         let first = done.last_insert_id() ^ over_fence(question);
@@ -108,7 +109,9 @@ impl MySqlStore {
             0 if done.last_insert_id() == 0 => Ok(None),
             1 if is_sane(first, fence) => {
                 let (fence, until) = (Fence::new(first), sent + request.ttl);
-                Ok(Some(Hold { claim: claim.clone(), fence, span: request.fence.span, until, depth: 1 }))
+                let hold = Hold { claim: claim.clone(), fence, span: request.fence.span, until, depth: 1 };
+                self.grants.add(&hold);
+                Ok(Some(hold))
             }
             _ => Err(connection.out_of_step(Sent::Yes)),
         }

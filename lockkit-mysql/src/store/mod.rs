@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod gc;
+pub(crate) mod grants;
 pub(crate) mod inspect;
 pub(crate) mod named_lock_queue;
 pub(crate) mod release;
@@ -24,7 +25,7 @@ use crate::{
         settings::of_server,
     },
     config::MySqlConfig,
-    store::{gc::Sweeper, named_lock_queue::Gates},
+    store::{gc::Sweeper, grants::Grants, named_lock_queue::Gates},
     wire::{
         error::{self, Sent},
         name::to_column,
@@ -45,6 +46,7 @@ pub struct MySqlStore {
     pub(crate) statements: Arc<Statements>,
     pub(crate) timeout: Duration,
     pub(crate) gates: Arc<Gates>,
+    pub(crate) grants: Grants,
     sweeper: Sweeper,
 }
 
@@ -103,7 +105,7 @@ impl MySqlStore {
             warnings: Arc::default(),
         };
         let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), config.timeout, config.keep_rows);
-        Ok(Self { info, pool, statements, timeout: config.timeout, gates, sweeper })
+        Ok(Self { info, pool, statements, timeout: config.timeout, gates, grants: Grants::default(), sweeper })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
@@ -155,6 +157,7 @@ impl LockStore for MySqlStore {
         for (answer, Renewal { claim, .. }) in answers.iter().zip(renewals) {
             if matches!(answer, Ok(Renewed::Lost(_))) {
                 // It will not be released.
+                self.grants.forget(&claim.token);
                 named_lock_queue::open(self.gates.behind(&claim.key, &claim.token));
             }
         }

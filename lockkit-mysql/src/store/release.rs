@@ -11,6 +11,7 @@ use crate::{
 impl MySqlStore {
     pub(crate) async fn release_claim(&self, claim: &Claim) -> Result<Release> {
         self.info.admit_mode(claim.mode)?;
+        self.grants.forget(&claim.token);
         let bound = Bound::new(self.timeout);
         let gate = self.gates.behind(&claim.key, &claim.token);
         // Behind whatever was sent for the claim and given up; else that could take the lock after its release.

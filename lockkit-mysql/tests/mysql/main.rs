@@ -9,6 +9,7 @@ mod fences;
 mod fuzz;
 mod gates;
 mod in_doubt;
+mod renewals;
 mod servers;
 mod support;
 mod table;
@@ -52,6 +53,7 @@ fn tests() -> Vec<(&'static str, Test)> {
     tests.extend_from_slice(failover::TESTS);
     tests.extend_from_slice(in_doubt::TESTS);
     tests.extend_from_slice(fuzz::TESTS);
+    tests.extend_from_slice(renewals::TESTS);
     tests.extend_from_slice(unused::TESTS);
     #[cfg(feature = "tls")]
     tests.extend_from_slice(tls::TESTS);

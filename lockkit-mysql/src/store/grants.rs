@@ -1,0 +1,40 @@
+//! The fences of claims that this store was granted, so that a renewal need not read them again.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use lockkit_core::{Claim, Fence, Hold, Token};
+
+/// So many are remembered, and then all are forgotten. A renewal of a claim that is not known reads its row.
+const MOST: usize = 1 << 16;
+
+/// The fence and the span of each claim's grant. They stay the same for as long as a row has the claim's token; a claim is
+/// forgotten before anything is sent that may change that.
+#[derive(Default)]
+pub(crate) struct Grants(Mutex<HashMap<Token, (Fence, u32)>>);
+
+impl Grants {
+    pub(crate) fn add(&self, hold: &Hold) {
+        let mut known = self.known();
+        if known.len() >= MOST {
+            known.clear();
+        }
+        known.insert(hold.claim.token, (hold.fence, hold.span.max(1)));
+    }
+
+    pub(crate) fn forget(&self, token: &Token) {
+        self.known().remove(token);
+    }
+
+    /// The fence and the span of each of these claims, if all are known.
+    pub(crate) fn of(&self, claims: &[&Claim]) -> Option<Vec<(Fence, u32)>> {
+        let known = self.known();
+        claims.iter().map(|claim| known.get(&claim.token).copied()).collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Token, (Fence, u32)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,101 @@
+//! Renewals: one statement where all leases are still held, and the grants that they tell of.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{Attempt, LockStore, LossReason, Renewed};
+use lockkit_mysql::{MySqlConfig, MySqlStore};
+use lockkit_testkit::{
+    faults::{Direction, Proxy},
+    servers::MySqlServer,
+};
+
+use crate::support::{Ctx, attempt, claim, config, free, hold, lost, renew, renewal, request, rival, tests};
+
+tests! {
+    a_renewal_reads_only_if_a_lease_is_missing
+    a_renewal_of_another_store_s_claim_tells_of_its_grant
+    a_renewal_tells_of_the_last_grant_although_its_answer_was_lost
+}
+
+/// How many statements the server has run that read, and that update, locks.
+async fn statements(server: &MySqlServer) -> (u64, u64) {
+    let rows = server.admin("SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_select', 'Com_update')").await;
+    let rows = rows.expect("ask");
+    let number = |name: &str| {
+        let row = rows.iter().find(|row| row[0].as_deref() == Some(name)).expect("a counter");
+        row[1].as_deref().expect("a value").parse().expect("a number")
+    };
+    (number("Com_select"), number("Com_update"))
+}
+
+async fn a_renewal_reads_only_if_a_lease_is_missing(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
+    let claims: Vec<_> = (0..20).map(|_| claim()).collect();
+    let mut holds = Vec::new();
+    for claim in &claims {
+        holds.push(hold(&store, claim).await);
+    }
+    let renewals: Vec<_> = claims.iter().map(renewal).collect();
+    let before = statements(&server).await;
+    for _ in 0..3 {
+        for (answer, hold) in store.renew(&renewals).await.into_iter().zip(&holds) {
+            let Renewed::Held(again) = answer.expect("renew") else { panic!("it is held") };
+            assert_eq!((&again.claim, again.fence, again.span, again.depth), (&hold.claim, hold.fence, hold.span, 1));
+            assert!(again.until > hold.until);
+        }
+    }
+    let after = statements(&server).await;
+    assert_eq!((after.0 - before.0, after.1 - before.1), (0, 3), "reads and updates");
+
+    let other = MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
+    free(&other, &claims[3]).await;
+    free(&other, &claims[5]).await;
+    hold(&other, &rival(&claims[5])).await;
+    let before = statements(&server).await;
+    for (number, answer) in store.renew(&renewals).await.into_iter().enumerate() {
+        match number {
+            3 => assert_eq!(lost(answer), LossReason::Gone),
+            5 => assert_eq!(lost(answer), LossReason::Taken),
+            _ => assert!(matches!(answer, Ok(Renewed::Held(_))), "{number}: {answer:?}"),
+        }
+    }
+    let after = statements(&server).await;
+    assert_eq!((after.0 - before.0, after.1 - before.1), (1, 1), "reads and updates");
+    // One claim twice is one row.
+    let twice = store.renew(&[renewal(&claims[0]), renewal(&claims[0])]).await;
+    assert!(twice.iter().all(|answer| matches!(answer, Ok(Renewed::Held(_)))), "{twice:?}");
+}
+
+async fn a_renewal_of_another_store_s_claim_tells_of_its_grant(ctx: Arc<Ctx>) {
+    let (store, other, mine) = (ctx.store().await, ctx.store().await, claim());
+    let mut asked = request(&mine);
+    asked.fence.span = 7;
+    let Attempt::Granted(hold) = store.acquire(&asked).await.expect("acquire") else { panic!("it was free") };
+    for _ in 0..2 {
+        match renew(&other, renewal(&mine)).await.expect("renew") {
+            Renewed::Held(again) => assert_eq!((again.fence, again.span), (hold.fence, 7)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A claim that is asked for again when its lease has run out gets another grant.
+async fn a_renewal_tells_of_the_last_grant_although_its_answer_was_lost(ctx: Arc<Ctx>) {
+    let (server, mine) = (ctx.server().await, claim());
+    let proxy = Proxy::start(server.addr()).await.expect("proxy");
+    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
+    let store = MySqlStore::connect(MySqlConfig::from_url(&url).expect("url").keep_rows(true)).await.expect("connect");
+    let first = hold(&store, &mine).await;
+    let lapse = "UPDATE resource_lock SET expires = UTC_TIMESTAMP(6) WHERE resource_name = ?";
+    let lapsed = sqlx::query(lapse).bind(mine.key.as_str().as_bytes()).execute(&mut ctx.raw().await).await;
+    lapsed.expect("lapse");
+    proxy.hold(Direction::ToClient);
+    let asked = tokio::time::timeout(Duration::from_millis(200), attempt(&store, &mine)).await;
+    assert!(asked.is_err(), "the reply was held back: {asked:?}");
+    proxy.release(Direction::ToClient);
+    match renew(&store, renewal(&mine)).await.expect("renew") {
+        Renewed::Held(again) => assert!(again.fence > first.fence, "{} is of the grant before", again.fence),
+        other => panic!("{other:?}"),
+    }
+}
