@@ -9,8 +9,9 @@ use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Token};
 
 use crate::{
     client::{
-        connection::Replicas,
-        pool::{Bound, Connection, Lane},
+        connection::{Bound, Connection},
+        pool::Lane,
+        raw::Replicas,
         settings::{of_server, of_session},
     },
     config::MySqlConfig,

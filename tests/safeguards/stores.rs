@@ -13,7 +13,7 @@ const REDIS_SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
 const REDIS_ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
 const REDIS_SERVER: &str = "lockkit-redis/src/wire/server.rs";
 const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
-const MYSQL_POOL: &str = "lockkit-mysql/src/client/pool.rs";
+const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
 
@@ -228,8 +228,8 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "in_doubt",
         does: "A connection with an open question does not go back to the pool",
-        file: MYSQL_POOL,
-        code: "if «!line.is_in_doubt()» {",
+        file: MYSQL_CONNECTION,
+        code: "if «!raw.is_in_doubt()» {",
         without: "true",
         noticed_by: "lockkit-mysql/mysql::mariadb::every_question_can_be_dropped_at_any_moment",
     },

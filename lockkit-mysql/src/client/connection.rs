@@ -1,216 +1,258 @@
-//! One connection to the server, and the rule by which it may serve anybody.
+//! A connection in use, and what becomes of it afterwards.
 //!
-//! The protocol has no numbers that tell one answer from another: an answer that nobody waited for is taken for the
-//! answer to the next question. So each question has a [number](Question) that comes back with its answer, and a connection
-//! is **in doubt** from before the first byte of a question until the last byte of its answer was read, whatever the
-//! question is and for whatever reason its future is dropped. What is in doubt serves nobody. The driver can be reached
-//! only through [`Line::ask`], which puts the connection in doubt.
+//! A connection that is not in doubt ([`RawConnection`]) becomes idle again. One that was left while a question was open is
+//! kept in the background until the server has answered, so that a release of the same claim can be sent behind that
+//! (rule R8), and then closed. Until then it counts as in use.
 
 use std::{
-    future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::{Pin, pin},
-    task::Poll,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
-use lockkit_core::{Error, ErrorKind, Result, Token};
+use lockkit_core::{Error, Result, Token};
 use sqlx::{
-    Connection as _, Executor as _, MySqlConnection,
-    mysql::{MySqlConnectOptions, MySqlRow},
+    MySqlConnection, Row as _,
+    mysql::{MySqlQueryResult, MySqlRow},
 };
 use tokio::{
     runtime::{Handle, Id},
-    time::{Instant, Sleep, sleep_until, timeout},
+    sync::OwnedSemaphorePermit,
+    time::Instant,
 };
 
-use crate::wire::{
-    error::{self, Sent},
-    row::column,
-    settings,
-    statements::Question,
+use crate::{
+    client::{
+        in_flight::InFlight,
+        raw::{self, Alarm, RawConnection, before},
+    },
+    wire::{
+        error::{self, Sent},
+        statements::{self, Question, Statement},
+    },
 };
 
-/// No statement waits longer than this at the server: for a row as [`SETUP`] says, or at a gate.
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
-
-/// What every connection is set to, in one round trip. `time_zone` because all times are in UTC; `sql_mode` because some
-/// modes change what a statement means (`SIMULTANEOUS_ASSIGNMENT` would break the order of assignments that the
-/// statements rely on); `innodb_lock_wait_timeout` because no row here is locked for longer than a statement.
-const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION autocommit = 1, \
-     SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', SESSION innodb_lock_wait_timeout = 1; \
-     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
-
-/// The timer of a connection.
-pub(crate) type Alarm = Pin<Box<Sleep>>;
-
-/// What to do with a server that is set to take no writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Replicas {
-    /// A user with enough rights could write all the same, behind the back of the replica's primary.
-    Refused,
-    /// For a doctor, who only looks.
-    Admitted,
+/// When an operation must have ended, and what it was given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    pub(crate) at: Instant,
+    pub(crate) whole: Duration,
 }
 
-/// A connection to the server, with a timer of its own.
-///
-/// Every statement has a bound, and almost none reaches it. To set a timer anew each time, the runtime takes a lock and,
-/// if no other is due before, wakes the thread that waits for events. To put off one that is set costs nothing of this.
-pub(crate) struct Line {
-    driver: MySqlConnection,
-    alarm: Alarm,
-    /// Driver and alarm belong to it. When it ends, they may not be touched any more.
-    runtime: Id,
-    /// Set while a question is open: which claim it is about, if any.
-    question: Option<Option<Token>>,
-    /// How many questions were asked.
-    asked: u64,
-    /// How often it was probed, and when for the last time; `None` after a refusal.
-    probes: u64,
-    probed: Option<Instant>,
+impl Bound {
+    pub(crate) fn new(whole: Duration) -> Self {
+        // Beyond the clock's range it is as good as a year.
+        let now = Instant::now();
+        let at = now.checked_add(whole).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600));
+        Self { at, whole }
+    }
 }
 
-impl Line {
-    /// Connects, and sets the connection to what the statements need.
-    ///
-    /// # Errors
-    /// When the server can't be reached, refuses, or takes no writes.
-    ///
-    /// # Cancellation
-    /// The connection is closed.
-    pub(crate) async fn open(options: &MySqlConnectOptions, replicas: Replicas) -> Result<Self> {
-        let connect = async {
-            let mut driver = MySqlConnection::connect_with(options).await?;
-            let setup = format!("{SETUP}; {}", probe(0));
-            let rows = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(setup))).await?;
-            Ok::<_, sqlx::Error>((driver, rows))
-        };
-        let (driver, rows) = understood(connect).await.map_err(|e| error::map(e, Sent::No))?;
-        judge(&rows, 0, replicas)?;
-        let (now, runtime) = (Instant::now(), Handle::current().id());
-        Ok(Self {
-            driver,
-            alarm: Box::pin(sleep_until(now)),
-            runtime,
-            question: None,
-            asked: 0,
-            probes: 0,
-            probed: Some(now),
-        })
+/// Where connections go when they are no longer in use.
+pub(crate) struct Idle {
+    connections: Mutex<Vec<(RawConnection, u64)>>,
+    /// Raised whenever a connection broke: then those that are older are probed before they are used.
+    breaks: AtomicU64,
+    pub(crate) in_flight: InFlight,
+    /// For how long a connection in doubt is kept: by then the server has answered, if it can.
+    linger: Duration,
+}
+
+impl Idle {
+    pub(crate) fn new(linger: Duration) -> Self {
+        let (connections, breaks, in_flight) = (Mutex::default(), AtomicU64::new(0), InFlight::default());
+        Self { connections, breaks, in_flight, linger }
     }
 
-    /// What a question and its answer take. From here on the connection is in doubt, until it was
-    /// [answered](Self::answered). `None` if it is in doubt already.
-    pub(crate) fn ask(
-        &mut self,
-        token: Option<Token>,
-        until: Instant,
-    ) -> Option<(&mut MySqlConnection, &mut Alarm, Question)> {
-        if self.is_in_doubt() {
-            return None;
+    pub(crate) fn breaks(&self) -> u64 {
+        self.breaks.load(Ordering::Acquire)
+    }
+
+    /// The connection of this runtime that was used last, whose caches are warm, and how many had broken by then. If there
+    /// is none, one of another runtime is closed to make room.
+    pub(crate) fn pop(&self, runtime: Id) -> Option<(RawConnection, u64)> {
+        let mut idle = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = idle.iter().rposition(|(raw, _)| raw.is_of(runtime)) {
+            return Some(idle.remove(at));
         }
-        self.question = Some(token);
-        self.asked += 1;
-        self.alarm.as_mut().reset(until);
-        Some((&mut self.driver, &mut self.alarm, self.asked))
+        let foreign = idle.pop();
+        drop(idle);
+        drop(foreign);
+        None
     }
 
-    /// The answer was read to its end.
-    pub(crate) fn answered(&mut self) {
-        self.question = None;
+    pub(crate) fn len(&self) -> usize {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The answer was read to its end, and was a refusal. That has no number, and could have come twice: so the connection
-    /// is to be probed before it serves again.
-    pub(crate) fn refused(&mut self) {
-        self.answered();
-        self.probed = None;
+    fn push(&self, raw: RawConnection, breaks: u64) {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner).push((raw, breaks));
     }
 
-    /// Whether a question is open.
-    pub(crate) fn is_in_doubt(&self) -> bool {
-        self.question.is_some()
+    fn broke(&self) {
+        self.breaks.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// A connection in use.
+pub(crate) struct Connection {
+    /// `None` once it broke.
+    raw: Option<RawConnection>,
+    /// How many connections had broken when this was taken.
+    breaks: u64,
+    bound: Bound,
+    /// Given back when the connection is idle or closed, not before.
+    permit: Option<OwnedSemaphorePermit>,
+    idle: Arc<Idle>,
+}
+
+impl Connection {
+    /// A connection that is taken from those that were idle, or is new.
+    pub(crate) fn new(
+        raw: RawConnection,
+        breaks: u64,
+        bound: Bound,
+        permit: OwnedSemaphorePermit,
+        idle: Arc<Idle>,
+    ) -> Self {
+        Self { raw: Some(raw), breaks, bound, permit: Some(permit), idle }
     }
 
-    /// The claim that the open question is about.
-    pub(crate) fn open_claim(&self) -> Option<Token> {
-        self.question.flatten()
-    }
-
-    pub(crate) fn is_of(&self, runtime: Id) -> bool {
-        self.runtime == runtime
-    }
-
-    /// Whether it was probed not longer ago than this.
-    pub(crate) fn is_proven(&self, within: Duration) -> bool {
-        self.probed.is_some_and(|probed| probed.elapsed() <= within)
-    }
-
-    /// Asks whether the server is there and takes writes, and checks that the answer is the one to this question.
+    /// Runs a statement that changes something, possibly a claim. What it answers is not known to be its answer, unless
+    /// it brings back the number of the question.
     ///
     /// # Errors
-    /// When it is not so, or not known in time: then it is to be closed.
-    pub(crate) async fn prove(&mut self, until: Instant, replicas: Replicas) -> Result<()> {
-        self.probes += 1;
-        let number = self.probes;
-        let (driver, alarm, _) = self.ask(None, until).ok_or_else(broke)?;
-        let ask = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
-        let rows = before(alarm, ask).await.ok_or_else(broke)?.map_err(|e| error::map(e, Sent::ReadOnly))?;
-        judge(&rows, number, replicas)?;
-        self.answered();
-        self.probed = Some(Instant::now());
-        Ok(())
+    /// When it fails or the deadline has come. The error says whether it may have had an effect.
+    pub(crate) async fn execute<'q>(
+        &mut self,
+        statement: impl FnOnce(Question) -> Statement<'q>,
+        token: Option<Token>,
+    ) -> Result<(MySqlQueryResult, Question)> {
+        let (driver, alarm, question) = self.ask(token)?;
+        let outcome = before(alarm, statement(question).execute(driver)).await;
+        Ok((self.ended(outcome, Sent::Yes)?, question))
     }
 
-    /// Waits until the server is done with what was asked, and closes the connection.
-    pub(crate) async fn finish_and_close(mut self, patience: Duration) {
-        // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping, the
-        // server is then done with the statement, or stands still and may do it later.
-        drop(timeout(patience, understood(self.driver.ping())).await);
+    /// Runs a statement that only reads. What it answers is not known to be its answer.
+    ///
+    /// # Errors
+    /// When it fails or the deadline has come; without effect.
+    pub(crate) async fn rows(&mut self, statement: Statement<'_>) -> Result<Vec<MySqlRow>> {
+        Ok(self.fetch(|_| statement).await?.0)
+    }
+
+    /// Runs a statement that only reads, and whose rows begin with the number of the question. If there are none, another
+    /// question makes sure that this was its answer: then the next answer is the one to the next question.
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows), and when the answer is one to another question.
+    pub(crate) async fn numbered_rows<'q>(
+        &mut self,
+        statement: impl FnOnce(Question) -> Statement<'q>,
+    ) -> Result<Vec<MySqlRow>> {
+        let (rows, question) = self.fetch(statement).await?;
+        let is_answer = if rows.is_empty() {
+            let (echo, question) = self.fetch(|question| statements::number().bind(question)).await?;
+            echo.len() == 1 && has_number(&echo, question)
+        } else {
+            has_number(&rows, question)
+        };
+        if is_answer { Ok(rows) } else { Err(self.out_of_step(Sent::ReadOnly)) }
+    }
+
+    async fn fetch<'q>(
+        &mut self,
+        statement: impl FnOnce(Question) -> Statement<'q>,
+    ) -> Result<(Vec<MySqlRow>, Question)> {
+        let (driver, alarm, question) = self.ask(None)?;
+        let outcome = before(alarm, statement(question).fetch_all(driver)).await;
+        Ok((self.ended(outcome, Sent::ReadOnly)?, question))
+    }
+
+    /// Runs statements given as text.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
+        let (driver, alarm, _) = self.ask(None)?;
+        let outcome = before(alarm, sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(driver)).await;
+        self.ended(outcome, Sent::Yes)
+    }
+
+    /// Statements that run from now on have this bound.
+    pub(crate) fn set_bound(&mut self, bound: Bound) {
+        self.bound = bound;
+    }
+
+    /// Closes it, and with it what the server keeps for it, instead of putting it back.
+    pub(crate) fn hang_up(&mut self) {
+        self.raw = None;
+    }
+
+    /// The answer is none to what was asked: the connection is closed.
+    pub(crate) fn out_of_step(&mut self, sent: Sent) -> Error {
+        self.hang_up();
+        error::out_of_step(sent)
+    }
+
+    /// From here until [`ended`](Self::ended) the connection is in doubt.
+    fn ask(&mut self, token: Option<Token>) -> Result<(&mut MySqlConnection, &mut Alarm, Question)> {
+        let until = self.bound.at;
+        self.raw.as_mut().and_then(|raw| raw.ask(token, until)).ok_or_else(raw::broke)
+    }
+
+    /// Takes note of how a question ended: with an answer, which may be a refusal, or, in time, without one.
+    fn ended<T>(&mut self, outcome: Option<Result<T, sqlx::Error>>, sent: Sent) -> Result<T> {
+        match outcome {
+            Some(Ok(answer)) => {
+                self.raw.iter_mut().for_each(RawConnection::answered);
+                Ok(answer)
+            }
+            Some(Err(refusal)) => {
+                let refusal = error::map(refusal, sent);
+                if error::is_row_busy(&refusal) {
+                    // On a lock that many want this is no rare answer, and to connect anew takes several round trips.
+                    self.raw.iter_mut().for_each(RawConnection::refused);
+                } else {
+                    // After most errors it could go on, but errors are rare, and a new connection is in a known state.
+                    self.hang_up();
+                    if !error::is_refusal(&refusal) {
+                        self.idle.broke();
+                    }
+                }
+                Err(refusal)
+            }
+            // It stays in doubt.
+            None => {
+                self.idle.broke();
+                Err(Error::no_answer(self.bound.whole, sent))
+            }
+        }
     }
 }
 
-/// It broke, or was left in the middle of a statement, and whoever has it did not notice.
-pub(crate) fn broke() -> Error {
-    Error::new(ErrorKind::Unavailable, "the connection broke before")
-}
-
-/// The answer, or `None` if the alarm goes off before.
-pub(crate) async fn before<T>(
-    alarm: &mut Alarm,
-    work: impl Future<Output = Result<T, sqlx::Error>>,
-) -> Option<Result<T, sqlx::Error>> {
-    tokio::select! {
-        biased;
-        output = understood(work) => Some(output),
-        () = alarm.as_mut() => None,
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let (Some(raw), permit) = (self.raw.take(), self.permit.take()) else { return };
+        if !raw.is_in_doubt() {
+            // It is idle before the permit is given back, so that the next operation finds it.
+            self.idle.push(raw, self.breaks);
+            return drop(permit);
+        }
+        // Without a runtime, all that is left is to hang up.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let statement = raw.open_claim().map(|token| self.idle.in_flight.add(token));
+        let linger = self.idle.linger;
+        runtime.spawn(async move {
+            raw.finish_and_close(linger).await;
+            drop((statement, permit));
+        });
     }
 }
 
-/// The driver's answer. The driver panics over some answers that do not belong to its question. Such a panic becomes an error
-/// here, and the connection is closed.
-async fn understood<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
-    let mut work = pin!(work);
-    poll_fn(|context| {
-        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
-        polled.unwrap_or_else(|_| Poll::Ready(Err(sqlx::Error::Protocol("the answer has not the form of one".into()))))
-    })
-    .await
-}
-
-/// The number comes back, so that the answer to another question is noticed.
-fn probe(number: u64) -> String {
-    format!("SELECT '{number}', CAST(@@GLOBAL.read_only AS CHAR)")
-}
-
-fn judge(rows: &[MySqlRow], number: u64, replicas: Replicas) -> Result<()> {
-    let [row] = rows else { return Err(error::out_of_step(Sent::ReadOnly)) };
-    if column::<String>(row, 0)? != number.to_string() {
-        return Err(error::out_of_step(Sent::ReadOnly));
-    }
-    if replicas == Replicas::Refused && settings::is_on(&column::<String>(row, 1)?) {
-        return Err(settings::read_only("read_only"));
-    }
-    Ok(())
+/// Whether all rows are an answer to this question.
+fn has_number(rows: &[MySqlRow], question: Question) -> bool {
+    rows.iter().all(|row| row.try_get::<Question, _>(0).is_ok_and(|number| number == question))
 }

@@ -4,4 +4,5 @@ pub(crate) mod connection;
 pub(crate) mod identify;
 pub(crate) mod in_flight;
 pub(crate) mod pool;
+pub(crate) mod raw;
 pub(crate) mod settings;

@@ -3,7 +3,7 @@
 use lockkit_core::Result;
 
 use crate::{
-    client::pool::Connection,
+    client::connection::Connection,
     wire::{
         row::column,
         settings::{NAMES, Settings},

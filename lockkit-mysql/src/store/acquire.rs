@@ -5,10 +5,7 @@ use std::time::Duration;
 use lockkit_core::{AcquireRequest, Attempt, Contention, Fence, FenceClock, FenceRequest, Hold, Result, store::Sent};
 
 use crate::{
-    client::{
-        connection::LONGEST_WAIT,
-        pool::{Connection, Lane},
-    },
+    client::{connection::Connection, pool::Lane, raw::LONGEST_WAIT},
     store::{
         MAX_FENCE, MySqlStore, check_floor, microseconds,
         named_lock_queue::{Passed, Turn},
@@ -121,7 +118,7 @@ impl MySqlStore {
     async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
         let renewal = renew::Terms { ttl: microseconds(request.ttl), depth: None, floor: 0 };
         let sent = self.info.clock.now();
-        renew::extend(self, connection, &[&request.claim], renewal).await.map_err(|failed| failed.error)?;
+        renew::extend(self, connection, &[&request.claim], renewal).await?;
         match self.look(connection, &request.claim.key).await? {
             Some(row::Lock { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
                 Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))

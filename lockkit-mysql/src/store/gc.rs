@@ -16,10 +16,12 @@ use lockkit_core::{Result, Token};
 use tokio::sync::Mutex;
 
 use crate::{
-    client::pool::{Bound, Connection, Lane, Pool},
-    store::MySqlStore,
+    client::{
+        connection::{Bound, Connection},
+        pool::{Lane, Pool},
+    },
     wire::{
-        error::{self, Sent, invalid},
+        error::{self, invalid},
         row::column,
         statements::{Size, Statements},
     },
@@ -62,7 +64,7 @@ impl Sweeper {
         let (pool, statements, off) = (Arc::clone(&self.pool), Arc::clone(&self.statements), Arc::clone(&self.off));
         let bound = Bound::new(self.timeout);
         tokio::spawn(async move {
-            let Some(mut connection) = pool.spare_connection(bound).await else { return };
+            let Some(mut connection) = pool.spare_connection(Lane::Common, bound).await else { return };
             // Programs that make one row each begin at different places.
             let start = after.unwrap_or_else(|| below(id));
             match remove_page(&statements, &mut connection, WEEK_IN_MICROS, start).await {
@@ -71,6 +73,21 @@ impl Sweeper {
                 Err(failed) => off.store(!failed.is_retryable(), Ordering::Relaxed),
             }
         });
+    }
+
+    /// Removes all that is unused, page by page.
+    pub(crate) async fn remove_unused(&self, unused_for: Duration) -> Result<u64> {
+        if unused_for < SHORTEST {
+            return Err(invalid(format!("locks unused for less than {SHORTEST:?} are not removed")));
+        }
+        let micros = i64::try_from(unused_for.as_micros()).map_err(|_| invalid("the period is too long"))?;
+        let (mut removed, mut after) = (0, Some(0));
+        while let Some(id) = after {
+            let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+            let page = remove_page(&self.statements, &mut connection, micros, id).await?;
+            (removed, after) = (removed + page.removed, page.last);
+        }
+        Ok(removed)
     }
 }
 
@@ -102,27 +119,12 @@ async fn remove_page(statements: &Statements, connection: &mut Connection, micro
     let size = Size::of(names.len());
     let remove =
         |_| size.fill(&names).fold(statements.remove_unused(size), |remove, name| remove.bind(*name)).bind(micros);
-    let removed = match connection.execute_raw(remove, None).await? {
+    let removed = match connection.execute(remove, None).await {
         // How many those are is for people: an answer to another statement would count wrongly, no more.
         Ok((done, _)) => done.rows_affected(),
         // They are left for the next time.
         Err(busy) if error::is_row_busy(&busy) => 0,
-        Err(failed) => return Err(error::map(failed, Sent::Yes)),
+        Err(failed) => return Err(failed),
     };
     Ok(Page { removed, last })
-}
-
-/// Removes all that is unused, page by page.
-pub(crate) async fn remove_unused(store: &MySqlStore, unused_for: Duration) -> Result<u64> {
-    if unused_for < SHORTEST {
-        return Err(invalid(format!("locks unused for less than {SHORTEST:?} are not removed")));
-    }
-    let micros = i64::try_from(unused_for.as_micros()).map_err(|_| invalid("the period is too long"))?;
-    let (mut removed, mut after) = (0, Some(0));
-    while let Some(id) = after {
-        let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
-        let page = remove_page(&store.statements, &mut connection, micros, id).await?;
-        (removed, after) = (removed + page.removed, page.last);
-    }
-    Ok(removed)
 }

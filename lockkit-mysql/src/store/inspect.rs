@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use lockkit_core::{KeyState, LockKey, Query, Result};
 
 use crate::{
-    client::pool::{Bound, Connection, Lane},
+    client::{
+        connection::{Bound, Connection},
+        pool::Lane,
+    },
     store::MySqlStore,
     wire::{
         error::Sent,

@@ -20,8 +20,9 @@ use lockkit_core::{
 
 use crate::{
     client::{
-        connection::Replicas,
-        pool::{Bound, Connection, Pool},
+        connection::{Bound, Connection},
+        pool::Pool,
+        raw::Replicas,
         settings::of_server,
     },
     config::MySqlConfig,
@@ -87,7 +88,7 @@ impl MySqlStore {
     pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
         let statements = Arc::new(Statements::new(&config.check()?));
         let pool = Arc::new(Pool::new(&config, replicas));
-        let gates = Arc::new(Gates::new(&config.table, Pool::extra(&config), config.timeout));
+        let gates = Arc::new(Gates::new(&config.table, config.timeout));
         let info = StoreInfo {
             scheme: "mysql",
             name: config.display_name().into(),
@@ -128,7 +129,7 @@ impl MySqlStore {
     /// # Cancellation
     /// Some rows may have been removed.
     pub async fn remove_unused(&self, unused_for: Duration) -> Result<u64> {
-        gc::remove_unused(self, unused_for).await.map_err(|e| e.at("remove unused", None, &self.info.name))
+        self.sweeper.remove_unused(unused_for).await.map_err(|e| e.at("remove unused", None, &self.info.name))
     }
 
     async fn check(&self, config: &MySqlConfig) -> Result<Vec<String>> {

@@ -24,17 +24,17 @@ use std::{
 use lockkit_core::{LockKey, Token};
 use tokio::{
     runtime::Handle,
-    sync::Semaphore,
     time::{Instant, sleep_until},
 };
 
 use crate::{
     client::{
-        connection::LONGEST_WAIT,
-        pool::{Bound, Connection, Pool},
+        connection::{Bound, Connection},
+        pool::{Lane, Pool},
+        raw::LONGEST_WAIT,
     },
     wire::{
-        error::{self, Sent},
+        error,
         row::column,
         statements::{self, Statement},
     },
@@ -56,7 +56,6 @@ const REMEMBERED: usize = 1024;
 pub(crate) struct Gates {
     table: String,
     timeout: Duration,
-    free: Arc<Semaphore>,
     /// Whether the server, or something before it, has refused what gates need. Then this store does without: each refusal
     /// costs a connection.
     refused: AtomicBool,
@@ -115,13 +114,10 @@ pub(crate) enum Passed {
 }
 
 impl Gates {
-    /// Gates that use at most so many connections at a time.
-    pub(crate) fn new(table: &str, connections: usize, timeout: Duration) -> Self {
-        let free = Arc::new(Semaphore::new(connections));
+    pub(crate) fn new(table: &str, timeout: Duration) -> Self {
         Self {
             table: table.to_owned(),
             timeout,
-            free,
             refused: AtomicBool::new(false),
             locks: Mutex::new(Locks { known: HashMap::new(), cleared: Instant::now() }),
         }
@@ -162,11 +158,10 @@ impl Gates {
 
     /// What the server says to a question about gates, a number if all is well; `None` if nothing is known.
     async fn ask(&self, connection: &mut Connection, statement: Statement<'_>, name: &str) -> Option<i64> {
-        match connection.numbered_rows_raw(|question| statement.bind(question).bind(name)).await.ok()? {
+        match connection.numbered_rows(|question| statement.bind(question).bind(name)).await {
             Ok(rows) => column::<Option<i64>>(rows.first()?, 1).ok().flatten(),
             Err(failed) => {
-                let is_for_good =
-                    error::number(&failed).is_some() && !error::map(failed, Sent::ReadOnly).is_retryable();
+                let is_for_good = error::is_refusal(&failed) && !failed.is_retryable();
                 self.refused.fetch_or(is_for_good, Ordering::Relaxed);
                 None
             }
@@ -272,9 +267,8 @@ impl Turn<'_> {
         if self.gate.is_some() {
             return Passed::Yes;
         }
-        let Ok(permit) = Arc::clone(&self.gates.free).try_acquire_owned() else { return Passed::No };
         let bound = Bound::new(LONGEST_WAIT + self.gates.timeout);
-        let Ok(mut connection) = pool.extra_connection(permit, bound).await else { return Passed::No };
+        let Some(mut connection) = pool.spare_connection(Lane::NamedLock, bound).await else { return Passed::No };
         let name = self.gates.name(self.key);
         match self.gates.ask(&mut connection, statements::pass_gate(), &name).await {
             Some(1) => {

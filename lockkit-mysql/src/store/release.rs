@@ -3,7 +3,7 @@
 use lockkit_core::{Claim, Release, Result, store::Sent};
 
 use crate::{
-    client::pool::{Bound, Lane},
+    client::{connection::Bound, pool::Lane},
     store::{MySqlStore, named_lock_queue, renew, why_not},
     wire::name::to_column,
 };

@@ -10,7 +10,7 @@ use lockkit_core::{Claim, Error, ErrorKind, Hold, LockKey, Moment, Renewal, Rene
 use sqlx::mysql::MySqlQueryResult;
 
 use crate::{
-    client::pool::{Connection, Lane},
+    client::{connection::Connection, pool::Lane},
     store::{MySqlStore, check_floor, inspect, microseconds, why_not},
     wire::{
         error::{self, Sent},
@@ -75,27 +75,14 @@ async fn renew_chunk(store: &MySqlStore, renewals: &[Renewal], chunk: &[usize], 
         Ok(()) => return,
         Err(failed) => failed,
     };
-    if chunk.len() > 1 && failed.row_is_busy {
+    if chunk.len() > 1 && error::is_row_busy(&failed) {
         for index in chunk {
             if let Err(alone) = try_chunk(store, renewals, &[*index], terms, answers).await {
-                answers[*index] = Some(Err(alone.error));
+                answers[*index] = Some(Err(alone));
             }
         }
     } else {
-        chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.error.clone())));
-    }
-}
-
-/// Why a chunk failed.
-pub(crate) struct Failed {
-    pub(crate) error: Error,
-    /// Somebody keeps a row locked, perhaps only one of many.
-    row_is_busy: bool,
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Self {
-        Self { error, row_is_busy: false }
+        chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.clone())));
     }
 }
 
@@ -105,7 +92,7 @@ async fn try_chunk(
     chunk: &[usize],
     terms: Terms,
     answers: &mut Answers,
-) -> Result<(), Failed> {
+) -> Result<()> {
     let Some(first) = chunk.first() else { return Ok(()) };
     let bound = store.bound(renewals[*first].ttl);
     let mut connection = store.pool.connection(Lane::Reserved, bound).await?;
@@ -134,7 +121,7 @@ pub(crate) async fn extend(
     connection: &mut Connection,
     claims: &[&Claim],
     terms: Terms,
-) -> Result<u64, Failed> {
+) -> Result<u64> {
     let size = Size::of(claims.len());
     let statement = |question| {
         let terms_of = store.statements.renew(size).bind(terms.ttl).bind(terms.depth).bind(question).bind(terms.floor);
@@ -143,11 +130,8 @@ pub(crate) async fn extend(
             statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice())
         })
     };
-    match connection.execute_raw(statement, None).await? {
-        Ok((done, question)) if is_answer(&done, question) => Ok(done.rows_affected()),
-        Ok(_) => Err(connection.out_of_step(Sent::Yes).into()),
-        Err(e) => Err(Failed { row_is_busy: error::is_row_busy(&e), error: error::map(e, Sent::Yes) }),
-    }
+    let (done, question) = connection.execute(statement, None).await?;
+    if is_answer(&done, question) { Ok(done.rows_affected()) } else { Err(connection.out_of_step(Sent::Yes)) }
 }
 
 /// Whether it is the answer to this question. That nothing was changed has no number, and what is read next decides.

@@ -7,8 +7,9 @@ use lockkit_core::{Error, ErrorKind, Finding, Result};
 pub use crate::wire::table::ddl;
 use crate::{
     client::{
-        connection::Replicas,
-        pool::{Bound, Connection, Lane, Pool},
+        connection::{Bound, Connection},
+        pool::{Lane, Pool},
+        raw::Replicas,
     },
     config::MySqlConfig,
     wire::{name::quoted_table, row::column, table::Table},

@@ -4,7 +4,7 @@ use lockkit_core::{Contention, Error, LockKey, Result};
 use sqlx::{MySql, Transaction};
 
 use crate::{
-    client::pool::{Bound, Lane},
+    client::{connection::Bound, pool::Lane},
     config::MySqlConfig,
     store::MySqlStore,
     wire::{

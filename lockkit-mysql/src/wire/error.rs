@@ -50,8 +50,18 @@ const NEEDS_RSA: &str = "the server wants the password over TLS, or encrypted by
 
 /// Whether the server answered that it gave up a lock on the row, or all locks because of a deadlock. The connection
 /// is as good as before.
-pub(crate) fn is_row_busy(error: &sqlx::Error) -> bool {
-    matches!(number(error), Some(1205 | 1213))
+pub(crate) fn is_row_busy(error: &Error) -> bool {
+    matches!(number_of(error), Some(1205 | 1213))
+}
+
+/// Whether it was the server that answered with this error, and not the connection that failed.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    number_of(error).is_some()
+}
+
+/// The server's number of the error that this one was [mapped](map) from.
+fn number_of(error: &Error) -> Option<u16> {
+    std::error::Error::source(error)?.downcast_ref().and_then(number)
 }
 
 /// The server's number of an error, if it was the server that answered it.

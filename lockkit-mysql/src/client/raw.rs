@@ -1,0 +1,205 @@
+//! One connection to the server, and the rule that decides whether it may be used.
+//!
+//! The protocol has no numbers that tell one answer from another: an answer that nobody waited for is taken for the
+//! answer to the next question. So each question has a [number](Question) that comes back with its answer, and a connection
+//! is **in doubt** from before the first byte of a question until the last byte of its answer was read, whatever the
+//! question is and for whatever reason its future is dropped. A connection in doubt is never used again. The driver can be
+//! reached only through [`RawConnection::ask`], which puts the connection in doubt.
+
+use std::{
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
+
+use lockkit_core::{Error, ErrorKind, Result, Token};
+use sqlx::{
+    Connection as _, Executor as _, MySqlConnection,
+    mysql::{MySqlConnectOptions, MySqlRow},
+};
+use tokio::{
+    runtime::{Handle, Id},
+    time::{Instant, Sleep, sleep_until, timeout},
+};
+
+use crate::wire::{
+    error::{self, Sent},
+    row::column,
+    settings,
+    statements::Question,
+};
+
+/// No statement waits longer than this at the server: for a row as [`SETUP`] says, or for a named lock.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// What every connection is set to, in one round trip. `time_zone` because all times are in UTC; `sql_mode` because some
+/// modes change what a statement means (`SIMULTANEOUS_ASSIGNMENT` would break the order of assignments that the
+/// statements rely on); `innodb_lock_wait_timeout` because no row here is locked for longer than a statement.
+const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION autocommit = 1, \
+     SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', SESSION innodb_lock_wait_timeout = 1; \
+     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+
+/// The timer of a connection.
+pub(crate) type Alarm = Pin<Box<Sleep>>;
+
+/// What to do with a server that is set to take no writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replicas {
+    /// A user with enough rights could write all the same, behind the back of the replica's primary.
+    Refused,
+    /// The doctor only looks.
+    Admitted,
+}
+
+/// A connection to the server, with a timer of its own.
+///
+/// Every statement has a bound, and almost none reaches it. To set a timer anew each time, the runtime takes a lock and,
+/// if no other is due before, wakes the thread that waits for events. To put off one that is set costs nothing of this.
+pub(crate) struct RawConnection {
+    driver: MySqlConnection,
+    alarm: Alarm,
+    /// Driver and alarm belong to it. When it ends, they may not be touched any more.
+    runtime: Id,
+    /// Set while a question is open: which claim it is about, if any.
+    question: Option<Option<Token>>,
+    /// How many questions were asked.
+    asked: u64,
+    /// When it was probed for the last time; `None` after a refusal.
+    probed: Option<Instant>,
+}
+
+impl RawConnection {
+    /// Connects, and sets the connection to what the statements need.
+    ///
+    /// # Errors
+    /// When the server can't be reached, refuses, or takes no writes.
+    ///
+    /// # Cancellation
+    /// The connection is closed.
+    pub(crate) async fn open(options: &MySqlConnectOptions, replicas: Replicas) -> Result<Self> {
+        let connect = async {
+            let mut driver = MySqlConnection::connect_with(options).await?;
+            let setup = format!("{SETUP}; {}", probe(0));
+            let rows = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(setup))).await?;
+            Ok::<_, sqlx::Error>((driver, rows))
+        };
+        let (driver, rows) = understood(connect).await.map_err(|e| error::map(e, Sent::No))?;
+        judge(&rows, 0, replicas)?;
+        let (now, runtime) = (Instant::now(), Handle::current().id());
+        Ok(Self { driver, alarm: Box::pin(sleep_until(now)), runtime, question: None, asked: 0, probed: Some(now) })
+    }
+
+    /// What a question and its answer take. From here on the connection is in doubt, until it was
+    /// [answered](Self::answered). `None` if it is in doubt already.
+    pub(crate) fn ask(
+        &mut self,
+        token: Option<Token>,
+        until: Instant,
+    ) -> Option<(&mut MySqlConnection, &mut Alarm, Question)> {
+        if self.is_in_doubt() {
+            return None;
+        }
+        self.question = Some(token);
+        self.asked += 1;
+        self.alarm.as_mut().reset(until);
+        Some((&mut self.driver, &mut self.alarm, self.asked))
+    }
+
+    /// The answer was read to its end.
+    pub(crate) fn answered(&mut self) {
+        self.question = None;
+    }
+
+    /// The answer was read to its end, and was a refusal. That has no number, and could have come twice: so the connection
+    /// is to be probed before it serves again.
+    pub(crate) fn refused(&mut self) {
+        self.answered();
+        self.probed = None;
+    }
+
+    /// Whether a question is open.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.question.is_some()
+    }
+
+    /// The claim that the open question is about.
+    pub(crate) fn open_claim(&self) -> Option<Token> {
+        self.question.flatten()
+    }
+
+    pub(crate) fn is_of(&self, runtime: Id) -> bool {
+        self.runtime == runtime
+    }
+
+    /// Whether it was probed not longer ago than this.
+    pub(crate) fn is_proven(&self, within: Duration) -> bool {
+        self.probed.is_some_and(|probed| probed.elapsed() <= within)
+    }
+
+    /// Asks whether the server is there and takes writes, and checks that the answer is the one to this question.
+    ///
+    /// # Errors
+    /// When it is not so, or not known in time: then it is to be closed.
+    pub(crate) async fn prove(&mut self, until: Instant, replicas: Replicas) -> Result<()> {
+        let (driver, alarm, number) = self.ask(None, until).ok_or_else(broke)?;
+        let ask = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
+        let rows = before(alarm, ask).await.ok_or_else(broke)?.map_err(|e| error::map(e, Sent::ReadOnly))?;
+        judge(&rows, number, replicas)?;
+        self.answered();
+        self.probed = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Waits until the server is done with what was asked, and closes the connection.
+    pub(crate) async fn finish_and_close(mut self, patience: Duration) {
+        // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping, the
+        // server is then done with the statement, or stands still and may do it later.
+        drop(timeout(patience, understood(self.driver.ping())).await);
+    }
+}
+
+/// The error of a connection that broke, or that was left in the middle of a statement.
+pub(crate) fn broke() -> Error {
+    Error::new(ErrorKind::Unavailable, "the connection broke before")
+}
+
+/// The answer, or `None` if the alarm goes off before.
+pub(crate) async fn before<T>(
+    alarm: &mut Alarm,
+    work: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Option<Result<T, sqlx::Error>> {
+    tokio::select! {
+        biased;
+        output = understood(work) => Some(output),
+        () = alarm.as_mut() => None,
+    }
+}
+
+/// The driver's answer. The driver panics over some answers that do not belong to its question. Such a panic becomes an error
+/// here, and the connection is closed.
+async fn understood<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(sqlx::Error::Protocol("the answer has not the form of one".into()))))
+    })
+    .await
+}
+
+/// The number comes back, so that the answer to another question is noticed.
+fn probe(number: Question) -> String {
+    format!("SELECT '{number}', CAST(@@GLOBAL.read_only AS CHAR)")
+}
+
+fn judge(rows: &[MySqlRow], number: Question, replicas: Replicas) -> Result<()> {
+    let [row] = rows else { return Err(error::out_of_step(Sent::ReadOnly)) };
+    if column::<String>(row, 0)? != number.to_string() {
+        return Err(error::out_of_step(Sent::ReadOnly));
+    }
+    if replicas == Replicas::Refused && settings::is_on(&column::<String>(row, 1)?) {
+        return Err(settings::read_only("read_only"));
+    }
+    Ok(())
+}
