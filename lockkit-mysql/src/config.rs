@@ -53,12 +53,12 @@ pub struct MySqlConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Tls {
-    /// Not at all.
+    /// No.
     #[default]
     Off,
-    /// Yes, but without asking who the server is: whoever can redirect the connection can read along.
+    /// Yes, but the server's identity is not checked: an attacker who can redirect the connection can read everything.
     Encrypt,
-    /// Yes, and the server must have a certificate for its name, from an authority that is trusted.
+    /// Yes, and the server must present a certificate for its host name from a trusted authority.
     Verify,
 }
 
@@ -130,7 +130,7 @@ impl MySqlConfig {
         Ok(())
     }
 
-    /// Who to log in as; `root` otherwise.
+    /// The user to log in as; `root` by default.
     #[must_use]
     pub fn username(mut self, username: impl Into<String>) -> Self {
         self.username = Some(username.into());
@@ -192,7 +192,7 @@ impl MySqlConfig {
         self
     }
 
-    /// A file with the certificates of the authorities to trust, for [`Tls::Verify`]; those of the web otherwise.
+    /// A PEM file with the certificates of trusted authorities, for [`Tls::Verify`]; the public web authorities by default.
     #[must_use]
     pub fn ca(mut self, file: impl Into<PathBuf>) -> Self {
         self.ca = Some(file.into());
@@ -206,14 +206,13 @@ impl MySqlConfig {
         self
     }
 
-    /// What the store is called in messages: no secrets.
+    /// The store's name in messages, without secrets.
     pub(crate) fn display_name(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         format!("mysql {host}:{}/{}", self.port, self.database)
     }
 
-    /// What the driver wants to know. What it would set on its own for each connection is left to the pool, which sets
-    /// everything in one round trip.
+    /// The driver's options. The driver sets nothing on a new connection: the pool sets everything in one round trip.
     pub(crate) fn driver_options(&self) -> MySqlConnectOptions {
         let mode = match self.tls {
             Tls::Off => MySqlSslMode::Disabled,
@@ -252,14 +251,15 @@ impl MySqlConfig {
             return Err(invalid("the timeout must not be zero"));
         }
         if let Some(file) = &self.ca {
-            // The driver would read it when it connects, and not say which it could not.
+            // The driver reads the file when it connects, and its error would not name it.
             let unreadable = |e| {
-                Error::new(ErrorKind::Misconfigured, format!("can't read the file that ca names: {e}")).with_source(e)
+                Error::new(ErrorKind::Misconfigured, format!("the file that ca names can't be read: {e}"))
+                    .with_source(e)
             };
             drop(std::fs::File::open(file).map_err(unreadable)?);
         }
         if self.connections < 2 {
-            return Err(invalid("it takes 2 connections at least, one of them for renewals"));
+            return Err(invalid("`connections` must be at least 2: one is kept for renewals and releases"));
         }
         if self.tls != Tls::Off && !cfg!(feature = "tls") {
             return Err(invalid("TLS needs the feature \"tls\" of lockkit or lockkit-mysql"));
@@ -282,7 +282,7 @@ impl fmt::Debug for MySqlConfig {
             .field("host", &self.host)
             .field("port", &self.port)
             .field("database", &self.database)
-            // It may be a password that was given in its place.
+            // A password may have been given in its place.
             .field("username", &self.username.as_ref().map(|_| ".."))
             .field("password", &self.password.as_ref().map(|_| ".."))
             .field("table", &self.table)
@@ -338,7 +338,7 @@ mod tests {
             ("mysql://u:hunter2@h/d?table=a`b", "ASCII"),
             ("mysql://u:hunter2@h/d?timeout=0s", "250ms"),
             ("mysql://u:hunter2@h/d?timeout=2", "250ms"),
-            ("mysql://u:hunter2@h/d?connections=1", "2 connections"),
+            ("mysql://u:hunter2@h/d?connections=1", "at least 2"),
             ("mysql://u:hunter2@h/d?create=1", "true or false"),
             ("mysql://u:hunter2@h/d?tls=on", "verify"),
             ("mysql://u:hunter2%zz@h/d", "percent"),

@@ -1,4 +1,4 @@
-//! All that can be told of a server, its table and this user: `lockkit doctor`.
+//! Findings about a server, its table and this user: `lockkit doctor`.
 
 use std::{
     collections::HashSet,
@@ -23,11 +23,11 @@ use crate::{
     },
 };
 
-/// Rows that were not used for so long can be removed: what `lockkit gc` removes by default.
+/// A row that was not used for this long can be removed, as `lockkit gc` does by default.
 const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How many such rows are counted at most.
 const MANY: u32 = 10_000;
-/// How often it is looked whether a connection still leads to the same session.
+/// How often a connection is checked for leading to the same session.
 const LOOKS: usize = 5;
 
 /// Looks at a server: whether it can keep locks, what puts them at risk, what this user may not do.
@@ -133,7 +133,7 @@ impl Doctor<'_> {
     }
 
     fn password(&self) -> Option<Finding> {
-        let summary = "whoever can reach the server can take and free every lock: it asks for no password";
+        let summary = "the server asks for no password: every client that reaches it can take and release every lock";
         let advice = "make a user for lockkit, with a password, and rights on its table alone";
         self.config.password.is_none().then(|| Finding::note("password", summary, advice))
     }
@@ -265,20 +265,20 @@ fn missing_rights(summary: String, rights: &[&str], table: &str) -> Finding {
 
 fn judge_session(is_one: bool, settings: &Settings) -> Finding {
     if !is_one {
-        let summary = "the statements of one connection reach several sessions: something in between shares them out";
+        let summary = "the statements of one connection reach several sessions: a proxy in between distributes them";
         let advice = "connect to the server itself, or turn off multiplexing and pooling by transaction";
         return Finding::error(ErrorKind::Unsupported, "proxy", summary, advice);
     }
     let isolation = [settings.get("transaction_isolation"), settings.get("tx_isolation")].concat();
     if isolation.starts_with("READ-COMMITTED") && settings.is_on("autocommit") && settings.get("time_zone") == "+00:00"
     {
-        return Finding::ok("session", "each connection reads what is committed, commits by itself, and counts in UTC");
+        return Finding::ok("session", "each connection uses READ COMMITTED, autocommit and UTC");
     }
     let (autocommit, zone) = (settings.get("autocommit"), settings.get("time_zone"));
     let summary = format!(
-        "what a connection sets does not hold: isolation {isolation}, autocommit {autocommit}, time zone {zone}"
+        "the settings of a connection do not hold: isolation {isolation}, autocommit {autocommit}, time zone {zone}"
     );
-    let advice = "connect to the server itself: something in between drops SET statements";
+    let advice = "connect to the server itself: a proxy in between drops SET statements";
     Finding::error(ErrorKind::Unsupported, "session", summary, advice)
 }
 
@@ -301,7 +301,7 @@ fn connections(settings: &Settings, config: &MySqlConfig) -> Option<Finding> {
 fn idle(settings: &Settings) -> Option<Finding> {
     let seconds = settings.number("wait_timeout").filter(|seconds| *seconds < 60)?;
     let summary = format!("the server closes connections that are idle for {seconds} s");
-    let advice = "lockkit connects anew when it is needed; a longer wait_timeout saves that round trip";
+    let advice = "lockkit reconnects when needed; a longer wait_timeout saves that round trip";
     Some(Finding::note("idle", summary, advice))
 }
 

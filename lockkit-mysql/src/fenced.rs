@@ -87,7 +87,7 @@ async fn look(transaction: &mut Transaction<'_, MySql>, name: &str) -> Result<Op
     let look = text(format!("SELECT fence FROM {TABLE} WHERE resource_name = {name} FOR UPDATE"));
     let row = look.fetch_optional(&mut **transaction).await.map_err(failed)?;
     let number = row.map(|row| row.try_get::<u64, _>(0)).transpose();
-    let odd = |e: sqlx::Error| Error::new(ErrorKind::Unexpected, format!("the fence is no number: {e}"));
+    let odd = |e: sqlx::Error| Error::new(ErrorKind::Unexpected, format!("the fence is not a number: {e}"));
     Ok(number.map_err(odd)?.map(Fence::new))
 }
 

@@ -12,14 +12,14 @@
 //! # }
 //! ```
 //!
-//! A lock is a row, made once and kept. Taking, extending and giving back a lease is one conditional update of that row
+//! A lock is a row. It is made once, and goes when it was unused for a week. Taking, extending and giving back a lease is one conditional update of that row
 //! each, on the server's clock: one round trip, and no deadlocks.
 //!
 //! - **Exclusion** holds as long as the server keeps what it committed and its clock is not set forward. A failover to a
 //!   replica that was behind can give a lock away while it is held: check the fence at the resource.
 //! - **Fences** are a counter per lock that is never below the server's clock in microseconds, so they grow even when the
 //!   server lost its data, unless its clock was set back as well.
-//! - **Waiting** is by asking again: a database does not call back.
+//! - **Waiting** is by polling, and for hot locks by queueing on `GET_LOCK`, which wakes.
 //! - **Failures** are errors: an operation that got no answer never pretends that the lock is free, held or lost. Every
 //!   operation is bounded in time, and some connections are kept for renewals and releases.
 //! - **[`lock_in_transaction`]** is the other kind of lock that a database has, for work within one transaction.

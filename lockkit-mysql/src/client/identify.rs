@@ -1,4 +1,4 @@
-//! What answers at an address where a MySQL server should.
+//! Another kind of server at the address of a MySQL server.
 //!
 //! A MySQL server speaks first. Redis waits for the client, so that both ends wait until the time is up. To say more than
 //! that, a second connection finds out which kind of server it is.
@@ -14,10 +14,10 @@ use tokio::{
 
 use crate::config::MySqlConfig;
 
-/// A server that has greeted nobody for so long may be none.
+/// A server that has sent no greeting for this long may not be a MySQL server.
 const LONG: Duration = Duration::from_millis(500);
 
-/// Returns when it is certain that something else than a MySQL server answers; otherwise never.
+/// Returns when it is certain that the server is not a MySQL server; otherwise never.
 pub(crate) async fn other_server(config: &MySqlConfig) -> Error {
     let pause = (config.timeout / 4).min(LONG);
     sleep(pause).await;
@@ -49,7 +49,7 @@ async fn read(stream: &mut TcpStream) -> Option<[u8; 5]> {
     Some(said)
 }
 
-/// What says this, if it is no MySQL server.
+/// The kind of server that sends these bytes, if it is not a MySQL server.
 fn not_mysql(said: &[u8; 5]) -> Option<&'static str> {
     match said {
         // The first packet, which has the version of the protocol or an error.

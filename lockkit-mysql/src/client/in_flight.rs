@@ -1,4 +1,4 @@
-//! Statements that the server may still be running although nobody waits for them any more.
+//! Statements that the server may still be running although their callers are gone.
 
 use std::{collections::HashMap, sync::Arc};
 

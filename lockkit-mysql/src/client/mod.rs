@@ -1,4 +1,4 @@
-//! The one way to the servers: connections, when one may be used, and what the server says of itself.
+//! The one way to the server: connections, the rule that decides whether one may be used, and the server's settings.
 
 pub(crate) mod connection;
 pub(crate) mod identify;

@@ -162,7 +162,7 @@ impl RawConnection {
 
 /// The error of a connection that broke, or that was left in the middle of a statement.
 pub(crate) fn broke() -> Error {
-    Error::new(ErrorKind::Unavailable, "the connection broke before")
+    Error::new(ErrorKind::Unavailable, "the connection was already broken")
 }
 
 /// The answer, or `None` if the alarm goes off before.
@@ -183,7 +183,7 @@ async fn understood<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Re
     let mut work = pin!(work);
     poll_fn(|context| {
         let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
-        polled.unwrap_or_else(|_| Poll::Ready(Err(sqlx::Error::Protocol("the answer has not the form of one".into()))))
+        polled.unwrap_or_else(|_| Poll::Ready(Err(sqlx::Error::Protocol("the answer is malformed".into()))))
     })
     .await
 }

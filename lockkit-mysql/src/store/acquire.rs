@@ -1,4 +1,4 @@
-//! Taking a free lock: one statement, and what has to be found out when that took nothing.
+//! Taking a free lock: one statement. If it takes nothing, the row is read.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     client::{connection::Connection, pool::Lane, raw::LONGEST_WAIT},
     store::{
         MAX_FENCE, MySqlStore, check_floor, microseconds,
-        named_lock_queue::{Passed, Turn},
+        named_lock_queue::{Queued, Turn},
         renew,
     },
     wire::{name::to_column, row, statements::over_fence},
@@ -23,28 +23,28 @@ impl MySqlStore {
         check_floor(request.fence.floor)?;
         let ttl = microseconds(request.ttl);
         let waits = request.wait >= LONGEST_WAIT;
-        match waits.then(|| self.gates.turn(&request.claim.key)).flatten() {
+        match waits.then(|| self.queues.turn(&request.claim.key)).flatten() {
             Some(turn) => self.attempt_in_turn(request, ttl, turn).await,
             None => self.attempt_row(request, ttl).await,
         }
     }
 
-    /// Tries the row; if it is held, waits at the lock's gate and tries again. If the lock is hot, the gate comes first.
+    /// Tries the row. If it is locked, queues on `GET_LOCK` and tries again. If the lock is hot, the queue comes first.
     async fn attempt_in_turn(&self, request: &AcquireRequest, ttl: i64, mut turn: Turn<'_>) -> Result<Attempt> {
         if turn.should_ask() {
             let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
-            if turn.is_wanted(&mut connection).await {
-                turn.note_company();
+            if turn.is_contended(&mut connection).await {
+                turn.note_contention();
             }
         }
-        let mut passed = if turn.is_hot() { Some(turn.pass(&self.pool).await) } else { None };
+        let mut queued = if turn.is_hot() { Some(turn.wait(&self.pool).await) } else { None };
         let mut attempt = self.attempt_row(request, ttl).await?;
         if let Attempt::Contended(contention) = &attempt {
-            turn.note_company();
-            // A lease that ends sooner than a wait may is left to the poller.
+            turn.note_contention();
+            // A lease that may end before the wait does is left to the poller.
             let lasts = contention.retry_after.is_some_and(|left| left >= LONGEST_WAIT);
-            if passed.is_none() && lasts && !turn.is_passed() {
-                passed = Some(turn.pass(&self.pool).await);
+            if queued.is_none() && lasts && !turn.has_named_lock() {
+                queued = Some(turn.wait(&self.pool).await);
                 attempt = self.attempt_row(request, ttl).await?;
             }
         }
@@ -55,9 +55,9 @@ impl MySqlStore {
             }
             Attempt::Contended(contention) => {
                 turn.missed();
-                // Others went through the gate all the time: line up again, rather than ask for the row.
+                // Other clients had the named lock all the time: queue again, rather than poll the row.
                 let retry_after =
-                    if passed == Some(Passed::NotYet) { Some(Duration::ZERO) } else { contention.retry_after };
+                    if queued == Some(Queued::NotYet) { Some(Duration::ZERO) } else { contention.retry_after };
                 Ok(Attempt::Contended(Contention { retry_after, ..contention }))
             }
         }
@@ -128,13 +128,13 @@ impl MySqlStore {
     }
 }
 
-/// Whether a grant can have this fence: else the answer is to another question, whose number is another, or that has none,
-/// such as the one that makes the row.
+/// Whether a grant can have this fence. If not, the answer belongs to another question: one with another number, or one
+/// without a number, such as the one that makes the row.
 fn is_sane(fence: u64, asked: &FenceRequest) -> bool {
     (asked.floor.get() + 1..MAX_FENCE).contains(&fence) && (asked.clock == FenceClock::Floor || fence > LEAST_TIME)
 }
 
-/// Another has the lock, or had it when it was asked for and it makes sense to ask again at once.
+/// Another client has the lock; or had it then, and does not any more: then the retry is due at once.
 fn contended(found: Option<row::Lock>) -> Attempt {
     let free = Contention { retry_after: Some(Duration::ZERO), ..Contention::default() };
     Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, row::Lease::into_contention))

@@ -1,8 +1,8 @@
-//! Removing the rows of locks that nobody has used for long.
+//! Removing the rows of locks that were not used for long.
 //!
 //! A row is made when its lock is first used. Of names that are used once, rows would pile up, so that the making of rows
 //! drives their removal: for some rows that a store makes, it looks at a page of the table, and removes what is unused
-//! there. Each time that is two statements at most, in the background, and on a connection that nobody waits for.
+//! there. Each time that is two statements at most, in the background, and on a connection to spare.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ use crate::{
 const PAGE: u32 = 64;
 /// A shorter period would remove rows that are about to be used again.
 const SHORTEST: Duration = Duration::from_secs(60);
-/// What goes by itself was not used for a week.
+/// A row goes by itself when it was not used for a week.
 const WEEK_IN_MICROS: i64 = 7 * 24 * 3600 * 1_000_000;
 /// A store looks at a page for the first row that it makes, and then each time it has made this many: more slowly than
 /// that a table does not shrink.
@@ -43,7 +43,7 @@ pub(crate) struct Sweeper {
     statements: Arc<Statements>,
     timeout: Duration,
     made: AtomicU64,
-    /// Where the next page begins, once that is known. Whoever has the lock sweeps.
+    /// Where the next page begins, once that is known. The task that has this lock sweeps.
     after: Arc<Mutex<Option<u64>>>,
     /// Whether rows are to stay, or this user may not remove them.
     off: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! Reading who holds what.
+//! Reading locks and their holders.
 
 use std::collections::HashMap;
 
@@ -43,7 +43,7 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
                 let page = page(store, &mut connection, prefix, &last).await?;
                 let is_last = page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
                 last = page.last().map(|lock| lock.name.clone()).unwrap_or_default();
-                // Rows whose names no lockkit client could have written are not its locks.
+                // A row whose name no lockkit client could have written is not a lock.
                 states.extend(page.into_iter().filter_map(Lock::into_named_state));
                 if is_last {
                     break;
@@ -54,7 +54,7 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
     Ok(states)
 }
 
-/// The rows of these locks, of which there are at most [`Size::MOST`], by their names; not of those that have none.
+/// The rows of these locks by their names, without locks that have no row. There are at most [`Size::MOST`] locks.
 pub(crate) async fn read(
     store: &MySqlStore,
     connection: &mut Connection,
@@ -71,7 +71,7 @@ pub(crate) async fn read(
         found.insert(lock.name.clone(), lock);
     }
     if keys.iter().filter(|key| found.contains_key(to_column(key))).count() < found.len() {
-        // Rows that nobody asked for.
+        // These rows were not asked for.
         return Err(connection.out_of_step(Sent::ReadOnly));
     }
     Ok(found)

@@ -1,4 +1,4 @@
-//! The store: five questions, each one statement where the answer is the usual one.
+//! The store's answers. Each usual answer takes one statement.
 
 pub(crate) mod acquire;
 pub(crate) mod gc;
@@ -26,7 +26,7 @@ use crate::{
         settings::of_server,
     },
     config::MySqlConfig,
-    store::{gc::Sweeper, grants::Grants, named_lock_queue::Gates},
+    store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues},
     wire::{
         error::{self, Sent},
         name::to_column,
@@ -46,7 +46,7 @@ pub struct MySqlStore {
     pub(crate) pool: Arc<Pool>,
     pub(crate) statements: Arc<Statements>,
     pub(crate) timeout: Duration,
-    pub(crate) gates: Arc<Gates>,
+    pub(crate) queues: Arc<NamedLockQueues>,
     pub(crate) grants: Grants,
     sweeper: Sweeper,
 }
@@ -88,7 +88,7 @@ impl MySqlStore {
     pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
         let statements = Arc::new(Statements::new(&config.check()?));
         let pool = Arc::new(Pool::new(&config, replicas));
-        let gates = Arc::new(Gates::new(&config.table, config.timeout));
+        let queues = Arc::new(NamedLockQueues::new(&config.table, config.timeout));
         let info = StoreInfo {
             scheme: "mysql",
             name: config.display_name().into(),
@@ -106,10 +106,10 @@ impl MySqlStore {
             warnings: Arc::default(),
         };
         let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), config.timeout, config.keep_rows);
-        Ok(Self { info, pool, statements, timeout: config.timeout, gates, grants: Grants::default(), sweeper })
+        Ok(Self { info, pool, statements, timeout: config.timeout, queues, grants: Grants::default(), sweeper })
     }
 
-    /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).
+    /// Warnings about the server's settings; known only after [`connect`](Self::connect).
     #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.info.warnings
@@ -159,7 +159,7 @@ impl LockStore for MySqlStore {
             if matches!(answer, Ok(Renewed::Lost(_))) {
                 // It will not be released.
                 self.grants.forget(&claim.token);
-                named_lock_queue::open(self.gates.behind(&claim.key, &claim.token));
+                named_lock_queue::release(self.queues.named_lock_of(&claim.key, &claim.token));
             }
         }
         answers
@@ -197,7 +197,7 @@ impl MySqlStore {
     }
 }
 
-/// Why a lease is not the claim's, given whose it is.
+/// Why a lease is not the claim's, given the lease that was found.
 pub(crate) fn why_not(found: Option<&row::Lease>) -> LossReason {
     if found.is_some() { LossReason::Taken } else { LossReason::Gone }
 }

@@ -1,15 +1,15 @@
-//! Gates: being woken by the release of a hot lock.
+//! Queues on named locks of the server: a waiter is woken by the release of a contended lock.
 //!
-//! A table can't wake anybody, so whoever waits asks again and again. For a lock that changes hands all the time this is
-//! slow: its next holder finds out milliseconds late, or never, if the last one is there again before. But a server has
-//! named locks (`GET_LOCK`) that do wake, first come, first served, at the price of a connection for as long as one is
-//! had or waited for. So whoever finds a lock held lines up at its **gate**, a named lock; who has passed the gate takes
-//! the row, and the gate is opened for the next when the row was released.
+//! A table can't wake a waiter, so a waiter polls. For a lock that changes hands all the time this is slow: its next holder
+//! finds out milliseconds late, or never, if the last holder takes it again before. But a server has named locks
+//! (`GET_LOCK`) that wake waiters, first come, first served, at the price of a connection for as long as one is held or
+//! waited for. So a client that finds the row locked queues on `GET_LOCK`; the client that gets the named lock takes the
+//! row, and releases the named lock when the row was released.
 //!
-//! **A gate decides nothing.** Who holds the lock is in the row. Not everybody comes through the gate (who finds the row
-//! free does not, nor who gets no connection), and who passed it may find the row held. It is a bell with a queue. A
-//! wait at a gate ends after a second, so that a process that stands still in it holds up nobody for long, and
-//! when no connection can be had the poller does it all.
+//! **A named lock decides nothing.** The holder of the lock is in the row. Not every client queues (one that finds the row
+//! free does not, nor one that gets no connection), and a client that gets the named lock may find the row locked. It is
+//! a wake-up with an order. A wait for a named lock ends after a second, so that a process that stands still while it has
+//! one holds up nobody for long. When there is no connection to spare, the client polls.
 
 use std::{
     collections::HashMap,
@@ -40,123 +40,123 @@ use crate::{
     },
 };
 
-/// For how long after the last sign of company a lock is taken through its gate at once.
+/// For how long after the last sign of company a lock is taken through its named_lock at once.
 const HOT: Duration = Duration::from_millis(100);
 
-/// For how long a gate that was passed is kept for the next attempt, when the row was held all the same.
+/// For how long a named_lock that was passed is kept for the next attempt, when the row was held all the same.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// A process that takes a lock again and again asks no more often than this whether somebody stands at the gate.
+/// A process that takes a lock again and again asks no more often than this whether somebody stands at the named_lock.
 const ASKED: Duration = Duration::from_millis(5);
 
-/// So many locks are remembered, and then those that are cold are forgotten, but not all the time.
+/// At most this many locks are remembered. Then those without contention are forgotten, at most every [`HOT`].
 const REMEMBERED: usize = 1024;
 
-/// The gates of a store.
-pub(crate) struct Gates {
+/// The queues of a store.
+pub(crate) struct NamedLockQueues {
     table: String,
     timeout: Duration,
-    /// Whether the server, or something before it, has refused what gates need. Then this store does without: each refusal
-    /// costs a connection.
+    /// Whether the server, or a proxy, has refused `GET_LOCK`. Then this store polls: each refusal costs a connection.
     refused: AtomicBool,
-    locks: Mutex<Locks>,
+    known: Mutex<Known>,
 }
 
-struct Locks {
-    known: HashMap<LockKey, Lock>,
+struct Known {
+    queues: HashMap<LockKey, Queue>,
     cleared: Instant,
 }
 
-/// What is known of a lock's gate.
-struct Lock {
+/// A lock's queue, as this store knows it.
+struct Queue {
     state: State,
-    /// The last sign of company.
+    /// When another client was last seen to want the lock, or to have it.
     contended: Option<Instant>,
-    /// When this process released it last, and when it last asked whether somebody stands at the gate.
+    /// When this store released the lock last, and when it last asked whether a client has the named lock.
     released: Option<Instant>,
     asked: Instant,
 }
 
 enum State {
-    /// Nobody of this store has to do with it.
-    Away,
-    /// Somebody of this store lines up, or tries the row.
+    /// No task of this store uses it.
+    Unused,
+    /// A task of this store waits for the named lock, or tries the row.
     Busy,
-    /// Passed, but the row was held. The next attempt has it, or else it is opened at that moment.
-    Passed(Gate, Instant),
-    /// Passed, and the row was taken by the claim with this token.
-    Held(Gate, Token),
+    /// This store has the named lock, but the row was locked. The next attempt uses it, or it is released at that moment.
+    Kept(NamedLock, Instant),
+    /// This store has the named lock, and the claim with this token has the row.
+    Held(NamedLock, Token),
 }
 
-/// A gate that was passed. Dropping it hangs up, which opens it.
-pub(crate) struct Gate {
+/// A named lock that this store has. Dropping it hangs up, which releases it.
+pub(crate) struct NamedLock {
     name: String,
     timeout: Duration,
     connection: Option<Connection>,
 }
 
-/// The turn of this store's only task at a gate; dropping it without a word says that the task is gone.
+/// The right of one task to use a lock's queue: of each store, one task at a time has it.
 pub(crate) struct Turn<'a> {
-    gates: &'a Arc<Gates>,
+    queues: &'a Arc<NamedLockQueues>,
     key: &'a LockKey,
-    gate: Option<Gate>,
+    named_lock: Option<NamedLock>,
     done: bool,
 }
 
-/// What [`Turn::pass`] led to.
+/// What [`Turn::wait`] led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Passed {
-    Yes,
-    /// Others were served for all of that time.
+pub(crate) enum Queued {
+    /// The named lock is this store's.
+    Got,
+    /// Other clients had it for all of that time.
     NotYet,
-    /// It can't be waited for.
+    /// There is no connection to spare, or the server can't be asked.
     No,
 }
 
-impl Gates {
+impl NamedLockQueues {
     pub(crate) fn new(table: &str, timeout: Duration) -> Self {
         Self {
             table: table.to_owned(),
             timeout,
             refused: AtomicBool::new(false),
-            locks: Mutex::new(Locks { known: HashMap::new(), cleared: Instant::now() }),
+            known: Mutex::new(Known { queues: HashMap::new(), cleared: Instant::now() }),
         }
     }
 
-    /// The turn at the gate of a lock, unless another task of this store has it, or there are no gates.
+    /// The turn at a lock's queue, unless another task of this store has it, or `GET_LOCK` is refused.
     pub(crate) fn turn<'a>(self: &'a Arc<Self>, key: &'a LockKey) -> Option<Turn<'a>> {
         if self.refused.load(Ordering::Relaxed) {
             return None;
         }
-        let mut locks = self.locks();
-        let lock = locks.get_or_make(key)?;
-        let gate = match std::mem::replace(&mut lock.state, State::Busy) {
-            State::Away => None,
-            State::Passed(gate, _) => Some(gate),
+        let mut known = self.known();
+        let queue = known.get_or_make(key)?;
+        let named_lock = match std::mem::replace(&mut queue.state, State::Busy) {
+            State::Unused => None,
+            State::Kept(named_lock, _) => Some(named_lock),
             other @ (State::Busy | State::Held(..)) => {
-                lock.state = other;
+                queue.state = other;
                 return None;
             }
         };
-        Some(Turn { gates: self, key, gate, done: false })
+        Some(Turn { queues: self, key, named_lock, done: false })
     }
 
-    /// The gate behind a claim that is being released, or is lost. To be [opened](open) once the row is free;
-    /// dropping it opens it too.
-    pub(crate) fn behind(&self, key: &LockKey, token: &Token) -> Option<Gate> {
-        let mut locks = self.locks();
-        let lock = locks.get_or_make(key)?;
-        lock.released = Some(Instant::now());
-        match &lock.state {
-            State::Held(_, holder) if holder == token => match std::mem::replace(&mut lock.state, State::Away) {
-                State::Held(gate, _) => Some(gate),
+    /// The named lock of a claim that is being released, or is lost. To be [released](release) once the row is free;
+    /// dropping it releases it too.
+    pub(crate) fn named_lock_of(&self, key: &LockKey, token: &Token) -> Option<NamedLock> {
+        let mut known = self.known();
+        let queue = known.get_or_make(key)?;
+        queue.released = Some(Instant::now());
+        match &queue.state {
+            State::Held(_, holder) if holder == token => match std::mem::replace(&mut queue.state, State::Unused) {
+                State::Held(named_lock, _) => Some(named_lock),
                 _ => None,
             },
             _ => None,
         }
     }
 
-    /// What the server says to a question about gates, a number if all is well; `None` if nothing is known.
+    /// The server's answer to a question about a named lock: a number; `None` if it is NULL or unknown.
     async fn ask(&self, connection: &mut Connection, statement: Statement<'_>, name: &str) -> Option<i64> {
         match connection.numbered_rows(|question| statement.bind(question).bind(name)).await {
             Ok(rows) => column::<Option<i64>>(rows.first()?, 1).ok().flatten(),
@@ -168,24 +168,24 @@ impl Gates {
         }
     }
 
-    /// Opens a gate that nobody came back to.
-    fn close_passed(&self, key: &LockKey, until: Instant) {
-        let mut locks = self.locks();
-        let Some(lock) = locks.known.get_mut(key) else { return };
-        if matches!(lock.state, State::Passed(_, at) if at == until)
-            && let State::Passed(gate, _) = std::mem::replace(&mut lock.state, State::Away)
+    /// Releases a named lock that no attempt came back to.
+    fn release_kept(&self, key: &LockKey, until: Instant) {
+        let mut known = self.known();
+        let Some(queue) = known.queues.get_mut(key) else { return };
+        if matches!(queue.state, State::Kept(_, at) if at == until)
+            && let State::Kept(named_lock, _) = std::mem::replace(&mut queue.state, State::Unused)
         {
-            drop(locks);
-            gate.open();
+            drop(known);
+            named_lock.release();
         }
     }
 
-    fn locks(&self) -> MutexGuard<'_, Locks> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The name of a lock's gate: they are common to all databases of a server, and have 64 characters at most. Two locks
-    /// with one gate wake each other now and then, that is all.
+    /// The named lock's name. Such names are common to all databases of a server, and have at most 64 characters. Two locks
+    /// whose named locks have the same name wake each other now and then; nothing else follows.
     fn name(&self, key: &LockKey) -> String {
         // FNV-1a, 64 bits: draft-eastlake-fnv.
         let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
@@ -199,23 +199,23 @@ impl Gates {
     }
 }
 
-impl Locks {
+impl Known {
     /// `None` if too many are known already.
-    fn get_or_make(&mut self, key: &LockKey) -> Option<&mut Lock> {
-        if self.known.len() >= REMEMBERED && self.cleared.elapsed() > HOT {
-            self.known.retain(|_, lock| !matches!(lock.state, State::Away) || lock.is_hot());
+    fn get_or_make(&mut self, key: &LockKey) -> Option<&mut Queue> {
+        if self.queues.len() >= REMEMBERED && self.cleared.elapsed() > HOT {
+            self.queues.retain(|_, queue| !matches!(queue.state, State::Unused) || queue.is_hot());
             self.cleared = Instant::now();
         }
-        if self.known.len() >= REMEMBERED {
-            return self.known.get_mut(key);
+        if self.queues.len() >= REMEMBERED {
+            return self.queues.get_mut(key);
         }
-        Some(self.known.entry(key.clone()).or_insert_with(Lock::new))
+        Some(self.queues.entry(key.clone()).or_insert_with(Queue::new))
     }
 }
 
-impl Lock {
+impl Queue {
     fn new() -> Self {
-        Self { state: State::Away, contended: None, released: None, asked: Instant::now() }
+        Self { state: State::Unused, contended: None, released: None, asked: Instant::now() }
     }
 
     fn is_hot(&self) -> bool {
@@ -224,82 +224,83 @@ impl Lock {
 }
 
 impl Turn<'_> {
-    /// Whether the lock changes hands so often that the gate comes first.
+    /// Whether the lock changes hands so often that an attempt should get the named lock before it tries the row.
     pub(crate) fn is_hot(&self) -> bool {
-        self.gates.locks().known.get(self.key).is_some_and(Lock::is_hot)
+        self.queues.known().queues.get(self.key).is_some_and(Queue::is_hot)
     }
 
-    /// Whether the gate was passed already.
-    pub(crate) fn is_passed(&self) -> bool {
-        self.gate.is_some()
+    /// Whether this store has the named lock already.
+    pub(crate) fn has_named_lock(&self) -> bool {
+        self.named_lock.is_some()
     }
 
-    /// Takes note that others want the lock, or have it.
-    pub(crate) fn note_company(&self) {
-        if let Some(lock) = self.gates.locks().known.get_mut(self.key) {
-            lock.contended = Some(Instant::now());
+    /// Takes note that other clients want the lock, or have it.
+    pub(crate) fn note_contention(&self) {
+        if let Some(queue) = self.queues.known().queues.get_mut(self.key) {
+            queue.contended = Some(Instant::now());
         }
     }
 
-    /// Whether it is time to ask if somebody stands at the gate: the lock is being taken in a loop.
+    /// Whether it is time to ask if a client has the named lock: this store takes the lock in a loop.
     pub(crate) fn should_ask(&self) -> bool {
-        let mut locks = self.gates.locks();
-        let Some(lock) = locks.known.get_mut(self.key) else { return false };
-        let loops = lock.released.is_some_and(|at| at.elapsed() < ASKED);
-        let ask = loops && lock.asked.elapsed() >= ASKED;
+        let mut known = self.queues.known();
+        let Some(queue) = known.queues.get_mut(self.key) else { return false };
+        let loops = queue.released.is_some_and(|at| at.elapsed() < ASKED);
+        let ask = loops && queue.asked.elapsed() >= ASKED;
         if ask {
-            lock.asked = Instant::now();
+            queue.asked = Instant::now();
         }
         ask
     }
 
-    /// Whether somebody stands at the gate, or passed it; not if it can't be told.
-    pub(crate) async fn is_wanted(&self, connection: &mut Connection) -> bool {
-        let name = self.gates.name(self.key);
-        self.gates.ask(connection, statements::gate_is_used(), &name).await.is_some()
+    /// Whether a client has the named lock, as long as others wait for it; `false` if that is unknown.
+    pub(crate) async fn is_contended(&self, connection: &mut Connection) -> bool {
+        let name = self.queues.name(self.key);
+        self.queues.ask(connection, statements::named_lock_holder(), &name).await.is_some()
     }
 
-    /// Lines up at the gate and waits, for a second at most.
+    /// Waits for the named lock, for a second at most.
     ///
     /// # Cancellation
-    /// The connection is hung up when the server has answered, which takes a second at most and opens the gate.
-    pub(crate) async fn pass(&mut self, pool: &Pool) -> Passed {
-        if self.gate.is_some() {
-            return Passed::Yes;
+    /// The connection is hung up when the server has answered, which takes a second at most and releases the named lock.
+    pub(crate) async fn wait(&mut self, pool: &Pool) -> Queued {
+        if self.named_lock.is_some() {
+            return Queued::Got;
         }
-        let bound = Bound::new(LONGEST_WAIT + self.gates.timeout);
-        let Some(mut connection) = pool.spare_connection(Lane::NamedLock, bound).await else { return Passed::No };
-        let name = self.gates.name(self.key);
-        match self.gates.ask(&mut connection, statements::pass_gate(), &name).await {
+        let bound = Bound::new(LONGEST_WAIT + self.queues.timeout);
+        let Some(mut connection) = pool.spare_connection(Lane::NamedLock, bound).await else { return Queued::No };
+        let name = self.queues.name(self.key);
+        match self.queues.ask(&mut connection, statements::get_named_lock(), &name).await {
             Some(1) => {
-                self.gate = Some(Gate { name, timeout: self.gates.timeout, connection: Some(connection) });
-                Passed::Yes
+                self.named_lock = Some(NamedLock { name, timeout: self.queues.timeout, connection: Some(connection) });
+                Queued::Got
             }
-            Some(_) => Passed::NotYet,
-            None => Passed::No,
+            Some(_) => Queued::NotYet,
+            None => Queued::No,
         }
     }
 
-    /// The row was taken: the gate stays closed until it is released.
+    /// The row was taken: the named lock is kept until the row is released.
     pub(crate) fn took(mut self, token: Token) {
-        let gate = self.gate.take();
-        self.end(gate.map_or(State::Away, |gate| State::Held(gate, token)));
+        let named_lock = self.named_lock.take();
+        self.end(named_lock.map_or(State::Unused, |named_lock| State::Held(named_lock, token)));
     }
 
-    /// The row is another's: the gate, if it was passed, is kept for a moment for the next attempt.
+    /// The row is locked by another client: the named lock, if this store has it, is kept for a moment for the next attempt.
     pub(crate) fn missed(mut self) {
-        let Some(gate) = self.gate.take() else { return };
-        let (gates, key, until) = (Arc::clone(self.gates), self.key.clone(), Instant::now() + LINGER);
-        self.end(State::Passed(gate, until));
+        let Some(named_lock) = self.named_lock.take() else { return };
+        let (queues, key, until) = (Arc::clone(self.queues), self.key.clone(), Instant::now() + LINGER);
+        self.end(State::Kept(named_lock, until));
         tokio::spawn(async move {
             sleep_until(until).await;
-            gates.close_passed(&key, until);
+            queues.release_kept(&key, until);
         });
     }
 
     fn end(&mut self, state: State) {
         self.done = true;
-        let before = self.gates.locks().known.get_mut(self.key).map(|lock| std::mem::replace(&mut lock.state, state));
+        let before =
+            self.queues.known().queues.get_mut(self.key).map(|queue| std::mem::replace(&mut queue.state, state));
         drop(before);
     }
 }
@@ -307,35 +308,35 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if !self.done {
-            self.end(State::Away);
+            self.end(State::Unused);
         }
     }
 }
 
-/// Opens a gate, if there is one.
-pub(crate) fn open(gate: Option<Gate>) {
-    if let Some(gate) = gate {
-        gate.open();
+/// Releases a named lock, if there is one.
+pub(crate) fn release(named_lock: Option<NamedLock>) {
+    if let Some(named_lock) = named_lock {
+        named_lock.release();
     }
 }
 
-impl Gate {
-    /// Opens it, in the background. Without a runtime it hangs up.
-    fn open(mut self) {
+impl NamedLock {
+    /// Releases it in the background. Without a runtime it hangs up.
+    fn release(mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
         runtime.spawn(async move {
             let Some(connection) = &mut self.connection else { return };
             connection.set_bound(Bound::new(self.timeout));
-            // Only a connection that is known to have no lock any more may serve others.
-            let open = |question| statements::open_gate().bind(question).bind(&self.name);
-            if connection.numbered_rows(open).await.is_ok() {
+            // Only a connection that is known to have no named lock any more may be used again.
+            let release = |question| statements::release_named_lock().bind(question).bind(&self.name);
+            if connection.numbered_rows(release).await.is_ok() {
                 drop(self.connection.take());
             }
         });
     }
 }
 
-impl Drop for Gate {
+impl Drop for NamedLock {
     fn drop(&mut self) {
         if let Some(connection) = &mut self.connection {
             connection.hang_up();

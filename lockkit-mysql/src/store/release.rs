@@ -13,8 +13,8 @@ impl MySqlStore {
         self.info.admit_mode(claim.mode)?;
         self.grants.forget(&claim.token);
         let bound = Bound::new(self.timeout);
-        let gate = self.gates.behind(&claim.key, &claim.token);
-        // Behind whatever was sent for the claim and given up; else that could take the lock after its release.
+        let named_lock = self.queues.named_lock_of(&claim.key, &claim.token);
+        // The release follows every statement that was sent for the claim and given up: one of those could take the lock after it.
         self.pool.settled(&claim.token, bound).await?;
         let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
         let token = claim.token.as_bytes().as_slice();
@@ -22,7 +22,7 @@ impl MySqlStore {
         let (done, question) = connection.execute(statement, Some(claim.token)).await?;
         match done.rows_affected() {
             1 if renew::is_answer(&done, question) => {
-                named_lock_queue::open(gate);
+                named_lock_queue::release(named_lock);
                 Ok(Release::Released { waiters: None })
             }
             0 if renew::is_answer(&done, question) => {

@@ -23,14 +23,14 @@ use crate::{
 /// How many leases one statement extends. Its rows stay locked until all of them are written.
 const CHUNK: usize = 64;
 
-/// What leases in the same statement have in common.
+/// The terms that leases in the same statement have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Terms {
     /// In microseconds.
     pub(crate) ttl: i64,
     /// `None` leaves the depth as it is.
     pub(crate) depth: Option<u32>,
-    /// What the fence counter is to become at least.
+    /// The fence counter is raised to at least this.
     pub(crate) floor: u64,
 }
 
@@ -68,7 +68,7 @@ fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<Terms> {
     Ok(Terms { ttl: microseconds(renewal.ttl), depth: Some(renewal.depth), floor: floor.get() })
 }
 
-/// Extends the leases of one chunk. When a row among several is busy, each is tried alone, so that one row that somebody
+/// Extends the leases of one chunk. When one of several rows is busy, each is tried alone, so that a row that a transaction
 /// keeps locked does not cost the others their leases.
 async fn renew_chunk(store: &MySqlStore, renewals: &[Renewal], chunk: &[usize], terms: Terms, answers: &mut Answers) {
     let failed = match try_chunk(store, renewals, chunk, terms, answers).await {
@@ -99,7 +99,7 @@ async fn try_chunk(
     let claims: Vec<&Claim> = chunk.iter().map(|index| &renewals[*index].claim).collect();
     let sent = store.info.clock.now();
     let extended = extend(store, &mut connection, &claims, terms).await?;
-    // A claim that stands in the chunk twice is one row, so that then this is not so.
+    // A claim that stands in the chunk twice is one row: then the rows are read.
     if usize::try_from(extended) == Ok(claims.len())
         && let Some(grants) = store.grants.of(&claims)
     {
@@ -115,7 +115,7 @@ async fn try_chunk(
     Ok(())
 }
 
-/// Extends what is still held by these claims, of which there are at most [`Size::MOST`], and says how many those are.
+/// Extends the leases that these claims still hold, and says how many they are. There are at most [`Size::MOST`] claims.
 pub(crate) async fn extend(
     store: &MySqlStore,
     connection: &mut Connection,
@@ -134,7 +134,7 @@ pub(crate) async fn extend(
     if is_answer(&done, question) { Ok(done.rows_affected()) } else { Err(connection.out_of_step(Sent::Yes)) }
 }
 
-/// Whether it is the answer to this question. That nothing was changed has no number, and what is read next decides.
+/// Whether it is the answer to this question. An answer that nothing was changed has no number; the next read decides.
 pub(crate) fn is_answer(done: &MySqlQueryResult, question: Question) -> bool {
     done.last_insert_id() == if done.rows_affected() == 0 { 0 } else { question }
 }

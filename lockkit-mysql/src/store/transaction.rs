@@ -50,13 +50,13 @@ pub async fn lock_in_transaction(transaction: &mut Transaction<'_, MySql>, name:
     locked.map_err(|e| e.at(OPERATION, Some(&key), &"mysql".into()))
 }
 
-/// What became of a [`lock_in_transaction`].
+/// The answer of [`lock_in_transaction`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub enum TransactionLock {
     /// The lock is the transaction's until it ends.
     Locked,
-    /// Somebody has a lease of that name. End the transaction: until then it keeps the lease from being renewed.
+    /// A client has a lease of that name. End the transaction: until then it keeps the lease from being renewed.
     Leased(Contention),
 }
 
@@ -89,7 +89,7 @@ impl MySqlStore {
         let found = look(transaction, lock_by_id(&self.statements.table, id)).await.map_err(failed)?;
         match found.filter(|lock| lock.name == to_column(&key)) {
             Some(lock) => Ok(judge(lock)),
-            // It was removed just now, for nobody had used it for long.
+            // It was removed just now, for it was unused for long.
             None => lock(transaction, &self.statements.table, &key).await.map_err(failed),
         }
     }

@@ -14,14 +14,14 @@ use sqlx::mysql::MySqlDatabaseError;
 pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
     let mapped = match &error {
         sqlx::Error::Database(refusal) => match refusal.try_downcast_ref::<MySqlDatabaseError>() {
-            // The server repeats the user, in whose place a password may have been given: its text goes no further.
+            // The server repeats the user name, and a password may have been given in its place: its text is not passed on.
             Some(refusal) if matches!(refusal.number(), 1045 | 1698 | 3118 | 4151) => {
                 return refused_login(refusal.message());
             }
             Some(refusal) => server_error(refusal.number(), refusal.message(), sent),
             None => Error::new(ErrorKind::Unexpected, one_line(refusal.message())).after(sent),
         },
-        // So TLS says that it does not trust the other side.
+        // This is how TLS says that it does not trust the other side.
         sqlx::Error::Io(cause) if cause.kind() == std::io::ErrorKind::InvalidData && sent == Sent::No => {
             Error::new(ErrorKind::Denied, one_line(&format!("TLS failed: {cause}")))
         }
@@ -31,14 +31,15 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
             Error::new(kind, one_line(&lost(cause))).after(sent)
         }
         sqlx::Error::Tls(cause) => Error::new(ErrorKind::Unavailable, one_line(&format!("TLS failed: {cause}"))),
-        // So the driver says that it was built without the feature `mysql-rsa`; it has no error of its own for that.
+        // The driver has no error of its own for a build without the feature `mysql-rsa`.
         sqlx::Error::Configuration(cause) if cause.to_string().starts_with("RSA") => {
             Error::new(ErrorKind::Unsupported, NEEDS_RSA)
         }
         sqlx::Error::Configuration(cause) => Error::new(ErrorKind::InvalidInput, one_line(&cause.to_string())),
-        // Of what the server says, the driver understands nothing.
+        // The driver does not understand the server's answer.
         sqlx::Error::Protocol(cause) => {
-            Error::new(ErrorKind::Unavailable, one_line(&format!("the connection is of no use: {cause}"))).after(sent)
+            Error::new(ErrorKind::Unavailable, one_line(&format!("the server's answer can't be understood: {cause}")))
+                .after(sent)
         }
         other => Error::new(ErrorKind::Unexpected, one_line(&other.to_string())).after(sent),
     };
@@ -73,14 +74,15 @@ pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
 /// The table does not exist.
 pub(crate) const NO_SUCH_TABLE: u16 = 1146;
 
-/// Names an error that the server answered, by its number. What is not in here may have been answered after the commit.
+/// Names an error that the server answered, by its number. The server may have answered an error that is not in this list after
+/// the commit.
 fn server_error(number: u16, text: &str, sent: Sent) -> Error {
     let text = one_line(text);
     if let Some(ended) = ended_half_way(number, &text) {
         return Error::new(ErrorKind::Unavailable, format!("{ended}: {text}")).after(sent);
     }
     let (kind, message) = match number {
-        1213 => (ErrorKind::Deadlock, "the server ended a deadlock by this statement".to_owned()),
+        1213 => (ErrorKind::Deadlock, "the server rolled this statement back to end a deadlock".to_owned()),
         1205 => (ErrorKind::Unavailable, "another transaction keeps the row locked".to_owned()),
         1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
         1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),
@@ -91,8 +93,8 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
         1047 | 3796..=3799 => (ErrorKind::Unavailable, format!("the server is not ready within its cluster: {text}")),
         // Another member had changed the same row.
         3101 => (ErrorKind::Unavailable, format!("the group of servers rolled the statement back: {text}")),
-        1114 | 1135 | 1206 | 1461 | 1637 => (ErrorKind::Unavailable, format!("the server has no room: {text}")),
-        1243 | 1412 | 1615 => (ErrorKind::Unavailable, format!("the statement must be prepared anew: {text}")),
+        1114 | 1135 | 1206 | 1461 | 1637 => (ErrorKind::Unavailable, format!("the server is out of resources: {text}")),
+        1243 | 1412 | 1615 => (ErrorKind::Unavailable, format!("the statement must be prepared again: {text}")),
         1665 => return logs_statements(),
         3159 => (ErrorKind::Denied, "the server demands TLS: `tls` is `encrypt` or `verify`".to_owned()),
         1129 | 1130 | 1820 | 1862 => (ErrorKind::Denied, format!("the server refused the login: {text}")),
@@ -109,7 +111,7 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
     Error::new(kind, message)
 }
 
-/// What ended a statement of which the server may have kept the effect.
+/// Why a statement ended whose effect the server may have kept.
 fn ended_half_way(number: u16, text: &str) -> Option<&'static str> {
     match number {
         // The text names the hook; what failed before the commit was rolled back.
@@ -118,14 +120,14 @@ fn ended_half_way(number: u16, text: &str) -> Option<&'static str> {
             Some("the connection was ended")
         }
         1317 | 1969 | 3024 => Some("the server ended the statement"),
-        1021 | 1037 | 1038 | 1041 => Some("the server has no room"),
+        1021 | 1037 | 1038 | 1041 => Some("the server is out of resources"),
         1180 => Some("the server could not commit"),
         _ => None,
     }
 }
 
-/// The server takes no login; of its text, `Access denied for user 'name'@'host' (using password: YES)`, what comes after
-/// the user.
+/// The server refuses the login. Of its text, `Access denied for user 'name'@'host' (using password: YES)`, the part after the
+/// user is shown.
 fn refused_login(text: &str) -> Error {
     let from = text.rsplit_once("'@'").map(|(_, from)| format!(" from '{}", one_line(from))).unwrap_or_default();
     Error::new(ErrorKind::Denied, format!("the server refused the login{from}"))
@@ -133,12 +135,15 @@ fn refused_login(text: &str) -> Error {
 
 /// All connections were in use for too long.
 pub(crate) fn busy(bound: Duration) -> Error {
-    Error::new(ErrorKind::TimedOut, format!("no connection came free in {bound:?}; `connections` allows more"))
+    Error::new(
+        ErrorKind::TimedOut,
+        format!("no connection became free within {bound:?}; a higher `connections` allows more"),
+    )
 }
 
-/// An answer that the statement never gives.
+/// An answer that does not fit the statement.
 pub(crate) fn odd_reply(sent: Sent) -> Error {
-    Error::new(ErrorKind::Unexpected, "the server gave an answer that its statement never gives").after(sent)
+    Error::new(ErrorKind::Unexpected, "the server gave an answer that does not fit the statement").after(sent)
 }
 
 /// The error of a write to a server that logs statements.
@@ -152,7 +157,7 @@ pub(crate) const SET_BINLOG_FORMAT: &str = "set binlog_format to ROW or MIXED";
 
 /// An answer that belongs to another question.
 pub(crate) fn out_of_step(sent: Sent) -> Error {
-    Error::new(ErrorKind::Unavailable, "an answer came that belongs to another question").after(sent)
+    Error::new(ErrorKind::Unavailable, "the server's answer belongs to another statement").after(sent)
 }
 
 pub(crate) fn invalid(message: impl Into<String>) -> Error {

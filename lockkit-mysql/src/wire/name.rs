@@ -1,7 +1,7 @@
-//! How names are spelled in the table: as they are, byte for byte (rule R11).
+//! Names in the table: as they are, byte for byte (rule R11).
 //!
 //! The column is `VARBINARY`, which compares bytes: no case, accent or trailing space is folded, and 512 bytes fit into
-//! a unique key of InnoDB. What a text column does to names depends on its collation; with most, `a`, `A`, `á` and `a `
+//! a unique key of InnoDB. A text column folds names as its collation says; with most, `a`, `A`, `á` and `a `
 //! would be one lock.
 
 use lockkit_core::{Error, ErrorKind, LockKey, Result};

@@ -1,4 +1,4 @@
-//! What a row of the table says.
+//! A row of the table, as it is read.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(crate) struct Lock {
     pub(crate) name: Vec<u8>,
     /// The counter: the last fence that was given out.
     pub(crate) last: u64,
-    /// Who holds it, if somebody does.
+    /// The lease, if the lock is held.
     pub(crate) lease: Option<Lease>,
 }
 
@@ -113,7 +113,7 @@ fn token(bytes: &[u8]) -> Option<Token> {
     digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect::<String>().parse().ok()
 }
 
-/// Reads a column; what does not fit is an error.
+/// Reads a column. A value of another type is an error.
 pub(crate) fn column<'r, T>(row: &'r MySqlRow, index: usize) -> Result<T>
 where
     T: sqlx::Decode<'r, sqlx::MySql> + sqlx::Type<sqlx::MySql>,

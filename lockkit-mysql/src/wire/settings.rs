@@ -31,7 +31,7 @@ impl Settings {
     }
 }
 
-/// What a setting with this value is; some servers count, some say it in words, and one that is not there is off.
+/// Whether a setting with this value is on. Some servers give a number, others a word; a missing setting is off.
 pub(crate) fn is_on(value: &str) -> bool {
     !matches!(value, "" | "0" | "OFF")
 }
@@ -104,7 +104,7 @@ fn durability(settings: &Settings) -> Vec<Finding> {
 fn primaries(settings: &Settings) -> Option<Finding> {
     let advice = "let all clients of the locks use one server, and check fences at the resource";
     if settings.is_on("wsrep_on") {
-        let summary = "the server is a node of a Galera cluster (wsrep_on): others may take writes at the same time, \
+        let summary = "the server is a node of a Galera cluster (wsrep_on): other nodes may accept writes at the same time, \
                        and a certified write is not yet durable";
         return Some(Finding::warning("multi-primary", summary, advice));
     }

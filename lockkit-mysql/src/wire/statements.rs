@@ -191,17 +191,17 @@ pub(crate) fn number() -> Statement<'static> {
 }
 
 /// Waits for a named lock of the server, for one second. Arguments: the question, its name. Gives 1 if it was had, 0 if not.
-pub(crate) fn pass_gate() -> Statement<'static> {
+pub(crate) fn get_named_lock() -> Statement<'static> {
     sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(GET_LOCK(?, 1) AS SIGNED)")
 }
 
 /// Gives a named lock back. Arguments: the question, its name.
-pub(crate) fn open_gate() -> Statement<'static> {
+pub(crate) fn release_named_lock() -> Statement<'static> {
     sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)")
 }
 
 /// The connection that has a named lock, or NULL. Arguments: the question, its name.
-pub(crate) fn gate_is_used() -> Statement<'static> {
+pub(crate) fn named_lock_holder() -> Statement<'static> {
     sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(IS_USED_LOCK(?) AS SIGNED)")
 }
 

@@ -7,8 +7,8 @@ mod failover;
 mod fenced;
 mod fences;
 mod fuzz;
-mod gates;
 mod in_doubt;
+mod named_locks;
 mod renewals;
 mod servers;
 mod support;
@@ -46,9 +46,16 @@ fn main() -> ExitCode {
 }
 
 fn tests() -> Vec<(&'static str, Test)> {
-    let mut tests =
-        [traps::TESTS, table::TESTS, servers::TESTS, transactions::TESTS, fences::TESTS, fenced::TESTS, gates::TESTS]
-            .concat();
+    let mut tests = [
+        traps::TESTS,
+        table::TESTS,
+        servers::TESTS,
+        transactions::TESTS,
+        fences::TESTS,
+        fenced::TESTS,
+        named_locks::TESTS,
+    ]
+    .concat();
     tests.extend_from_slice(doctor::TESTS);
     tests.extend_from_slice(failover::TESTS);
     tests.extend_from_slice(in_doubt::TESTS);

@@ -1,4 +1,4 @@
-//! Gates: named locks of the server that wake who waits for a hot lock.
+//! Queues on named locks of the server, which wake the waiters of a hot lock.
 
 use std::{
     sync::{Arc, Mutex},
@@ -14,13 +14,13 @@ use tokio::time::{sleep, timeout};
 use crate::support::*;
 
 tests! {
-    who_takes_turns_gets_the_same
-    a_gate_that_somebody_keeps_shut_holds_up_nobody
-    a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_gate_shut
+    clients_that_take_turns_get_the_same
+    a_named_lock_that_another_client_keeps_holds_up_nobody
+    a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_named_lock
     without_a_connection_to_spare_waiters_poll
-    a_broken_gate_is_not_a_broken_lock
+    a_broken_named_lock_is_not_a_broken_lock
     waiters_that_leave_count_until_the_server_is_done_with_them
-    where_gates_are_refused_waiters_poll_and_connections_stay
+    where_named_locks_are_refused_waiters_poll_and_connections_stay
 }
 
 /// The connections of clients that came over the network.
@@ -40,26 +40,27 @@ async fn clients(server: &MySqlServer) -> Vec<Option<String>> {
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// As documented: FNV-1a, 64 bits, of the table's name, a zero and the lock's name.
-fn gate(name: &str) -> String {
+fn named_lock(name: &str) -> String {
     let bytes = MySqlConfig::TABLE.bytes().chain([0]).chain(name.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     format!("lockkit:{hash:016x}")
 }
 
-/// The connection that has the gate.
+/// The connection that has the named lock.
 async fn keeper(raw: &mut MySqlConnection, name: &str) -> Option<i64> {
-    let keeper = sqlx::query_scalar("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(gate(name)).fetch_one(raw).await;
+    let keeper =
+        sqlx::query_scalar("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(named_lock(name)).fetch_one(raw).await;
     keeper.expect("IS_USED_LOCK")
 }
 
-async fn until_shut(raw: &mut MySqlConnection, name: &str, shut: bool) -> Option<i64> {
+async fn until_kept(raw: &mut MySqlConnection, name: &str, kept: bool) -> Option<i64> {
     let start = Instant::now();
     loop {
         let keeper = keeper(raw, name).await;
-        if keeper.is_some() == shut {
+        if keeper.is_some() == kept {
             return keeper;
         }
-        assert!(start.elapsed() < PATIENCE, "the gate is never {}", if shut { "shut" } else { "open" });
+        assert!(start.elapsed() < PATIENCE, "the named lock is never {}", if kept { "kept" } else { "free" });
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -69,7 +70,7 @@ async fn locker(ctx: &Ctx) -> Locker {
 }
 
 /// Two clients that take a lock again as soon as they gave it back. The one that did is always there first.
-async fn who_takes_turns_gets_the_same(ctx: Arc<Ctx>) {
+async fn clients_that_take_turns_get_the_same(ctx: Arc<Ctx>) {
     const GRANTS: usize = 200;
     let (name, grants) = (claim().key, Arc::new(Mutex::new(Vec::new())));
     let mut loops = Vec::new();
@@ -91,18 +92,18 @@ async fn who_takes_turns_gets_the_same(ctx: Arc<Ctx>) {
     assert!(grants.is_sorted_by(|a, b| a.1 < b.1), "fences grow in the order of the grants");
     let first = grants.iter().filter(|(who, _)| *who == 0).count();
     assert!((GRANTS / 4..=GRANTS * 3 / 4).contains(&first), "one had {first} of {GRANTS}");
-    until_shut(&mut ctx.raw().await, name.as_str(), false).await;
+    until_kept(&mut ctx.raw().await, name.as_str(), false).await;
 }
 
-/// As a process would that stands still at the gate, or behind it.
-async fn a_gate_that_somebody_keeps_shut_holds_up_nobody(ctx: Arc<Ctx>) {
+/// As a process would that stands still while it has the named lock.
+async fn a_named_lock_that_another_client_keeps_holds_up_nobody(ctx: Arc<Ctx>) {
     let (name, mut raw) = (claim().key, ctx.raw().await);
-    let shut: i64 = sqlx::query_scalar("SELECT CAST(GET_LOCK(?, 0) AS SIGNED)")
-        .bind(gate(name.as_str()))
+    let kept: i64 = sqlx::query_scalar("SELECT CAST(GET_LOCK(?, 0) AS SIGNED)")
+        .bind(named_lock(name.as_str()))
         .fetch_one(&mut raw)
         .await
         .expect("GET_LOCK");
-    assert_eq!(shut, 1);
+    assert_eq!(kept, 1);
     let lockers = [locker(&ctx).await, locker(&ctx).await];
     let mut guard = lockers[0].lock(name.as_str()).acquire().await.expect("acquire");
     for round in 1..4 {
@@ -115,32 +116,32 @@ async fn a_gate_that_somebody_keeps_shut_holds_up_nobody(ctx: Arc<Ctx>) {
     }
 }
 
-async fn a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_gate_shut(ctx: Arc<Ctx>) {
+async fn a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_named_lock(ctx: Arc<Ctx>) {
     let (name, mut raw) = (claim().key, ctx.raw().await);
     let (mine, other) = (locker(&ctx).await, locker(&ctx).await);
     let guard = mine.lock(name.as_str()).acquire().await.expect("acquire");
-    // It passes the gate, for the holder did not come through it, and keeps it for a moment.
+    // It gets the named lock, for the holder does not have it, and keeps it for a moment.
     assert!(timeout(Duration::from_millis(200), other.lock(name.as_str()).acquire()).await.is_err(), "granted twice");
-    until_shut(&mut raw, name.as_str(), false).await;
-    // The next one has both, the gate and the lock.
+    until_kept(&mut raw, name.as_str(), false).await;
+    // The next one has both, the named lock and the lock.
     let lock = other.lock(name.as_str());
     let next = tokio::spawn(async move { lock.acquire().await });
-    until_shut(&mut raw, name.as_str(), true).await;
+    until_kept(&mut raw, name.as_str(), true).await;
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     let next = next.await.expect("no panic").expect("acquire");
-    until_shut(&mut raw, name.as_str(), true).await;
-    // One that waits in the middle of the gate, and leaves.
+    until_kept(&mut raw, name.as_str(), true).await;
+    // One that waits for the named lock, and leaves.
     let lock = mine.lock(name.as_str());
     let waiter = tokio::spawn(async move { lock.acquire().await });
     sleep(Duration::from_millis(100)).await;
     waiter.abort();
     mine.break_lock(name.as_str(), next.token()).await.expect("break");
     next.renew().await.expect_err("it was broken");
-    until_shut(&mut raw, name.as_str(), false).await;
+    until_kept(&mut raw, name.as_str(), false).await;
 }
 
 async fn without_a_connection_to_spare_waiters_poll(ctx: Arc<Ctx>) {
-    // A quarter of the connections may wait at gates: none of three.
+    // A quarter of the connections may wait for named locks: none of three.
     let store = async || MySqlStore::connect(ctx.config().await.connections(3)).await.expect("connect");
     let (name, mut raw) = (claim().key, ctx.raw().await);
     let (mine, other) = (Locker::new(store().await), Locker::new(store().await));
@@ -154,26 +155,26 @@ async fn without_a_connection_to_spare_waiters_poll(ctx: Arc<Ctx>) {
     assert!(guard.is_held());
 }
 
-async fn a_broken_gate_is_not_a_broken_lock(ctx: Arc<Ctx>) {
+async fn a_broken_named_lock_is_not_a_broken_lock(ctx: Arc<Ctx>) {
     let (name, mut raw) = (claim().key, ctx.raw().await);
     let (mine, other) = (locker(&ctx).await, locker(&ctx).await);
     let guard = mine.lock(name.as_str()).acquire().await.expect("acquire");
     let lock = other.lock(name.as_str());
     let next = tokio::spawn(async move { lock.acquire().await });
-    until_shut(&mut raw, name.as_str(), true).await;
+    until_kept(&mut raw, name.as_str(), true).await;
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     let guard = next.await.expect("no panic").expect("acquire");
-    // The holder's gate is torn open under it.
-    let keeper = until_shut(&mut raw, name.as_str(), true).await.expect("a connection");
+    // The holder's named lock is taken from it.
+    let keeper = until_kept(&mut raw, name.as_str(), true).await.expect("a connection");
     sqlx::query(sqlx::AssertSqlSafe(format!("KILL {keeper}"))).execute(&mut raw).await.expect("kill");
-    until_shut(&mut raw, name.as_str(), false).await;
+    until_kept(&mut raw, name.as_str(), false).await;
     let third = mine.lock(name.as_str()).acquire_within(Duration::from_secs(2)).await.expect("ask");
     assert!(third.is_none(), "granted twice");
     assert!(guard.is_held());
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
 }
 
-/// A waiter that leaves a gate leaves a connection in the middle of GET_LOCK.
+/// A waiter that leaves the queue leaves a connection in the middle of GET_LOCK.
 async fn waiters_that_leave_count_until_the_server_is_done_with_them(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let config = config(&server).keep_rows(true);
@@ -181,9 +182,9 @@ async fn waiters_that_leave_count_until_the_server_is_done_with_them(ctx: Arc<Ct
     let name = claim().key;
     let guard = holder.lock(name.as_str()).acquire().await.expect("acquire");
     let holders = clients(&server).await.len();
-    // Nobody passes the gate, so that each waiter leaves while it waits.
+    // No waiter gets the named lock, so that each leaves while it waits.
     let mut keeper = raw(&server).await;
-    sqlx::query("SELECT GET_LOCK(?, 0)").bind(gate(name.as_str())).execute(&mut keeper).await.expect("GET_LOCK");
+    sqlx::query("SELECT GET_LOCK(?, 0)").bind(named_lock(name.as_str())).execute(&mut keeper).await.expect("GET_LOCK");
     let store = MySqlStore::connect(config.connections(4)).await.expect("connect");
     for _ in 0..60 {
         let mut asked = request(&rival(&Claim { key: name.clone(), ..claim() }));
@@ -196,7 +197,7 @@ async fn waiters_that_leave_count_until_the_server_is_done_with_them(ctx: Arc<Ct
 }
 
 /// As something in between may refuse them, or a server by its settings.
-async fn where_gates_are_refused_waiters_poll_and_connections_stay(ctx: Arc<Ctx>) {
+async fn where_named_locks_are_refused_waiters_poll_and_connections_stay(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let holder = Locker::new(MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect"));
     let name = claim().key;
