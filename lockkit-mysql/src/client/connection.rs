@@ -191,9 +191,10 @@ impl Connection {
         self.raw = None;
     }
 
-    /// The answer is none to what was asked: the connection is closed.
+    /// The answer belongs to another question. The server may not have run the last one yet, so that the connection is in
+    /// doubt, and a release of the claim is to be sent behind that.
     pub(crate) fn out_of_step(&mut self, sent: Sent) -> Error {
-        self.hang_up();
+        self.raw.iter_mut().for_each(RawConnection::out_of_step);
         error::out_of_step(sent)
     }
 
@@ -215,12 +216,12 @@ impl Connection {
                 if error::is_row_busy(&refusal) {
                     // On a lock that many want this is no rare answer, and to connect anew takes several round trips.
                     self.raw.iter_mut().for_each(RawConnection::refused);
-                } else {
+                } else if error::is_refusal(&refusal) {
                     // After most errors it could go on, but errors are rare, and a new connection is in a known state.
                     self.hang_up();
-                    if !error::is_refusal(&refusal) {
-                        self.idle.broke();
-                    }
+                } else {
+                    // It broke, or the driver did not understand the answer, and the server may still run the statement.
+                    self.idle.broke();
                 }
                 Err(refusal)
             }
@@ -235,15 +236,16 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let (Some(raw), permit) = (self.raw.take(), self.permit.take()) else { return };
+        let (Some(mut raw), permit) = (self.raw.take(), self.permit.take()) else { return };
         if !raw.is_in_doubt() {
+            raw.forget_claim();
             // It is idle before the permit is given back, so that the next operation finds it.
             self.idle.push(raw, self.breaks);
             return drop(permit);
         }
         // Without a runtime, all that is left is to hang up.
         let Ok(runtime) = Handle::try_current() else { return };
-        let statement = raw.open_claim().map(|token| self.idle.in_flight.add(token));
+        let statement = raw.claim().map(|token| self.idle.in_flight.add(token));
         let linger = self.idle.linger;
         runtime.spawn(async move {
             raw.finish_and_close(linger).await;

@@ -62,8 +62,10 @@ pub(crate) struct RawConnection {
     alarm: Alarm,
     /// Driver and alarm belong to it. When it ends, they may not be touched any more.
     runtime: Id,
-    /// Set while a question is open: which claim it is about, if any.
-    question: Option<Option<Token>>,
+    /// Set while a question is open, and again if an answer turned out to belong to another one.
+    in_doubt: bool,
+    /// The last claim that a question was about.
+    claim: Option<Token>,
     /// How many questions were asked.
     asked: u64,
     /// When it was probed for the last time; `None` after a refusal.
@@ -88,7 +90,15 @@ impl RawConnection {
         let (driver, rows) = understood(connect).await.map_err(|e| error::map(e, Sent::No))?;
         judge(&rows, 0, replicas)?;
         let (now, runtime) = (Instant::now(), Handle::current().id());
-        Ok(Self { driver, alarm: Box::pin(sleep_until(now)), runtime, question: None, asked: 0, probed: Some(now) })
+        Ok(Self {
+            driver,
+            alarm: Box::pin(sleep_until(now)),
+            runtime,
+            in_doubt: false,
+            claim: None,
+            asked: 0,
+            probed: Some(now),
+        })
     }
 
     /// What a question and its answer take. From here on the connection is in doubt, until it was
@@ -101,7 +111,8 @@ impl RawConnection {
         if self.is_in_doubt() {
             return None;
         }
-        self.question = Some(token);
+        self.in_doubt = true;
+        self.claim = token.or(self.claim);
         self.asked += 1;
         self.alarm.as_mut().reset(until);
         Some((&mut self.driver, &mut self.alarm, self.asked))
@@ -109,7 +120,12 @@ impl RawConnection {
 
     /// The answer was read to its end.
     pub(crate) fn answered(&mut self) {
-        self.question = None;
+        self.in_doubt = false;
+    }
+
+    /// The answer belonged to another question: the one to the last question may be still to come.
+    pub(crate) fn out_of_step(&mut self) {
+        self.in_doubt = true;
     }
 
     /// The answer was read to its end, and was a refusal. That has no number, and could have come twice: so the connection
@@ -121,12 +137,17 @@ impl RawConnection {
 
     /// Whether a question is open.
     pub(crate) fn is_in_doubt(&self) -> bool {
-        self.question.is_some()
+        self.in_doubt
     }
 
-    /// The claim that the open question is about.
-    pub(crate) fn open_claim(&self) -> Option<Token> {
-        self.question.flatten()
+    /// The claim that an open question may be about.
+    pub(crate) fn claim(&self) -> Option<Token> {
+        self.claim
+    }
+
+    /// The operation is over, and its claim with it.
+    pub(crate) fn forget_claim(&mut self) {
+        self.claim = None;
     }
 
     pub(crate) fn is_of(&self, runtime: Id) -> bool {

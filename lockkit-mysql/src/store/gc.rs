@@ -1,8 +1,8 @@
 //! Removing the rows of locks that were not used for long.
 //!
-//! A row is made when its lock is first used. Of names that are used once, rows would pile up, so that the making of rows
-//! drives their removal: for some rows that a store makes, it looks at a page of the table, and removes what is unused
-//! there. Each time that is two statements at most, in the background, and on a connection to spare.
+//! A row is made when its lock is first used. If names are used once, rows would pile up. So the making of rows drives their
+//! removal: for every few rows that a store makes, it reads a page of the table and removes the unused rows of that page. Each
+//! time that is at most two statements, in the background, on a connection to spare.
 
 use std::{
     sync::{
@@ -27,14 +27,14 @@ use crate::{
     },
 };
 
-/// How many rows are looked at at once.
+/// How many rows are read at once.
 const PAGE: u32 = 64;
 /// A shorter period would remove rows that are about to be used again.
 const SHORTEST: Duration = Duration::from_secs(60);
 /// A row goes by itself when it was not used for a week.
 const WEEK_IN_MICROS: i64 = 7 * 24 * 3600 * 1_000_000;
-/// A store looks at a page for the first row that it makes, and then each time it has made this many: more slowly than
-/// that a table does not shrink.
+/// A store reads a page for the first row that it makes, and then for each row after so many. A page has eight times as
+/// many rows as are made meanwhile, so that a table shrinks.
 const EVERY: u64 = 8;
 
 /// Removes rows as others are made.
@@ -68,7 +68,7 @@ impl Sweeper {
             // Programs that make one row each begin at different places.
             let start = after.unwrap_or_else(|| below(id));
             match remove_page(&statements, &mut connection, WEEK_IN_MICROS, start).await {
-                // Behind the last page comes the first.
+                // The first page follows the last.
                 Ok(page) => *after = Some(page.last.unwrap_or(0)),
                 Err(failed) => off.store(!failed.is_retryable(), Ordering::Relaxed),
             }
@@ -105,7 +105,7 @@ struct Page {
     last: Option<u64>,
 }
 
-/// Removes what is unused among the rows behind an id. Reading locks nothing.
+/// Removes the unused rows among those that follow an id. Reading locks nothing, and removing waits for no row.
 async fn remove_page(statements: &Statements, connection: &mut Connection, micros: i64, after: u64) -> Result<Page> {
     let read = |question| statements.unused_page().bind(question).bind(micros).bind(after).bind(PAGE);
     let rows = connection.numbered_rows(read).await?;
