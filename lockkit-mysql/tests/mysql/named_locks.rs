@@ -212,7 +212,9 @@ async fn where_named_locks_are_refused_waiters_poll_and_connections_stay(ctx: Ar
         contended(store.acquire(&asked).await.expect("ask"));
         connections.push(clients(&server).await);
     }
-    assert!(connections.windows(2).all(|two| two[0] == two[1]), "they were closed and replaced: {connections:?}");
+    // One of another store, and one of this; a connection that has just been closed may still be listed now and then.
+    let stay = connections[0].iter().filter(|id| connections.iter().all(|listed| listed.contains(id))).count();
+    assert_eq!(stay, 2, "they were closed and replaced: {connections:?}");
     let waiter = Locker::shared_builder(store).build();
     let lock = waiter.lock(name.as_str());
     let next = tokio::spawn(async move { lock.acquire().await });
