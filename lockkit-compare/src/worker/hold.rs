@@ -16,6 +16,10 @@ use crate::error::{Error, Result};
 /// How many acquisitions are under way at once.
 const ABREAST: usize = 64;
 
+/// How long a lease may be asked for in vain. Taking them is not measured, and a quorum with a short node timeout may have to
+/// be asked several times by a process that is kept from its processor.
+const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+
 /// What happened to the leases.
 #[derive(Clone, Copy, Debug, Default)]
 struct Life {
@@ -52,7 +56,8 @@ impl Observer for Watcher {
 
 pub(super) async fn run(job: Hold, store: Option<&str>, mut orders: Orders) -> Result<Answer> {
     let watcher = Watcher::default();
-    let locker = Locker::shared_builder(lockkit::open(super::url(store)?).await?).observer(watcher.clone()).build();
+    let store = lockkit::open(super::url(store)?).await?;
+    let locker = Locker::shared_builder(store).patience(TAKEN_WITHIN).observer(watcher.clone()).build();
     // As many acquisitions at once as later, so that buffers have their size before the memory is first read.
     for round in 0..4 {
         drop(acquire_all(&locker, &format!("{}/warm-up/{round}", job.key), ABREAST, job.ttl).await?);
