@@ -205,6 +205,8 @@ async fn hand_over_ends_after_its_time() -> Result<()> {
 #[derive(Clone, Debug)]
 struct Wakes {
     inner: SimStore,
+    /// How long an answer is on its way. One that is woken needs twice as long to ask, and half a millisecond.
+    trip: Duration,
     waiters: Arc<AtomicUsize>,
     released: Arc<Notify>,
 }
@@ -226,7 +228,7 @@ impl LockStore for Wakes {
                 break answer;
             }
             drop(tokio::time::timeout_at(end, released).await);
-            sleep(Duration::from_micros(500)).await;
+            sleep(2 * self.trip + Duration::from_micros(500)).await;
         };
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         answer
@@ -240,6 +242,7 @@ impl LockStore for Wakes {
         let answer = self.inner.release(claim).await?;
         self.released.notify_waiters();
         let waiters = u32::try_from(self.waiters.load(Ordering::SeqCst)).expect("few");
+        sleep(self.trip).await;
         Ok(match answer {
             Release::Released { .. } => Release::Released { waiters: Some(waiters) },
             not_held @ Release::NotHeld(_) => not_held,
@@ -255,8 +258,9 @@ impl LockStore for Wakes {
 #[tokio::test(start_paused = true)]
 async fn a_busy_process_lets_others_go_first() -> Result<()> {
     const TIMES: usize = 10;
-    for tasks in [1, 2] {
-        let store = Wakes { inner: SimStore::new(), waiters: Arc::default(), released: Arc::default() };
+    for (tasks, trip) in [(1, 0), (2, 0), (1, 5), (2, 5)] {
+        let (inner, trip) = (SimStore::new(), millis(trip));
+        let store = Wakes { inner, trip, waiters: Arc::default(), released: Arc::default() };
         let rule = HandOver { times: u32::try_from(TIMES).expect("few"), ..ALWAYS };
         let (busy, holders) = (Locker::builder(store.clone()).hand_over(rule).build(), Arc::new(AtomicUsize::new(0)));
         for _ in 0..tasks {
@@ -272,7 +276,7 @@ async fn a_busy_process_lets_others_go_first() -> Result<()> {
         sleep(millis(1)).await;
         let other = Locker::new(Wakes { inner: store.inner.another_client(), ..store.clone() });
         let guard = timeout(Duration::from_secs(5), other.lock("a").ttl(TTL).acquire()).await;
-        assert!(guard.is_ok_and(|guard| guard.is_ok()), "never got the lock from {tasks} tasks");
+        assert!(guard.is_ok_and(|guard| guard.is_ok()), "never got the lock from {tasks} tasks, {trip:?} away");
         let holders = holders.load(Ordering::SeqCst);
         assert!(holders <= TIMES + 1, "{holders} of one process in a row");
     }

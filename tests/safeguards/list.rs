@@ -247,6 +247,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
     },
     Safeguard {
+        name: "courtesy_far",
+        does: "It keeps back for as long as others need to get the lock, also where trips are long",
+        file: ENGINE,
+        code: "(«2 * round_trip»).clamp(",
+        without: "0 * round_trip",
+        noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
+    },
+    Safeguard {
         name: "overtaking",
         does: "A head that is not polled is overtaken",
         file: LINE,

@@ -49,9 +49,12 @@ use crate::{
     Result, Waiting,
 };
 
-/// How long a process that had its run keeps back while others wait. They are woken by the release and need about
-/// two round trips to get the lock.
-const COURTESY: Duration = Duration::from_millis(1);
+/// How long a process that had its run keeps back while others wait, if its release took `round_trip`. They are woken by
+/// the release and need about two round trips to get the lock. These take longer where the network or the machine is busy;
+/// but a release that was held up for other reasons must not hold up this process for as long.
+fn courtesy(round_trip: Duration) -> Duration {
+    (2 * round_trip).clamp(Duration::from_millis(1), Duration::from_millis(50))
+}
 
 /// What a `Locker` can be told once, for all its locks.
 #[derive(Clone, Debug)]
@@ -279,11 +282,12 @@ impl Engine {
     async fn release_at_store(self: &Arc<Self>, lease: &Lease, seat: Option<Seat>) -> Result<Option<LossReason>> {
         let mut undo = self.undo(&lease.claim, lease.terms.ttl);
         undo.arm();
+        let sent = self.now();
         let answer = self.store.release(&lease.claim).await;
         match answer {
             Ok(Release::Released { waiters }) => {
                 undo.disarm();
-                self.pass(seat, &lease.claim.key, waiters);
+                self.pass(seat, &lease.claim.key, waiters, sent);
                 Ok(None)
             }
             Ok(Release::NotHeld(reason)) => {
@@ -298,8 +302,9 @@ impl Engine {
     }
 
     /// Lets the next local waiter ask the store, after others if they wait and this process had its run. If nobody waits
-    /// here, it is whoever comes next who lets the others go first. Where the store keeps a queue they do anyway.
-    fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>) {
+    /// here, whichever comes next lets the others go first. Where the store keeps a queue they do anyway. `sent` is when the
+    /// release was.
+    fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>, sent: Moment) {
         let Some(seat) = seat else { return };
         let now = self.now();
         let held = seat.granted.map(|granted| now.since(granted)).unwrap_or_default();
@@ -313,12 +318,13 @@ impl Engine {
         if !others_wait {
             return;
         }
+        let courtesy = courtesy(now.since(sent));
         if self.queues.waiting(key) > 0 {
             if ended {
-                self.queues.keep_back(key, now, COURTESY);
+                self.queues.keep_back(key, now, courtesy);
             }
         } else if waiters.is_some() {
-            self.queues.released_to_others(key, seat.granted.unwrap_or(now), now, COURTESY);
+            self.queues.released_to_others(key, seat.granted.unwrap_or(now), now, courtesy);
         }
     }
 

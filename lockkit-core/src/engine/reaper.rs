@@ -113,9 +113,10 @@ impl Owed {
     /// Tries once. Returns when to try again, if that makes sense. The seat is given up, whatever the outcome.
     pub(super) async fn settle(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
         let engine = &self.engine.0;
+        let sent = engine.now();
         match engine.store.release(&self.claim).await {
             Ok(Release::Released { waiters }) => {
-                engine.pass(seat.take(), &self.claim.key, waiters);
+                engine.pass(seat.take(), &self.claim.key, waiters, sent);
                 return None;
             }
             // Where leases end with the session, so does what a dead session still had under way; and within one session
