@@ -17,8 +17,8 @@ pub use crate::{
 
 // Locks.
 pub use lockkit_core::{
-    Effect, Error, ErrorKind, Fence, Guard, HandOver, Lock, Locker, LockerBuilder, LossReason, Mode, Outcome,
-    OwnThread, Owner, Result, RwLock, Status,
+    Effect, Error, ErrorKind, Fence, Guard, HandOver, Lock, Locker, LockerBuilder, LossReason, LossSignal, Mode,
+    Outcome, OwnThread, Owner, Result, RwLock, Status,
 };
 
 // Resources that check fences.

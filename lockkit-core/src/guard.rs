@@ -8,10 +8,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::timeout;
-
 use crate::{
-    Error, ErrorKind, Fence, LockKey, LossReason, Result,
+    Error, ErrorKind, Fence, LockKey, LossReason, LossSignal, Result,
     engine::{Engine, Lease, Phase},
 };
 
@@ -123,15 +121,13 @@ impl Guard {
     /// Returns when the lease is lost, and why; at the latest at its deadline, also if the locker's runtime has ended. Stays
     /// pending as long as it is held.
     pub async fn lost(&self) -> LossReason {
-        loop {
-            let mut end = pin!(self.lease.end());
-            end.as_mut().enable();
-            if let Status::Lost(reason) = self.status() {
-                return reason;
-            }
-            // By then it may have been renewed.
-            drop(timeout(self.remaining(), end).await);
-        }
+        // A nested hold of the same owner can't have ended what this one still holds.
+        self.loss_signal().lost().await.unwrap_or(LossReason::Gone)
+    }
+
+    /// A signal of the end of this hold, to be kept by others than the one that has the guard.
+    pub fn loss_signal(&self) -> LossSignal {
+        LossSignal::new(&self.engine, &self.lease)
     }
 
     /// Extends the lease now by its full ttl.
@@ -200,6 +196,13 @@ impl Guard {
         self.ended = true;
         let outcome = self.engine.release(&self.lease).await?;
         Ok(outcome.map_or(Outcome::Released, Outcome::NotHeld))
+    }
+
+    /// Ends the hold. An error if it was not held any more; that the store could not be asked is none.
+    pub(crate) async fn lost_at_release(mut self) -> Option<Error> {
+        self.ended = true;
+        let outcome = self.engine.release(&self.lease).await;
+        outcome.ok().flatten().map(|reason| self.lost_error(reason))
     }
 
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.

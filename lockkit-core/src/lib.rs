@@ -22,6 +22,7 @@ mod finding;
 mod guard;
 mod lock;
 mod locker;
+mod loss;
 mod memory;
 mod observe;
 mod owner;
@@ -43,6 +44,7 @@ pub use {
     guard::{Guard, Outcome, Status},
     lock::Lock,
     locker::{Locker, LockerBuilder, RwLock},
+    loss::LossSignal,
     memory::MemoryStore,
     observe::{Event, Observer},
     owner::Owner,

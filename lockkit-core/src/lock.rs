@@ -1,9 +1,9 @@
 //! A named lock with its settings: a value, no I/O until it is acquired.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
-    Guard, KeyState, LockKey, Mode, Order, Owner, Query, Result,
+    Fence, Guard, KeyState, LockKey, Mode, Order, Owner, Query, Result,
     engine::{Ask, Engine, Limit, Terms},
 };
 
@@ -79,6 +79,36 @@ impl Lock {
                 return Ok(guard);
             }
         }
+    }
+
+    /// Acquires the lock, runs `work` with its fence for as long as the lease is held, and releases it.
+    ///
+    /// The work is dropped before the lease can lapse, as by [`Guard::run`]; it must yield now and then for that.
+    ///
+    /// ```
+    /// # use lockkit_core::{Locker, MemoryStore};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkit_core::Result<()> {
+    /// # let locker = Locker::new(MemoryStore::new());
+    /// let sum = locker.lock("invoice/42").with(|fence| async move { fence.get() + 1 }).await?;
+    /// # assert!(sum > 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire). [`Lost`](crate::ErrorKind::Lost) if the work was stopped, or if it ended, and the store then said
+    /// that the lease was not held any more: another may have held the lock at the same time. What the work gave is dropped
+    /// then; with a [`Guard`] of your own you keep it. A release that can't be told to the store goes on in the background,
+    /// and is no error of the work.
+    ///
+    /// # Cancellation
+    /// Before the lock is granted as [`acquire`](Self::acquire); then the work is dropped, and the lock released in the background.
+    pub async fn with<F: Future>(&self, work: impl FnOnce(Fence) -> F) -> Result<F::Output> {
+        let guard = self.acquire().await?;
+        let output = guard.run(work(guard.fence())).await?;
+        let not_held = guard.lost_at_release().await;
+        not_held.map_or(Ok(output), Err)
     }
 
     /// Acquires the lock if it is free.

@@ -349,3 +349,63 @@ async fn a_panic_of_an_observer_frees_the_lock() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_loss_signal_outlives_the_guard() -> Result<()> {
+    let locker = Locker::new(MemoryStore::new());
+    let ttl = Duration::from_millis(200);
+    let released = locker.lock("a").acquire().await?;
+    let one = released.loss_signal();
+    let two = one.clone();
+    assert!(one.is_held());
+    let waiting = tokio::spawn(async move { two.lost().await });
+    assert_eq!(released.release().await?, Outcome::Released);
+    assert_eq!((waiting.await.expect("no panic"), one.lost().await, one.is_held()), (None, None, false));
+
+    let lapsed = locker.lock("b").ttl(ttl).no_renewal().acquire().await?;
+    let signal = lapsed.loss_signal();
+    assert_eq!(signal.lost().await, Some(LossReason::Expired));
+    drop(lapsed);
+    assert_eq!(signal.lost().await, Some(LossReason::Expired), "it stays lost");
+
+    let nested = locker.owner();
+    let (outer, inner) = (nested.lock("c").acquire().await?, nested.lock("c").acquire().await?);
+    let signal = inner.loss_signal();
+    drop(inner);
+    tokio::task::yield_now().await;
+    assert!(signal.is_held(), "of nested holds the last one counts");
+    drop(outer);
+    assert_eq!(signal.lost().await, None);
+
+    let guard = locker.lock("d").acquire().await?;
+    let signal = guard.loss_signal();
+    drop((guard, nested, locker));
+    assert_eq!(signal.lost().await, None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn work_with_a_lock_ends_with_it() -> Result<()> {
+    let store = MemoryStore::new();
+    let locker = Locker::new(store.clone());
+    let lock = locker.lock("a").ttl(Duration::from_millis(300)).no_renewal();
+    let other = locker.lock("a");
+    let (fence, refused) = lock.with(|fence| async move { (fence, other.try_acquire().await) }).await?;
+    assert!(refused?.is_none(), "it is held meanwhile");
+    let next = locker.lock("a").try_acquire().await?.expect("free");
+    assert!(next.fence() > fence);
+    assert_eq!(next.release().await?, Outcome::Released);
+
+    let dropped = Arc::new(());
+    let held = Arc::clone(&dropped);
+    let stopped = lock.with(|_| async move {
+        std::future::pending::<()>().await;
+        drop(held);
+    });
+    assert_eq!(stopped.await.expect_err("it can't end").kind(), ErrorKind::Lost);
+    assert_eq!(Arc::strong_count(&dropped), 1, "the work is gone");
+
+    let broken = lock.with(|_| async move { store.forget_all() }).await;
+    assert_eq!(broken.expect_err("another may have had it").kind(), ErrorKind::Lost);
+    Ok(())
+}
