@@ -10,12 +10,15 @@ use lockkit_testkit::{
     BoxError,
     servers::{MySqlServer, RedisServer},
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::{arena::Arena, target::Target, trouble::Trouble};
 
 /// How long a server that stands still is given to answer nevertheless.
 const MUTE: Duration = Duration::from_millis(100);
+
+/// How long a server is given to notice that its clock was moved.
+const NOTICED: Duration = Duration::from_secs(5);
 
 impl Arena {
     /// A store behind the proxies of the first worker.
@@ -39,7 +42,7 @@ impl Arena {
     }
 
     /// How many seconds the first server's wall clock is ahead of this machine's.
-    pub(crate) async fn ahead(&self) -> Result<i64, Trouble> {
+    async fn ahead(&self) -> Result<i64, Trouble> {
         let time = match &self.target {
             Target::MySql(server) => first(server, "SELECT UNIX_TIMESTAMP()").await?,
             target => match target.redis().first() {
@@ -52,6 +55,19 @@ impl Arena {
         let seconds = seconds.map_err(|error| BoxError::from(format!("{time:?}: {error}")))?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(BoxError::from)?;
         Ok(seconds - now.as_secs() as i64)
+    }
+
+    /// The same as soon as it is as expected, or what it is after a while. Valkey answers with a time that it read before, and
+    /// on a busy machine that may be from before its clock was moved.
+    pub(crate) async fn ahead_once(&self, is_expected: impl Fn(i64) -> bool) -> Result<i64, Trouble> {
+        let asked = Instant::now();
+        loop {
+            let ahead = self.ahead().await?;
+            if is_expected(ahead) || asked.elapsed() > NOTICED {
+                return Ok(ahead);
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// How many connections the servers have turned away.
