@@ -1,9 +1,8 @@
 //! Knowing without asking that nobody else is in the queue of a lock.
 //!
 //! To see whether a new node is first its creator lists the queue: a second request. A process that takes the same lock
-//! again and again without contention can do without it. For 64 tasks with a lock each that makes 1.4 times as many pairs of
-//! acquire and release; for a single task it makes no difference that could be measured (figures in
-//! `docs/backends/zookeeper.md`).
+//! again and again without contention can do without it. For 64 tasks with a lock each it seems to pay, for a single task no
+//! difference could be measured (figures, from a busy machine, in `docs/backends/zookeeper.md`).
 //!
 //! The sequence number of a node is the count of all children ever made in its directory, whatever they are called and
 //! whichever client made them. So if
