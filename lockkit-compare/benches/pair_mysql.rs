@@ -16,7 +16,7 @@ use lockkit::{
     mysql::{MySqlConfig, MySqlStore, schema},
     store::Query,
 };
-use lockkit_compare::pairs::{BoxError, Contestant, Leases, Rounds, median_millis};
+use lockkit_compare::pairs::{self, BoxError, Contestant, Leases, Rounds, median_millis};
 use lockkit_testkit::servers::{MySqlFlavor, MySqlOptions, MySqlServer};
 use sqlx::{Connection as _, MySqlConnection, MySqlPool, mysql::MySqlPoolOptions};
 use tokio::sync::Mutex;
@@ -45,7 +45,6 @@ const RELEASE: &str = "UPDATE resource_lock SET token = NULL, expires = NULL, `c
 type Pair = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
 fn main() -> Result<(), BoxError> {
-    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(41);
     let said = |word: &str| std::env::args().any(|argument| argument == word);
     let mut options = MySqlOptions::default().init(schema::ddl(MySqlConfig::TABLE)?);
     if said("mysql") {
@@ -54,8 +53,7 @@ fn main() -> Result<(), BoxError> {
     if said("relaxed") {
         options = options.args(["--innodb-flush-log-at-trx-commit=2"]);
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(run(options, Rounds::new(rounds).slice(SLICE)))
+    pairs::main(41, async |rounds| run(options, rounds.slice(SLICE)).await)
 }
 
 async fn run(options: MySqlOptions, rounds: Rounds) -> Result<(), BoxError> {

@@ -3,42 +3,36 @@
 //! The server is private: `LOCKKIT_REDIS_SERVER`, or `redis-server`.
 //! `cargo bench -p lockkit-compare --bench pair_redis [-- rounds]`
 
-use std::{future::Future, pin::Pin, sync::Arc};
+mod support;
+
+use std::sync::Arc;
 
 use lockkit::{
     LockStore,
     redis::{RedisConfig, RedisStore},
 };
-use lockkit_compare::pairs::{BoxError, Contestant, Leases, Rounds, TTL, median_millis, processor_seconds};
-use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
+use lockkit_compare::pairs::{self, BoxError, Contestant, Leases, Rounds, median_millis, processor_seconds};
+use lockkit_testkit::servers::RedisServer;
 use redis::{AsyncConnectionConfig, IntoConnectionInfo, aio::MultiplexedConnection};
+
+use crate::support::Pair;
 
 /// What this store sends.
 const SCRIPT: &str = include_str!("../../lockkit-redis/src/wire/scripts/batch.lua");
 const RENEWED: usize = 20_000;
 const RENEWALS: usize = 10;
 
-type Pair = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
-
 fn main() -> Result<(), BoxError> {
-    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(15);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
-        let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
-        let flavor = program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()));
-        let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await?;
-        run(&server, Rounds::new(rounds)).await
-    })
+    pairs::main(15, async |rounds| run(&support::server().await?, rounds).await)
 }
 
 async fn run(server: &RedisServer, rounds: Rounds) -> Result<(), BoxError> {
     let port = server.port();
     let store: Arc<dyn LockStore> = Arc::new(RedisStore::connect(RedisConfig::new("127.0.0.1", port)).await?);
     let bare = Bare::connect(port).await?;
-    let rslock = rslock::LockManager::new(vec![format!("redis://127.0.0.1:{port}/")]);
     let ours = Contestant::store(Arc::clone(&store));
     let bare = Contestant::new("bare driver", move |number| theirs(&bare, number));
-    let rslock = Contestant::new("rslock (no fence, no wake)", move |number| rslocks(&rslock, number));
+    let rslock = support::rslock("rslock (no fence, no wake)", [server]);
 
     let one = rounds.turns(20).one_task(&[&ours, &bare]).await?;
     let server = server.pid().ok_or("it runs")?;
@@ -89,18 +83,6 @@ fn theirs(bare: &Bare, number: usize) -> impl FnMut() -> Pair + use<> {
             request.arg(&*script).arg(1).arg(&*lock).arg(&*token);
             let [receivers]: [i64; 1] = request.query_async(&mut connection).await?;
             if fence > 0 && receivers >= 0 { Ok(()) } else { Err("not granted".into()) }
-        })
-    }
-}
-
-fn rslocks(manager: &rslock::LockManager, number: usize) -> impl FnMut() -> Pair + use<> {
-    let (manager, name) = (manager.clone(), format!("rslock:{number}"));
-    move || {
-        let (manager, name) = (manager.clone(), name.clone());
-        Box::pin(async move {
-            let lock = manager.lock(name.as_str(), TTL).await?;
-            manager.unlock(&lock).await;
-            Ok(())
         })
     }
 }

@@ -3,9 +3,9 @@
 //! The servers are private: `LOCKKIT_REDIS_SERVER`, or `redis-server`.
 //! `cargo bench -p lockkit-compare --bench pair_redlock [-- rounds]`
 
+mod support;
+
 use std::{
-    future::Future,
-    pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,24 +16,18 @@ use lockkit::{
     redlock::{RedisNodes, RedlockStore},
     store::{Attempt, Release},
 };
-use lockkit_compare::pairs::{BoxError, Contestant, Rounds, TTL, request};
-use lockkit_testkit::servers::{RedisFlavor, RedisOptions, RedisServer};
+use lockkit_compare::pairs::{self, BoxError, Contestant, Rounds, TTL, request};
+use lockkit_testkit::servers::RedisServer;
 
 const NODES: usize = 5;
 
-type Pair = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
-
 fn main() -> Result<(), BoxError> {
-    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(15);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
-        let program = std::env::var_os("LOCKKIT_REDIS_SERVER");
-        let flavor = program.map_or_else(RedisFlavor::default, |path| RedisFlavor::At(path.into()));
+    pairs::main(15, async |rounds| {
         let mut servers = Vec::new();
         for _ in 0..NODES {
-            servers.push(RedisServer::start(RedisOptions::default().flavor(flavor.clone())).await?);
+            servers.push(support::server().await?);
         }
-        run(&servers, Rounds::new(rounds)).await
+        run(&servers, rounds).await
     })
 }
 
@@ -45,10 +39,8 @@ async fn connect(servers: &[RedisServer]) -> Result<RedlockStore, BoxError> {
 
 async fn run(servers: &[RedisServer], rounds: Rounds) -> Result<(), BoxError> {
     let store = Arc::new(connect(servers).await?);
-    let urls = servers.iter().map(|server| format!("redis://127.0.0.1:{}/", server.port()));
-    let rslock = rslock::LockManager::new(urls.collect());
     let ours = Contestant::store(Arc::clone(&store) as Arc<dyn LockStore>);
-    let rslock = Contestant::new("rslock (no fence)", move |number| rslocks(&rslock, number));
+    let rslock = support::rslock("rslock (no fence)", servers);
     let one = rounds.one_task(&[&ours, &rslock]).await?;
     let many = rounds.many_tasks(&[&ours, &rslock]).await?;
     print!("{NODES} servers\n{one}{many}");
@@ -136,16 +128,4 @@ fn report(seconds: &mut [f64]) -> f64 {
     let at = |share: f64| seconds[((seconds.len() - 1) as f64 * share) as usize] * 1e6;
     println!("  p50 {:>7.0} us   p99 {:>7.0} us   max {:>7.0} us", at(0.5), at(0.99), at(1.0));
     at(0.99) / 1e6
-}
-
-fn rslocks(manager: &rslock::LockManager, number: usize) -> impl FnMut() -> Pair + use<> {
-    let (manager, name) = (manager.clone(), format!("rslock:{number}"));
-    move || {
-        let (manager, name) = (manager.clone(), name.clone());
-        Box::pin(async move {
-            let lock = manager.lock(name.as_str(), TTL).await?;
-            manager.unlock(&lock).await;
-            Ok(())
-        })
-    }
 }

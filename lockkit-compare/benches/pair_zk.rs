@@ -9,7 +9,7 @@ use lockkit::{
     LockStore,
     zk::{ZkConfig, ZkStore},
 };
-use lockkit_compare::pairs::{BoxError, Contestant, Leases, Rounds, median_millis};
+use lockkit_compare::pairs::{self, BoxError, Contestant, Leases, Rounds, median_millis};
 use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 use zookeeper_client::{Acls, Client, CreateMode, CreateOptions};
 
@@ -19,10 +19,8 @@ const RENEWALS: usize = 10;
 type Pair = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 
 fn main() -> Result<(), BoxError> {
-    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(15);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    // On a worker, as in a service; the thread of `block_on` is none.
-    runtime.block_on(async move { tokio::spawn(run(Rounds::new(rounds))).await? })
+    // On a worker, as in a service; the thread of `main` is none.
+    pairs::main(15, async |rounds| tokio::spawn(run(rounds)).await?)
 }
 
 async fn run(rounds: Rounds) -> Result<(), BoxError> {

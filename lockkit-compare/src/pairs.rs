@@ -32,6 +32,16 @@ const AT_ONCE: u32 = 8;
 type Pair = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 type Task = Box<dyn FnMut() -> Pair + Send>;
 
+/// Runs a bench: `run` with as many rounds as an argument of the program says, or this many, on a runtime of two threads.
+///
+/// # Errors
+/// Those of `run`, or why there is no runtime.
+pub fn main(rounds: usize, run: impl AsyncFnOnce(Rounds) -> Result<(), BoxError>) -> Result<(), BoxError> {
+    let rounds = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(rounds);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(run(Rounds::new(rounds)))
+}
+
 /// One way to take and release locks.
 pub struct Contestant {
     name: String,
@@ -100,7 +110,7 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// So many rounds, in which each contestant has 400 ms.
+    /// This many rounds, in which each contestant has 400 ms.
     #[must_use]
     pub fn new(rounds: usize) -> Self {
         Self { rounds, slice: Duration::from_millis(400), turns: 1, server: None }
