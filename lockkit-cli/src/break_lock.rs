@@ -17,7 +17,7 @@ use crate::{
 ///
 /// The holder is named by its token, as `lockkit who KEY` shows it, so that a newer holder can't be hit. The broken holder
 /// learns of it at its next renewal, within a third of its ttl (on ZooKeeper at once): until then it may still be at work.
-/// Who is not a lockkit client has no token and can't be broken. Without --token it is asked for on the terminal.
+/// A holder that is not a lockkit client has no token and can't be broken. Without --token it is asked for on the terminal.
 ///
 /// With --json: an object with key and broken (true). When the lock is not held by that token: exit status 75.
 #[derive(Debug, ClapArgs)]

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         schema::create(&config).await?;
         let upgraded = args.upgrade && schema::upgrade(&config).await?;
         schema::check(&config).await?;
-        // Who may make the table may not be one who may lock: that is nothing to fail for here.
+        // The user who makes the table need not be allowed to lock, so a missing permission is no failure here.
         if let Ok(store) = MySqlStore::connect(config).await {
             warn(&store.info().name, store.warnings());
         }

@@ -79,7 +79,7 @@ pub(crate) struct Args {
     /// Give up at once, with exit status 75, when the lock is not free
     #[arg(long)]
     no_wait: bool,
-    /// Who holds the lock, in words, as shown to others; by default CMD@host:pid
+    /// The holder's name, as shown to others; by default CMD@host:pid
     #[arg(long, value_name = "TEXT", value_parser = store::text)]
     holder: Option<String>,
     /// The command and its arguments

@@ -76,7 +76,7 @@ pub(crate) fn plain(text: &str) -> String {
     clean
 }
 
-/// Who holds a lock, in words.
+/// The holder of a lock, in words.
 pub(crate) fn holder(holder: &Holder) -> String {
     match (holder.info.as_str(), holder.token) {
         ("", None) => "a client that is not lockkit".to_owned(),
@@ -90,7 +90,7 @@ pub(crate) fn left(holder: &Holder) -> String {
     holder.remaining.map_or_else(|| "-".to_owned(), spoken)
 }
 
-/// Who holds a lock and for how long, as half a sentence.
+/// The holder of a lock and what is left of its lease, as half a sentence.
 pub(crate) fn held_by(state: &KeyState, liveness: Liveness) -> String {
     let Some(first) = state.holders.first() else { return "held by somebody until just now".to_owned() };
     let others = match state.holders.len() - 1 {

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// Who holds a lock, for people.
+/// The holders of a lock, for people.
 pub(crate) fn describe(state: &KeyState) -> String {
     let key = plain(state.key.as_str());
     if state.holders.is_empty() {

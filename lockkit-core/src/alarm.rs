@@ -7,7 +7,7 @@ use tokio::sync::broadcast::{
 
 use crate::Token;
 
-/// So many alarms may wait to be heard. If there are more, all leases are asked about.
+/// How many alarms may wait to be heard. If there are more, all leases are asked about.
 const KEPT: usize = 256;
 
 /// A store's voice: something seems to have happened to a lease, and its holder should not have to wait for the next

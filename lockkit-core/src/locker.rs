@@ -155,7 +155,7 @@ impl RwLock {
 }
 
 impl LockerBuilder {
-    /// Who holds the locks, in words, as shown to others. Default: [`HolderInfo::this_process`].
+    /// The holder's name, as shown to others. Default: [`HolderInfo::this_process`].
     pub fn holder(mut self, holder: HolderInfo) -> Self {
         self.settings.holder = holder;
         self
@@ -174,7 +174,7 @@ impl LockerBuilder {
         self
     }
 
-    /// Who is told what happens.
+    /// The observer that is told what happens.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.settings.observer = Some(Arc::new(observer));
         self

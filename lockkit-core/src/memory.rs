@@ -18,7 +18,7 @@ use crate::{
     Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
 };
 
-/// So many new keys may come before the fence counters of all free ones are folded into one floor.
+/// How many new keys may come before the fence counters of all free ones are folded into one floor.
 const NEW_KEYS: usize = 1024;
 
 /// A store in this process's memory. Clones share their locks.

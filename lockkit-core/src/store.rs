@@ -192,21 +192,21 @@ pub struct AcquireRequest {
     pub ttl: Duration,
     /// How long the store may wait for the lock to become free. Zero is a try.
     pub wait: Duration,
-    /// Who goes first among those who wait.
+    /// The order among waiters.
     pub order: Order,
     /// What fence is asked for.
     pub fence: FenceRequest,
-    /// Who asks, in words.
+    /// The name of the client that asks.
     pub holder: HolderInfo,
 }
 
-/// Who goes first among those who wait.
+/// The order among waiters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Whoever asks at the right moment.
+    /// The waiter that asks at the right moment goes first.
     #[default]
     Any,
-    /// Whoever came first.
+    /// The waiter that came first goes first.
     Fifo,
 }
 
@@ -251,7 +251,7 @@ pub enum Attempt {
 pub struct Contention {
     /// When asking again makes sense, if the store knows: zero for at once.
     pub retry_after: Option<Duration>,
-    /// Who holds the lock.
+    /// The holders of the lock.
     pub holder: Option<HolderInfo>,
     /// The store has undone a part of the attempt, or is about to, and sees to it that nothing of it stays: the token must
     /// not be asked for again (rule R2).
@@ -301,7 +301,7 @@ pub enum Query {
     Prefix(String),
 }
 
-/// Who holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug)]
 pub struct KeyState {
     /// The lock.
@@ -319,7 +319,7 @@ pub struct KeyState {
 pub struct Holder {
     /// Its token; `None` if it is not a lockkit client.
     pub token: Option<Token>,
-    /// Who it is, in words.
+    /// Its name.
     pub info: HolderInfo,
     /// How it holds the lock.
     pub mode: Mode,

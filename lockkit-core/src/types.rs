@@ -49,7 +49,7 @@ impl fmt::Display for LockKey {
 
 /// Proof of ownership: 128 random bits, new for every acquisition (rule R2).
 ///
-/// Whoever knows a token can release that one lease, so it is never printed by `Debug`;
+/// A client that knows a token can release that one lease, so it is never printed by `Debug`;
 /// [`reveal`](Self::reveal) spells it out where a person asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
@@ -207,7 +207,7 @@ pub struct Hold {
     pub depth: u32,
 }
 
-/// Who holds a lock, in words: one line of at most 256 bytes, such as `billing@web-3:4711`.
+/// The name of a holder: one line of at most 256 bytes, such as `billing@web-3:4711`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct HolderInfo(Arc<str>);
 

@@ -17,7 +17,7 @@ pub(crate) const VERB: &str = "__exec";
 /// Become a command that dies with its parent
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
-    /// Who the parent must be
+    /// The process number that the parent must have
     parent: i32,
     /// The command
     #[arg(last = true, required = true)]

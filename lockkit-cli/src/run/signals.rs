@@ -11,7 +11,7 @@ use rustix::{
 pub(super) const FORWARDED: [Signal; 6] =
     [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
 
-/// Who gets a signal that this process got.
+/// The processes that get a signal that this process got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// CMD and all that it started.

@@ -203,7 +203,7 @@ impl LocalQueues {
     pub(crate) fn give_up(&self, key: &LockKey, error: &Error, patience: Duration) {
         let worn_out = self.look(key, |line| line.worn_out(patience, self.clock.now())).unwrap_or_default();
         for waiter in worn_out {
-            // Who left in this instant needs no error.
+            // A waiter that left in this instant needs no error.
             drop(waiter.wake.send(Turn::Fail(error.clone())));
         }
     }

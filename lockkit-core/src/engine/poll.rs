@@ -91,7 +91,7 @@ impl Engine {
         }
         match self.store.inspect(&Query::Keys(keys.clone())).await {
             Ok(states) => self.poller.seen(&states),
-            // Whoever waits asks for itself and finds out what is wrong; its patience is its own.
+            // Each waiter asks for itself and finds out what is wrong; its patience is its own.
             Err(_) => self.poller.wake(&keys),
         }
     }

@@ -7,7 +7,7 @@ use std::{
 
 use lockkit_core::{Claim, Fence, Hold, Token};
 
-/// So many are remembered, and then all are forgotten. A renewal of a claim that is not known reads its row.
+/// How many are remembered; then all are forgotten. A renewal of a claim that is not known reads its row.
 const MOST: usize = 1 << 16;
 
 /// The fence and the span of each claim's grant. They stay the same for as long as a row has the claim's token; a claim is

@@ -284,7 +284,7 @@ impl Batches {
 
 impl Waiting {
     fn hear(self, reply: RedisResult<Value>) {
-        // Whoever gave up meanwhile does not need it.
+        // A caller that gave up meanwhile does not need it.
         _ = self.answer.send(Ok(reply));
     }
 

@@ -58,7 +58,7 @@ pub(crate) struct Cluster {
 
 #[derive(Debug, Default)]
 struct Map {
-    /// Who serves which slots, in order.
+    /// Which member serves which slots, in order.
     ranges: Vec<(u16, u16, Arc<Node>)>,
     /// The servers in `ranges`.
     nodes: HashMap<Address, Arc<Node>>,

@@ -120,7 +120,7 @@ impl Dialer {
         });
     }
 
-    /// Who logs in, if it is not the default user.
+    /// The user that logs in, if it is not the default user.
     pub(crate) fn username(&self) -> Option<&str> {
         self.config.login.username.as_deref()
     }

@@ -46,7 +46,7 @@ impl<T: Clone + Send + Sync + 'static> Rounds<T> {
         let rounds = Arc::clone(self);
         tokio::spawn(async move {
             let turn = rounds.turn.lock().await;
-            // Whoever comes from now on is too late for this one.
+            // Callers that come from now on are too late for this one.
             rounds.next().take();
             let answer = ask.await;
             drop(turn);

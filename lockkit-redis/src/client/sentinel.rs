@@ -103,7 +103,7 @@ impl Watched {
                 (Some(found.watches), count)
             }
             Ok(found) if found.epoch >= self.epoch => return (self.on_switch)(),
-            // Who did not hear of our primary yet is not worth listening to.
+            // A sentinel that has not heard of our primary yet is not worth listening to.
             Ok(_) | Err(_) => (None, 0),
         };
         if let Some(all) = all {
@@ -226,7 +226,7 @@ pub(crate) fn read(reply: Value, primary: &str) -> Result<(Address, u64)> {
     Ok(((host.clone(), port), number("config-epoch").unwrap_or(0)))
 }
 
-/// Who became the primary of this name, if that is what was pushed:
+/// The server that became the primary of this name, if that is what was pushed:
 /// `<name> <old host> <old port> <new host> <new port>`.
 fn switched(push: &PushInfo, primary: &str) -> Option<Address> {
     let [Value::BulkString(channel), Value::BulkString(message)] = &push.data[..] else { return None };

@@ -120,7 +120,7 @@ impl Subscriptions {
             if !subscribed {
                 return;
             }
-            // Whoever asked for it has gone in the meantime.
+            // The waiter that asked for it has gone in the meantime.
             table.channels.insert(name.into(), Channel::new());
         }
         let Some(channel) = table.channels.get_mut(name) else { return };

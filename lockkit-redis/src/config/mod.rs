@@ -58,7 +58,7 @@ pub(crate) enum Topology {
     Single,
     /// The primary of this name, as sentinels have it.
     Sentinel { sentinels: Vec<Address>, primary: String, login: Login },
-    /// Whoever serves the key, as the members of a cluster have it.
+    /// The member that serves the key, as the members of a cluster tell.
     Cluster { seeds: Vec<Address> },
 }
 
@@ -140,7 +140,7 @@ impl RedisConfig {
         self
     }
 
-    /// Who to log in as; Redis' `default` user otherwise.
+    /// The user to log in as; Redis' `default` user otherwise.
     #[must_use]
     pub fn username(mut self, username: impl Into<String>) -> Self {
         self.login.username = Some(username.into());
@@ -168,7 +168,7 @@ impl RedisConfig {
         self
     }
 
-    /// Who to log in as at the sentinels; nobody by default. Without sentinels it does nothing.
+    /// The user to log in as at the sentinels; none by default. Without sentinels it does nothing.
     #[must_use]
     pub fn sentinel_login(mut self, username: Option<&str>, password: impl Into<String>) -> Self {
         if let Topology::Sentinel { login, .. } = &mut self.topology {

@@ -49,7 +49,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Who to log in as.
+/// The user to log in as.
 #[derive(Clone, Default)]
 pub(crate) struct Login {
     pub(crate) username: Option<String>,

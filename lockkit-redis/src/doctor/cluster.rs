@@ -43,7 +43,7 @@ pub(super) async fn examine(config: &RedisConfig, names: &Names, seeds: &[Addres
     group::examine(config, names, &patients, findings).await
 }
 
-/// Who serves slots.
+/// The members that serve slots.
 fn primaries(ranges: &[Range]) -> Vec<Patient> {
     let mut patients: Vec<Patient> = Vec::new();
     for Range { first, last, addresses } in ranges {

@@ -18,7 +18,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) key: String,
     pub(crate) counter: String,
     prefix: String,
-    /// Who logs in, for advice.
+    /// The user that logs in, for advice.
     user: &'a str,
 }
 

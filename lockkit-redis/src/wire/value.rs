@@ -31,7 +31,7 @@ impl Stored {
         parse(value).map_or(Self::Foreign, Self::Lease)
     }
 
-    /// Who holds the lock, in words.
+    /// The name of the holder.
     pub(crate) fn into_holder(self) -> HolderInfo {
         match self {
             Self::Lease(lease) => lease.holder,
@@ -40,7 +40,7 @@ impl Stored {
     }
 }
 
-/// Whoever is not lockkit, in words.
+/// The name of a holder that is not lockkit.
 pub(crate) fn foreign() -> HolderInfo {
     HolderInfo::new("a client that is not lockkit")
 }

@@ -108,7 +108,7 @@ impl SimpleStore {
 
     /// What is proof of ownership.
     fn proof(&self, claim: &Claim) -> Claim {
-        // BUG: who asks for a client is not asked for which of its claims.
+        // BUG: a question about a client does not say about which of its claims.
         let token = if self.has(Bug::TokenPerClient) { self.client } else { claim.token };
         Claim { token, ..claim.clone() }
     }

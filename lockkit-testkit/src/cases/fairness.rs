@@ -19,7 +19,7 @@ const SKIPPED: Duration = Duration::from_secs(6);
 cases! { "fairness":
     waiters_are_served_as_they_came [FIFO] "Waiters of different clients get the lock in the order in which they came."
     a_dead_waiter_is_skipped [SERVER_FIFO] "The place of a waiter that died ends as its lease would, and the next one is served."
-    a_try_does_not_overtake [FIFO] "Who tries to get the lock while it changes hands does not get it before who waits for it."
+    a_try_does_not_overtake [FIFO] "A try while the lock changes hands does not get it before a client that waits for it."
 }
 
 async fn waiters_are_served_as_they_came(ctx: Ctx) -> Outcome {
