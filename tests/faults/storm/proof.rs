@@ -63,8 +63,9 @@ async fn whoever_is_caught_and_overtaken_loses_an_update_of_the_twin_alone() {
     let register = Register::start().await.expect("start");
     let (mut one, mut two) = (Client::connect(&register).await, Client::connect(&register).await);
     assert_eq!(one.ask("claim w1 a 10").await, "1 0 0");
+    let caught = register.catch();
     one.say("pass w1 a").await;
-    let caught = register.catch().await;
+    let caught = caught.await;
     assert_eq!((caught.worker.as_str(), caught.key.as_str()), ("w1", "a"));
     assert!(timeout(Duration::from_millis(50), register.overtaken(&caught)).await.is_err(), "by whom?");
     assert_eq!(two.ask("claim w2 a 11").await, "1 0 0");
@@ -84,8 +85,9 @@ async fn a_worker_that_died_where_it_was_caught_is_no_hindrance() {
     let register = Register::start().await.expect("start");
     let mut one = Client::connect(&register).await;
     one.ask("claim w1 a 10").await;
+    let caught = register.catch();
     one.say("pass w1 a").await;
-    let caught = register.catch().await;
+    let caught = caught.await;
     drop(one);
     drop(caught);
     // Nobody waits for this trap any more, so it catches nobody.

@@ -93,15 +93,23 @@ impl Register {
         _ = self.shared.writes.subscribe().wait_for(|now| *now >= writes).await;
     }
 
-    /// Catches the next holder that passes.
-    pub(crate) async fn catch(&self) -> Caught {
-        loop {
-            let (trap, caught) = oneshot::channel();
-            lock(&self.shared.state).traps.push_back(trap);
-            if let Ok(caught) = caught.await {
-                return caught;
+    /// Catches the next holder that passes after this call, also one that passes before the future is polled.
+    pub(crate) fn catch(&self) -> impl Future<Output = Caught> {
+        let mut trap = self.set_trap();
+        async move {
+            loop {
+                if let Ok(caught) = trap.await {
+                    return caught;
+                }
+                trap = self.set_trap();
             }
         }
+    }
+
+    fn set_trap(&self) -> oneshot::Receiver<Caught> {
+        let (trap, caught) = oneshot::channel();
+        lock(&self.shared.state).traps.push_back(trap);
+        caught
     }
 
     /// Waits until somebody else has written what the caught holder is about to overwrite.
