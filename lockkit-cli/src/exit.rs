@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::error::ContextValue;
-use lockkit::{Error, ErrorKind};
+use lockkit::Error;
 
 use crate::{duration::ADVICE, store::is_store_url};
 
@@ -77,15 +77,8 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let code = match error.kind() {
-            ErrorKind::InvalidInput => USAGE,
-            // What the store can't do, the command can't ask it for: it is the store that is of the wrong kind.
-            ErrorKind::Misconfigured | ErrorKind::Unsupported => UNFIT,
-            ErrorKind::Lost => LOST,
-            // Denied, Unavailable, TimedOut, Deadlock, Closed, Unexpected, and whatever may come to be added.
-            _ => UNAVAILABLE,
-        };
-        Self::new(code, error.to_string())
+        // What the store can't do, the command can't ask it for: it is the store that is of the wrong kind.
+        lockkit_compare::Error::from(error).into()
     }
 }
 
@@ -128,7 +121,9 @@ fn in_words(error: &clap::Error) -> String {
     match error.kind() {
         K::UnknownArgument => unexpected(&known(C::InvalidArg), &or_nothing("; did you mean ", known(C::SuggestedArg))),
         K::InvalidSubcommand => {
-            let meant = or_nothing("; did you mean ", known(C::SuggestedSubcommand));
+            // A verb that is for the command itself is not for people to try.
+            let meant = Some(known(C::SuggestedSubcommand)).filter(|verb| !verb.starts_with("__")).unwrap_or_default();
+            let meant = or_nothing("; did you mean ", meant);
             format!("there is no such subcommand{meant}; lockkit --help lists them")
         }
         K::MissingRequiredArgument => format!("missing: {}", known(C::InvalidArg)),
@@ -177,6 +172,8 @@ pub(crate) fn say(message: &str) {
 
 #[cfg(test)]
 mod tests {
+    use lockkit::ErrorKind;
+
     use super::*;
 
     #[test]

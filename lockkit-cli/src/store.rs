@@ -11,11 +11,14 @@ use crate::exit::{Failure, USAGE, say};
 const SCHEMES: [&str; 10] =
     ["redis", "rediss", "valkey", "valkeys", "redlock", "redlocks", "mysql", "mariadb", "zk", "zks"];
 
+/// The variable of the environment that has the URL, unless `--store` has it.
+pub(crate) const URL_VARIABLE: &str = "LOCKKIT_STORE";
+
 /// Where the locks are.
 #[derive(Args, Clone)]
 pub(crate) struct StoreArgs {
     /// URL of the store, such as redis://host:6379; better in the environment, where no process list shows its password
-    #[arg(long = "store", value_name = "URL", env = "LOCKKIT_STORE", hide_env_values = true)]
+    #[arg(long = "store", value_name = "URL", env = URL_VARIABLE, hide_env_values = true)]
     url: Option<String>,
 }
 

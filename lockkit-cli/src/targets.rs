@@ -5,14 +5,17 @@ use std::fmt;
 use clap::Args;
 use lockkit_compare::Targets;
 
-use crate::{exit::Failure, store};
+use crate::{
+    exit::Failure,
+    store::{self, URL_VARIABLE},
+};
 
 /// Which stores to run on.
 #[derive(Args, Clone)]
 pub(crate) struct StoresArgs {
     /// URL of a store, such as redis://host:6379; may be given several times. Default: LOCKKIT_STORE, or else a private
     /// server of every kind that is installed
-    #[arg(long = "store", value_name = "URL", env = "LOCKKIT_STORE", hide_env = true, hide_env_values = true)]
+    #[arg(long = "store", value_name = "URL", env = URL_VARIABLE, hide_env = true, hide_env_values = true)]
     urls: Vec<String>,
 }
 

@@ -2,14 +2,18 @@
 
 use lockkit_compare::{WorkerProgram, worker};
 
-use crate::exit::{Failure, Outcome};
+use crate::{
+    exit::{Failure, Outcome},
+    store::URL_VARIABLE,
+};
 
 /// The verb, which is for this program alone.
 pub(crate) const VERB: &str = "__worker";
 
 /// How a worker process is started.
 pub(crate) fn program() -> Result<WorkerProgram, Failure> {
-    Ok(WorkerProgram::this([VERB])?)
+    // Workers are told the URL on stdin, which is for nobody else to read.
+    Ok(WorkerProgram::this([VERB])?.without_variable(URL_VARIABLE))
 }
 
 /// Does one job and reports.

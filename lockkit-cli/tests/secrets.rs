@@ -156,6 +156,7 @@ fn what_is_wrong_is_said_all_the_same() {
         (&["ls", "--stroe=redis://:Xs3cr3tX@h"], "--store"),
         (&["ls", "--store", "Xs3cr3tX@host"], "redis://"),
         (&["lss"], "ls"),
+        (&["__worke"], "no such subcommand; lockkit --help"),
         (&["completions", "bush"], "bash"),
         (&["race", "--workers", "0"], "from 1 to 256"),
         (&["run", "--key", "k", "--ttl", "--", "true"], "--ttl"),
@@ -191,4 +192,49 @@ fn the_environment_is_not_shown() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkit"));
     let output = command.args(["race", "--help"]).env("LOCKKIT_STORE", "redis://:Xs3cr3tX@h").output().unwrap();
     assert!(!stdout(&output).contains("Xs3cr3tX"));
+}
+
+/// What each process that this one started was started with: its arguments, and its environment.
+#[cfg(target_os = "linux")]
+fn children(parent: u32) -> Vec<(String, String)> {
+    // Each thread has a list of those that it started.
+    let threads = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let list = lists.collect::<Vec<_>>().concat();
+    let read = |pid: &str, file| {
+        std::fs::read(format!("/proc/{pid}/{file}")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    };
+    list.split_whitespace().filter_map(|pid| read(pid, "cmdline").ok().zip(read(pid, "environ").ok())).collect()
+}
+
+/// Each program that is started is one more place where a password can be read.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_the_command_starts_for_itself_is_told_no_url() {
+    let redis = support::Redis::start_with(lockkit_testkit::servers::RedisOptions::default().password("Xs3cr3tX"));
+    for (args, verb, least) in [
+        (&["race", "--total", "100000000", "--workers", "3"][..], "__worker", 3),
+        (&["run", "--key", "k", "--", "sleep", "600"], "__watch", 1),
+    ] {
+        let mut command = redis.lockkit(args).stdout(std::process::Stdio::null()).spawn().unwrap();
+        let until = Instant::now() + support::PATIENCE;
+        let found = loop {
+            // Not those that are about to become what they are started as.
+            let found: Vec<_> = children(command.id()).into_iter().filter(|(args, _)| args.contains(verb)).collect();
+            if found.len() >= least {
+                break found;
+            }
+            assert!(Instant::now() < until, "no {verb} in {found:?}");
+            std::thread::yield_now();
+        };
+        command.kill().unwrap();
+        command.wait().unwrap();
+        for (args, environment) in found {
+            assert!(!args.to_lowercase().contains(PART), "{args}");
+            assert!(
+                environment.contains("PATH=") && !environment.to_lowercase().contains(PART),
+                "{args}: {environment}"
+            );
+        }
+    }
 }

@@ -45,7 +45,7 @@ pub(crate) async fn contest(
         };
         workers.push(Worker::start(program, Job::Contend(job), Some(url)).await?);
     }
-    let (_, answers) = start_together(&mut workers).await?;
+    let (_, answers) = start_together(workers).await?;
     let tallies = answers.into_iter().map(|answer| match answer {
         Answer::Contended(tally) => Ok(tally),
         other => Err(unexpected(&other)),
@@ -83,7 +83,7 @@ pub(crate) async fn hand_off(
     let lock = locker.lock(format!("{key}/hand-off")).ttl(TTL);
     let job = Job::Take { key: format!("{key}/hand-off") };
     let mut other = Worker::start(program, job, Some(url)).await?;
-    other.hear().await?;
+    other.hear_soon().await?;
     let mut sum = HandOff { latencies: Latencies::new(), idle_round_trips: Latencies::new() };
     // The first goes are warm-up: the waiter subscribes for the first time.
     for _ in 0..3 {
@@ -96,7 +96,7 @@ pub(crate) async fn hand_off(
         done += 1;
     }
     other.tell(&false).await?;
-    other.hear().await?;
+    other.hear_soon().await?;
     Ok(sum)
 }
 
@@ -106,7 +106,7 @@ async fn hand_off_once(lock: &Lock, other: &mut Worker) -> Result<Duration> {
     await_waiter(lock).await?;
     let sent = SystemClock.now();
     let _ = guard.release().await?;
-    match other.hear().await? {
+    match other.hear_soon().await? {
         Answer::Took { at } => Ok(Moment::from_nanos(at).since(sent)),
         answer => Err(unexpected(&answer)),
     }
@@ -143,8 +143,8 @@ async fn await_waiter(lock: &Lock) -> Result<()> {
 pub(crate) async fn leases(program: &WorkerProgram, url: &str, key: &str, plan: &Plan) -> Result<Held> {
     let (leases, ttl) = (plan.leases, plan.lease_ttl);
     let job = Job::Hold(Hold { key: format!("{key}/held"), leases, ttl });
-    let mut workers = [Worker::start(program, job, Some(url)).await?];
-    let (_, answers) = start_together(&mut workers).await?;
+    let workers = vec![Worker::start(program, job, Some(url)).await?];
+    let (_, answers) = start_together(workers).await?;
     match &answers[..] {
         [Answer::Held(cost)] => Ok(Held { leases, ttl, cost: *cost }),
         others => Err(others.first().map_or_else(|| Error::internal("no worker answered"), unexpected)),

@@ -135,7 +135,7 @@ impl Race {
             let times = share(self.total, self.workers, index);
             workers.push(worker(program, &path, &key, times, scheme).await?);
         }
-        let (start, answers) = start_together(&mut workers).await?;
+        let (start, answers) = start_together(workers).await?;
         let mut took = Duration::ZERO;
         for answer in &answers {
             let Answer::Counted { at } = answer else { return Err(unexpected(answer)) };

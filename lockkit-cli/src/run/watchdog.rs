@@ -21,7 +21,10 @@ use rustix::{
 };
 
 use super::{nest, plan::Plan, targets::Targets, work::this_program};
-use crate::exit::{Failure, Outcome};
+use crate::{
+    exit::{Failure, Outcome},
+    store::URL_VARIABLE,
+};
 
 /// The hidden subcommand.
 pub(crate) const VERB: &str = "__watch";
@@ -55,6 +58,8 @@ impl Watchdog {
         command.arg(VERB).arg(run);
         // A run around this one must not take it for a part of its CMD: it has to outlive that.
         command.env_remove(nest::HELD).env_remove(nest::RUNS);
+        // It asks no store.
+        command.env_remove(URL_VARIABLE);
         // It must not die of the Ctrl-C that is meant for CMD, nor keep open what somebody reads CMD's output from.
         command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn()?;
