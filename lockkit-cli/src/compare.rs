@@ -1,7 +1,9 @@
 //! `lockkit compare`: the same measures on every store, side by side.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -10,10 +12,11 @@ use std::{
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lockkit_compare::{Comparison, Effort, Options, Progress, Report, Verdict};
+use tempfile::NamedTempFile;
 
 use crate::{
     duration,
-    exit::{Failure, Outcome, USAGE, VIOLATED, say},
+    exit::{Failure, LOST, Outcome, USAGE, VIOLATED, say},
     interrupt::block_on,
     show::print,
     store,
@@ -50,8 +53,6 @@ pub(crate) fn run(args: Args) -> Outcome {
 }
 
 async fn compare(args: Args) -> Outcome {
-    // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
-    fs::create_dir_all(&args.out).map_err(no_out)?;
     if cfg!(debug_assertions) {
         say("this is a debug build: its numbers say little about a release build");
     }
@@ -60,13 +61,17 @@ async fn compare(args: Args) -> Outcome {
         .compliance(!args.no_compliance)
         .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
     let comparison = Comparison::prepare(args.stores.targets().await?.with_memory(), options).await?;
+    // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
+    let files = Files::prepare(&args.out).map_err(|error| {
+        Failure::new(USAGE, format!("can't write comparison.json and comparison.md to the directory of --out: {error}"))
+    })?;
     let stores: Vec<_> = comparison.stores().collect();
     say(&format!("comparing {}; this takes about {} s", stores.join(", "), comparison.about().as_secs()));
     let bar = progress_bar(comparison.about());
     let measured = comparison.run(&worker::program()?, Arc::new(Bar(bar.clone()))).await;
     bar.finish_and_clear();
     let report = measured?;
-    publish(&report, &args.out)?;
+    publish(&report, files, &args.out)?;
     match report.verdict {
         Verdict::Sound => Ok(0),
         Verdict::Unmeasured { ref error, .. } => {
@@ -76,18 +81,44 @@ async fn compare(args: Args) -> Outcome {
     }
 }
 
-fn publish(report: &Report, out: &Path) -> Result<(), Failure> {
-    let write = |name: &str, text: String| fs::write(out.join(name), text).map_err(no_out);
-    write("comparison.json", format!("{}\n", report.as_json()))?;
-    write("comparison.md", report.as_markdown())?;
-    print(|stdout| {
-        writeln!(stdout, "{}", report.as_text())?;
-        writeln!(stdout, "Written: {0}/comparison.md and {0}/comparison.json", out.display())
-    })
+/// Prints the report, and then writes its files: what took minutes to measure is not lost if they can't be written.
+fn publish(report: &Report, files: Files, out: &Path) -> Result<(), Failure> {
+    print(|stdout| writeln!(stdout, "{}", report.as_text()))?;
+    files.write(report).map_err(|error| Failure::new(LOST, format!("could not write the files of --out: {error}")))?;
+    print(|stdout| writeln!(stdout, "Written: {0}/comparison.md and {0}/comparison.json", out.display()))
 }
 
-fn no_out(error: io::Error) -> Failure {
-    Failure::new(USAGE, format!("can't write to the directory of --out: {error}"))
+/// The files of the report, in the making. Those of an earlier report stay until these are whole.
+struct Files {
+    json: (NamedTempFile, PathBuf),
+    markdown: (NamedTempFile, PathBuf),
+}
+
+impl Files {
+    /// Makes the directory, and shows that both files can be written.
+    fn prepare(out: &Path) -> io::Result<Self> {
+        fs::create_dir_all(out)?;
+        let prepare = |name: &str| {
+            let path = out.join(name);
+            if path.is_dir() {
+                return Err(io::Error::new(io::ErrorKind::IsADirectory, format!("{name} is a directory")));
+            }
+            // For all whom the user's mask lets read it, as with any file.
+            let mut file = tempfile::Builder::new();
+            file.prefix(".comparison-").permissions(fs::Permissions::from_mode(0o666));
+            Ok((file.tempfile_in(out)?, path))
+        };
+        Ok(Self { json: prepare("comparison.json")?, markdown: prepare("comparison.md")? })
+    }
+
+    fn write(self, report: &Report) -> io::Result<()> {
+        let write = |(mut file, path): (NamedTempFile, PathBuf), text: String| {
+            file.write_all(text.as_bytes())?;
+            file.persist(path).map(drop).map_err(|error| error.error)
+        };
+        write(self.json, format!("{}\n", report.as_json()))?;
+        write(self.markdown, report.as_markdown())
+    }
 }
 
 struct Bar(ProgressBar);

@@ -65,6 +65,34 @@ fn bad_input_costs_no_time() {
     let output = compare(dir.path(), &["--store", "memory:"]);
     assert_eq!(output.status.code(), Some(64), "{output:?}");
     let dir = tempfile::tempdir().unwrap();
-    let output = compare(dir.path(), &["--store", "redis://127.0.0.1:1"]);
-    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    fs::create_dir_all(dir.path().join("out/comparison.md")).unwrap();
+    let output = compare(dir.path(), &["--store", "memory:"]);
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("comparison.md is a directory"), "{output:?}");
+    let dir = tempfile::tempdir().unwrap();
+    for (url, code) in [("redis://127.0.0.1:1", 69), ("bogus://h", 64)] {
+        let output = compare(dir.path(), &["--store", url]);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(!dir.path().join("out").exists(), "nothing was measured: {output:?}");
+    }
+}
+
+#[test]
+fn files_that_can_not_be_written_in_the_end_cost_nobody_the_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let measuring = std::thread::spawn({
+        let dir = dir.path().to_owned();
+        move || compare(&dir, &["--store", "memory:"])
+    });
+    while !fs::read_dir(&out).is_ok_and(|entries| entries.count() == 2) {
+        assert!(!measuring.is_finished(), "{:?}", measuring.join());
+        std::thread::yield_now();
+    }
+    fs::remove_dir_all(&out).unwrap();
+    let output = measuring.join().unwrap();
+    assert_eq!(output.status.code(), Some(74), "{output:?}");
+    let (table, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(table.contains("acquire + release"), "{table}");
+    assert!(why.contains("could not write the files of --out"), "{why}");
 }

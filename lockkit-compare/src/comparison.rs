@@ -1,13 +1,14 @@
 //! All measures on all stores, in turns.
 
 use std::{
+    collections::HashMap,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use lockkit::{HandOver, LockStore, Locker, Token};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::{
     backend::backend,
@@ -56,7 +57,7 @@ pub struct Comparison {
 pub trait Progress: Send + Sync + 'static {
     /// This is being measured on this store now.
     fn begins(&self, store: &str, measure: &str);
-    /// So much of the [time that it takes](Comparison::about) is over.
+    /// A part of the [time that the comparison takes](Comparison::about) is over.
     fn advances(&self, by: Duration);
 }
 
@@ -114,7 +115,7 @@ impl Comparison {
             }
         }
         if self.plan.compliance {
-            self.check_all(&progress).await?;
+            self.check_all(&progress).await;
         } else {
             for contestant in &mut self.contestants {
                 contestant.results.absent.insert(Step::Compliance, Absence::Inapplicable("compliance was left out"));
@@ -125,28 +126,27 @@ impl Comparison {
     }
 
     /// Runs the compliance suite on all stores at once.
-    async fn check_all(&mut self, progress: &Arc<dyn Progress>) -> Result<()> {
+    async fn check_all(&mut self, progress: &Arc<dyn Progress>) {
         let cases = self.contestants.len() * lockkit_testkit::cases::all().len();
         let each = self.plan.about(Step::Compliance) / u32::try_from(cases).unwrap_or(u32::MAX).max(1);
-        let mut running = JoinSet::new();
+        let (mut running, mut indices) = (JoinSet::new(), HashMap::new());
         for (index, contestant) in self.contestants.iter().enumerate() {
             let (target, progress) = (&contestant.target, Arc::clone(progress));
-            let (backend, name) =
-                (backend(target.name(), target.url(), target.is_in_process()), target.name().to_owned());
+            let backend = backend(target.name(), target.url(), target.is_in_process());
             let under = format!("{}/", contestant.key);
-            running.spawn(async move {
-                let done = |case: &str| {
-                    progress.begins(&name, case);
-                    progress.advances(each);
-                };
-                (index, compliance(backend, &under, done).await)
-            });
+            progress.begins(target.name(), Step::Compliance.title());
+            let checking = running.spawn(async move { compliance(backend, &under, || progress.advances(each)).await });
+            indices.insert(checking.id(), index);
         }
-        while let Some(ended) = running.join_next().await {
-            let (index, counts) = ended?;
-            self.contestants[index].results.compliance = Some(counts);
+        while let Some(ended) = running.join_next_with_id().await {
+            let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+            let results = &mut self.contestants[indices[&id]].results;
+            match ended {
+                Ok((_, counts)) => results.compliance = Some(counts),
+                // A panic on one store takes nothing from what the others showed.
+                Err(error) => _ = results.absent.insert(Step::Compliance, Absence::Failed(error.into())),
+            }
         }
-        Ok(())
     }
 }
 
@@ -183,6 +183,11 @@ impl Contestant {
         }
         if self.target.is_in_process() && matches!(step, Step::Processes | Step::HandOff) {
             let why = "it is inside one process, and no other can share it";
+            self.results.absent.insert(step, Absence::Inapplicable(why));
+            return;
+        }
+        if step == Step::Leases && !cfg!(target_os = "linux") {
+            let why = "the memory of a process is read from /proc, which this system does not have";
             self.results.absent.insert(step, Absence::Inapplicable(why));
             return;
         }

@@ -6,8 +6,8 @@
 
 use std::{
     fmt::{self, Write as _},
-    io::Write as _,
-    process::{Command, Stdio},
+    io::{self, Read as _, Write as _},
+    process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -29,7 +29,8 @@ const TURN: Duration = Duration::from_secs(3);
 #[derive(Clone)]
 pub struct Contestant {
     name: String,
-    command: Vec<String>,
+    program: String,
+    args: Vec<String>,
 }
 
 impl fmt::Debug for Contestant {
@@ -40,9 +41,14 @@ impl fmt::Debug for Contestant {
 }
 
 impl Contestant {
-    /// A command, the program first.
-    pub fn new(name: impl Into<String>, command: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self { name: name.into(), command: command.into_iter().map(Into::into).collect() }
+    /// A program with these arguments. What is among the arguments can be read by all users of the machine.
+    pub fn new<'a>(
+        name: impl Into<String>,
+        program: impl Into<String>,
+        args: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let args = args.into_iter().map(str::to_owned).collect();
+        Self { name: name.into(), program: program.into(), args }
     }
 
     /// This program, with these arguments.
@@ -51,7 +57,7 @@ impl Contestant {
     /// The system does not tell where this program is.
     pub fn this<'a>(name: impl Into<String>, args: impl IntoIterator<Item = &'a str>) -> Result<Self, BoxError> {
         let program = std::env::current_exe()?.to_str().ok_or("a path in UTF-8")?.to_owned();
-        Ok(Self::new(name, std::iter::once(program).chain(args.into_iter().map(str::to_owned))))
+        Ok(Self::new(name, program, args))
     }
 }
 
@@ -149,7 +155,7 @@ pub fn compete(contestants: &[Contestant], rounds: usize) -> Result<Scores, BoxE
             let which = (step + round) % contestants.len();
             let hot = run(&contestants[which], PROCESSES, Duration::ZERO)?;
             let paired = run(&contestants[which], 2, HOLD)?;
-            let turns = paired.passed().count() as f64 / (paired.grants.len() - 1).max(1) as f64;
+            let turns = paired.passed().count() as f64 / paired.grants.len().saturating_sub(1).max(1) as f64;
             let (rate, fairness) = (hot.rate(), hot.fairness());
             scores[which].push(Score { rate, fairness, turns, hand_off: paired.hand_off() });
         }
@@ -199,19 +205,19 @@ struct Grant {
 
 fn run(contestant: &Contestant, processes: usize, hold: Duration) -> Result<Grants, BoxError> {
     let workers = (0..processes).map(|_| {
-        let mut command = Command::new(&contestant.command[0]);
-        command.args(&contestant.command[1..]).arg(hold.as_micros().to_string()).arg(TURN.as_millis().to_string());
-        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()
+        let mut command = Command::new(&contestant.program);
+        command.args(&contestant.args).arg(hold.as_micros().to_string()).arg(TURN.as_millis().to_string());
+        command.stdout(Stdio::piped()).spawn().map(Process)
     });
     let mut grants = Vec::new();
     let (mut begin, mut end) = (0, u64::MAX);
     // None writes before it is done, so that they may be heard one by one.
-    for (process, worker) in workers.collect::<Result<Vec<_>, _>>()?.into_iter().enumerate() {
-        let output = worker.wait_with_output()?;
-        if !output.status.success() {
-            return Err(format!("a process of {} failed: {}", contestant.name, output.status).into());
+    for (process, mut worker) in workers.collect::<Result<Vec<_>, _>>()?.into_iter().enumerate() {
+        let (printed, status) = worker.end()?;
+        if !status.success() {
+            return Err(format!("a process of {} failed: {status}", contestant.name).into());
         }
-        let times = parse(&String::from_utf8(output.stdout)?, process)?;
+        let times = parse(&printed, process)?;
         let (Some(first), Some(last)) = (times.first(), times.last()) else {
             return Err(format!("a process of {} never got the lock", contestant.name).into());
         };
@@ -222,6 +228,28 @@ fn run(contestant: &Contestant, processes: usize, hold: Duration) -> Result<Gran
     grants.retain(|grant| grant.had >= begin && grant.gave <= end);
     grants.sort_unstable_by_key(|grant| grant.had);
     Ok(Grants { grants, processes })
+}
+
+/// A process that takes its turn. Dropping it kills it: those of a contestant of which one failed are of no use.
+struct Process(Child);
+
+impl Process {
+    /// What it printed, and how it ended.
+    fn end(&mut self) -> io::Result<(String, ExitStatus)> {
+        let mut printed = String::new();
+        if let Some(stdout) = &mut self.0.stdout {
+            stdout.read_to_string(&mut printed)?;
+        }
+        Ok((printed, self.0.wait()?))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Nothing can be done about an error here, and one that has ended is not there to be killed.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
 }
 
 fn parse(text: &str, process: usize) -> Result<Vec<Grant>, BoxError> {
@@ -236,7 +264,7 @@ fn parse(text: &str, process: usize) -> Result<Vec<Grant>, BoxError> {
 impl Grants {
     fn rate(&self) -> f64 {
         let (Some(first), Some(last)) = (self.grants.first(), self.grants.last()) else { return 0.0 };
-        (self.grants.len() - 1) as f64 * 1e9 / (last.had - first.had) as f64
+        (self.grants.len() - 1) as f64 * 1e9 / (last.had - first.had).max(1) as f64
     }
 
     fn fairness(&self) -> f64 {

@@ -101,10 +101,18 @@ impl Results {
         sum.get_or_insert_with(Latencies::new).merge(round);
     }
 
+    /// Whether there was a contest, in which critical sections could have overlapped.
+    pub(crate) fn was_contested(&self) -> bool {
+        self.contests().next().is_some()
+    }
+
     /// All that must never happen and did.
     pub(crate) fn violations(&self) -> u64 {
-        let contests = [&self.handed_over, &self.not_handed_over, &self.processes];
-        contests.into_iter().flatten().map(|contest| contest.violations).sum()
+        self.contests().map(|contest| contest.violations).sum()
+    }
+
+    fn contests(&self) -> impl Iterator<Item = &Contest> {
+        [&self.handed_over, &self.not_handed_over, &self.processes].into_iter().flatten()
     }
 }
 

@@ -88,6 +88,6 @@ fn curator(servers: &str) -> Result<(tempfile::TempDir, Contestant), BoxError> {
     if !compiled.success() {
         return Err("javac failed".into());
     }
-    let command = ["java", "-cp", &classes, "CuratorHot", servers, "/lockkit/hot-curator"];
-    Ok((directory, Contestant::new("Curator", command)))
+    let args = ["-cp", &classes, "CuratorHot", servers, "/lockkit/hot-curator"];
+    Ok((directory, Contestant::new("Curator", "java", args)))
 }

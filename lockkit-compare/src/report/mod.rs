@@ -258,10 +258,14 @@ impl Report {
         for row in &self.rows {
             for (store, cell) in self.stores.iter().zip(&row.cells) {
                 let Cell::Absent(Some(why)) = cell else { continue };
-                match notes.iter_mut().find(|(text, _)| *text == why.text()) {
+                let why = match why {
+                    Absence::Inapplicable(_) => why.text(),
+                    Absence::Failed(_) => format!("{}: {}", row.measure, why.text()),
+                };
+                match notes.iter_mut().find(|(text, _)| *text == why) {
                     Some((_, stores)) if stores.contains(&store.as_str()) => {}
                     Some((_, stores)) => stores.push(store),
-                    None => notes.push((why.text(), vec![store])),
+                    None => notes.push((why, vec![store])),
                 }
             }
         }
@@ -306,7 +310,7 @@ different reports: machines differ by more than stores do.
 
 - **Bare round trip**: `inspect` of one free lock. What a store needs for one question, to measure the rest by.
 - **Acquire + release**: one task, one lock, nobody else.
-- **Keys**: one task for each key, all over one connection.
+- **Keys**: one task for each key, all with one store, which has as many connections as it thinks right.
 - **Hot lock**: tasks that take the same lock as often as they can. In one process, a release hands the lease to the
   next task without asking the store, up to 64 times or 50 ms in a row; the second rate is without that. Over
   processes, each has a runtime of one thread, and each holder reads, changes and writes back a number in a file.
@@ -370,7 +374,10 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
         assert!(text.contains("154 321") && text.contains("failed"), "{text}");
         assert!(text.contains("memory: inside one process"), "{text}");
-        assert!(text.contains("redis 7: gone") && text.contains("no valkey-server"), "{text}");
+        assert!(
+            text.contains("redis 7: hand-off between processes: gone") && text.contains("no valkey-server"),
+            "{text}"
+        );
     }
 
     #[test]

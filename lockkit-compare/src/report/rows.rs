@@ -19,6 +19,8 @@ pub struct Row {
     pub unit: &'static str,
     /// Which numbers are better.
     pub better: Better,
+    /// The measure that it comes from, as the [progress](crate::Progress) names it.
+    pub measure: &'static str,
     /// One for each store, in the order of [`Report::stores`](super::Report::stores).
     pub cells: Vec<Cell>,
 }
@@ -66,7 +68,7 @@ fn capabilities(sheet: &mut Sheet<'_>) {
     });
     sheet.group("Guarantees", Step::HandedOver);
     sheet.number("violations", "overlaps seen in all contests below", "", Better::Lower, |store| {
-        Some(store.violations() as f64)
+        store.was_contested().then(|| store.violations() as f64)
     });
 }
 
@@ -122,12 +124,16 @@ fn hand_off(sheet: &mut Sheet<'_>) {
     sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
         ratio(store.hand_off.as_ref(), store.round_trip.as_ref())
     });
-    sheet.number("idle_round_trip_p50", "bare round trip after a like pause, p50", "µs", Better::Neither, |store| {
+    sheet.number("idle_round_trip_p50", "bare round trip after the same pause, p50", "µs", Better::Neither, |store| {
         store.idle_round_trip.as_ref()?.micros(0.5)
     });
-    sheet.number("hand_off_idle_round_trips", "release to acquired, p50", "such trips", Better::Lower, |store| {
-        ratio(store.hand_off.as_ref(), store.idle_round_trip.as_ref())
-    });
+    sheet.number(
+        "hand_off_idle_round_trips",
+        "release to acquired, p50",
+        "of these round trips",
+        Better::Lower,
+        |store| ratio(store.hand_off.as_ref(), store.idle_round_trip.as_ref()),
+    );
 }
 
 fn held(sheet: &mut Sheet<'_>, plan: &Plan) {
@@ -189,7 +195,7 @@ impl Sheet<'_> {
         let step = self.step;
         let absent = |store: &Results| Cell::Absent(store.absent.get(&step).cloned());
         let cells = self.stores.iter().map(|store| cell(store).unwrap_or_else(|| absent(store))).collect();
-        self.rows.push(Row { id, group: self.group.clone(), title, unit, better, cells });
+        self.rows.push(Row { id, group: self.group.clone(), title, unit, better, measure: step.title(), cells });
     }
 }
 
@@ -218,5 +224,13 @@ mod tests {
         assert_eq!(cell("processes"), Some(Cell::Absent(Some(reason))));
         assert_eq!(cell("hot_handed_over"), Some(Cell::Number(5.0)));
         assert_eq!(cell("hand_off_p50"), Some(Cell::Absent(None)));
+        assert_eq!(cell("violations"), Some(Cell::Number(0.0)));
+    }
+
+    #[test]
+    fn where_nothing_was_contested_no_overlap_is_denied() {
+        let rows = rows(&[Results::default()], &Plan::new(Options::default()));
+        let overlaps = rows.iter().find(|row| row.id == "violations").expect("row");
+        assert_eq!(overlaps.cells[0], Cell::Absent(None));
     }
 }
