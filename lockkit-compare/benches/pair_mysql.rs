@@ -1,7 +1,7 @@
 //! Acquire and release, in pairs: this store against the same server through the driver alone; and what renewals cost.
 //!
 //! The server is private, and writes each commit to the disk, unless `relaxed` leaves that to the operating system: then the
-//! disk's moods are out of the way, and every microsecond of ours shows.
+//! disk does not hide what the store itself costs.
 //! `cargo bench -p lockkit-compare --bench pair_mysql -- [rounds] [mysql] [relaxed]`
 
 use std::{
@@ -34,7 +34,7 @@ const TAKE: &str = "UPDATE bare SET token = ?, expires = UTC_TIMESTAMP(6) + INTE
      WHERE resource_name = ? AND (expires IS NULL OR expires <= UTC_TIMESTAMP(6))";
 const GIVE: &str = "UPDATE bare SET token = NULL, expires = NULL WHERE resource_name = ? AND token = ?";
 
-/// What this store sends.
+/// What this store sends, without the number by which it knows the answer.
 const ACQUIRE: &str = "UPDATE resource_lock SET fence = LAST_INSERT_ID(GREATEST(fence_last + 1, ?, \
      TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))), span = ?, fence_last = fence + span - 1, token = ?, \
      node_info = ?, `count` = 1, expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, version = version + 1, \

@@ -17,7 +17,7 @@ use redis::{AsyncConnectionConfig, IntoConnectionInfo, aio::MultiplexedConnectio
 
 use crate::support::Pair;
 
-/// What this store sends.
+/// What this store sends, without the numbers by which it knows the answers.
 const SCRIPT: &str = include_str!("../../lockkit-redis/src/wire/scripts/batch.lua");
 const RENEWED: usize = 20_000;
 const RENEWALS: usize = 10;

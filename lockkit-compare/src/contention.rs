@@ -1,4 +1,4 @@
-//! Tasks that want one lock as often as they can get it.
+//! Tasks that take and release one lock again and again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     ledger::Ledger,
 };
 
-/// When what happens is counted. Before it the tasks warm up.
+/// The time in which acquisitions are counted. Before it the tasks warm up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) from: Moment,

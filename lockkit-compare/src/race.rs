@@ -100,7 +100,7 @@ impl Race {
             if self.workers == 1 { "1 process adds".into() } else { format!("{} processes add", self.workers) };
         format!(
             "{processes} one to a number in a file, {} times together.\n\n{}\n\n{}",
-            self.total,
+            grouped(self.total as f64),
             table.trim_fmt(),
             verdict(&self.scores)
         )

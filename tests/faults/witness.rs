@@ -57,7 +57,7 @@ impl Arena {
         Ok(seconds - now.as_secs() as i64)
     }
 
-    /// The same as soon as it is as expected, or what it is after a while. Valkey answers with a time that it read before, and
+    /// Asks until the server's clock is ahead as expected, and for no longer than a bound; returns the last answer. Valkey answers with a time that it read before, and
     /// on a busy machine that may be from before its clock was moved.
     pub(crate) async fn ahead_once(&self, is_expected: impl Fn(i64) -> bool) -> Result<i64, Trouble> {
         let asked = Instant::now();

@@ -1,4 +1,4 @@
-//! What a worker process does all day.
+//! A worker process: its tasks, and how it ends.
 
 use std::{
     io,
