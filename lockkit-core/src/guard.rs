@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    Error, ErrorKind, Fence, LockKey, LossReason, LossSignal, Result,
+    Error, ErrorKind, Fence, LockKey, LossReason, LossSignal, Result, Token,
     engine::{Engine, Lease, Phase},
 };
 
@@ -70,7 +70,7 @@ impl Guard {
 
     /// The token that proves ownership to the store. For tools; whoever has it can end the lease.
     #[must_use]
-    pub fn token(&self) -> crate::Token {
+    pub fn token(&self) -> Token {
         self.lease.claim.token
     }
 
@@ -203,6 +203,19 @@ impl Guard {
         self.ended = true;
         let outcome = self.engine.release(&self.lease).await;
         outcome.ok().flatten().map(|reason| self.lost_error(reason))
+    }
+
+    /// Lets go of the lease without ending it: nobody renews it any more, and the store keeps it until its ttl is over. With
+    /// the token, [`Lock::resume`](crate::Lock::resume) takes it up again before that, here or in another process, while no
+    /// other client can get in between: to restart a service, or to hand work over to the next stage.
+    ///
+    /// # Errors
+    /// `Unsupported` where leases end with the session; `Lost` if the lease was lost; `InvalidInput` while the
+    /// [owner](crate::Owner) has other guards of it. This hold is ended then, as by dropping it.
+    pub fn detach(mut self) -> Result<Token> {
+        let token = self.engine.detach(&self.lease)?;
+        self.ended = true;
+        Ok(token)
     }
 
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.

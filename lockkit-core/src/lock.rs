@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
-    Fence, Guard, KeyState, LockKey, Mode, Order, Owner, Query, Result,
+    Claim, Fence, Guard, KeyState, LockKey, Mode, Order, Owner, Query, Result, Token,
     engine::{Ask, Engine, Limit, Terms},
 };
 
@@ -16,6 +16,8 @@ pub struct Lock {
     mode: Mode,
     order: Order,
     terms: Terms,
+    /// Whether the ttl was asked for.
+    ttl_is_set: bool,
     owner: Option<Owner>,
 }
 
@@ -25,13 +27,13 @@ impl Lock {
 
     pub(crate) fn new(engine: Arc<Engine>, name: &str, mode: Mode) -> Self {
         let terms = Terms { ttl: Self::DEFAULT_TTL, renew: true, max_hold: None };
-        Self { engine, key: LockKey::new(name), mode, order: Order::Any, terms, owner: None }
+        Self { engine, key: LockKey::new(name), mode, order: Order::Any, terms, ttl_is_set: false, owner: None }
     }
 
     /// How long a lease lasts when it is not renewed; how long others wait after this process crashed. Stores that
     /// end leases by session ignore it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.terms.ttl = ttl;
+        (self.terms.ttl, self.ttl_is_set) = (ttl, true);
         self
     }
 
@@ -135,6 +137,44 @@ impl Lock {
         self.get(limit).await
     }
 
+    /// Takes up the lease that this token holds, after a crash of its holder or after [`Guard::detach`]; `None` if the token
+    /// does not hold the lock any more.
+    ///
+    /// The lease is renewed with this lock's ttl and gets a new fence, above that of the former holder: what that one still
+    /// sends to a resource that checks fences is refused. A former holder that still runs learns nothing of it. **Only one
+    /// may take up a lease**: a second one with the same token would hold the lock at the same time. The store goes on
+    /// showing the name of the former holder.
+    ///
+    /// ```
+    /// # use lockkit_core::{Locker, MemoryStore};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> lockkit_core::Result<()> {
+    /// # let locker = Locker::new(MemoryStore::new());
+    /// let lock = locker.lock("migration");
+    /// let before = lock.acquire().await?;
+    /// let fence = before.fence();
+    /// let saved = before.detach()?.reveal(); // To a file, or to the next process.
+    ///
+    /// let after = lock.resume(saved.parse()?).await?.expect("the ttl is not over");
+    /// assert!(after.fence() > fence);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `Unsupported` where leases end with the session; else those of [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Cancellation
+    /// The lease may have been renewed, for one ttl, and its fence raised.
+    pub async fn resume(&self, token: Token) -> Result<Option<Guard>> {
+        let claim = Claim { key: self.key.clone()?, token, mode: self.mode };
+        let Some(lease) = self.engine.resume(claim, self.terms).await? else { return Ok(None) };
+        if let Some(owner) = &self.owner {
+            owner.adopt(&lease);
+        }
+        Ok(Some(Guard::new(Arc::clone(&self.engine), lease)))
+    }
+
     /// Reads who holds the lock.
     ///
     /// # Errors
@@ -147,7 +187,7 @@ impl Lock {
 
     async fn get(&self, limit: Limit) -> Result<Option<Guard>> {
         let (key, mode, order, terms) = (self.key.clone()?, self.mode, self.order, self.terms);
-        let ask = Ask { key, mode, order, terms, failing_since: None };
+        let ask = Ask { key, mode, order, terms, ttl_is_set: self.ttl_is_set, failing_since: None };
         let lease = match &self.owner {
             None => self.engine.acquire(&ask, limit).await?,
             Some(owner) => owner.acquire(&self.engine, &ask, limit).await?,

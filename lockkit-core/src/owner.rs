@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
-    Error, ErrorKind, Lock, LockKey, Locker, LossReason, Moment, Result,
+    Error, ErrorKind, Liveness, Lock, LockKey, Locker, LossReason, Moment, Result,
     engine::{Ask, Engine, Lease, Limit, Phase},
 };
 
@@ -17,6 +17,9 @@ use crate::{
 /// Identity is this value and its clones, never a thread or a task: tasks move between threads, and two tasks may
 /// share one. A nested acquisition renews the lease, which checks that it is still held, keeps its fence, and shows
 /// the new count in the store. The lock is free when the last guard of the owner is gone, in whatever order they go.
+///
+/// All guards of an owner share one lease, with the ttl, the renewal and the [`max_hold`](Lock::max_hold) of the first
+/// acquisition. A nested acquisition that asks for others is refused as `InvalidInput`; one that sets none takes these.
 ///
 /// One owner used by two tasks gives **no** exclusion between them: that is what reentrancy means.
 ///
@@ -67,7 +70,7 @@ impl Owner {
     pub(crate) async fn acquire(&self, engine: &Arc<Engine>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
         engine.check_open()?;
         let (slot, start) = (self.slot(&ask.key), engine.now());
-        if let Some(nested) = slot.nest(engine).await? {
+        if let Some(nested) = slot.nest(engine, ask).await? {
             return Ok(Some(nested));
         }
         let gate = match limit.left(start) {
@@ -79,7 +82,7 @@ impl Owner {
             // That another task of this owner is asking says nothing about the lock (rule R6).
             return Ok(slot.keep(engine.acquire(ask, limit).await?));
         };
-        if let Some(nested) = slot.nest(engine).await? {
+        if let Some(nested) = slot.nest(engine, ask).await? {
             return Ok(Some(nested));
         }
         // Those who waited at the gate were patient with the store together.
@@ -99,6 +102,11 @@ impl Owner {
         Ok(slot.keep(answer?))
     }
 
+    /// Makes a lease this owner's, for its acquisitions to nest in.
+    pub(crate) fn adopt(&self, lease: &Arc<Lease>) {
+        *self.slot(&lease.claim.key).lease() = Arc::downgrade(lease);
+    }
+
     fn slot(&self, key: &LockKey) -> Arc<Slot> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.by_key.len() >= held.tidy_at && !held.by_key.contains_key(key) {
@@ -112,10 +120,10 @@ impl Owner {
 
 impl Slot {
     /// Adds a hold to the lease that there is, if there is one.
-    async fn nest(&self, engine: &Arc<Engine>) -> Result<Option<Arc<Lease>>> {
+    async fn nest(&self, engine: &Arc<Engine>, ask: &Ask) -> Result<Option<Arc<Lease>>> {
         let lease = self.lease().upgrade();
         match lease {
-            Some(lease) => nest(engine, &lease).await,
+            Some(lease) => nest(engine, &lease, ask).await,
             None => Ok(None),
         }
     }
@@ -133,7 +141,7 @@ impl Slot {
 }
 
 /// Adds a hold to a lease; `None` if it was released in the meantime.
-async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Result<Option<Arc<Lease>>> {
+async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask) -> Result<Option<Arc<Lease>>> {
     engine.look(lease);
     {
         let mut state = lease.state();
@@ -144,16 +152,13 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Result<Option<Arc<Lea
                 return Err(lost(engine, lease, reason));
             }
             Phase::Lost(_) | Phase::Released => return Ok(None),
-            Phase::Held | Phase::Suspect => {}
+            Phase::Held | Phase::Suspect => honour(engine, lease, ask)?,
         }
         // Counted before it is sent, so that the last other guard can't end the lease under us.
-        state.depth = state.depth.checked_add(1).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidInput, "the lock is nested too deeply").at(
-                "acquire",
-                Some(&lease.claim.key),
-                &engine.store.info().name,
-            )
-        })?;
+        state.depth = state
+            .depth
+            .checked_add(1)
+            .ok_or_else(|| refused(engine, lease, "the lock is nested too deeply".to_owned()))?;
     }
     let hold = Counted { engine, lease: Some(lease) };
     if let Some(reason) = engine.renew_now(lease).await? {
@@ -164,6 +169,30 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>) -> Result<Option<Arc<Lea
         Phase::Lost(reason) => Err(lost(engine, lease, reason)),
         Phase::Held | Phase::Suspect | Phase::Released => Ok(hold.keep()),
     }
+}
+
+/// Refuses what the lease that there is can't give: all guards of an owner share it. What was not asked for is taken as it is.
+fn honour(engine: &Engine, lease: &Lease, ask: &Ask) -> Result<()> {
+    let (has, wants) = (lease.terms, ask.terms);
+    let by_ttl = matches!(engine.store.info().capability.liveness, Liveness::Ttl { .. });
+    let message = if ask.ttl_is_set && by_ttl && wants.ttl != has.ttl {
+        format!("the owner holds the lock with a ttl of {:?}: a nested acquisition can't have {:?}", has.ttl, wants.ttl)
+    } else if wants.renew && !has.renew {
+        "the owner holds the lock without renewal: a nested acquisition can't have it renewed".to_owned()
+    } else if has.renew && !wants.renew {
+        "the owner holds the lock with renewal: a nested acquisition can't do without".to_owned()
+    } else if let Some(wanted) = wants.max_hold.filter(|_| wants.max_hold != has.max_hold) {
+        format!(
+            "the owner holds the lock with another max_hold than {wanted:?}, which a nested acquisition can't change"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(refused(engine, lease, message))
+}
+
+fn refused(engine: &Engine, lease: &Lease, message: String) -> Error {
+    Error::new(ErrorKind::InvalidInput, message).at("acquire", Some(&lease.claim.key), &engine.store.info().name)
 }
 
 /// A hold that was counted; given back when dropped.

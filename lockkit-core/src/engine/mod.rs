@@ -14,6 +14,7 @@ mod local;
 mod poll;
 mod reaper;
 mod renew;
+mod resume;
 mod turn;
 mod wait;
 

@@ -32,6 +32,8 @@ pub(crate) struct Ask {
     pub(crate) mode: Mode,
     pub(crate) order: Order,
     pub(crate) terms: Terms,
+    /// Whether the ttl was asked for, and is no default.
+    pub(crate) ttl_is_set: bool,
     /// Since when others got nothing but errors while the caller waited for them.
     pub(crate) failing_since: Option<Moment>,
 }
@@ -174,7 +176,7 @@ impl Engine {
         refused.map_err(|e| e.at("acquire", Some(&ask.key), &info.name))
     }
 
-    fn note_granted(&self, lease: &Lease, start: Moment, handed_over: bool) {
+    pub(super) fn note_granted(&self, lease: &Lease, start: Moment, handed_over: bool) {
         let waited = lease.since.since(start);
         self.observe(|| Event::Acquired { key: &lease.claim.key, fence: lease.fence, waited, handed_over });
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkit_core::{LossReason, Outcome as Ended, Query, Release, drift};
+use lockkit_core::{ErrorKind, Liveness, LossReason, Outcome as Ended, Query, Release, Token, drift};
 
 use super::{Ctx, LONG, Outcome, assert_taken, cases, grant, request, take};
 
@@ -16,6 +16,7 @@ cases! { "lifecycle":
     many_rounds_leave_nothing_behind [NOTHING] "Taking and releasing a lock again and again leaves it free."
     the_holder_is_shown_while_it_holds [NOTHING] "Who holds a lock can be read while it is held, and not after."
     held_locks_are_listed_by_prefix [NOTHING] "All held locks of a prefix are listed by name, and only those."
+    a_lease_is_taken_up_by_its_token [NOTHING] "A lease that was let go of is taken up by its token, with a higher fence; where leases end with the session, both are refused."
     a_broken_lock_is_free [NOTHING] "A lock can be broken by the token that inspection shows, and by no other."
 }
 
@@ -132,6 +133,39 @@ async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> Outcome {
     let wild = listed(locker.inspect(&Query::Prefix(format!("{prefix}/b*["))).await?);
     assert_eq!(wild, [names[0].clone()], "a prefix is taken literally");
     drop(guards);
+    Ok(())
+}
+
+async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> Outcome {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let lock = mine.lock(&name).ttl(LONG);
+    let guard = lock.acquire().await?;
+    // From one task to the next, so that a fence was given out of which the store knows nothing.
+    let (guard, ended) = tokio::join!(lock.acquire(), guard.release());
+    assert_eq!(ended?, Ended::Released);
+    let guard = guard?;
+    let (first, token) = (guard.fence(), guard.token());
+    if mine.info().capability.liveness == Liveness::Session {
+        let refused = guard.detach().expect_err("the session has the lease");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        let refused = other.lock(&name).resume(token).await.expect_err("the session has the lease");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported);
+        return Ok(());
+    }
+    assert_eq!(guard.detach()?, token);
+    assert_taken(&other, &name).await?;
+    assert!(other.lock(&name).resume(Token::random()?).await?.is_none(), "taken up by another token");
+    let again = other.lock(&name).ttl(LONG).resume(token).await?.ok_or("the lease is still there")?;
+    assert!(again.fence() > first, "{:?} after {first:?}", again.fence());
+    assert_taken(&mine, &name).await?;
+    again.renew().await?;
+    let second = again.fence();
+    assert_eq!(again.release().await?, Ended::Released);
+    assert!(mine.lock(&name).resume(token).await?.is_none(), "taken up after its release");
+    let next = take(&mine, &name, LONG).await?;
+    assert!(next.fence() > second, "{:?} after {second:?}", next.fence());
+    assert!(other.lock(&name).resume(token).await?.is_none(), "taken up while another holds the lock");
+    assert_eq!(next.release().await?, Ended::Released);
     Ok(())
 }
 

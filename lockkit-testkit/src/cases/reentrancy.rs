@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{ErrorKind, Outcome as Ended, Query};
+use lockkit_core::{ErrorKind, Liveness, Outcome as Ended, Query};
 
 use super::{Ctx, LONG, Outcome, SHORT, assert_taken, cases, grant, renew, request};
 
@@ -13,6 +13,7 @@ cases! { "reentrancy":
     without_an_owner_nesting_waits [NOTHING] "Without an owner a nested acquisition waits like any other."
     the_depth_is_shown [NOTHING] "The count of nested holds is readable in the store."
     a_repeated_depth_counts_once [NOTHING] "A nested hold is written as an absolute number: repeating it changes nothing (R5)."
+    what_a_nested_hold_can_not_have_is_refused [NOTHING] "A nested acquisition shares the lease: one that asks for another ttl, renewal or max_hold is refused."
     nesting_in_a_lost_lock_fails [TTL] "When the outer hold is lost a nested acquisition is an error."
 }
 
@@ -79,6 +80,30 @@ async fn a_repeated_depth_counts_once(ctx: Ctx) -> Outcome {
         let state = store.inspect(&Query::Keys(vec![key.clone()])).await?;
         assert_eq!(state[0].holders[0].depth, depth, "a repeated depth was not written as it is");
     }
+    Ok(())
+}
+
+async fn what_a_nested_hold_can_not_have_is_refused(ctx: Ctx) -> Outcome {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let owner = locker.owner();
+    let lock = || owner.lock(&name);
+    let outer = lock().ttl(LONG).acquire().await?;
+    let mut refused = vec![lock().no_renewal(), lock().max_hold(LONG)];
+    if matches!(locker.info().capability.liveness, Liveness::Ttl { .. }) {
+        refused.push(lock().ttl(LONG * 2));
+    }
+    for other in &refused {
+        let error = other.try_acquire().await.expect_err("the lease is another");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    }
+    // What it does not set it takes as it is.
+    let inner = lock().acquire().await?;
+    assert_eq!(locker.lock(&name).inspect().await?.holders[0].depth, 2, "refused ones count");
+    assert_eq!(inner.release().await?, Ended::Released);
+    assert_eq!(outer.release().await?, Ended::Released);
+    let unrenewed = lock().no_renewal().acquire().await?;
+    assert!(lock().acquire().await.is_err(), "a hold that is to be renewed, and would not be");
+    assert_eq!(unrenewed.release().await?, Ended::Released);
     Ok(())
 }
 
