@@ -68,13 +68,13 @@ impl MySqlStore {
         if let Some(hold) = self.take(&mut connection, request, ttl).await? {
             return Ok(Attempt::Granted(hold));
         }
-        match self.look(&mut connection, &request.claim.key).await? {
+        match self.look_after(&mut connection, &request.claim.key).await? {
             None => {
                 let made = self.make_row(&mut connection, &request.claim.key).await?;
                 made.into_iter().for_each(|id| self.sweeper.made_row(id));
                 match self.take(&mut connection, request, ttl).await? {
                     Some(hold) => Ok(Attempt::Granted(hold)),
-                    None => Ok(contended(self.look(&mut connection, &request.claim.key).await?)),
+                    None => Ok(contended(self.look_after(&mut connection, &request.claim.key).await?)),
                 }
             }
             Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
@@ -119,7 +119,7 @@ impl MySqlStore {
         let renewal = renew::Terms { ttl: microseconds(request.ttl), depth: None, floor: 0 };
         let sent = self.info.clock.now();
         renew::extend(self, connection, &[&request.claim], renewal).await?;
-        match self.look(connection, &request.claim.key).await? {
+        match self.look_after(connection, &request.claim.key).await? {
             Some(row::Lock { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
                 Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))
             }

@@ -14,7 +14,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Fence, Fencing, Finding, KeyState, Liveness, LockKey, LockStore,
+    AcquireRequest, Attempt, Capability, Claim, Error, Fence, Fencing, Finding, KeyState, Liveness, LockKey, LockStore,
     LossReason, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
 };
 
@@ -189,6 +189,12 @@ impl MySqlStore {
             return Err(connection.out_of_step(Sent::ReadOnly));
         }
         Ok(found)
+    }
+
+    /// The same after a statement that seems to have changed nothing. That answer has no number: until this one is known to be
+    /// the next, it may have been another's, and the effect of the statement is open.
+    pub(crate) async fn look_after(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::Lock>> {
+        self.look(connection, key).await.map_err(Error::unknown_effect)
     }
 
     /// The bound on an operation that asks for a lease of `ttl`: an answer that comes later is of little use.

@@ -26,7 +26,7 @@ impl MySqlStore {
                 Ok(Release::Released { waiters: None })
             }
             0 if renew::is_answer(&done, question) => {
-                let found = self.look(&mut connection, &claim.key).await?;
+                let found = self.look_after(&mut connection, &claim.key).await?;
                 Ok(Release::NotHeld(why_not(found.as_ref().and_then(|lock| lock.lease.as_ref()))))
             }
             _ => Err(connection.out_of_step(Sent::Yes)),

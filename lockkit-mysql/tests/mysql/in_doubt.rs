@@ -6,22 +6,23 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lockkit_core::{Attempt, Claim, LockStore, Query, Release};
+use lockkit_core::{Attempt, Claim, Effect, LockStore, Query, Release};
 use lockkit_mysql::{MySqlConfig, MySqlStore, fenced};
 use lockkit_testkit::{
-    faults::{Direction, Proxy},
+    faults::{Direction, Proxy, Slip},
     servers::MySqlServer,
 };
 use sqlx::{Connection as _, MySqlConnection};
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Ctx, attempt, claim, free, hold, is_held, raw, renew, renewal, rival, tests};
+use crate::support::{Ctx, attempt, claim, end, free, hold, is_held, lock_rows, raw, renew, renewal, rival, tests};
 
 tests! {
     a_probe_that_is_dropped_leaves_no_answers_behind
     a_probe_of_a_shaken_connection_that_is_dropped_leaves_no_answers_behind
     every_question_can_be_dropped_at_any_moment
     a_dropped_claim_leaves_the_transaction_s_connection_in_step
+    an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open
 }
 
 /// How long the replies are held back before a future is dropped.
@@ -168,4 +169,37 @@ async fn a_dropped_claim_leaves_the_transaction_s_connection_in_step(ctx: Arc<Ct
         }
     }
     assert_eq!(wrong, [""; 0]);
+}
+
+/// That nothing was changed is an answer without a number. Should it come twice, the next statement seems to have changed
+/// nothing, and what is read then tells that this was not its answer.
+async fn an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (proxy, config) = proxied(&server).await;
+    let store = MySqlStore::connect(config.keep_rows(true)).await.expect("connect");
+    let (unused, mine, theirs, period) = (claim(), claim(), claim(), Duration::from_secs(3600));
+    hold(&store, &unused).await;
+    free(&store, &unused).await;
+    let mut somebody = raw(&server).await;
+    let age = "UPDATE resource_lock SET update_time = update_time - INTERVAL 1 DAY";
+    sqlx::query(age).execute(&mut somebody).await.expect("age");
+    hold(&store, &mine).await;
+    hold(&store, &theirs).await;
+    lock_rows(&mut somebody, &[&unused]).await;
+    for taken in [true, false] {
+        // A statement that was asked before on its connection takes one answer.
+        drop(attempt(&store, &rival(&theirs)).await);
+        drop(store.release(&rival(&theirs)).await);
+        assert_eq!(store.remove_unused(period).await.expect("the row is locked"), 0);
+        proxy.slip(Slip::Twice, 2);
+        assert_eq!(store.remove_unused(period).await.expect("the row is locked"), 0);
+        assert!(proxy.slipped(), "the answer of the removal comes again");
+        let error = if taken {
+            store.release(&mine).await.expect_err("the answer was another's")
+        } else {
+            attempt(&store, &rival(&mine)).await.expect_err("the answer was another's")
+        };
+        assert_eq!(error.effect(), Effect::Unknown, "the statement ran: {error}");
+    }
+    end(&mut somebody).await;
 }
