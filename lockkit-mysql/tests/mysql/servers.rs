@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Effect, ErrorKind, LockStore};
+use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Query};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::servers::{RedisOptions, RedisServer};
 use sqlx::Connection as _;
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 
-use crate::support::{Ctx, attempt, claim, config, free, hold, is_held, renew, renewal, tests};
+use crate::support::{Ctx, attempt, claim, config, free, hold, is_held, lost, renew, renewal, tests};
 
 tests! {
     a_wrong_password_is_denied
@@ -23,6 +23,7 @@ tests! {
     too_many_connections_are_unavailable
     a_server_that_is_not_there_is_unavailable
     hostile_settings_change_nothing
+    limits_for_people_end_no_leases
     weak_durability_is_warned_of
     a_server_that_logs_statements_is_refused
     what_else_answers_is_named
@@ -147,6 +148,33 @@ async fn hostile_settings_change_nothing(ctx: Arc<Ctx>) {
         assert!(is_held(&renew(&store, renewal(&mine)).await));
         free(&store, &mine).await;
     }
+}
+
+/// A server may be set to give no more than so many rows, and to refuse updates that look careless.
+async fn limits_for_people_end_no_leases(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    server.admin("SET GLOBAL sql_select_limit = 5").await.expect("limit");
+    server.admin("SET GLOBAL sql_safe_updates = 1").await.expect("limit");
+    let store = MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
+    let claims: Vec<_> = (0..40).map(|_| claim()).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+    }
+    free(&store, &claims[7]).await;
+    // One is gone: so the rows are read.
+    let renewals: Vec<_> = claims.iter().map(renewal).collect();
+    for (number, answer) in store.renew(&renewals).await.into_iter().enumerate() {
+        match number {
+            7 => assert_eq!(lost(answer), LossReason::Gone),
+            _ => assert!(is_held(&answer), "{number}: {answer:?}"),
+        }
+    }
+    let keys = claims.iter().map(|claim| claim.key.clone()).collect();
+    let states = store.inspect(&Query::Keys(keys)).await.expect("inspect");
+    assert_eq!(states.iter().filter(|state| state.holders.is_empty()).count(), 1, "one is free");
+    let age = "UPDATE lockkit.resource_lock SET update_time = update_time - INTERVAL 1 DAY LIMIT 40";
+    server.admin(age).await.expect("age");
+    assert_eq!(store.remove_unused(Duration::from_secs(3600)).await.expect("gc"), 1);
 }
 
 async fn weak_durability_is_warned_of(ctx: Arc<Ctx>) {
