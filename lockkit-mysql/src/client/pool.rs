@@ -100,7 +100,11 @@ impl Pool {
         self.trusted(self.permit(lane)?, bound).await.ok()
     }
 
-    async fn trusted(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
+    /// The connection of a permit.
+    ///
+    /// # Errors
+    /// When the server can't be reached by the deadline; without effect.
+    pub(crate) async fn trusted(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
         let breaks = self.idle.breaks();
         let mut usable = None;
         while let Some((mut raw, broken)) = self.idle.pop(Handle::current().id()) {
@@ -135,7 +139,8 @@ impl Pool {
         settled.map_err(|_| Error::no_answer(bound.whole, Sent::Yes))
     }
 
-    fn permit(&self, lane: Lane) -> Option<OwnedSemaphorePermit> {
+    /// The right to a connection, if not all are in use.
+    pub(crate) fn permit(&self, lane: Lane) -> Option<OwnedSemaphorePermit> {
         let permit = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_owned().ok();
         match lane {
             Lane::Common => permit(&self.common),

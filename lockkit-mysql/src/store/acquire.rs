@@ -71,11 +71,14 @@ impl MySqlStore {
         match self.look_after(&mut connection, &request.claim.key).await? {
             None => {
                 let made = self.make_row(&mut connection, &request.claim.key).await?;
+                let attempt = match self.take(&mut connection, request, ttl).await? {
+                    Some(hold) => Attempt::Granted(hold),
+                    None => contended(self.look_after(&mut connection, &request.claim.key).await?),
+                };
+                // It may be the only connection, and the sweep needs one.
+                drop(connection);
                 made.into_iter().for_each(|id| self.sweeper.made_row(id));
-                match self.take(&mut connection, request, ttl).await? {
-                    Some(hold) => Ok(Attempt::Granted(hold)),
-                    None => Ok(contended(self.look_after(&mut connection, &request.claim.key).await?)),
-                }
+                Ok(attempt)
             }
             Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
                 self.take_again(&mut connection, request).await

@@ -14,6 +14,7 @@ use crate::support::{Ctx, claim, config, end, free, hold, lock_rows, raw, reques
 
 tests! {
     unused_rows_go_by_themselves_and_fences_go_on
+    unused_rows_go_where_connections_are_few
     unused_rows_stay_where_they_are_to_be_kept
     a_user_who_may_not_delete_has_locks_all_the_same
     unused_locks_are_removed
@@ -98,6 +99,15 @@ async fn unused_rows_go_by_themselves_and_fences_go_on(ctx: Arc<Ctx>) {
     assert!(
         matches!(store.acquire(&asked).await.expect("acquire"), Attempt::Granted(hold) if hold.fence == Fence::new(2))
     );
+}
+
+/// The fewest that a store may have: one for all that is not a renewal or a release.
+async fn unused_rows_go_where_connections_are_few(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server).connections(2)).await.expect("connect");
+    let old = used(&store, 20).await;
+    age(&server).await;
+    until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
 }
 
 async fn unused_rows_stay_where_they_are_to_be_kept(ctx: Arc<Ctx>) {
