@@ -159,7 +159,7 @@ impl MySqlConfig {
         self
     }
 
-    /// Whether the row of a lock stays for ever; by default it goes when nobody has used the lock for a week. Rows go a few
+    /// Whether the row of a lock stays for ever; by default it goes when no lease has used it for a week, and one did before. Rows go a few
     /// at a time, in the background, as the store makes rows for other names. That needs the right to `DELETE`: without it
     /// they stay as well.
     #[must_use]

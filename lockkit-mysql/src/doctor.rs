@@ -212,7 +212,7 @@ impl Doctor<'_> {
     /// Rows that were not used for a week.
     async fn unused(&self) -> Result<Option<Finding>> {
         let micros = i64::try_from(UNUSED.as_micros()).unwrap_or(i64::MAX);
-        let idle = self.store.statements.unused().bind(micros).bind(MANY);
+        let idle = self.store.statements.unused().bind(micros).bind(true).bind(MANY);
         let rows = match self.connection().await?.rows(idle).await {
             Ok(rows) => rows.len(),
             // A table so large that it takes longer than an operation may.
@@ -229,7 +229,7 @@ impl Doctor<'_> {
         let advice = if self.config.keep_rows {
             "`lockkit gc` removes them; nothing depends on it but the size"
         } else {
-            "they go by themselves as new names are used, and `lockkit gc` removes all; nothing depends on it but the size"
+            "those of leases go by themselves as new names are used, and `lockkit gc` removes all; nothing depends on it but the size"
         };
         Ok(Some(Finding::note("unused", summary, advice)))
     }

@@ -31,11 +31,20 @@ use crate::{
 const PAGE: u32 = 64;
 /// A shorter period would remove rows that are about to be used again.
 const SHORTEST: Duration = Duration::from_secs(60);
-/// A row goes by itself when it was not used for a week.
-const WEEK_IN_MICROS: i64 = 7 * 24 * 3600 * 1_000_000;
+/// A row goes by itself when no lease used it for a week, and one did before.
+const WEEK: Unused = Unused { micros: 7 * 24 * 3600 * 1_000_000, never_leased: false };
 /// A store reads a page for the first row that it makes, and then for each row after so many. A page has eight times as
 /// many rows as are made meanwhile, so that a table shrinks.
 const EVERY: u64 = 8;
+
+/// Which rows are unused.
+#[derive(Clone, Copy)]
+struct Unused {
+    /// For how long.
+    micros: i64,
+    /// Also those that no lease ever used. Transactions may use them: their locks leave no trace.
+    never_leased: bool,
+}
 
 /// Removes rows as others are made.
 pub(crate) struct Sweeper {
@@ -69,7 +78,7 @@ impl Sweeper {
             let Ok(mut connection) = pool.trusted(permit, bound).await else { return };
             // Programs that make one row each begin at different places.
             let start = after.unwrap_or_else(|| below(id));
-            match remove_page(&statements, &mut connection, WEEK_IN_MICROS, start).await {
+            match remove_page(&statements, &mut connection, WEEK, start).await {
                 // The first page follows the last.
                 Ok(page) => *after = Some(page.last.unwrap_or(0)),
                 Err(failed) => off.store(!failed.is_retryable(), Ordering::Relaxed),
@@ -83,10 +92,11 @@ impl Sweeper {
             return Err(invalid(format!("locks unused for less than {SHORTEST:?} are not removed")));
         }
         let micros = i64::try_from(unused_for.as_micros()).map_err(|_| invalid("the period is too long"))?;
+        let unused = Unused { micros, never_leased: true };
         let (mut removed, mut after) = (0, Some(0));
         while let Some(id) = after {
             let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
-            let page = remove_page(&self.statements, &mut connection, micros, id).await?;
+            let page = remove_page(&self.statements, &mut connection, unused, id).await?;
             (removed, after) = (removed + page.removed, page.last);
         }
         Ok(removed)
@@ -108,8 +118,10 @@ struct Page {
 }
 
 /// Removes the unused rows among those that follow an id. Reading locks nothing, and removing waits for no row.
-async fn remove_page(statements: &Statements, connection: &mut Connection, micros: i64, after: u64) -> Result<Page> {
-    let read = |question| statements.unused_page().bind(question).bind(micros).bind(after).bind(PAGE);
+async fn remove_page(statements: &Statements, connection: &mut Connection, unused: Unused, after: u64) -> Result<Page> {
+    let Unused { micros, never_leased } = unused;
+    let read =
+        |question| statements.unused_page().bind(question).bind(micros).bind(never_leased).bind(after).bind(PAGE);
     let rows = connection.numbered_rows(read).await?;
     let is_last = rows.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
     let last = rows.last().filter(|_| !is_last).map(|row| column(row, 1)).transpose()?;
@@ -119,8 +131,10 @@ async fn remove_page(statements: &Statements, connection: &mut Connection, micro
         return Ok(Page { removed: 0, last });
     }
     let size = Size::of(names.len());
-    let remove =
-        |_| size.fill(&names).fold(statements.remove_unused(size), |remove, name| remove.bind(*name)).bind(micros);
+    let remove = |_| {
+        let named = size.fill(&names).fold(statements.remove_unused(size), |remove, name| remove.bind(*name));
+        named.bind(micros).bind(never_leased)
+    };
     let removed = match connection.execute(remove, None).await {
         // How many those are is for people: an answer to another statement would count wrongly, no more.
         Ok((done, _)) => done.rows_affected(),

@@ -119,6 +119,9 @@ impl MySqlStore {
     /// it but the size of the table. Rows that were unused for a week go by themselves, a few at a time, as new names are
     /// used, unless [`keep_rows`](MySqlConfig::keep_rows) is set.
     ///
+    /// A transaction's lock counts as no use, for it changes nothing in the row; here a row goes also if only transactions use it,
+    /// and the next one makes it anew.
+    ///
     /// A row is kept while its lock is held, while somebody keeps the row locked, and while its fence counter is ahead of
     /// the server's clock or does not follow it, so that the fences of a removed lock go on growing when it is used again.
     ///

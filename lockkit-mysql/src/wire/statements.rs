@@ -131,19 +131,20 @@ impl Statements {
         query(&self.page)
     }
 
-    /// Reads ids, and of rows that are long unused also the names. Arguments: the question, since when in µs, the last id of
-    /// the page before, how many.
+    /// Reads ids, and of rows that are long unused also the names. Arguments: the question, since when in µs, whether also those
+    /// that no lease ever used, the last id of the page before, how many.
     pub(crate) fn unused_page(&self) -> Statement<'static> {
         query(&self.unused_page)
     }
 
     /// Removes those of some rows that are long unused, unless somebody keeps them locked. Arguments: names, as many as the
-    /// size says; then since when in µs.
+    /// size says; then since when in µs, and whether also those that no lease ever used.
     pub(crate) fn remove_unused(&self, size: Size) -> Statement<'static> {
         query(&self.remove_unused[size.index])
     }
 
-    /// Reads ids of rows that are long unused. Arguments: since when in µs, how many. It may read the whole table.
+    /// Reads ids of rows that are long unused. Arguments: since when in µs, whether also those that no lease ever used, how many.
+    /// It may read the whole table.
     pub(crate) fn unused(&self) -> Statement<'static> {
         query(&self.unused)
     }
@@ -253,11 +254,12 @@ fn renew(table: &str, size: usize) -> String {
 }
 
 /// Free for longer than some µs, and with a counter that begins anew above where it was: the server's clock has left it
-/// behind, and it follows that clock (one that is below 2^50 never did), unless the row was never used for a lease.
+/// behind, and it follows that clock (one that is below 2^50 never did). A row that no lease ever used may be one that
+/// transactions use all the time: their locks leave no trace.
 const UNUSED: &str = "(expires IS NULL OR expires < UTC_TIMESTAMP(6)) \
      AND update_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND \
      AND fence_last < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) \
-     AND (fence_last = 0 OR fence_last >= 1125899906842624)";
+     AND (fence_last >= 1125899906842624 OR (fence_last = 0 AND ?))";
 
 /// One statement, so that no row stays locked for longer than it runs, whatever becomes of the client. It waits for nobody:
 /// the rows are found and locked by name, as all that use them do, those that are locked are skipped, and what is removed is

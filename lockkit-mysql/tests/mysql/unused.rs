@@ -6,15 +6,16 @@ use std::{
 };
 
 use lockkit_core::{Attempt, Claim, ErrorKind, Fence, FenceClock, LockStore};
-use lockkit_mysql::{MySqlConfig, MySqlStore};
+use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction};
 use lockkit_testkit::servers::MySqlServer;
-use sqlx::Executor as _;
+use sqlx::{Connection as _, Executor as _};
 
 use crate::support::{Ctx, claim, config, end, free, hold, lock_rows, raw, request, rival, tests};
 
 tests! {
     unused_rows_go_by_themselves_and_fences_go_on
     unused_rows_go_where_connections_are_few
+    rows_that_only_transactions_use_stay
     unused_rows_stay_where_they_are_to_be_kept
     a_user_who_may_not_delete_has_locks_all_the_same
     unused_locks_are_removed
@@ -108,6 +109,24 @@ async fn unused_rows_go_where_connections_are_few(ctx: Arc<Ctx>) {
     let old = used(&store, 20).await;
     age(&server).await;
     until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
+}
+
+/// A transaction's lock changes nothing in the row, so that the row looks unused; and where it has to be made anew, two
+/// transactions that make it may be a deadlock.
+async fn rows_that_only_transactions_use_stay(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (store, mut raw, name) =
+        (MySqlStore::connect(config(&server)).await.expect("connect"), raw(&server).await, claim());
+    let mut transaction = raw.begin().await.expect("begin");
+    assert!(lock_in_transaction(&mut transaction, name.key.as_str()).await.expect("lock").is_locked());
+    transaction.commit().await.expect("commit");
+    let old = used(&store, 20).await;
+    age(&server).await;
+    until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
+    // Each page was looked at.
+    used(&store, 40).await;
+    assert_eq!(there(&server, &[&name]).await, 1, "transactions use it");
+    assert_eq!(store.remove_unused(WEEK).await.expect("gc"), 1, "whoever says so may remove it");
 }
 
 async fn unused_rows_stay_where_they_are_to_be_kept(ctx: Arc<Ctx>) {
