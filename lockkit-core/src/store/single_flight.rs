@@ -1,7 +1,7 @@
 //! One connection for all callers, made by one of them at a time.
 
 use std::{
-    fmt,
+    fmt, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -37,12 +37,19 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         Self { slot: Arc::new(Mutex::new(Slot::Empty)) }
     }
 
-    /// What is there, if it is alive. Nothing is made.
+    /// What is there, if it is alive; what is not is dropped. Nothing is made.
     pub fn present(&self, is_alive: impl FnOnce(&T) -> bool) -> Option<T> {
-        match &*lock(&self.slot) {
-            Slot::Ready(value) if is_alive(value) => Some(value.clone()),
-            _ => None,
+        let mut slot = lock(&self.slot);
+        match &*slot {
+            Slot::Ready(value) if is_alive(value) => return Some(value.clone()),
+            Slot::Empty | Slot::Flight(_) => return None,
+            Slot::Ready(_) => {}
         }
+        let over = mem::replace(&mut *slot, Slot::Empty);
+        // Whatever its end does, it does it without the slot.
+        drop(slot);
+        drop(over);
+        None
     }
 
     /// What is there, if it is alive, or what `make` makes; waits for no longer than `bound`.
@@ -179,6 +186,16 @@ mod tests {
             assert_eq!(made.expect("made"), number);
         }
         assert_eq!(flight.present(|made| *made > 2), None);
+    }
+
+    #[tokio::test]
+    async fn what_is_over_is_dropped_when_it_is_looked_for() {
+        let flight = SingleFlight::new();
+        let made = flight.get(|_| true, BOUND, || async { Ok(Arc::new(())) }).await.expect("made");
+        assert!(flight.present(|_| true).is_some());
+        assert_eq!(Arc::strong_count(&made), 2);
+        assert!(flight.present(|_| false).is_none());
+        assert_eq!(Arc::strong_count(&made), 1);
     }
 
     #[tokio::test]

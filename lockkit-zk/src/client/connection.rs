@@ -2,12 +2,12 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use lockkit_core::{Alarm, Result, Token, store::SingleFlight};
+use lockkit_core::{Alarm, Result, Token};
 
 use crate::{
     client::{
         driver::lock,
-        session::{Past, Session},
+        session::{Past, Session, Slot},
     },
     config::ZkConfig,
     wire::name::Names,
@@ -17,14 +17,14 @@ use crate::{
 pub(crate) struct Connection {
     pub(crate) config: ZkConfig,
     pub(crate) names: Names,
-    session: SingleFlight<Arc<Session>>,
+    session: Arc<Slot>,
     past: Arc<Past>,
     alarm: Alarm,
 }
 
 impl Connection {
     pub(crate) fn new(config: ZkConfig, names: Names, alarm: Alarm) -> Self {
-        Self { config, names, session: SingleFlight::new(), past: Arc::default(), alarm }
+        Self { config, names, session: Arc::default(), past: Arc::default(), alarm }
     }
 
     /// The present session, or a new one.
@@ -35,7 +35,8 @@ impl Connection {
         let open = || {
             let (config, names, past, alarm) =
                 (self.config.clone(), self.names.clone(), Arc::clone(&self.past), self.alarm.clone());
-            async move { Session::open(&config, names, past, alarm).await }
+            let slot = Arc::downgrade(&self.session);
+            async move { Session::open(&config, names, past, alarm, slot).await }
         };
         self.session.get(|session| !session.is_over(), self.config.timeout, open).await
     }

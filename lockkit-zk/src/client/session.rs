@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Clock, Fence, HolderInfo, Moment, Result, Token};
+use lockkit_core::{Alarm, Clock, Fence, HolderInfo, Moment, Result, Token, store::SingleFlight};
 use tokio::{
     sync::{Notify, watch},
     task::AbortHandle,
@@ -71,6 +71,9 @@ pub(crate) struct Session {
 
 /// The claims that were granted in sessions that are over, until somebody was told.
 pub(crate) type Past = Mutex<HashSet<Token>>;
+
+/// Where the present session is, for all who ask for it.
+pub(crate) type Slot = SingleFlight<Arc<Session>>;
 
 /// What this session has to do with a claim.
 #[derive(Clone, Debug)]
@@ -138,7 +141,13 @@ impl Session {
     /// # Errors
     /// Also [`Unsupported`](lockkit_core::ErrorKind::Unsupported): the servers are older than 3.6. They don't know the
     /// question which nodes a session has, and would hang up at each one.
-    pub(crate) async fn open(config: &ZkConfig, names: Names, past: Arc<Past>, alarm: Alarm) -> Result<Arc<Self>> {
+    pub(crate) async fn open(
+        config: &ZkConfig,
+        names: Names,
+        past: Arc<Past>,
+        alarm: Alarm,
+        slot: Weak<Slot>,
+    ) -> Result<Arc<Self>> {
         let opened = config.clock.now();
         let client = connect::connect(config).await?;
         let proof = Proof::new(opened, config.clock.now(), client.session_timeout());
@@ -165,7 +174,7 @@ impl Session {
         let own = Box::pin(session.client.list_ephemerals(session.names.root()));
         session.read(config.timeout, own).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
         let states = session.client.state_watcher();
-        let task = tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke)));
+        let task = tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke), slot));
         _ = session.task.set(task.abort_handle());
         Ok(session)
     }
@@ -407,7 +416,7 @@ impl Session {
 }
 
 /// The task of a session: it notices its end, and gives signs of life. It keeps the session alive only while it works.
-async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify>) {
+async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify>, slot: Weak<Slot>) {
     loop {
         let Some(pause) = session.upgrade().map(|session| session.proof().pace()) else { return };
         let state = tokio::select! {
@@ -420,6 +429,8 @@ async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify
             session.end();
         }
         if session.is_over() {
+            // As long as anybody has it the driver may keep it alive at the servers, with all its nodes.
+            _ = slot.upgrade().map(|slot| slot.present(|present| !present.is_over()));
             return;
         }
         if state != Some(zk::SessionState::Disconnected) {

@@ -314,6 +314,26 @@ async fn a_session_whose_answers_can_not_be_read_is_replaced() {
     assert_eq!(lost(&renew(&store, &mine).await.expect("an answer")), LossReason::SessionEnded);
 }
 
+/// The driver of a session that was given up reconnects, and would keep it alive at the servers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_was_given_up_holds_no_lock_though_nobody_asks_the_store_again() {
+    let server = Server::start().await;
+    let raw = server.raw().await;
+    let (store, proxy) = server.proxied(SESSION).await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    let mut spoilt = false;
+    proxy.rewrite_replies(move |mut bytes| {
+        if !std::mem::replace(&mut spoilt, true) {
+            bytes[0] = 1;
+        }
+        bytes
+    });
+    eventually("it is given up", async || matches!(renew(&store, &mine).await, Ok(Renewed::Lost(_)))).await;
+    eventually("its node is gone", async || children(&raw, "a").await.is_empty()).await;
+    drop(store);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_cuts_loses_no_update() {
     let server = Server::start().await;
