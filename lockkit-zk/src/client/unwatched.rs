@@ -33,7 +33,7 @@ impl<'s> Unwatched<'s> {
     pub(crate) fn add(&mut self, path: &str) {
         match self.next.add_get_data(path) {
             Ok(()) => self.waiting += 1,
-            // Uncontended, so that the others have theirs.
+            // In a place of its own, so that the others keep theirs.
             Err(error) => {
                 self.send();
                 self.sent.push((1, Box::pin(async { Err(error) })));
