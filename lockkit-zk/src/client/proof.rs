@@ -33,7 +33,7 @@ pub(crate) struct Proof {
     timeout: Duration,
     /// Requests that went through the leader and were answered; ascending by when they were sent, not too close to each other.
     trips: VecDeque<Trip>,
-    /// When a request that goes through the leader was last answered.
+    /// When a request that goes through the leader was last answered, or a server took the session anew.
     answered: Moment,
     /// When the last write that proved something was sent.
     written: Moment,
@@ -114,15 +114,16 @@ impl Proof {
         self.unsettled().is_none() && now < self.written + self.timeout / (Self::SIGNS_PER_TIMEOUT - 1)
     }
 
-    /// Whether nothing was answered for as long as a session lasts without a sign of life.
+    /// Whether nothing was answered, on one connection, for as long as a session lasts without a sign of life.
     pub(crate) fn is_silent(&self, now: Moment) -> bool {
         now >= self.answered + self.timeout
     }
 
     /// Takes note that the session was announced to a server anew. Until the timeout that it gave is known, nothing proves
     /// anything.
-    pub(crate) fn moved(&mut self) {
+    pub(crate) fn moved(&mut self, now: Moment) {
         self.moves += 1;
+        self.answered = self.answered.max(now);
     }
 
     /// The move after which the timeout is not known yet.
@@ -247,7 +248,7 @@ mod tests {
         }
         proof.wrote(at(10_000));
         assert_eq!(proof.until(), lasts(6000));
-        proof.moved();
+        proof.moved(at(11_000));
         proof.passed(at(11_000), at(11_000));
         proof.wrote(at(11_000));
         assert_eq!(proof.until(), lasts(6000), "with which timeout?");
@@ -269,7 +270,7 @@ mod tests {
         for second in 1..=10 {
             proof.passed(at(second * 1000), at(second * 1000));
         }
-        proof.moved();
+        proof.moved(at(10_000));
         proof.wrote(at(10_000));
         assert_eq!(proof.until(), lasts(0), "the server may have given less than that");
     }
@@ -278,14 +279,23 @@ mod tests {
     fn a_move_to_a_like_server_costs_nothing() {
         let mut proof = opened();
         proof.passed(at(5000), at(5000));
-        proof.moved();
+        proof.moved(at(5000));
         let first = proof.unsettled().expect("a move");
-        proof.moved();
+        proof.moved(at(6000));
         assert!(!proof.settle(first, T), "no shorter");
         assert!(proof.unsettled().is_some(), "it moved again meanwhile");
         assert!(!proof.settle(first + 1, T));
         proof.passed(at(10_000), at(10_000));
         proof.wrote(at(10_000));
         assert_eq!(proof.until(), lasts(5000));
+    }
+
+    #[test]
+    fn silence_is_counted_on_one_connection() {
+        let mut proof = opened();
+        proof.passed(at(5000), at(5010));
+        assert!(!proof.is_silent(at(20_009)) && proof.is_silent(at(20_010)));
+        proof.moved(at(20_010));
+        assert!(!proof.is_silent(at(35_009)) && proof.is_silent(at(35_010)));
     }
 }

@@ -238,7 +238,7 @@ impl Session {
     fn proof(&self) -> MutexGuard<'_, Proof> {
         let mut proof = lock(&self.proof);
         if watched::is_ready(lock(&self.moves).changed()) {
-            proof.moved();
+            proof.moved(self.now());
         }
         proof
     }

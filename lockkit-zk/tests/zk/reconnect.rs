@@ -5,8 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{LossReason, Renewed};
-use lockkit_testkit::faults::Proxy;
+use lockkit_core::{LockStore, LossReason, Renewed};
+use lockkit_testkit::{
+    faults::{Direction, Proxy},
+    servers::Keep,
+};
 use lockkit_zk::ZkConfig;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
@@ -31,6 +34,39 @@ async fn a_server_that_comes_back_is_found_soon_however_long_it_was_away() {
     assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
     assert!(back.elapsed() < Duration::from_secs(3), "it took {:?}", back.elapsed());
     free(&store, &mine).await;
+}
+
+/// The servers give each session its whole timeout anew when they start, so they know one that its client has not heard of
+/// for longer than that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_outlived_its_servers_keeps_its_places_though_they_answer_slowly_at_first() {
+    const SESSION: Duration = Duration::from_secs(12);
+    let server = Server::start().await;
+    let (other, (store, proxy)) = (server.store().await, server.proxied(SESSION).await);
+    let (holder, waiter) = (claim("a"), claim("a"));
+    hold(&other, &holder).await;
+    let queue = |wait| request(&waiter, wait);
+    let waits = store.acquire(&queue(Duration::from_millis(100))).await.expect("it waits");
+    assert!(is_contended(&waits), "{waits:?}");
+    let before = children(&server.raw().await, "a").await;
+    assert_eq!(before.len(), 2);
+    proxy.blackhole();
+    let cut = Instant::now();
+    // The second time so late that the servers know the session for long enough.
+    for since_cut in [Duration::ZERO, SESSION * 2 / 3] {
+        tokio::time::sleep(since_cut.saturating_sub(cut.elapsed())).await;
+        server.0.restart(Keep::Data).await.expect("restart");
+    }
+    tokio::time::sleep((SESSION + Duration::from_millis(500)).saturating_sub(cut.elapsed())).await;
+    // Longer than the bound on one request.
+    proxy.delay(Direction::ToClient, Duration::from_millis(700));
+    proxy.release(Direction::ToServer);
+    proxy.release(Direction::ToClient);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    proxy.heal();
+    insist("renew", async || renew(&store, &waiter).await).await;
+    let after = children(&server.raw().await, "a").await;
+    assert_eq!(after, before, "it lost its place");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
