@@ -106,11 +106,11 @@ impl ZkResource {
                 return Ok(refused);
             }
             let is_there = match value {
-                Some(_) => self.shared.bounded(Sent::ReadOnly, client.check_stat(&self.path)).await?.is_some(),
+                Some(_) => self.shared.bounded(&client, Sent::ReadOnly, client.check_stat(&self.path)).await?.is_some(),
                 None => true,
             };
             let changed = self.multi(&client, fence, version, value, is_there);
-            match self.shared.bounded(Sent::Yes, changed).await {
+            match self.shared.bounded(&client, Sent::Yes, changed).await {
                 Ok(true) => return Ok(Admission::Admitted),
                 Ok(false) => {}
                 Err(e) => return Err(e),
@@ -127,7 +127,7 @@ impl ZkResource {
                 other => other.map(Some),
             }
         };
-        let Some((data, stat)) = self.shared.bounded(Sent::ReadOnly, read).await? else {
+        let Some((data, stat)) = self.shared.bounded(client, Sent::ReadOnly, read).await? else {
             return Ok(Seen { highest: Fence::NONE, version: None });
         };
         let number = str::from_utf8(&data).ok().and_then(|text| text.parse().ok());
@@ -183,7 +183,7 @@ impl ZkResource {
                 other => other.map(|(data, _)| Some(data)),
             }
         };
-        self.shared.bounded(Sent::ReadOnly, read).await
+        self.shared.bounded(&client, Sent::ReadOnly, read).await
     }
 
     fn failed(&self, operation: &'static str, error: Error) -> Error {
@@ -207,10 +207,32 @@ impl Shared {
         Ok(client)
     }
 
-    async fn bounded<T>(&self, sent: Sent, answer: impl Future<Output = Result<T, zk::Error>>) -> Result<T> {
-        match timeout(self.bound(), understood(answer)).await {
-            Ok(answer) => answer.map_err(|e| error::map(&Failure::Driver(e), sent)),
-            Err(_) => Err(Error::no_answer(self.bound(), sent)),
+    async fn bounded<T>(
+        &self,
+        client: &Client,
+        sent: Sent,
+        answer: impl Future<Output = Result<T, zk::Error>>,
+    ) -> Result<T> {
+        let answer = match timeout(self.bound(), understood(answer)).await {
+            Ok(answer) => answer.map_err(Failure::Driver),
+            Err(_) => Err(Failure::TimedOut(self.bound())),
+        };
+        answer.map_err(|failure| {
+            if failure.ends_session() || matches!(failure, Failure::TimedOut(_)) {
+                self.let_go(client);
+            }
+            error::map(&failure, sent)
+        })
+    }
+
+    /// Has the next operation connect anew. A driver that waits for the rest of an answer whose length was spoilt, or whose
+    /// runtime has ended, says of its session for ever that it is connected.
+    fn let_go(&self, client: &Client) {
+        // It is locked by a caller that connects anyway, or for a moment: then the next request that fails lets go.
+        if let Ok(mut slot) = self.client.try_lock()
+            && slot.as_ref().is_some_and(|present| present.session_id() == client.session_id())
+        {
+            *slot = None;
         }
     }
 }

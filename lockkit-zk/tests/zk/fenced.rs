@@ -6,10 +6,11 @@ use lockkit_core::{
     ErrorKind, Fence, LockStore,
     fenced::{Admission, FencedResource},
 };
-use lockkit_testkit::{BoxError, a_frozen_holder_is_refused};
-use lockkit_zk::{ZkStore, fenced::ZkResource};
+use lockkit_testkit::{BoxError, a_frozen_holder_is_refused, faults::Proxy};
+use lockkit_zk::{ZkConfig, ZkStore, fenced::ZkResource};
+use tokio::runtime::Runtime;
 
-use crate::support::Server;
+use crate::support::{Server, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_was_frozen_past_its_session_is_refused() {
@@ -51,4 +52,37 @@ async fn a_path_that_is_none_and_a_missing_parent_are_said() {
     let orphan = ZkResource::connect(server.config(), "/no/parent").await.expect("connect");
     assert!(orphan.claim(Fence::new(1)).await.is_err());
     assert_eq!(orphan.read().await.expect("read"), None);
+}
+
+/// The driver waits for the rest of an answer, and takes all that comes after it for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resource_whose_answers_can_not_be_read_serves_again() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.0.addr()).await.expect("proxy");
+    let config = ZkConfig::new([proxy.addr().to_string()]).timeout(Duration::from_millis(500));
+    let resource = ZkResource::connect(config, "/a").await.expect("connect");
+    let mut spoilt = false;
+    proxy.rewrite_replies(move |mut bytes| {
+        if !std::mem::replace(&mut spoilt, true) {
+            // The first byte of its length.
+            bytes[0] = 1;
+        }
+        bytes
+    });
+    eventually("it serves again", async || resource.read().await.is_ok()).await;
+    let written = resource.write(Fence::new(1), b"a").await.expect("write");
+    assert_eq!(written, Admission::Admitted);
+}
+
+#[test]
+fn a_resource_outlives_the_runtime_that_it_was_connected_on() {
+    let runtime = || Runtime::new().expect("a runtime");
+    let (first, second) = (runtime(), runtime());
+    let (_server, resource) = first.block_on(async {
+        let server = Server::start().await;
+        let resource = ZkResource::connect(server.config(), "/a").await.expect("connect");
+        (server, resource)
+    });
+    first.shutdown_background();
+    second.block_on(eventually("it serves again", async || resource.read().await.is_ok()));
 }
