@@ -133,6 +133,7 @@ async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<V
                 return Err(odd());
             };
             let subscribers = subscribers.get(index).map(|(_, count)| *count);
+            let value = connection.accept(value, Sent::ReadOnly)?;
             states.push(state(key, value, pttl, counter, subscribers));
         }
     }

@@ -337,3 +337,24 @@ async fn a_refusal_leaves_nothing_behind() {
         }
     }
 }
+
+/// Rule R6: a user who may not look at a lock is not told that another has it, or that it is free.
+#[tokio::test]
+async fn a_user_who_may_not_look_is_told_nothing_about_the_lock() {
+    let server = Server::start().await;
+    let (permitted, store) = (server.store().await, user_without(&server, "-get"));
+    let (mine, unused) = (claim("mine"), claim("unused"));
+    hold(&permitted, &mine).await;
+    let refused = store.release(&mine).await.expect_err("no GET");
+    assert_eq!((refused.kind(), refused.effect()), (ErrorKind::Denied, Effect::None), "{refused}");
+    for with_floor in [false, true] {
+        let fence_floor = with_floor.then(|| Fence::new(7));
+        let refused = renew(&store, &lockkit_core::Renewal { fence_floor, ..renewal(&mine) }).await;
+        assert_eq!(refused.expect_err("no GET").kind(), ErrorKind::Denied);
+    }
+    for key in [&mine.key, &unused.key] {
+        let refused = store.inspect(&Query::Keys(vec![key.clone()])).await.expect_err("no GET");
+        assert_eq!((refused.kind(), refused.effect()), (ErrorKind::Denied, Effect::None), "{refused}");
+    }
+    free(&permitted, &mine).await;
+}

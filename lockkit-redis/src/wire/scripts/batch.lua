@@ -31,7 +31,7 @@
 -- A counter lives for an hour, or for an hour after the clock has passed it, whichever is later: then the clock alone starts
 -- the next one above it. One that follows the clients' clocks (asked, clock) lives for a week, because clients may differ by more.
 
-local pcall, sub, format, max, ceil = redis.pcall, string.sub, string.format, math.max, math.ceil
+local pcall, sub, find, format, max, ceil = redis.pcall, string.sub, string.find, string.format, math.max, math.ceil
 local HOUR, WEEK, MOST = 3600000, 604800000, 9007199254740991
 local KEYS, ARGV = KEYS, ARGV
 local answers, n, key, at = {}, 0, 1, 1
@@ -44,6 +44,8 @@ while at <= #ARGV do
     local value = pcall('GET', lock)
     if not value then
       answer = -1
+    elseif type(value) == 'table' and not find(value.err, 'WRONGTYPE', 1, true) then
+      answer = value
     elseif type(value) ~= 'string' or sub(value, 1, 33) ~= head then
       answer = -2
     else
@@ -124,7 +126,7 @@ while at <= #ARGV do
         local stored, time = tonumber(before or -1), pcall('TIME')
         if time.err then
           answer = time
-        elseif not stored or is_text and string.find(before, '%D') then
+        elseif not stored or is_text and find(before, '%D') then
           answer = redis.error_reply('ERR value is not an integer or out of range')
         else
           local fence = max(stored + 1, tonumber(first))

@@ -67,6 +67,8 @@ for i = 1, n do
   local value = pcall('GET', lock)
   if not value then
     answers[i] = 0
+  elseif type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
+    answers[i] = value
   elseif type(value) ~= 'string' or sub(value, 1, 33) ~= sub(head, 1, 33) then
     answers[i] = 1
   elseif mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
