@@ -19,7 +19,7 @@ use std::{
 };
 
 use redis::{PushInfo, PushKind, Value, aio::MultiplexedConnection};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::unconstrained};
 
 /// The subscriptions of a store.
 #[derive(Default)]
@@ -167,7 +167,8 @@ impl Subscriptions {
                 let mut connection = MultiplexedConnection::clone(&connection);
                 let mut request = redis::cmd("UNSUBSCRIBE");
                 request.arg(name).set_no_response(true);
-                let sending = pin!(connection.send_packed_command(&request));
+                // Else the runtime lets a task wait that has used up its budget, although there is room.
+                let sending = pin!(unconstrained(connection.send_packed_command(&request)));
                 if sending.poll(&mut Context::from_waker(Waker::noop())).is_pending() {
                     return;
                 }

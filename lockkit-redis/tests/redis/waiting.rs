@@ -1,7 +1,9 @@
 //! Who waits is woken, and leaves nothing behind.
 
 use std::{
+    future::poll_fn,
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -114,6 +116,81 @@ async fn channels_that_nobody_waits_for_are_given_up() {
     }
     let mut connection = server.raw();
     eventually("no channel", || raw::<Vec<String>>(&mut connection, "PUBSUB CHANNELS").is_empty()).await;
+}
+
+/// A task that did much before it gave up, so that the runtime wants it to give way.
+#[tokio::test]
+async fn a_busy_waiter_gives_its_channel_up_too() {
+    let server = Server::start().await;
+    let (holder, waiter) = (server.store().await, Arc::new(server.store().await));
+    hold(&holder, &claim("a")).await;
+    let mut connection = server.raw();
+    let (store, wanted) = (Arc::clone(&waiter), request(&claim("a"), TTL));
+    let (work, mut to_do) = tokio::sync::mpsc::unbounded_channel();
+    let mut waiting = Some(Box::pin(async move { store.acquire(&wanted).await }));
+    let mut is_subscribed = async || {
+        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        for piece in 0..1000 {
+            work.send(piece).expect("the receiver is here");
+        }
+    };
+    tokio::select! {
+        answer = waiting.as_mut().expect("it waits") => panic!("{answer:?}"),
+        () = is_subscribed() => {}
+    }
+    poll_fn(|cx| {
+        while to_do.poll_recv(cx).is_ready() {}
+        drop(waiting.take());
+        Poll::Ready(())
+    })
+    .await;
+    assert!(!to_do.is_empty(), "the runtime did not ask to give way");
+    eventually("the channel is given up", || subscribers(&mut connection, "a") == 0).await;
+}
+
+/// Waiters that come and go at any moment take no message away from one that stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_leave_take_no_message_along() {
+    let server = Server::start().await;
+    let (holder, waiter) = (server.store().await, Arc::new(server.store().await));
+    let mut slowest = Duration::ZERO;
+    for round in 0_u64..300 {
+        let mine = claim("a");
+        hold(&holder, &mine).await;
+        let staying = {
+            let (store, theirs) = (Arc::clone(&waiter), claim("a"));
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_micros(round * 37 % 1500)).await;
+                granted(store.acquire(&request(&theirs, Duration::from_secs(60))).await.expect("acquire"));
+                let woken = Instant::now();
+                free(&store, &theirs).await;
+                woken
+            })
+        };
+        let leaving: Vec<_> = (0_u64..6)
+            .map(|i| {
+                let (store, wanted) = (Arc::clone(&waiter), request(&claim("a"), TTL));
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_micros((round * 53 + i * 211) % 1300)).await;
+                    let patience = Duration::from_micros((round * 71 + i * 397) % 2100);
+                    let left = tokio::time::timeout(patience, store.acquire(&wanted)).await;
+                    if !matches!(left, Ok(Ok(Attempt::Contended(_)))) {
+                        store.release(&wanted.claim).await.expect("release");
+                    }
+                })
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_micros(round * 97 % 4000)).await;
+        let released = Instant::now();
+        free(&holder, &mine).await;
+        slowest = slowest.max(staying.await.expect("a task").saturating_duration_since(released));
+        for left in leaving {
+            left.await.expect("a task");
+        }
+    }
+    println!("the slowest of 300: {slowest:?}");
+    // Without the message it would ask after five seconds.
+    assert!(slowest < Duration::from_secs(4), "{slowest:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
