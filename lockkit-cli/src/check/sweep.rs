@@ -64,8 +64,9 @@ async fn release(store: &dyn LockStore, state: &KeyState) {
 /// What a store keeps of a lock that is free, by design.
 fn stays(url: &str) -> Option<String> {
     let keeps = [
-        (&["redis", "valkey", "redlock"][..], "the fence counters of the locks, which expire in about a week"),
-        (&["mysql", "mariadb"], "a row for each lock, which lockkit gc removes when it was unused for a week"),
+        (&["redlock"][..], "the fence counters of the locks, which expire in about a week"),
+        (&["redis", "valkey"], "the fence counters of the locks, which expire in about an hour"),
+        (&["mysql", "mariadb"], "a row for each lock, which goes by itself when it was unused for a week"),
         (&["zk"], "the empty directories of the locks, which the servers remove after a while"),
     ];
     let url = url.to_ascii_lowercase();
