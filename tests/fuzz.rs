@@ -222,7 +222,13 @@ async fn one_case(
                 let ttl = Duration::from_secs(20);
                 drop(
                     store
-                        .renew(&[Renewal { claim: mine.clone(), ttl, depth: 1, fence_floor: Some(Fence::new(7)) }])
+                        .renew(&[Renewal {
+                            claim: mine.clone(),
+                            ttl,
+                            depth: 1,
+                            fence_floor: Some(Fence::new(7)),
+                            holder: None,
+                        }])
                         .await,
                 );
             }

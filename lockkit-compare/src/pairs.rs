@@ -307,7 +307,7 @@ impl Leases {
                 })
             });
             for task in tasks.collect::<Vec<_>>() {
-                renewals.push(Renewal { claim: task.await??, ttl: TTL, depth: 1, fence_floor: None });
+                renewals.push(Renewal { claim: task.await??, ttl: TTL, depth: 1, fence_floor: None, holder: None });
             }
         }
         Ok(Self { store, renewals })

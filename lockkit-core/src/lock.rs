@@ -142,8 +142,7 @@ impl Lock {
     ///
     /// The lease is renewed with this lock's ttl and gets a new fence, above that of the former holder: what that one still
     /// sends to a resource that checks fences is refused. A former holder that still runs learns nothing of it. **Only one
-    /// may take up a lease**: a second one with the same token would hold the lock at the same time. The store goes on
-    /// showing the name of the former holder.
+    /// may take up a lease**: a second one with the same token would hold the lock at the same time.
     ///
     /// ```
     /// # use lockkit_core::{Locker, MemoryStore};

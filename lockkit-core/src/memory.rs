@@ -155,6 +155,9 @@ impl MemoryStore {
         };
         lease.expires = now + renewal.ttl;
         lease.depth = renewal.depth;
+        if let Some(holder) = &renewal.holder {
+            lease.info = holder.clone();
+        }
         let hold = lease.hold(sent + renewal.ttl);
         if let Some(floor) = renewal.fence_floor {
             record.fence = record.fence.max(floor.get());

@@ -269,6 +269,8 @@ pub struct Renewal {
     pub depth: u32,
     /// Raise the store's fence counter for the key to at least this.
     pub fence_floor: Option<Fence>,
+    /// Show this name of the client that holds the lease from now on; `None` leaves the one that is there.
+    pub holder: Option<HolderInfo>,
 }
 
 /// The answer to a [`Renewal`].

@@ -81,7 +81,8 @@ async fn fences_end_with_an_error() -> Result<()> {
     assert_eq!(store.acquire(&asked).await.expect_err("no room above").kind(), ErrorKind::InvalidInput);
     asked.fence.floor = Fence::NONE;
     let Attempt::Granted(hold) = store.acquire(&asked).await? else { panic!("free") };
-    let renewal = Renewal { claim: hold.claim, ttl: asked.ttl, depth: 1, fence_floor: Some(Fence::new(u64::MAX)) };
+    let renewal =
+        Renewal { claim: hold.claim, ttl: asked.ttl, depth: 1, fence_floor: Some(Fence::new(u64::MAX)), holder: None };
     assert!(store.renew(std::slice::from_ref(&renewal)).await.remove(0).is_ok());
     store.release(&renewal.claim).await?;
     assert_eq!(store.acquire(&request("x", asked.ttl)).await.expect_err("no room").kind(), ErrorKind::InvalidInput);

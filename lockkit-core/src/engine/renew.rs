@@ -257,7 +257,13 @@ impl Engine {
 }
 
 fn renewal(lease: &Lease) -> Renewal {
-    Renewal { claim: lease.claim.clone(), ttl: lease.terms.ttl, depth: lease.state().depth, fence_floor: None }
+    Renewal {
+        claim: lease.claim.clone(),
+        ttl: lease.terms.ttl,
+        depth: lease.state().depth,
+        fence_floor: None,
+        holder: None,
+    }
 }
 
 fn no_answer() -> Error {

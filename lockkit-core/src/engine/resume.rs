@@ -25,7 +25,8 @@ impl Engine {
             return unsupported("only an exclusive lease can be taken up");
         }
         let Some(fence) = self.fence_above(&claim).await? else { return Ok(None) };
-        let renewal = Renewal { claim: claim.clone(), ttl: terms.ttl, depth: 1, fence_floor: Some(fence) };
+        let holder = Some(self.settings.holder.clone());
+        let renewal = Renewal { claim: claim.clone(), ttl: terms.ttl, depth: 1, fence_floor: Some(fence), holder };
         let hold = match self.store.renew(&[renewal]).await.pop() {
             Some(Ok(Renewed::Held(hold))) => hold,
             Some(Ok(Renewed::Lost(_))) => return Ok(None),

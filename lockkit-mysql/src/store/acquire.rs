@@ -119,9 +119,9 @@ impl MySqlStore {
 
     /// The claim has the lease already (rule R1): extends it, and gives the grant that is on record.
     async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
-        let renewal = renew::Terms { ttl: microseconds(request.ttl), depth: None, floor: 0 };
+        let renewal = renew::Terms { ttl: microseconds(request.ttl), depth: None, floor: 0, holder: None };
         let sent = self.info.clock.now();
-        renew::extend(self, connection, &[&request.claim], renewal).await?;
+        renew::extend(self, connection, &[&request.claim], &renewal).await?;
         match self.look_after(connection, &request.claim.key).await? {
             Some(row::Lock { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
                 Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))

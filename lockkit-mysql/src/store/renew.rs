@@ -24,7 +24,7 @@ use crate::{
 const CHUNK: usize = 64;
 
 /// The terms that leases in the same statement have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Terms {
     /// In microseconds.
     pub(crate) ttl: i64,
@@ -32,6 +32,8 @@ pub(crate) struct Terms {
     pub(crate) depth: Option<u32>,
     /// The fence counter is raised to at least this.
     pub(crate) floor: u64,
+    /// The name of the holder; `None` leaves it as it is.
+    pub(crate) holder: Option<String>,
 }
 
 type Answers = Vec<Option<Result<Renewed>>>;
@@ -50,7 +52,7 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
         // In the order of the index, so that statements that meet on the same rows lock them in the same order.
         group.sort_by_key(|index| &renewals[*index].claim.key);
         for chunk in group.chunks(CHUNK) {
-            renew_chunk(store, renewals, chunk, terms, &mut answers).await;
+            renew_chunk(store, renewals, chunk, &terms, &mut answers).await;
         }
     }
     let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
@@ -65,12 +67,13 @@ fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<Terms> {
     store.info.admit_ttl(renewal.ttl)?;
     let floor = renewal.fence_floor.unwrap_or_default();
     check_floor(floor)?;
-    Ok(Terms { ttl: microseconds(renewal.ttl), depth: Some(renewal.depth), floor: floor.get() })
+    let holder = renewal.holder.as_ref().map(|holder| holder.as_str().to_owned());
+    Ok(Terms { ttl: microseconds(renewal.ttl), depth: Some(renewal.depth), floor: floor.get(), holder })
 }
 
 /// Extends the leases of one chunk. When one of several rows is busy, each is tried alone, so that a row that a transaction
 /// keeps locked does not cost the others their leases.
-async fn renew_chunk(store: &MySqlStore, renewals: &[Renewal], chunk: &[usize], terms: Terms, answers: &mut Answers) {
+async fn renew_chunk(store: &MySqlStore, renewals: &[Renewal], chunk: &[usize], terms: &Terms, answers: &mut Answers) {
     let failed = match try_chunk(store, renewals, chunk, terms, answers).await {
         Ok(()) => return,
         Err(failed) => failed,
@@ -90,7 +93,7 @@ async fn try_chunk(
     store: &MySqlStore,
     renewals: &[Renewal],
     chunk: &[usize],
-    terms: Terms,
+    terms: &Terms,
     answers: &mut Answers,
 ) -> Result<()> {
     let Some(first) = chunk.first() else { return Ok(()) };
@@ -120,11 +123,18 @@ pub(crate) async fn extend(
     store: &MySqlStore,
     connection: &mut Connection,
     claims: &[&Claim],
-    terms: Terms,
+    terms: &Terms,
 ) -> Result<u64> {
     let size = Size::of(claims.len());
     let statement = |question| {
-        let terms_of = store.statements.renew(size).bind(terms.ttl).bind(terms.depth).bind(question).bind(terms.floor);
+        let terms_of = store
+            .statements
+            .renew(size)
+            .bind(terms.ttl)
+            .bind(terms.depth)
+            .bind(question)
+            .bind(terms.floor)
+            .bind(terms.holder.as_deref());
         let named = size.fill(claims).fold(terms_of, |statement, claim| statement.bind(to_column(&claim.key)));
         size.fill(claims).fold(named, |statement, claim| {
             statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice())

@@ -142,7 +142,7 @@ pub(crate) fn contended(attempt: Attempt) -> Contention {
 }
 
 pub(crate) fn renewal(claim: &Claim) -> Renewal {
-    Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None }
+    Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None }
 }
 
 pub(crate) async fn renew(store: &MySqlStore, renewal: Renewal) -> Result<Renewed> {

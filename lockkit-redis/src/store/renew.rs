@@ -41,7 +41,12 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
     let mut todo = Vec::with_capacity(renewals.len());
     for (index, renewal) in renewals.iter().enumerate() {
         match check(store, renewal) {
-            Ok(ttl) => todo.push(Item { index, ttl, with_floor: renewal.fence_floor.is_some(), alone: false }),
+            Ok(ttl) => todo.push(Item {
+                index,
+                ttl,
+                changes: renewal.fence_floor.is_some() || renewal.holder.is_some(),
+                alone: false,
+            }),
             Err(e) => answers[index] = Some(Err(e)),
         }
     }
@@ -95,7 +100,7 @@ async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut
     // Leases of the same ttl share a script. It is usually the same for all, so there is nothing to sort. In a cluster
     // they would have to share a slot as well, which is not worth looking for.
     let (chunk, batch) = if store.nodes.is_cluster() { (1, CHUNK) } else { (CHUNK, BATCH) };
-    let kind = |item: &Item| (item.alone, item.with_floor, item.ttl);
+    let kind = |item: &Item| (item.alone, item.changes, item.ttl);
     todo.sort_by_key(kind);
     let chunks: Vec<&[Item]> = todo
         .chunk_by(|a, b| kind(a) == kind(b))
@@ -121,7 +126,8 @@ async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut
 struct Item {
     index: usize,
     ttl: u64,
-    with_floor: bool,
+    /// It changes more than the end of the lease and the depth: the fence counter, or the holder's name.
+    changes: bool,
     /// It is to have a script of its own.
     alone: bool,
 }
@@ -182,15 +188,16 @@ async fn send(store: &RedisStore, connection: &Connection, renewals: &[Renewal],
 }
 
 fn script(store: &RedisStore, epoch: Option<&Epoch>, renewals: &[Renewal], chunk: &[Item]) -> Cmd {
-    let with_floor = chunk[0].with_floor;
-    let each = if with_floor { 2 } else { 1 };
+    let changes = chunk[0].changes;
+    let (keys_each, args_each) = if changes { (2, 4) } else { (1, 1) };
     let script = if epoch.is_some() { &*RENEW_GUARDED } else { &*RENEW };
-    let mut cmd = script.by_hash(chunk.len() * each, 4 + chunk.len() * each, 50 + chunk.len() * each * 80);
+    let mut cmd =
+        script.by_hash(chunk.len() * keys_each, 4 + chunk.len() * args_each, 50 + chunk.len() * args_each * 80);
     let locks = || chunk.iter().map(|item| lock(store, renewals, item));
     for lock in locks() {
         cmd.arg(lock);
     }
-    for lock in locks().filter(|_| with_floor) {
+    for lock in locks().filter(|_| changes) {
         cmd.arg(name::counter(&lock));
     }
     cmd.arg(chunk[0].ttl).arg(chunk.len());
@@ -200,8 +207,11 @@ fn script(store: &RedisStore, epoch: Option<&Epoch>, renewals: &[Renewal], chunk
         value::push_head(&mut head, &renewal.claim.token, renewal.depth);
         cmd.arg(&head);
     }
-    for floor in chunk.iter().filter_map(|item| renewals[item.index].fence_floor) {
-        cmd.arg(floor.get());
+    for renewal in chunk.iter().filter(|_| changes).map(|item| &renewals[item.index]) {
+        cmd.arg(renewal.fence_floor.map_or_else(String::new, |floor| floor.get().to_string()));
+    }
+    for renewal in chunk.iter().filter(|_| changes).map(|item| &renewals[item.index]) {
+        cmd.arg(renewal.holder.as_ref().map_or_else(String::new, |holder| format!(":{}", holder.as_str())));
     }
     if let Some(epoch) = epoch {
         cmd.arg(&epoch.mark).arg(&epoch.id);

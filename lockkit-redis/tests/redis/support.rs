@@ -99,7 +99,7 @@ pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
 }
 
 pub(crate) fn renewal(claim: &Claim) -> Renewal {
-    Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None }
+    Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None }
 }
 
 pub(crate) async fn attempt(store: &RedisStore, claim: &Claim) -> Result<Attempt> {

@@ -209,6 +209,7 @@ impl<'a> Rounds<'a> {
             ttl: request.ttl,
             depth: 1,
             fence_floor: Some(fence::last_of(fence, request.fence.span)),
+            holder: None,
         }]);
         let mut calls = Calls::with_capacity(poll.grants.len());
         for (node, _) in &poll.grants {

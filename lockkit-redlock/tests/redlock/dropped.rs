@@ -69,7 +69,7 @@ impl Scene {
         if matches!(call, Call::Wait | Call::WaitAndGet) {
             asked.wait = LONG;
         }
-        let renewal = Renewal { claim: self.mine.0.clone(), ttl: LONG, depth: 1, fence_floor: None };
+        let renewal = Renewal { claim: self.mine.0.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None };
         let dropped = match call {
             Call::Renew => self.leave(store.renew(&[renewal]), polls, async {}).await,
             Call::Release => self.leave(store.release(&asked.claim), polls, async {}).await,
@@ -121,7 +121,8 @@ impl Scene {
     /// Asks everything whose answer is known.
     async fn ask(&self) {
         let Self { store, mine: (mine, fence), theirs, .. } = self;
-        let renewal = |claim: &Claim| Renewal { claim: claim.clone(), ttl: LONG, depth: 1, fence_floor: None };
+        let renewal =
+            |claim: &Claim| Renewal { claim: claim.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None };
         let answers = store.renew(&[renewal(mine), renewal(theirs), renewal(&claim("nobody's"))]).await;
         assert!(
             matches!(&answers[..], [Ok(Renewed::Held(mine)), _, Ok(Renewed::Lost(_))] if mine.fence == *fence),

@@ -134,8 +134,13 @@ async fn a_dead_node_does_not_hold_up_what_is_done_at_the_others() {
     }
     cluster.servers[1].command(&["DEL", "lockkit:kept"]).await.expect("DEL");
     cluster.proxies[0].blackhole();
-    let renewal =
-        |claim: &Claim| lockkit_core::Renewal { claim: claim.clone(), ttl: LONG, depth: 1, fence_floor: None };
+    let renewal = |claim: &Claim| lockkit_core::Renewal {
+        claim: claim.clone(),
+        ttl: LONG,
+        depth: 1,
+        fence_floor: None,
+        holder: None,
+    };
     let answers = store.renew(&[renewal(&lost), renewal(&kept)]).await;
     assert!(matches!(answers[..], [Ok(Renewed::Lost(_)), Ok(Renewed::Held(_))]), "{answers:?}");
 

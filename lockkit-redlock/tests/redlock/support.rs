@@ -135,7 +135,7 @@ pub(crate) async fn contended(store: &dyn LockStore, claim: &Claim) -> Contentio
 }
 
 pub(crate) async fn renew(store: &dyn LockStore, claim: &Claim) -> Result<Renewed> {
-    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None };
+    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
     store.renew(&[renewal]).await.remove(0)
 }
 

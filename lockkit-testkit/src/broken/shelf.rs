@@ -156,6 +156,9 @@ impl Shelf {
         }
         lease.ends = ends;
         lease.depth = if adds { lease.depth + renewal.depth - 1 } else { renewal.depth };
+        if let Some(holder) = &renewal.holder {
+            lease.info = holder.clone();
+        }
         if let Some(floor) = renewal.fence_floor {
             record.fence = record.fence.max(floor.get());
         }

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockkit_core::{ErrorKind, Liveness, LossReason, Outcome as Ended, Query, Release, Token, drift};
+use lockkit_core::{
+    ErrorKind, HolderInfo, Liveness, Locker, LossReason, Outcome as Ended, Query, Release, Renewal, Renewed, Token,
+    drift,
+};
 
 use super::{Ctx, LONG, Outcome, assert_taken, cases, grant, request, take};
 
@@ -17,6 +20,7 @@ cases! { "lifecycle":
     the_holder_is_shown_while_it_holds [NOTHING] "Who holds a lock can be read while it is held, and not after."
     held_locks_are_listed_by_prefix [NOTHING] "All held locks of a prefix are listed by name, and only those."
     a_lease_is_taken_up_by_its_token [NOTHING] "A lease that was let go of is taken up by its token, with a higher fence; where leases end with the session, both are refused."
+    a_renewal_may_change_the_name_that_is_shown [NOTHING] "A renewal with a name makes the store show that one, also after renewals without; nothing else changes."
     a_broken_lock_is_free [NOTHING] "A lock can be broken by the token that inspection shows, and by no other."
 }
 
@@ -155,8 +159,10 @@ async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> Outcome {
     assert_eq!(guard.detach()?, token);
     assert_taken(&other, &name).await?;
     assert!(other.lock(&name).resume(Token::random()?).await?.is_none(), "taken up by another token");
-    let again = other.lock(&name).ttl(LONG).resume(token).await?.ok_or("the lease is still there")?;
+    let next = Locker::shared_builder(ctx.store().await?).holder(HolderInfo::new("the next")).build();
+    let again = next.lock(&name).ttl(LONG).resume(token).await?.ok_or("the lease is still there")?;
     assert!(again.fence() > first, "{:?} after {first:?}", again.fence());
+    assert_eq!(mine.lock(&name).inspect().await?.holders[0].info.as_str(), "the next");
     assert_taken(&mine, &name).await?;
     again.renew().await?;
     let second = again.fence();
@@ -166,6 +172,31 @@ async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> Outcome {
     assert!(next.fence() > second, "{:?} after {second:?}", next.fence());
     assert!(other.lock(&name).resume(token).await?.is_none(), "taken up while another holds the lock");
     assert_eq!(next.release().await?, Ended::Released);
+    Ok(())
+}
+
+async fn a_renewal_may_change_the_name_that_is_shown(ctx: Ctx) -> Outcome {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let asked = request(&key, LONG)?;
+    let hold = grant(&store, &asked).await?;
+    for (holder, depth, shown) in [
+        (Some("the next: 1@2"), 1, "the next: 1@2"),
+        (None, 1, "the next: 1@2"),
+        (None, 2, "the next: 1@2"),
+        (Some("a third"), 3, "a third"),
+    ] {
+        let holder = holder.map(HolderInfo::new);
+        let renewal = Renewal { claim: asked.claim.clone(), ttl: LONG, depth, fence_floor: None, holder };
+        match store.renew(&[renewal]).await.pop().ok_or("no answer")?? {
+            Renewed::Held(renewed) => assert_eq!((renewed.fence, renewed.depth), (hold.fence, depth)),
+            Renewed::Lost(reason) => return Err(format!("lost: {reason}").into()),
+        }
+        let state = store.inspect(&Query::Keys(vec![key.clone()])).await?.pop().ok_or("no answer")?;
+        let holder = state.holders.first().ok_or("nobody holds it")?;
+        assert_eq!((holder.info.as_str(), holder.depth, holder.token), (shown, depth, Some(asked.claim.token)));
+        assert_eq!(holder.fence, Some(hold.fence));
+    }
+    assert!(matches!(store.release(&asked.claim).await?, Release::Released { .. }));
     Ok(())
 }
 

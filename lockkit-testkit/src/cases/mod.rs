@@ -231,7 +231,7 @@ async fn grant(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<H
 
 /// Renews one lease.
 async fn renew(store: &Arc<dyn LockStore>, claim: &Claim, ttl: Duration, depth: u32) -> Result<Renewed, BoxError> {
-    let renewal = Renewal { claim: claim.clone(), ttl, depth, fence_floor: None };
+    let renewal = Renewal { claim: claim.clone(), ttl, depth, fence_floor: None, holder: None };
     let mut answers = store.renew(&[renewal]).await;
     assert_eq!(answers.len(), 1, "one answer for each renewal");
     Ok(answers.remove(0)?)

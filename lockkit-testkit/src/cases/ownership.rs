@@ -153,7 +153,13 @@ async fn many_renewals_have_an_answer_each(ctx: Ctx) -> Outcome {
         if number % 3 != 0 {
             grant(&store, &mine).await?;
         }
-        renewals.push(lockkit_core::Renewal { claim: mine.claim, ttl: LONG * 2, depth: 1 + number, fence_floor: None });
+        renewals.push(lockkit_core::Renewal {
+            claim: mine.claim,
+            ttl: LONG * 2,
+            depth: 1 + number,
+            fence_floor: None,
+            holder: None,
+        });
     }
     let answers = store.renew(&renewals).await;
     assert_eq!(answers.len(), renewals.len(), "one answer for each renewal");

@@ -229,7 +229,7 @@ impl Scene {
 
     /// The renewal of the lease of the client behind the proxy.
     pub(super) fn renewal(&self) -> [Renewal; 1] {
-        [Renewal { claim: self.mine.clone(), ttl: LONG, depth: 1, fence_floor: None }]
+        [Renewal { claim: self.mine.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None }]
     }
 
     /// A claim of another owner to the lock that the other client holds.
@@ -317,7 +317,7 @@ pub(super) fn lost(reason: LossReason) -> BoxError {
 
 /// Asks once.
 async fn renewal_of(store: &Arc<dyn LockStore>, claim: &Claim) -> StoreResult<Renewed> {
-    let renewal = [Renewal { claim: claim.clone(), ttl: HELD, depth: 1, fence_floor: None }];
+    let renewal = [Renewal { claim: claim.clone(), ttl: HELD, depth: 1, fence_floor: None, holder: None }];
     let answer = store.renew(&renewal).await.pop();
     answer.unwrap_or_else(|| Err(unexpected("no answer for the renewal".into())))
 }

@@ -83,7 +83,8 @@ enum Known {
 /// What was asked about a lease.
 struct Check<'a> {
     look: Option<Look<'a>>,
-    depth: Option<Answer<'a, Stat>>,
+    /// The write of what the node is to show.
+    shown: Option<Answer<'a, Stat>>,
 }
 
 /// How a node is looked at.
@@ -115,16 +116,24 @@ impl<'a> Plan<'a> {
     /// Sends what has to be asked, without awaiting it.
     fn send<'s>(&'s self, session: &'s Session, unwatched: &mut Unwatched<'s>) -> Check<'s> {
         let Known::Held { path, grant, watched, written, .. } = &self.known else {
-            return Check { look: None, depth: None };
+            return Check { look: None, shown: None };
         };
-        let depth: Option<Answer<'s, Stat>> = (grant.depth != self.renewal.depth || !written).then(|| {
+        let is_shown =
+            grant.depth == self.renewal.depth && self.renewal.holder.as_ref().is_none_or(|name| *name == grant.holder);
+        let shown: Option<Answer<'s, Stat>> = (!is_shown || !written).then(|| {
             session.update(&self.renewal.claim.token, |claimed| claimed.written = false);
-            let value = Grant { depth: self.renewal.depth, ..grant.clone() }.value();
+            let value = self.renewed(grant).value();
             Box::pin(session.client.set_data(path, value.text().as_bytes(), None)) as Answer<'s, Stat>
         });
         // After the write, so that the watch is not spent on it.
-        let look = (!watched || depth.is_some()).then(|| look(session, path, unwatched));
-        Check { look, depth }
+        let look = (!watched || shown.is_some()).then(|| look(session, path, unwatched));
+        Check { look, shown }
+    }
+
+    /// The grant as this renewal shows it.
+    fn renewed(&self, grant: &Grant) -> Grant {
+        let holder = self.renewal.holder.as_ref().unwrap_or(&grant.holder).clone();
+        Grant { depth: self.renewal.depth, holder, ..grant.clone() }
     }
 
     async fn finish(
@@ -158,7 +167,7 @@ impl<'a> Plan<'a> {
             return lose(session, claim, bound).await;
         }
         outcome.and_then(|()| alive.clone()).map_err(|failure| error::map(&failure, Sent::Yes))?;
-        let mut grant = Grant { depth: self.renewal.depth, ..grant.clone() };
+        let mut grant = self.renewed(grant);
         if !set_grant(session, claim, node, &grant) {
             return lose(session, claim, bound).await;
         }
@@ -178,8 +187,8 @@ impl<'a> Plan<'a> {
         sent: Moment,
         bound: Duration,
     ) -> Result<(), Failure> {
-        if let Some(depth) = check.depth {
-            session.lead(sent, bound, depth).await?;
+        if let Some(shown) = check.shown {
+            session.lead(sent, bound, shown).await?;
         }
         let (stat, watch) = match check.look {
             Some(Look::Watched(answer)) => {

@@ -136,7 +136,7 @@ async fn a_floor_stays_with_the_lock() {
     assert!(second.fence >= first.fence.offset(1000));
     assert_eq!(shown(store.inspect(&query).await.expect("inspect")), Some(second.fence));
     let raised = Fence::new(second.fence.get() + 5_000_000);
-    let renewal = Renewal { claim: next.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised) };
+    let renewal = Renewal { claim: next.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised), holder: None };
     match other.renew(&[renewal]).await.remove(0).expect("renew") {
         Renewed::Held(hold) => assert_eq!(hold.fence, second.fence),
         Renewed::Lost(reason) => panic!("{reason}"),
@@ -164,7 +164,8 @@ async fn the_holder_before_may_raise_the_fence_while_one_waits() {
         let waiting = request(&waiter, TTL);
         let (next, ()) = tokio::join!(other.acquire(&waiting), async {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            let renewal = Renewal { claim: holder.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised) };
+            let renewal =
+                Renewal { claim: holder.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised), holder: None };
             assert!(matches!(store.renew(&[renewal]).await.remove(0).expect("renew"), Renewed::Held(_)));
             free(&store, &holder).await;
         });

@@ -31,7 +31,7 @@ async fn hold_all(store: &Arc<ZkStore>, claims: &[Claim]) {
 
 /// One renewal for all.
 async fn renew_all(store: &ZkStore, claims: &[Claim]) -> lockkit_core::Result<Vec<Renewed>> {
-    let renewal = |claim: &Claim| Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None };
+    let renewal = |claim: &Claim| Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
     let renewals: Vec<_> = claims.iter().map(renewal).collect();
     store.renew(&renewals).await.into_iter().collect()
 }

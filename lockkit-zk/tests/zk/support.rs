@@ -110,7 +110,7 @@ pub(crate) fn is_contended(attempt: &Attempt) -> bool {
 }
 
 pub(crate) async fn renew(store: &ZkStore, claim: &Claim) -> Result<Renewed> {
-    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None };
+    let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
     let mut answers = store.renew(&[renewal]).await;
     assert_eq!(answers.len(), 1);
     answers.remove(0)

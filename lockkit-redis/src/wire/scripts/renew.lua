@@ -2,11 +2,12 @@
 -- is its answer, and nothing to the others.
 --
 -- KEYS[1 .. n]         the locks
--- KEYS[n+1 .. 2n]      their fence counters, only if floors are given
+-- KEYS[n+1 .. 2n]      their fence counters, only if floors and tails are given
 -- ARGV[1]              ttl in ms
 -- ARGV[2]              n
 -- ARGV[3 .. n+2]       head that each value is to have, "<token>:<depth>:"
--- ARGV[n+3 .. 2n+2]    floors: raise the counter to at least this; optional
+-- ARGV[n+3 .. 2n+2]    floors: raise the counter to at least this; empty to leave it
+-- ARGV[2n+3 .. 3n+2]   tails that the values are to have, ":<holder>"; empty to leave them
 -- mark                  a local that goes before: the mark that the leases must have; nil for any
 --
 -- Returns for each lock  its value  it is held and extended
@@ -41,24 +42,24 @@ local function raise(counter, floor, value)
   end
 end
 
-local function extend(lock, value, head, counter, floor)
-  if sub(value, 1, #head) == head then
+local function extend(lock, value, head, counter, floor, tail)
+  if sub(value, 1, #head) == head and tail == '' then
     local extended = pcall('PEXPIRE', lock, ttl)
     if type(extended) == 'table' then
       return extended
     end
   else
-    local rest = string.match(value, '^%x+:%d+:(%d+:%d+[@:].*)$')
-    if not rest then
+    local grant, holder = string.match(value, '^%x+:%d+:(%d+:%d+@?%x*)(:.*)$')
+    if not grant then
       return 1
     end
-    value = head .. rest
+    value = head .. grant .. (tail == '' and holder or tail)
     local written = pcall('SET', lock, value, 'PX', ttl)
     if written.err then
       return written
     end
   end
-  return floor and raise(counter, floor, value) or value
+  return floor ~= '' and raise(counter, floor, value) or value
 end
 
 local answers = {}
@@ -74,7 +75,7 @@ for i = 1, n do
   elseif mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
     answers[i] = 3
   else
-    answers[i] = extend(lock, value, head, KEYS[n + i], ARGV[n + 2 + i])
+    answers[i] = extend(lock, value, head, KEYS[n + i], ARGV[n + 2 + i] or '', ARGV[2 * n + 2 + i] or '')
   end
 end
 return answers
