@@ -53,7 +53,7 @@ impl Bound {
 /// Where connections go when they are no longer in use.
 pub(crate) struct Idle {
     connections: Mutex<Vec<(RawConnection, u64)>>,
-    /// Raised whenever a connection broke: then those that are older are probed before they are used.
+    /// Raised whenever a connection broke or none could be made: then those that are older are probed before they are used.
     breaks: AtomicU64,
     pub(crate) in_flight: InFlight,
     /// For how long a connection in doubt is kept: by then the server has answered, if it can.
@@ -91,7 +91,8 @@ impl Idle {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner).push((raw, breaks));
     }
 
-    fn broke(&self) {
+    /// Something came up that concerns all connections: they are probed before they are used again.
+    pub(crate) fn broke(&self) {
         self.breaks.fetch_add(1, Ordering::AcqRel);
     }
 }

@@ -105,22 +105,24 @@ impl Pool {
     /// # Errors
     /// When the server can't be reached by the deadline; without effect.
     pub(crate) async fn trusted(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
-        let breaks = self.idle.breaks();
-        let mut usable = None;
+        let connection = |raw, breaks, permit| Connection::new(raw, breaks, bound, permit, Arc::clone(&self.idle));
+        let mut breaks = self.idle.breaks();
         while let Some((mut raw, broken)) = self.idle.pop(Handle::current().id()) {
             if broken == breaks && raw.is_proven(UNPROVEN) || self.is_sound(&mut raw, bound).await {
-                usable = Some(raw);
-                break;
+                return Ok(connection(raw, breaks, permit));
+            }
+            self.idle.broke();
+            breaks = self.idle.breaks();
+        }
+        let open = timeout_at(bound.at, RawConnection::open(&self.options, self.replicas)).await;
+        match open.map_err(|_| Error::no_answer(bound.whole, Sent::No)).flatten() {
+            Ok(raw) => Ok(connection(raw, breaks, permit)),
+            Err(error) => {
+                // What keeps a new connection away, such as that the server is a replica now, concerns those in use too.
+                self.idle.broke();
+                Err(error)
             }
         }
-        let raw = match usable {
-            Some(raw) => raw,
-            None => {
-                let open = timeout_at(bound.at, RawConnection::open(&self.options, self.replicas)).await;
-                open.map_err(|_| Error::no_answer(bound.whole, Sent::No))??
-            }
-        };
-        Ok(Connection::new(raw, breaks, bound, permit, Arc::clone(&self.idle)))
     }
 
     /// Probes an idle connection. A dead one must not cost the whole time.

@@ -21,6 +21,7 @@ tests! {
     a_new_connection_to_a_replica_is_refused
     an_idle_connection_notices_that_its_server_became_a_replica
     a_busy_connection_notices_that_its_server_became_a_replica
+    a_refused_connection_makes_others_look_again
     a_server_with_older_data_gives_no_fence_twice
 }
 
@@ -65,12 +66,28 @@ async fn a_busy_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx
     hold(&store, &mine).await;
     server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
     let demoted = Instant::now();
-    while let Ok(renewed) = renew(&store, renewal(&mine)).await {
-        assert!(is_held(&Ok(renewed)));
+    let refused = loop {
+        match renew(&store, renewal(&mine)).await {
+            Ok(renewed) => assert!(is_held(&Ok(renewed))),
+            Err(error) => break error,
+        }
         assert!(demoted.elapsed() < Duration::from_secs(6), "it was written to for {:?}", demoted.elapsed());
         sleep(Duration::from_millis(20)).await;
-    }
+    };
+    is_refused(&refused);
     is_refused(&renew(&store, renewal(&mine)).await.expect_err("no writes"));
+}
+
+/// A connection is trusted for some seconds after a probe, but not after another one showed that the server has changed.
+async fn a_refused_connection_makes_others_look_again(ctx: Arc<Ctx>) {
+    let (server, store) = administrated(&ctx).await;
+    let (first, second, third) = (claim(), claim(), claim());
+    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    // One has the connection that there is, the other needs a new one.
+    let (old, new) = tokio::join!(attempt(&store, &first), attempt(&store, &second));
+    old.expect("it was probed a moment ago");
+    is_refused(&new.expect_err("a new connection"));
+    is_refused(&attempt(&store, &third).await.expect_err("no writes"));
 }
 
 /// A backup that was put back, or a crash that lost what was not on the disk yet: the counter is there, but an old one.
