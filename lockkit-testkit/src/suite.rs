@@ -3,6 +3,7 @@
 use std::{env, fs, num::NonZero, path::PathBuf, process::ExitCode, sync::Arc, thread::available_parallelism};
 
 use libtest_mimic::{Arguments, Trial};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{
     Backend, BoxError, Subject,
@@ -28,8 +29,12 @@ pub struct Suite {
 }
 
 /// The arguments of a test program whose tests mostly wait: unless they say otherwise, two run at once for each processor.
+/// They may have as many files open as the system allows: some tests need two thousand connections.
 #[must_use]
 pub fn arguments() -> Arguments {
+    let open_files = getrlimit(Resource::Nofile);
+    // Where that is refused, tests that need more say so themselves.
+    _ = setrlimit(Resource::Nofile, Rlimit { current: open_files.maximum, ..open_files });
     let mut arguments = Arguments::from_args();
     let processors = available_parallelism().map_or(1, NonZero::get);
     arguments.test_threads = arguments.test_threads.or(Some(2 * processors));

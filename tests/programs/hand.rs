@@ -156,11 +156,16 @@ impl Hand {
             Some(owner) => process.owners[owner].lock(name),
             None => process.locker.lock(name),
         };
-        lock = lock.ttl(Duration::from_millis(if ask.short { self.world.terms.short } else { LONG }));
-        if !ask.renew {
+        // All guards of an owner share one lease: what asks for other terms than it has is refused.
+        let (short, renew, max_hold) = match ask.owner {
+            Some(_) => (self.world.program.is_short(ask.key), ask.key.is_multiple_of(2), None),
+            None => (ask.short, ask.renew, ask.max_hold),
+        };
+        lock = lock.ttl(Duration::from_millis(if short { self.world.terms.short } else { LONG }));
+        if !renew {
             lock = lock.no_renewal();
         }
-        if let Some(limit) = ask.max_hold {
+        if let Some(limit) = max_hold {
             lock = lock.max_hold(Duration::from_millis(limit));
         }
         if ask.fifo && self.world.terms.fifo { lock.fifo() } else { lock }

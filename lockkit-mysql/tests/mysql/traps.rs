@@ -216,8 +216,15 @@ async fn a_connection_killed_in_the_middle_leaves_the_effect_open(ctx: Arc<Ctx>)
         let (store, mine) = (Arc::clone(&store), rival(&mine));
         tokio::spawn(async move { attempt(&store, &mine).await })
     };
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    server.cut_clients().await.expect("cut");
+    // The one that waits for the row alone: were the one that has it killed first, the lock would be granted.
+    let waiting = loop {
+        let all = server.admin("SHOW FULL PROCESSLIST").await.expect("ask");
+        let is_update = |row: &&Vec<Option<String>>| row[7].as_ref().is_some_and(|text| text.starts_with("UPDATE"));
+        if let Some(row) = all.iter().find(is_update) {
+            break row[0].clone().expect("an id");
+        }
+    };
+    server.admin(&format!("KILL {waiting}")).await.expect("kill");
     let error = asking.await.expect("no panic").expect_err("its connection was killed");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
     let next = claim();

@@ -113,10 +113,19 @@ fn op() -> impl Strategy<Value = Op> {
 
 fn ask() -> impl Strategy<Value = Ask> {
     let owner = proptest::option::weighted(0.4, 0..OWNERS);
-    let ttl = prop_oneof![Just(200), Just(600), Just(2000), Just(10_000)].prop_map(Duration::from_millis);
+    let ttls = [200, 600, 2000, 10_000].map(Duration::from_millis);
+    let ttl = proptest::sample::select(ttls.to_vec());
     let wait = prop_oneof![Just(Wait::Try), time().prop_map(Wait::For), Just(Wait::Forever)];
-    (0..CLIENTS, 0..KEYS.len(), owner, ttl, proptest::bool::weighted(0.8), wait)
-        .prop_map(|(client, key, owner, ttl, renew, wait)| Ask { client, key, owner, ttl, renew, wait })
+    (0..CLIENTS, 0..KEYS.len(), owner, ttl, proptest::bool::weighted(0.8), wait).prop_map(
+        move |(client, key, owner, ttl, renew, wait)| {
+            // All guards of an owner share one lease: what asks for other terms than it has is refused.
+            let (ttl, renew) = match owner {
+                Some(owner) => (ttls[(owner + 2 * key) % ttls.len()], (owner + key) % 3 > 0),
+                None => (ttl, renew),
+            };
+            Ask { client, key, owner, ttl, renew, wait }
+        },
+    )
 }
 
 fn rule() -> impl Strategy<Value = Rule> {
