@@ -114,13 +114,14 @@ fn op() -> impl Strategy<Value = Op> {
 fn ask() -> impl Strategy<Value = Ask> {
     let owner = proptest::option::weighted(0.4, 0..OWNERS);
     let ttls = [200, 600, 2000, 10_000].map(Duration::from_millis);
-    let ttl = proptest::sample::select(ttls.to_vec());
+    // A lease goes from one task to the next only if both want the same ttl.
+    let ttl = prop_oneof![1 => Just(ttls[0]), 1 => Just(ttls[1]), 1 => Just(ttls[2]), 3 => Just(ttls[3])];
     let wait = prop_oneof![Just(Wait::Try), time().prop_map(Wait::For), Just(Wait::Forever)];
     (0..CLIENTS, 0..KEYS.len(), owner, ttl, proptest::bool::weighted(0.8), wait).prop_map(
         move |(client, key, owner, ttl, renew, wait)| {
             // All guards of an owner share one lease: what asks for other terms than it has is refused.
             let (ttl, renew) = match owner {
-                Some(owner) => (ttls[(owner + 2 * key) % ttls.len()], (owner + key) % 3 > 0),
+                Some(owner) => (ttls[ttls.len() - 1 - (owner + 2 * key) % ttls.len()], (owner + key) % 3 < 2),
                 None => (ttl, renew),
             };
             Ask { client, key, owner, ttl, renew, wait }
