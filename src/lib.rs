@@ -6,14 +6,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod connect;
+#[cfg(feature = "doctor")]
 mod diagnose;
 #[cfg(feature = "redlock")]
 pub mod redlock;
 
-pub use crate::{
-    connect::{connect, connect_on_own_thread, open},
-    diagnose::diagnose,
-};
+pub use crate::connect::{connect, connect_on_own_thread, open};
+#[cfg(feature = "doctor")]
+pub use crate::diagnose::diagnose;
 
 // Locks.
 pub use lockkit_core::{
@@ -27,7 +27,9 @@ pub use lockkit_core::fenced;
 // Who holds what, and what there is to see.
 #[cfg(feature = "metrics")]
 pub use lockkit_core::Metrics;
-pub use lockkit_core::{ClockOffset, Event, Finding, Holder, HolderInfo, KeyState, LockKey, Observer, Severity, Token};
+#[cfg(feature = "doctor")]
+pub use lockkit_core::{ClockOffset, Finding, Severity};
+pub use lockkit_core::{Event, Holder, HolderInfo, KeyState, LockKey, Observer, Token};
 
 // Stores, as they are connected to, wrapped, and asked for what they can do.
 pub use lockkit_core::{
@@ -61,6 +63,9 @@ mod documentation {
     #[cfg(feature = "mysql")]
     #[doc = include_str!("../docs/fencing.md")]
     mod fencing {}
+    #[cfg(feature = "doctor")]
+    #[doc = include_str!("../docs/doctor.md")]
+    mod doctor {}
     #[doc = include_str!("../docs/observability.md")]
     mod observability {}
     #[doc = include_str!("../docs/testing-your-application.md")]

@@ -81,6 +81,7 @@ async fn a_redlock_url_is_checked_before_anything_is_sent() {
     }
 }
 
+#[cfg(feature = "doctor")]
 #[tokio::test]
 async fn a_diagnosis_understands_the_same_urls() -> lockkit::Result<()> {
     let findings = lockkit::diagnose("memory:").await?;

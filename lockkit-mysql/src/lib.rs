@@ -26,8 +26,11 @@
 //!
 //! The table is described in `docs/backends/mysql.md`; [`schema`] makes it.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod client;
 mod config;
+#[cfg(feature = "doctor")]
 mod doctor;
 pub mod fenced;
 #[cfg(test)]
@@ -36,6 +39,7 @@ mod store;
 mod wire;
 
 pub use config::{MySqlConfig, Tls};
+#[cfg(feature = "doctor")]
 pub use doctor::diagnose;
 pub use store::{
     MySqlStore, schema,

@@ -27,8 +27,11 @@
 //!
 //! The layout of the keys is described in `docs/backends/redis.md`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod client;
 mod config;
+#[cfg(feature = "doctor")]
 mod doctor;
 pub mod fenced;
 #[cfg(test)]
@@ -37,6 +40,7 @@ mod store;
 mod wire;
 
 pub use config::RedisConfig;
+#[cfg(feature = "doctor")]
 pub use doctor::{Examination, diagnose, examine};
 pub use store::RedisStore;
 pub use wire::server::ServerFacts;

@@ -30,17 +30,19 @@
 
 mod client;
 mod config;
+#[cfg(feature = "doctor")]
 mod doctor;
 mod store;
 mod wire;
 
+#[cfg(feature = "doctor")]
+pub use doctor::{Report, findings};
 pub use {
     client::{
         node::{Gate, Node},
         stats::Stats,
     },
     config::RedlockConfig,
-    doctor::{Report, findings},
     store::RedlockStore,
     wire::{
         error::{NodeError, NodeErrors},

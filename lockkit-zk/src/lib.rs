@@ -25,8 +25,11 @@
 //!
 //! The layout of the nodes is described in `docs/backends/zookeeper.md`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod client;
 mod config;
+#[cfg(feature = "doctor")]
 mod doctor;
 pub mod fenced;
 #[cfg(test)]
@@ -35,6 +38,7 @@ mod store;
 mod wire;
 
 pub use config::ZkConfig;
+#[cfg(feature = "doctor")]
 pub use doctor::diagnose;
 pub use store::ZkStore;
 

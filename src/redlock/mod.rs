@@ -1,9 +1,14 @@
 //! A quorum over independent stores, and what makes Redis nodes of a URL.
 
+#[cfg(feature = "doctor")]
 mod doctor;
 mod nodes;
 mod roster;
 
-pub use lockkit_redlock::{Gate, Node, NodeError, NodeErrors, RedlockConfig, RedlockStore, Report, Stats, findings};
+pub use lockkit_redlock::{Gate, Node, NodeError, NodeErrors, RedlockConfig, RedlockStore, Stats};
+#[cfg(feature = "doctor")]
+pub use lockkit_redlock::{Report, findings};
 
-pub use self::{doctor::diagnose, nodes::RedisNodes};
+#[cfg(feature = "doctor")]
+pub use self::doctor::diagnose;
+pub use self::nodes::RedisNodes;

@@ -53,6 +53,7 @@ pub(crate) enum Replicas {
     /// A user with enough rights could write all the same, behind the back of the replica's primary.
     Refused,
     /// The doctor only looks.
+    #[cfg(feature = "doctor")]
     Admitted,
 }
 

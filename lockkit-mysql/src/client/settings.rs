@@ -16,6 +16,7 @@ pub(crate) async fn of_server(connection: &mut Connection) -> Result<Settings> {
 }
 
 /// The settings of this connection's session.
+#[cfg(feature = "doctor")]
 pub(crate) async fn of_session(connection: &mut Connection) -> Result<Settings> {
     read(connection, "SESSION").await
 }

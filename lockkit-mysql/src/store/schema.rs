@@ -86,8 +86,7 @@ pub(crate) async fn create_if_missing(connection: &mut Connection, config: &MySq
 }
 
 pub(crate) async fn check_table(connection: &mut Connection, config: &MySqlConfig) -> Result<()> {
-    let table = read(connection, config).await?;
-    Finding::admit(&table.findings(&config.table)?).map(drop)
+    Finding::admit(&examine(connection, config).await?).map(drop)
 }
 
 /// What is wrong with the table; nothing if it is as lockkit needs it.

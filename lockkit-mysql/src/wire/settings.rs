@@ -22,6 +22,7 @@ impl Settings {
         self.0.get(name).map_or("", String::as_str)
     }
 
+    #[cfg(feature = "doctor")]
     pub(crate) fn number(&self, name: &str) -> Option<i64> {
         self.get(name).parse().ok()
     }

@@ -35,7 +35,6 @@ pub(crate) struct Statements {
     page: Arc<str>,
     unused_page: Arc<str>,
     remove_unused: [Arc<str>; SIZES.len()],
-    unused: Arc<str>,
 }
 
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
@@ -88,7 +87,6 @@ impl Statements {
                 "SELECT {NUMBER}, id, IF({UNUSED}, resource_name, NULL) FROM {table} WHERE id > ? ORDER BY id LIMIT ?"
             )),
             remove_unused: SIZES.map(|size| text(remove_unused(table, size))),
-            unused: text(format!("SELECT id FROM {table} WHERE {UNUSED} LIMIT ?")),
         }
     }
 
@@ -141,12 +139,6 @@ impl Statements {
     /// size says; then since when in µs, and whether also those that no lease ever used.
     pub(crate) fn remove_unused(&self, size: Size) -> Statement<'static> {
         query(&self.remove_unused[size.index])
-    }
-
-    /// Reads ids of rows that are long unused. Arguments: since when in µs, whether also those that no lease ever used, how many.
-    /// It may read the whole table.
-    pub(crate) fn unused(&self) -> Statement<'static> {
-        query(&self.unused)
     }
 }
 
@@ -256,7 +248,7 @@ fn renew(table: &str, size: usize) -> String {
 /// Free for longer than some µs, and with a counter that begins anew above where it was: the server's clock has left it
 /// behind, and it follows that clock (one that is below 2^50 never did). A row that no lease ever used may be one that
 /// transactions use all the time: their locks leave no trace.
-const UNUSED: &str = "(expires IS NULL OR expires < UTC_TIMESTAMP(6)) \
+pub(crate) const UNUSED: &str = "(expires IS NULL OR expires < UTC_TIMESTAMP(6)) \
      AND update_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND \
      AND fence_last < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) \
      AND (fence_last >= 1125899906842624 OR (fence_last = 0 AND ?))";

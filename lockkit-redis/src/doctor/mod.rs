@@ -1,9 +1,10 @@
 //! All that can be told of servers and their settings: `lockkit doctor`.
 //!
 //! Here is what is asked of each server; where there are several, `sentinels` and `cluster` say which and what they are
-//! to each other, and `group` puts together what was found.
+//! to each other, `commands` what a user may not call in scripts, and `group` puts together what was found.
 
 mod cluster;
+mod commands;
 mod group;
 mod info;
 mod sentinels;
@@ -206,7 +207,7 @@ impl<'a> Doctor<'a> {
             }
             Some(reply) => {
                 let answers: Vec<String> = redis::from_redis_value(reply).unwrap_or_default();
-                findings.extend(subject.judge_commands(&answers));
+                findings.extend(commands::judge(subject.user, &answers));
             }
             None => {}
         }

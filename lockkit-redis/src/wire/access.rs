@@ -19,7 +19,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) counter: String,
     prefix: String,
     /// The user that logs in, for advice.
-    user: &'a str,
+    pub(crate) user: &'a str,
 }
 
 impl<'a> Subject<'a> {
@@ -82,41 +82,6 @@ impl<'a> Subject<'a> {
         let advice = format!("ACL SETUSER {} +publish +subscribe +unsubscribe &{}*", self.user, self.prefix);
         Finding::warning("channels", summary, advice)
     }
-
-    /// The commands that scripts call, from the answers of `probe.lua`.
-    pub(crate) fn judge_commands(&self, answers: &[String]) -> Vec<Finding> {
-        let (mut denied, mut unknown, mut refused) = (Vec::new(), Vec::new(), None);
-        for pair in answers.chunks_exact(2) {
-            let (command, error) = (pair[0].to_lowercase(), &pair[1]);
-            match Refusal::in_script(error) {
-                Some(Refusal::Denied(_)) => denied.push(command),
-                Some(Refusal::Unknown(_)) => unknown.push(command),
-                Some(Refusal::Other(why)) => refused = Some(why),
-                None => {}
-            }
-        }
-        let mut findings = Vec::new();
-        if !denied.is_empty() {
-            let summary = format!("the user may not use {} in scripts", denied.join(", "));
-            let advice = format!("ACL SETUSER {} +{}", self.user, denied.join(" +"));
-            findings.push(Finding::error(ErrorKind::Denied, "commands", summary, advice));
-        }
-        if !unknown.is_empty() {
-            let summary = format!("the server has no {}", unknown.join(", "));
-            let advice = "undo rename-command for these: scripts call them by their names";
-            findings.push(Finding::error(ErrorKind::Unsupported, "commands", summary, advice));
-        }
-        if let Some(why) = refused {
-            let advice = "no lock can be taken until this is over; look into the server's log";
-            findings.push(Finding::error(
-                ErrorKind::Unavailable,
-                "writes",
-                format!("the server refuses writes: {why}"),
-                advice,
-            ));
-        }
-        findings
-    }
 }
 
 /// Why the server did not do what it was asked for.
@@ -131,22 +96,6 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// An error that a command gave inside of a script, where every version words it in its own way. `None` if it is what
-    /// `probe.lua` provokes, or nothing.
-    fn in_script(error: &str) -> Option<Self> {
-        let error = error.trim_start_matches('-').to_owned();
-        let is = |marks: &[&str]| marks.iter().any(|mark| error.contains(mark));
-        if error.is_empty() || is(&["invalid expire time", "not an integer"]) {
-            None
-        } else if is(&["can't run this command", "can't access at least", "ACL failure", "NOPERM", "no permissions"]) {
-            Some(Self::Denied(error))
-        } else if is(&["Unknown Redis command", "nknown command", "Unknown Valkey command"]) {
-            Some(Self::Unknown(error))
-        } else {
-            Some(Self::Other(error))
-        }
-    }
-
     /// Whether it is the user or the server that lacks something. A member of a cluster also refuses what another serves.
     pub(crate) fn is_lasting(&self) -> bool {
         !matches!(self, Self::Other(_))
@@ -173,24 +122,6 @@ pub(crate) fn refusal(reply: Value) -> Option<Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_wording_of_a_refusal_is_understood() {
-        for denied in [
-            "ERR The user executing the script can't run this command or subcommand",
-            "ERR ACL failure in script: User app has no permissions to run the 'set' command",
-            "NOPERM this user has no permissions to run the 'set' command",
-            "The user executing the script can't access at least one of the keys mentioned in the command arguments",
-        ] {
-            assert!(matches!(Refusal::in_script(denied), Some(Refusal::Denied(_))), "{denied}");
-        }
-        let unknown = "ERR Unknown Redis command called from script";
-        assert!(matches!(Refusal::in_script(unknown), Some(Refusal::Unknown(_))));
-        assert!(matches!(Refusal::in_script("-READONLY You can't write"), Some(Refusal::Other(_))));
-        for fine in ["", "ERR invalid expire time in 'set' command", "ERR value is not an integer or out of range"] {
-            assert_eq!(Refusal::in_script(fine), None);
-        }
-    }
 
     #[test]
     fn no_lock_has_the_names() {

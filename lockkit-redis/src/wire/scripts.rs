@@ -26,6 +26,7 @@ pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(inclu
 pub(crate) const FENCED_CODE: &str = include_str!("scripts/fenced.lua");
 pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(FENCED_CODE));
 
+#[cfg(feature = "doctor")]
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/probe.lua")));
 
 /// A script and its name on the server.

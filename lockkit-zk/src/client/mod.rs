@@ -5,7 +5,6 @@ pub(crate) mod connection;
 pub(crate) mod driver;
 pub(crate) mod nodes;
 pub(crate) mod proof;
-pub(crate) mod server;
 pub(crate) mod session;
 pub(crate) mod uncontended;
 pub(crate) mod unwatched;

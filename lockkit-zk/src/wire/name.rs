@@ -44,11 +44,13 @@ impl Names {
     }
 
     /// The path of a node to try things out in.
+    #[cfg(any(test, feature = "doctor"))]
     pub(crate) fn trial(&self, word: &str) -> String {
         format!("{}/{RESERVED}doctor-{word}", self.root)
     }
 
     /// Whether a node in the root belongs to lockkit, but is no lock.
+    #[cfg(any(test, feature = "doctor"))]
     pub(crate) fn is_own(node: &str) -> bool {
         node.strip_prefix(RESERVED).is_some_and(|rest| rest.starts_with("session-") || rest.starts_with("doctor-"))
     }

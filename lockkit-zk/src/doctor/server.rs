@@ -48,7 +48,7 @@ const BUGS: [Bug; 5] = [
 
 /// What a server answers to the word `srvr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(super) enum Answer {
     /// Its version, and its role, such as `leader`.
     Serves { version: String, mode: String },
     /// It answers, but not that. In words.
@@ -58,7 +58,7 @@ pub(crate) enum Answer {
 }
 
 /// Asks a server, given as `host:port`.
-pub(crate) async fn ask(server: &str, bound: Duration) -> Answer {
+pub(super) async fn ask(server: &str, bound: Duration) -> Answer {
     match timeout(bound, answer(server, "srvr")).await {
         Ok(Ok(answer)) => read(&answer),
         Ok(Err(e)) => Answer::Away(e.to_string()),
@@ -67,7 +67,7 @@ pub(crate) async fn ask(server: &str, bound: Duration) -> Answer {
 }
 
 /// The tick of a server, given as `host:port`; `None` if it does not tell.
-pub(crate) async fn tick(server: &str, bound: Duration) -> Option<Duration> {
+pub(super) async fn tick(server: &str, bound: Duration) -> Option<Duration> {
     let answer = timeout(bound, answer(server, "conf")).await.ok()?.ok()?;
     let millis = answer.lines().find_map(|line| line.strip_prefix("tickTime="))?.trim().parse().ok()?;
     Some(Duration::from_millis(millis))
@@ -101,7 +101,7 @@ fn read(answer: &str) -> Answer {
 }
 
 /// Judges the answers of all servers that are configured.
-pub(crate) fn judge(answers: &[(Arc<str>, Answer)]) -> Vec<Finding> {
+pub(super) fn judge(answers: &[(Arc<str>, Answer)]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (server, answer) in answers {
         let found = match answer {
@@ -153,7 +153,7 @@ fn parse(version: &str) -> Option<Version> {
 }
 
 /// Judges how many servers vote, by the node that describes the ensemble; `None` if it could not be read.
-pub(crate) fn judge_ensemble(config: Option<&str>) -> Finding {
+pub(super) fn judge_ensemble(config: Option<&str>) -> Finding {
     let Some(config) = config else {
         let summary = "the servers don't say how many they are";
         return Finding::note("ensemble", summary, "let lockkit read /zookeeper/config to let the doctor look");

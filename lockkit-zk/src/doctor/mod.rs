@@ -1,5 +1,7 @@
 //! All that can be told of an ensemble, its nodes and this user: `lockkit doctor`.
 
+mod server;
+
 use std::{sync::Arc, time::SystemTime};
 
 use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Token};
@@ -7,7 +9,7 @@ use tokio::{task::JoinSet, time::timeout};
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, Permission, Stat};
 
 use crate::{
-    client::{connect, driver::understood, server},
+    client::{connect, driver::understood},
     config::ZkConfig,
     wire::{
         error::{self, Failure, Sent},
