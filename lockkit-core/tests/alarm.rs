@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
-use lockkit_core::{
-    AcquireRequest, Alarm, Attempt, Claim, KeyState, LockStore, Locker, LossReason, MemoryStore, Prefix, Query,
-    Release, Renewal, Renewed, Result, StoreInfo,
-};
+use lockkit_core::{Alarm, Locker, LossReason, MemoryStore, Prefix, Result};
+use lockkit_testkit::{Altered, WithInfo};
 use tokio::time::timeout;
 
 /// The first renewal comes no sooner than 9 s after the grant.
@@ -14,39 +11,9 @@ const TTL: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(5);
 
 /// The memory store with a voice.
-#[derive(Debug)]
-struct Loud {
-    inner: MemoryStore,
-    info: StoreInfo,
-}
-
-fn loud() -> (Loud, Alarm) {
-    let (inner, alarm) = (MemoryStore::new(), Alarm::new());
-    let info = StoreInfo { alarm: Some(alarm.clone()), ..inner.info().clone() };
-    (Loud { inner, info }, alarm)
-}
-
-#[async_trait]
-impl LockStore for Loud {
-    fn info(&self) -> &StoreInfo {
-        &self.info
-    }
-
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.inner.acquire(request).await
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.inner.renew(renewals).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.inner.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
-    }
+fn loud() -> (Altered<WithInfo<MemoryStore>>, Alarm) {
+    let alarm = Alarm::new();
+    (Altered::with_info(MemoryStore::new(), |info| info.alarm = Some(alarm.clone())), alarm)
 }
 
 #[tokio::test]

@@ -11,15 +11,14 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, KeyState, LockStore, Locker, MemoryStore, Query, Release, Renewal,
-    Renewed, Result, StoreInfo, Waiting,
+    AcquireRequest, Attempt, Contention, KeyState, LockStore, Locker, MemoryStore, Query, Result, Waiting,
 };
+use lockkit_testkit::{Alter, Altered, WithInfo};
 
 /// The memory store without its wake-ups, counting what it is asked.
 #[derive(Debug)]
 struct Polled {
-    inner: MemoryStore,
-    info: StoreInfo,
+    inner: Altered<WithInfo<MemoryStore>>,
     inspections: Arc<AtomicUsize>,
     attempts: Arc<AtomicUsize>,
     /// Says of every lease in the way that it has no end.
@@ -28,16 +27,19 @@ struct Polled {
 
 impl Polled {
     fn new(inner: &MemoryStore) -> Self {
-        let mut info = inner.info().clone();
-        info.capability.waiting = Waiting::Poll;
-        Self { inner: inner.clone(), info, inspections: Arc::default(), attempts: Arc::default(), is_endless: false }
+        Self::waiting(inner, Waiting::Poll)
+    }
+
+    fn waiting(inner: &MemoryStore, waiting: Waiting) -> Self {
+        let inner = Altered::with_info(inner.clone(), |info| info.capability.waiting = waiting);
+        Self { inner, inspections: Arc::default(), attempts: Arc::default(), is_endless: false }
     }
 }
 
 #[async_trait]
-impl LockStore for Polled {
-    fn info(&self) -> &StoreInfo {
-        &self.info
+impl Alter for Polled {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -51,14 +53,6 @@ impl LockStore for Polled {
         })
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.inner.renew(renewals).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.inner.release(claim).await
-    }
-
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
         self.inspections.fetch_add(1, Ordering::SeqCst);
         self.inner.inspect(query).await
@@ -68,7 +62,7 @@ impl LockStore for Polled {
 #[tokio::test]
 async fn a_waiter_is_found_soon_after_a_release() -> Result<()> {
     let store = MemoryStore::new();
-    let (holder, waiter) = (Locker::new(store.clone()), Locker::new(Polled::new(&store)));
+    let (holder, waiter) = (Locker::new(store.clone()), Locker::new(Altered(Polled::new(&store))));
     let guard = holder.lock("x").acquire().await?;
     let waiting = tokio::spawn(async move { waiter.lock("x").acquire().await.map(drop) });
     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -85,7 +79,7 @@ async fn a_thousand_waiters_cost_few_queries() -> Result<()> {
     let holder = Locker::new(store.clone());
     let polled = Polled::new(&store);
     let (inspections, attempts) = (Arc::clone(&polled.inspections), Arc::clone(&polled.attempts));
-    let locker = Locker::new(polled);
+    let locker = Locker::new(Altered(polled));
     let mut guards = Vec::new();
     let mut waiters = Vec::new();
     for number in 0..1000 {
@@ -113,10 +107,9 @@ async fn a_thousand_waiters_cost_few_queries() -> Result<()> {
 async fn run_after_run_is_handed_over() -> Result<()> {
     const GRANTS: usize = 400;
     for waiting in [Waiting::Poll, Waiting::Notify, Waiting::Queue] {
-        let mut store = Polled::new(&MemoryStore::new());
-        store.info.capability.waiting = waiting;
+        let store = Polled::waiting(&MemoryStore::new(), waiting);
         let attempts = Arc::clone(&store.attempts);
-        let locker = Locker::new(store);
+        let locker = Locker::new(Altered(store));
         let mut tasks = Vec::new();
         for _ in 0..4 {
             let lock = locker.lock("hot");
@@ -142,7 +135,7 @@ async fn run_after_run_is_handed_over() -> Result<()> {
 #[tokio::test]
 async fn a_waiter_is_found_although_others_hold() -> Result<()> {
     let store = MemoryStore::new();
-    let (holder, waiter) = (Locker::new(store.clone()), Locker::new(Polled::new(&store)));
+    let (holder, waiter) = (Locker::new(store.clone()), Locker::new(Altered(Polled::new(&store))));
     let two = NonZeroU32::new(2).expect("not zero");
 
     let permits = [holder.semaphore("p", two).acquire().await?, holder.semaphore("p", two).acquire().await?];
@@ -174,7 +167,7 @@ async fn a_full_semaphore_is_not_asked_for() -> Result<()> {
     let attempts = Arc::clone(&polled.attempts);
     let two = NonZeroU32::new(2).expect("not zero");
     let _permits = [holder.semaphore("p", two).acquire().await?, holder.semaphore("p", two).acquire().await?];
-    let lock = Locker::new(polled).semaphore("p", two);
+    let lock = Locker::new(Altered(polled)).semaphore("p", two);
     assert!(lock.acquire_within(Duration::from_millis(600)).await?.is_none());
     assert!(attempts.load(Ordering::SeqCst) <= 3, "{attempts:?}");
     Ok(())
@@ -187,7 +180,7 @@ async fn a_lease_without_end_is_waited_for() -> Result<()> {
     let guard = Locker::new(store.clone()).lock("x").acquire().await?;
     let mut endless = Polled::new(&store);
     endless.is_endless = true;
-    let lock = Locker::new(endless).lock("x");
+    let lock = Locker::new(Altered(endless)).lock("x");
     assert!(lock.acquire_within(Duration::from_millis(50)).await?.is_none());
     drop(guard);
     assert!(lock.acquire_within(Duration::from_secs(5)).await?.is_some());

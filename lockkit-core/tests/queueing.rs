@@ -10,23 +10,23 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, KeyState, LockStore, Locker, MemoryStore, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, LockStore, Locker, MemoryStore, Release, Result,
+    Token, Waiting,
 };
+use lockkit_testkit::{Alter, Altered, WithInfo};
 
 /// The memory store with a queue in which nobody ever gets up; out of reach once somebody stands in it.
 #[derive(Debug)]
 struct Queueing {
-    inner: MemoryStore,
-    info: StoreInfo,
+    inner: Altered<WithInfo<MemoryStore>>,
     is_joined: AtomicBool,
     left: Arc<Mutex<Vec<Token>>>,
 }
 
 #[async_trait]
-impl LockStore for Queueing {
-    fn info(&self) -> &StoreInfo {
-        &self.info
+impl Alter for Queueing {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, _: &AcquireRequest) -> Result<Attempt> {
@@ -36,29 +36,19 @@ impl LockStore for Queueing {
         Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..Contention::default() }))
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.inner.renew(renewals).await
-    }
-
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.left.lock().expect("unpoisoned").push(claim.token);
         self.inner.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
     }
 }
 
 /// The error says that the last request did nothing; the place that an earlier one took is still there.
 #[tokio::test]
 async fn who_gives_up_leaves_the_queue() -> Result<()> {
-    let inner = MemoryStore::new();
-    let mut info = inner.info().clone();
-    info.capability.waiting = Waiting::Queue;
+    let inner = Altered::with_info(MemoryStore::new(), |info| info.capability.waiting = Waiting::Queue);
     let left = Arc::new(Mutex::default());
-    let store = Queueing { inner, info, is_joined: AtomicBool::new(false), left: Arc::clone(&left) };
-    let locker = Locker::builder(store).patience(Duration::from_millis(50)).build();
+    let store = Queueing { inner, is_joined: AtomicBool::new(false), left: Arc::clone(&left) };
+    let locker = Locker::builder(Altered(store)).patience(Duration::from_millis(50)).build();
     let error = locker.lock("x").acquire().await.expect_err("out of reach");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     locker.shutdown(Duration::from_secs(5)).await?;

@@ -11,9 +11,10 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, KeyState, LockStore, Locker, LossReason, MemoryStore, Outcome,
-    OwnThread, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    AcquireRequest, Attempt, Error, ErrorKind, KeyState, LockStore, Locker, LossReason, MemoryStore, Outcome,
+    OwnThread, Query, Renewal, Renewed, Result, Waiting,
 };
+use lockkit_testkit::{Alter, Altered, WithInfo};
 use tokio::{
     runtime::{Builder, Runtime},
     time::{sleep, timeout},
@@ -71,19 +72,17 @@ fn a_loss_is_told_after_the_first_runtime_ended() -> Result<()> {
 /// The memory store, which never answers its first renewal if it is told so.
 #[derive(Debug)]
 struct Odd {
-    inner: MemoryStore,
-    info: StoreInfo,
+    inner: Altered<WithInfo<MemoryStore>>,
     answers: bool,
     is_asked: AtomicBool,
     is_inspected: AtomicBool,
 }
 
 impl Odd {
-    fn new(inner: &MemoryStore, waiting: Waiting, answers: bool) -> Arc<Self> {
-        let mut info = inner.info().clone();
-        info.capability.waiting = waiting;
-        let (inner, is_asked, is_inspected) = (inner.clone(), AtomicBool::default(), AtomicBool::default());
-        Arc::new(Self { inner, info, answers, is_asked, is_inspected })
+    fn new(inner: &MemoryStore, waiting: Waiting, answers: bool) -> Arc<Altered<Self>> {
+        let inner = Altered::with_info(inner.clone(), |info| info.capability.waiting = waiting);
+        let (is_asked, is_inspected) = (AtomicBool::default(), AtomicBool::default());
+        Arc::new(Altered(Self { inner, answers, is_asked, is_inspected }))
     }
 }
 
@@ -94,13 +93,13 @@ fn wait_for(happened: &AtomicBool) {
 }
 
 #[async_trait]
-impl LockStore for Odd {
-    fn info(&self) -> &StoreInfo {
-        &self.info
+impl Alter for Odd {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let waits = self.info.capability.waiting != Waiting::Poll;
+        let waits = self.inner.info().capability.waiting != Waiting::Poll;
         let wait = if waits { request.wait } else { Duration::ZERO };
         self.inner.acquire(&AcquireRequest { wait, ..request.clone() }).await
     }
@@ -110,10 +109,6 @@ impl LockStore for Odd {
             std::future::pending::<()>().await;
         }
         self.inner.renew(renewals).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.inner.release(claim).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
@@ -129,7 +124,7 @@ fn a_renewal_that_ended_with_its_runtime_is_made_again() -> Result<()> {
     let (first, second) = (runtime(), runtime());
     drop(first.block_on(locker.lock("a").acquire())?);
     let guard = second.block_on(locker.lock("b").ttl(TTL * 5).acquire())?;
-    wait_for(&store.is_asked);
+    wait_for(&store.0.is_asked);
     drop(first);
     second.block_on(async {
         sleep(TTL * 5).await;
@@ -151,11 +146,11 @@ fn a_release_is_noticed_after_the_runtime_of_the_poller_ended() -> Result<()> {
     // The poller starts on the first runtime.
     let early = locker.lock("a");
     let ends = first.spawn(async move { drop(early.acquire().await) });
-    wait_for(&store.is_inspected);
+    wait_for(&store.0.is_inspected);
     let late = locker.lock("b");
     let waits = second.spawn(async move { late.acquire().await });
-    store.is_inspected.store(false, Ordering::SeqCst);
-    wait_for(&store.is_inspected);
+    store.0.is_inspected.store(false, Ordering::SeqCst);
+    wait_for(&store.0.is_inspected);
     drop(first);
     assert!(second.block_on(ends).is_err(), "it ended with its runtime");
     second.block_on(async {

@@ -10,9 +10,9 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, ErrorKind, KeyState, LockStore, Locker, MemoryStore, Moment, Outcome, Query,
-    Release, Renewal, Renewed, Result, StoreInfo,
+    AcquireRequest, Attempt, Claim, Clock, ErrorKind, LockStore, Locker, MemoryStore, Moment, Outcome, Release, Result,
 };
+use lockkit_testkit::{Alter, Altered};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(5);
@@ -25,17 +25,9 @@ struct Slow {
 }
 
 #[async_trait]
-impl LockStore for Slow {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
-    }
-
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.inner.acquire(request).await
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.inner.renew(renewals).await
+impl Alter for Slow {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
@@ -43,10 +35,6 @@ impl LockStore for Slow {
         let answer = self.inner.release(claim).await;
         self.released.fetch_add(1, Ordering::SeqCst);
         answer
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
     }
 }
 
@@ -56,7 +44,7 @@ async fn who_waits_at_the_store_is_told() -> Result<()> {
     let (store, released) = (MemoryStore::new(), Arc::new(AtomicUsize::new(0)));
     let other = Locker::new(store.clone());
     let guard = other.lock("x").acquire().await?;
-    let locker = Locker::new(Slow { inner: store, released: Arc::clone(&released) });
+    let locker = Locker::new(Altered(Slow { inner: store, released: Arc::clone(&released) }));
     let lock = locker.lock("x");
     let waiting = tokio::spawn(async move { lock.acquire().await.map(drop) });
     while other.lock("x").inspect().await?.waiters != Some(1) {
@@ -88,26 +76,14 @@ struct Counting {
 }
 
 #[async_trait]
-impl LockStore for Counting {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
+impl Alter for Counting {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         self.inner.acquire(request).await
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.inner.renew(renewals).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.inner.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
     }
 }
 
@@ -117,7 +93,7 @@ async fn nothing_is_sent_after_a_shutdown() -> Result<()> {
     let (clock, asked) = (Arc::new(ByHand::default()), Arc::new(AtomicUsize::new(0)));
     let store = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
     let other = Locker::new(store.clone());
-    let locker = Locker::new(Counting { inner: store, asked: Arc::clone(&asked) });
+    let locker = Locker::new(Altered(Counting { inner: store, asked: Arc::clone(&asked) }));
     let guard = locker.lock("x").acquire().await?;
     let waiting = tokio::spawn(async move { other.lock("x").acquire().await });
     while locker.lock("x").inspect().await?.waiters != Some(1) {
@@ -147,7 +123,7 @@ async fn nothing_is_sent_after_a_shutdown() -> Result<()> {
 #[tokio::test]
 async fn a_release_under_way_is_waited_for() -> Result<()> {
     let released = Arc::new(AtomicUsize::new(0));
-    let locker = Locker::new(Slow { inner: MemoryStore::new(), released: Arc::clone(&released) });
+    let locker = Locker::new(Altered(Slow { inner: MemoryStore::new(), released: Arc::clone(&released) }));
     let guard = locker.lock("x").acquire().await?;
     let releasing = tokio::spawn(guard.release());
     tokio::task::yield_now().await;

@@ -11,9 +11,10 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, Fence, HandOver, KeyState, LockStore, Locker, MemoryStore,
-    Moment, Outcome, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock,
+    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, Fence, HandOver, LockStore, Locker, MemoryStore, Moment,
+    Outcome, Query, Release, Renewal, Renewed, Result, SystemClock,
 };
+use lockkit_testkit::{Alter, Altered};
 
 /// A store that fails before, after and long before the effect.
 #[derive(Debug)]
@@ -40,9 +41,9 @@ fn down() -> Error {
 }
 
 #[async_trait]
-impl LockStore for Flaky {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
+impl Alter for Flaky {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -93,10 +94,6 @@ impl LockStore for Flaky {
         }
         self.inner.release(claim).await
     }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
-    }
 }
 
 /// When somebody surely believed to hold a lock, and with which fence.
@@ -145,7 +142,7 @@ async fn storm(seed: u64) {
     let dice = Arc::new(Dice(AtomicU64::new(seed)));
     let locker = |rule| {
         let flaky = Flaky { inner: store.clone(), dice: Dice(AtomicU64::new(dice.roll(u64::MAX))) };
-        Locker::builder(flaky).hand_over(rule).patience(Duration::from_millis(200)).build()
+        Locker::builder(Altered(flaky)).hand_over(rule).patience(Duration::from_millis(200)).build()
     };
     let lockers = vec![locker(HandOver::default()), locker(HandOver::default()), locker(HandOver::OFF)];
     let beliefs = Beliefs::default();

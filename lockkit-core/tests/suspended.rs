@@ -11,10 +11,8 @@ use std::{
 };
 
 use async_trait::async_trait;
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, ErrorKind, KeyState, LockStore, Locker, MemoryStore, Outcome, Query,
-    Release, Renewal, Renewed, Result, ShiftedClock, StoreInfo,
-};
+use lockkit_core::{Clock, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result, ShiftedClock};
+use lockkit_testkit::{Alter, Altered};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -27,13 +25,9 @@ struct Sleepy {
 }
 
 #[async_trait]
-impl LockStore for Sleepy {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
-    }
-
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.inner.acquire(request).await
+impl Alter for Sleepy {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
@@ -43,21 +37,13 @@ impl LockStore for Sleepy {
         }
         answers
     }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.inner.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
-    }
 }
 
 #[tokio::test]
 async fn a_nested_hold_is_none_when_the_answer_comes_too_late() -> Result<()> {
     let (clock, sleeps) = (Arc::new(ShiftedClock::default()), Arc::new(AtomicBool::new(false)));
     let inner = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
-    let owner = Locker::new(Sleepy { inner, clock, sleeps: Arc::clone(&sleeps) }).owner();
+    let owner = Locker::new(Altered(Sleepy { inner, clock, sleeps: Arc::clone(&sleeps) })).owner();
     let outer = owner.lock("x").acquire().await?;
     sleeps.store(true, Ordering::SeqCst);
     let error = owner.lock("x").acquire().await.expect_err("the lease ran out long ago");

@@ -11,9 +11,10 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, KeyState, LockStore, Locker, MemoryStore, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, LockStore, Locker, MemoryStore, Release, Result,
+    Token, Waiting,
 };
+use lockkit_testkit::{Alter, Altered, WithInfo};
 
 /// What becomes of an acquisition.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +41,7 @@ enum Asked {
 /// The memory store, of which the first acquisitions meet a fate. It keeps a record of what it is asked.
 #[derive(Clone, Debug)]
 struct Fateful {
-    inner: MemoryStore,
-    info: StoreInfo,
+    inner: Altered<WithInfo<MemoryStore>>,
     fates: Arc<Mutex<VecDeque<Fate>>>,
     /// Whether releases come through.
     releases: Arc<AtomicBool>,
@@ -50,12 +50,8 @@ struct Fateful {
 
 impl Fateful {
     fn new(waiting: Waiting, fates: impl IntoIterator<Item = Fate>) -> Self {
-        let inner = MemoryStore::new();
-        let mut info = inner.info().clone();
-        info.capability.waiting = waiting;
         Self {
-            inner,
-            info,
+            inner: Altered::with_info(MemoryStore::new(), |info| info.capability.waiting = waiting),
             fates: Arc::new(Mutex::new(fates.into_iter().collect())),
             releases: Arc::new(AtomicBool::new(true)),
             asked: Arc::default(),
@@ -73,9 +69,9 @@ impl Fateful {
 }
 
 #[async_trait]
-impl LockStore for Fateful {
-    fn info(&self) -> &StoreInfo {
-        &self.info
+impl Alter for Fateful {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -88,7 +84,7 @@ impl LockStore for Fateful {
             Some(Fate::AnswerLate) => {
                 let attempt = self.inner.acquire(request).await?;
                 let Attempt::Granted(mut hold) = attempt else { return Ok(attempt) };
-                hold.until = self.info.clock.now();
+                hold.until = self.inner.info().clock.now();
                 Ok(Attempt::Granted(hold))
             }
             Some(fate @ (Fate::Burnt | Fate::Refused)) => {
@@ -99,10 +95,6 @@ impl LockStore for Fateful {
         }
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.inner.renew(renewals).await
-    }
-
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.asked.lock().expect("unpoisoned").push(Asked::Release(claim.token));
         if !self.releases.load(Ordering::SeqCst) {
@@ -110,17 +102,13 @@ impl LockStore for Fateful {
         }
         self.inner.release(claim).await
     }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
-    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_new_token_after_an_unknown_outcome() -> Result<()> {
     for fate in [Fate::AnswerLost, Fate::AnswerLate] {
         let store = Fateful::new(Waiting::Notify, [fate]);
-        let guard = Locker::new(store.clone()).lock("x").acquire().await?;
+        let guard = Locker::new(Altered(store.clone())).lock("x").acquire().await?;
         let (asked, tokens) = (store.asked(), store.tokens());
         assert_ne!(tokens.first(), tokens.last(), "{fate:?}: {asked:?}");
         assert_eq!(tokens.last(), Some(&guard.token()));
@@ -134,7 +122,7 @@ async fn a_new_token_after_an_unknown_outcome() -> Result<()> {
 async fn a_release_that_arrives_late_ends_no_other_lease() -> Result<()> {
     for fate in [Fate::AnswerLost, Fate::AnswerLate, Fate::Burnt] {
         let store = Fateful::new(Waiting::Notify, [fate]);
-        let locker = Locker::new(store.clone());
+        let locker = Locker::new(Altered(store.clone()));
         let guard = locker.lock("x").acquire().await?;
         let [first, ..] = store.tokens()[..] else { panic!("nothing was asked") };
         locker.break_lock("x", first).await?;
@@ -148,7 +136,7 @@ async fn a_release_that_arrives_late_ends_no_other_lease() -> Result<()> {
 async fn a_new_token_after_the_store_burnt_one() -> Result<()> {
     for waiting in [Waiting::Notify, Waiting::Poll, Waiting::Queue] {
         let store = Fateful::new(waiting, [Fate::Burnt, Fate::Burnt]);
-        let _guard = Locker::new(store.clone()).lock("x").acquire().await?;
+        let _guard = Locker::new(Altered(store.clone())).lock("x").acquire().await?;
         let tokens = store.tokens();
         assert_eq!(tokens.len(), 3, "{waiting:?}");
         assert!(tokens[0] != tokens[1] && tokens[1] != tokens[2] && tokens[0] != tokens[2], "{waiting:?}");
@@ -161,7 +149,7 @@ async fn a_new_token_after_the_store_burnt_one() -> Result<()> {
 async fn a_new_token_after_each_refusal_unless_it_keeps_a_place() -> Result<()> {
     for (waiting, keeps) in [(Waiting::Notify, false), (Waiting::Poll, false), (Waiting::Queue, true)] {
         let store = Fateful::new(waiting, [Fate::Refused, Fate::Refused]);
-        let guard = Locker::new(store.clone()).lock("x").acquire().await?;
+        let guard = Locker::new(Altered(store.clone())).lock("x").acquire().await?;
         let tokens = store.tokens();
         assert_eq!((tokens.len(), tokens.last()), (3, Some(&guard.token())), "{waiting:?}");
         for (one, next) in tokens.iter().zip(&tokens[1..]) {
@@ -175,7 +163,7 @@ async fn a_new_token_after_each_refusal_unless_it_keeps_a_place() -> Result<()> 
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_queues_keeps_its_token_through_an_error() -> Result<()> {
     let store = Fateful::new(Waiting::Queue, [Fate::NotSent, Fate::AnswerLost]);
-    let _guard = Locker::new(store.clone()).lock("x").acquire().await?;
+    let _guard = Locker::new(Altered(store.clone())).lock("x").acquire().await?;
     let [first, second, third] = store.tokens()[..] else { panic!("three acquisitions: {:?}", store.asked()) };
     assert!(first == second && second == third);
     Ok(())
@@ -188,7 +176,7 @@ async fn its_own_earlier_claim_is_no_other_holder() -> Result<()> {
     for fate in [Fate::AnswerLost, Fate::AnswerLate] {
         let store = Fateful::new(Waiting::Notify, [fate]);
         store.releases.store(false, Ordering::SeqCst);
-        let locker = Locker::new(store.clone());
+        let locker = Locker::new(Altered(store.clone()));
         let wait = Duration::from_millis(200);
         let answer = locker.lock("x").acquire_within(wait).await;
         assert_eq!(answer.expect_err("nobody else ever asked").kind(), ErrorKind::TimedOut, "{fate:?}");
@@ -196,7 +184,7 @@ async fn its_own_earlier_claim_is_no_other_holder() -> Result<()> {
         store.releases.store(true, Ordering::SeqCst);
         let guard = locker.lock("x").acquire().await?;
         store.fates.lock().expect("unpoisoned").push_back(Fate::NotSent);
-        let other = Locker::new(store.clone());
+        let other = Locker::new(Altered(store.clone()));
         assert!(other.lock("x").acquire_within(wait).await?.is_none(), "{fate:?}: held, and nothing is left in doubt");
         drop(guard);
     }

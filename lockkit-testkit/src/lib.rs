@@ -5,6 +5,7 @@
 //!
 //! For tests of applications there is a simulated store, in the package `lockkit-sim`.
 
+mod altered;
 mod backend;
 pub mod broken;
 pub mod cases;
@@ -19,6 +20,7 @@ pub mod servers;
 mod suite;
 
 pub use {
+    altered::{Alter, Altered, WithInfo},
     backend::{Backend, BoxError, Server},
     cases::{Case, Needs},
     check::{Checked, Report, Subject, Verdict, check, run_case, trials},

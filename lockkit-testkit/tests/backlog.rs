@@ -9,12 +9,9 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, ErrorKind, KeyState, Liveness, LockStore, Locker, MemoryStore, Query, Release,
-    Renewal, Renewed, Result, StoreInfo,
-};
+use lockkit_core::{ErrorKind, Liveness, Locker, MemoryStore, Result, StoreInfo};
 use lockkit_sim::{Fault, Operation, SimStore};
+use lockkit_testkit::Altered;
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep},
@@ -129,38 +126,7 @@ async fn owed(locker: &Locker) -> u32 {
 /// A simulated store whose leases end with the session, as ZooKeeper's do.
 fn sessions() -> SimStore {
     SimStore::over(|clock| {
-        let store = MemoryStore::with_clock(clock);
-        let mut info = store.info().clone();
-        info.capability.liveness = Liveness::Session;
-        Arc::new(Sessions { store, info })
+        let session = |info: &mut StoreInfo| info.capability.liveness = Liveness::Session;
+        Arc::new(Altered::with_info(MemoryStore::with_clock(clock), session))
     })
-}
-
-#[derive(Debug)]
-struct Sessions {
-    store: MemoryStore,
-    info: StoreInfo,
-}
-
-#[async_trait]
-impl LockStore for Sessions {
-    fn info(&self) -> &StoreInfo {
-        &self.info
-    }
-
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.store.acquire(request).await
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.store.renew(renewals).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.store.inspect(query).await
-    }
 }

@@ -13,10 +13,11 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Event, Guard, HandOver, KeyState, Lock, LockStore, Locker, Observer, Outcome,
-    Query, Release, Renewal, Renewed, Result, Status, StoreInfo,
+    AcquireRequest, Attempt, Claim, Event, Guard, HandOver, Lock, LockStore, Locker, Observer, Outcome, Release,
+    Result, Status,
 };
 use lockkit_sim::{Fault, Operation, SimStore};
+use lockkit_testkit::{Alter, Altered};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, timeout},
@@ -212,9 +213,9 @@ struct Wakes {
 }
 
 #[async_trait]
-impl LockStore for Wakes {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
+impl Alter for Wakes {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -234,10 +235,6 @@ impl LockStore for Wakes {
         answer
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.inner.renew(renewals).await
-    }
-
     async fn release(&self, claim: &Claim) -> Result<Release> {
         let answer = self.inner.release(claim).await?;
         self.released.notify_waiters();
@@ -247,10 +244,6 @@ impl LockStore for Wakes {
             Release::Released { .. } => Release::Released { waiters: Some(waiters) },
             not_held @ Release::NotHeld(_) => not_held,
         })
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
     }
 }
 
@@ -262,7 +255,8 @@ async fn a_busy_process_lets_others_go_first() -> Result<()> {
         let (inner, trip) = (SimStore::new(), millis(trip));
         let store = Wakes { inner, trip, waiters: Arc::default(), released: Arc::default() };
         let rule = HandOver { times: u32::try_from(TIMES).expect("few"), ..ALWAYS };
-        let (busy, holders) = (Locker::builder(store.clone()).hand_over(rule).build(), Arc::new(AtomicUsize::new(0)));
+        let (busy, holders) =
+            (Locker::builder(Altered(store.clone())).hand_over(rule).build(), Arc::new(AtomicUsize::new(0)));
         for _ in 0..tasks {
             let (lock, holders) = (busy.lock("a").ttl(TTL), Arc::clone(&holders));
             tokio::spawn(async move {
@@ -274,7 +268,7 @@ async fn a_busy_process_lets_others_go_first() -> Result<()> {
             });
         }
         sleep(millis(1)).await;
-        let other = Locker::new(Wakes { inner: store.inner.another_client(), ..store.clone() });
+        let other = Locker::new(Altered(Wakes { inner: store.inner.another_client(), ..store.clone() }));
         let guard = timeout(Duration::from_secs(5), other.lock("a").ttl(TTL).acquire()).await;
         assert!(guard.is_ok_and(|guard| guard.is_ok()), "never got the lock from {tasks} tasks, {trip:?} away");
         let holders = holders.load(Ordering::SeqCst);

@@ -10,11 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use libtest_mimic::{Arguments, Trial};
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, KeyState, LockStore, MemoryStore, Query, Release, Renewal, Renewed, Result,
-    StoreInfo,
-};
-use lockkit_testkit::{BoxError, cycles_leave_nothing};
+use lockkit_core::{AcquireRequest, Attempt, Claim, LockStore, MemoryStore, Result};
+use lockkit_testkit::{Alter, Altered, BoxError, cycles_leave_nothing};
 
 const CYCLES: u32 = 2_000;
 
@@ -49,7 +46,8 @@ fn look_for(leak: Option<Leak>, says: Option<&str>) -> std::result::Result<(), B
     let (store, shared) = (MemoryStore::new(), Arc::clone(&kept));
     let found = runtime.block_on(cycles_leave_nothing(
         move || {
-            let leaky: Arc<dyn LockStore> = Arc::new(Leaky { store: store.clone(), leak, kept: Arc::clone(&shared) });
+            let leaky: Arc<dyn LockStore> =
+                Arc::new(Altered(Leaky { store: store.clone(), leak, kept: Arc::clone(&shared) }));
             async move {
                 if leak == Some(Leak::Client) {
                     tokio::spawn(std::future::pending::<()>());
@@ -104,9 +102,9 @@ impl Leaky {
 }
 
 #[async_trait]
-impl LockStore for Leaky {
-    fn info(&self) -> &StoreInfo {
-        self.store.info()
+impl Alter for Leaky {
+    fn inner(&self) -> &dyn LockStore {
+        &self.store
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -116,17 +114,5 @@ impl LockStore for Leaky {
             self.store.acquire(&AcquireRequest { claim, ..request.clone() }).await?;
         }
         self.store.acquire(request).await
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.store.renew(renewals).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.store.inspect(query).await
     }
 }

@@ -11,10 +11,10 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, Guard, KeyState, LockStore, Locker, LossReason, Outcome, Query,
-    Release, Renewal, Renewed, Result, StoreInfo,
+    Claim, Error, ErrorKind, Guard, LockStore, Locker, LossReason, Outcome, Release, Renewal, Renewed, Result,
 };
 use lockkit_sim::SimStore;
+use lockkit_testkit::{Alter, Altered};
 use tokio::time::{Instant, advance, sleep, sleep_until};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -58,13 +58,9 @@ impl Slow {
 }
 
 #[async_trait]
-impl LockStore for Slow {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
-    }
-
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.inner.acquire(request).await
+impl Alter for Slow {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
@@ -85,10 +81,6 @@ impl LockStore for Slow {
         let _asked = Asked::new(&self.releases, &self.most_releases, 1);
         sleep(Duration::from_millis(10)).await;
         self.inner.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
     }
 }
 
@@ -137,7 +129,7 @@ fn raise_all(locker: &Locker) {
 #[tokio::test(start_paused = true)]
 async fn an_alarm_for_all_loses_none() -> Result<()> {
     let store = Slow::new();
-    let locker = Locker::new(store.clone());
+    let locker = Locker::new(Altered(store.clone()));
     let guards = many(&locker, LEASES, TTL).await?;
     raise_all(&locker);
     sleep(TTL * 2).await;
@@ -149,7 +141,7 @@ async fn an_alarm_for_all_loses_none() -> Result<()> {
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_of_the_process_loses_none() -> Result<()> {
-    let locker = Locker::new(Slow::new());
+    let locker = Locker::new(Altered(Slow::new()));
     let guards = many(&locker, LEASES, TTL).await?;
     advance(Duration::from_secs(12)).await;
     sleep(TTL * 2).await;
@@ -161,7 +153,7 @@ async fn a_pause_of_the_process_loses_none() -> Result<()> {
 #[tokio::test(start_paused = true)]
 async fn after_a_long_pause_those_are_saved_that_can_be() -> Result<()> {
     let store = Slow::new();
-    let locker = Locker::new(store.clone());
+    let locker = Locker::new(Altered(store.clone()));
     let guards = many(&locker, LEASES, TTL).await?;
     advance(Duration::from_secs(25)).await;
     let soon = Duration::from_millis(100);
@@ -176,7 +168,7 @@ async fn after_a_long_pause_those_are_saved_that_can_be() -> Result<()> {
 
 #[tokio::test(start_paused = true)]
 async fn long_leases_do_not_cost_the_short_ones_their_deadline() -> Result<()> {
-    let locker = Locker::new(Slow::new());
+    let locker = Locker::new(Altered(Slow::new()));
     let long = many(&locker, 8_000, TTL).await?;
     let short = many(&locker, 240, Duration::from_millis(1500)).await?;
     raise_all(&locker);
@@ -193,7 +185,7 @@ async fn leases_in_doubt_are_asked_for_beside_the_others() -> Result<()> {
     let ttl = Duration::from_secs(6);
     let mut store = Slow::new();
     store.dead = Some(("dead", ttl / 4));
-    let locker = Locker::new(store);
+    let locker = Locker::new(Altered(store));
     let (mut dead, mut live) = (Vec::new(), Vec::new());
     // More than the calls of one lane are about.
     for number in 0..2_400 {
@@ -212,7 +204,7 @@ async fn leases_in_doubt_are_asked_for_beside_the_others() -> Result<()> {
 async fn calls_for_long_leases_leave_room_for_short_ones() -> Result<()> {
     let mut store = Slow::new();
     store.dead = Some(("long", Duration::from_secs(5)));
-    let locker = Locker::new(store);
+    let locker = Locker::new(Altered(store));
     let (mut long, mut short) = (Vec::new(), Vec::new());
     for number in 0..1_500 {
         long.push(locker.lock(format!("long/{number}")).ttl(TTL).acquire().await?);
@@ -228,7 +220,7 @@ async fn calls_for_long_leases_leave_room_for_short_ones() -> Result<()> {
 #[tokio::test(start_paused = true)]
 async fn what_was_lost_is_noticed_soon_after_an_alarm_for_all() -> Result<()> {
     let store = Slow::new();
-    let locker = Locker::new(store.clone());
+    let locker = Locker::new(Altered(store.clone()));
     let guards = many(&locker, LEASES, TTL).await?;
     for guard in guards.iter().step_by(1_000) {
         store.inner.expire(guard.key().as_str()).await?;
@@ -250,7 +242,7 @@ async fn leases_whose_server_is_silent_cost_no_others() -> Result<()> {
     let ttl = Duration::from_secs(6);
     let mut store = Slow::new();
     store.dead = Some(("5s", ttl / 4));
-    let locker = Locker::new(store.clone());
+    let locker = Locker::new(Altered(store.clone()));
     let whole = many(&locker, 1_200, ttl).await?;
     let mut dead = Vec::new();
     for number in 0..240 {
@@ -265,7 +257,7 @@ async fn leases_whose_server_is_silent_cost_no_others() -> Result<()> {
 #[tokio::test(start_paused = true)]
 async fn a_nested_hold_was_held_also_when_the_last_release_overtakes_its_own() -> Result<()> {
     let store = Slow::new();
-    let lock = Locker::new(store.clone()).owner().lock("x");
+    let lock = Locker::new(Altered(store.clone())).owner().lock("x");
     let (outer, inner) = (lock.acquire().await?, lock.acquire().await?);
     *store.busy_until.lock().expect("unpoisoned") += Duration::from_millis(100);
     let nested = tokio::spawn(inner.release());

@@ -8,10 +8,10 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit::{
-    Fence, KeyState, LockStore, Result, StoreInfo, Token,
-    store::{AcquireRequest, Attempt, Claim, Hold, Query, Release, Renewal, Renewed},
+    Fence, LockStore, Result, Token,
+    store::{AcquireRequest, Attempt, Hold, Renewal, Renewed},
 };
-use lockkit_testkit::{BoxError, history::Rule};
+use lockkit_testkit::{Alter, Altered, BoxError, history::Rule};
 
 use crate::{
     arena::Arena,
@@ -91,7 +91,7 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
     for (mark, sabotage) in MARKS {
         if let Some(url) = url.strip_prefix(mark) {
             let inner = lockkit::open(url).await?;
-            return Ok(Arc::new(Spoilt { inner, sabotage, holds: Mutex::default() }));
+            return Ok(Arc::new(Altered(Spoilt { inner, sabotage, holds: Mutex::default() })));
         }
     }
     lockkit::open(url).await
@@ -114,9 +114,9 @@ impl Spoilt {
 }
 
 #[async_trait]
-impl LockStore for Spoilt {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
+impl Alter for Spoilt {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -144,13 +144,5 @@ impl LockStore for Spoilt {
             (None, None) => Ok(Renewed::Lost(lockkit::LossReason::Gone)),
         };
         renewals.iter().enumerate().map(deaf).collect()
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.inner.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
     }
 }

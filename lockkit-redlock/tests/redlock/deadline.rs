@@ -10,7 +10,7 @@ use std::{
 
 use lockkit_core::{Claim, Clock, LockStore, LossReason, MemoryStore, Moment, Query, Renewed, SystemClock};
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
-use lockkit_testkit::faults::Direction;
+use lockkit_testkit::{Altered, faults::Direction};
 
 use crate::support::{Cluster, Late, TTL, claim, hold, is_held, memories, quorum, renew};
 
@@ -95,7 +95,7 @@ async fn after_the_deadline_no_node_is_healed() {
     let late = Late::new(&stores[0]);
     late.renewals.forget_permits(usize::MAX);
     let others = stores[1..].iter().map(|node| Arc::new(node.clone()) as Arc<dyn LockStore>);
-    let store = quorum_by(&clock, others.chain([Arc::new(late.clone()) as Arc<dyn LockStore>]).collect());
+    let store = quorum_by(&clock, others.chain([Arc::new(Altered(late.clone())) as Arc<dyn LockStore>]).collect());
     let mine = claim("a");
     hold(&store, &mine).await;
     until_held_at(&stores[0], &mine).await;

@@ -7,12 +7,11 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Fence, FenceClock, FenceRequest, Fencing, KeyState, LockStore, MemoryStore, Query,
-    Release, Renewal, Renewed, Result, StoreInfo,
+    AcquireRequest, Attempt, Fence, FenceClock, FenceRequest, Fencing, LockStore, MemoryStore, Query, Release, Renewal,
+    Renewed, Result,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
-
-use lockkit_testkit::servers::Keep;
+use lockkit_testkit::{Alter, Altered, servers::Keep};
 
 use crate::support::{Cluster, claim, free, hold, memories, quorum, request};
 
@@ -54,13 +53,9 @@ async fn counters_that_are_apart_cost_one_more_round() {
 struct GrantsAnew(MemoryStore);
 
 #[async_trait]
-impl LockStore for GrantsAnew {
-    fn info(&self) -> &StoreInfo {
-        self.0.info()
-    }
-
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.0.acquire(request).await
+impl Alter for GrantsAnew {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
@@ -69,14 +64,6 @@ impl LockStore for GrantsAnew {
             assert!(matches!(self.0.acquire(&request(claim)).await, Ok(Attempt::Granted(_))));
         }
         self.0.renew(renewals).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.0.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.0.inspect(query).await
     }
 }
 
@@ -89,7 +76,7 @@ async fn a_node_that_granted_anew_does_not_count_for_the_raise() {
     }
     let nodes = stores.iter().enumerate().map(|(index, node)| match index {
         0 => Node::new(Arc::new(node.clone())),
-        _ => Node::new(Arc::new(GrantsAnew(node.clone()))),
+        _ => Node::new(Arc::new(Altered(GrantsAnew(node.clone())))),
     });
     let store = RedlockStore::new(nodes.collect(), RedlockConfig::new()).expect("a quorum");
     let answer = store.acquire(&request(&claim("a"))).await.expect("acquire");

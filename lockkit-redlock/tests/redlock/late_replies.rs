@@ -12,6 +12,7 @@ use lockkit_core::{
     Attempt, Claim, Effect, ErrorKind, LockStore, Locker, LossReason, MemoryStore, Outcome, Query, Release,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+use lockkit_testkit::Altered;
 use lockkit_testkit::faults::{Direction, Proxy};
 
 use crate::support::{
@@ -210,7 +211,7 @@ async fn after_a_wait_no_node_is_asked_whose_release_is_under_way() {
     let late = Late::new(&stores[0]);
     late.releases.forget_permits(usize::MAX);
     let others = stores[1..].iter().map(|node| Node::new(Arc::new(node.clone())));
-    let nodes = others.chain([Node::new(Arc::new(late.clone()))]).collect();
+    let nodes = others.chain([Node::new(Arc::new(Altered(late.clone())))]).collect();
     let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
     let theirs = claim("a");
     for node in &stores[1..] {

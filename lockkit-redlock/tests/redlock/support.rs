@@ -11,12 +11,13 @@ use std::{
 use async_trait::async_trait;
 use lockkit::redlock::RedisNodes;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, KeyState, LockKey, LockStore,
-    MemoryStore, Mode, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Token,
+    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, MemoryStore, Mode,
+    Order, Release, Renewal, Renewed, Result, Token,
 };
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{
+    Alter,
     faults::Proxy,
     servers::{RedisOptions, RedisServer},
 };
@@ -171,9 +172,9 @@ impl Late {
 }
 
 #[async_trait]
-impl LockStore for Late {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
+impl Alter for Late {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -190,9 +191,5 @@ impl LockStore for Late {
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.releases.acquire().await.expect("open").forget();
         self.inner.release(claim).await
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.inner.inspect(query).await
     }
 }

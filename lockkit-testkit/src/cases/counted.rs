@@ -6,9 +6,9 @@ use std::sync::{
 };
 
 use async_trait::async_trait;
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, KeyState, LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo,
-};
+use lockkit_core::{AcquireRequest, Attempt, KeyState, LockStore, Query, Result};
+
+use crate::Alter;
 
 /// Counts all calls but those that every client makes in the background anyway.
 #[derive(Debug)]
@@ -33,22 +33,14 @@ impl Counted {
 }
 
 #[async_trait]
-impl LockStore for Counted {
-    fn info(&self) -> &StoreInfo {
-        self.store.info()
+impl Alter for Counted {
+    fn inner(&self) -> &dyn LockStore {
+        &self.store
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         self.count();
         self.store.acquire(request).await
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        self.store.renew(renewals).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {

@@ -8,6 +8,7 @@ use std::{
 use lockkit_core::{Outcome as Ended, Waiting};
 
 use super::{Ctx, LONG, Outcome, SHORT, SLACK, cases, counted::Counted, grant, locker, request, take, wait_for_waiter};
+use crate::Altered;
 
 cases! { "waiting":
     a_release_wakes_a_waiter [NOTHING] "A waiter of another client gets the lock soon after its release."
@@ -69,12 +70,12 @@ async fn two_hundred_waiters_all_get_it(ctx: Ctx) -> Outcome {
 
 async fn waiting_costs_few_calls(ctx: Ctx) -> Outcome {
     let (mine, name) = (ctx.locker().await?, ctx.name());
-    let counted = Arc::new(Counted::new(ctx.store().await?));
-    let other = locker(Arc::<Counted>::clone(&counted));
+    let counted = Arc::new(Altered(Counted::new(ctx.store().await?)));
+    let other = locker(Arc::<Altered<_>>::clone(&counted));
     let guard = take(&mine, &name, LONG).await?;
     assert!(other.lock(&name).acquire_within(Duration::from_secs(3)).await?.is_none(), "granted twice");
     // Polling slows down to four times a second; a store that can wake its waiters needs less.
-    let calls = counted.calls();
+    let calls = counted.0.calls();
     assert!(calls <= 40, "the store was asked {calls} times in 3 s, for a lock that nobody released");
     assert_eq!(guard.release().await?, Ended::Released);
     Ok(())
