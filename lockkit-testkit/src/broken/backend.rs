@@ -9,7 +9,7 @@ use super::{
     Bug,
     shelf::Shelf,
     store::{SimpleStore, name_of},
-    wire::{Link, Machine, Power},
+    wire::{Dialer, Machine, Power},
 };
 use crate::{
     Backend, BoxError, Server,
@@ -65,8 +65,8 @@ impl Private {
     }
 
     async fn client(&self, addr: std::net::SocketAddr, clock: Arc<dyn Clock>) -> Result<Arc<dyn LockStore>, BoxError> {
-        let link = Link::connect(Arc::clone(&self.machine.inside), addr, self.bug).await?;
-        Ok(Arc::new(SimpleStore::new(link, self.bug, clock)?))
+        let dialer = Dialer::connect(Arc::clone(&self.machine.inside), addr, self.bug).await?;
+        Ok(Arc::new(SimpleStore::new(dialer, self.bug, clock)?))
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     Bug,
     shelf::{Answer, Shelf, Terms},
-    wire::Link,
+    wire::Dialer,
 };
 
 /// How long the machine may take to answer.
@@ -26,7 +26,7 @@ const BOUND: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub(super) struct SimpleStore {
     info: Arc<StoreInfo>,
-    link: Arc<Link>,
+    dialer: Arc<Dialer>,
     bug: Option<Bug>,
     /// What [`Bug::TokenPerClient`] takes for proof of ownership.
     client: Token,
@@ -35,7 +35,7 @@ pub(super) struct SimpleStore {
 }
 
 impl SimpleStore {
-    pub(super) fn new(link: Link, bug: Option<Bug>, clock: Arc<dyn Clock>) -> Result<Self> {
+    pub(super) fn new(dialer: Dialer, bug: Option<Bug>, clock: Arc<dyn Clock>) -> Result<Self> {
         let capability = Capability {
             // BUG: what can't be done is claimed.
             shared: bug == Some(Bug::ClaimsShared),
@@ -54,7 +54,7 @@ impl SimpleStore {
             alarm: None,
             warnings: Arc::default(),
         });
-        Ok(Self { info, link: Arc::new(link), bug, client: Token::random()?, released: watch::Sender::default() })
+        Ok(Self { info, dialer: Arc::new(dialer), bug, client: Token::random()?, released: watch::Sender::default() })
     }
 
     fn has(&self, bug: Bug) -> bool {
@@ -76,15 +76,15 @@ impl SimpleStore {
         // BUG: the client's clock decides.
         let theirs = self.has(Bug::ClientClock).then(|| self.now());
         let asked =
-            self.link.ask(key.as_str(), move |shelf| step(shelf, &name, theirs.unwrap_or_else(|| SystemClock.now())));
+            self.dialer.ask(key.as_str(), move |shelf| step(shelf, &name, theirs.unwrap_or_else(|| SystemClock.now())));
         // BUG: the network takes as long as it takes.
         let bound = if self.has(Bug::NoBound) { Duration::MAX } else { bound };
         let answer = match tokio::time::timeout(bound, asked).await {
             // BUG: the answer that comes first may be to a question that somebody gave up.
-            Ok(Ok(answer)) if self.has(Bug::ReusesInDoubt) => Ok(self.link.one_behind(answer)),
+            Ok(Ok(answer)) if self.has(Bug::ReusesInDoubt) => Ok(self.dialer.one_behind(answer)),
             Ok(answer) => answer,
             Err(_) => {
-                self.link.give_up().await;
+                self.dialer.give_up().await;
                 Err(Error::new(ErrorKind::TimedOut, format!("no answer in {bound:?}")).unknown_effect())
             }
         };
@@ -151,7 +151,7 @@ impl SimpleStore {
         let mut waiter = None;
         loop {
             // Listen first, ask then: what is freed in between is not missed.
-            let mut freed = pin!(self.link.inside.freed.notified());
+            let mut freed = pin!(self.dialer.inside.freed.notified());
             freed.as_mut().enable();
             let answer = self.attempt(request).await?;
             let Attempt::Contended(contention) = &answer else { return Ok(answer) };
@@ -301,7 +301,7 @@ impl LockStore for SimpleStore {
                 states.retain(|state| !state.holders.is_empty());
             }
         }
-        let waiting = self.link.inside.waiting();
+        let waiting = self.dialer.inside.waiting();
         for state in &mut states {
             state.waiters = Some(waiting.get(state.key.as_str()).copied().unwrap_or(0));
         }
@@ -328,7 +328,7 @@ async fn detached<T: Send + 'static>(work: impl Future<Output = Result<T>> + Sen
 
 /// Counts one that waits for as long as it does.
 struct Waiter<'a> {
-    link: &'a Link,
+    dialer: &'a Dialer,
     key: &'a LockKey,
     /// How many waited when it came, itself included.
     place: u32,
@@ -337,11 +337,11 @@ struct Waiter<'a> {
 
 impl<'a> Waiter<'a> {
     fn new(store: &'a SimpleStore, key: &'a LockKey) -> Self {
-        let mut waiting = store.link.inside.waiting();
+        let mut waiting = store.dialer.inside.waiting();
         let count = waiting.entry(key.as_str().to_owned()).or_default();
         *count += 1;
         // BUG: nobody takes it off the list.
-        Self { link: &store.link, key, place: *count, stays: store.has(Bug::GhostWaiters) }
+        Self { dialer: &store.dialer, key, place: *count, stays: store.has(Bug::GhostWaiters) }
     }
 }
 
@@ -350,7 +350,7 @@ impl Drop for Waiter<'_> {
         if self.stays {
             return;
         }
-        let mut waiting = self.link.inside.waiting();
+        let mut waiting = self.dialer.inside.waiting();
         if let Some(count) = waiting.get_mut(self.key.as_str()) {
             *count -= 1;
             if *count == 0 {

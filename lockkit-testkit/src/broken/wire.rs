@@ -3,6 +3,12 @@
 //! What goes over the wire is a ticket: the step itself, a closure, waits in the machine until the ticket arrives, and
 //! its answer until the ticket is back. So the protocol is nothing to read, and yet a proxy can delay, lose and cut
 //! it. The lock's name travels along for the proxy to recognize.
+//!
+//! This is TCP in real time, not a simulated network: the cases make things go wrong by the same [`Proxy`] as for every
+//! other store, and some of the bugs are about which answer on a connection belongs to which question. The simulated store
+//! of `lockkit-sim` has no sockets, for time that is paused would leap whenever one is awaited.
+//!
+//! [`Proxy`]: crate::faults::Proxy
 
 use std::{
     any::Any,
@@ -161,9 +167,9 @@ async fn answer(inside: &Inside, stream: &mut TcpStream) -> Result<(), BoxError>
     Ok(())
 }
 
-/// A client's way to the machine.
+/// A client's way to the machine: one connection, which is replaced when it broke or was given up.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct Dialer {
     pub(super) inside: Arc<Inside>,
     addr: SocketAddr,
     /// Held while connecting, so that what is asked later never overtakes what was asked before.
@@ -201,12 +207,12 @@ struct Request {
     done: oneshot::Sender<u64>,
 }
 
-impl Link {
+impl Dialer {
     pub(super) async fn connect(inside: Arc<Inside>, addr: SocketAddr, bug: Option<Bug>) -> Result<Self> {
         let (connection, left_over, answers) = Default::default();
-        let link = Self { inside, addr, connection, left_over, bug, answers };
-        link.connection().await?;
-        Ok(link)
+        let dialer = Self { inside, addr, connection, left_over, bug, answers };
+        dialer.connection().await?;
+        Ok(dialer)
     }
 
     /// Has a step done; `name` is for the proxy on the way.
