@@ -7,7 +7,7 @@ use lockkit::{LockKey, Locker, Token, store::Release};
 use serde_json::json;
 
 use crate::{
-    exit::{Failure, NOT_ACQUIRED, Outcome, USAGE},
+    exit::{Exit, Failure, NOT_ACQUIRED, USAGE},
     show::{held_by, plain, print, print_json},
     store::{StoreArgs, block_on},
     who,
@@ -39,7 +39,7 @@ fn token(text: &str) -> Result<Token, String> {
     text.parse().map_err(|_| "a token has 32 lower-case hexadecimal digits; lockkit who KEY shows it".to_owned())
 }
 
-pub(crate) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Exit {
     if args.token.is_none() && !io::stdin().is_terminal() {
         let message = format!("break needs --token; see: lockkit who {}", plain(args.key.as_str()));
         return Err(Failure::new(USAGE, message));

@@ -16,7 +16,7 @@ use tempfile::NamedTempFile;
 
 use crate::{
     duration,
-    exit::{Failure, LOST, Outcome, USAGE, VIOLATED, say},
+    exit::{Exit, Failure, LOST, USAGE, VIOLATED, say},
     interrupt::block_on,
     show::print,
     store,
@@ -48,11 +48,11 @@ pub(crate) struct Args {
 }
 
 /// Runs the comparison.
-pub(crate) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Exit {
     block_on(compare(args))
 }
 
-async fn compare(args: Args) -> Outcome {
+async fn compare(args: Args) -> Exit {
     if cfg!(debug_assertions) {
         say("this is a debug build: its numbers say little about a release build");
     }

@@ -3,7 +3,7 @@
 use clap::{Args as ClapArgs, Command};
 use clap_complete::Shell;
 
-use crate::{exit::Outcome, show::print};
+use crate::{exit::Exit, show::print};
 
 /// Print what a shell needs to complete command lines
 ///
@@ -14,7 +14,7 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &Args, mut command: Command) -> Outcome {
+pub(crate) fn run(args: &Args, mut command: Command) -> Exit {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, "lockkit", &mut text);
     print(|out| out.write_all(&text))?;

@@ -8,7 +8,7 @@ use lockkit::{Finding, Severity};
 use serde_json::{Value, json};
 
 use crate::{
-    exit::{Outcome, UNFIT},
+    exit::{Exit, UNFIT},
     show::{plain, print, print_json, table},
     store::{StoreArgs, block_on},
 };
@@ -33,7 +33,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+pub(crate) fn run(args: &Args) -> Exit {
     let url = args.store.url()?;
     let findings = block_on(async { Ok(lockkit::diagnose(url).await?) })?;
     let worst = findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok);

@@ -47,7 +47,7 @@ pub(crate) const CODES: &str = "   0  done (run: CMD's own)
       race, compare, check: interrupted by signal N";
 
 /// How a verb ended: the exit code, or what to say first.
-pub(crate) type Outcome = Result<u8, Failure>;
+pub(crate) type Exit = Result<u8, Failure>;
 
 /// An exit code and the line that explains it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl From<lockkit_compare::Error> for Failure {
 }
 
 /// What clap has to say: help and version as they are, an error as one line.
-pub(crate) fn from_clap(error: &clap::Error) -> Outcome {
+pub(crate) fn from_clap(error: &clap::Error) -> Exit {
     if !error.use_stderr() {
         return crate::show::print(|out| write!(out, "{}", error.render())).map(|()| 0);
     }
@@ -156,7 +156,7 @@ fn unexpected(argument: &str, meant: &str) -> String {
 }
 
 /// Says what there is to say, and makes an exit code of it.
-pub(crate) fn report(outcome: Outcome) -> ExitCode {
+pub(crate) fn report(outcome: Exit) -> ExitCode {
     let code = outcome.unwrap_or_else(|failure| {
         say(&failure.message);
         failure.code

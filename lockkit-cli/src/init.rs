@@ -10,7 +10,7 @@ use lockkit::{
 
 use crate::{
     duration,
-    exit::{Failure, Outcome, USAGE},
+    exit::{Exit, Failure, USAGE},
     show::print,
     store::{StoreArgs, block_on, warn},
 };
@@ -40,7 +40,7 @@ pub(crate) struct GcArgs {
     unused_for: Duration,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+pub(crate) fn run(args: &Args) -> Exit {
     let url = args.store.url()?;
     let Some(config) = table_of(url)? else {
         return say(&format!("{} needs no preparation\n", scheme(url)));
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     say(if upgraded { "the table was brought forward\n" } else { "the table is there\n" })
 }
 
-pub(crate) fn collect(args: &GcArgs) -> Outcome {
+pub(crate) fn collect(args: &GcArgs) -> Exit {
     let url = args.store.url()?;
     let Some(config) = table_of(url)? else {
         return say(&format!("{} keeps nothing that would have to be removed\n", scheme(url)));
@@ -87,7 +87,7 @@ fn scheme(url: &str) -> String {
     url.split_once(':').map_or(url, |(scheme, _)| scheme).to_ascii_lowercase()
 }
 
-fn say(text: &str) -> Outcome {
+fn say(text: &str) -> Exit {
     print(|out| out.write_all(text.as_bytes()))?;
     Ok(0)
 }

@@ -5,7 +5,7 @@ use lockkit::store::Query;
 use serde_json::Value;
 
 use crate::{
-    exit::Outcome,
+    exit::Exit,
     show::{holder, left, lock_json, plain, print, print_json, table},
     store::{StoreArgs, block_on, text},
 };
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+pub(crate) fn run(args: &Args) -> Exit {
     let states = block_on(async {
         let locker = args.store.locker().await?;
         Ok(locker.inspect(&Query::Prefix(args.prefix.clone())).await?)

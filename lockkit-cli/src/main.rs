@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::exit::Outcome;
+use crate::exit::Exit;
 
 /// Distributed locks on the command line.
 #[derive(Debug, Parser)]
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     exit::report(outcome)
 }
 
-fn dispatch(verb: Verb) -> Outcome {
+fn dispatch(verb: Verb) -> Exit {
     match verb {
         Verb::Run(args) => run::run(args),
         Verb::Ls(args) => ls::run(&args),

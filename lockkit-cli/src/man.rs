@@ -4,7 +4,7 @@ use clap::{Args as ClapArgs, Command};
 use clap_mangen::Man;
 
 use crate::{
-    exit::{self, Failure, Outcome, USAGE},
+    exit::{self, Exit, Failure, USAGE},
     show::print,
 };
 
@@ -17,7 +17,7 @@ pub(crate) struct Args {
     subcommand: Option<String>,
 }
 
-pub(crate) fn run(args: &Args, mut command: Command) -> Outcome {
+pub(crate) fn run(args: &Args, mut command: Command) -> Exit {
     // Gives the subcommands their full names, such as lockkit-run.
     command.build();
     let page = match &args.subcommand {

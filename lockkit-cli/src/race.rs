@@ -5,7 +5,7 @@ use lockkit_compare::{Targets, race};
 
 use crate::{
     duration,
-    exit::{Failure, Outcome, VIOLATED},
+    exit::{Exit, Failure, VIOLATED},
     interrupt::block_on,
     show::print,
     targets::StoresArgs,
@@ -35,11 +35,11 @@ pub(crate) struct Args {
 }
 
 /// Runs the race.
-pub(crate) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Exit {
     block_on(compete(args))
 }
 
-async fn compete(args: Args) -> Outcome {
+async fn compete(args: Args) -> Exit {
     let targets = args.stores.targets().await?;
     let race = race(&targets, args.workers, args.total, &worker::program()?).await?;
     print(|out| match args.json {

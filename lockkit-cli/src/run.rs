@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     duration,
-    exit::{Failure, LOST, Outcome, USAGE, say},
+    exit::{Exit, Failure, LOST, USAGE, say},
     signals::Signals,
     store::{self, StoreArgs, block_on},
     who,
@@ -103,7 +103,7 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: Args) -> Outcome {
+pub(crate) fn run(args: Args) -> Exit {
     if args.command.first().and_then(|program| program.to_str()).is_some_and(store::is_store_url) {
         return Err(Failure::new(USAGE, "CMD is the URL of a store; that is given with --store, or in LOCKKIT_STORE"));
     }

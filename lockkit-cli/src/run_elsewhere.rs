@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::Args as ClapArgs;
 
-use crate::exit::{Failure, NOT_EXECUTABLE, Outcome};
+use crate::exit::{Exit, Failure, NOT_EXECUTABLE};
 
 /// Run a command while holding a lock: on Linux only
 ///
@@ -17,7 +17,7 @@ pub(crate) struct Args {
     all: Vec<OsString>,
 }
 
-pub(crate) fn run(_: Args) -> Outcome {
+pub(crate) fn run(_: Args) -> Exit {
     let why = "run works on Linux only, for elsewhere CMD could outlive its lock; CMD was not started";
     Err(Failure::new(NOT_EXECUTABLE, why))
 }

@@ -4,7 +4,7 @@ use clap::Args as ClapArgs;
 use lockkit::{Holder, KeyState, LockKey};
 
 use crate::{
-    exit::Outcome,
+    exit::Exit,
     show::{self, left, lock_json, plain, print, print_json},
     store::{self, StoreArgs, block_on},
 };
@@ -34,7 +34,7 @@ pub(crate) fn key(text: &str) -> Result<LockKey, String> {
     LockKey::new(text).map_err(|error| error.to_string().trim_start_matches("invalid input: ").to_owned())
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+pub(crate) fn run(args: &Args) -> Exit {
     let state = block_on(async { Ok(args.store.locker().await?.lock(args.key.as_str()).inspect().await?) })?;
     if args.json {
         print_json(&lock_json(&state, true))?;

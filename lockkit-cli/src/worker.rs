@@ -3,7 +3,7 @@
 use lockkit_compare::{WorkerProgram, worker};
 
 use crate::{
-    exit::{Failure, Outcome},
+    exit::{Exit, Failure},
     store::URL_VARIABLE,
 };
 
@@ -17,7 +17,7 @@ pub(crate) fn program() -> Result<WorkerProgram, Failure> {
 }
 
 /// Does one job and reports.
-pub(crate) fn run() -> Outcome {
+pub(crate) fn run() -> Exit {
     worker::run()?;
     Ok(0)
 }

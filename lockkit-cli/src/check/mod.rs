@@ -19,7 +19,7 @@ use lockkit_testkit::{Backend, Case, Checked, Subject, Verdict, cases};
 
 use self::report::Report;
 use crate::{
-    exit::{Failure, Outcome, UNAVAILABLE, USAGE, VIOLATED},
+    exit::{Exit, Failure, UNAVAILABLE, USAGE, VIOLATED},
     interrupt,
     store::{self, StoreArgs, block_on},
 };
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     list: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+pub(crate) fn run(args: &Args) -> Exit {
     let cases: Vec<_> = cases::all().into_iter().filter(|case| case.name.contains(&args.filter)).collect();
     if cases.is_empty() {
         return Err(Failure::new(
@@ -145,7 +145,7 @@ fn after_failure(failure: &Failure, left: &[String]) -> Failure {
     Failure::new(failure.code(), format!("{}{stays}", failure.message()))
 }
 
-fn finish(args: &Args, report: &Report, broken_off: Option<Failure>) -> Outcome {
+fn finish(args: &Args, report: &Report, broken_off: Option<Failure>) -> Exit {
     if let Some(file) = &args.junit {
         fs::write(file, junit::xml(report)).map_err(|error| no_junit(&error))?;
     }

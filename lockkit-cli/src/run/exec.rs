@@ -9,7 +9,7 @@ use clap::Args as ClapArgs;
 use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
 use super::work::this_program;
-use crate::exit::{Failure, LOST, NOT_EXECUTABLE, NOT_FOUND, Outcome};
+use crate::exit::{Exit, Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 
 /// The hidden subcommand.
 pub(crate) const VERB: &str = "__exec";
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+pub(crate) fn run(args: &Args) -> Exit {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| Failure::system("tie CMD to lockkit", &error.into()))?;
     // It may have died before the kernel was asked.
@@ -50,7 +50,7 @@ pub(super) fn die_of_interrupt() {
 }
 
 /// Dies of SIGINT; where that is ignored, with the exit code.
-pub(crate) fn die() -> Outcome {
+pub(crate) fn die() -> Exit {
     let _ = kill_process(getpid(), Signal::INT);
     Ok(130)
 }

@@ -22,7 +22,7 @@ use rustix::{
 
 use super::{nest, plan::Plan, targets::Targets, work::this_program};
 use crate::{
-    exit::{Failure, Outcome},
+    exit::{Exit, Failure},
     store::URL_VARIABLE,
 };
 
@@ -122,7 +122,7 @@ struct Watch {
     done: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+pub(crate) fn run(args: &Args) -> Exit {
     let targets = Targets { run: args.run.clone(), leader: None, own_group: false };
     let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
     let bite = watch.listen().map_err(|error| Failure::system("watch", &error))?;

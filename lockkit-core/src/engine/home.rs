@@ -14,13 +14,13 @@ use crate::OwnThread;
 /// used on. When it ends, another one on which a lease was taken takes its place, or the next one that is used.
 #[derive(Debug)]
 pub(crate) struct Home {
-    place: Mutex<Place>,
+    current: Mutex<Current>,
     /// Goes on for as long as the `Locker` does.
     _thread: Option<OwnThread>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Current {
     runtime: Option<Handle>,
     /// Whether the timer task runs there. As long as it does, so does the runtime.
     is_kept: bool,
@@ -30,11 +30,11 @@ impl Home {
     pub(crate) fn new(runtime: Option<Handle>, thread: Option<OwnThread>) -> Self {
         let runtime = thread.as_ref().map(|thread| thread.handle().clone()).or(runtime);
         let runtime = runtime.or_else(|| Handle::try_current().ok());
-        Self { place: Mutex::new(Place { runtime, is_kept: false }), _thread: thread }
+        Self { current: Mutex::new(Current { runtime, is_kept: false }), _thread: thread }
     }
 
-    fn place(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -48,13 +48,13 @@ impl Engine {
 
     /// The home, with the timer task running there; `None` if no runtime is known that has not ended.
     pub(super) fn home(self: &Arc<Self>) -> Option<Handle> {
-        let mut place = self.home.place();
-        if !place.is_kept {
-            let known = place.runtime.take().into_iter().chain(Handle::try_current().ok());
-            place.runtime = known.chain(self.timers.runtimes()).find(|runtime| self.keep(runtime));
-            place.is_kept = place.runtime.is_some();
+        let mut current = self.home.current();
+        if !current.is_kept {
+            let known = current.runtime.take().into_iter().chain(Handle::try_current().ok());
+            current.runtime = known.chain(self.timers.runtimes()).find(|runtime| self.keep(runtime));
+            current.is_kept = current.runtime.is_some();
         }
-        place.runtime.clone()
+        current.runtime.clone()
     }
 
     /// Starts the timer task; `false` if the runtime has ended.
@@ -79,7 +79,7 @@ impl Drop for Keeper {
         if self.is_taken.load(Ordering::SeqCst)
             && let Some(engine) = self.engine.upgrade()
         {
-            *engine.home.place() = Place { runtime: None, is_kept: false };
+            *engine.home.current() = Current { runtime: None, is_kept: false };
             drop(engine.home());
         }
     }

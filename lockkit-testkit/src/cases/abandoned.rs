@@ -10,7 +10,7 @@ use lockkit_core::{AcquireRequest, Attempt, LockStore as _, Release};
 use tokio::time::timeout;
 
 use super::{
-    Ctx, LONG, Outcome, SHORT, cases, request,
+    CaseResult, Ctx, LONG, SHORT, cases, request,
     scene::{Call, Scene},
 };
 use crate::{
@@ -44,7 +44,7 @@ enum Fate {
     Cut,
 }
 
-async fn a_dropped_call_answers_no_other(ctx: Ctx) -> Outcome {
+async fn a_dropped_call_answers_no_other(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let scene = Arc::new(Scene::open(&ctx, &*server).await?);
     for call in Call::ALL {
@@ -63,7 +63,7 @@ async fn a_dropped_call_answers_no_other(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_dropped_probe_answers_no_other(ctx: Ctx) -> Outcome {
+async fn a_dropped_probe_answers_no_other(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let mut scenes = Vec::new();
     for call in Call::ALL {

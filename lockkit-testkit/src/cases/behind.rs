@@ -14,7 +14,7 @@ use lockkit_core::{
 use tokio::{sync::Mutex, task::JoinSet};
 
 use super::{
-    Ctx, LONG, Outcome, cases, request,
+    CaseResult, Ctx, LONG, cases, request,
     scene::{Call, Scene, lost},
 };
 use crate::{BoxError, Server, faults::Slip};
@@ -33,16 +33,16 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 /// No call is given more answers than this.
 const MOST_ANSWERS: usize = 40;
 
-async fn an_answer_that_is_lost_shifts_no_others(ctx: Ctx) -> Outcome {
+async fn an_answer_that_is_lost_shifts_no_others(ctx: Ctx) -> CaseResult {
     every_answer(ctx, Slip::Lost).await
 }
 
-async fn an_answer_that_comes_twice_shifts_no_others(ctx: Ctx) -> Outcome {
+async fn an_answer_that_comes_twice_shifts_no_others(ctx: Ctx) -> CaseResult {
     every_answer(ctx, Slip::Twice).await
 }
 
 /// Each call has a client of its own, side by side: a lost answer takes as long as the client has patience.
-async fn every_answer(ctx: Ctx, slip: Slip) -> Outcome {
+async fn every_answer(ctx: Ctx, slip: Slip) -> CaseResult {
     let server: Arc<dyn Server> = ctx.server().await?.into();
     let ctx = Arc::new(ctx);
     let (mut calls, turn) = (JoinSet::new(), Arc::new(Mutex::new(())));
@@ -56,7 +56,13 @@ async fn every_answer(ctx: Ctx, slip: Slip) -> Outcome {
 }
 
 /// Those that ask everything do so in turn: one is enough for a server.
-async fn each_answer(ctx: Arc<Ctx>, server: Arc<dyn Server>, turn: Arc<Mutex<()>>, call: Call, slip: Slip) -> Outcome {
+async fn each_answer(
+    ctx: Arc<Ctx>,
+    server: Arc<dyn Server>,
+    turn: Arc<Mutex<()>>,
+    call: Call,
+    slip: Slip,
+) -> CaseResult {
     let open = || async { Scene::impatient(&ctx, &*server, TIMEOUT).await.map(Arc::new) };
     let mut scene = open().await?;
     // ZooKeeper's driver takes a second greeting for an answer from a server that is far ahead. It says nothing wrong, but finds
@@ -168,7 +174,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
 }
 
 /// Whether others see a lease as its holder was told that it is.
-fn on_record(hold: &Hold, claim: &Claim, state: &KeyState) -> Outcome {
+fn on_record(hold: &Hold, claim: &Claim, state: &KeyState) -> CaseResult {
     let is_held = state.holders.first().is_some_and(|holder| {
         holder.token == Some(claim.token) && holder.fence == Some(hold.fence) && hold.claim == *claim
     });
@@ -176,7 +182,7 @@ fn on_record(hold: &Hold, claim: &Claim, state: &KeyState) -> Outcome {
 }
 
 /// An error that says that nothing happened must be right.
-fn without_effect<T: std::fmt::Debug>(answer: StoreResult<T>, nothing_happened: impl FnOnce() -> bool) -> Outcome {
+fn without_effect<T: std::fmt::Debug>(answer: StoreResult<T>, nothing_happened: impl FnOnce() -> bool) -> CaseResult {
     match answer {
         Err(error) if error.effect() == Effect::None && !nothing_happened() => {
             Err(format!("it had an effect, although: {error}").into())
@@ -186,7 +192,7 @@ fn without_effect<T: std::fmt::Debug>(answer: StoreResult<T>, nothing_happened: 
 }
 
 /// Whether these are the keys, each with its holder.
-fn shows(scene: &Scene, states: &[KeyState], keys: &[LockKey]) -> Outcome {
+fn shows(scene: &Scene, states: &[KeyState], keys: &[LockKey]) -> CaseResult {
     let tokens: Vec<_> = states.iter().map(|state| state.holders.first().and_then(|holder| holder.token)).collect();
     let is_mine = |key: &LockKey| *key == scene.mine.key;
     let expected: Vec<_> =

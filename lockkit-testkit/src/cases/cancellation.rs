@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{ErrorKind, Outcome as Ended};
+use lockkit_core::{ErrorKind, Outcome};
 
-use super::{Ctx, LONG, Outcome, SHORT, abandon_after, cases, locker, request, take, wait_for_waiter};
+use super::{CaseResult, Ctx, LONG, SHORT, abandon_after, cases, locker, request, take, wait_for_waiter};
 
 cases! { "cancellation":
     an_abandoned_acquisition_leaves_nothing [NOTHING] "An acquisition dropped at any moment leaves the lock free (R8)."
@@ -22,14 +22,14 @@ cases! { "cancellation":
     a_shutdown_drains [NOTHING] "After a shutdown everything dropped before is free, and new acquisitions are refused."
 }
 
-async fn assert_soon_free(ctx: &Ctx, name: &str) -> Outcome {
+async fn assert_soon_free(ctx: &Ctx, name: &str) -> CaseResult {
     let free = ctx.locker().await?.lock(name).ttl(LONG).acquire_within(Duration::from_secs(5)).await?;
     let guard = free.ok_or_else(|| format!("{name} was still held 5 s later"))?;
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn an_abandoned_acquisition_leaves_nothing(ctx: Ctx) -> Outcome {
+async fn an_abandoned_acquisition_leaves_nothing(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     for round in 0..200_u64 {
         let lock = locker.lock(&name).ttl(LONG);
@@ -41,11 +41,11 @@ async fn an_abandoned_acquisition_leaves_nothing(ctx: Ctx) -> Outcome {
     }
     locker.shutdown(Duration::from_secs(5)).await?;
     let other = ctx.locker().await?;
-    assert_eq!(take(&other, &name, LONG).await?.release().await?, Ended::Released);
+    assert_eq!(take(&other, &name, LONG).await?.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn an_acquisition_polled_once_leaves_nothing(ctx: Ctx) -> Outcome {
+async fn an_acquisition_polled_once_leaves_nothing(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     for _ in 0..50 {
         let lock = locker.lock(&name).ttl(LONG);
@@ -59,7 +59,7 @@ async fn an_acquisition_polled_once_leaves_nothing(ctx: Ctx) -> Outcome {
     assert_soon_free(&ctx, &name).await
 }
 
-async fn a_forgotten_acquisition_lapses(ctx: Ctx) -> Outcome {
+async fn a_forgotten_acquisition_lapses(ctx: Ctx) -> CaseResult {
     let store = ctx.store().await?;
     let mut keys = Vec::new();
     for round in 0..60_u64 {
@@ -78,7 +78,7 @@ async fn a_forgotten_acquisition_lapses(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn an_abandoned_waiter_does_not_stall_others(ctx: Ctx) -> Outcome {
+async fn an_abandoned_waiter_does_not_stall_others(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
     for locker in [&mine, &other] {
@@ -90,30 +90,30 @@ async fn an_abandoned_waiter_does_not_stall_others(ctx: Ctx) -> Outcome {
     let lock = other.lock(&name).ttl(LONG);
     let waiter = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(10)).await });
     wait_for_waiter(&mine.lock(&name)).await?;
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     drop(waiter.await??.ok_or("the waiter was stalled by those that left")?);
     assert_soon_free(&ctx, &name).await
 }
 
-async fn an_abandoned_waiter_leaves_no_trace(ctx: Ctx) -> Outcome {
+async fn an_abandoned_waiter_leaves_no_trace(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
     for _ in 0..10 {
         let lock = other.lock(&name).ttl(LONG);
         drop(tokio::time::timeout(Duration::from_millis(20), lock.acquire()).await);
     }
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     let given_up = Instant::now();
     // A store may go on listening for the lock until it is released the next time.
     while let Some(1..) = mine.lock(&name).inspect().await?.waiters {
         assert!(given_up.elapsed() < Duration::from_secs(8), "somebody is shown to wait, but nobody does");
         tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(take(&mine, &name, LONG).await?.release().await?, Ended::Released);
+        assert_eq!(take(&mine, &name, LONG).await?.release().await?, Outcome::Released);
     }
     Ok(())
 }
 
-async fn an_abandoned_release_still_releases(ctx: Ctx) -> Outcome {
+async fn an_abandoned_release_still_releases(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     for round in 0..50_u64 {
         let guard = locker.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(5)).await?.ok_or("still held")?;
@@ -122,7 +122,7 @@ async fn an_abandoned_release_still_releases(ctx: Ctx) -> Outcome {
     assert_soon_free(&ctx, &name).await
 }
 
-async fn a_guard_may_outlive_its_runtime(ctx: Ctx) -> Outcome {
+async fn a_guard_may_outlive_its_runtime(ctx: Ctx) -> CaseResult {
     let name = ctx.name();
     let (backend, own_name) = (std::sync::Arc::clone(&ctx.backend), name.clone());
     let guard = std::thread::spawn(move || {
@@ -141,7 +141,7 @@ async fn a_guard_may_outlive_its_runtime(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_shutdown_drains(ctx: Ctx) -> Outcome {
+async fn a_shutdown_drains(ctx: Ctx) -> CaseResult {
     let (mine, other) = (ctx.locker().await?, ctx.locker().await?);
     let names: Vec<_> = (0..50).map(|_| ctx.name()).collect();
     let mut guards = Vec::new();
@@ -152,10 +152,10 @@ async fn a_shutdown_drains(ctx: Ctx) -> Outcome {
     drop(guards);
     mine.shutdown(Duration::from_secs(10)).await?;
     for name in &names[..names.len() - 1] {
-        assert_eq!(take(&other, name, LONG).await?.release().await?, Ended::Released);
+        assert_eq!(take(&other, name, LONG).await?.release().await?, Outcome::Released);
     }
     assert!(kept.is_held(), "a shutdown must not take a guard away");
     assert_eq!(mine.lock(ctx.name()).try_acquire().await.expect_err("closed").kind(), ErrorKind::Closed);
-    assert_eq!(kept.release().await?, Ended::Released);
+    assert_eq!(kept.release().await?, Outcome::Released);
     Ok(())
 }

@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{HandOver, Locker, Outcome as Ended};
+use lockkit_core::{HandOver, Locker, Outcome};
 
-use super::{Ctx, LONG, Outcome, cases, fencing_claimed, resource::Resource, take};
+use super::{CaseResult, Ctx, LONG, cases, fencing_claimed, resource::Resource, take};
 
 cases! { "contention":
     a_crowd_loses_no_update [NOTHING] "50 tasks of 5 clients increment a counter under one lock: none is lost, no fence is stale."
@@ -17,7 +17,7 @@ cases! { "contention":
     zero_wait_is_a_try [NOTHING] "acquire_within(0) asks once."
 }
 
-async fn crowd(ctx: &Ctx, rule: HandOver) -> Outcome {
+async fn crowd(ctx: &Ctx, rule: HandOver) -> CaseResult {
     let (resource, name) = (Arc::new(Resource::default()), ctx.name());
     let mut tasks = Vec::new();
     for _ in 0..5 {
@@ -30,7 +30,7 @@ async fn crowd(ctx: &Ctx, rule: HandOver) -> Outcome {
                     let guard = lock.acquire().await?;
                     assert!(!fenced || resource.admit(guard.fence()), "fence {} is stale", guard.fence());
                     resource.increment().await;
-                    assert_eq!(guard.release().await?, Ended::Released);
+                    assert_eq!(guard.release().await?, Outcome::Released);
                 }
                 Ok::<_, lockkit_core::Error>(())
             }));
@@ -43,20 +43,20 @@ async fn crowd(ctx: &Ctx, rule: HandOver) -> Outcome {
     Ok(())
 }
 
-async fn a_crowd_loses_no_update(ctx: Ctx) -> Outcome {
+async fn a_crowd_loses_no_update(ctx: Ctx) -> CaseResult {
     crowd(&ctx, HandOver::default()).await
 }
 
-async fn without_hand_over_no_update_is_lost(ctx: Ctx) -> Outcome {
+async fn without_hand_over_no_update_is_lost(ctx: Ctx) -> CaseResult {
     crowd(&ctx, HandOver::OFF).await
 }
 
-async fn everyone_gets_a_turn(ctx: Ctx) -> Outcome {
+async fn everyone_gets_a_turn(ctx: Ctx) -> CaseResult {
     let name = ctx.name();
     // Turns take round trips, and a few of them are shared by chance: where trips are long, more time is needed to judge.
     let first = ctx.locker().await?;
     let begun = Instant::now();
-    assert_eq!(take(&first, &name, LONG).await?.release().await?, Ended::Released);
+    assert_eq!(take(&first, &name, LONG).await?.release().await?, Outcome::Released);
     let until = Instant::now() + Duration::from_secs(2).max(begun.elapsed() * 100).min(Duration::from_secs(10));
     let mut clients = Vec::new();
     for _ in 0..3 {
@@ -70,7 +70,7 @@ async fn everyone_gets_a_turn(ctx: Ctx) -> Outcome {
                         let guard = lock.acquire().await?;
                         turns += 1;
                         tokio::task::yield_now().await;
-                        assert_eq!(guard.release().await?, Ended::Released);
+                        assert_eq!(guard.release().await?, Outcome::Released);
                     }
                     Ok::<_, lockkit_core::Error>(turns)
                 })
@@ -91,7 +91,7 @@ async fn everyone_gets_a_turn(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn the_waiting_time_is_kept(ctx: Ctx) -> Outcome {
+async fn the_waiting_time_is_kept(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
     for locker in [&mine, &other] {
@@ -100,13 +100,13 @@ async fn the_waiting_time_is_kept(ctx: Ctx) -> Outcome {
         let waited = asked.elapsed();
         assert!((Duration::from_millis(495)..Duration::from_millis(1500)).contains(&waited), "waited {waited:?}");
     }
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     let free = take(&other, &name, LONG).await?;
-    assert_eq!(free.release().await?, Ended::Released);
+    assert_eq!(free.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn zero_wait_is_a_try(ctx: Ctx) -> Outcome {
+async fn zero_wait_is_a_try(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     assert!(mine.lock(&name).acquire_within(Duration::ZERO).await?.is_some_and(|guard| guard.is_held()));
     let guard = mine.lock(&name).ttl(LONG).acquire_within(Duration::from_secs(5)).await?;

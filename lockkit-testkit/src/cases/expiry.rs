@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Attempt, ErrorKind, LossReason, Outcome as Ended, Query, Renewed, ShiftedClock, Status, drift};
+use lockkit_core::{Attempt, ErrorKind, LossReason, Outcome, Query, Renewed, ShiftedClock, Status, drift};
 
-use super::{Ctx, LONG, Outcome, SHORT, SLACK, assert_taken, cases, fresh, grant, locker, renew, request, take};
+use super::{CaseResult, Ctx, LONG, SHORT, SLACK, assert_taken, cases, fresh, grant, locker, renew, request, take};
 
 cases! { "expiry":
     an_unrenewed_lease_lapses [TTL] "Without renewal the lock is free after the ttl, and never before the guard knows."
@@ -21,19 +21,19 @@ cases! { "expiry":
     a_manual_renewal_extends [TTL] "renew() extends an unrenewed lease by its ttl."
 }
 
-async fn an_unrenewed_lease_lapses(ctx: Ctx) -> Outcome {
+async fn an_unrenewed_lease_lapses(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = mine.lock(&name).ttl(SHORT).no_renewal().try_acquire().await?.ok_or("should be free")?;
     let next = other.lock(&name).ttl(LONG).acquire_within(SHORT * 2 + Duration::from_secs(6)).await?;
     assert!(!guard.is_held(), "the next holder came while the guard still believed");
     assert_eq!(guard.status(), Status::Lost(LossReason::Expired));
     let next = next.ok_or("the lease did not lapse")?;
-    assert!(matches!(guard.release().await?, Ended::NotHeld(LossReason::Expired)));
+    assert!(matches!(guard.release().await?, Outcome::NotHeld(LossReason::Expired)));
     assert!(next.is_held());
     assert_taken(&mine, &name).await
 }
 
-async fn the_lease_of_a_dead_holder_lapses(ctx: Ctx) -> Outcome {
+async fn the_lease_of_a_dead_holder_lapses(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
     // Without a locker: a living one releases what it loses.
     let dead = grant(&store, &request(&key, SHORT)?).await?;
@@ -49,7 +49,7 @@ async fn the_lease_of_a_dead_holder_lapses(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn no_ttl_is_rounded_down(ctx: Ctx) -> Outcome {
+async fn no_ttl_is_rounded_down(ctx: Ctx) -> CaseResult {
     let (mine, other) = (ctx.locker().await?, ctx.locker().await?);
     let mut holds = Vec::new();
     for millis in [1490, 1900, 2990] {
@@ -70,7 +70,7 @@ async fn no_ttl_is_rounded_down(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn another_clock_takes_nothing(ctx: Ctx) -> Outcome {
+async fn another_clock_takes_nothing(ctx: Ctx) -> CaseResult {
     let ahead = Arc::new(ShiftedClock::default());
     ahead.advance(Duration::from_secs(3600));
     let odd = ctx.backend.open_with_clock(ahead).await?.ok_or("takes no clock")?;
@@ -89,7 +89,7 @@ async fn another_clock_takes_nothing(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_renewed_lease_outlives_its_ttl(ctx: Ctx) -> Outcome {
+async fn a_renewed_lease_outlives_its_ttl(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, SHORT).await?;
     let rival = other.lock(&name);
@@ -100,11 +100,11 @@ async fn a_renewed_lease_outlives_its_ttl(ctx: Ctx) -> Outcome {
         answer = rival.acquire_within(SHORT * 5) => assert!(answer?.is_none(), "granted twice"),
     }
     assert_eq!(guard.status(), Status::Held);
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn nothing_remains_after_the_deadline(ctx: Ctx) -> Outcome {
+async fn nothing_remains_after_the_deadline(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let guard = locker.lock(&name).ttl(SHORT).no_renewal().try_acquire().await?.ok_or("should be free")?;
     assert_eq!(guard.lost().await, LossReason::Expired);
@@ -115,7 +115,7 @@ async fn nothing_remains_after_the_deadline(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn the_loss_is_announced_in_time(ctx: Ctx) -> Outcome {
+async fn the_loss_is_announced_in_time(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let guard = locker.lock(&name).ttl(SHORT).no_renewal().try_acquire().await?.ok_or("should be free")?;
     let waited = tokio::time::timeout(guard.remaining() + SLACK, guard.lost()).await;
@@ -125,7 +125,7 @@ async fn the_loss_is_announced_in_time(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_ttl_out_of_bounds_is_refused(ctx: Ctx) -> Outcome {
+async fn a_ttl_out_of_bounds_is_refused(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     for ttl in [Duration::ZERO, Duration::from_millis(1), Duration::MAX] {
         let error = locker.lock(&name).ttl(ttl).try_acquire().await.expect_err("must be refused");
@@ -135,7 +135,7 @@ async fn a_ttl_out_of_bounds_is_refused(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_suspended_process_knows_that_it_lost(ctx: Ctx) -> Outcome {
+async fn a_suspended_process_knows_that_it_lost(ctx: Ctx) -> CaseResult {
     let clock = Arc::new(ShiftedClock::default());
     let store = ctx.backend.open_with_clock(Arc::<ShiftedClock>::clone(&clock)).await?.ok_or("takes no clock")?;
     let (locker, name) = (locker(store), ctx.name());
@@ -148,7 +148,7 @@ async fn a_suspended_process_knows_that_it_lost(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn max_hold_ends_a_forgotten_guard(ctx: Ctx) -> Outcome {
+async fn max_hold_ends_a_forgotten_guard(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = mine.lock(&name).ttl(LONG).max_hold(SHORT).try_acquire().await?.ok_or("should be free")?;
     let next = other.lock(&name).ttl(LONG).acquire_within(SHORT + Duration::from_secs(6)).await?;
@@ -157,7 +157,7 @@ async fn max_hold_ends_a_forgotten_guard(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn work_is_stopped_before_the_lease_can_lapse(ctx: Ctx) -> Outcome {
+async fn work_is_stopped_before_the_lease_can_lapse(ctx: Ctx) -> CaseResult {
     struct Stopped<'a>(&'a lockkit_core::Guard, &'a std::sync::Mutex<Option<Duration>>);
     impl Drop for Stopped<'_> {
         fn drop(&mut self) {
@@ -181,7 +181,7 @@ async fn work_is_stopped_before_the_lease_can_lapse(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_manual_renewal_extends(ctx: Ctx) -> Outcome {
+async fn a_manual_renewal_extends(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let ttl = Duration::from_secs(1);
     let guard = mine.lock(&name).ttl(ttl).no_renewal().try_acquire().await?.ok_or("should be free")?;
@@ -189,6 +189,6 @@ async fn a_manual_renewal_extends(ctx: Ctx) -> Outcome {
         assert!(other.lock(&name).acquire_within(ttl / 2).await?.is_none(), "granted twice");
         guard.renew().await?;
     }
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }

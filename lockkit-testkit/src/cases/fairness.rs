@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Liveness, LockKey, LockStore, Outcome as Ended};
+use lockkit_core::{Liveness, LockKey, LockStore, Outcome};
 
-use super::{Ctx, LONG, Outcome, SHORT, cases, grant, locker, request, take, wait_for_waiters};
+use super::{CaseResult, Ctx, LONG, SHORT, cases, grant, locker, request, take, wait_for_waiters};
 use crate::BoxError;
 
 /// How much later than its place may last a dead waiter is skipped at the latest: a store looks for the dead now and then.
@@ -22,7 +22,7 @@ cases! { "fairness":
     a_try_does_not_overtake [FIFO] "A try while the lock changes hands does not get it before a client that waits for it."
 }
 
-async fn waiters_are_served_as_they_came(ctx: Ctx) -> Outcome {
+async fn waiters_are_served_as_they_came(ctx: Ctx) -> CaseResult {
     let (mine, name) = (ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -34,14 +34,14 @@ async fn waiters_are_served_as_they_came(ctx: Ctx) -> Outcome {
             // Noted while it holds the lock, so that the notes have the order of the grants.
             served.lock().expect("unpoisoned").push(number);
             match guard {
-                Some(guard) => guard.release().await.map(|ended| ended == Ended::Released),
+                Some(guard) => guard.release().await.map(|ended| ended == Outcome::Released),
                 None => Ok(false),
             }
         }));
         // Only who came before the next one sets out has a claim to be served before.
         wait_for_waiters(&mine.lock(&name), number + 1).await?;
     }
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     for waiter in waiters {
         assert!(waiter.await??, "a waiter was left behind");
     }
@@ -50,7 +50,7 @@ async fn waiters_are_served_as_they_came(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_dead_waiter_is_skipped(ctx: Ctx) -> Outcome {
+async fn a_dead_waiter_is_skipped(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (mine, next, name) = (locker(server.open().await?), locker(server.open().await?), ctx.name());
     let (dying, proxy) = server.open_through_proxy().await?;
@@ -65,12 +65,12 @@ async fn a_dead_waiter_is_skipped(ctx: Ctx) -> Outcome {
     proxy.blackhole();
     let died = Instant::now();
     dead.abort();
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     let left = (lasts + SKIPPED).saturating_sub(died.elapsed());
     let served = tokio::time::timeout(left, waiter).await;
     let guard =
         served.map_err(|_| format!("{:?} later the next one still waits behind the dead", died.elapsed()))???;
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
@@ -84,7 +84,7 @@ async fn longest_place(store: &Arc<dyn LockStore>, key: &LockKey) -> Result<Dura
     Ok(hold.until.since(asked))
 }
 
-async fn a_try_does_not_overtake(ctx: Ctx) -> Outcome {
+async fn a_try_does_not_overtake(ctx: Ctx) -> CaseResult {
     let (mine, first, late, name) = (ctx.locker().await?, ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
     let served = Arc::new(AtomicBool::new(false));
@@ -93,7 +93,7 @@ async fn a_try_does_not_overtake(ctx: Ctx) -> Outcome {
         let guard = lock.acquire_within(LONG).await?;
         is_served.store(true, Ordering::SeqCst);
         match guard {
-            Some(guard) => guard.release().await.map(|ended| ended == Ended::Released),
+            Some(guard) => guard.release().await.map(|ended| ended == Outcome::Released),
             None => Ok(false),
         }
     });
@@ -107,8 +107,8 @@ async fn a_try_does_not_overtake(ctx: Ctx) -> Outcome {
         assert!(asked.elapsed() < Duration::from_secs(10), "the lock was never free");
     };
     assert!(served.load(Ordering::SeqCst), "a try overtook the waiter");
-    assert_eq!(guard.release().await?, Ended::Released);
-    assert_eq!(releasing.await??, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert_eq!(releasing.await??, Outcome::Released);
     assert!(waiter.await??, "the waiter was left behind");
     Ok(())
 }

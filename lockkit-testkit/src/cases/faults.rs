@@ -8,10 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Error, ErrorKind, Locker, LossReason, Outcome as Ended, Query, Renewed, Status};
+use lockkit_core::{Error, ErrorKind, Locker, LossReason, Outcome, Query, Renewed, Status};
 
 use super::{
-    Ctx, LONG, Outcome, SHORT, SLACK, cases, fencing_claimed, grant, locker, renew, request, resource::Resource, take,
+    CaseResult, Ctx, LONG, SHORT, SLACK, cases, fencing_claimed, grant, locker, renew, request, resource::Resource,
+    take,
 };
 use crate::faults::Direction;
 
@@ -33,12 +34,12 @@ cases! { "faults":
     a_restart_without_data_is_noticed [SERVER_TTL] "A server restarted empty: the holder learns of its loss by the next renewal."
 }
 
-async fn a_lost_reply_is_asked_again(ctx: Ctx) -> Outcome {
+async fn a_lost_reply_is_asked_again(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (proxied, proxy) = server.open_through_proxy().await?;
     let (mine, name) = (locker(proxied), ctx.name());
     let before = take(&mine, &name, LONG).await?;
-    assert_eq!(before.release().await?, Ended::Released);
+    assert_eq!(before.release().await?, Outcome::Released);
     proxy.drop_reply_after(name.as_bytes().to_vec(), 1);
     let lock = mine.lock(&name).ttl(LONG);
     let (guard, ()) = tokio::join!(lock.acquire_within(Duration::from_secs(10)), proxy.dropped());
@@ -47,16 +48,16 @@ async fn a_lost_reply_is_asked_again(ctx: Ctx) -> Outcome {
     assert_eq!(state[0].holders.len(), 1);
     assert_eq!(state[0].holders[0].token, Some(guard.token()));
     assert_eq!(state[0].holders[0].fence.unwrap_or_default(), guard.fence());
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn a_lost_reply_leaves_nothing(ctx: Ctx) -> Outcome {
+async fn a_lost_reply_leaves_nothing(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (proxied, proxy) = server.open_through_proxy().await?;
     let (mine, other, name) = (locker(proxied), locker(server.open().await?), ctx.name());
     // Warm up, so that what is dropped is the reply to the lock's request and not to the connection's first words.
-    assert_eq!(take(&mine, &name, LONG).await?.release().await?, Ended::Released);
+    assert_eq!(take(&mine, &name, LONG).await?.release().await?, Outcome::Released);
     proxy.drop_reply_after(name.as_bytes().to_vec(), 1);
     let error = mine.lock(&name).ttl(LONG).try_acquire().await.expect_err("its reply was lost");
     assert!(error.is_retryable(), "{error}");
@@ -65,11 +66,11 @@ async fn a_lost_reply_leaves_nothing(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_late_reply_is_no_grant(ctx: Ctx) -> Outcome {
+async fn a_late_reply_is_no_grant(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (proxied, proxy) = server.open_through_proxy().await?;
     let (mine, other, name) = (locker(proxied), locker(server.open().await?), ctx.name());
-    assert_eq!(take(&mine, &name, SHORT).await?.release().await?, Ended::Released);
+    assert_eq!(take(&mine, &name, SHORT).await?.release().await?, Outcome::Released);
     proxy.delay(Direction::ToClient, SHORT * 2);
     let error = mine.lock(&name).ttl(SHORT).try_acquire().await.expect_err("the reply came after the ttl");
     assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Unavailable), "{error}");
@@ -77,7 +78,7 @@ async fn a_late_reply_is_no_grant(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn validity_counts_from_the_request(ctx: Ctx) -> Outcome {
+async fn validity_counts_from_the_request(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (slow, proxy) = server.open_through_proxy().await?;
     let (other, key) = (server.open().await?, ctx.key()?);
@@ -114,7 +115,7 @@ async fn validity_counts_from_the_request(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_frozen_holder_knows_when_it_wakes(ctx: Ctx) -> Outcome {
+async fn a_frozen_holder_knows_when_it_wakes(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (store, other, name) = (server.open().await?, locker(server.open().await?), ctx.name());
     let frozen_name = name.clone();
@@ -143,7 +144,7 @@ async fn a_frozen_holder_knows_when_it_wakes(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_frozen_server_grants_nothing_twice(ctx: Ctx) -> Outcome {
+async fn a_frozen_server_grants_nothing_twice(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (mine, other, name) = (locker(server.open().await?), patient(server.open().await?), ctx.name());
     let guard = take(&mine, &name, SHORT).await?;
@@ -162,7 +163,7 @@ async fn a_frozen_server_grants_nothing_twice(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_partitioned_holder_loses_in_time(ctx: Ctx) -> Outcome {
+async fn a_partitioned_holder_loses_in_time(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (proxied, proxy) = server.open_through_proxy().await?;
     let (mine, other, name) = (locker(proxied), locker(server.open().await?), ctx.name());
@@ -181,11 +182,11 @@ async fn a_partitioned_holder_loses_in_time(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_black_holed_connection_is_replaced(ctx: Ctx) -> Outcome {
+async fn a_black_holed_connection_is_replaced(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (proxied, proxy) = server.open_through_proxy().await?;
     let (mine, name) = (patient(proxied), ctx.name());
-    assert_eq!(take(&mine, &name, LONG).await?.release().await?, Ended::Released);
+    assert_eq!(take(&mine, &name, LONG).await?.release().await?, Outcome::Released);
     let opened = proxy.connections();
     proxy.hold(Direction::ToServer);
     let lock = mine.lock(&name).ttl(SHORT);
@@ -204,7 +205,7 @@ async fn a_black_holed_connection_is_replaced(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn forgotten_scripts_are_sent_again(ctx: Ctx) -> Outcome {
+async fn forgotten_scripts_are_sent_again(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (store, key) = (server.open().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
@@ -219,7 +220,7 @@ async fn forgotten_scripts_are_sent_again(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_storm_of_cuts_loses_no_update(ctx: Ctx) -> Outcome {
+async fn a_storm_of_cuts_loses_no_update(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (resource, name, storm) = (Arc::new(Resource::default()), ctx.name(), Arc::new(AtomicBool::new(true)));
     let mut workers = Vec::new();
@@ -261,22 +262,22 @@ async fn a_storm_of_cuts_loses_no_update(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_deleted_lock_is_lost(ctx: Ctx) -> Outcome {
+async fn a_deleted_lock_is_lost(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (mine, name) = (locker(server.open().await?), ctx.name());
     let guard = take(&mine, &name, SHORT).await?;
     server.delete(&name).await?;
     let reason = tokio::time::timeout(SHORT / 2 + SLACK, guard.lost()).await.map_err(|_| "it did not notice")?;
     assert_eq!(reason, LossReason::Gone);
-    assert_eq!(guard.release().await?, Ended::NotHeld(LossReason::Gone));
+    assert_eq!(guard.release().await?, Outcome::NotHeld(LossReason::Gone));
     Ok(())
 }
 
-async fn a_killed_server_is_an_error(ctx: Ctx) -> Outcome {
+async fn a_killed_server_is_an_error(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let store = server.open().await?;
     let (mine, name) = (Locker::shared_builder(store).patience(Duration::from_millis(300)).build(), ctx.name());
-    assert_eq!(take(&mine, &name, LONG).await?.release().await?, Ended::Released);
+    assert_eq!(take(&mine, &name, LONG).await?.release().await?, Outcome::Released);
     server.kill().await?;
     for round in 0..3 {
         let asked = Instant::now();
@@ -294,7 +295,7 @@ async fn a_killed_server_is_an_error(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_killed_server_denies_nothing(ctx: Ctx) -> Outcome {
+async fn a_killed_server_denies_nothing(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (store, key) = (server.open().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
@@ -312,7 +313,7 @@ async fn a_killed_server_denies_nothing(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_held_lock_survives_a_restart_with_data(ctx: Ctx) -> Outcome {
+async fn a_held_lock_survives_a_restart_with_data(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     // How long a restart takes on this machine decides what is well within a ttl.
     let begun = Instant::now();
@@ -328,11 +329,11 @@ async fn a_held_lock_survives_a_restart_with_data(ctx: Ctx) -> Outcome {
         assert!(error.is_retryable(), "{error}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn a_restart_without_data_is_noticed(ctx: Ctx) -> Outcome {
+async fn a_restart_without_data_is_noticed(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (mine, name) = (locker(server.open().await?), ctx.name());
     let ttl = Duration::from_secs(4);

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkit_core::{Fence, FenceClock, FenceRequest, LockKey, Outcome as Ended, Query, Renewal, Renewed};
+use lockkit_core::{Fence, FenceClock, FenceRequest, LockKey, Outcome, Query, Renewal, Renewed};
 
-use super::{Ctx, LONG, Outcome, SHORT, cases, grant, locker, renew, request, resource::Resource, take};
+use super::{CaseResult, Ctx, LONG, SHORT, cases, grant, locker, renew, request, resource::Resource, take};
 
 cases! { "fencing":
     never_decreases [FENCES] "Fences grow over release, expiry and change of client (R9)."
@@ -21,7 +21,7 @@ cases! { "fencing":
     they_survive_the_loss_of_all_data [SERVER_HYBRID] "After a restart without data the store grants higher fences."
 }
 
-async fn never_decreases(ctx: Ctx) -> Outcome {
+async fn never_decreases(ctx: Ctx) -> CaseResult {
     let (first, second, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let store = ctx.store().await?;
     let mut last = Fence::NONE;
@@ -31,7 +31,7 @@ async fn never_decreases(ctx: Ctx) -> Outcome {
         assert!(guard.fence() > last, "{} came after {last}", guard.fence());
         last = guard.fence();
         if round % 10 == 9 && matches!(locker.info().capability.liveness, lockkit_core::Liveness::Ttl { .. }) {
-            assert_eq!(guard.release().await?, Ended::Released);
+            assert_eq!(guard.release().await?, Outcome::Released);
             // Without a locker: one would release the lease as soon as it is lost, and here it is to lapse.
             let lapsing = grant(&store, &request(&LockKey::new(name.as_str())?, SHORT)?).await?;
             assert!(lapsing.fence > last, "{} came after {last}", lapsing.fence);
@@ -40,15 +40,15 @@ async fn never_decreases(ctx: Ctx) -> Outcome {
             let next = next.ok_or("the lease did not lapse")?;
             assert!(next.fence() > last, "{} came after {last}, by expiry", next.fence());
             last = next.fence();
-            assert_eq!(next.release().await?, Ended::Released);
+            assert_eq!(next.release().await?, Outcome::Released);
         } else {
-            assert_eq!(guard.release().await?, Ended::Released);
+            assert_eq!(guard.release().await?, Outcome::Released);
         }
     }
     Ok(())
 }
 
-async fn a_grant_owns_its_span(ctx: Ctx) -> Outcome {
+async fn a_grant_owns_its_span(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mut next_free = Fence::NONE;
     for span in [1, 65, 1, 1000, 3] {
@@ -63,7 +63,7 @@ async fn a_grant_owns_its_span(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn renewal_and_nesting_keep_the_fence(ctx: Ctx) -> Outcome {
+async fn renewal_and_nesting_keep_the_fence(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
     let first = grant(&store, &mine).await?;
@@ -77,7 +77,7 @@ async fn renewal_and_nesting_keep_the_fence(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_floor_is_kept(ctx: Ctx) -> Outcome {
+async fn a_floor_is_kept(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mut mine = request(&key, LONG)?;
     let first = grant(&store, &mine).await?;
@@ -93,7 +93,7 @@ async fn a_floor_is_kept(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> Outcome {
+async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     // Ahead of the clocks of all stores, but not by so much that a store keeps the counter for years.
     let ahead = SystemTime::now().duration_since(UNIX_EPOCH)? + Duration::from_secs(60);
@@ -107,7 +107,7 @@ async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_renewal_can_raise_the_counter(ctx: Ctx) -> Outcome {
+async fn a_renewal_can_raise_the_counter(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
     let hold = grant(&store, &mine).await?;
@@ -123,7 +123,7 @@ async fn a_renewal_can_raise_the_counter(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_foreign_renewal_raises_nothing(ctx: Ctx) -> Outcome {
+async fn a_foreign_renewal_raises_nothing(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
     let hold = grant(&store, &mine).await?;
@@ -137,7 +137,7 @@ async fn a_foreign_renewal_raises_nothing(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn the_last_fence_is_shown(ctx: Ctx) -> Outcome {
+async fn the_last_fence_is_shown(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let hold = grant(&store, &request(&key, LONG)?).await?;
     let state = store.inspect(&Query::Keys(vec![key])).await?.remove(0);
@@ -146,7 +146,7 @@ async fn the_last_fence_is_shown(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_stale_holder_is_refused_by_the_resource(ctx: Ctx) -> Outcome {
+async fn a_stale_holder_is_refused_by_the_resource(ctx: Ctx) -> CaseResult {
     let (first, second, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let resource = Resource::default();
     let stale = take(&first, &name, LONG).await?;
@@ -160,7 +160,7 @@ async fn a_stale_holder_is_refused_by_the_resource(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn they_survive_a_deletion(ctx: Ctx) -> Outcome {
+async fn they_survive_a_deletion(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (mine, name) = (locker(server.open().await?), ctx.name());
     let mut last = Fence::NONE;
@@ -169,12 +169,12 @@ async fn they_survive_a_deletion(ctx: Ctx) -> Outcome {
         assert!(guard.fence() > last, "{} came after {last}, by deletion", guard.fence());
         last = guard.fence();
         server.delete(&name).await?;
-        assert!(matches!(guard.release().await?, Ended::NotHeld(_)), "a deleted lock was released");
+        assert!(matches!(guard.release().await?, Outcome::NotHeld(_)), "a deleted lock was released");
     }
     Ok(())
 }
 
-async fn across_restart(ctx: &Ctx, keep_data: bool) -> Outcome {
+async fn across_restart(ctx: &Ctx, keep_data: bool) -> CaseResult {
     let server = ctx.server().await?;
     let (mine, name) = (locker(server.open().await?), ctx.name());
     let mut last = Fence::NONE;
@@ -182,17 +182,17 @@ async fn across_restart(ctx: &Ctx, keep_data: bool) -> Outcome {
         let guard = mine.lock(&name).ttl(SHORT).acquire_within(Duration::from_secs(10)).await?.ok_or("not free")?;
         assert!(guard.fence() > last, "{} came after {last}", guard.fence());
         last = guard.fence();
-        assert_eq!(guard.release().await?, Ended::Released);
+        assert_eq!(guard.release().await?, Outcome::Released);
         server.kill().await?;
         server.restart(keep_data).await?;
     }
     Ok(())
 }
 
-async fn they_survive_a_restart_with_data(ctx: Ctx) -> Outcome {
+async fn they_survive_a_restart_with_data(ctx: Ctx) -> CaseResult {
     across_restart(&ctx, true).await
 }
 
-async fn they_survive_the_loss_of_all_data(ctx: Ctx) -> Outcome {
+async fn they_survive_the_loss_of_all_data(ctx: Ctx) -> CaseResult {
     across_restart(&ctx, false).await
 }

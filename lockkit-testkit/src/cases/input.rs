@@ -2,7 +2,7 @@
 
 use lockkit_core::{ErrorKind, LockKey, Query};
 
-use super::{Ctx, LONG, Outcome, cases, grant, request, take};
+use super::{CaseResult, Ctx, LONG, cases, grant, request, take};
 
 cases! { "input":
     odd_names_are_distinct [NOTHING] "Names that differ in any byte are different locks (R11)."
@@ -79,7 +79,7 @@ const ODD: &[&str] = &[
     "zookeeper",
 ];
 
-async fn odd_names_are_distinct(ctx: Ctx) -> Outcome {
+async fn odd_names_are_distinct(ctx: Ctx) -> CaseResult {
     let (locker, other) = (ctx.locker().await?, ctx.locker().await?);
     let base = ctx.name();
     let mut held = Vec::new();
@@ -94,7 +94,7 @@ async fn odd_names_are_distinct(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn odd_names_are_shown_as_they_are(ctx: Ctx) -> Outcome {
+async fn odd_names_are_shown_as_they_are(ctx: Ctx) -> CaseResult {
     let (locker, base) = (ctx.locker().await?, ctx.name());
     let mut names: Vec<_> = ODD.iter().map(|odd| format!("{base}{odd}")).collect();
     let mut held = Vec::new();
@@ -108,7 +108,7 @@ async fn odd_names_are_shown_as_they_are(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn impossible_names_are_refused(ctx: Ctx) -> Outcome {
+async fn impossible_names_are_refused(ctx: Ctx) -> CaseResult {
     let locker = ctx.locker().await?;
     for name in [String::new(), "x".repeat(513), "x".repeat(1 << 20)] {
         let error = locker.lock(&name).try_acquire().await.expect_err("must be refused");
@@ -119,7 +119,7 @@ async fn impossible_names_are_refused(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn the_longest_name_works(ctx: Ctx) -> Outcome {
+async fn the_longest_name_works(ctx: Ctx) -> CaseResult {
     let (locker, mut name) = (ctx.locker().await?, ctx.name());
     let longest = locker.info().capability.max_key_bytes.min(LockKey::MAX_BYTES);
     name.push_str(&"é".repeat((longest - name.len()) / 2));
@@ -137,7 +137,7 @@ async fn the_longest_name_works(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn tokens_are_not_printed(ctx: Ctx) -> Outcome {
+async fn tokens_are_not_printed(ctx: Ctx) -> CaseResult {
     let (store, locker, name) = (ctx.store().await?, ctx.locker().await?, ctx.name());
     let guard = take(&locker, &name, LONG).await?;
     let secret = guard.token().reveal();

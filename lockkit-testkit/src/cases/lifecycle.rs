@@ -3,11 +3,10 @@
 use std::time::{Duration, Instant};
 
 use lockkit_core::{
-    ErrorKind, HolderInfo, Liveness, Locker, LossReason, Outcome as Ended, Query, Release, Renewal, Renewed, Token,
-    drift,
+    ErrorKind, HolderInfo, Liveness, Locker, LossReason, Outcome, Query, Release, Renewal, Renewed, Token, drift,
 };
 
-use super::{Ctx, LONG, Outcome, assert_taken, cases, grant, request, take};
+use super::{CaseResult, Ctx, LONG, assert_taken, cases, grant, request, take};
 
 cases! { "lifecycle":
     a_free_lock_is_granted [NOTHING] "A free lock is granted at once, with what the ttl leaves of validity."
@@ -24,18 +23,18 @@ cases! { "lifecycle":
     a_broken_lock_is_free [NOTHING] "A lock can be broken by the token that inspection shows, and by no other."
 }
 
-async fn a_free_lock_is_granted(ctx: Ctx) -> Outcome {
+async fn a_free_lock_is_granted(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let guard = take(&locker, &name, LONG).await?;
     let left = guard.remaining();
     assert!(left <= LONG - drift(LONG), "{left:?} is more than the ttl allows");
     assert!(left > LONG / 2 || left > Duration::from_secs(1), "only {left:?} is left");
     assert!(guard.is_held());
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn a_held_lock_is_refused(ctx: Ctx) -> Outcome {
+async fn a_held_lock_is_refused(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
     let before = mine.lock(&name).inspect().await?;
@@ -43,20 +42,20 @@ async fn a_held_lock_is_refused(ctx: Ctx) -> Outcome {
     let after = mine.lock(&name).inspect().await?;
     assert_eq!(before.holders[0].token, after.holders[0].token, "the holder changed");
     assert_eq!(after.holders.len(), 1);
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn a_released_lock_is_free_at_once(ctx: Ctx) -> Outcome {
+async fn a_released_lock_is_free_at_once(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     for _ in 0..20 {
-        assert_eq!(take(&mine, &name, LONG).await?.release().await?, Ended::Released);
-        assert_eq!(take(&other, &name, LONG).await?.release().await?, Ended::Released);
+        assert_eq!(take(&mine, &name, LONG).await?.release().await?, Outcome::Released);
+        assert_eq!(take(&other, &name, LONG).await?.release().await?, Outcome::Released);
     }
     Ok(())
 }
 
-async fn a_dropped_guard_frees_its_lock(ctx: Ctx) -> Outcome {
+async fn a_dropped_guard_frees_its_lock(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     drop(take(&mine, &name, LONG).await?);
     let asked = Instant::now();
@@ -66,7 +65,7 @@ async fn a_dropped_guard_frees_its_lock(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_second_release_says_so(ctx: Ctx) -> Outcome {
+async fn a_second_release_says_so(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let request = request(&key, LONG)?;
     grant(&store, &request).await?;
@@ -75,18 +74,18 @@ async fn a_second_release_says_so(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn names_do_not_interfere(ctx: Ctx) -> Outcome {
+async fn names_do_not_interfere(ctx: Ctx) -> CaseResult {
     let (locker, rival) = (ctx.locker().await?, ctx.locker().await?);
     let (first, second) = (ctx.name(), ctx.name());
     let guard = take(&locker, &first, LONG).await?;
     let other = take(&locker, &second, LONG).await?;
-    assert_eq!(other.release().await?, Ended::Released);
+    assert_eq!(other.release().await?, Outcome::Released);
     assert_taken(&rival, &first).await?;
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn many_rounds_leave_nothing_behind(ctx: Ctx) -> Outcome {
+async fn many_rounds_leave_nothing_behind(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let mut last = lockkit_core::Fence::NONE;
     for _ in 0..300 {
@@ -94,13 +93,13 @@ async fn many_rounds_leave_nothing_behind(ctx: Ctx) -> Outcome {
         let fence = guard.fence();
         assert!(fence > last || fence == lockkit_core::Fence::NONE, "fence {fence} came after {last}");
         last = fence;
-        assert_eq!(guard.release().await?, Ended::Released);
+        assert_eq!(guard.release().await?, Outcome::Released);
     }
     assert!(locker.lock(&name).inspect().await?.holders.is_empty());
     Ok(())
 }
 
-async fn the_holder_is_shown_while_it_holds(ctx: Ctx) -> Outcome {
+async fn the_holder_is_shown_while_it_holds(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.store().await?, ctx.locker().await?, ctx.name());
     let info = lockkit_core::HolderInfo::new("billing: nightly run ü");
     let mine = lockkit_core::Locker::shared_builder(mine).holder(info.clone()).build();
@@ -114,12 +113,12 @@ async fn the_holder_is_shown_while_it_holds(ctx: Ctx) -> Outcome {
     if let Some(remaining) = holder.remaining {
         assert!(remaining <= LONG && remaining > LONG / 2, "{remaining:?}");
     }
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     assert!(other.lock(&name).inspect().await?.holders.is_empty());
     Ok(())
 }
 
-async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> Outcome {
+async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> CaseResult {
     let locker = ctx.locker().await?;
     let prefix = ctx.name();
     let names = ["/b*[x]", "/a", "/c"].map(|end| format!("{prefix}{end}"));
@@ -128,7 +127,7 @@ async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> Outcome {
         take(&locker, &names[1], LONG).await?,
         take(&locker, &ctx.name(), LONG).await?,
     ];
-    assert_eq!(take(&locker, &names[2], LONG).await?.release().await?, Ended::Released);
+    assert_eq!(take(&locker, &names[2], LONG).await?.release().await?, Outcome::Released);
     let listed = |states: Vec<lockkit_core::KeyState>| {
         states.iter().map(|state| state.key.as_str().to_owned()).collect::<Vec<_>>()
     };
@@ -140,13 +139,13 @@ async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> Outcome {
+async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let lock = mine.lock(&name).ttl(LONG);
     let guard = lock.acquire().await?;
     // From one task to the next, so that a fence was given out of which the store knows nothing.
     let (guard, ended) = tokio::join!(lock.acquire(), guard.release());
-    assert_eq!(ended?, Ended::Released);
+    assert_eq!(ended?, Outcome::Released);
     let guard = guard?;
     let (first, token) = (guard.fence(), guard.token());
     if mine.info().capability.liveness == Liveness::Session {
@@ -166,16 +165,16 @@ async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> Outcome {
     assert_taken(&mine, &name).await?;
     again.renew().await?;
     let second = again.fence();
-    assert_eq!(again.release().await?, Ended::Released);
+    assert_eq!(again.release().await?, Outcome::Released);
     assert!(mine.lock(&name).resume(token).await?.is_none(), "taken up after its release");
     let next = take(&mine, &name, LONG).await?;
     assert!(next.fence() > second, "{:?} after {second:?}", next.fence());
     assert!(other.lock(&name).resume(token).await?.is_none(), "taken up while another holds the lock");
-    assert_eq!(next.release().await?, Ended::Released);
+    assert_eq!(next.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn a_renewal_may_change_the_name_that_is_shown(ctx: Ctx) -> Outcome {
+async fn a_renewal_may_change_the_name_that_is_shown(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let asked = request(&key, LONG)?;
     let hold = grant(&store, &asked).await?;
@@ -200,7 +199,7 @@ async fn a_renewal_may_change_the_name_that_is_shown(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_broken_lock_is_free(ctx: Ctx) -> Outcome {
+async fn a_broken_lock_is_free(ctx: Ctx) -> CaseResult {
     let (mine, admin, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
     let wrong = lockkit_core::Token::random()?;
@@ -208,7 +207,7 @@ async fn a_broken_lock_is_free(ctx: Ctx) -> Outcome {
     let shown = admin.lock(&name).inspect().await?.holders[0].token.ok_or("no token is shown")?;
     assert!(matches!(admin.break_lock(&name, shown).await?, Release::Released { .. }));
     let next = take(&admin, &name, LONG).await?;
-    assert!(matches!(guard.release().await?, Ended::NotHeld(_)), "the broken guard's release must say so");
+    assert!(matches!(guard.release().await?, Outcome::NotHeld(_)), "the broken guard's release must say so");
     assert!(next.is_held());
     assert_taken(&mine, &name).await?;
     Ok(())

@@ -49,7 +49,7 @@ pub struct Case {
     pub doc: &'static str,
     /// What the store must be able to do for the case to apply.
     pub needs: Needs,
-    pub(crate) run: fn(Ctx) -> Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    pub(crate) run: fn(Ctx) -> Pin<Box<dyn Future<Output = CaseResult> + Send>>,
 }
 
 impl fmt::Debug for Case {
@@ -137,7 +137,8 @@ pub fn all() -> Vec<&'static Case> {
     groups.into_iter().flatten().collect()
 }
 
-pub(crate) type Outcome = Result<(), BoxError>;
+/// How a case ended: the error says which rule was broken, and how that showed.
+pub(crate) type CaseResult = Result<(), BoxError>;
 
 /// Makes the table of a group: the function's name is the case's, its sentence stands beside it.
 macro_rules! cases {
@@ -243,7 +244,7 @@ async fn take(locker: &Locker, name: &str, ttl: Duration) -> Result<Guard, BoxEr
 }
 
 /// Tells that a lock can't be had.
-async fn assert_taken(locker: &Locker, name: &str) -> Outcome {
+async fn assert_taken(locker: &Locker, name: &str) -> CaseResult {
     match locker.lock(name).try_acquire().await? {
         None => Ok(()),
         Some(_) => Err(format!("{name} was granted twice").into()),
@@ -268,12 +269,12 @@ pub(crate) async fn abandon_after<F: Future>(patience: Duration, future: F) -> O
 }
 
 /// Returns when somebody surely waits for the lock at the store: when the store says so, or after a while if it can't.
-async fn wait_for_waiter(lock: &Lock) -> Outcome {
+async fn wait_for_waiter(lock: &Lock) -> CaseResult {
     wait_for_waiters(lock, 1).await
 }
 
 /// The same for so many of them.
-async fn wait_for_waiters(lock: &Lock, count: u32) -> Outcome {
+async fn wait_for_waiters(lock: &Lock, count: u32) -> CaseResult {
     for _ in 0..1000 {
         match lock.inspect().await?.waiters {
             Some(waiters) if waiters < count => tokio::time::sleep(Duration::from_millis(10)).await,

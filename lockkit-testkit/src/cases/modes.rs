@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use lockkit_core::{ErrorKind, Mode, Order, Outcome as Ended};
+use lockkit_core::{ErrorKind, Mode, Order, Outcome};
 
-use super::{Ctx, LONG, Outcome, cases};
+use super::{CaseResult, Ctx, LONG, cases};
 
 cases! { "modes":
     readers_share_and_writers_exclude [SHARED] "Any number of readers hold together; a writer excludes them all."
@@ -15,34 +15,34 @@ cases! { "modes":
 
 const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
-async fn readers_share_and_writers_exclude(ctx: Ctx) -> Outcome {
+async fn readers_share_and_writers_exclude(ctx: Ctx) -> CaseResult {
     let (first, second, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let one = first.rw_lock(&name).read().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
     let two = second.rw_lock(&name).read().ttl(LONG).try_acquire().await?.ok_or("readers must share")?;
     assert!(first.rw_lock(&name).write().try_acquire().await?.is_none(), "a writer came in beside readers");
-    assert_eq!(one.release().await?, Ended::Released);
+    assert_eq!(one.release().await?, Outcome::Released);
     assert!(first.rw_lock(&name).write().try_acquire().await?.is_none(), "a writer came in beside a reader");
-    assert_eq!(two.release().await?, Ended::Released);
+    assert_eq!(two.release().await?, Outcome::Released);
     let writer = first.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
     assert!(second.rw_lock(&name).read().try_acquire().await?.is_none(), "a reader came in beside a writer");
     drop(writer);
     Ok(())
 }
 
-async fn permits_are_never_exceeded(ctx: Ctx) -> Outcome {
+async fn permits_are_never_exceeded(ctx: Ctx) -> CaseResult {
     let (first, second, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let one = first.semaphore(&name, TWO).ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
     let two = second.semaphore(&name, TWO).ttl(LONG).try_acquire().await?.ok_or("a permit is left, but refused")?;
     assert_ne!(one.fence(), two.fence());
     assert!(first.semaphore(&name, TWO).try_acquire().await?.is_none(), "a third holder of two permits");
-    assert_eq!(one.release().await?, Ended::Released);
+    assert_eq!(one.release().await?, Outcome::Released);
     let three = second.semaphore(&name, TWO).ttl(LONG).try_acquire().await?;
     assert!(three.is_some(), "a returned permit can't be had");
     assert!(first.semaphore(&name, TWO).try_acquire().await?.is_none());
     Ok(())
 }
 
-async fn a_differing_permit_count_is_refused(ctx: Ctx) -> Outcome {
+async fn a_differing_permit_count_is_refused(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let _one = locker.semaphore(&name, TWO).ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
     let error = locker.semaphore(&name, TWO.saturating_add(1)).try_acquire().await.expect_err("counts differ");
@@ -50,7 +50,7 @@ async fn a_differing_permit_count_is_refused(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn what_is_not_claimed_is_refused(ctx: Ctx) -> Outcome {
+async fn what_is_not_claimed_is_refused(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let capability = &locker.info().capability;
     let asked = [
@@ -62,7 +62,7 @@ async fn what_is_not_claimed_is_refused(ctx: Ctx) -> Outcome {
         match lock.try_acquire().await {
             Ok(guard) => {
                 assert!(claimed, "granted, but not claimed: {lock:?}");
-                assert_eq!(guard.ok_or("free, but refused")?.release().await?, Ended::Released);
+                assert_eq!(guard.ok_or("free, but refused")?.release().await?, Outcome::Released);
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");

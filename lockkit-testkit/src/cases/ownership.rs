@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockkit_core::{Attempt, Claim, LossReason, Query, Release, Renewed, Token};
 
-use super::{Ctx, LONG, Outcome, SHORT, SLACK, cases, fresh, grant, renew, request};
+use super::{CaseResult, Ctx, LONG, SHORT, SLACK, cases, fresh, grant, renew, request};
 use crate::faults::Direction;
 
 cases! { "ownership":
@@ -20,7 +20,7 @@ cases! { "ownership":
     many_renewals_have_an_answer_each [NOTHING] "A batch of renewals has one answer for each, in order."
 }
 
-async fn a_foreign_release_changes_nothing(ctx: Ctx) -> Outcome {
+async fn a_foreign_release_changes_nothing(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
     grant(&store, &mine).await?;
@@ -32,7 +32,7 @@ async fn a_foreign_release_changes_nothing(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_foreign_renewal_changes_nothing(ctx: Ctx) -> Outcome {
+async fn a_foreign_renewal_changes_nothing(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
     grant(&store, &mine).await?;
@@ -46,7 +46,7 @@ async fn a_foreign_renewal_changes_nothing(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_late_release_spares_the_successor(ctx: Ctx) -> Outcome {
+async fn a_late_release_spares_the_successor(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
     let late = request(&key, SHORT)?;
     grant(&store, &late).await?;
@@ -63,7 +63,7 @@ async fn a_late_release_spares_the_successor(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn a_release_that_races_expiry_spares_the_successor(ctx: Ctx) -> Outcome {
+async fn a_release_that_races_expiry_spares_the_successor(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (slow, proxy) = server.open_through_proxy().await?;
     let (other, key) = (server.open().await?, ctx.key()?);
@@ -86,7 +86,7 @@ async fn a_release_that_races_expiry_spares_the_successor(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn two_claims_of_one_client_are_two(ctx: Ctx) -> Outcome {
+async fn two_claims_of_one_client_are_two(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let (first, second) = (request(&key, LONG)?, request(&key, LONG)?);
     grant(&store, &first).await?;
@@ -100,7 +100,7 @@ async fn two_claims_of_one_client_are_two(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn renewal_never_resurrects(ctx: Ctx) -> Outcome {
+async fn renewal_never_resurrects(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mine = request(&key, SHORT)?;
     grant(&store, &mine).await?;
@@ -112,7 +112,7 @@ async fn renewal_never_resurrects(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn renewal_never_creates(ctx: Ctx) -> Outcome {
+async fn renewal_never_creates(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let answer = renew(&store, &request(&key, LONG)?.claim, LONG, 1).await?;
     assert!(matches!(answer, Renewed::Lost(_)), "{answer:?}");
@@ -120,7 +120,7 @@ async fn renewal_never_creates(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn the_same_claim_is_one_lease(ctx: Ctx) -> Outcome {
+async fn the_same_claim_is_one_lease(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
     let first = grant(&store, &mine).await?;
@@ -133,7 +133,7 @@ async fn the_same_claim_is_one_lease(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn repeated_claims_extend_the_lease(ctx: Ctx) -> Outcome {
+async fn repeated_claims_extend_the_lease(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mut mine = request(&key, LONG)?;
     let first = grant(&store, &mine).await?;
@@ -145,7 +145,7 @@ async fn repeated_claims_extend_the_lease(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn many_renewals_have_an_answer_each(ctx: Ctx) -> Outcome {
+async fn many_renewals_have_an_answer_each(ctx: Ctx) -> CaseResult {
     let store = ctx.store().await?;
     let mut renewals = Vec::new();
     for number in 0..300 {

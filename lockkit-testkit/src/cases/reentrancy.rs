@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use lockkit_core::{ErrorKind, Liveness, Outcome as Ended, Query};
+use lockkit_core::{ErrorKind, Liveness, Outcome, Query};
 
-use super::{Ctx, LONG, Outcome, SHORT, assert_taken, cases, grant, renew, request};
+use super::{CaseResult, Ctx, LONG, SHORT, assert_taken, cases, grant, renew, request};
 
 cases! { "reentrancy":
     an_owner_nests [NOTHING] "The same owner gets the lock again, with the same fence; it is free after the last release."
@@ -17,7 +17,7 @@ cases! { "reentrancy":
     nesting_in_a_lost_lock_fails [TTL] "When the outer hold is lost a nested acquisition is an error."
 }
 
-async fn an_owner_nests(ctx: Ctx) -> Outcome {
+async fn an_owner_nests(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let owner = mine.owner();
     let lock = owner.lock(&name).ttl(LONG);
@@ -26,13 +26,13 @@ async fn an_owner_nests(ctx: Ctx) -> Outcome {
     assert!(guards.iter().all(|guard| guard.fence() == guards[0].fence()), "a nested hold has another fence");
     for guard in guards {
         assert_taken(&other, &name).await?;
-        assert_eq!(guard.release().await?, Ended::Released);
+        assert_eq!(guard.release().await?, Outcome::Released);
     }
     assert!(other.lock(&name).try_acquire().await?.is_some(), "not free after the last release");
     Ok(())
 }
 
-async fn guards_end_in_any_order(ctx: Ctx) -> Outcome {
+async fn guards_end_in_any_order(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let owner = mine.owner();
     let lock = owner.lock(&name).ttl(LONG);
@@ -45,7 +45,7 @@ async fn guards_end_in_any_order(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn another_owner_is_refused(ctx: Ctx) -> Outcome {
+async fn another_owner_is_refused(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let (first, second) = (locker.owner(), locker.owner());
     let _guard = first.lock(&name).ttl(LONG).acquire().await?;
@@ -53,25 +53,25 @@ async fn another_owner_is_refused(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn without_an_owner_nesting_waits(ctx: Ctx) -> Outcome {
+async fn without_an_owner_nesting_waits(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let _guard = locker.lock(&name).ttl(LONG).acquire().await?;
     assert!(locker.lock(&name).acquire_within(Duration::from_millis(200)).await?.is_none());
     Ok(())
 }
 
-async fn the_depth_is_shown(ctx: Ctx) -> Outcome {
+async fn the_depth_is_shown(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let owner = locker.owner();
     let _outer = owner.lock(&name).ttl(LONG).acquire().await?;
     let inner = owner.lock(&name).acquire().await?;
     assert_eq!(locker.lock(&name).inspect().await?.holders[0].depth, 2);
-    assert_eq!(inner.release().await?, Ended::Released);
+    assert_eq!(inner.release().await?, Outcome::Released);
     assert_eq!(locker.lock(&name).inspect().await?.holders[0].depth, 1);
     Ok(())
 }
 
-async fn a_repeated_depth_counts_once(ctx: Ctx) -> Outcome {
+async fn a_repeated_depth_counts_once(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     let mine = request(&key, LONG)?;
     grant(&store, &mine).await?;
@@ -83,7 +83,7 @@ async fn a_repeated_depth_counts_once(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn what_a_nested_hold_can_not_have_is_refused(ctx: Ctx) -> Outcome {
+async fn what_a_nested_hold_can_not_have_is_refused(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let owner = locker.owner();
     let lock = || owner.lock(&name);
@@ -99,15 +99,15 @@ async fn what_a_nested_hold_can_not_have_is_refused(ctx: Ctx) -> Outcome {
     // What it does not set it takes as it is.
     let inner = lock().acquire().await?;
     assert_eq!(locker.lock(&name).inspect().await?.holders[0].depth, 2, "refused ones count");
-    assert_eq!(inner.release().await?, Ended::Released);
-    assert_eq!(outer.release().await?, Ended::Released);
+    assert_eq!(inner.release().await?, Outcome::Released);
+    assert_eq!(outer.release().await?, Outcome::Released);
     let unrenewed = lock().no_renewal().acquire().await?;
     assert!(lock().acquire().await.is_err(), "a hold that is to be renewed, and would not be");
-    assert_eq!(unrenewed.release().await?, Ended::Released);
+    assert_eq!(unrenewed.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn nesting_in_a_lost_lock_fails(ctx: Ctx) -> Outcome {
+async fn nesting_in_a_lost_lock_fails(ctx: Ctx) -> CaseResult {
     let (locker, name) = (ctx.locker().await?, ctx.name());
     let owner = locker.owner();
     let lock = owner.lock(&name).ttl(SHORT).no_renewal();

@@ -15,7 +15,7 @@ use lockkit_core::{
 };
 use tokio::task::JoinSet;
 
-use super::{Ctx, LONG, Outcome, SHORT, request};
+use super::{CaseResult, Ctx, LONG, SHORT, request};
 use crate::{BoxError, Server, faults::Proxy};
 
 /// So many of each question are under way at once, so often: more than a client has connections.
@@ -115,12 +115,12 @@ impl Scene {
     }
 
     /// Asks all questions, several at a time. An error is no wrong answer, as long as an answer comes in the end.
-    pub(super) async fn ask_everything(self: &Arc<Self>, ctx: &Ctx) -> Outcome {
+    pub(super) async fn ask_everything(self: &Arc<Self>, ctx: &Ctx) -> CaseResult {
         self.ask(ctx, ROUNDS).await
     }
 
     /// The same, so often.
-    pub(super) async fn ask(self: &Arc<Self>, ctx: &Ctx, rounds: usize) -> Outcome {
+    pub(super) async fn ask(self: &Arc<Self>, ctx: &Ctx, rounds: usize) -> CaseResult {
         renew(&self.other, &self.theirs).await?;
         for _ in 0..rounds {
             let mut asked = JoinSet::new();
@@ -156,7 +156,7 @@ impl Scene {
         if is_over { Ok(true) } else { renewed.map(|()| false) }
     }
 
-    async fn who_holds(&self) -> Outcome {
+    async fn who_holds(&self) -> CaseResult {
         let keys = [&self.mine, &self.theirs].map(|claim| claim.key.clone());
         let query = Query::Keys([keys.as_slice(), std::slice::from_ref(&self.free)].concat());
         let states = in_the_end(|| self.store.inspect(&query)).await?;
@@ -165,7 +165,7 @@ impl Scene {
         expect(seen == expected, || format!("the wrong holders are shown: {states:?}"))
     }
 
-    async fn renew_mine(&self) -> Outcome {
+    async fn renew_mine(&self) -> CaseResult {
         let renewed = in_the_end(|| renewal_of(&self.store, &self.mine)).await?;
         let hold = match renewed {
             Renewed::Held(hold) => hold,
@@ -178,7 +178,7 @@ impl Scene {
         expect(right, || format!("the fence {} became {} in a renewal", self.fence, hold.fence))
     }
 
-    async fn take_theirs(&self) -> Outcome {
+    async fn take_theirs(&self) -> CaseResult {
         let mut claim = None;
         let answer = in_the_end(|| {
             let asked = request(&self.theirs.key, SHORT);
@@ -190,7 +190,7 @@ impl Scene {
         expect(matches!(answer, Attempt::Contended(_)), || format!("a lock that another holds was granted: {answer:?}"))
     }
 
-    async fn end_theirs(&self) -> Outcome {
+    async fn end_theirs(&self) -> CaseResult {
         let foreign = self.foreign()?;
         let answer = in_the_end(|| self.store.release(&foreign)).await?;
         let right = answer == Release::NotHeld(LossReason::Taken);
@@ -198,7 +198,7 @@ impl Scene {
     }
 
     /// Takes a new lock and sees with other eyes that it is held, with the fence that was told, and free afterwards.
-    async fn take_and_end(&self, key: &LockKey) -> Outcome {
+    async fn take_and_end(&self, key: &LockKey) -> CaseResult {
         let hold = self.take(key, LONG).await?;
         let state = self.seen_by_other(key).await?;
         let fence = state.holders.first().and_then(|holder| holder.fence);
@@ -251,7 +251,7 @@ impl Scene {
     }
 
     /// Ends what was asked for, if it has not ended, and sees that the lock is free.
-    pub(super) async fn end(&self, asked: &AcquireRequest) -> Outcome {
+    pub(super) async fn end(&self, asked: &AcquireRequest) -> CaseResult {
         let answer = in_the_end(|| self.store.release(&asked.claim)).await?;
         // After a cut connection the request may still arrive, and a lease of this short ttl come and go. A session that the
         // client gave up ends a moment later.
@@ -260,7 +260,7 @@ impl Scene {
     }
 
     /// Sees that a lock is free, or becomes so in this time.
-    async fn vanishes(&self, key: &LockKey, patience: Duration) -> Outcome {
+    async fn vanishes(&self, key: &LockKey, patience: Duration) -> CaseResult {
         let started = Instant::now();
         loop {
             let state = self.seen_by_other(key).await?;
@@ -273,7 +273,7 @@ impl Scene {
     }
 
     /// Gives up a claim that was not granted.
-    pub(super) async fn give_up(&self, claim: &Claim) -> Outcome {
+    pub(super) async fn give_up(&self, claim: &Claim) -> CaseResult {
         in_the_end(|| self.store.release(claim)).await?;
         Ok(())
     }
@@ -343,6 +343,6 @@ fn unexpected(error: BoxError) -> lockkit_core::Error {
     lockkit_core::Error::new(lockkit_core::ErrorKind::Unexpected, error.to_string())
 }
 
-fn expect(right: bool, wrong: impl FnOnce() -> String) -> Outcome {
+fn expect(right: bool, wrong: impl FnOnce() -> String) -> CaseResult {
     if right { Ok(()) } else { Err(wrong().into()) }
 }

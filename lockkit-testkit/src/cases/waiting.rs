@@ -5,9 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Outcome as Ended, Waiting};
+use lockkit_core::{Outcome, Waiting};
 
-use super::{Ctx, LONG, Outcome, SHORT, SLACK, cases, counted::Counted, grant, locker, request, take, wait_for_waiter};
+use super::{
+    CaseResult, Ctx, LONG, SHORT, SLACK, cases, counted::Counted, grant, locker, request, take, wait_for_waiter,
+};
 use crate::Altered;
 
 cases! { "waiting":
@@ -18,14 +20,14 @@ cases! { "waiting":
     a_lost_wake_up_is_made_good [SERVER] "A waiter whose connection was cut still gets the lock after its release."
 }
 
-async fn a_release_wakes_a_waiter(ctx: Ctx) -> Outcome {
+async fn a_release_wakes_a_waiter(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
     let lock = other.lock(&name).ttl(LONG);
     let waiter = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(8)).await });
     wait_for_waiter(&mine.lock(&name)).await?;
     let released = Instant::now();
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     let woken = waiter.await??;
     let waited = released.elapsed();
     let limit = match other.info().capability.waiting {
@@ -36,7 +38,7 @@ async fn a_release_wakes_a_waiter(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn an_expiry_wakes_a_waiter(ctx: Ctx) -> Outcome {
+async fn an_expiry_wakes_a_waiter(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
     let started = Instant::now();
     // Without a locker: one would release the lease when it is lost, and that would wake the waiter.
@@ -47,7 +49,7 @@ async fn an_expiry_wakes_a_waiter(ctx: Ctx) -> Outcome {
     Ok(())
 }
 
-async fn two_hundred_waiters_all_get_it(ctx: Ctx) -> Outcome {
+async fn two_hundred_waiters_all_get_it(ctx: Ctx) -> CaseResult {
     let (first, second, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&first, &name, LONG).await?;
     let mut waiters = Vec::new();
@@ -55,20 +57,20 @@ async fn two_hundred_waiters_all_get_it(ctx: Ctx) -> Outcome {
         let lock = if number % 2 == 0 { &first } else { &second }.lock(&name).ttl(LONG);
         waiters.push(tokio::spawn(async move {
             match lock.acquire_within(Duration::from_secs(40)).await? {
-                Some(guard) => guard.release().await.map(|ended| ended == Ended::Released),
+                Some(guard) => guard.release().await.map(|ended| ended == Outcome::Released),
                 None => Ok(false),
             }
         }));
     }
     wait_for_waiter(&first.lock(&name)).await?;
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     for waiter in waiters {
         assert!(waiter.await??, "a waiter was left behind");
     }
     Ok(())
 }
 
-async fn waiting_costs_few_calls(ctx: Ctx) -> Outcome {
+async fn waiting_costs_few_calls(ctx: Ctx) -> CaseResult {
     let (mine, name) = (ctx.locker().await?, ctx.name());
     let counted = Arc::new(Altered(Counted::new(ctx.store().await?)));
     let other = locker(Arc::<Altered<_>>::clone(&counted));
@@ -77,11 +79,11 @@ async fn waiting_costs_few_calls(ctx: Ctx) -> Outcome {
     // Polling slows down to four times a second; a store that can wake its waiters needs less.
     let calls = counted.0.calls();
     assert!(calls <= 40, "the store was asked {calls} times in 3 s, for a lock that nobody released");
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-async fn a_lost_wake_up_is_made_good(ctx: Ctx) -> Outcome {
+async fn a_lost_wake_up_is_made_good(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (proxied, proxy) = server.open_through_proxy().await?;
     let (mine, other, name) = (locker(server.open().await?), locker(proxied), ctx.name());
@@ -90,7 +92,7 @@ async fn a_lost_wake_up_is_made_good(ctx: Ctx) -> Outcome {
     let waiter = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(30)).await });
     wait_for_waiter(&mine.lock(&name)).await?;
     proxy.hold(crate::faults::Direction::ToClient);
-    assert_eq!(guard.release().await?, Ended::Released);
+    assert_eq!(guard.release().await?, Outcome::Released);
     proxy.cut().await;
     proxy.heal();
     let healed = Instant::now();

@@ -51,7 +51,7 @@ type Queue = mpsc::Sender<(Instant, Event)>;
 struct Broken;
 
 /// How a connection ended.
-enum Outcome {
+enum Ended {
     /// Both sides had sent all that they wanted to send.
     Closed,
     Reset,
@@ -94,16 +94,16 @@ pub(super) async fn serve(shared: &Shared, mut cut: watch::Receiver<bool>, mut c
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let outcome = tokio::select! {
         biased;
-        _ = cut.wait_for(|cut| *cut) => Outcome::Reset,
+        _ = cut.wait_for(|cut| *cut) => Ended::Reset,
         outcome = relay(shared, &mut client, &mut server) => outcome,
     };
     match outcome {
-        Outcome::Closed => {}
-        Outcome::Reset => {
+        Ended::Closed => {}
+        Ended::Reset => {
             reset(&client);
             reset(&server);
         }
-        Outcome::ReplyLost(loss) => {
+        Ended::ReplyLost(loss) => {
             // With several requests under way, what came back may be the answer to an earlier one. So the server is
             // told politely that no more requests come, and has read all of them when it hangs up in turn. (A reset
             // would make the kernel throw away what the server has not read yet.)
@@ -134,7 +134,7 @@ pub(super) fn reset(stream: &TcpStream) {
 }
 
 /// Lets bytes pass both ways, as far as the rules of the proxy allow.
-async fn relay(shared: &Shared, client: &mut TcpStream, server: &mut TcpStream) -> Outcome {
+async fn relay(shared: &Shared, client: &mut TcpStream, server: &mut TcpStream) -> Ended {
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     let (requests, queued_requests) = mpsc::channel(QUEUE);
@@ -158,9 +158,9 @@ async fn relay(shared: &Shared, client: &mut TcpStream, server: &mut TcpStream) 
     };
     let loss = *loss.borrow();
     match result {
-        _ if loss.begun => Outcome::ReplyLost(loss),
-        Ok(()) => Outcome::Closed,
-        Err(Broken) => Outcome::Reset,
+        _ if loss.begun => Ended::ReplyLost(loss),
+        Ok(()) => Ended::Closed,
+        Err(Broken) => Ended::Reset,
     }
 }
 
