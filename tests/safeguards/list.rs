@@ -19,7 +19,7 @@ pub(crate) struct Safeguard {
 const WAIT: &str = "lockkit-core/src/engine/wait.rs";
 const ENGINE: &str = "lockkit-core/src/engine/mod.rs";
 const LOCAL: &str = "lockkit-core/src/engine/local.rs";
-const LINE: &str = "lockkit-core/src/engine/line.rs";
+const QUEUE: &str = "lockkit-core/src/engine/queue.rs";
 const LEASE: &str = "lockkit-core/src/engine/lease.rs";
 const LANES: &str = "lockkit-core/src/engine/lanes.rs";
 const RENEW: &str = "lockkit-core/src/engine/renew.rs";
@@ -201,7 +201,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "hand_over_ttl",
         does: "A lease goes only to those who asked for the same ttl",
-        file: LINE,
+        file: QUEUE,
         code: "let suits = «front.terms.ttl == terms.ttl»",
         without: "true",
         noticed_by: "lockkit-testkit/hand_over::a_lease_is_not_handed_over_to_another_ttl",
@@ -209,7 +209,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "hand_over_no_renewal",
         does: "A lease does not go to those who don't want it renewed",
-        file: LINE,
+        file: QUEUE,
         code: "front.terms.ttl == terms.ttl && «front.terms.renew»;",
         without: "true",
         noticed_by: "lockkit-core/life::a_lease_without_renewal_lasts_for_its_ttl",
@@ -217,7 +217,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "hand_over_times",
         does: "A lease is handed over so many times",
-        file: LINE,
+        file: QUEUE,
         code: "if «self.run >= rule.times» || now",
         without: "false",
         noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
@@ -225,7 +225,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "hand_over_within",
         does: "A lease is handed over for so long",
-        file: LINE,
+        file: QUEUE,
         code: "self.run >= rule.times || «now.since(since) > rule.within»",
         without: "false",
         noticed_by: "lockkit-testkit/hand_over::hand_over_ends_after_its_time",
@@ -257,7 +257,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "overtaking",
         does: "A head that is not polled is overtaken",
-        file: LINE,
+        file: QUEUE,
         code: "let overdue = «idle + OVERDUE.saturating_mul(u32::try_from(at).unwrap_or(u32::MAX).saturating_add(1))»;",
         without: "now + Duration::from_secs(1_000_000)",
         noticed_by: "lockkit-testkit/queue::who_is_up_and_is_not_polled_is_overtaken",
@@ -265,10 +265,10 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "fences_are_paid_for",
         does: "A grant takes no more fences than the microseconds before it",
-        file: LINE,
+        file: QUEUE,
         code: "«likely.min(times).min(self.fences)»",
         without: "likely.min(times)",
-        noticed_by: "lockkit-core/lib::engine::line::tests::fences_stay_behind_the_clock",
+        noticed_by: "lockkit-core/lib::engine::queue::tests::fences_stay_behind_the_clock",
     },
     // Believing in a lease.
     Safeguard {

@@ -1,4 +1,4 @@
-//! The queue in front of the store: tasks of one `Locker` that want the same lock line up here, first come, first
+//! The queue in front of the store: tasks of one `Locker` that want the same lock queue up here, first come, first
 //! served, and only the head talks to the store.
 //!
 //! A [`Seat`] is the place at the head. Whoever holds it may ask the store, or holds the lease. Dropping it lets the
@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 use super::{
     Engine,
     lease::{Lease, Terms},
-    line::{Line, OVERDUE, Overtaking, Verdict, Waiter},
+    queue::{LocalQueue, OVERDUE, Overtaking, Verdict, Waiter},
     reaper::Certainty,
 };
 use crate::{Claim, Clock, Error, LockKey, Mode, Moment, Token};
@@ -56,7 +56,7 @@ impl HandOver {
 /// All local queues of one `Locker`.
 #[derive(Debug)]
 pub(crate) struct LocalQueues {
-    lines: Mutex<HashMap<LockKey, Line>>,
+    by_key: Mutex<HashMap<LockKey, LocalQueue>>,
     /// Locks that this process released while others waited for them.
     wanted: Mutex<HashMap<LockKey, Wanted>>,
     next_seat: AtomicU64,
@@ -86,7 +86,7 @@ pub(crate) enum Turn {
     Fail(Error),
 }
 
-/// The place at the head of a line.
+/// The place at the head of a queue.
 pub(crate) struct Seat {
     queues: Arc<LocalQueues>,
     key: Option<LockKey>,
@@ -101,7 +101,7 @@ pub(crate) struct Handed {
     engine: Arc<Engine>,
 }
 
-/// A place in a line. Dropping it leaves the line.
+/// A place in a queue. Dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Place {
     queues: Arc<LocalQueues>,
@@ -114,94 +114,94 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) enum Entered {
     Head(Seat),
-    Line(Place),
+    Behind(Place),
 }
 
 impl LocalQueues {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { lines: Mutex::default(), wanted: Mutex::default(), next_seat: AtomicU64::new(0), clock })
+        Arc::new(Self { by_key: Mutex::default(), wanted: Mutex::default(), next_seat: AtomicU64::new(0), clock })
     }
 
-    /// Takes the head of the line if nobody is there.
+    /// Takes the head of the queue if nobody is there.
     pub(crate) fn try_enter(self: &Arc<Self>, key: &LockKey) -> Option<Seat> {
-        match self.lines().entry(key.clone()) {
+        match self.by_key().entry(key.clone()) {
             Entry::Occupied(_) => None,
-            Entry::Vacant(line) => Some(self.first(line)),
+            Entry::Vacant(queue) => Some(self.first(queue)),
         }
     }
 
-    /// Takes the head of the line, or a place in it.
+    /// Takes the head of the queue, or a place in it.
     pub(crate) fn enter(self: &Arc<Self>, key: &LockKey, terms: Terms) -> Entered {
-        match self.lines().entry(key.clone()) {
-            Entry::Vacant(line) => Entered::Head(self.first(line)),
-            Entry::Occupied(mut line) => {
+        match self.by_key().entry(key.clone()) {
+            Entry::Vacant(queue) => Entered::Head(self.first(queue)),
+            Entry::Occupied(mut queue) => {
                 let (wake, turn) = oneshot::channel();
-                let id = line.get_mut().join(terms, wake, self.clock.now());
-                Entered::Line(Place { queues: Arc::clone(self), key: key.clone(), id, turn })
+                let id = queue.get_mut().join(terms, wake, self.clock.now());
+                Entered::Behind(Place { queues: Arc::clone(self), key: key.clone(), id, turn })
             }
         }
     }
 
-    fn first(self: &Arc<Self>, line: VacantEntry<'_, LockKey, Line>) -> Seat {
-        let seat = self.seat(line.key());
-        line.insert(Line::new(seat.number, self.clock.now()));
+    fn first(self: &Arc<Self>, queue: VacantEntry<'_, LockKey, LocalQueue>) -> Seat {
+        let seat = self.seat(queue.key());
+        queue.insert(LocalQueue::new(seat.number, self.clock.now()));
         seat
     }
 
     /// How many stand behind the head.
     pub(crate) fn waiting(&self, key: &LockKey) -> usize {
-        self.look(key, |line| line.waiting()).unwrap_or_default()
+        self.look(key, |queue| queue.waiting()).unwrap_or_default()
     }
 
     /// The head is seen to be polled, and can be again by this waker; `false` if it was overtaken.
     pub(crate) fn touch(&self, seat: &Seat, waker: Option<Waker>) -> bool {
-        // What it left before is dropped after the lock on the lines.
-        self.at(seat, |line, now| line.touch(now, waker)).is_some()
+        // What it left before is dropped after the lock on the queues.
+        self.at(seat, |queue, now| queue.touch(now, waker)).is_some()
     }
 
     /// The store granted the head a lease; `false` if it was overtaken.
     pub(crate) fn granted(&self, seat: &Seat, span: u32) -> bool {
-        self.at(seat, |line, now| line.granted(span, now)).is_some()
+        self.at(seat, |queue, now| queue.granted(span, now)).is_some()
     }
 
     /// The head does not believe in its lease any more; the store is to be told.
     pub(crate) fn ended(&self, seat: &Seat) {
-        self.at(seat, Line::ended);
+        self.at(seat, LocalQueue::ended);
     }
 
     /// The lease goes to the next holder with its seat.
     pub(crate) fn handed(&self, seat: &Seat, lease: &Arc<Lease>) {
-        self.at(seat, |line, now| line.handed(Arc::downgrade(lease), now));
+        self.at(seat, |queue, now| queue.handed(Arc::downgrade(lease), now));
     }
 
     /// It has arrived.
     pub(crate) fn taken(&self, seat: &Seat) {
-        self.at(seat, |line, _| line.taken());
+        self.at(seat, |queue, _| queue.taken());
     }
 
     /// The store said that the lock was held at this moment or later.
     pub(crate) fn heard_held(&self, key: &LockKey, at: Moment) {
-        self.look(key, |line| line.heard_held(at));
+        self.look(key, |queue| queue.heard_held(at));
     }
 
     /// The store could not be asked.
     pub(crate) fn heard_error(&self, key: &LockKey, error: &Error) {
-        self.look(key, |line| line.heard_error(error, self.clock.now()));
+        self.look(key, |queue| queue.heard_error(error, self.clock.now()));
     }
 
     /// Since when the store has given nothing but errors for this lock.
     pub(crate) fn failing_since(&self, key: &LockKey) -> Option<Moment> {
-        self.look(key, |line| line.failing_since()).flatten()
+        self.look(key, |queue| queue.failing_since()).flatten()
     }
 
     /// What somebody may say who has waited since `start`.
     pub(crate) fn verdict(&self, key: &LockKey, start: Moment) -> Verdict {
-        self.look(key, |line| line.verdict(start)).unwrap_or(Verdict::Unknown)
+        self.look(key, |queue| queue.verdict(start)).unwrap_or(Verdict::Unknown)
     }
 
     /// Lets all fail who have waited for as long as `patience` on a store that fails.
     pub(crate) fn give_up(&self, key: &LockKey, error: &Error, patience: Duration) {
-        let worn_out = self.look(key, |line| line.worn_out(patience, self.clock.now())).unwrap_or_default();
+        let worn_out = self.look(key, |queue| queue.worn_out(patience, self.clock.now())).unwrap_or_default();
         for waiter in worn_out {
             // A waiter that left in this instant needs no error.
             drop(waiter.wake.send(Turn::Fail(error.clone())));
@@ -210,7 +210,7 @@ impl LocalQueues {
 
     /// The head is about to ask, with this token and ttl. Returns how many fences to ask for; `None` if it was overtaken.
     pub(crate) fn asks(&self, seat: &Seat, asked: (Token, Duration), times: u32) -> Option<u32> {
-        self.at(seat, |line, _| line.asks(asked, times))
+        self.at(seat, |queue, _| queue.asks(asked, times))
     }
 
     /// Whether the head was not overtaken.
@@ -220,28 +220,28 @@ impl LocalQueues {
 
     /// The next waiter, if this process may keep the lease for one more holder.
     pub(crate) fn successor(&self, key: &LockKey, terms: Terms, rule: HandOver, now: Moment) -> Option<Waiter> {
-        self.look(key, |line| line.successor(terms, rule, now)).flatten()
+        self.look(key, |queue| queue.successor(terms, rule, now)).flatten()
     }
 
     /// The lock was given back after `held`. Says whether this process had as many holders in a row as it may, and starts a
     /// new run if so.
     pub(crate) fn run_ended(&self, key: &LockKey, rule: HandOver, now: Moment, held: Duration) -> bool {
-        let ended = self.look(key, |line| {
-            line.earn(held);
-            line.run_ended(rule, now)
+        let ended = self.look(key, |queue| {
+            queue.earn(held);
+            queue.run_ended(rule, now)
         });
         ended.unwrap_or(true)
     }
 
-    fn look<T>(&self, key: &LockKey, what: impl FnOnce(&mut Line) -> T) -> Option<T> {
-        self.lines().get_mut(key).map(what)
+    fn look<T>(&self, key: &LockKey, what: impl FnOnce(&mut LocalQueue) -> T) -> Option<T> {
+        self.by_key().get_mut(key).map(what)
     }
 
     /// The same for a head whose seat is in force.
-    fn at<T>(&self, seat: &Seat, what: impl FnOnce(&mut Line, Moment) -> T) -> Option<T> {
-        let mut lines = self.lines();
-        let line = lines.get_mut(seat.key.as_ref()?).filter(|line| line.is_in_force(seat.number))?;
-        Some(what(line, self.clock.now()))
+    fn at<T>(&self, seat: &Seat, what: impl FnOnce(&mut LocalQueue, Moment) -> T) -> Option<T> {
+        let mut queues = self.by_key();
+        let queue = queues.get_mut(seat.key.as_ref()?).filter(|queue| queue.is_in_force(seat.number))?;
+        Some(what(queue, self.clock.now()))
     }
 
     /// Takes note that a lease, granted at `granted`, was released while others wait and nobody here. If this process
@@ -292,8 +292,8 @@ impl LocalQueues {
         Seat { queues: Arc::clone(self), key: Some(key.clone()), number, granted: None }
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<LockKey, Line>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn by_key(&self) -> MutexGuard<'_, HashMap<LockKey, LocalQueue>> {
+        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -304,13 +304,13 @@ impl Drop for Seat {
         loop {
             let mut seat = self.queues.seat(&key);
             let next = {
-                let mut lines = self.queues.lines();
-                let Some(line) = lines.get_mut(&key).filter(|line| line.is_in_force(number)) else {
+                let mut queues = self.queues.by_key();
+                let Some(queue) = queues.get_mut(&key).filter(|queue| queue.is_in_force(number)) else {
                     seat.key = None;
                     return;
                 };
-                let Some(next) = line.next(seat.number, self.queues.clock.now()) else {
-                    lines.remove(&key);
+                let Some(next) = queue.next(seat.number, self.queues.clock.now()) else {
+                    queues.remove(&key);
                     seat.key = None;
                     return;
                 };
@@ -319,7 +319,7 @@ impl Drop for Seat {
             number = seat.number;
             match next.wake.send(Turn::Ask(seat)) {
                 Ok(()) => return,
-                // It left in this instant. Disarmed, so that a line of those who left can't recurse.
+                // It left in this instant. Disarmed, so that a queue of those who left can't recurse.
                 Err(Turn::Ask(mut back)) => back.key = None,
                 Err(Turn::Take(_) | Turn::Fail(_)) => return,
             }
@@ -360,7 +360,7 @@ impl fmt::Debug for Handed {
 }
 
 impl Place {
-    /// Waits to be up. Cancel-safe: a turn that arrives after all goes to the next in line.
+    /// Waits to be up. Cancel-safe: a turn that arrives after all goes to the next in the queue.
     pub(crate) async fn turn(&mut self) -> Option<Turn> {
         (&mut self.turn).await.ok()
     }
@@ -368,7 +368,7 @@ impl Place {
     /// Goes past a head that is not polled: the seat, or else when to look again.
     pub(crate) fn overtake(&self, engine: &Arc<Engine>) -> Result<Seat, Moment> {
         let (mut seat, now) = (self.queues.seat(&self.key), self.queues.clock.now());
-        let answer = self.queues.look(&self.key, |line| line.overtake(self.id, seat.number, now));
+        let answer = self.queues.look(&self.key, |queue| queue.overtake(self.id, seat.number, now));
         let later = match answer {
             Some(Overtaking::Seat(asked)) => {
                 if let Some((token, ttl)) = asked {
@@ -401,8 +401,8 @@ impl Drop for Place {
         self.turn.close();
         drop(self.turn.try_recv());
         let left = {
-            let mut lines = self.queues.lines();
-            lines.get_mut(&self.key).and_then(|line| line.leave(self.id))
+            let mut queues = self.queues.by_key();
+            queues.get_mut(&self.key).and_then(|queue| queue.leave(self.id))
         };
         drop(left);
     }

@@ -6,14 +6,14 @@ use tokio::time::sleep;
 
 use super::{
     Engine, Lease, closed,
-    line::{OVERDUE, Verdict},
     local::{Entered, Place, Seat, Turn},
+    queue::{OVERDUE, Verdict},
     wait::{Ask, Limit},
 };
 use crate::{Error, ErrorKind, Moment, Result};
 
 /// How waiting in the local queue ended.
-pub(super) enum LinedUp {
+pub(super) enum Queued {
     /// Ask the store. Without a seat where there is no queue, or where only the store can tell whether the lock is held.
     Ask(Option<Seat>),
     /// A holder of this process handed its lease over.
@@ -24,28 +24,28 @@ pub(super) enum LinedUp {
 
 impl Engine {
     /// Waits for the head of the local queue, or for the lease itself.
-    pub(super) async fn line_up(self: &Arc<Self>, ask: &Ask, limit: Limit, start: Moment) -> Result<LinedUp> {
+    pub(super) async fn queue_up(self: &Arc<Self>, ask: &Ask, limit: Limit, start: Moment) -> Result<Queued> {
         if !ask.queues_locally() {
-            return Ok(LinedUp::Ask(None));
+            return Ok(Queued::Ask(None));
         }
         if let Limit::Try = limit {
             let seat = self.queues.try_enter(&ask.key);
-            return if seat.is_some() { Ok(LinedUp::Ask(seat)) } else { self.time_is_up(ask, start) };
+            return if seat.is_some() { Ok(Queued::Ask(seat)) } else { self.time_is_up(ask, start) };
         }
         loop {
             let place = match self.queues.enter(&ask.key, ask.terms) {
-                Entered::Head(seat) => return Ok(LinedUp::Ask(Some(seat))),
-                Entered::Line(place) => place,
+                Entered::Head(seat) => return Ok(Queued::Ask(Some(seat))),
+                Entered::Behind(place) => place,
             };
             match self.turn(place, limit).await? {
                 None => return self.time_is_up(ask, start),
                 Some(Turn::Fail(error)) => return Err(error),
-                Some(Turn::Ask(seat)) if self.queues.touch(&seat, None) => return Ok(LinedUp::Ask(Some(seat))),
+                Some(Turn::Ask(seat)) if self.queues.touch(&seat, None) => return Ok(Queued::Ask(Some(seat))),
                 // This future was not polled for so long that it was overtaken, or the lease ran out.
                 Some(Turn::Ask(_)) => {}
                 Some(Turn::Take(handed)) => {
                     if let Some(lease) = handed.accept() {
-                        return Ok(LinedUp::Granted(lease));
+                        return Ok(Queued::Granted(lease));
                     }
                 }
             }
@@ -79,11 +79,11 @@ impl Engine {
 
     /// What may be said of a lock for which somebody waited in vain since `start`. That others of this process stand before
     /// it is no answer (rule R6): they may be asking a store that is away.
-    fn time_is_up(&self, ask: &Ask, start: Moment) -> Result<LinedUp> {
+    fn time_is_up(&self, ask: &Ask, start: Moment) -> Result<Queued> {
         match self.queues.verdict(&ask.key, start) {
-            Verdict::Contended => Ok(LinedUp::Contended),
+            Verdict::Contended => Ok(Queued::Contended),
             Verdict::Failed(error) => Err(error),
-            Verdict::Unknown => Ok(LinedUp::Ask(None)),
+            Verdict::Unknown => Ok(Queued::Ask(None)),
         }
     }
 

@@ -15,7 +15,7 @@ use super::{
     lease::useful,
     local::Seat,
     reaper::{Undo, Unsettled},
-    turn::LinedUp,
+    turn::Queued,
 };
 use crate::{
     AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, Liveness, LockKey,
@@ -119,13 +119,13 @@ impl Engine {
         self.check_backlog()?;
         self.check(ask)?;
         let start = self.now();
-        let seat = match self.line_up(ask, limit, start).await? {
-            LinedUp::Ask(seat) => seat,
-            LinedUp::Granted(lease) => {
+        let seat = match self.queue_up(ask, limit, start).await? {
+            Queued::Ask(seat) => seat,
+            Queued::Granted(lease) => {
                 self.note_granted(&lease, start, true);
                 return Ok(Some(lease));
             }
-            LinedUp::Contended => return Ok(self.note_contended(ask, start)),
+            Queued::Contended => return Ok(self.note_contended(ask, start)),
         };
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();

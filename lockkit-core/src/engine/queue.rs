@@ -1,4 +1,4 @@
-//! One line of the local queue: who waits, who is at its head, and what is known of the lock meanwhile. Decisions only;
+//! The local queue of one lock: who waits, who is at its head, and what is known of the lock meanwhile. Decisions only;
 //! nothing here waits, wakes or reads a clock.
 
 use std::{
@@ -14,12 +14,12 @@ use super::{HandOver, Lease, Terms, local::Turn};
 use crate::{Error, Moment, Token};
 
 /// How long a head may go without being polled before those behind it wake it, and how long after that before they pass: an
-/// acquisition in a `select!` may be kept and not polled for as long as it pleases its owner. Each further one in the line
+/// acquisition in a `select!` may be kept and not polled for as long as it pleases its owner. Each further one in the queue
 /// waits for as long again, so that whoever is polled gets past any number of those that are not.
 pub(super) const OVERDUE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct LocalQueue {
     waiters: VecDeque<Waiter>,
     next_id: u64,
     /// The number of the seat in force. The holder of any other one was overtaken.
@@ -45,7 +45,7 @@ pub(crate) struct Waiter {
     pub(crate) wake: oneshot::Sender<Turn>,
 }
 
-/// What the head of the line is at.
+/// What the head of the queue is at.
 #[derive(Debug)]
 enum Head {
     /// It is up, asks the store, or gives the lock back; when it was last seen at it, and how to have it polled.
@@ -89,14 +89,14 @@ pub(super) enum Overtaking {
     NotBefore(Moment),
     /// Wake the head, which shows whether it is polled.
     Wake(Waker),
-    /// Go to the head of the line, and release what the one before asked for.
+    /// Go to the head of the queue, and release what the one before asked for.
     Seat(Option<(Token, Duration)>),
     /// Take this lease back from the one who does not take it.
     Lease(Arc<Lease>),
 }
 
-impl Line {
-    /// A line with nobody in it but its head.
+impl LocalQueue {
+    /// A queue with nobody in it but its head.
     pub(super) fn new(seat: u64, now: Moment) -> Self {
         Self {
             waiters: VecDeque::new(),
@@ -152,7 +152,7 @@ impl Line {
         std::mem::replace(old, waker)
     }
 
-    /// What the waiter `id` may do. It leaves the line for a seat with the number `seat`.
+    /// What the waiter `id` may do. It leaves the queue for a seat with the number `seat`.
     pub(super) fn overtake(&mut self, id: u64, seat: u64, now: Moment) -> Overtaking {
         let Some(at) = self.position(id) else { return Overtaking::NotBefore(now + OVERDUE) };
         let idle = match &self.head {
@@ -326,23 +326,23 @@ mod tests {
     fn fences_stay_behind_the_clock() {
         for (pause, hand_over) in [(2, 0), (5, 0), (5, 1), (100, 1), (100, 7), (3000, 20), (1_000_000, 1)] {
             for times in [1, 64, HandOver::MOST, u32::MAX] {
-                let mut line = Line::new(0, at(0));
+                let mut queue = LocalQueue::new(0, at(0));
                 let mut turns = Vec::new();
                 for _ in 0..3 {
                     let (wake, turn) = oneshot::channel();
-                    line.join(TERMS, wake, at(0));
+                    queue.join(TERMS, wake, at(0));
                     turns.push(turn);
                 }
                 let (mut now, mut fences) = (0, 0);
                 for _ in 0..10_000 {
-                    let span = line.span(times);
+                    let span = queue.span(times);
                     fences += u64::from(span);
-                    line.granted(span, at(now));
+                    queue.granted(span, at(now));
                     let granted = now;
                     now += pause + u64::from(span - 1) * hand_over;
-                    line.handed = span - 1;
-                    line.ended(at(now));
-                    line.earn(at(now).since(at(granted)));
+                    queue.handed = span - 1;
+                    queue.ended(at(now));
+                    queue.earn(at(now).since(at(granted)));
                     assert!(fences <= now, "{fences} fences in {now} µs, of {pause} µs a grant, {times} times");
                 }
             }
@@ -351,35 +351,35 @@ mod tests {
 
     #[test]
     fn a_span_fits_those_who_wait() {
-        let mut line = Line::new(0, at(0));
-        line.earn(Duration::from_secs(1));
-        assert_eq!(line.span(64), 1, "nobody waits");
+        let mut queue = LocalQueue::new(0, at(0));
+        queue.earn(Duration::from_secs(1));
+        assert_eq!(queue.span(64), 1, "nobody waits");
         let (wake, _turn) = oneshot::channel();
-        line.join(TERMS, wake, at(0));
-        assert_eq!(line.span(64), 2);
-        assert_eq!(line.span(0), 1);
-        line.handed = 50;
-        assert_eq!(line.span(64), 65);
-        assert_eq!(line.span(u32::MAX), 102);
-        line.granted(102, at(0));
-        assert_eq!((line.span(64), line.fences), (2, HandOver::MOST - 101));
+        queue.join(TERMS, wake, at(0));
+        assert_eq!(queue.span(64), 2);
+        assert_eq!(queue.span(0), 1);
+        queue.handed = 50;
+        assert_eq!(queue.span(64), 65);
+        assert_eq!(queue.span(u32::MAX), 102);
+        queue.granted(102, at(0));
+        assert_eq!((queue.span(64), queue.fences), (2, HandOver::MOST - 101));
     }
 
     #[test]
     fn an_old_answer_is_none() {
-        let mut line = Line::new(0, at(0));
-        assert!(matches!(line.verdict(at(0)), Verdict::Unknown));
-        line.heard_held(at(5));
-        assert!(matches!(line.verdict(at(5)), Verdict::Contended));
-        assert!(matches!(line.verdict(at(6)), Verdict::Unknown));
+        let mut queue = LocalQueue::new(0, at(0));
+        assert!(matches!(queue.verdict(at(0)), Verdict::Unknown));
+        queue.heard_held(at(5));
+        assert!(matches!(queue.verdict(at(5)), Verdict::Contended));
+        assert!(matches!(queue.verdict(at(6)), Verdict::Unknown));
         let error = Error::new(crate::ErrorKind::Unavailable, "down");
-        line.heard_error(&error, at(7));
-        line.heard_error(&error, at(9));
-        assert_eq!(line.failing_since(), Some(at(7)));
-        assert!(matches!(line.verdict(at(9)), Verdict::Failed(_)));
-        assert!(matches!(line.verdict(at(10)), Verdict::Unknown));
-        assert!(matches!(line.verdict(at(0)), Verdict::Failed(_)), "the last answer counts");
-        line.granted(1, at(11));
-        assert!(matches!(line.verdict(at(100)), Verdict::Contended), "it is held here");
+        queue.heard_error(&error, at(7));
+        queue.heard_error(&error, at(9));
+        assert_eq!(queue.failing_since(), Some(at(7)));
+        assert!(matches!(queue.verdict(at(9)), Verdict::Failed(_)));
+        assert!(matches!(queue.verdict(at(10)), Verdict::Unknown));
+        assert!(matches!(queue.verdict(at(0)), Verdict::Failed(_)), "the last answer counts");
+        queue.granted(1, at(11));
+        assert!(matches!(queue.verdict(at(100)), Verdict::Contended), "it is held here");
     }
 }
