@@ -223,6 +223,12 @@ impl Engine {
             drop(waiter.wake.send(Turn::Take(Handed::new(next, Arc::clone(self)))));
             return Ending::Done;
         }
+        Ending::Store(self.end_here(lease, state, now))
+    }
+
+    /// Ends the last hold of a lease in this process, and leaves what the store has. Gives the place in the local queue.
+    fn end_here(&self, lease: &Lease, mut state: MutexGuard<'_, State>, now: Moment) -> Option<Seat> {
+        let taken = state.is_taken();
         state.release();
         self.timers.remove(lease, &state);
         let seat = state.seat.take();
@@ -231,7 +237,7 @@ impl Engine {
             self.queues.ended(seat);
         }
         self.note_released(lease, taken, now);
-        Ending::Store(seat)
+        seat
     }
 
     fn note_released(&self, lease: &Lease, taken: bool, now: Moment) {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::{Engine, Lease, Phase, Terms, lease::useful};
 use crate::{
-    Claim, Error, ErrorKind, Fence, Hold, Holder, Liveness, LossReason, Mode, Order, Query, Renewal, Renewed, Result,
-    Token,
+    Claim, Error, ErrorKind, Fence, Hold, Liveness, LossReason, Mode, Order, Query, Renewal, Renewed, Result, Token,
 };
 
 impl Engine {
@@ -24,32 +23,35 @@ impl Engine {
             // Others that hold the lock too may be granted the same fence meanwhile.
             return unsupported("only an exclusive lease can be taken up");
         }
-        let Some(fence) = self.fence_above(&claim).await? else { return Ok(None) };
-        let holder = Some(self.settings.holder.clone());
-        let renewal = Renewal { claim: claim.clone(), ttl: terms.ttl, depth: 1, fence_floor: Some(fence), holder };
-        let hold = match self.store.renew(&[renewal]).await.pop() {
-            Some(Ok(Renewed::Held(hold))) => hold,
-            Some(Ok(Renewed::Lost(_))) => return Ok(None),
-            Some(Err(error)) => return Err(error),
-            None => return Err(about(Error::new(ErrorKind::Unexpected, "no answer to a renewal"))),
+        let renew = async |fence_floor, holder| {
+            let renewal = Renewal { claim: claim.clone(), ttl: terms.ttl, depth: 1, fence_floor, holder };
+            match self.store.renew(&[renewal]).await.pop() {
+                Some(Ok(Renewed::Held(hold))) => Ok(Some(hold)),
+                Some(Ok(Renewed::Lost(_))) => Ok(None),
+                Some(Err(error)) => Err(error),
+                None => Err(about(Error::new(ErrorKind::Unexpected, "no answer to a renewal"))),
+            }
         };
+        // Which fences the grant owns; the former holder may have had any of them. A store whose counter lapsed makes it anew.
+        let Some(hold) = renew(Some(Fence::new(1)), None).await? else { return Ok(None) };
+        let fence = self.fence_above(&hold).await?;
+        // The counter is raised before anybody has the fence.
+        let Some(hold) = renew(Some(fence), Some(self.settings.holder.clone())).await? else { return Ok(None) };
         if hold.until.since(self.now()) < useful(terms.ttl) {
             let message = "the store took so long to renew the lease that too little is left of it";
             return Err(about(Error::new(ErrorKind::TimedOut, message).unknown_effect()));
         }
-        // With one fence of its own: those of the grant belong to the former holder.
         let lease = self.admit(Hold { fence, span: 1, ..hold }, terms, None);
         self.note_granted(&lease, start, false);
         Ok(Some(lease))
     }
 
-    /// A fence above all that were given out for the lock; `None` if the claim does not hold it.
-    async fn fence_above(&self, claim: &Claim) -> Result<Option<Fence>> {
-        let states = self.store.inspect(&Query::Keys(vec![claim.key.clone()])).await?;
-        let Some(state) = states.into_iter().next() else { return Ok(None) };
-        let is_ours = |holder: &&Holder| holder.token == Some(claim.token) && holder.mode == claim.mode;
-        let Some(holder) = state.holders.iter().find(is_ours) else { return Ok(None) };
-        Ok(state.fence.max(holder.fence).map(|last| last.offset(1)))
+    /// A fence above all that were given out for the lock which this grant has.
+    async fn fence_above(&self, hold: &Hold) -> Result<Fence> {
+        let state = self.store.inspect(&Query::Keys(vec![hold.claim.key.clone()])).await?.pop();
+        // The counter may have been raised above the grant, by another resumption.
+        let last = state.and_then(|state| state.fence).max(Some(hold.fence.offset(hold.span.saturating_sub(1))));
+        Ok(last.unwrap_or(hold.fence).offset(1))
     }
 
     /// Lets go of a lease that stays at the store until its ttl is over.
@@ -63,21 +65,14 @@ impl Engine {
             return Err(about(lost(reason)));
         }
         let now = self.now();
-        let mut state = lease.state();
+        let state = lease.state();
         if state.depth > 1 {
             return Err(about(Error::new(ErrorKind::InvalidInput, "the owner has nested holds of the lease")));
         }
         if !state.is_live() {
             return Err(about(lost(LossReason::Gone)));
         }
-        state.release();
-        self.timers.remove(lease, &state);
-        let seat = state.seat.take();
-        drop(state);
-        if let Some(seat) = &seat {
-            self.queues.ended(seat);
-        }
-        self.note_released(lease, true, now);
+        drop(self.end_here(lease, state, now));
         Ok(lease.claim.token)
     }
 }

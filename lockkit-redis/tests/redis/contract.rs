@@ -227,7 +227,8 @@ async fn a_renewal_raises_the_counter_only_while_the_lease_is_mine() {
     assert_eq!(raw::<u64>(&mut connection, "GET {lockkit:a}:fence"), floor.get());
     raw::<i32>(&mut connection, "DEL {lockkit:a}:fence");
     held(renew(&store, &lower).await);
-    assert_eq!(raw::<u64>(&mut connection, "GET {lockkit:a}:fence"), grant.fence.get(), "not below the lease's own");
+    let anew: u64 = raw(&mut connection, "GET {lockkit:a}:fence");
+    assert!(anew > grant.fence.get(), "{anew}: others may have had fences above the lease's own");
     free(&store, &mine).await;
     let next = hold(&store, &claim("a")).await;
     assert!(next.fence > grant.fence);

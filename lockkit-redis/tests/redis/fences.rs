@@ -1,6 +1,6 @@
 //! Fences when the data comes back older than it was.
 
-use lockkit_core::{Fence, LockStore};
+use lockkit_core::{Fence, LockStore, Locker};
 use lockkit_redis::RedisStore;
 use lockkit_testkit::servers::{Keep, RedisOptions, RedisSentinels, RedisServer};
 
@@ -47,6 +47,30 @@ async fn no_fence_comes_twice_after_the_data_was_deleted() {
     server.command(&["FLUSHALL"]).await.expect("FLUSHALL");
     let next = used(&store, 3).await;
     assert!(next > last, "{next} follows {last}");
+}
+
+/// The counter of a lock that is held for hours lapses, and may be evicted. The fences that tasks passed on, and that of another
+/// resumption, must not come again.
+#[tokio::test]
+async fn a_lease_is_taken_up_above_all_fences_of_its_former_holders() {
+    let server = RedisServer::start(RedisOptions::default().flavor(flavor())).await.expect("a server");
+    let locker = Locker::new(RedisStore::from_url(&server.url()).await.expect("connect"));
+    let lock = locker.lock("a").ttl(TTL);
+    let mut guard = lock.acquire().await.expect("a grant");
+    for _ in 0..5 {
+        let fence = guard.fence();
+        let (next, released) = tokio::join!(lock.acquire(), guard.release());
+        (guard, _) = (next.expect("handed over"), released.expect("released"));
+        assert_eq!(guard.fence(), fence.offset(1), "from one task to the next");
+    }
+    let mut last = guard.fence();
+    for _ in 0..2 {
+        let token = guard.detach().expect("held");
+        server.command(&["DEL", "{lockkit:a}:fence"]).await.expect("DEL");
+        guard = lock.resume(token).await.expect("the store").expect("its lease is there");
+        assert!(guard.fence() > last, "{} follows {last}", guard.fence());
+        last = guard.fence();
+    }
 }
 
 /// A replica takes over behind the address that it has in the clients' configuration.

@@ -20,8 +20,8 @@
 local pcall, sub = redis.pcall, string.sub
 local ttl, n = ARGV[1], tonumber(ARGV[2])
 
--- Raises a counter, never below what the lease itself owns (the counter may have expired in the meantime). It lives for a
--- week then: floors come from a quorum, whose clients' clocks may differ by more than an hour. Returns what is to be answered
+-- Raises a counter, never below what the lease itself owns (the counter may have expired in the meantime). It lives for
+-- a week then: floors come from a quorum, whose clients' clocks may differ by more than an hour. Returns what is to be answered
 -- if it can't.
 local function raise(counter, floor, value)
   local stored = pcall('GET', counter)
@@ -35,6 +35,10 @@ local function raise(counter, floor, value)
     local time = pcall('TIME')
     if time.err then
       return time
+    end
+    if not stored then
+      -- Above what an evicted or lapsed counter may have given out, as when a lock is taken.
+      last = math.max(last, time[1] * 1000000 + time[2])
     end
     local seconds = 604800 + math.max(0, math.ceil(last / 1000000 - time[1]))
     local raised = pcall('SET', counter, string.format('%.0f', last), 'EX', string.format('%.0f', seconds))
