@@ -81,10 +81,11 @@ async fn compare(args: Args) -> Exit {
     }
 }
 
-/// Prints the report, and then writes its files: what took minutes to measure is not lost if they can't be written.
+/// Prints the report, and then writes its files: what took minutes to measure is not lost if one of the two fails.
 fn publish(report: &Report, files: Files, out: &Path) -> Result<(), Failure> {
-    print(|stdout| writeln!(stdout, "{}", report.as_text()))?;
+    let printed = print(|stdout| writeln!(stdout, "{}", report.as_text()));
     files.write(report).map_err(|error| Failure::new(LOST, format!("could not write the files of --out: {error}")))?;
+    printed?;
     print(|stdout| writeln!(stdout, "Written: {0}/comparison.md and {0}/comparison.json", out.display()))
 }
 

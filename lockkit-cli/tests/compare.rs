@@ -78,6 +78,21 @@ fn bad_input_costs_no_time() {
 }
 
 #[test]
+fn a_table_that_can_not_be_printed_costs_nobody_the_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let status = Command::new(env!("CARGO_BIN_EXE_lockkit"))
+        .args(["compare", "--quick", "--no-compliance", "--leases", "200", "--store", "memory:", "--out"])
+        .arg(&out)
+        .stdout(full)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(74));
+    assert!(fs::read_to_string(out.join("comparison.md")).unwrap().contains("acquire + release"));
+}
+
+#[test]
 fn files_that_can_not_be_written_in_the_end_cost_nobody_the_table() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
