@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 
-use lockkit_core::{Effect, Error, Fence, Holder, KeyState, LockKey, LockStore, Query, Result, Token, store::Sent};
+use lockkit_core::{
+    Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, LockStore, Query, Result, Token, store::Sent,
+};
 use tokio::time::sleep;
 
 use crate::{
@@ -65,8 +67,11 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
 fn merge(quorum: &Quorum, key: &LockKey, states: Vec<&KeyState>, silent: usize) -> KeyState {
     let mut by_holder: Vec<Vec<&Holder>> = Vec::new();
     for holder in states.iter().flat_map(|state| &state.holders) {
-        // One that is not lockkit's has no token, but is the same everywhere.
-        let same = |of: &&mut Vec<&Holder>| (of[0].token, &of[0].info) == (holder.token, &holder.info);
+        // A renewal that changes the name may have reached some nodes only. One that is not lockkit's has no token, but is the
+        // same everywhere.
+        let same = |of: &&mut Vec<&Holder>| {
+            of[0].token == holder.token && (holder.token.is_some() || of[0].info == holder.info)
+        };
         match by_holder.iter_mut().find(same) {
             Some(shown) => shown.push(holder),
             None => by_holder.push(vec![holder]),
@@ -88,7 +93,7 @@ fn as_one(quorum: &Quorum, shown: &[&Holder]) -> Holder {
     let fences = || shown.iter().filter_map(|holder| holder.fence);
     Holder {
         token: shown[0].token,
-        info: shown[0].info.clone(),
+        info: HolderInfo::new(most_common(shown.iter().map(|holder| holder.info.as_str())).unwrap_or_default()),
         mode: shown[0].mode,
         depth: most_common(shown.iter().map(|holder| holder.depth)).unwrap_or(1),
         fence: known_fence(quorum, shown[0].token).or_else(|| most_common(fences())),

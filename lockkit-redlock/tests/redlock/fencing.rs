@@ -7,13 +7,13 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Fence, FenceClock, FenceRequest, Fencing, LockStore, MemoryStore, Query, Release, Renewal,
-    Renewed, Result,
+    AcquireRequest, Attempt, Fence, FenceClock, FenceRequest, Fencing, HolderInfo, LockStore, Locker, MemoryStore,
+    Query, Release, Renewal, Renewed, Result,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered, servers::Keep};
 
-use crate::support::{Cluster, claim, free, hold, memories, quorum, request};
+use crate::support::{Cluster, TTL, claim, free, hold, memories, quorum, request};
 
 /// Moves the counter of one node ahead, as an attempt does that fails elsewhere.
 async fn move_ahead(store: &MemoryStore, to: Fence) {
@@ -229,4 +229,21 @@ async fn fences_from_a_clock_far_ahead_are_lost_with_the_counters() {
     free(&store, &next).await;
     cluster.back_to_the_snapshot().await;
     assert!(hold(&cluster.client().await, &claim("a")).await.fence < ahead.fence);
+}
+
+/// A renewal with another name reached one of the two nodes that have the lease.
+#[tokio::test]
+async fn a_lease_is_taken_up_whose_nodes_show_different_names() {
+    let stores = memories(3);
+    let mine = claim("a");
+    let hold = hold(&quorum(&stores), &mine).await;
+    assert!(matches!(stores[2].release(&mine).await.expect("release"), Release::Released { .. }));
+    let holder = Some(HolderInfo::new("the next"));
+    let renewal = Renewal { claim: mine.clone(), ttl: TTL, depth: 1, fence_floor: None, holder };
+    assert!(matches!(stores[1].renew(&[renewal]).await.remove(0).expect("renew"), Renewed::Held(_)));
+    let next = Locker::builder(quorum(&stores)).holder(HolderInfo::new("the next")).build();
+    assert_eq!(next.lock("a").inspect().await.expect("inspect").holders.len(), 1);
+    let guard = next.lock("a").ttl(TTL).resume(mine.token).await.expect("resume").expect("two nodes have it");
+    assert!(guard.fence() > hold.fence);
+    assert_eq!(next.lock("a").inspect().await.expect("inspect").holders[0].info.as_str(), "the next");
 }
