@@ -171,7 +171,8 @@ impl Item {
             (Decision::Done, None) => match fence::choose(self.fences.iter().copied(), quorum.majority) {
                 Choice::Agreed(fence) => held(fence, 1),
                 Choice::Raise(_) => {
-                    Err(Error::new(ErrorKind::Unexpected, "the lease is another client's; its fence is not known here"))
+                    let message = "the lease is another client's; its fence is not known here";
+                    Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
                 }
             },
             (Decision::NotHeld(reason), known) => {

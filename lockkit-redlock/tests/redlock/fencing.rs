@@ -7,8 +7,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Fence, FenceClock, FenceRequest, Fencing, HolderInfo, LockStore, Locker, MemoryStore,
-    Query, Release, Renewal, Renewed, Result,
+    AcquireRequest, Attempt, Effect, ErrorKind, Fence, FenceClock, FenceRequest, Fencing, HolderInfo, LockStore,
+    Locker, MemoryStore, Query, Release, Renewal, Renewed, Result,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered, servers::Keep};
@@ -246,4 +246,18 @@ async fn a_lease_is_taken_up_whose_nodes_show_different_names() {
     let guard = next.lock("a").ttl(TTL).resume(mine.token).await.expect("resume").expect("two nodes have it");
     assert!(guard.fence() > hold.fence);
     assert_eq!(next.lock("a").inspect().await.expect("inspect").holders[0].info.as_str(), "the next");
+}
+
+/// The nodes show different fences, and only the client that was granted the lease knows which of them is its own.
+#[tokio::test]
+async fn a_renewal_that_can_not_tell_the_fence_may_have_changed_something() {
+    let stores = memories(3);
+    for (node, ahead) in stores.iter().zip([1, 20, 300]) {
+        move_ahead(node, Fence::new(3_000_000_000_000_000).offset(ahead)).await;
+    }
+    let mine = claim("a");
+    hold(&quorum(&stores), &mine).await;
+    let next = Locker::new(quorum(&stores));
+    let error = next.lock("a").ttl(TTL).resume(mine.token).await.expect_err("no fence");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::Unknown), "{error}");
 }
