@@ -141,8 +141,10 @@ impl Lock {
     /// does not hold the lock any more.
     ///
     /// The lease is renewed with this lock's ttl and gets a new fence, above that of the former holder: what that one still
-    /// sends to a resource that checks fences is refused. A former holder that still runs learns nothing of it. **Only one
-    /// may take up a lease**: a second one with the same token would hold the lock at the same time.
+    /// sends to a resource that checks fences is refused. A former holder that still runs learns nothing of it, and if it
+    /// releases, drops or loses its guard, that ends the lease of the new one. So give it up by [`Guard::detach`] or with its
+    /// process, and **take up no lease whose release may have been sent**: it may still arrive, also from the process that
+    /// asks. **Only one may take up a lease**: a second one with the same token would hold the lock at the same time.
     ///
     /// ```
     /// # use lockkit_core::{Locker, MemoryStore};

@@ -19,7 +19,8 @@ use crate::{
 /// the new count in the store. The lock is free when the last guard of the owner is gone, in whatever order they go.
 ///
 /// All guards of an owner share one lease, with the ttl, the renewal and the [`max_hold`](Lock::max_hold) of the first
-/// acquisition. A nested acquisition that asks for others is refused as `InvalidInput`; one that sets none takes these.
+/// acquisition. A nested acquisition that asks for others is refused as `InvalidInput`. What it does not set it takes as it is,
+/// except that a lock is to be renewed unless it is set to [`no_renewal`](Lock::no_renewal): all have to say that, or none.
 ///
 /// One owner used by two tasks gives **no** exclusion between them: that is what reentrancy means.
 ///
