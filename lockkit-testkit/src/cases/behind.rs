@@ -161,11 +161,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             }
             armed();
             match store.inspect(&scene.query(call)).await {
-                Ok(mut states) => {
-                    // Other names begin likewise.
-                    states.retain(|state| keys.contains(&state.key));
-                    shows(scene, &states, &keys)
-                }
+                Ok(states) => shows(scene, &states, &keys),
                 Err(_) => Ok(()),
             }
         }

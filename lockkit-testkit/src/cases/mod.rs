@@ -178,7 +178,8 @@ impl Ctx {
 
     /// A name that nobody else uses.
     fn name(&self) -> String {
-        format!("{}/{}", self.prefix, self.names.fetch_add(1, Ordering::Relaxed))
+        // All of one length, so that none is the beginning of another: listing `…/1` would give `…/10` to `…/199` too.
+        format!("{}/{:06}", self.prefix, self.names.fetch_add(1, Ordering::Relaxed))
     }
 
     /// A key that nobody else uses.
