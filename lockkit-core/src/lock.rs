@@ -138,13 +138,14 @@ impl Lock {
     }
 
     /// Takes up the lease that this token holds, after a crash of its holder or after [`Guard::detach`]; `None` if the token
-    /// does not hold the lock any more.
+    /// does not hold the lock any more, or if this `Locker` still has to tell the store of its release, as after the guard was
+    /// dropped or lost.
     ///
     /// The lease is renewed with this lock's ttl and gets a new fence, above that of the former holder: what that one still
     /// sends to a resource that checks fences is refused. A former holder that still runs learns nothing of it, and if it
-    /// releases, drops or loses its guard, that ends the lease of the new one. So give it up by [`Guard::detach`] or with its
-    /// process, and **take up no lease whose release may have been sent**: it may still arrive, also from the process that
-    /// asks. **Only one may take up a lease**: a second one with the same token would hold the lock at the same time.
+    /// releases, drops or loses its guard, that ends the lease of the new one. So end it by [`Guard::detach`] or with its
+    /// process, and **take up no lease whose release another process may have sent**: it may still arrive. **Only one may take
+    /// up a lease**: a second one with the same token would hold the lock at the same time.
     ///
     /// ```
     /// # use lockkit_core::{Locker, MemoryStore};

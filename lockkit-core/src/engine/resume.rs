@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Takes up a lease by its claim; `None` if the claim does not hold the lock.
+    /// Takes up a lease by its claim; `None` if the claim does not hold the lock, or is about to be released.
     pub(crate) async fn resume(self: &Arc<Self>, claim: Claim, terms: Terms) -> Result<Option<Arc<Lease>>> {
         self.check_open()?;
         let start = self.now();
@@ -22,6 +22,10 @@ impl Engine {
         if claim.mode != Mode::Exclusive {
             // Others that hold the lock too may be granted the same fence meanwhile.
             return unsupported("only an exclusive lease can be taken up");
+        }
+        if self.outstanding.is_owed(&claim.token) {
+            // It is burnt (rule R2): the release would end what is taken up.
+            return Ok(None);
         }
         let renew = async |fence_floor, holder| {
             let renewal = Renewal { claim: claim.clone(), ttl: terms.ttl, depth: 1, fence_floor, holder };
@@ -41,6 +45,8 @@ impl Engine {
             let message = "the store took so long to renew the lease that too little is left of it";
             return Err(about(Error::new(ErrorKind::TimedOut, message).unknown_effect()));
         }
+        // A shutdown meanwhile does not wait for this; the lease stays at the store for its ttl.
+        self.check_open()?;
         let lease = self.admit(Hold { fence, span: 1, ..hold }, terms, None);
         self.note_granted(&lease, start, false);
         Ok(Some(lease))
