@@ -115,8 +115,9 @@ impl Dialer {
         let dialer = Arc::clone(self);
         tokio::spawn(async move {
             let seen = connection.epoch().map(|epoch| epoch.note.clone()).unwrap_or_default();
+            let asked = dialer.epoch(&connection.inner, connection.batches.number(), &seen);
             // If it fails, they find no note, and pause if they must.
-            _ = timeout(dialer.config.timeout, dialer.epoch(&connection.inner, &seen)).await;
+            _ = timeout(dialer.config.timeout, asked).await;
         });
     }
 
@@ -249,12 +250,12 @@ impl Dialer {
             in_use: Arc::downgrade(&self.in_use),
         };
         if let Some(vet) = &config.vet {
-            (vet.0)(&server::ask(&inner).await?)?;
+            (vet.0)(&server::ask(&inner, connection.batches.number()).await?)?;
         }
         let seen = self.flight().epoch.as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
-        match self.epoch(&inner, &seen).await {
+        match self.epoch(&inner, connection.batches.number(), &seen).await {
             Some(epoch) => connection.epoch = Some(epoch?),
-            None => connection.clock = server::clock(&inner).await?,
+            None => connection.clock = server::clock(&inner, connection.batches.number()).await?,
         }
         if connection.is_broken() {
             return Err(error::taken_over(Sent::No));
@@ -266,9 +267,9 @@ impl Dialer {
     }
 
     /// Asks for the epoch of a server, where servers can take over from each other. See [`Epoch::of`].
-    async fn epoch(&self, connection: &MultiplexedConnection, seen: &str) -> Option<Result<Epoch>> {
+    async fn epoch(&self, connection: &MultiplexedConnection, number: u64, seen: &str) -> Option<Result<Epoch>> {
         let key = self.note.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Some(Epoch::of(connection, &key, seen, self.config.pause(), &self.config.clock).await)
+        Some(Epoch::of(connection, number, [&key, seen], self.config.pause(), &self.config.clock).await)
     }
 
     fn raise_alarm(&self) {

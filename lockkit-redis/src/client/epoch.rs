@@ -15,10 +15,11 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Clock, Error, ErrorKind, Fence, HolderInfo, Moment, Result};
-use redis::{RedisError, Value, aio::MultiplexedConnection};
+use redis::{Pipeline, RedisError, Value, aio::MultiplexedConnection};
 
 use crate::wire::{
     error::{self, Sent},
+    number,
     redirect::Redirect,
     scripts::EPOCH,
 };
@@ -41,22 +42,23 @@ pub(crate) struct Epoch {
 
 impl Epoch {
     /// Asks a server that was just connected to. `key` is that of the server's note, and `seen` what it said when this client
-    /// saw it last; empty if it did not.
+    /// saw it last; empty if it did not. `number` is a [number] of this connection.
     ///
     /// # Errors
     /// `Unavailable` if the server is a replica; what it answers otherwise. Without effect on any lock.
     pub(crate) async fn of(
         connection: &MultiplexedConnection,
-        key: &str,
-        seen: &str,
+        number: u64,
+        [key, seen]: [&str; 2],
         pause: Duration,
         clock: &Arc<dyn Clock>,
     ) -> Result<Self> {
         let mut request = EPOCH.by_own_code(1);
         request.arg(key).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)).arg(seen);
-        let mut connection = MultiplexedConnection::clone(connection);
-        let reply = connection.send_packed_command(&request).await.map_err(|e| error::map(&e, Sent::No))?;
-        let reply = match reply {
+        let mut requests = Pipeline::with_capacity(1);
+        requests.add_command(request);
+        let replies = number::ask(connection, number, &requests).await.map_err(|e| error::map(&e, Sent::No))?;
+        let reply = match replies.into_iter().next().unwrap_or_default() {
             Value::ServerError(e) => return Err(refused(e.into())),
             reply => reply,
         };

@@ -64,6 +64,22 @@ pub(crate) async fn confirm(driver: &mut MultiplexedConnection, number: u64, las
     }
 }
 
+/// Asks what every new connection asks, and returns the answers in order, among them refusals. One number is enough, for
+/// none of the requests names a script by its hash.
+///
+/// # Errors
+/// If the connection fails, or what comes does not belong to the requests.
+pub(crate) async fn ask(
+    connection: &MultiplexedConnection,
+    number: u64,
+    requests: &Pipeline,
+) -> RedisResult<Vec<Value>> {
+    let asked = Numbered::new(requests, || number);
+    let mut driver = MultiplexedConnection::clone(connection);
+    let replies = driver.send_packed_commands(&asked.requests, 0, asked.requests.len()).await?;
+    asked.answers(replies)
+}
+
 /// Requests that leave together, the last of which brings back a [number].
 pub(crate) struct Numbered {
     pub(crate) requests: Pipeline,

@@ -5,7 +5,10 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 use lockkit_core::{ErrorKind, Fence, Finding, Result};
 use redis::{Pipeline, Value, aio::MultiplexedConnection};
 
-use crate::wire::error::{self, Sent};
+use crate::wire::{
+    error::{self, Sent},
+    number,
+};
 
 /// What a server says of itself on a new connection.
 ///
@@ -60,11 +63,11 @@ impl fmt::Debug for Vet {
 }
 
 /// What the server says of itself. What this user may not ask for is not known.
-pub(crate) async fn ask(connection: &MultiplexedConnection) -> Result<ServerFacts> {
+pub(crate) async fn ask(connection: &MultiplexedConnection, number: u64) -> Result<ServerFacts> {
     let mut requests = Pipeline::with_capacity(2);
     requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
-    let replies = MultiplexedConnection::clone(connection).send_packed_commands(&requests, 0, requests.len()).await;
-    let mut replies = replies.map_err(|e| error::map(&e, Sent::No))?.into_iter();
+    let replies = number::ask(connection, number, &requests).await.map_err(|e| error::map(&e, Sent::No))?;
+    let mut replies = replies.into_iter();
     let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
     let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
     Ok(ServerFacts::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str)))
@@ -75,9 +78,11 @@ pub(crate) async fn ask(connection: &MultiplexedConnection) -> Result<ServerFact
 ///
 /// # Errors
 /// If the connection fails. What the server says against it is within.
-pub(crate) async fn clock(connection: &MultiplexedConnection) -> Result<Result<Fence>> {
-    let mut connection = MultiplexedConnection::clone(connection);
-    let reply = connection.send_packed_command(&redis::cmd("TIME")).await.map_err(|e| error::map(&e, Sent::No))?;
+pub(crate) async fn clock(connection: &MultiplexedConnection, number: u64) -> Result<Result<Fence>> {
+    let mut requests = Pipeline::with_capacity(1);
+    requests.cmd("TIME");
+    let replies = number::ask(connection, number, &requests).await.map_err(|e| error::map(&e, Sent::No))?;
+    let reply = replies.into_iter().next().unwrap_or_default();
     if let Value::ServerError(e) = reply {
         return Ok(Err(error::map(&e.into(), Sent::No)));
     }

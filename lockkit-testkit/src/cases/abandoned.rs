@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::{
     CaseResult, Ctx, LONG, SHORT, cases, request,
-    scene::{Call, Scene},
+    scene::{Call, Scene, is_failed},
 };
 use crate::{
     BoxError,
@@ -105,11 +105,17 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
                 answer => Ok(answer.is_none()),
             }
         }
-        Call::Renew | Call::Connect => {
+        Call::Renew | Call::Change | Call::Connect => {
             if call == Call::Connect {
                 proxy.cut().await;
             }
-            Ok(leave(store.renew(&scene.renewal()), polls, fate, proxy).await.is_none())
+            let renewal = scene.renewal(call)?;
+            let renewed = async || leave(store.renew(&renewal), polls, fate, proxy).await;
+            let mut answer = renewed().await;
+            if call == Call::Connect && is_failed(answer.iter().flatten().next()) {
+                answer = renewed().await;
+            }
+            Ok(answer.is_none())
         }
         Call::Release => {
             let key = ctx.key()?;

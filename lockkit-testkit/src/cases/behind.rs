@@ -15,7 +15,7 @@ use tokio::{sync::Mutex, task::JoinSet};
 
 use super::{
     CaseResult, Ctx, LONG, cases, request,
-    scene::{Call, Scene, lost},
+    scene::{Call, Scene, is_failed, lost},
 };
 use crate::{BoxError, Server, faults::Slip};
 
@@ -72,6 +72,9 @@ async fn each_answer(
         let at = |error: BoxError| format!("{call:?}, answer {nth} {slip:?}: {error}");
         let is_over = make(&ctx, &scene, call, slip, nth).await.map_err(at)?;
         let slipped = scene.proxy.slipped();
+        if call == Call::Connect && nth == first && !slipped {
+            return Err(at("no answer came".into()).into());
+        }
         if is_over || scene.is_over().await.map_err(at)? {
             scene = open().await?;
         } else {
@@ -116,21 +119,27 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             scene.give_up(&asked.claim).await?;
             match answer {
                 Ok(Attempt::Granted(hold)) => Err(format!("a held lock was granted: {hold:?}").into()),
-                _ => Ok(()),
+                answer => passing(answer),
             }
         }
-        Call::Renew | Call::Connect => {
+        Call::Renew | Call::Change | Call::Connect => {
             if call == Call::Connect {
                 scene.proxy.cut().await;
             }
             armed();
-            match store.renew(&scene.renewal()).await.pop() {
+            let renewal = scene.renewal(call)?;
+            let mut renewed = store.renew(&renewal).await.pop();
+            if call == Call::Connect && !scene.proxy.slipped() && is_failed(renewed.as_ref()) {
+                renewed = store.renew(&renewal).await.pop();
+            }
+            match renewed {
                 Some(Ok(Renewed::Held(hold))) => {
                     on_record(&hold, &scene.mine, &scene.seen_by_other(&scene.mine.key).await?)
                 }
                 Some(Ok(Renewed::Lost(LossReason::SessionEnded))) => return Ok(true),
                 Some(Ok(Renewed::Lost(reason))) => Err(lost(reason)),
-                _ => Ok(()),
+                Some(Err(error)) => passing::<()>(Err(error)),
+                None => Err("no answer for the renewal".into()),
             }
         }
         Call::Release => {
@@ -151,7 +160,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             armed();
             match store.release(&scene.foreign()?).await {
                 Ok(Release::Released { .. }) => Err("another's lease is said to be released".into()),
-                _ => Ok(()),
+                answer => passing(answer),
             }
         }
         Call::Inspect | Call::InspectPrefix => {
@@ -162,7 +171,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             armed();
             match store.inspect(&scene.query(call)).await {
                 Ok(states) => shows(scene, &states, &keys),
-                Err(_) => Ok(()),
+                answer => passing(answer),
             }
         }
     }?;
@@ -178,10 +187,20 @@ fn on_record(hold: &Hold, claim: &Claim, state: &KeyState) -> CaseResult {
 }
 
 /// An error that says that nothing happened must be right.
-fn without_effect<T: std::fmt::Debug>(answer: StoreResult<T>, nothing_happened: impl FnOnce() -> bool) -> CaseResult {
+fn without_effect<T>(answer: StoreResult<T>, nothing_happened: impl FnOnce() -> bool) -> CaseResult {
     match answer {
         Err(error) if error.effect() == Effect::None && !nothing_happened() => {
             Err(format!("it had an effect, although: {error}").into())
+        }
+        answer => passing(answer),
+    }
+}
+
+/// An error must be one that passes: the next answer is right again.
+fn passing<T>(answer: StoreResult<T>) -> CaseResult {
+    match answer {
+        Err(error) if !error.is_retryable() => {
+            Err(format!("an error that asks for no further attempt: {error}").into())
         }
         _ => Ok(()),
     }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Fence, Hold, KeyState, LockKey, LockStore, LossReason, Query, Release, Renewal,
-    Renewed, Result as StoreResult, Token,
+    AcquireRequest, Attempt, Claim, Fence, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason, Query, Release,
+    Renewal, Renewed, Result as StoreResult, Token,
 };
 use tokio::task::JoinSet;
 
@@ -39,6 +39,8 @@ pub(super) enum Call {
     AcquireHeld,
     Wait,
     Renew,
+    /// A renewal that also raises the fence counter and changes the holder's name.
+    Change,
     Release,
     ReleaseForeign,
     Inspect,
@@ -48,12 +50,13 @@ pub(super) enum Call {
 }
 
 impl Call {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::AcquireNew,
         Self::AcquireKnown,
         Self::AcquireHeld,
         Self::Wait,
         Self::Renew,
+        Self::Change,
         Self::Release,
         Self::ReleaseForeign,
         Self::Inspect,
@@ -227,9 +230,16 @@ impl Scene {
         Ok(asked)
     }
 
-    /// The renewal of the lease of the client behind the proxy.
-    pub(super) fn renewal(&self) -> [Renewal; 1] {
-        [Renewal { claim: self.mine.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None }]
+    /// The renewal of the lease of the client behind the proxy. Each change has another name.
+    pub(super) fn renewal(&self, call: Call) -> Result<[Renewal; 1], BoxError> {
+        let (fence_floor, holder) = match call {
+            Call::Change => {
+                let name = format!("holder {}", &Token::random()?.reveal()[..6]);
+                (Some(self.fence.offset(1000)), Some(HolderInfo::new(&name)))
+            }
+            _ => (None, None),
+        };
+        Ok([Renewal { claim: self.mine.clone(), ttl: LONG, depth: 1, fence_floor, holder }])
     }
 
     /// A claim of another owner to the lock that the other client holds.
@@ -309,6 +319,11 @@ async fn renew(store: &Arc<dyn LockStore>, claim: &Claim) -> Result<Hold, BoxErr
         Renewed::Held(hold) => Ok(hold),
         Renewed::Lost(reason) => Err(lost(reason)),
     }
+}
+
+/// Whether a call failed. The first one after a cut may only find out that the connection is gone; the next one connects.
+pub(super) fn is_failed<T>(answer: Option<&StoreResult<T>>) -> bool {
+    answer.is_some_and(Result::is_err)
 }
 
 pub(super) fn lost(reason: LossReason) -> BoxError {
