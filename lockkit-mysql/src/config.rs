@@ -159,9 +159,9 @@ impl MySqlConfig {
         self
     }
 
-    /// Whether the row of a lock stays for ever; by default it goes when no lease has used it for a week, and one did before. Rows go a few
-    /// at a time, in the background, as the store makes rows for other names. That needs the right to `DELETE`: without it
-    /// they stay as well.
+    /// Whether the row of a lock stays for ever. By default a row that leases have used goes when none has used it for a
+    /// week. Rows go a few at a time, in the background, as the store makes rows for other names. That needs the right to
+    /// `DELETE`: without it they stay as well.
     #[must_use]
     pub fn keep_rows(mut self, keep: bool) -> Self {
         self.keep_rows = keep;

@@ -53,7 +53,8 @@ impl Bound {
 /// Where connections go when they are no longer in use.
 pub(crate) struct Idle {
     connections: Mutex<Vec<(RawConnection, u64)>>,
-    /// Raised whenever a connection broke or none could be made: then those that are older are probed before they are used.
+    /// Raised whenever a connection broke, or the server turned out to be unfit: then those that are older are probed before
+    /// they are used.
     breaks: AtomicU64,
     pub(crate) in_flight: InFlight,
     /// For how long a connection in doubt is kept: by then the server has answered, if it can.

@@ -115,12 +115,12 @@ impl Pool {
             breaks = self.idle.breaks();
         }
         let open = timeout_at(bound.at, RawConnection::open(&self.options, self.replicas)).await;
-        match open.map_err(|_| Error::no_answer(bound.whole, Sent::No)).flatten() {
+        match open.map_err(|_| Error::no_answer(bound.whole, Sent::No))?? {
             Ok(raw) => Ok(connection(raw, breaks, permit)),
-            Err(error) => {
-                // What keeps a new connection away, such as that the server is a replica now, concerns those in use too.
+            Err(unfit) => {
+                // So it is for the connections that there are.
                 self.idle.broke();
-                Err(error)
+                Err(unfit)
             }
         }
     }

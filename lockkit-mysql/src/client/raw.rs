@@ -77,14 +77,15 @@ pub(crate) struct RawConnection {
 }
 
 impl RawConnection {
-    /// Connects, and sets the connection to what the statements need.
+    /// Connects, and sets the connection to what the statements need. The inner error is the server's: it answers, but takes
+    /// no writes.
     ///
     /// # Errors
-    /// When the server can't be reached, refuses, or takes no writes.
+    /// When the server can't be reached, or refuses.
     ///
     /// # Cancellation
     /// The connection is closed.
-    pub(crate) async fn open(options: &MySqlConnectOptions, replicas: Replicas) -> Result<Self> {
+    pub(crate) async fn open(options: &MySqlConnectOptions, replicas: Replicas) -> Result<Result<Self>> {
         let connect = async {
             let mut driver = MySqlConnection::connect_with(options).await?;
             let setup = format!("{SETUP}; {}", probe(0));
@@ -92,9 +93,8 @@ impl RawConnection {
             Ok::<_, sqlx::Error>((driver, rows))
         };
         let (driver, rows) = understood(connect).await.map_err(|e| error::map(e, Sent::No))?;
-        judge(&rows, 0, replicas)?;
         let (now, runtime) = (Instant::now(), Handle::current().id());
-        Ok(Self {
+        Ok(judge(&rows, 0, replicas).map(|()| Self {
             driver,
             alarm: Box::pin(sleep_until(now)),
             runtime,
@@ -102,7 +102,7 @@ impl RawConnection {
             claim: None,
             asked: 0,
             probed: Some(now),
-        })
+        }))
     }
 
     /// What a question and its answer take. From here on the connection is in doubt, until it was

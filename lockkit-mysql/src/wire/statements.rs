@@ -112,8 +112,8 @@ impl Statements {
     }
 
     /// Extends leases. Arguments: the ttl in µs, the depth or NULL, the question, the least that the counter is to become, the
-    /// holder's name or NULL; then as many names as the size says, for the index; then as many pairs of a name and a token. Gives the question as the
-    /// insert id, if there are any.
+    /// holder's name or NULL; then as many names as the size says, for the index; then as many pairs of a name and a token.
+    /// Gives the question as the insert id, if there are any.
     pub(crate) fn renew(&self, size: Size) -> Statement<'static> {
         query(&self.renew[size.index])
     }
@@ -238,7 +238,8 @@ fn renew(table: &str, size: usize) -> String {
     format!(
         "UPDATE {table} SET expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
          `count` = COALESCE(?, `count`) + 0 * LAST_INSERT_ID({NUMBER}), \
-         fence_last = GREATEST(fence_last, ?), node_info = COALESCE(?, node_info), version = version + 1, update_time = UTC_TIMESTAMP(6) \
+         fence_last = GREATEST(fence_last, ?), node_info = COALESCE(?, node_info), \
+         version = version + 1, update_time = UTC_TIMESTAMP(6) \
          WHERE resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
         list("?", size),
         list("(?, ?)", size)
