@@ -146,6 +146,41 @@ async fn a_future_that_is_dropped_leaves_a_lease_that_can_be_taken_up() -> Resul
     Ok(())
 }
 
+/// Tasks pass a lease on, each with the next fence of its grant, and the store need not remember them.
+#[tokio::test]
+async fn the_fences_that_tasks_passed_on_do_not_come_again() -> Result<()> {
+    let world = World::new();
+    let locker = world.process();
+    let lock = locker.lock("x").ttl(TTL);
+    let mut guard = lock.acquire().await?;
+    for _ in 0..3 {
+        let (next, released) = tokio::join!(lock.acquire(), guard.release());
+        assert_eq!(released?, Outcome::Released);
+        guard = next?;
+    }
+    let last = guard.fence();
+    let forgetful = Locker::new(Altered(Forgetful(world.inner.clone())));
+    let again = forgetful.lock("x").ttl(TTL).resume(guard.detach()?).await?.expect("still there");
+    assert!(again.fence() > last, "{} follows {last}", again.fence());
+    Ok(())
+}
+
+/// Its counters are gone.
+#[derive(Debug)]
+struct Forgetful(MemoryStore);
+
+#[async_trait]
+impl Alter for Forgetful {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        let states = self.0.inspect(query).await?;
+        Ok(states.into_iter().map(|state| KeyState { fence: None, ..state }).collect())
+    }
+}
+
 /// The release of a guard that was dropped comes when it comes, and would end what was taken up.
 #[tokio::test]
 async fn a_lease_that_is_about_to_be_released_is_not_taken_up() -> Result<()> {

@@ -24,6 +24,7 @@ const LEASE: &str = "lockkit-core/src/engine/lease.rs";
 const LANES: &str = "lockkit-core/src/engine/lanes.rs";
 const RENEW: &str = "lockkit-core/src/engine/renew.rs";
 const REAPER: &str = "lockkit-core/src/engine/reaper.rs";
+const RESUME: &str = "lockkit-core/src/engine/resume.rs";
 const GUARD: &str = "lockkit-core/src/guard.rs";
 
 pub(crate) const ALL: &[Safeguard] = &[
@@ -131,6 +132,30 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "Err(_) => «self.poller.wake(&keys)»,",
         without: "()",
         noticed_by: "lockkit-testkit/late::whoever_waits_asks_for_itself_when_polling_fails",
+    },
+    Safeguard {
+        name: "late_resumption",
+        does: "A lease that is taken up is none if too little is left of it",
+        file: RESUME,
+        code: "if «!self.is_useful(&hold, terms.ttl, self.now())» {",
+        without: "false",
+        noticed_by: "lockkit-core/resume::what_was_heard_too_late_is_not_taken_up",
+    },
+    Safeguard {
+        name: "owed_token",
+        does: "A lease whose release is still to be sent is not taken up",
+        file: RESUME,
+        code: "if «self.outstanding.is_owed(&claim.token)» {",
+        without: "false",
+        noticed_by: "lockkit-core/resume::a_lease_that_is_about_to_be_released_is_not_taken_up",
+    },
+    Safeguard {
+        name: "resumed_fence",
+        does: "A lease that is taken up has a fence above all that its grant owns",
+        file: RESUME,
+        code: "state.and_then(|state| state.fence)«.max(Some(hold.fence.offset(hold.span.saturating_sub(1))))»;",
+        without: ".max(Some(hold.fence))",
+        noticed_by: "lockkit-core/resume::the_fences_that_tasks_passed_on_do_not_come_again",
     },
     // Undoing.
     Safeguard {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Lease, Phase, Terms, lease::useful};
+use super::{Engine, Lease, Phase, Terms};
 use crate::{
     Claim, Error, ErrorKind, Fence, Hold, Liveness, LossReason, Mode, Order, Query, Renewal, Renewed, Result, Token,
 };
@@ -41,7 +41,7 @@ impl Engine {
         let fence = self.fence_above(&hold).await?;
         // The counter is raised before anybody has the fence.
         let Some(hold) = renew(Some(fence), Some(self.settings.holder.clone())).await? else { return Ok(None) };
-        if hold.until.since(self.now()) < useful(terms.ttl) {
+        if !self.is_useful(&hold, terms.ttl, self.now()) {
             let message = "the store took so long to renew the lease that too little is left of it";
             return Err(about(Error::new(ErrorKind::TimedOut, message).unknown_effect()));
         }

@@ -176,6 +176,15 @@ impl Engine {
         refused.map_err(|e| e.at("acquire", Some(&ask.key), &info.name))
     }
 
+    /// Whether enough is left of a lease, asked for with this ttl, to be worth having.
+    pub(super) fn is_useful(&self, hold: &Hold, ttl: Duration, now: Moment) -> bool {
+        let left = hold.until.since(now);
+        match self.store.info().capability.liveness {
+            Liveness::Ttl { .. } => left.saturating_sub(crate::drift(ttl)) >= useful(ttl),
+            Liveness::Session => left >= useful(Duration::ZERO),
+        }
+    }
+
     pub(super) fn note_granted(&self, lease: &Lease, start: Moment, handed_over: bool) {
         let waited = lease.since.since(start);
         self.observe(|| Event::Acquired { key: &lease.claim.key, fence: lease.fence, waited, handed_over });
@@ -293,7 +302,7 @@ impl Asking<'_> {
         let now = self.engine.now();
         match answer {
             Ok(Attempt::Granted(hold)) => {
-                if self.is_useful(&hold, now) {
+                if self.engine.is_useful(&hold, self.ask.terms.ttl, now) {
                     // In one step with the look at it: from here on nobody goes past.
                     if self.seat.is_some_and(|seat| !self.engine.queues.granted(seat, hold.span)) {
                         return Ok(self.overtaken());
@@ -363,18 +372,6 @@ impl Asking<'_> {
                 let pause = after.unwrap_or_else(|| self.backoff.pause());
                 Pause::For(self.within_limit(pause, now))
             }
-        }
-    }
-
-    /// Whether enough is left of a grant to be worth having.
-    fn is_useful(&self, hold: &Hold, now: Moment) -> bool {
-        let left = hold.until.since(now);
-        match self.engine.store.info().capability.liveness {
-            Liveness::Ttl { .. } => {
-                let ttl = self.ask.terms.ttl;
-                left.saturating_sub(crate::drift(ttl)) >= useful(ttl)
-            }
-            Liveness::Session => left >= useful(Duration::ZERO),
         }
     }
 
