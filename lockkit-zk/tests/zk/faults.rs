@@ -294,21 +294,13 @@ async fn a_black_holed_connection_is_replaced() {
     free(&store, &mine).await;
 }
 
-/// The driver waits for the rest of an answer, and takes all that comes after it for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_whose_answers_can_not_be_read_is_replaced() {
     let server = Server::start().await;
     let (store, proxy) = server.proxied(SESSION).await;
     let mine = claim("a");
     hold(&store, &mine).await;
-    let mut spoilt = false;
-    proxy.rewrite_replies(move |mut bytes| {
-        if !std::mem::replace(&mut spoilt, true) {
-            // The first byte of its length.
-            bytes[0] = 1;
-        }
-        bytes
-    });
+    spoil_a_length(&proxy);
     // Requests go on all the time, and so do their answers: the driver does not hear silence.
     eventually("it serves again", async || attempt(&store, &claim("b")).await.is_ok()).await;
     assert_eq!(lost(&renew(&store, &mine).await.expect("an answer")), LossReason::SessionEnded);
@@ -322,13 +314,7 @@ async fn a_session_that_was_given_up_holds_no_lock_though_nobody_asks_the_store_
     let (store, proxy) = server.proxied(SESSION).await;
     let mine = claim("a");
     hold(&store, &mine).await;
-    let mut spoilt = false;
-    proxy.rewrite_replies(move |mut bytes| {
-        if !std::mem::replace(&mut spoilt, true) {
-            bytes[0] = 1;
-        }
-        bytes
-    });
+    spoil_a_length(&proxy);
     eventually("it is given up", async || matches!(renew(&store, &mine).await, Ok(Renewed::Lost(_)))).await;
     eventually("its node is gone", async || children(&raw, "a").await.is_empty()).await;
     drop(store);

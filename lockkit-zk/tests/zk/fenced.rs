@@ -10,7 +10,7 @@ use lockkit_testkit::{BoxError, a_frozen_holder_is_refused, faults::Proxy};
 use lockkit_zk::{ZkConfig, ZkStore, fenced::ZkResource};
 use tokio::runtime::Runtime;
 
-use crate::support::{Server, eventually};
+use crate::support::{Server, eventually, spoil_a_length};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_was_frozen_past_its_session_is_refused() {
@@ -61,14 +61,7 @@ async fn a_resource_whose_answers_can_not_be_read_serves_again() {
     let proxy = Proxy::start(server.0.addr()).await.expect("proxy");
     let config = ZkConfig::new([proxy.addr().to_string()]).timeout(Duration::from_millis(500));
     let resource = ZkResource::connect(config, "/a").await.expect("connect");
-    let mut spoilt = false;
-    proxy.rewrite_replies(move |mut bytes| {
-        if !std::mem::replace(&mut spoilt, true) {
-            // The first byte of its length.
-            bytes[0] = 1;
-        }
-        bytes
-    });
+    spoil_a_length(&proxy);
     eventually("it serves again", async || resource.read().await.is_ok()).await;
     let written = resource.write(Fence::new(1), b"a").await.expect("write");
     assert_eq!(written, Admission::Admitted);

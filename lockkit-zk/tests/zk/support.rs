@@ -168,3 +168,15 @@ impl Resource {
         self.uses.fetch_add(1, Ordering::SeqCst);
     }
 }
+
+/// Spoils the length of the next answer: the driver waits for the rest of it, and takes all that comes after it for that.
+pub(crate) fn spoil_a_length(proxy: &Proxy) {
+    let mut spoilt = false;
+    proxy.rewrite_replies(move |mut bytes| {
+        if !std::mem::replace(&mut spoilt, true) {
+            // The first byte of its length.
+            bytes[0] = 1;
+        }
+        bytes
+    });
+}
