@@ -20,9 +20,9 @@
 local pcall, sub = redis.pcall, string.sub
 local ttl, n = ARGV[1], tonumber(ARGV[2])
 
--- Raises a counter, never below what the lease itself owns (the counter may have expired in the meantime). It lives for
--- a week then: floors come from a quorum, whose clients' clocks may differ by more than an hour. Returns what is to be answered
--- if it can't.
+-- Raises a counter, never below what the lease itself owns (the counter may have expired in the meantime). It lives for a
+-- week then: floors come from a quorum, whose clients' clocks may differ by more than an hour. Returns what is to be
+-- answered if it can't.
 local function raise(counter, floor, value)
   local stored = pcall('GET', counter)
   local number = tonumber(stored or 0)
