@@ -85,11 +85,11 @@ async fn not_held(locker: &Locker, key: &LockKey) -> Result<Failure, Failure> {
         Some(holder) if holder.token.is_none() => {
             format!(
                 "{name} is {}; that is no lockkit client and can't be broken",
-                held_by(&state, locker.info().capability.liveness)
+                held_by(&state, &locker.info().capability.liveness)
             )
         }
         Some(_) => {
-            format!("{name} is not held by that token; it is {}", held_by(&state, locker.info().capability.liveness))
+            format!("{name} is not held by that token; it is {}", held_by(&state, &locker.info().capability.liveness))
         }
     };
     Ok(Failure::new(NOT_ACQUIRED, message))

@@ -24,7 +24,7 @@ mod work;
 use std::{ffi::OsString, time::Duration};
 
 use clap::Args as ClapArgs;
-use lockkit::{HolderInfo, Liveness, Lock, LockKey, Locker};
+use lockkit::{HolderInfo, Lock, LockKey, Locker};
 
 use self::{
     desk::Desk,
@@ -153,16 +153,16 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, bell: Bell)
         return Ok(Hold::Borrowed(borrowed));
     }
     let lock: Lock = locker.lock(args.key.as_str()).ttl(args.ttl);
-    let liveness = locker.info().capability.liveness;
+    let liveness = &locker.info().capability.liveness;
     let guard = acquire::acquire(&lock, &args.key, args.wait(), liveness).await?;
     // A grant that came slowly has little left, and CMD would be stopped as soon as it started.
     if guard.remaining() < args.ttl / 2 {
         guard.renew().await?;
     }
-    let ttl = match liveness {
+    let ttl = match liveness.session {
         // The session decides how long the lease lasts, and it may give less than was asked for.
-        Liveness::Session => args.ttl.min(guard.remaining()),
-        _ => args.ttl,
+        Some(_) => args.ttl.min(guard.remaining()),
+        None => args.ttl,
     };
     Ok(Hold::own(guard, ttl, bell))
 }

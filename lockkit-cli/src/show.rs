@@ -91,16 +91,16 @@ pub(crate) fn left(holder: &Holder) -> String {
 }
 
 /// The holder of a lock and what is left of its lease, as half a sentence.
-pub(crate) fn held_by(state: &KeyState, liveness: Liveness) -> String {
+pub(crate) fn held_by(state: &KeyState, liveness: &Liveness) -> String {
     let Some(first) = state.holders.first() else { return "held by somebody until just now".to_owned() };
     let others = match state.holders.len() - 1 {
         0 => String::new(),
         others => format!(" and {others} more"),
     };
-    let lease = match (first.remaining, liveness) {
+    let lease = match (first.remaining, liveness.session) {
         (Some(left), _) => format!("{} of its lease left", spoken(left)),
-        (None, Liveness::Session) => "until it is released or its session ends".to_owned(),
-        (None, _) => "with no time limit".to_owned(),
+        (None, Some(_)) => "until it is released or its session ends".to_owned(),
+        (None, None) => "with no time limit".to_owned(),
     };
     format!("held by {}{others}, {lease}", holder(first))
 }
@@ -116,11 +116,12 @@ mod tests {
     #[test]
     fn a_lease_that_no_time_ends_has_an_end_all_the_same() {
         let token = Some("00112233445566778899aabbccddeeff".parse::<Token>().expect("32 digits"));
-        let ttl = Liveness::Ttl { min: Duration::from_millis(100), max: Duration::from_secs(300) };
+        let ttl = Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None };
+        let session = Liveness { ttl: None, session: Some(Duration::from_secs(20)) };
         for (liveness, remaining, expected) in [
-            (ttl, Some(Duration::from_secs(5)), "held by me, 5.0s of its lease left"),
-            (Liveness::Session, None, "held by me, until it is released or its session ends"),
-            (ttl, None, "held by me, with no time limit"),
+            (&ttl, Some(Duration::from_secs(5)), "held by me, 5.0s of its lease left"),
+            (&session, None, "held by me, until it is released or its session ends"),
+            (&ttl, None, "held by me, with no time limit"),
         ] {
             let info = HolderInfo::new("me");
             let holder = Holder { token, info, mode: Mode::Exclusive, depth: 1, fence: None, remaining };

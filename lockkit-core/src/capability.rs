@@ -1,6 +1,6 @@
 //! What a store can do. Claims are proven by the compliance suite; what is not claimed is refused (rule R12).
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 /// What a store can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,19 +33,17 @@ pub enum Waiting {
     Queue,
 }
 
-/// What ends the lease of a holder that is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Liveness {
-    /// Its time to live. The store takes ttls from `min` to `max`.
-    Ttl {
-        /// The shortest ttl.
-        min: Duration,
-        /// The longest ttl.
-        max: Duration,
-    },
-    /// The end of its session.
-    Session,
+/// What ends the lease of a holder that is gone: its time, its session, or both.
+///
+/// Where both do (a quorum with members of either kind), a holder may rely on its lease until the first of the two, and others
+/// may have to wait for the last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Liveness {
+    /// Leases end when their time to live is over; the store takes ttls from the shortest to the longest.
+    pub ttl: Option<RangeInclusive<Duration>>,
+    /// Leases end with the session of the client, at the latest so long after its last sign of life. A server may give
+    /// another timeout than the one asked for, which is this one.
+    pub session: Option<Duration>,
 }
 
 /// What a fence is worth: how much may happen before a later grant could carry a smaller number.

@@ -73,7 +73,7 @@ impl MemoryStore {
             permits: true,
             fifo: false,
             waiting: Waiting::Notify,
-            liveness: Liveness::Ttl { min: Duration::from_millis(100), max: Duration::from_secs(300) },
+            liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,
             max_key_bytes: LockKey::MAX_BYTES,
         };

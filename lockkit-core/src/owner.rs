@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
-    Error, ErrorKind, Liveness, Lock, LockKey, Locker, LossReason, Moment, Result,
+    Error, ErrorKind, Lock, LockKey, Locker, LossReason, Moment, Result,
     engine::{Ask, Engine, Lease, Limit, Phase},
 };
 
@@ -175,7 +175,7 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask) -> Result<Opt
 /// Refuses what the lease that there is can't give: all guards of an owner share it. What was not asked for is taken as it is.
 fn honour(engine: &Engine, lease: &Lease, ask: &Ask) -> Result<()> {
     let (has, wants) = (lease.terms, ask.terms);
-    let by_ttl = matches!(engine.store.info().capability.liveness, Liveness::Ttl { .. });
+    let by_ttl = engine.store.info().capability.liveness.ttl.is_some();
     let message = if ask.ttl_is_set && by_ttl && wants.ttl != has.ttl {
         format!("the owner holds the lock with a ttl of {:?}: a nested acquisition can't have {:?}", has.ttl, wants.ttl)
     } else if wants.renew && !has.renew {

@@ -28,9 +28,14 @@
 //!   sends that release behind whatever it may already have sent for the claim, if the connection still lives.
 //! - **R9, fences.** For one key, if grant X returned before acquire Y was invoked, then fence(Y) > fence(X): across
 //!   release, expiry, crash and restart, as strictly as [`Capability::fencing`] claims. Gaps are fine. Renewal and
-//!   reentry keep the fence.
+//!   reentry keep the fence. If both are [shared](Mode::Shared), fence(Y) >= fence(X) is enough: those that share the
+//!   lock at one time may carry one number. It lies above that of each exclusive grant before them, so that a late writer
+//!   is refused where they have been, and below that of each after them. Each permit has a number of its own, which is an
+//!   order and no admission: a resource that takes only the highest would refuse others that are held.
 //! - **R10, server time.** Expiry is judged by the store's own clock in the same atomic step as the change that
-//!   depends on it, never by a client's wall clock.
+//!   depends on it, never by a client's wall clock. A store whose clients are all on its own machine may use the machine's:
+//!   one that is never set and goes on while the machine sleeps (`CLOCK_BOOTTIME`) if nothing that it keeps outlives a
+//!   boot, else the wall clock.
 //! - **R11, names.** Every [`LockKey`] is a distinct lock: no folding of case, accents, trailing spaces, braces or
 //!   slashes. What a store can't spell it encodes or hashes.
 //! - **R12, honest capabilities.** What a store can't do it answers with
@@ -47,8 +52,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use crate::{
-    Alarm, Capability, Claim, Clock, Error, ErrorKind, Fence, Hold, HolderInfo, Liveness, LockKey, LossReason, Mode,
-    Result, Token,
+    Alarm, Capability, Claim, Clock, Error, ErrorKind, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result,
+    Token,
 };
 
 pub use single_flight::SingleFlight;
@@ -139,17 +144,18 @@ impl StoreInfo {
         if is_known { Ok(()) } else { Err(self.lacks(&format!("the mode {mode}"))) }
     }
 
-    /// The same for how long a lease is to last. A store that ends leases by session takes any ttl.
+    /// The same for how long a lease is to last, on a store that ends leases by time.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a ttl beyond the store's limits.
     pub fn admit_ttl(&self, ttl: Duration) -> Result<()> {
-        match self.capability.liveness {
-            Liveness::Ttl { min, max } if !(min..=max).contains(&ttl) => {
-                let message = format!("the ttl must lie between {min:?} and {max:?}; it is {ttl:?}");
+        match self.capability.liveness.ttl.as_ref().filter(|range| !range.contains(&ttl)) {
+            None => Ok(()),
+            Some(range) => {
+                let message =
+                    format!("the ttl must lie between {:?} and {:?}; it is {ttl:?}", range.start(), range.end());
                 Err(Error::new(ErrorKind::InvalidInput, message))
             }
-            Liveness::Ttl { .. } | Liveness::Session => Ok(()),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{ClockOffset, Effect, ErrorKind, Finding, Liveness, LockStore, Result, said_once};
+use lockkit_core::{ClockOffset, Effect, ErrorKind, Finding, LockStore, Result, said_once};
 
 use crate::{
     client::{node::Node, quorum},
@@ -69,8 +69,9 @@ fn whole(nodes: Vec<Node>, config: RedlockConfig) -> Vec<Finding> {
     };
     let well = || Finding::ok("quorum", format!("{count} nodes: {} may fail", count - majority(count)));
     let mut findings = vec![quorum::even(count).unwrap_or_else(well)];
-    if let Liveness::Ttl { min, max } = store.info().capability.liveness {
-        findings.push(Finding::ok("ttl", format!("a lock may have a ttl from {min:?} to {max:?}")));
+    if let Some(ttl) = &store.info().capability.liveness.ttl {
+        let summary = format!("a lock may have a ttl from {:?} to {:?}", ttl.start(), ttl.end());
+        findings.push(Finding::ok("ttl", summary));
     }
     findings
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use libtest_mimic::{Failed, Trial};
-use lockkit_core::{Capability, Fencing, Liveness, SystemClock};
+use lockkit_core::{Capability, Fencing, SystemClock};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -106,8 +106,8 @@ impl Subject {
     #[must_use]
     pub fn lacks(&self, case: &Case) -> Option<String> {
         let Needs { ttl, shared, permits, fifo, fences, hybrid, clock, server } = case.needs;
-        let Capability { fencing, liveness, .. } = self.capability;
-        if ttl && !matches!(liveness, Liveness::Ttl { .. }) {
+        let fencing = self.capability.fencing;
+        if ttl && self.capability.liveness.session.is_some() {
             Some("leases here end with the session, not by ttl".to_owned())
         } else if shared && !self.capability.shared {
             Some("no shared locks".to_owned())

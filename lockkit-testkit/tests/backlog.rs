@@ -126,7 +126,9 @@ async fn owed(locker: &Locker) -> u32 {
 /// A simulated store whose leases end with the session, as ZooKeeper's do.
 fn sessions() -> SimStore {
     SimStore::over(|clock| {
-        let session = |info: &mut StoreInfo| info.capability.liveness = Liveness::Session;
+        let session = |info: &mut StoreInfo| {
+            info.capability.liveness = Liveness { ttl: None, session: Some(Duration::from_secs(20)) }
+        };
         Arc::new(Altered::with_info(MemoryStore::with_clock(clock), session))
     })
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use lockkit::{
-    ErrorKind, Liveness, Locker,
+    ErrorKind, Locker,
     store::{LockStore, Query, StoreInfo},
 };
 use lockkit_testkit::{
@@ -125,10 +125,7 @@ async fn stage(
 }
 
 fn of(info: &StoreInfo) -> Terms {
-    let least = match info.capability.liveness {
-        Liveness::Ttl { min, .. } => min.as_millis(),
-        _ => 0,
-    };
+    let least = info.capability.liveness.ttl.as_ref().map_or(0, |ttl| ttl.start().as_millis());
     Terms { fifo: info.capability.fifo, short: SHORTEST.max(u64::try_from(least).unwrap_or(u64::MAX)) }
 }
 
@@ -170,7 +167,7 @@ async fn nothing_is_left(world: &Arc<World>, observer: &dyn LockStore, prefix: &
     // A short lease of a runtime that ended is gone by then.
     let (begun, lapsed) = (Instant::now(), Duration::from_millis(world.terms.short * 10));
     // Where leases end with the session, they end with the process.
-    let is_session = matches!(observer.info().capability.liveness, Liveness::Session);
+    let is_session = observer.info().capability.liveness.session.is_some();
     loop {
         let states = match observer.inspect(&Query::Prefix(prefix.to_owned())).await {
             Ok(states) => states,

@@ -18,7 +18,7 @@ pub(super) async fn acquire(
     lock: &Lock,
     key: &LockKey,
     wait: Option<Duration>,
-    liveness: Liveness,
+    liveness: &Liveness,
 ) -> Result<Guard, Failure> {
     let asking = async {
         match wait {
@@ -45,14 +45,14 @@ pub(super) async fn acquire(
 }
 
 /// Says once, if it takes long, who has the lock.
-async fn announce(lock: &Lock, key: &LockKey, liveness: Liveness) -> Infallible {
+async fn announce(lock: &Lock, key: &LockKey, liveness: &Liveness) -> Infallible {
     tokio::time::sleep(SILENT).await;
     let holder = holder(lock, liveness).await;
     say(&format!("waiting for {key:?}, {holder}"));
     pending().await
 }
 
-async fn holder(lock: &Lock, liveness: Liveness) -> String {
+async fn holder(lock: &Lock, liveness: &Liveness) -> String {
     match lock.inspect().await {
         Ok(state) => held_by(&state, liveness),
         Err(_) => "held by another".to_owned(),

@@ -342,9 +342,11 @@ impl Engine {
         if let Some(seat) = &mut seat {
             seat.granted = Some(now);
         }
-        let ttl = match self.store.info().capability.liveness {
-            Liveness::Ttl { .. } => terms.ttl,
-            Liveness::Session => hold.until.since(now),
+        let left = hold.until.since(now);
+        let ttl = match &self.store.info().capability.liveness {
+            Liveness { session: None, .. } => terms.ttl,
+            Liveness { ttl: Some(_), .. } => left.min(terms.ttl),
+            Liveness { ttl: None, .. } => left,
         };
         let lease = Arc::new(Lease::new(self.next_id(), hold, terms, ttl, now, seat));
         self.register(&lease, now);

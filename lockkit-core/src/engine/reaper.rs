@@ -16,7 +16,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{Engine, backoff::Backoff, local::Seat};
-use crate::{Claim, Effect, Error, ErrorKind, Liveness, Moment, Release, Result, Token, drift};
+use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, Token, drift};
 
 /// With this many releases without an answer, nothing more is asked of a store that ends no leases by time.
 const MOST_OWED: usize = 10_000;
@@ -225,12 +225,10 @@ impl Engine {
         Undo { engine: self, claim, ttl, armed: None, before: None, unsettled: Arc::new(Unsettled) }
     }
 
-    /// When a lease asked for up to now must have lapsed, if time ends leases on this store at all.
+    /// When a lease asked for up to now must have lapsed, if time alone ends leases on this store.
     pub(super) fn lapse_of(&self, ttl: Duration) -> Option<Moment> {
-        match self.store.info().capability.liveness {
-            Liveness::Ttl { .. } => Some(self.now() + ttl + drift(ttl)),
-            Liveness::Session => None,
-        }
+        let by_time = self.store.info().capability.liveness.session.is_none();
+        by_time.then(|| self.now() + ttl + drift(ttl))
     }
 
     /// Releases `claim` in the background. The seat is given up after the first try, whatever its outcome.
@@ -260,10 +258,10 @@ impl Engine {
         self.backlog.add(self.now(), Owed::new(self, claim, lapse, Certainty::Doubtful));
     }
 
-    /// Refuses to leave more behind on a store that ends no leases by time, where only an answer ends a release.
+    /// Refuses to leave more behind on a store where leases end with a session: only an answer ends a release there.
     pub(super) fn check_backlog(&self) -> Result<()> {
         let (info, owed) = (self.store.info(), self.backlog.length());
-        if info.capability.liveness == Liveness::Session && owed >= MOST_OWED {
+        if info.capability.liveness.session.is_some() && owed >= MOST_OWED {
             let what = format!("{owed} releases had no answer yet");
             return Err(Error::new(ErrorKind::Unavailable, what).at("acquire", None, &info.name));
         }

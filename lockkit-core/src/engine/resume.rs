@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use super::{Engine, Lease, Phase, Terms};
-use crate::{
-    Claim, Error, ErrorKind, Fence, Hold, Liveness, LossReason, Mode, Order, Query, Renewal, Renewed, Result, Token,
-};
+use crate::{Claim, Error, ErrorKind, Fence, Hold, LossReason, Mode, Order, Query, Renewal, Renewed, Result, Token};
 
 impl Engine {
     /// Takes up a lease by its claim; `None` if the claim does not hold the lock, or is about to be released.
@@ -16,7 +14,7 @@ impl Engine {
         let about = |error: Error| error.at("resume", Some(&claim.key), &info.name);
         info.admit_terms(claim.mode, Order::Any, terms.ttl).map_err(about)?;
         let unsupported = |message: &str| Err(about(Error::new(ErrorKind::Unsupported, message)));
-        if info.capability.liveness == Liveness::Session {
+        if info.capability.liveness.session.is_some() {
             return unsupported("a lease that ends with its session can't be taken up by another one");
         }
         if claim.mode != Mode::Exclusive {
@@ -63,7 +61,7 @@ impl Engine {
     /// Lets go of a lease that stays at the store until its ttl is over.
     pub(crate) fn detach(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Token> {
         let about = |error: Error| error.at("detach", Some(&lease.claim.key), &self.store.info().name);
-        if self.store.info().capability.liveness == Liveness::Session {
+        if self.store.info().capability.liveness.session.is_some() {
             let message = "a lease that ends with its session can't outlive its holder";
             return Err(about(Error::new(ErrorKind::Unsupported, message)));
         }

@@ -18,8 +18,8 @@ use super::{
     turn::Queued,
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, Liveness, LockKey,
-    Mode, Moment, Order, Result, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, LockKey, Mode,
+    Moment, Order, Result, Token, Waiting,
 };
 
 /// The longest wait that is asked of a store at once.
@@ -179,9 +179,10 @@ impl Engine {
     /// Whether enough is left of a lease, asked for with this ttl, to be worth having.
     pub(super) fn is_useful(&self, hold: &Hold, ttl: Duration, now: Moment) -> bool {
         let left = hold.until.since(now);
-        match self.store.info().capability.liveness {
-            Liveness::Ttl { .. } => left.saturating_sub(crate::drift(ttl)) >= useful(ttl),
-            Liveness::Session => left >= useful(Duration::ZERO),
+        match self.store.info().capability.liveness.session {
+            None => left.saturating_sub(crate::drift(ttl)) >= useful(ttl),
+            // A session may give less than was asked for.
+            Some(_) => left >= useful(Duration::ZERO),
         }
     }
 

@@ -97,7 +97,7 @@ impl MySqlStore {
                 permits: false,
                 fifo: false,
                 waiting: Waiting::Poll,
-                liveness: Liveness::Ttl { min: MIN_TTL, max: MAX_TTL },
+                liveness: Liveness { ttl: Some(MIN_TTL..=MAX_TTL), session: None },
                 fencing: Fencing::Hybrid,
                 max_key_bytes: LockKey::MAX_BYTES,
             },

@@ -74,7 +74,7 @@ impl RedisStore {
                 permits: false,
                 fifo: false,
                 waiting: Waiting::Notify,
-                liveness: Liveness::Ttl { min: MIN_TTL, max: config.max_ttl },
+                liveness: Liveness { ttl: Some(MIN_TTL..=config.max_ttl), session: None },
                 fencing,
                 max_key_bytes: LockKey::MAX_BYTES,
             },

@@ -76,9 +76,9 @@ impl Quorum {
     /// session may give less than was asked for.
     pub(crate) fn end_of(&self, node: usize, hold: &Hold, end: Moment) -> Moment {
         let info = self.nodes[node].store().info();
-        match info.capability.liveness {
-            Liveness::Ttl { .. } => end,
-            _ => end.min(self.info.clock.now() + hold.until.since(info.clock.now())),
+        match info.capability.liveness.session {
+            None => end,
+            Some(_) => end.min(self.info.clock.now() + hold.until.since(info.clock.now())),
         }
     }
 }
@@ -96,6 +96,17 @@ pub(crate) fn can_wake(waiting: Waiting) -> bool {
 pub(crate) fn even(nodes: usize) -> Option<Finding> {
     let summary = || format!("{nodes} nodes tolerate no more failures than {} would", nodes - 1);
     nodes.is_multiple_of(2).then(|| Finding::warning("quorum", summary(), "use an odd number"))
+}
+
+/// After which time without a sign of life enough of a client's sessions have ended that others can have a majority; `None`
+/// if they can before the first ends.
+fn decisive_session(nodes: &[Node]) -> Option<Duration> {
+    let session = |node: &Node| node.store().info().capability.liveness.session;
+    let mut sessions: Vec<_> = nodes.iter().filter_map(session).collect();
+    sessions.sort_unstable();
+    // As long as so many last, too few nodes are left for a majority.
+    let decisive = nodes.len() - majority(nodes.len()) + 1;
+    sessions.len().checked_sub(decisive).map(|ended| sessions[ended])
 }
 
 fn check_nodes(nodes: &[Node]) -> Result<()> {
@@ -121,9 +132,9 @@ fn check_nodes(nodes: &[Node]) -> Result<()> {
 fn capability(nodes: &[Node], config: &RedlockConfig) -> Result<Capability> {
     let (mut shortest, mut longest) = (config.min_ttl(), config.max_ttl);
     for node in nodes {
-        if let Liveness::Ttl { min, max } = node.store().info().capability.liveness {
-            shortest = shortest.max(min);
-            longest = longest.min(max);
+        if let Some(ttl) = &node.store().info().capability.liveness.ttl {
+            shortest = shortest.max(*ttl.start());
+            longest = longest.min(*ttl.end());
         }
     }
     if shortest > longest {
@@ -137,7 +148,7 @@ fn capability(nodes: &[Node], config: &RedlockConfig) -> Result<Capability> {
         permits: false,
         fifo: false,
         waiting: if wake { Waiting::Notify } else { Waiting::Poll },
-        liveness: Liveness::Ttl { min: shortest, max: longest },
+        liveness: Liveness { ttl: Some(shortest..=longest), session: decisive_session(nodes) },
         fencing: if nodes.iter().all(Node::is_durable) { Fencing::Strict } else { Fencing::BestEffort },
         max_key_bytes: longest_key.unwrap_or_default(),
     })

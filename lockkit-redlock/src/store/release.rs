@@ -2,7 +2,7 @@
 
 use std::{pin::pin, sync::Arc};
 
-use lockkit_core::{Claim, Effect, Error, Liveness, Release, Result, drift, store::Sent};
+use lockkit_core::{Claim, Effect, Error, Release, Result, drift, store::Sent};
 use tokio::time::sleep;
 
 use crate::{
@@ -149,10 +149,7 @@ impl Rest {
 impl Quorum {
     /// The release of a lease of which nothing is known here: another client's.
     fn owed_by_others(&self, claim: &Claim) -> Owed {
-        let longest = match self.info.capability.liveness {
-            Liveness::Ttl { max, .. } => max,
-            _ => self.config.max_ttl,
-        };
+        let longest = self.info.capability.liveness.ttl.as_ref().map_or(self.config.max_ttl, |ttl| *ttl.end());
         Owed { claim: claim.clone(), lapse: self.info.clock.now() + longest + drift(longest), settled: true }
     }
 }

@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit::redlock::RedisNodes;
-use lockkit_core::{ErrorKind, LockStore, MemoryStore};
+use lockkit_core::{ErrorKind, Liveness, LockStore, Locker, MemoryStore, StoreInfo};
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+use lockkit_testkit::Altered;
 
 use crate::support::{Cluster, claim, memories, request};
 
@@ -38,6 +39,34 @@ fn an_even_number_is_a_warning() {
     let store = RedlockStore::new(nodes(4), RedlockConfig::new()).expect("it works");
     assert!(store.warnings()[0].contains("odd"), "{:?}", store.warnings());
     assert!(RedlockStore::new(nodes(5), RedlockConfig::new()).expect("it works").warnings().is_empty());
+}
+
+/// A lease ends with the session of its client where others can't have a majority before, and can't be taken up after it.
+#[tokio::test]
+async fn where_sessions_decide_no_lease_outlives_its_client() {
+    let quorum = |sessions: &[u64], by_time: usize| {
+        let with_session = |seconds: &u64| {
+            let by_session = |info: &mut StoreInfo| {
+                info.capability.liveness = Liveness { ttl: None, session: Some(Duration::from_secs(*seconds)) };
+            };
+            Node::new(Arc::new(Altered::with_info(MemoryStore::new(), by_session)))
+        };
+        let nodes = sessions.iter().map(with_session).chain(nodes(by_time)).collect();
+        RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum")
+    };
+    let session = |store: &RedlockStore| store.info().capability.liveness.session.map(|session| session.as_secs());
+    assert_eq!(session(&quorum(&[9], 2)), None, "two others are a majority");
+    assert_eq!(session(&quorum(&[30, 9], 1)), Some(9), "when one has ended, two are free");
+    assert_eq!(session(&quorum(&[9, 30, 20], 0)), Some(20));
+    assert_eq!(session(&quorum(&[9, 30], 3)), None);
+    assert_eq!(session(&quorum(&[30, 9, 20], 2)), Some(9));
+    for (store, can_be_taken_up) in [(quorum(&[9], 2), true), (quorum(&[30, 9], 1), false)] {
+        assert!(store.info().capability.liveness.ttl.is_some());
+        let guard = Locker::new(store).lock("a").acquire().await.expect("free");
+        let detached = guard.detach().map_err(|error| error.kind());
+        assert_eq!(detached.is_ok(), can_be_taken_up);
+        assert!(can_be_taken_up || detached == Err(ErrorKind::Unsupported));
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockkit_core::{
-    ErrorKind, HolderInfo, Liveness, Locker, LossReason, Outcome, Query, Release, Renewal, Renewed, Token, drift,
+    ErrorKind, HolderInfo, Locker, LossReason, Outcome, Query, Release, Renewal, Renewed, Token, drift,
 };
 
 use super::{CaseResult, Ctx, LONG, assert_taken, cases, grant, request, take};
@@ -148,7 +148,7 @@ async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> CaseResult {
     assert_eq!(ended?, Outcome::Released);
     let guard = guard?;
     let (first, token) = (guard.fence(), guard.token());
-    if mine.info().capability.liveness == Liveness::Session {
+    if mine.info().capability.liveness.session.is_some() {
         let refused = guard.detach().expect_err("the session has the lease");
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
         let refused = other.lock(&name).resume(token).await.expect_err("the session has the lease");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{ErrorKind, Liveness, Outcome, Query};
+use lockkit_core::{ErrorKind, Outcome, Query};
 
 use super::{CaseResult, Ctx, LONG, SHORT, assert_taken, cases, grant, renew, request};
 
@@ -89,7 +89,7 @@ async fn what_a_nested_hold_can_not_have_is_refused(ctx: Ctx) -> CaseResult {
     let lock = || owner.lock(&name);
     let outer = lock().ttl(LONG).acquire().await?;
     let mut refused = vec![lock().no_renewal(), lock().max_hold(LONG)];
-    if matches!(locker.info().capability.liveness, Liveness::Ttl { .. }) {
+    if locker.info().capability.liveness.ttl.is_some() {
         refused.push(lock().ttl(LONG * 2));
     }
     for other in &refused {

@@ -58,7 +58,7 @@ impl ZkStore {
                 permits: false,
                 fifo: true,
                 waiting: Waiting::Queue,
-                liveness: Liveness::Session,
+                liveness: Liveness { ttl: None, session: Some(config.session) },
                 fencing: Fencing::Strict,
                 max_key_bytes: LockKey::MAX_BYTES,
             },
