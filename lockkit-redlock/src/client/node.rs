@@ -30,7 +30,7 @@ pub struct Node {
 #[derive(Debug, Default)]
 struct State {
     under_way: AtomicUsize,
-    /// The last verdict had to be made without it.
+    /// It failed to answer in time, or at all, and has answered nothing since.
     is_slow: AtomicBool,
     backlog: Arc<Backlog>,
 }

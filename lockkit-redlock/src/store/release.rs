@@ -106,6 +106,8 @@ struct Rest {
 
 impl Rest {
     fn hear(&mut self, node: usize, answer: &Result<Release>) {
+        // The lock is free by its word: the next attempt must count on it too, however slow it was before.
+        self.quorum.nodes[node].note_slow(answer.is_err());
         if let Err(error) = answer {
             self.clean = false;
             if error.is_retryable() {
@@ -122,7 +124,6 @@ impl Rest {
         }
         in_background(async move {
             while let Some((node, answer)) = calls.next_ever().await {
-                self.quorum.nodes[node].note_slow(answer.is_err());
                 self.hear(node, &answer);
                 self.repeat();
             }

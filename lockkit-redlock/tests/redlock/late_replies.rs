@@ -3,17 +3,21 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use async_trait::async_trait;
 use lockkit_core::{
-    Attempt, Claim, Effect, ErrorKind, LockStore, Locker, LossReason, MemoryStore, Outcome, Query, Release,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, LockStore, Locker, LossReason, MemoryStore, Outcome, Query,
+    Release, Result,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
-use lockkit_testkit::Altered;
-use lockkit_testkit::faults::{Direction, Proxy};
+use lockkit_testkit::{
+    Alter, Altered,
+    faults::{Direction, Proxy},
+};
 
 use crate::support::{
     Cluster, Late, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum, request,
@@ -252,4 +256,47 @@ async fn a_waiter_at_the_rendezvous_leaves_nothing_when_it_goes() {
     free(&mine, &held).await;
     cluster.until_held_at("a", 0).await;
     hold(&mine, &claim("a")).await;
+}
+
+/// A release says that it is done with the answer of a node that was slow before, while a node that was not has yet to free the
+/// lock: then the next attempt must count on the former too.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_answered_the_release_is_not_slow() {
+    let stores = memories(3);
+    let late = Late::new(&stores[1]);
+    late.releases.forget_permits(usize::MAX);
+    let slow = SlowOnce { inner: stores[2].clone(), was_slow: AtomicBool::default() };
+    let nodes: [Arc<dyn LockStore>; 3] =
+        [Arc::new(stores[0].clone()), Arc::new(Altered(late)), Arc::new(Altered(slow))];
+    let store = RedlockStore::new(nodes.map(Node::new).into(), RedlockConfig::new()).expect("a quorum");
+    let (first, second) = (claim("a"), claim("a"));
+    hold(&store, &first).await;
+    tokio::time::sleep(SlowOnce::FOR * 2).await;
+    assert!(is_held(&stores[2], &first).await);
+    free(&store, &first).await;
+    hold(&store, &second).await;
+}
+
+/// A node that answers the first acquisition late, and the others not at once.
+#[derive(Debug)]
+struct SlowOnce {
+    inner: MemoryStore,
+    was_slow: AtomicBool,
+}
+
+impl SlowOnce {
+    const FOR: Duration = Duration::from_secs(1);
+}
+
+#[async_trait]
+impl Alter for SlowOnce {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let late = if self.was_slow.swap(true, Ordering::SeqCst) { Duration::from_millis(1) } else { Self::FOR };
+        tokio::time::sleep(late).await;
+        self.inner.acquire(request).await
+    }
 }
