@@ -243,13 +243,18 @@ impl Dialer {
     /// Only with a bug: takes the answer to an earlier question, which came first, for this one's.
     pub(super) fn one_behind<T: Send + 'static>(&self, answer: T) -> T {
         let mut left_over = lock(&self.left_over);
-        let before = left_over.take().and_then(|before| before.downcast::<Slot<T>>().ok());
-        match before.and_then(|before| lock(&before).take()) {
-            Some(before) => {
+        let Some(before) = left_over.take() else { return answer };
+        match before.downcast::<Slot<T>>().map(|before| lock(&before).take()) {
+            Ok(Some(before)) => {
                 *left_over = Some(Box::new(Slot::new(Mutex::new(Some(answer)))));
                 before
             }
-            None => answer,
+            Ok(None) => answer,
+            // It can't be read as an answer to this question; the next of its kind gets it.
+            Err(before) => {
+                *left_over = Some(before);
+                answer
+            }
         }
     }
 
