@@ -71,6 +71,9 @@ impl Quorum {
         let Some(opened) = wait::wait_at(rounds, self, rendezvous, request, there, left).await else {
             return Ok(Waited::Refused(Duration::ZERO));
         };
+        if rounds.gives_way() {
+            return Ok(Waited::Refused(self.retry_delay()));
+        }
         // The fence granted there is above all that went before, and most likely what the others would grant next.
         Ok(match rounds.round(request, fence::exactly(opened, request.fence.span), true).await? {
             Ended::Granted(hold) => Waited::Granted(hold),

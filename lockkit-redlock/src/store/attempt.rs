@@ -153,7 +153,7 @@ impl<'a> Rounds<'a> {
         self.entry.asked(sent, request.ttl);
         let request = Arc::new(AcquireRequest { wait: Duration::ZERO, order: Order::Any, fence, ..request.clone() });
         for node in 0..self.quorum.nodes.len() {
-            if self.burnt_at.contains(&node) || self.undoing.pending().any(|pending| pending == node) {
+            if self.is_undoing_at(node) {
                 let name = self.quorum.nodes[node].name();
                 poll.votes.failed += 1;
                 poll.errors.push(name, Error::new(ErrorKind::Unavailable, "it has not answered the release before"));
@@ -162,6 +162,22 @@ impl<'a> Rounds<'a> {
             let (quorum, request) = (Arc::clone(self.quorum), Arc::clone(&request));
             self.calls.add(node, async move { quorum.nodes[node].acquire(&request, &*quorum.info.clock).await });
         }
+    }
+
+    /// Whether something of the round before may still be left at a node.
+    fn is_undoing_at(&self, node: usize) -> bool {
+        self.burnt_at.contains(&node) || self.undoing.pending().any(|pending| pending == node)
+    }
+
+    /// Gives up what was granted at the rendezvous if the round before is still being undone at so many nodes that no
+    /// majority can be asked. That is no failure of theirs: this client is in its own way.
+    pub(crate) fn gives_way(&mut self) -> bool {
+        let nodes = 0..self.quorum.nodes.len();
+        let gives_way = nodes.filter(|node| !self.is_undoing_at(*node)).count() < self.quorum.majority;
+        if gives_way {
+            self.refused(Refusal::default());
+        }
+        gives_way
     }
 
     fn take(&mut self, poll: &mut Poll, node: usize, answer: Result<Attempt>) {
