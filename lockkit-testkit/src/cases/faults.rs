@@ -82,11 +82,17 @@ async fn validity_counts_from_the_request(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let (slow, proxy) = server.open_through_proxy().await?;
     let (other, key) = (server.open().await?, ctx.key()?);
+    // Another client has the lock first: what a store does in the background when it meets a new name may need the
+    // connection when it matters.
+    let first = request(&key, LONG)?;
+    grant(&other, &first).await?;
+    other.release(&first.claim).await?;
     // Warm up, so that what is held back is the reply and not the first words of a connection or of a script.
     let before = request(&key, LONG)?;
     grant(&slow, &before).await?;
     renew(&slow, &before.claim, LONG, 1).await?;
     slow.release(&before.claim).await?;
+    let query = Query::Keys(vec![key.clone()]);
     let mine = request(&key, LONG)?;
     for round in ["acquire", "renew"] {
         proxy.hold(Direction::ToClient);
@@ -102,7 +108,7 @@ async fn validity_counts_from_the_request(ctx: Ctx) -> CaseResult {
         });
         // As soon as the effect shows, the request was sent: from here on no time may be counted.
         let depth = if round == "acquire" { 1 } else { 2 };
-        while !other.inspect(&Query::Keys(vec![key.clone()])).await?[0].holders.iter().any(|by| by.depth == depth) {
+        while !other.inspect(&query).await?[0].holders.iter().any(|by| by.depth == depth) {
             assert!(!asking.is_finished(), "{round}: it ended before its effect showed: {:?}", asking.await);
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

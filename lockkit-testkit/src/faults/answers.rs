@@ -30,6 +30,8 @@ pub enum Slip {
 #[derive(Debug)]
 pub(super) struct Answers {
     framing: Framing,
+    /// The server has begun to greet.
+    greeted: bool,
     /// Where the present answer stands: it has begun, and not ended.
     begun: bool,
     fate: Option<Slip>,
@@ -48,12 +50,12 @@ pub(super) struct Answers {
 impl Answers {
     pub(super) fn new(framing: Framing) -> Self {
         let (head, copy) = <(Vec<u8>, Vec<u8>)>::default();
-        Self { framing, begun: false, fate: None, copy, turn: 0, head, skip: 0, values: 0 }
+        Self { framing, greeted: false, begun: false, fate: None, copy, turn: 0, head, skip: 0, values: 0 }
     }
 
     /// What is to be delivered of these bytes, which came after so many requests. Each answer's fate is asked for once, when
-    /// it begins.
-    pub(super) fn pass(&mut self, mut bytes: &[u8], turn: u64, fate: impl Fn() -> Option<Slip>) -> Vec<u8> {
+    /// it begins, and whether it is the greeting.
+    pub(super) fn pass(&mut self, mut bytes: &[u8], turn: u64, fate: impl Fn(bool) -> Option<Slip>) -> Vec<u8> {
         let mut delivered = Vec::with_capacity(bytes.len());
         if self.framing == Framing::Turns && turn != self.turn {
             self.begun = false;
@@ -64,7 +66,7 @@ impl Answers {
                 self.begun = true;
                 self.values = 1;
                 delivered.append(&mut self.copy);
-                self.fate = fate();
+                self.fate = fate(!mem::replace(&mut self.greeted, true));
             }
             let end = self.end(bytes);
             let (part, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
@@ -169,7 +171,7 @@ mod tests {
     /// Lets these answers pass, so many bytes at a time, with this fate for one of them.
     fn passed(framing: Framing, answers: &[&str], at_once: usize, which: usize, slip: Slip) -> String {
         let (mut passing, number) = (Answers::new(framing), Cell::new(0));
-        let fate = || {
+        let fate = |_| {
             number.set(number.get() + 1);
             (number.get() == which + 1).then_some(slip)
         };
@@ -198,12 +200,12 @@ mod tests {
     #[test]
     fn what_comes_between_two_requests_is_one_answer() {
         let mut passing = Answers::new(Framing::Turns);
-        let second = |slip| move || Some(slip);
-        assert_eq!(passing.pass(b"hello", 0, || None), b"hello");
+        let second = |slip| move |_| Some(slip);
+        assert_eq!(passing.pass(b"hello", 0, |_| None), b"hello");
         assert_eq!(passing.pass(b"a", 1, second(Slip::Twice)), b"a");
-        assert_eq!(passing.pass(b"b", 1, || None), b"b");
+        assert_eq!(passing.pass(b"b", 1, |_| None), b"b");
         assert_eq!(passing.pass(b"c", 2, second(Slip::Lost)), b"ab");
-        assert_eq!(passing.pass(b"d", 2, || None), b"");
-        assert_eq!(passing.pass(b"e", 4, || None), b"e");
+        assert_eq!(passing.pass(b"d", 2, |_| None), b"");
+        assert_eq!(passing.pass(b"e", 4, |_| None), b"e");
     }
 }

@@ -190,7 +190,7 @@ async fn read_replies(
         let mut event = read(&mut from).await;
         let is_last = event.is_last();
         if let Event::Bytes(bytes) = &mut event {
-            *bytes = answers.pass(bytes, turn.load(Ordering::Relaxed), || shared.fate());
+            *bytes = answers.pass(bytes, turn.load(Ordering::Relaxed), |is_greeting| shared.fate(is_greeting));
         }
         let mut is_lost = false;
         loss.send_modify(|loss| {

@@ -195,7 +195,8 @@ impl Proxy {
     /// connection for the one to the question before, or after.
     ///
     /// It is the `nth` answer (the first is 1) that begins from now on, counted over all connections. How a server greets a
-    /// new connection is an answer too.
+    /// new connection is an answer too, but does not come twice: ZooKeeper's driver takes a second greeting for an answer
+    /// from a server that is far ahead, and finds none that is as far until its session has ended.
     pub fn slip(&self, slip: Slip, nth: usize) {
         *lock(&self.shared.slip) = Some((slip, nth.max(1)));
     }
@@ -261,9 +262,10 @@ impl Shared {
     }
 
     /// What is to happen to an answer that begins now.
-    pub(super) fn fate(&self) -> Option<Slip> {
+    pub(super) fn fate(&self, is_greeting: bool) -> Option<Slip> {
         let mut slip = lock(&self.slip);
-        let (slip, countdown) = slip.as_mut().filter(|(_, countdown)| *countdown > 0)?;
+        let counts = |slip: &Slip, countdown: usize| countdown > 0 && !(is_greeting && *slip == Slip::Twice);
+        let (slip, countdown) = slip.as_mut().filter(|(slip, countdown)| counts(slip, *countdown))?;
         *countdown -= 1;
         (*countdown == 0).then_some(*slip)
     }
