@@ -4,6 +4,8 @@ use crate::list::Safeguard;
 
 const REDLOCK_QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
 const REDLOCK_ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
+const REDLOCK_ACQUIRE: &str = "lockkit-redlock/src/store/acquire.rs";
+const REDLOCK_LATE: &str = "lockkit-redlock/src/store/late.rs";
 const REDLOCK_RENEW: &str = "lockkit-redlock/src/store/renew.rs";
 const REDLOCK_CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
 const REDLOCK_ROSTER: &str = "src/redlock/roster.rs";
@@ -79,9 +81,17 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "undone_first",
         does: "A node is not asked again before it released what it granted before",
         file: REDLOCK_ATTEMPT,
-        code: "if «self.burnt_at.contains(&node) || self.undoing.pending().any(|pending| pending == node)» {",
+        code: "if «self.is_undoing_at(node)» {",
         without: "false",
         noticed_by: "lockkit-redlock/redlock::late_replies::after_a_wait_no_node_is_asked_whose_release_is_under_way",
+    },
+    Safeguard {
+        name: "own_way",
+        does: "A client whose last round is still being undone takes nothing for a failure of the nodes",
+        file: REDLOCK_ACQUIRE,
+        code: "if «rounds.gives_way()» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::late_replies::after_a_wait_nodes_that_are_still_releasing_are_no_failure",
     },
     Safeguard {
         name: "token_over",
@@ -94,7 +104,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "late_grant_redlock",
         does: "What a node grants after the attempt ended is released",
-        file: REDLOCK_ATTEMPT,
+        file: REDLOCK_LATE,
         code: "Ok(Attempt::Granted(hold)) if «!entry.is_over()» =>",
         without: "true",
         noticed_by: "lockkit-redlock/redlock::dropped::an_acquisition_without_a_connection_leaves_nothing",

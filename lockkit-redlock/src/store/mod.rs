@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod attempt;
 pub(crate) mod inspect;
+pub(crate) mod late;
 pub(crate) mod release;
 pub(crate) mod renew;
 pub(crate) mod wait;

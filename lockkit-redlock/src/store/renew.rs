@@ -18,7 +18,7 @@ use crate::{
         claims::{Entry, Grant},
         quorum::Quorum,
     },
-    store::attempt::keep,
+    store::late::keep,
     wire::{
         error::NodeErrors,
         fence::{self, Choice},
