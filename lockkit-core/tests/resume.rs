@@ -152,12 +152,12 @@ async fn the_fences_that_tasks_passed_on_do_not_come_again() -> Result<()> {
     let world = World::new();
     let locker = world.process();
     let lock = locker.lock("x").ttl(TTL);
-    let mut guard = lock.acquire().await?;
-    for _ in 0..3 {
-        let (next, released) = tokio::join!(lock.acquire(), guard.release());
-        assert_eq!(released?, Outcome::Released);
-        guard = next?;
-    }
+    let guard = lock.acquire().await?;
+    // All three are there when the first of them asks, so that its grant owns fences for the others.
+    let pass_on = async || lock.acquire().await?.release().await;
+    let (one, two, guard, zero) = tokio::join!(pass_on(), pass_on(), lock.acquire(), guard.release());
+    assert_eq!([zero?, one?, two?], [Outcome::Released; 3]);
+    let guard = guard?;
     let last = guard.fence();
     let forgetful = Locker::new(Altered(Forgetful(world.inner.clone())));
     let again = forgetful.lock("x").ttl(TTL).resume(guard.detach()?).await?.expect("still there");

@@ -153,8 +153,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "resumed_fence",
         does: "A lease that is taken up has a fence above all that its grant owns",
         file: RESUME,
-        code: "state.and_then(|state| state.fence)«.max(Some(hold.fence.offset(hold.span.saturating_sub(1))))»;",
-        without: ".max(Some(hold.fence))",
+        code: "Some(«hold.fence.offset(hold.span.saturating_sub(1))»)",
+        without: "hold.fence",
         noticed_by: "lockkit-core/resume::the_fences_that_tasks_passed_on_do_not_come_again",
     },
     // Undoing.
