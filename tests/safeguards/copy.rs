@@ -71,9 +71,18 @@ pub(crate) fn make(to: &Path) {
     });
 }
 
-/// Copies a directory. What has not changed keeps its time, so that it is not compiled again.
+/// Copies a directory. What has not changed keeps its time, so that it is not compiled again; what is gone goes.
 fn copy(to: &Path, directory: &Path, change: &dyn Fn(&Path, Vec<u8>) -> Vec<u8>) {
     fs::create_dir_all(to.join(directory)).expect("directory");
+    for entry in fs::read_dir(to.join(directory)).expect("directory") {
+        let former = entry.expect("entry");
+        let still_there = workspace().join(directory).join(former.file_name());
+        match former.path() {
+            path if path.is_dir() && !still_there.is_dir() => fs::remove_dir_all(path).expect("a copy"),
+            path if path.is_file() && !still_there.is_file() => fs::remove_file(path).expect("a copy"),
+            _ => {}
+        }
+    }
     for entry in fs::read_dir(workspace().join(directory)).expect("directory") {
         let name = entry.expect("entry").file_name();
         let path = directory.join(&name);

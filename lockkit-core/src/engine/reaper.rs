@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use super::{Engine, backoff::Backoff, local::Seat};
 use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, Token, drift};
 
-/// With this many releases without an answer, nothing more is asked of a store that ends no leases by time.
+/// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
 const MOST_OWED: usize = 10_000;
 
 /// What a `NotHeld` is worth to the reaper.
@@ -133,7 +133,8 @@ impl Owed {
                 return None;
             }
             // Where leases end with the session, so does what a dead session still had under way; and within one session
-            // requests are kept in order.
+            // requests are kept in order. (In a quorum whose sessions decide, what reaches the other nodes late is no
+            // majority, and lapses.)
             Ok(Release::NotHeld(_)) if self.certainty != Certainty::Doubtful || self.lapse.is_none() => return None,
             Err(e) if !e.is_retryable() && e.effect() == Effect::None => return None,
             Err(_) if self.certainty == Certainty::Ordered => self.certainty = Certainty::Doubtful,
