@@ -11,6 +11,9 @@ pub struct Capability {
     pub permits: bool,
     /// Whether [`Order::Fifo`](crate::Order::Fifo) is understood.
     pub fifo: bool,
+    /// Whether a lease may outlive its client and be taken up again by its token: see
+    /// [`Guard::detach`](crate::Guard::detach). Not where any lease may end with the session of its client.
+    pub resume: bool,
     /// How a waiter learns that a lock is free.
     pub waiting: Waiting,
     /// What ends the lease of a holder that is gone.

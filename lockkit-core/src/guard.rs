@@ -210,8 +210,9 @@ impl Guard {
     /// other client can get in between: to restart a service, or to hand work over to the next stage.
     ///
     /// # Errors
-    /// `Unsupported` where leases end with the session; `Lost` if the lease was lost; `InvalidInput` while the
-    /// [owner](crate::Owner) has other guards of it. This hold is ended then, as by dropping it.
+    /// `Unsupported` where leases may end with the session ([`Capability::resume`](crate::Capability)); `Lost` if the lease
+    /// was lost; `InvalidInput` while the [owner](crate::Owner) has other guards of it. This hold is ended then, as by
+    /// dropping it.
     pub fn detach(mut self) -> Result<Token> {
         let token = self.engine.detach(&self.lease)?;
         self.ended = true;

@@ -164,7 +164,7 @@ impl Lock {
     /// ```
     ///
     /// # Errors
-    /// `Unsupported` where leases end with the session; else those of [`try_acquire`](Self::try_acquire).
+    /// `Unsupported` where leases may end with the session ([`Capability::resume`](crate::Capability)); else those of [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancellation
     /// The lease may have been renewed, for one ttl, and its fence raised.

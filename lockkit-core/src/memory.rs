@@ -72,6 +72,7 @@ impl MemoryStore {
             shared: true,
             permits: true,
             fifo: false,
+            resume: true,
             waiting: Waiting::Notify,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,

@@ -14,8 +14,8 @@ impl Engine {
         let about = |error: Error| error.at("resume", Some(&claim.key), &info.name);
         info.admit_terms(claim.mode, Order::Any, terms.ttl).map_err(about)?;
         let unsupported = |message: &str| Err(about(Error::new(ErrorKind::Unsupported, message)));
-        if info.capability.liveness.session.is_some() {
-            return unsupported("a lease that ends with its session can't be taken up by another one");
+        if !info.capability.resume {
+            return unsupported("a lease that may end with its session can't be taken up by another one");
         }
         if claim.mode != Mode::Exclusive {
             // Others that hold the lock too may be granted the same fence meanwhile.
@@ -61,8 +61,8 @@ impl Engine {
     /// Lets go of a lease that stays at the store until its ttl is over.
     pub(crate) fn detach(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Token> {
         let about = |error: Error| error.at("detach", Some(&lease.claim.key), &self.store.info().name);
-        if self.store.info().capability.liveness.session.is_some() {
-            let message = "a lease that ends with its session can't outlive its holder";
+        if !self.store.info().capability.resume {
+            let message = "a lease that may end with its session can't outlive its holder";
             return Err(about(Error::new(ErrorKind::Unsupported, message)));
         }
         if let Phase::Lost(reason) = self.look(lease) {

@@ -96,6 +96,7 @@ impl MySqlStore {
                 shared: false,
                 permits: false,
                 fifo: false,
+                resume: true,
                 waiting: Waiting::Poll,
                 liveness: Liveness { ttl: Some(MIN_TTL..=MAX_TTL), session: None },
                 fencing: Fencing::Hybrid,

@@ -73,6 +73,7 @@ impl RedisStore {
                 shared: false,
                 permits: false,
                 fifo: false,
+                resume: true,
                 waiting: Waiting::Notify,
                 liveness: Liveness { ttl: Some(MIN_TTL..=config.max_ttl), session: None },
                 fencing,

@@ -41,13 +41,15 @@ fn an_even_number_is_a_warning() {
     assert!(RedlockStore::new(nodes(5), RedlockConfig::new()).expect("it works").warnings().is_empty());
 }
 
-/// A lease ends with the session of its client where others can't have a majority before, and can't be taken up after it.
+/// A lease lasts as long as sessions do where others can't have a majority before they end. And where any node ends leases with
+/// the session, none can be taken up: a grant may rest on a bare majority with that node in it, and ends with its client.
 #[tokio::test]
-async fn where_sessions_decide_no_lease_outlives_its_client() {
+async fn where_one_node_has_sessions_no_lease_outlives_its_client() {
     let quorum = |sessions: &[u64], by_time: usize| {
         let with_session = |seconds: &u64| {
             let by_session = |info: &mut StoreInfo| {
                 info.capability.liveness = Liveness { ttl: None, session: Some(Duration::from_secs(*seconds)) };
+                info.capability.resume = false;
             };
             Node::new(Arc::new(Altered::with_info(MemoryStore::new(), by_session)))
         };
@@ -60,7 +62,7 @@ async fn where_sessions_decide_no_lease_outlives_its_client() {
     assert_eq!(session(&quorum(&[9, 30, 20], 0)), Some(20));
     assert_eq!(session(&quorum(&[9, 30], 3)), None);
     assert_eq!(session(&quorum(&[30, 9, 20], 2)), Some(9));
-    for (store, can_be_taken_up) in [(quorum(&[9], 2), true), (quorum(&[30, 9], 1), false)] {
+    for (store, can_be_taken_up) in [(quorum(&[], 3), true), (quorum(&[9], 2), false), (quorum(&[30, 9], 1), false)] {
         assert!(store.info().capability.liveness.ttl.is_some());
         let guard = Locker::new(store).lock("a").acquire().await.expect("free");
         let detached = guard.detach().map_err(|error| error.kind());

@@ -33,6 +33,7 @@ impl LocalStore {
             shared: false,
             permits: false,
             fifo: false,
+            resume: true,
             waiting: Waiting::Poll,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,

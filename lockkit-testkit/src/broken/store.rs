@@ -41,6 +41,7 @@ impl SimpleStore {
             shared: bug == Some(Bug::ClaimsShared),
             permits: false,
             fifo: true,
+            resume: true,
             waiting: Waiting::Notify,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,

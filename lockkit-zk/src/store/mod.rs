@@ -57,6 +57,7 @@ impl ZkStore {
                 shared: false,
                 permits: false,
                 fifo: true,
+                resume: false,
                 waiting: Waiting::Queue,
                 liveness: Liveness { ttl: None, session: Some(config.session) },
                 fencing: Fencing::Strict,
