@@ -16,6 +16,7 @@ use crate::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest,
     Fencing, Hold, Holder, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Query,
     Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
+    store::{Record, Records, Swap},
 };
 
 /// How many new keys may come before the fence counters of all free ones are folded into one floor.
@@ -32,6 +33,7 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct Shelf {
+    locks: BTreeMap<LockKey, Lock>,
     records: BTreeMap<LockKey, Record>,
     /// No new counter starts at or below this.
     floor: u64,
@@ -40,7 +42,7 @@ struct Shelf {
 }
 
 #[derive(Debug, Default)]
-struct Record {
+struct Lock {
     leases: Vec<MemoryLease>,
     /// The last fence given out.
     fence: u64,
@@ -122,18 +124,18 @@ impl MemoryStore {
         let until = self.now() + request.ttl;
         let mut shelf = self.shelf();
         let now = self.store_now();
-        let record = shelf.record(&request.claim.key, now);
-        if let Some(lease) = record.leases.iter_mut().find(|lease| lease.claim == request.claim) {
+        let lock = shelf.lock(&request.claim.key, now);
+        if let Some(lease) = lock.leases.iter_mut().find(|lease| lease.claim == request.claim) {
             lease.expires = now + request.ttl;
             return Ok(Attempt::Granted(lease.hold(until)));
         }
-        if let Some(holder) = record.blocker(request.claim.mode)? {
+        if let Some(holder) = lock.blocker(request.claim.mode)? {
             let retry_after = Some(holder.expires.since(now));
             return Ok(Attempt::Contended(Contention { retry_after, holder: Some(holder.info.clone()), burnt: false }));
         }
         let floor = shelf.floor;
-        let record = shelf.record(&request.claim.key, now);
-        let fence = record.next_fence(request.fence, floor)?;
+        let lock = shelf.lock(&request.claim.key, now);
+        let fence = lock.next_fence(request.fence, floor)?;
         let lease = MemoryLease {
             claim: request.claim.clone(),
             fence,
@@ -143,16 +145,16 @@ impl MemoryStore {
             info: request.holder.clone(),
         };
         let hold = lease.hold(until);
-        record.leases.push(lease);
+        lock.leases.push(lease);
         Ok(Attempt::Granted(hold))
     }
 
     fn renew_one(&self, renewal: &Renewal, sent: Moment) -> Renewed {
         let mut shelf = self.shelf();
         let now = self.store_now();
-        let record = shelf.record(&renewal.claim.key, now);
-        let Some(lease) = record.leases.iter_mut().find(|lease| lease.claim == renewal.claim) else {
-            return Renewed::Lost(record.why_not_held());
+        let lock = shelf.lock(&renewal.claim.key, now);
+        let Some(lease) = lock.leases.iter_mut().find(|lease| lease.claim == renewal.claim) else {
+            return Renewed::Lost(lock.why_not_held());
         };
         lease.expires = now + renewal.ttl;
         lease.depth = renewal.depth;
@@ -161,19 +163,19 @@ impl MemoryStore {
         }
         let hold = lease.hold(sent + renewal.ttl);
         if let Some(floor) = renewal.fence_floor {
-            record.fence = record.fence.max(floor.get());
+            lock.fence = lock.fence.max(floor.get());
         }
         Renewed::Held(hold)
     }
 
     fn state_of(&self, shelf: &Shelf, key: &LockKey, now: Moment) -> KeyState {
-        let record = shelf.records.get(key);
-        let live = record.into_iter().flat_map(|record| &record.leases).filter(|lease| now < lease.expires);
+        let lock = shelf.locks.get(key);
+        let live = lock.into_iter().flat_map(|lock| &lock.leases).filter(|lease| now < lease.expires);
         KeyState {
             key: key.clone(),
             holders: live.map(|lease| lease.holder(now)).collect(),
-            fence: record.map(|record| record.fence).filter(|fence| *fence > 0).map(Fence::new),
-            waiters: Some(record.map_or(0, |record| record.waiters)),
+            fence: lock.map(|lock| lock.fence).filter(|fence| *fence > 0).map(Fence::new),
+            waiters: Some(lock.map_or(0, |lock| lock.waiters)),
         }
     }
 }
@@ -223,14 +225,14 @@ impl LockStore for MemoryStore {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         let mut shelf = self.shelf();
-        let record = shelf.record(&claim.key, self.store_now());
+        let lock = shelf.lock(&claim.key, self.store_now());
         // The mode is not compared: a token is unique, and `break_lock` knows nothing else.
-        let Some(at) = record.leases.iter().position(|lease| lease.claim.token == claim.token) else {
-            return Ok(Release::NotHeld(record.why_not_held()));
+        let Some(at) = lock.leases.iter().position(|lease| lease.claim.token == claim.token) else {
+            return Ok(Release::NotHeld(lock.why_not_held()));
         };
-        record.leases.remove(at);
-        record.freed.notify_waiters();
-        Ok(Release::Released { waiters: Some(record.waiters) })
+        lock.leases.remove(at);
+        lock.freed.notify_waiters();
+        Ok(Release::Released { waiters: Some(lock.waiters) })
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
@@ -239,25 +241,48 @@ impl LockStore for MemoryStore {
         Ok(match query {
             Query::Keys(keys) => keys.iter().map(|key| self.state_of(&shelf, key, now)).collect(),
             Query::Prefix(prefix) => {
-                let named = shelf.records.keys().filter(|key| key.as_str().starts_with(prefix));
+                let named = shelf.locks.keys().filter(|key| key.as_str().starts_with(prefix));
                 named.map(|key| self.state_of(&shelf, key, now)).filter(|state| !state.holders.is_empty()).collect()
             }
         })
     }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        vec![Box::new(self)]
+    }
+}
+
+#[async_trait]
+impl Records for MemoryStore {
+    async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
+        Ok(self.shelf().records.get(name).cloned())
+    }
+
+    async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
+        let records = &mut self.shelf().records;
+        if let Some(answer) = Swap::of(records.get(name), seen, new) {
+            return Ok(answer);
+        }
+        match new {
+            Some(new) => records.insert(name.clone(), new.clone()),
+            None => records.remove(name),
+        };
+        Ok(Swap::Done)
+    }
 }
 
 impl Shelf {
-    /// The record of a key, without the leases that ran out.
-    fn record(&mut self, key: &LockKey, now: Moment) -> &mut Record {
-        if !self.records.contains_key(key) {
+    /// A lock, without the leases that ran out.
+    fn lock(&mut self, key: &LockKey, now: Moment) -> &mut Lock {
+        if !self.locks.contains_key(key) {
             self.tidy(now);
         }
-        let record = self.records.entry(key.clone()).or_default();
-        record.leases.retain(|lease| now < lease.expires);
-        record
+        let lock = self.locks.entry(key.clone()).or_default();
+        lock.leases.retain(|lease| now < lease.expires);
+        lock
     }
 
-    /// Drops the records of free keys when many have come. Their counters are folded into the floor, so that fences go on
+    /// Drops the free locks when many have come. Their counters are folded into the floor, so that fences go on
     /// growing.
     fn tidy(&mut self, now: Moment) {
         self.new += 1;
@@ -266,18 +291,18 @@ impl Shelf {
         }
         self.new = 0;
         let floor = &mut self.floor;
-        self.records.retain(|_, record| {
-            record.leases.retain(|lease| now < lease.expires);
-            let used = !record.leases.is_empty() || record.waiters > 0;
+        self.locks.retain(|_, lock| {
+            lock.leases.retain(|lease| now < lease.expires);
+            let used = !lock.leases.is_empty() || lock.waiters > 0;
             if !used {
-                *floor = (*floor).max(record.fence);
+                *floor = (*floor).max(lock.fence);
             }
             used
         });
     }
 }
 
-impl Record {
+impl Lock {
     /// The lease that stands in the way of a new one of this mode.
     fn blocker(&self, mode: Mode) -> Result<Option<&MemoryLease>> {
         let other_kind = |lease: &&MemoryLease| match (mode, lease.claim.mode) {
@@ -341,17 +366,17 @@ struct Waiter<'a> {
 impl<'a> Waiter<'a> {
     fn new(store: &'a MemoryStore, key: &'a LockKey) -> Self {
         let mut shelf = store.shelf();
-        let record = shelf.records.entry(key.clone()).or_default();
-        record.waiters += 1;
-        Self { store, key, freed: Arc::clone(&record.freed) }
+        let lock = shelf.locks.entry(key.clone()).or_default();
+        lock.waiters += 1;
+        Self { store, key, freed: Arc::clone(&lock.freed) }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut shelf = self.store.shelf();
-        if let Some(record) = shelf.records.get_mut(self.key).filter(|record| Arc::ptr_eq(&record.freed, &self.freed)) {
-            record.waiters -= 1;
+        if let Some(lock) = shelf.locks.get_mut(self.key).filter(|lock| Arc::ptr_eq(&lock.freed, &self.freed)) {
+            lock.waiters -= 1;
         }
     }
 }

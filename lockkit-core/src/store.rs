@@ -45,6 +45,7 @@
 //! (a native blocking wait, such as a watch or a subscription, is fine), and every call ends within `wait` plus the
 //! store's own bound on one operation, whatever the network does.
 
+mod records;
 mod single_flight;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -56,6 +57,7 @@ use crate::{
     Token,
 };
 
+pub use records::{Identity, Record, Records, Swap, identity};
 pub use single_flight::SingleFlight;
 
 /// A place that keeps locks. See the [module](self) for the rules.
@@ -97,6 +99,9 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// As for [`acquire`](Self::acquire), always without effect.
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>>;
+
+    /// Where the store keeps [`Records`]: in one place, or a quorum at each of its nodes; empty if it keeps none. No I/O.
+    fn records(&self) -> Vec<Box<dyn Records + '_>>;
 }
 
 /// What a store is.
@@ -360,5 +365,9 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
         (**self).inspect(query).await
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        (**self).records()
     }
 }

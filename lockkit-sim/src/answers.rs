@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Clock, Error, Hold, KeyState, LockKey, LockStore, LossReason, Moment, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
+    Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting, store::Records,
 };
 
 use crate::{
@@ -69,6 +69,11 @@ impl LockStore for SimStore {
         let answer = answer.unwrap_or_else(|e| Err(self.at("inspect", None, Error::new(e.kind(), e.message()))));
         self.answered(&calls, std::slice::from_ref(&answer));
         answer
+    }
+
+    /// None: what an application does to its locks is simulated.
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        Vec::new()
     }
 }
 

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, KeyState, LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo,
+    store::Records,
 };
 
 /// Another store with some of its answers altered. Wrapped in [`Altered`], it is a store.
@@ -60,6 +61,11 @@ pub trait Alter: std::fmt::Debug + Send + Sync + 'static {
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
         self.inner().inspect(query).await
     }
+
+    /// As [`LockStore::records`].
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        self.inner().records()
+    }
 }
 
 /// The store that an [`Alter`] describes.
@@ -87,6 +93,10 @@ impl<T: Alter> LockStore for Altered<T> {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
         self.0.inspect(query).await
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        self.0.records()
     }
 }
 

@@ -77,6 +77,8 @@ pub struct Subject {
     backend: Arc<dyn Backend>,
     under: String,
     capability: Capability,
+    /// In how many places the store keeps records.
+    keepers: usize,
     clock: bool,
     server: bool,
 }
@@ -87,9 +89,11 @@ impl Subject {
     /// # Errors
     /// When it can't be opened.
     pub async fn new(backend: Arc<dyn Backend>) -> Result<Self, BoxError> {
+        let store = backend.open().await?;
         Ok(Self {
             under: String::new(),
-            capability: backend.open().await?.info().capability.clone(),
+            capability: store.info().capability.clone(),
+            keepers: store.records().len(),
             clock: backend.open_with_clock(Arc::new(SystemClock)).await?.is_some(),
             server: backend.private_server().await?.is_some(),
             backend,
@@ -105,7 +109,7 @@ impl Subject {
     /// Why a case does not apply; `None` if it does.
     #[must_use]
     pub fn lacks(&self, case: &Case) -> Option<String> {
-        let Needs { ttl, shared, permits, fifo, fences, hybrid, clock, server } = case.needs;
+        let Needs { ttl, shared, permits, fifo, fences, hybrid, records, clock, server } = case.needs;
         let fencing = self.capability.fencing;
         if ttl && self.capability.liveness.session.is_some() {
             Some("leases here end with the session, not by ttl".to_owned())
@@ -119,6 +123,8 @@ impl Subject {
             Some("no fences".to_owned())
         } else if hybrid && fencing != Fencing::Hybrid {
             Some(format!("fencing is {fencing:?}, not Hybrid"))
+        } else if records && self.keepers != 1 {
+            Some(if self.keepers == 0 { "no records" } else { "records are kept at each node" }.to_owned())
         } else if clock && !self.clock {
             Some("takes no clock".to_owned())
         } else if server && !self.server {

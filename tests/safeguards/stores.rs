@@ -18,6 +18,10 @@ const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
+const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
+const REDIS_RECORDS: &str = "lockkit-redis/src/store/records.rs";
+const MYSQL_RECORDS: &str = "lockkit-mysql/src/store/records.rs";
+const ZK_RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
 pub(crate) const ALL: &[Safeguard] = &[
     // Redlock: votes, deadlines, restarts.
@@ -299,5 +303,38 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if !settled && «self.client.state() == zk::SessionState::SyncConnected» &&",
         without: "false",
         noticed_by: "lockkit-zk/zk::faults::a_session_whose_answers_can_not_be_read_is_replaced",
+    },
+    // Records, and leases that outlive their clients.
+    Safeguard {
+        name: "resume_redlock",
+        does: "Where one node ends leases with the session, no lease outlives its client",
+        file: REDLOCK_INFO,
+        code: "resume: «nodes.iter().all(|node| node.store().info().capability.resume)»",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::misuse::where_one_node_has_sessions_no_lease_outlives_its_client",
+    },
+    Safeguard {
+        name: "record_replicas",
+        does: "A record is neither read nor written as long as too few replicas have it",
+        file: REDIS_RECORDS,
+        code: "let Err(shortfall) = «replicas.confirm(&connection).await»",
+        without: "Ok(())",
+        noticed_by: "lockkit-redis/redis::replicas::a_record_that_the_replica_lacks_is_neither_read_nor_written",
+    },
+    Safeguard {
+        name: "record_fresh",
+        does: "A record is what the leader has, not what a server remembers",
+        file: ZK_RECORDS,
+        code: "if «node.is_still(&found).await?» {\n                    return found.record();",
+        without: "true",
+        noticed_by: "lockkit-zk/zk::ensemble::a_record_is_never_read_as_it_was",
+    },
+    Safeguard {
+        name: "record_answer",
+        does: "A record was changed only if the answer is the one to that question",
+        file: MYSQL_RECORDS,
+        code: "match (done.rows_affected(), «renew::is_answer(&done, question)») {",
+        without: "done.rows_affected() < 2",
+        noticed_by: "lockkit-mysql/compliance::mysql::records::an_answer_that_comes_twice_shifts_no_others",
     },
 ];

@@ -4,9 +4,10 @@ use async_trait::async_trait;
 
 use crate::{
     AcquireRequest, Attempt, Claim, KeyState, LockKey, LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo,
+    store::Records,
 };
 
-/// Observes every call to the wrapped store: with the feature `tracing` as a span, with the feature `metrics` in the
+/// Observes every call to the wrapped store but those for its [`Records`]: with the feature `tracing` as a span, with the feature `metrics` in the
 /// histogram `lockkit_store_seconds` with the labels `store` (its scheme), `operation` and `outcome`.
 ///
 /// These are the calls that cross the network. What happens to locks as their users see them (waiting, holding,
@@ -75,6 +76,10 @@ impl<S: LockStore> LockStore for Observed<S> {
         let answer = call.within(self.inner.inspect(query)).await;
         call.end(&answer, |_| "read");
         answer
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        self.inner.records()
     }
 }
 

@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use crate::{
     AcquireRequest, Attempt, Claim, Error, ErrorKind, Hold, KeyState, LockKey, LockStore, Query, Release, Renewal,
     Renewed, Result, StoreInfo,
+    store::{Record, Records, Swap},
 };
 
 /// Puts a prefix before every name, so that services, tenants or tests can share a store without sharing locks.
@@ -104,5 +105,33 @@ impl<S: LockStore> LockStore for Prefix<S> {
             Some(KeyState { key, ..state })
         });
         Ok(named.collect())
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        let inside = |inner| Box::new(PrefixRecords { prefix: &self.prefix, inner }) as Box<dyn Records>;
+        self.inner.records().into_iter().map(inside).collect()
+    }
+}
+
+/// The records of the wrapped store whose names have the prefix.
+struct PrefixRecords<'a> {
+    prefix: &'a str,
+    inner: Box<dyn Records + 'a>,
+}
+
+impl PrefixRecords<'_> {
+    fn name(&self, name: &LockKey) -> Result<LockKey> {
+        LockKey::new(format!("{}{name}", self.prefix))
+    }
+}
+
+#[async_trait]
+impl Records for PrefixRecords<'_> {
+    async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
+        self.inner.read(&self.name(name)?).await
+    }
+
+    async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
+        self.inner.compare_and_set(&self.name(name)?, seen, new).await
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod gc;
 pub(crate) mod grants;
 pub(crate) mod inspect;
 pub(crate) mod named_lock_queue;
+pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
 pub mod schema;
@@ -15,7 +16,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, Fence, Fencing, Finding, KeyState, Liveness, LockKey, LockStore,
-    LossReason, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    LossReason, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
 };
 
 use crate::{
@@ -175,6 +176,10 @@ impl LockStore for MySqlStore {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
         inspect::inspect(self, query).await.map_err(|e| e.at("inspect", None, &self.info.name))
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        vec![Box::new(self)]
     }
 }
 

@@ -11,6 +11,17 @@ pub(crate) fn to_column(key: &LockKey) -> &[u8] {
     key.as_str().as_bytes()
 }
 
+/// The name of a record as it stands in the table: behind a byte that is in no lock's name.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`] if it has 512 bytes, as many as the column: there is no room for that byte.
+pub(crate) fn record_to_column(name: &LockKey) -> Result<Vec<u8>> {
+    if name.as_str().len() == LockKey::MAX_BYTES {
+        return Err(Error::new(ErrorKind::InvalidInput, "the name of a record has at most 511 bytes in a table"));
+    }
+    Ok([b"\xff", to_column(name)].concat())
+}
+
 /// The lock of a row; `None` if the row was not made by lockkit.
 pub(crate) fn from_column(bytes: &[u8]) -> Option<LockKey> {
     LockKey::new(str::from_utf8(bytes).ok()?).ok()

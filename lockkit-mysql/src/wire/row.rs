@@ -99,12 +99,17 @@ impl Lease {
 }
 
 /// The only row that can come; `None` if none did.
-pub(crate) fn only(rows: &[MySqlRow]) -> Result<Option<Lock>> {
+pub(crate) fn only_row(rows: &[MySqlRow]) -> Result<Option<&MySqlRow>> {
     match rows {
         [] => Ok(None),
-        [row] => Lock::read(row).map(Some),
+        [row] => Ok(Some(row)),
         _ => Err(error::odd_reply(Sent::ReadOnly)),
     }
+}
+
+/// The lock in it.
+pub(crate) fn only(rows: &[MySqlRow]) -> Result<Option<Lock>> {
+    only_row(rows)?.map(Lock::read).transpose()
 }
 
 fn token(bytes: &[u8]) -> Option<Token> {

@@ -35,6 +35,8 @@ pub(crate) struct Statements {
     page: Arc<str>,
     unused_page: Arc<str>,
     remove_unused: [Arc<str>; SIZES.len()],
+    record: Arc<str>,
+    set_record: Arc<str>,
 }
 
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
@@ -87,6 +89,12 @@ impl Statements {
                 "SELECT {NUMBER}, id, IF({UNUSED}, resource_name, NULL) FROM {table} WHERE id > ? ORDER BY id LIMIT ?"
             )),
             remove_unused: SIZES.map(|size| text(remove_unused(table, size))),
+            record: text(format!("SELECT {NUMBER}, node_info, resource_name FROM {table} WHERE resource_name = ?")),
+            // A counter of 1 keeps the row from those that are removed as unused.
+            set_record: text(format!(
+                "UPDATE {table} SET node_info = ?, fence_last = ?, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
+                 version = version + 1, update_time = UTC_TIMESTAMP(6) WHERE resource_name = ? AND node_info = ?"
+            )),
         }
     }
 
@@ -139,6 +147,17 @@ impl Statements {
     /// size says; then since when in µs, and whether also those that no lease ever used.
     pub(crate) fn remove_unused(&self, size: Size) -> Statement<'static> {
         query(&self.remove_unused[size.index])
+    }
+
+    /// Reads the text of a record, and its name. Arguments: the question, the name.
+    pub(crate) fn record(&self) -> Statement<'static> {
+        query(&self.record)
+    }
+
+    /// Changes the text of a record from what was seen. Arguments: the new text, 1 or for an empty one 0, the question, the
+    /// name, the text that was seen. Gives the question as the insert id.
+    pub(crate) fn set_record(&self) -> Statement<'static> {
+        query(&self.set_record)
     }
 }
 

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Attempt, Claim, ErrorKind, Fence, FenceClock, LockStore};
+use lockkit_core::{
+    Attempt, Claim, ErrorKind, Fence, FenceClock, LockKey, LockStore,
+    store::{Record, Records, Swap},
+};
 use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction};
 use lockkit_testkit::servers::MySqlServer;
 use sqlx::{Connection as _, Executor as _};
@@ -20,6 +23,7 @@ tests! {
     a_user_who_may_not_delete_has_locks_all_the_same
     unused_locks_are_removed
     unused_locks_that_somebody_keeps_locked_are_left
+    records_are_no_unused_locks
 }
 
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -202,4 +206,24 @@ async fn unused_locks_that_somebody_keeps_locked_are_left(ctx: Arc<Ctx>) {
     assert_eq!(store.remove_unused(WEEK).await.expect("two are left"), 3);
     end(&mut raw).await;
     assert_eq!(store.remove_unused(WEEK).await.expect("gc"), 2);
+}
+
+async fn records_are_no_unused_locks(ctx: Arc<Ctx>) {
+    let server = ctx.server().await;
+    let store = MySqlStore::connect(config(server)).await.expect("connect");
+    let name = |name: &str| LockKey::new(name).expect("name");
+    let text = Record::new("text").expect("text");
+    for kept in ["kept", "removed"] {
+        assert_eq!(store.compare_and_set(&name(kept), None, Some(&text)).await.expect("set"), Swap::Done);
+    }
+    assert_eq!(store.compare_and_set(&name("removed"), Some(&text), None).await.expect("set"), Swap::Done);
+    let long = name(&"x".repeat(LockKey::MAX_BYTES));
+    assert_eq!(store.read(&long).await.expect_err("too long").kind(), ErrorKind::InvalidInput);
+    age(server).await;
+    assert_eq!(store.remove_unused(WEEK).await.expect("remove"), 1, "that of the record that was removed");
+    assert_eq!(store.read(&name("kept")).await.expect("read"), Some(text));
+    assert_eq!(store.read(&name("removed")).await.expect("read"), None);
+    let foreign = "UPDATE resource_lock SET node_info = 'no record'";
+    raw(server).await.execute(foreign).await.expect("update");
+    assert_eq!(store.read(&name("kept")).await.expect_err("foreign").kind(), ErrorKind::Unexpected);
 }

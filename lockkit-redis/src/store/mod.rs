@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod check;
 pub(crate) mod inspect;
+pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
 
@@ -11,7 +12,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, KeyState, Liveness, LockKey,
-    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
 };
 
 use crate::{
@@ -124,6 +125,10 @@ impl LockStore for RedisStore {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
         inspect::inspect(self, query).await.map_err(|e| e.at("inspect", None, &self.info.name))
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        vec![Box::new(self)]
     }
 }
 

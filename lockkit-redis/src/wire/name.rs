@@ -71,9 +71,16 @@ impl Names {
     }
 
     /// A key, and channel, beside those of the locks: under the same permissions, but no lock's. `word` is ASCII letters,
-    /// digits and dashes that don't begin with two hexadecimal digits.
+    /// digits, dashes and colons that don't begin with two hexadecimal digits.
     pub(crate) fn reserved(&self, word: &str) -> String {
         if self.prefix.is_empty() { format!("{ESCAPE}{word}") } else { format!("{}%{word}", self.prefix) }
+    }
+
+    /// The key of a record. It has no hash tag, so that records lie anywhere in a cluster.
+    pub(crate) fn record(&self, name: &LockKey) -> String {
+        let mut key = self.reserved("record:");
+        encode(name.as_str(), &mut key);
+        key
     }
 
     /// The name of the lock with this key; `None` if no name has it.
@@ -225,14 +232,16 @@ mod tests {
     }
 
     #[test]
-    fn no_two_names_share_a_key_and_no_lock_is_a_counter() {
+    fn no_two_names_share_a_key_and_no_lock_is_a_counter_or_a_record() {
         for prefix in ["", "lockkit:", "a%7B"] {
             let names = Names::new(prefix).expect("prefix");
             let mut seen: HashMap<String, String> = HashMap::new();
             for name in tricky(5) {
-                let lock = names.lock(&LockKey::new(name.as_str()).expect("name"));
+                let key = LockKey::new(name.as_str()).expect("name");
+                let (lock, record) = (names.lock(&key), names.record(&key));
+                assert_eq!((hash_tag(&record), names.name(record.as_bytes())), (None, None), "{record} is a record");
                 let counter = counter(&lock);
-                for key in [lock, counter] {
+                for key in [lock, counter, record] {
                     if let Some(other) = seen.insert(key.clone(), name.clone()) {
                         panic!("prefix {prefix:?}: {name:?} and {other:?} share {key:?}");
                     }

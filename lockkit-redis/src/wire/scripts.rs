@@ -23,6 +23,10 @@ pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
 });
 pub(crate) static EPOCH: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/epoch.lua").into()));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
+pub(crate) static RECORD: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/record.lua")));
+/// [`RECORD`] where servers can take over from each other. Its last argument is the server's replication id.
+pub(crate) static RECORD_GUARDED: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/record.lua"))));
 pub(crate) const FENCED_CODE: &str = include_str!("scripts/fenced.lua");
 pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(FENCED_CODE));
 

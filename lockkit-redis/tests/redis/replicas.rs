@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lockkit_core::{Effect, ErrorKind, LockStore, Locker, Release};
+use lockkit_core::{
+    Effect, ErrorKind, LockKey, LockStore, Locker, Release,
+    store::{Record, Records, Swap},
+};
 use lockkit_redis::RedisStore;
 use lockkit_testkit::servers::RedisSentinels;
 
@@ -162,4 +165,24 @@ async fn the_documented_permissions_suffice() {
     hold(&store, &mine).await;
     held(renew(&store, &renewal(&mine)).await);
     free(&store, &mine).await;
+}
+
+/// What was read or written could be another's after a fail-over, as long as no replica has it.
+#[tokio::test]
+async fn a_record_that_the_replica_lacks_is_neither_read_nor_written() {
+    let all = servers().await;
+    let store = store(&all, "replicas=1&replica_timeout=300ms").await.expect("connect");
+    let (name, text) = (LockKey::new("a").expect("name"), |text: &str| Record::new(text).expect("text"));
+    let (first, second) = (text("first"), text("second"));
+    assert_eq!(store.compare_and_set(&name, None, Some(&first)).await.expect("set"), Swap::Done);
+    let there = all.servers()[1].command(&["GET", "lockkit:%record:a"]).await.expect("GET");
+    assert_eq!(there, "first");
+    all.servers()[1].freeze().await.expect("freeze");
+    let error = store.compare_and_set(&name, Some(&first), Some(&second)).await.expect_err("no replica");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+    let error = store.read(&name).await.expect_err("no replica");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    all.servers()[1].thaw().expect("thaw");
+    assert_eq!(store.compare_and_set(&name, Some(&first), Some(&second)).await.expect("set"), Swap::Done);
+    assert_eq!(store.read(&name).await.expect("read"), Some(second));
 }

@@ -13,6 +13,7 @@ use std::{fmt, sync::Arc};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, KeyState, LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo,
+    store::Records,
 };
 
 use crate::{
@@ -87,6 +88,10 @@ impl LockStore for RedlockStore {
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
         inspect::inspect(&self.0, query).await.map_err(|e| e.at("inspect", None, &self.0.info.name))
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        self.0.nodes.iter().flat_map(|node| node.store().records()).collect()
     }
 }
 

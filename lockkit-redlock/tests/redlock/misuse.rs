@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit::redlock::RedisNodes;
-use lockkit_core::{ErrorKind, Liveness, LockStore, Locker, MemoryStore, StoreInfo};
+use lockkit_core::{ErrorKind, Liveness, LockStore, Locker, MemoryStore, StoreInfo, store::identity};
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::Altered;
@@ -122,4 +122,24 @@ async fn nobody_there_is_unavailable_for_each_node() {
     let error = RedisNodes::new(nowhere).connect().await.expect_err("nobody is there");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.message().contains("127.0.0.1:2"), "{error}");
+}
+
+/// A quorum is its nodes, in whatever order somebody names them.
+#[tokio::test]
+async fn a_quorum_is_known_by_its_nodes() {
+    let memories = memories(4);
+    let known = async |nodes: &[usize]| {
+        let nodes = nodes.iter().map(|node| Node::new(Arc::new(memories[*node].clone()))).collect();
+        identity(&RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum")).await.expect("identity")
+    };
+    let first = known(&[0, 1, 2]).await;
+    assert_eq!(known(&[2, 0, 1]).await, first);
+    assert_ne!(known(&[0, 1, 3]).await, first);
+    assert_ne!(identity(&memories[0]).await.expect("identity"), first);
+
+    let cluster = Cluster::start(3).await;
+    let store = cluster.client().await;
+    assert_eq!(identity(&store).await.expect("identity"), identity(&cluster.observer().await).await.expect("identity"));
+    cluster.servers[1].kill().await.expect("kill");
+    assert_eq!(identity(&store).await.expect_err("one is away").kind(), ErrorKind::Unavailable);
 }

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fencing, Hold, KeyState, Liveness,
     LockKey, LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    store::Records,
 };
 
 use super::{
@@ -113,6 +114,10 @@ impl LockStore for LocalStore {
         };
         let states = keys.iter().map(|key| shelf.state(key.as_str(), key, now));
         Ok(states.filter(|state| matches!(query, Query::Keys(_)) || !state.holders.is_empty()).collect())
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        Vec::new()
     }
 }
 

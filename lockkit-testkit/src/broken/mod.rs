@@ -9,6 +9,7 @@
 
 mod backend;
 mod local;
+mod records;
 mod shelf;
 mod store;
 mod wire;
@@ -145,6 +146,10 @@ bugs! {
         "input::odd_names_are_distinct" says "\"A\"";
     TrimsSpaces "Names that differ in trailing spaces are one lock." =>
         "input::odd_names_are_distinct" says "\"a \"";
+    RecordsReadThenWritten "A record is read and, if it is what was seen, written in a second step." =>
+        "records::each_change_builds_on_the_one_before" says "builds on";
+    RecordsRemembered "A record that was read is not asked for again." =>
+        "records::what_was_written_is_read" says "is read as";
     ClaimsShared "Shared locks are claimed, and are exclusive." =>
         "modes::readers_share_and_writers_exclude" says "readers must share";
     DowngradesShared "Shared locks are not claimed, but granted when asked for: as exclusive ones." =>

@@ -7,7 +7,7 @@ use std::{
 
 use lockkit_core::{
     AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, KeyState, LockKey, LossReason, Mode, Moment, Order,
-    Release, Renewal, Token,
+    Release, Renewal, Token, store,
 };
 
 use super::Bug;
@@ -17,6 +17,7 @@ use super::Bug;
 pub(super) struct Shelf {
     bug: Option<Bug>,
     records: BTreeMap<String, Record>,
+    texts: BTreeMap<String, store::Record>,
     /// Whether waiters are to be told that something is free.
     pub(super) freed: bool,
 }
@@ -68,7 +69,7 @@ pub(super) enum Answer {
 
 impl Shelf {
     pub(super) fn new(bug: Option<Bug>) -> Self {
-        Self { bug, records: BTreeMap::new(), freed: false }
+        Self { bug, records: BTreeMap::new(), texts: BTreeMap::new(), freed: false }
     }
 
     fn has(&self, bug: Bug) -> bool {
@@ -222,6 +223,33 @@ impl Shelf {
             .filter(|(_, key)| key.as_str().starts_with(prefix))
             .map(|(name, key)| (name.clone(), key.clone()))
             .collect()
+    }
+
+    /// The text of a record.
+    pub(super) fn text(&self, name: &str) -> Option<store::Record> {
+        self.texts.get(name).cloned()
+    }
+
+    /// Makes a record `new` if it is `seen`.
+    pub(super) fn swap(
+        &mut self,
+        name: &str,
+        seen: Option<&store::Record>,
+        new: Option<&store::Record>,
+    ) -> store::Swap {
+        if let Some(answer) = store::Swap::of(self.texts.get(name), seen, new) {
+            return answer;
+        }
+        self.write(name, new);
+        store::Swap::Done
+    }
+
+    /// Makes a record `new`, whatever it is.
+    pub(super) fn write(&mut self, name: &str, new: Option<&store::Record>) {
+        match new {
+            Some(new) => self.texts.insert(name.to_owned(), new.clone()),
+            None => self.texts.remove(name),
+        };
     }
 
     /// The record of a name, without what has ended.

@@ -1,15 +1,22 @@
 //! A client of the simple store: five questions, each one step on the machine, unless a bug makes it two.
 
-use std::{collections::HashSet, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, Fencing, Hold, KeyState,
     Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo,
     SystemClock, Token, Waiting,
+    store::{Record, Records},
 };
 use tokio::{
-    sync::{oneshot, watch},
+    sync::{Mutex, oneshot, watch},
     time::timeout,
 };
 
@@ -32,6 +39,8 @@ pub(super) struct SimpleStore {
     client: Token,
     /// The claims that were released: what [`Bug::LandsLate`] waits for.
     released: watch::Sender<HashSet<Token>>,
+    /// What [`Bug::RecordsRemembered`] takes for what the records are.
+    pub(super) remembered: Arc<Mutex<HashMap<LockKey, Record>>>,
 }
 
 impl SimpleStore {
@@ -55,10 +64,17 @@ impl SimpleStore {
             alarm: None,
             warnings: Arc::default(),
         });
-        Ok(Self { info, dialer: Arc::new(dialer), bug, client: Token::random()?, released: watch::Sender::default() })
+        Ok(Self {
+            info,
+            dialer: Arc::new(dialer),
+            bug,
+            client: Token::random()?,
+            released: watch::Sender::default(),
+            remembered: Arc::default(),
+        })
     }
 
-    fn has(&self, bug: Bug) -> bool {
+    pub(super) fn has(&self, bug: Bug) -> bool {
         self.bug == Some(bug)
     }
 
@@ -94,6 +110,15 @@ impl SimpleStore {
             let e = if self.has(Bug::EffectDenied) { Error::new(e.kind(), e.message()) } else { e };
             e.at("ask", Some(key), &self.info.name)
         })
+    }
+
+    /// Has a step done that has nothing to do with time.
+    pub(super) async fn ask_machine<T: Clone + Send + 'static>(
+        &self,
+        key: &LockKey,
+        step: impl FnOnce(&mut Shelf, &str) -> T + Send + 'static,
+    ) -> Result<T> {
+        self.ask(key, BOUND, move |shelf, name, _| step(shelf, name)).await
     }
 
     /// How long a lease lasts on the machine.
@@ -307,6 +332,10 @@ impl LockStore for SimpleStore {
             state.waiters = Some(waiting.get(state.key.as_str()).copied().unwrap_or(0));
         }
         Ok(states)
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        vec![Box::new(self)]
     }
 }
 

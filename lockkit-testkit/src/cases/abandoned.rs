@@ -6,12 +6,12 @@
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
-use lockkit_core::{AcquireRequest, Attempt, LockStore as _, Release};
+use lockkit_core::{AcquireRequest, Attempt, LockStore as _, Release, store::Swap};
 use tokio::time::timeout;
 
 use super::{
     CaseResult, Ctx, LONG, SHORT, cases, request,
-    scene::{Call, Scene, is_failed},
+    scene::{Call, Scene, is_failed, new_text, only_keeper},
 };
 use crate::{
     BoxError,
@@ -47,12 +47,17 @@ enum Fate {
 async fn a_dropped_call_answers_no_other(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let scene = Arc::new(Scene::open(&ctx, &*server).await?);
-    for call in Call::ALL {
+    drop_each(&ctx, &scene, &Call::LOCKS).await
+}
+
+/// Drops these calls at each of their polls.
+pub(super) async fn drop_each(ctx: &Ctx, scene: &Arc<Scene>, calls: &[Call]) -> CaseResult {
+    for call in calls.iter().copied() {
         for fate in [Fate::Held, Fate::Stalled, Fate::Cut] {
             for polls in 1.. {
                 let at = |error| format!("{call:?} dropped at poll {polls}, {fate:?}: {error}");
-                let dropped = drop_at(&ctx, &scene, call, polls, fate).await.map_err(at)?;
-                scene.ask_everything(&ctx).await.map_err(at)?;
+                let dropped = drop_at(ctx, scene, call, polls, fate).await.map_err(at)?;
+                scene.ask_everything(ctx).await.map_err(at)?;
                 if !dropped {
                     break;
                 }
@@ -66,7 +71,7 @@ async fn a_dropped_call_answers_no_other(ctx: Ctx) -> CaseResult {
 async fn a_dropped_probe_answers_no_other(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let mut scenes = Vec::new();
-    for call in Call::ALL {
+    for call in Call::LOCKS {
         for polls in 1..=IDLE_POLLS {
             let scene = Arc::new(Scene::open(&ctx, &*server).await?);
             scene.ask_everything(&ctx).await?;
@@ -136,6 +141,28 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
         }
         Call::Inspect | Call::InspectPrefix => {
             Ok(leave(store.inspect(&scene.query(call)), polls, fate, proxy).await.is_none())
+        }
+        Call::ReadRecord => {
+            let (name, keeper) = (ctx.key()?, only_keeper(store)?);
+            let text = scene.make_record(&name).await?;
+            match leave(keeper.read(&name), polls, fate, proxy).await {
+                Some(Ok(read)) if read != Some(text) => Err(format!("another record was read: {read:?}").into()),
+                answer => Ok(answer.is_none()),
+            }
+        }
+        Call::MakeRecord | Call::ChangeRecord => {
+            let (name, new, keeper) = (ctx.key()?, new_text()?, only_keeper(store)?);
+            let before = if call == Call::ChangeRecord { Some(scene.make_record(&name).await?) } else { None };
+            let set = keeper.compare_and_set(&name, before.as_ref(), Some(&new));
+            let answer = leave(set, polls, fate, proxy).await;
+            let seen = scene.record_seen_by_other(&name).await?;
+            let is_done = seen.as_ref() == Some(&new);
+            match answer {
+                Some(Ok(Swap::Done)) if is_done => Ok(false),
+                Some(Ok(swap)) => Err(format!("{swap:?}, and the record is {seen:?}").into()),
+                answer if is_done || seen == before => Ok(answer.is_none()),
+                _ => Err(format!("the record has become {seen:?}").into()),
+            }
         }
     }
 }

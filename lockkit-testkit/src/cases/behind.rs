@@ -9,13 +9,13 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, Hold, KeyState, LockKey, LockStore as _, LossReason, Release, Renewed,
-    Result as StoreResult,
+    Result as StoreResult, store::Swap,
 };
 use tokio::{sync::Mutex, task::JoinSet};
 
 use super::{
     CaseResult, Ctx, LONG, cases, request,
-    scene::{Call, Scene, is_failed, lost},
+    scene::{Call, Scene, is_failed, lost, new_text, only_keeper},
 };
 use crate::{BoxError, Server, faults::Slip};
 
@@ -34,20 +34,20 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 const MOST_ANSWERS: usize = 40;
 
 async fn an_answer_that_is_lost_shifts_no_others(ctx: Ctx) -> CaseResult {
-    every_answer(ctx, Slip::Lost).await
+    every_answer(ctx, Slip::Lost, &Call::LOCKS).await
 }
 
 async fn an_answer_that_comes_twice_shifts_no_others(ctx: Ctx) -> CaseResult {
-    every_answer(ctx, Slip::Twice).await
+    every_answer(ctx, Slip::Twice, &Call::LOCKS).await
 }
 
 /// Each call has a client of its own, side by side: a lost answer takes as long as the client has patience.
-async fn every_answer(ctx: Ctx, slip: Slip) -> CaseResult {
+pub(super) async fn every_answer(ctx: Ctx, slip: Slip, of: &'static [Call]) -> CaseResult {
     let server: Arc<dyn Server> = ctx.server().await?.into();
     let ctx = Arc::new(ctx);
     let (mut calls, turn) = (JoinSet::new(), Arc::new(Mutex::new(())));
-    for call in Call::ALL {
-        calls.spawn(each_answer(Arc::clone(&ctx), Arc::clone(&server), Arc::clone(&turn), call, slip));
+    for call in of {
+        calls.spawn(each_answer(Arc::clone(&ctx), Arc::clone(&server), Arc::clone(&turn), *call, slip));
     }
     while let Some(ended) = calls.join_next().await {
         ended??;
@@ -63,7 +63,11 @@ async fn each_answer(
     call: Call,
     slip: Slip,
 ) -> CaseResult {
-    let open = || async { Scene::impatient(&ctx, &*server, TIMEOUT).await.map(Arc::new) };
+    let open = || async {
+        let scene = Scene::impatient(&ctx, &*server, TIMEOUT).await?;
+        let with_record = Call::RECORDS.contains(&call);
+        Ok::<_, BoxError>(Arc::new(if with_record { scene.with_record(&ctx).await? } else { scene }))
+    };
     let mut scene = open().await?;
     for nth in 1..=MOST_ANSWERS {
         let at = |error: BoxError| format!("{call:?}, answer {nth} {slip:?}: {error}");
@@ -169,6 +173,27 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             match store.inspect(&scene.query(call)).await {
                 Ok(states) => shows(scene, &states, &keys),
                 answer => passing(answer),
+            }
+        }
+        Call::ReadRecord => {
+            let (name, keeper) = (ctx.key()?, only_keeper(store)?);
+            let text = scene.make_record(&name).await?;
+            armed();
+            match keeper.read(&name).await {
+                Ok(read) if read != Some(text) => Err(format!("another record was read: {read:?}").into()),
+                answer => passing(answer),
+            }
+        }
+        Call::MakeRecord | Call::ChangeRecord => {
+            let (name, new, keeper) = (ctx.key()?, new_text()?, only_keeper(store)?);
+            let before = if call == Call::ChangeRecord { Some(scene.make_record(&name).await?) } else { None };
+            armed();
+            let answer = keeper.compare_and_set(&name, before.as_ref(), Some(&new)).await;
+            let seen = scene.record_seen_by_other(&name).await?;
+            match answer {
+                Ok(Swap::Done) if seen.as_ref() == Some(&new) => Ok(()),
+                Ok(swap) => Err(format!("{swap:?}, and the record is {seen:?}").into()),
+                answer => without_effect(answer, || seen == before),
             }
         }
     }?;

@@ -17,6 +17,7 @@ mod input;
 mod lifecycle;
 mod modes;
 mod ownership;
+mod records;
 mod reentrancy;
 mod resource;
 mod scene;
@@ -73,6 +74,8 @@ pub struct Needs {
     pub fences: bool,
     /// Fences that outlive the loss of all data.
     pub hybrid: bool,
+    /// Records, kept in one place.
+    pub records: bool,
     /// A clock that can be injected.
     pub clock: bool,
     /// A private server that can be harmed.
@@ -88,6 +91,7 @@ impl Needs {
         fifo: false,
         fences: false,
         hybrid: false,
+        records: false,
         clock: false,
         server: false,
     };
@@ -103,6 +107,8 @@ impl Needs {
     pub const FENCES: Self = Self { fences: true, ..Self::NOTHING };
     /// Leases that end by ttl, on a clock that can be injected.
     pub const CLOCK: Self = Self { ttl: true, clock: true, ..Self::NOTHING };
+    /// Records, kept in one place.
+    pub const RECORDS: Self = Self { records: true, ..Self::NOTHING };
     /// A private server.
     pub const SERVER: Self = Self { server: true, ..Self::NOTHING };
     /// A private server, with leases that end by ttl.
@@ -111,6 +117,8 @@ impl Needs {
     pub const SERVER_FIFO: Self = Self { fifo: true, ..Self::SERVER };
     /// A private server, with fences that mean anything.
     pub const SERVER_FENCES: Self = Self { fences: true, ..Self::SERVER };
+    /// A private server, with records.
+    pub const SERVER_RECORDS: Self = Self { records: true, ..Self::SERVER };
     /// A private server that may lose its data without its fences going back.
     pub const SERVER_HYBRID: Self = Self { hybrid: true, ..Self::SERVER_FENCES };
 }
@@ -118,7 +126,7 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 14] = [
+    let groups: [&'static [Case]; 15] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
@@ -132,6 +140,7 @@ pub fn all() -> Vec<&'static Case> {
         abandoned::CASES,
         behind::CASES,
         input::CASES,
+        records::CASES,
         faults::CASES,
     ];
     groups.into_iter().flatten().collect()

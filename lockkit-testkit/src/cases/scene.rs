@@ -12,6 +12,7 @@ use std::{
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Fence, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason, Query, Release,
     Renewal, Renewed, Result as StoreResult, Token,
+    store::{Record, Records},
 };
 use tokio::task::JoinSet;
 
@@ -47,10 +48,14 @@ pub(super) enum Call {
     InspectPrefix,
     /// A renewal for which the client has to connect first.
     Connect,
+    ReadRecord,
+    MakeRecord,
+    ChangeRecord,
 }
 
 impl Call {
-    pub(super) const ALL: [Self; 11] = [
+    /// Those about locks.
+    pub(super) const LOCKS: [Self; 11] = [
         Self::AcquireNew,
         Self::AcquireKnown,
         Self::AcquireHeld,
@@ -63,6 +68,8 @@ impl Call {
         Self::InspectPrefix,
         Self::Connect,
     ];
+    /// Those about records.
+    pub(super) const RECORDS: [Self; 3] = [Self::ReadRecord, Self::MakeRecord, Self::ChangeRecord];
 
     /// How long an acquisition waits.
     pub(super) fn wait(self) -> Duration {
@@ -83,6 +90,8 @@ pub(super) struct Scene {
     fence: Fence,
     /// A lock that nobody ever had.
     free: LockKey,
+    /// A record that the other client made, if records are asked about.
+    record: Option<(LockKey, Record)>,
     /// Set once the client behind the proxy has said that its session has ended.
     over: AtomicBool,
 }
@@ -113,8 +122,17 @@ impl Scene {
             other,
             fence: mine.fence,
             free,
+            record: None,
             over: AtomicBool::default(),
         })
+    }
+
+    /// The same with a record that is asked about.
+    pub(super) async fn with_record(mut self, ctx: &Ctx) -> Result<Self, BoxError> {
+        let name = ctx.key()?;
+        let text = self.make_record(&name).await?;
+        self.record = Some((name, text));
+        Ok(self)
     }
 
     /// Asks all questions, several at a time. An error is no wrong answer, as long as an answer comes in the end.
@@ -130,6 +148,8 @@ impl Scene {
             for _ in 0..AT_ONCE {
                 let (scene, new) = (Arc::clone(self), ctx.key()?);
                 asked.spawn(async move { scene.who_holds().await });
+                let scene = Arc::clone(self);
+                asked.spawn(async move { scene.read_theirs().await });
                 let scene = Arc::clone(self);
                 asked.spawn(async move { scene.renew_mine().await });
                 let scene = Arc::clone(self);
@@ -166,6 +186,13 @@ impl Scene {
         let expected = [Some(self.mine.token), Some(self.theirs.token), None];
         let seen: Vec<_> = states.iter().map(holder).collect();
         expect(seen == expected, || format!("the wrong holders are shown: {states:?}"))
+    }
+
+    async fn read_theirs(&self) -> CaseResult {
+        let Some((name, text)) = &self.record else { return Ok(()) };
+        let keeper = only_keeper(&self.store)?;
+        let read = in_the_end(|| keeper.read(name)).await?;
+        expect(read.as_ref() == Some(text), || format!("the record {text:?} is read as {read:?}"))
     }
 
     async fn renew_mine(&self) -> CaseResult {
@@ -255,6 +282,19 @@ impl Scene {
         }
     }
 
+    /// Makes a record, by the other client.
+    pub(super) async fn make_record(&self, name: &LockKey) -> Result<Record, BoxError> {
+        let (keeper, text) = (only_keeper(&self.other)?, new_text()?);
+        in_the_end(|| keeper.compare_and_set(name, None, Some(&text))).await?;
+        Ok(text)
+    }
+
+    /// What a record is, as the other client sees it.
+    pub(super) async fn record_seen_by_other(&self, name: &LockKey) -> Result<Option<Record>, BoxError> {
+        let keeper = only_keeper(&self.other)?;
+        in_the_end(|| keeper.read(name)).await
+    }
+
     /// Takes a free lock.
     pub(super) async fn take(&self, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
         take(&self.store, key, ttl).await
@@ -293,6 +333,16 @@ impl Scene {
         let query = Query::Keys(vec![key.clone()]);
         Ok(in_the_end(|| self.other.inspect(&query)).await?.pop().ok_or("no answer for the key")?)
     }
+}
+
+/// The place where a store keeps its records.
+pub(super) fn only_keeper(store: &Arc<dyn LockStore>) -> Result<Box<dyn Records + '_>, BoxError> {
+    store.records().pop().ok_or_else(|| "the store keeps no records".into())
+}
+
+/// The text of a record that no other has.
+pub(super) fn new_text() -> Result<Record, BoxError> {
+    Ok(Record::new(Token::random()?.reveal())?)
 }
 
 /// Takes a free lock. What was asked for in vain is given up first, so that it is not in the way.

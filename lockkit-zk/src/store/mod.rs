@@ -3,18 +3,23 @@
 pub(crate) mod acquire;
 pub(crate) mod enter;
 pub(crate) mod inspect;
+pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fencing, KeyState, Liveness, LockKey,
-    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
 };
 
-use crate::{client::connection::Connection, config::ZkConfig, store::acquire::Acquisition};
+use crate::{
+    client::{connection::Connection, session::Session},
+    config::ZkConfig,
+    store::acquire::Acquisition,
+};
 
 /// Shorter leases would be over before anything could be done under them.
 const MIN_TTL: Duration = Duration::from_millis(100);
@@ -88,6 +93,14 @@ impl ZkStore {
         self.connection.config.timeout
     }
 
+    async fn session(&self) -> Result<Arc<Session>> {
+        self.connection.session().await
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.info.name
+    }
+
     #[cfg(test)]
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
@@ -121,6 +134,10 @@ impl LockStore for ZkStore {
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
         let outcome = inspect::inspect(&self.connection, query, self.timeout()).await;
         outcome.map_err(|e| e.at("inspect", None, &self.info.name))
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        vec![Box::new(self)]
     }
 }
 

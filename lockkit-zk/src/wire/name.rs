@@ -11,6 +11,9 @@ pub(crate) const LOCK: &str = "lock-";
 /// `%` there are digits.
 const RESERVED: char = '%';
 
+/// Begins the name of a record's node.
+const RECORD: &str = "%record-";
+
 /// The root of the locks, and what lies in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Names {
@@ -43,6 +46,13 @@ impl Names {
         format!("{}/{RESERVED}session-{id:016x}", self.root)
     }
 
+    /// The path of a record.
+    pub(crate) fn record(&self, name: &LockKey) -> String {
+        let mut path = format!("{}/{RECORD}", self.root);
+        encode(name.as_str(), &mut path);
+        path
+    }
+
     /// The path of a node to try things out in.
     #[cfg(any(test, feature = "doctor"))]
     pub(crate) fn trial(&self, word: &str) -> String {
@@ -52,7 +62,10 @@ impl Names {
     /// Whether a node in the root belongs to lockkit, but is no lock.
     #[cfg(any(test, feature = "doctor"))]
     pub(crate) fn is_own(node: &str) -> bool {
-        node.strip_prefix(RESERVED).is_some_and(|rest| rest.starts_with("session-") || rest.starts_with("doctor-"))
+        node.starts_with(RECORD)
+            || node
+                .strip_prefix(RESERVED)
+                .is_some_and(|rest| rest.starts_with("session-") || rest.starts_with("doctor-"))
     }
 
     /// The lock of a node in the root; `None` if it is not a lock of ours.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lockkit_core::{
-    Attempt, Effect, ErrorKind, Fence, FenceRequest, LockStore, LossReason, Query, Release, Renewal, Renewed,
+    Attempt, Effect, ErrorKind, Fence, FenceRequest, LockKey, LockStore, LossReason, Query, Release, Renewal, Renewed,
+    store::{Record, Records, Swap},
 };
 use lockkit_zk::{ZkConfig, ZkStore};
 use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
@@ -242,4 +243,21 @@ async fn no_server_is_an_error_in_time() {
     let error = ZkStore::connect(ZkConfig::new(["127.0.0.1:1"])).await.expect_err("nobody there");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(error.to_string().lines().count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_is_a_node_whose_versions_go_on() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, server.raw().await);
+    let (name, path) = (LockKey::new("a/b").expect("name"), "/lockkit/%record-a%2Fb");
+    let texts = ["first", "second"].map(|text| Record::new(text).expect("text"));
+    assert_eq!(store.read(&name).await.expect("read"), None);
+    assert!(raw.check_stat("/lockkit").await.expect("ask").is_none(), "reading leaves nothing behind");
+    assert_eq!(store.compare_and_set(&name, None, Some(&texts[0])).await.expect("set"), Swap::Done);
+    assert_eq!(store.compare_and_set(&name, Some(&texts[0]), None).await.expect("set"), Swap::Done);
+    assert_eq!(store.compare_and_set(&name, None, Some(&texts[1])).await.expect("set"), Swap::Done);
+    let (data, stat) = raw.get_data(path).await.expect("the node");
+    assert_eq!((data.as_slice(), stat.version, stat.ephemeral_owner), (&b"second"[..], 2, 0));
+    raw.set_data(path, b"no record", None).await.expect("write");
+    assert_eq!(store.read(&name).await.expect_err("foreign").kind(), ErrorKind::Unexpected);
 }

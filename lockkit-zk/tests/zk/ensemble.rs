@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Outcome, Status};
+use lockkit_core::{
+    LockKey, Outcome, Status,
+    store::{Record, Records, Swap},
+};
 use lockkit_testkit::servers::{Keep, ZooKeeperEnsemble, ZooKeeperFlavor};
 use lockkit_zk::ZkConfig;
 
@@ -62,4 +65,32 @@ async fn the_loss_of_the_leader_loses_no_lease_and_no_order() {
     assert_eq!(kept.status(), Status::Held, "a lease outlives the leader");
     let outcome = kept.release().await.expect("release");
     assert_eq!(outcome, Outcome::Released, "its node does, too");
+}
+
+/// A server that stood still has not heard of what the others decided meanwhile, and answers reads by what it knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_is_never_read_as_it_was() {
+    let ensemble = ZooKeeperEnsemble::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+    let leader = ensemble.elected().await.expect("a leader");
+    let members = ensemble.members();
+    let at = async |member: usize| connect(ZkConfig::new([members[member].addr().to_string()])).await;
+    let follower = (leader + 1) % members.len();
+    let (writer, reader) = (at(leader).await, at(follower).await);
+    let (name, mut seen) = (LockKey::new("a").expect("name"), None);
+    for round in 0..20 {
+        let new = Record::new(format!("text-{round}")).expect("text");
+        members[follower].freeze().await.expect("freeze");
+        insist("it is written", async || {
+            let swap = writer.compare_and_set(&name, seen.as_ref(), Some(&new)).await?;
+            assert_eq!(swap, Swap::Done);
+            Ok(())
+        })
+        .await;
+        members[follower].thaw().expect("thaw");
+        let read = insist("it is read", async || reader.read(&name).await).await;
+        assert_eq!(read.as_ref(), Some(&new), "round {round}");
+        let late = reader.compare_and_set(&name, seen.as_ref(), None).await.expect("an answer");
+        assert_eq!(late, Swap::Differs(Some(new.clone())), "round {round}");
+        seen = Some(new);
+    }
 }
