@@ -209,8 +209,8 @@ async fn unused_locks_that_somebody_keeps_locked_are_left(ctx: Arc<Ctx>) {
 }
 
 async fn records_are_no_unused_locks(ctx: Arc<Ctx>) {
-    let server = ctx.server().await;
-    let store = MySqlStore::connect(config(server)).await.expect("connect");
+    let config = ctx.config().await.table("records").create(true);
+    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), ctx.raw().await);
     let name = |name: &str| LockKey::new(name).expect("name");
     let text = Record::new("text").expect("text");
     for kept in ["kept", "removed"] {
@@ -219,11 +219,12 @@ async fn records_are_no_unused_locks(ctx: Arc<Ctx>) {
     assert_eq!(store.compare_and_set(&name("removed"), Some(&text), None).await.expect("set"), Swap::Done);
     let long = name(&"x".repeat(LockKey::MAX_BYTES));
     assert_eq!(store.read(&long).await.expect_err("too long").kind(), ErrorKind::InvalidInput);
-    age(server).await;
+    let age = "UPDATE records SET update_time = update_time - INTERVAL 8 DAY";
+    raw.execute(age).await.expect("age");
     assert_eq!(store.remove_unused(WEEK).await.expect("remove"), 1, "that of the record that was removed");
     assert_eq!(store.read(&name("kept")).await.expect("read"), Some(text));
     assert_eq!(store.read(&name("removed")).await.expect("read"), None);
-    let foreign = "UPDATE resource_lock SET node_info = 'no record'";
-    raw(server).await.execute(foreign).await.expect("update");
+    let foreign = "UPDATE records SET node_info = 'no record'";
+    raw.execute(foreign).await.expect("update");
     assert_eq!(store.read(&name("kept")).await.expect_err("foreign").kind(), ErrorKind::Unexpected);
 }

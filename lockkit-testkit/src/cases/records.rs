@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use lockkit_core::{
     LockKey, LockStore, Prefix, Query,
-    store::{Record, Swap, identity},
+    store::{Record, Records, Swap, identity},
 };
 use tokio::task::JoinSet;
 
@@ -54,7 +54,7 @@ async fn a_record_changes_from_what_was_seen(ctx: Ctx) -> CaseResult {
     assert_eq!(theirs.compare_and_set(&name, Some(&third), Some(&first)).await?, Swap::Differs(None));
     assert_eq!(theirs.compare_and_set(&name, None, Some(&second)).await?, Swap::Done, "made anew");
     assert_eq!(mine.read(&name).await?, Some(second));
-    Ok(())
+    remove(&*mine, &name).await
 }
 
 async fn each_change_builds_on_the_one_before(ctx: Ctx) -> CaseResult {
@@ -82,7 +82,7 @@ async fn each_change_builds_on_the_one_before(ctx: Ctx) -> CaseResult {
             }
         }
     }
-    Ok(())
+    remove(&*only_keeper(&ctx.store().await?)?, &name).await
 }
 
 async fn what_was_written_is_read(ctx: Ctx) -> CaseResult {
@@ -99,7 +99,7 @@ async fn what_was_written_is_read(ctx: Ctx) -> CaseResult {
         }
         seen = new;
     }
-    Ok(())
+    remove(&*mine, &name).await
 }
 
 async fn they_are_no_locks(ctx: Ctx) -> CaseResult {
@@ -122,6 +122,7 @@ async fn they_are_no_locks(ctx: Ctx) -> CaseResult {
     }
     for (name, text) in names.iter().zip(&texts) {
         assert_eq!(keeper.read(name).await?.as_ref(), Some(text), "{name:?}");
+        remove(&*keeper, name).await?;
     }
     Ok(())
 }
@@ -154,19 +155,32 @@ async fn an_answer_that_comes_twice_shifts_no_others(ctx: Ctx) -> CaseResult {
 }
 
 async fn a_store_has_one_identity(ctx: Ctx) -> CaseResult {
-    let (store, other, base) = (ctx.store().await?, ctx.store().await?, ctx.name());
-    assert_eq!(identity(&*store).await?, identity(&*other).await?);
-    // Nobody has asked for that of these yet: all who do at the same time agree.
-    let mut asked = JoinSet::new();
-    for _ in 0..CLIENTS * 2 {
-        let part = Prefix::new(base.as_str(), ctx.store().await?)?;
-        asked.spawn(async move { identity(&part).await });
+    let mut known = Vec::new();
+    for part in [ctx.name(), ctx.name()] {
+        let part = async || Ok::<_, BoxError>(Prefix::new(part.as_str(), ctx.store().await?)?);
+        // Nobody has asked for it yet: all who do at the same time agree.
+        let (mut asked, mut told) = (JoinSet::new(), HashSet::new());
+        for _ in 0..CLIENTS * 2 {
+            let part = part().await?;
+            asked.spawn(async move { identity(&part).await });
+        }
+        while let Some(answer) = asked.join_next().await {
+            told.insert(answer??);
+        }
+        let part: Arc<dyn LockStore> = Arc::new(part().await?);
+        told.insert(identity(&*part).await?);
+        assert_eq!(told.len(), 1, "all know it by one: {told:?}");
+        remove(&*only_keeper(&part)?, &LockKey::new("lockkit/identity")?).await?;
+        known.extend(told);
     }
-    let mut known = HashSet::new();
-    while let Some(answer) = asked.join_next().await {
-        known.insert(answer??);
-    }
-    known.insert(identity(&*store).await?);
-    assert_eq!(known.len(), 2, "one of the store and one of a part of it: {known:?}");
+    assert_ne!(known[0], known[1], "two parts of a store are two stores");
+    Ok(())
+}
+
+/// Records do not lapse, and a case leaves nothing behind.
+async fn remove(keeper: &dyn Records, name: &LockKey) -> CaseResult {
+    let last = keeper.read(name).await?;
+    assert_eq!(keeper.compare_and_set(name, last.as_ref(), None).await?, Swap::Done);
+    assert_eq!(keeper.read(name).await?, None);
     Ok(())
 }

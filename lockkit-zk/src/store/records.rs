@@ -1,14 +1,15 @@
-//! Records: nodes beside those of the locks. One that was removed stays as an empty node, so that the versions of a node never
-//! start over, and a version always means one text.
+//! Records: nodes beside those of the locks. The node of a record has a child whose name is random and stands in front of its
+//! text. Versions of a node start over when it is removed and made anew, and a writer that saw the former one must not take the
+//! new one for it: so each change checks that child, too.
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Error, ErrorKind, LockKey, Result,
+    Error, ErrorKind, LockKey, Result, Token,
     store::{Record, Records, Swap},
 };
-use zookeeper_client::{self as zk, CreateMode};
+use zookeeper_client::{self as zk, CreateMode, MultiWriter};
 
 use crate::{
     client::session::Session,
@@ -19,6 +20,9 @@ use crate::{
 /// How often a record is looked at again that changed between two looks.
 const LOOKS: u32 = 20;
 
+/// The length of the name of a record's child.
+const CHILD: usize = 16;
+
 #[async_trait]
 impl Records for ZkStore {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
@@ -27,7 +31,7 @@ impl Records for ZkStore {
             for _ in 0..LOOKS {
                 let found = node.look().await?;
                 if node.is_still(&found).await? {
-                    return found.record();
+                    return Ok(found.record().cloned());
                 }
             }
             Err(restless())
@@ -40,7 +44,7 @@ impl Records for ZkStore {
             let node = Node::of(self, name).await?;
             for _ in 0..LOOKS {
                 let found = node.look().await?;
-                match Swap::of(found.record()?.as_ref(), seen, new) {
+                match Swap::of(found.record(), seen, new) {
                     Some(answer) if node.is_still(&found).await? => return Ok(answer),
                     None if node.write(&found, new).await? => return Ok(Swap::Done),
                     _ => {}
@@ -59,13 +63,27 @@ struct Node {
     bound: Duration,
 }
 
-/// What a server knows of a node, which may be old: its data and their version, if it is there.
-struct Seen(Option<(Vec<u8>, i32)>);
+/// What a server knows of a node, which may be old; `None` if it is not there.
+struct Seen(Option<Found>);
+
+struct Found {
+    /// The name of the node's child.
+    child: String,
+    text: Record,
+    version: i32,
+}
+
+impl Found {
+    fn parse(data: &[u8], version: i32) -> Result<Self> {
+        let (child, text) = data.split_at_checked(CHILD).unwrap_or_default();
+        let text = Record::found(text.strip_prefix(b" ").unwrap_or_default())?;
+        Ok(Self { child: Record::found(child)?.as_str().to_owned(), text, version })
+    }
+}
 
 impl Seen {
-    fn record(&self) -> Result<Option<Record>> {
-        let text = self.0.as_ref().map(|(data, _)| data).filter(|data| !data.is_empty());
-        text.map(|data| Record::found(data)).transpose()
+    fn record(&self) -> Option<&Record> {
+        self.0.as_ref().map(|found| &found.text)
     }
 }
 
@@ -77,7 +95,7 @@ impl Node {
 
     async fn look(&self) -> Result<Seen> {
         match self.session.read(self.bound, Box::pin(self.session.client.get_data(&self.path))).await {
-            Ok((data, stat)) => Ok(Seen(Some((data, stat.version)))),
+            Ok((data, stat)) => Ok(Seen(Some(Found::parse(&data, stat.version)?))),
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Seen(None)),
             Err(failure) => Err(error::map(&failure, Sent::ReadOnly)),
         }
@@ -87,19 +105,16 @@ impl Node {
     /// read shows what one server has, also after a `sync`.)
     async fn is_still(&self, seen: &Seen) -> Result<bool> {
         let mut check = self.session.client.new_multi_writer();
-        match seen.0 {
-            Some((_, version)) => check.add_check_version(&self.path, version),
+        match &seen.0 {
+            Some(found) => self.check(&mut check, found),
             // It can be made only if it is not there. Nobody sees it.
             None => check
                 .add_create(&self.path, b"", &self.session.options(CreateMode::Persistent))
                 .and_then(|()| check.add_delete(&self.path, None)),
         }
         .map_err(|e| error::map(&e.into(), Sent::No))?;
-        let sent = self.session.now();
-        let checked = check.commit();
-        let checked = Box::pin(async move { checked.await.map_err(zk::Error::from) });
-        match self.session.lead(sent, self.bound, checked).await {
-            Ok(_) => Ok(true),
+        match self.commit(check).await {
+            Ok(()) => Ok(true),
             // Without a root there is no record either.
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(seen.0.is_none()),
             Err(failure) if is_other(&failure) => Ok(false),
@@ -109,30 +124,54 @@ impl Node {
 
     /// Writes what is new in the place of what was seen; `false` if that is not there any more.
     async fn write(&self, seen: &Seen, new: Option<&Record>) -> Result<bool> {
-        let data = new.map_or("", Record::as_str).as_bytes();
-        let (client, sent) = (&self.session.client, self.session.now());
-        let written = match seen.0 {
-            Some((_, version)) => {
-                let set = client.set_data(&self.path, data, Some(version));
-                self.session.lead(sent, self.bound, Box::pin(set)).await.map(drop)
+        let mut change = self.session.client.new_multi_writer();
+        let options = self.session.options(CreateMode::Persistent);
+        let data = |child: &str, text: &Record| format!("{child} {}", text.as_str()).into_bytes();
+        match (&seen.0, new) {
+            (None, None) => Ok(()),
+            (None, Some(text)) => {
+                let child = &Token::random()?.reveal()[..CHILD];
+                change
+                    .add_create(&self.path, &data(child, text), &options)
+                    .and_then(|()| change.add_create(&self.child(child), b"", &options))
             }
-            None => {
-                let options = self.session.options(CreateMode::Persistent);
-                let create = client.create(&self.path, data, &options);
-                self.session.lead(sent, self.bound, Box::pin(create)).await.map(drop)
-            }
-        };
-        match written {
+            (Some(found), Some(text)) => self
+                .check(&mut change, found)
+                .and_then(|()| change.add_set_data(&self.path, &data(&found.child, text), Some(found.version))),
+            (Some(found), None) => self
+                .check(&mut change, found)
+                .and_then(|()| change.add_delete(&self.child(&found.child), None))
+                .and_then(|()| change.add_delete(&self.path, Some(found.version))),
+        }
+        .map_err(|e| error::map(&e.into(), Sent::No))?;
+        match self.commit(change).await {
             Ok(()) => Ok(true),
-            Err(failure) if failure.is(&zk::Error::NoNode) => {
+            Err(failure) if failure.is(&zk::Error::NoNode) && seen.0.is_none() => {
                 self.session.make_directory(self.session.names.root(), self.bound).await?;
                 Ok(false)
             }
-            Err(failure) if is_other(&failure) => Ok(false),
+            Err(failure) if failure.is(&zk::Error::NoNode) || is_other(&failure) => Ok(false),
             // What it made does not end with the session.
             Err(failure) if failure.ends_session() => Err(error::map(&failure, Sent::Yes).unknown_effect()),
             Err(failure) => Err(error::map(&failure, Sent::Yes)),
         }
+    }
+
+    /// That the node is the one that was seen, and has not changed.
+    fn check(&self, all: &mut MultiWriter<'_>, found: &Found) -> Result<(), zk::Error> {
+        all.add_check_version(&self.path, found.version)?;
+        all.add_check_version(&self.child(&found.child), 0)
+    }
+
+    fn child(&self, child: &str) -> String {
+        format!("{}/{child}", self.path)
+    }
+
+    async fn commit(&self, mut all: MultiWriter<'_>) -> Result<(), Failure> {
+        let sent = self.session.now();
+        let done = all.commit();
+        let done = Box::pin(async move { done.await.map_err(zk::Error::from) });
+        self.session.lead(sent, self.bound, done).await.map(drop)
     }
 }
 

@@ -246,18 +246,29 @@ async fn no_server_is_an_error_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_is_a_node_whose_versions_go_on() {
+async fn a_record_is_a_node_that_leaves_nothing_behind() {
     let server = Server::start().await;
     let (store, raw) = (server.store().await, server.raw().await);
     let (name, path) = (LockKey::new("a/b").expect("name"), "/lockkit/%record-a%2Fb");
     let texts = ["first", "second"].map(|text| Record::new(text).expect("text"));
     assert_eq!(store.read(&name).await.expect("read"), None);
     assert!(raw.check_stat("/lockkit").await.expect("ask").is_none(), "reading leaves nothing behind");
-    assert_eq!(store.compare_and_set(&name, None, Some(&texts[0])).await.expect("set"), Swap::Done);
-    assert_eq!(store.compare_and_set(&name, Some(&texts[0]), None).await.expect("set"), Swap::Done);
-    assert_eq!(store.compare_and_set(&name, None, Some(&texts[1])).await.expect("set"), Swap::Done);
-    let (data, stat) = raw.get_data(path).await.expect("the node");
-    assert_eq!((data.as_slice(), stat.version, stat.ephemeral_owner), (&b"second"[..], 2, 0));
-    raw.set_data(path, b"no record", None).await.expect("write");
-    assert_eq!(store.read(&name).await.expect_err("foreign").kind(), ErrorKind::Unexpected);
+    let mut children = Vec::new();
+    for text in &texts {
+        assert_eq!(store.compare_and_set(&name, None, Some(text)).await.expect("set"), Swap::Done);
+        let (data, stat) = raw.get_data(path).await.expect("the node");
+        let child = raw.list_children(path).await.expect("the child").remove(0);
+        assert_eq!(data, format!("{child} {}", text.as_str()).into_bytes());
+        assert_eq!((stat.version, stat.ephemeral_owner), (0, 0), "nothing but the child tells one from the other");
+        children.push(child);
+        if text == &texts[0] {
+            assert_eq!(store.compare_and_set(&name, Some(text), None).await.expect("set"), Swap::Done);
+            assert!(raw.check_stat(path).await.expect("ask").is_none(), "it was removed");
+        }
+    }
+    assert_ne!(children[0], children[1]);
+    for foreign in ["no record", "", "text", "0123456789abcdef", "0123456789abcdef "] {
+        raw.set_data(path, foreign.as_bytes(), None).await.expect("write");
+        assert_eq!(store.read(&name).await.expect_err(foreign).kind(), ErrorKind::Unexpected);
+    }
 }

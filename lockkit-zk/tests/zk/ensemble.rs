@@ -13,7 +13,7 @@ use lockkit_core::{
     store::{Record, Records, Swap},
 };
 use lockkit_testkit::servers::{Keep, ZooKeeperEnsemble, ZooKeeperFlavor};
-use lockkit_zk::ZkConfig;
+use lockkit_zk::{ZkConfig, ZkStore};
 
 use crate::support::*;
 
@@ -67,30 +67,65 @@ async fn the_loss_of_the_leader_loses_no_lease_and_no_order() {
     assert_eq!(outcome, Outcome::Released, "its node does, too");
 }
 
-/// A server that stood still has not heard of what the others decided meanwhile, and answers reads by what it knows.
+/// An ensemble, and a client each of its leader and of a follower, which is frozen while something is done at the leader: so it
+/// has not heard of that, and answers reads by what it knows.
+struct Behind {
+    ensemble: ZooKeeperEnsemble,
+    follower: usize,
+    ahead: Arc<ZkStore>,
+    behind: Arc<ZkStore>,
+}
+
+impl Behind {
+    async fn start() -> Self {
+        let ensemble = ZooKeeperEnsemble::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let leader = ensemble.elected().await.expect("a leader");
+        let follower = (leader + 1) % ensemble.members().len();
+        let at = async |member: usize| connect(ZkConfig::new([ensemble.members()[member].addr().to_string()])).await;
+        let (ahead, behind) = (at(leader).await, at(follower).await);
+        Self { ensemble, follower, ahead, behind }
+    }
+
+    /// Changes a record at the leader while the follower is frozen.
+    async fn change(&self, name: &LockKey, changes: &[[Option<&Record>; 2]]) {
+        let follower = &self.ensemble.members()[self.follower];
+        follower.freeze().await.expect("freeze");
+        for [seen, new] in changes {
+            let set = insist("it is written", async || self.ahead.compare_and_set(name, *seen, *new).await).await;
+            assert_eq!(set, Swap::Done);
+        }
+        follower.thaw().expect("thaw");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_is_never_read_as_it_was() {
-    let ensemble = ZooKeeperEnsemble::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
-    let leader = ensemble.elected().await.expect("a leader");
-    let members = ensemble.members();
-    let at = async |member: usize| connect(ZkConfig::new([members[member].addr().to_string()])).await;
-    let follower = (leader + 1) % members.len();
-    let (writer, reader) = (at(leader).await, at(follower).await);
-    let (name, mut seen) = (LockKey::new("a").expect("name"), None);
+    let (world, name) = (Behind::start().await, LockKey::new("a").expect("name"));
+    let mut seen = None;
     for round in 0..20 {
         let new = Record::new(format!("text-{round}")).expect("text");
-        members[follower].freeze().await.expect("freeze");
-        insist("it is written", async || {
-            let swap = writer.compare_and_set(&name, seen.as_ref(), Some(&new)).await?;
-            assert_eq!(swap, Swap::Done);
-            Ok(())
-        })
-        .await;
-        members[follower].thaw().expect("thaw");
-        let read = insist("it is read", async || reader.read(&name).await).await;
+        world.change(&name, &[[seen.as_ref(), Some(&new)]]).await;
+        let read = insist("it is read", async || world.behind.read(&name).await).await;
         assert_eq!(read.as_ref(), Some(&new), "round {round}");
-        let late = reader.compare_and_set(&name, seen.as_ref(), None).await.expect("an answer");
+        let late = insist("an answer", async || world.behind.compare_and_set(&name, seen.as_ref(), None).await).await;
         assert_eq!(late, Swap::Differs(Some(new.clone())), "round {round}");
         seen = Some(new);
+    }
+}
+
+/// The versions of a node that was made anew are those of the one before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_was_made_anew_is_another() {
+    let (world, name) = (Behind::start().await, LockKey::new("a").expect("name"));
+    for round in 0..20 {
+        let text = |text: &str| Record::new(format!("{text}-{round}")).expect("text");
+        let (first, second) = (text("first"), text("second"));
+        let made = insist("it is made", async || world.behind.compare_and_set(&name, None, Some(&first)).await).await;
+        assert_eq!(made, Swap::Done);
+        world.change(&name, &[[Some(&first), None], [None, Some(&second)]]).await;
+        let set = async || world.behind.compare_and_set(&name, Some(&first), Some(&text("third"))).await;
+        assert_eq!(insist("an answer", set).await, Swap::Differs(Some(second.clone())), "round {round}");
+        let gone = insist("it goes", async || world.ahead.compare_and_set(&name, Some(&second), None).await).await;
+        assert_eq!(gone, Swap::Done);
     }
 }
