@@ -158,7 +158,7 @@ impl Batches {
         let mut reply = driver.send_packed_command(&command).await?;
         self.count_answered(count);
         if is_unknown_script(&reply) {
-            reply = driver.send_packed_command(&script.by_code(&command)).await?;
+            reply = number::run_with_code(&mut driver, script.by_code(&command), false, self.number()).await?;
         }
         Ok(request::only_answer(number::answer(number, reply)?))
     }
@@ -221,12 +221,16 @@ impl Batches {
         let (count, number) = (self.count_sent(), self.number());
         let mut command = request::command(&BATCH, waiting.iter().map(|waiting| &*waiting.request), None);
         command.arg(number);
-        if with_code {
-            command = BATCH.by_code(&command);
-        }
         let mut driver = self.driver.clone();
+        let echo = with_code.then(|| self.number());
+        let send = async move {
+            match echo {
+                None => driver.send_packed_command(&command).await,
+                Some(echo) => number::run_with_code(&mut driver, BATCH.by_code(&command), false, echo).await,
+            }
+        };
         // There is room, so the driver has it after the first poll; but not if the task has used up its budget.
-        let mut reply: Reply = Box::pin(unconstrained(async move { driver.send_packed_command(&command).await }));
+        let mut reply: Reply = Box::pin(unconstrained(send));
         if let Poll::Ready(failed) = reply.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             reply = Box::pin(ready(failed));
         }

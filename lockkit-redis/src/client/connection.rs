@@ -96,7 +96,8 @@ impl Connection {
             let mut reply = send(&mut driver, &request, asking).await?;
             self.batches.count_answered(count);
             if is_unknown_script(&reply) {
-                reply = send(&mut driver, &script.by_code(&request), asking).await?;
+                let code = script.by_code(&request);
+                reply = number::run_with_code(&mut driver, code, asking, self.batches.number()).await?;
             }
             number::answer(number, reply)
         });
@@ -142,7 +143,8 @@ impl Connection {
             self.batches.count_answered(count);
             for (reply, request) in replies.iter_mut().zip(asked.requests.cmd_iter()) {
                 if let (Some(script), true) = (script, is_unknown_script(reply)) {
-                    *reply = driver.send_packed_command(&script.by_code(request)).await?;
+                    let code = script.by_code(request);
+                    *reply = number::run_with_code(&mut driver, code, false, self.batches.number()).await?;
                 }
             }
             let answers = asked.answers(replies)?;

@@ -34,6 +34,27 @@ pub(crate) fn answer(number: u64, reply: Value) -> RedisResult<Value> {
     }
 }
 
+/// Sends a script that the server did not know by its hash with its code. The refusal that said so has no number, and if it
+/// came twice, it would be taken for the answer to this: so a question goes right behind it, whose answer has one.
+///
+/// # Errors
+/// If an answer belongs to another question.
+pub(crate) async fn run_with_code(
+    driver: &mut MultiplexedConnection,
+    command: Cmd,
+    asking: bool,
+    number: u64,
+) -> RedisResult<Value> {
+    let mut requests = Pipeline::with_capacity(3);
+    if asking {
+        requests.cmd("ASKING");
+    }
+    requests.add_command(command).add_command(echo(number));
+    let mut replies = driver.send_packed_commands(&requests, 0, requests.len()).await?;
+    heard(number, &replies.pop().unwrap_or_default())?;
+    Ok(replies.pop().unwrap_or_default())
+}
+
 /// Asks for nothing but the number.
 fn echo(number: u64) -> Cmd {
     let mut echo = redis::cmd("EVAL");
