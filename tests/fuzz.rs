@@ -305,6 +305,7 @@ fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
         order: Order::Any,
         fence: FenceRequest::default(),
         holder: HolderInfo::new("fuzz"),
+        from: None,
     }
 }
 

@@ -97,6 +97,7 @@ pub fn request(key: LockKey) -> lockkit::Result<AcquireRequest> {
         order: Order::Any,
         fence: FenceRequest::default(),
         holder: HolderInfo::new("bench@host:1234"),
+        from: None,
     })
 }
 

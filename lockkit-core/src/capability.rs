@@ -11,8 +11,8 @@ pub struct Capability {
     pub permits: bool,
     /// Whether [`Order::Fifo`](crate::Order::Fifo) is understood.
     pub fifo: bool,
-    /// Whether a lease may outlive its client and be taken up again by its token: see
-    /// [`Guard::detach`](crate::Guard::detach). Not where any lease may end with the session of its client.
+    /// Whether an exclusive lease may outlive its client ([`Guard::detach`](crate::Guard::detach)), and a grant take the place of
+    /// another ([`AcquireRequest::from`](crate::AcquireRequest::from)). Not where any lease may end with the session of its client.
     pub resume: bool,
     /// How a waiter learns that a lock is free.
     pub waiting: Waiting,

@@ -138,14 +138,12 @@ impl Lock {
     }
 
     /// Takes up the lease that this token holds, after a crash of its holder or after [`Guard::detach`]; `None` if the token
-    /// does not hold the lock any more, or if this `Locker` still has to tell the store of its release, as after the guard was
-    /// dropped or lost.
+    /// does not hold the lock any more.
     ///
-    /// The lease is renewed with this lock's ttl and gets a new fence, above that of the former holder: what that one still
-    /// sends to a resource that checks fences is refused. A former holder that still runs learns nothing of it, and if it
-    /// releases, drops or loses its guard, that ends the lease of the new one. So end it by [`Guard::detach`] or with its
-    /// process, and **take up no lease whose release another process may have sent**: it may still arrive. **Only one may take
-    /// up a lease**: a second one with the same token would hold the lock at the same time.
+    /// A new lease takes the place of that one in a single step, so that nobody gets in between. It has this lock's ttl, a token
+    /// of its own and a higher fence: what the former holder still sends to a resource that checks fences is refused, and no
+    /// release of it, however late, ends the new lease. A token serves once. A former holder that still runs loses the lease,
+    /// and learns of it with its next renewal, or at its deadline.
     ///
     /// ```
     /// # use lockkit_core::{Locker, MemoryStore};
@@ -164,10 +162,13 @@ impl Lock {
     /// ```
     ///
     /// # Errors
-    /// `Unsupported` where leases may end with the session ([`Capability::resume`](crate::Capability)); else those of [`try_acquire`](Self::try_acquire).
+    /// `Unsupported` where leases may end with the session ([`Capability::resume`](crate::Capability)); else those of
+    /// [`try_acquire`](Self::try_acquire).
+    ///
+    /// After an error of unknown effect the lease may have ended, as after a cancellation.
     ///
     /// # Cancellation
-    /// The lease may have been renewed, for one ttl, and its fence raised.
+    /// The token may still hold the lock; or the lease was taken up, and is released in the background.
     pub async fn resume(&self, token: Token) -> Result<Option<Guard>> {
         let claim = Claim { key: self.key.clone()?, token, mode: self.mode };
         let Some(lease) = self.engine.resume(claim, self.terms).await? else { return Ok(None) };

@@ -129,13 +129,28 @@ impl MemoryStore {
             lease.expires = now + request.ttl;
             return Ok(Attempt::Granted(lease.hold(until)));
         }
-        if let Some(holder) = lock.blocker(request.claim.mode)? {
-            let retry_after = Some(holder.expires.since(now));
-            return Ok(Attempt::Contended(Contention { retry_after, holder: Some(holder.info.clone()), burnt: false }));
-        }
+        let place = match request.from {
+            Some(from) => {
+                let is_it = |lease: &MemoryLease| lease.claim.token == from && lease.claim.mode == Mode::Exclusive;
+                let Some(place) = lock.leases.iter().position(is_it) else {
+                    let holder = lock.leases.first();
+                    return Ok(Attempt::Contended(
+                        holder.map_or_else(Contention::default, |lease| lease.contention(now)),
+                    ));
+                };
+                Some(place)
+            }
+            None => match lock.blocker(request.claim.mode)? {
+                Some(holder) => return Ok(Attempt::Contended(holder.contention(now))),
+                None => None,
+            },
+        };
         let floor = shelf.floor;
         let lock = shelf.lock(&request.claim.key, now);
         let fence = lock.next_fence(request.fence, floor)?;
+        if let Some(place) = place {
+            lock.leases.remove(place);
+        }
         let lease = MemoryLease {
             claim: request.claim.clone(),
             fence,
@@ -342,6 +357,10 @@ impl Lock {
 impl MemoryLease {
     fn hold(&self, until: Moment) -> Hold {
         Hold { claim: self.claim.clone(), fence: Fence::new(self.fence), span: self.span, until, depth: self.depth }
+    }
+
+    fn contention(&self, now: Moment) -> Contention {
+        Contention { retry_after: Some(self.expires.since(now)), holder: Some(self.info.clone()), burnt: false }
     }
 
     fn holder(&self, now: Moment) -> Holder {

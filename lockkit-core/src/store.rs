@@ -12,7 +12,7 @@
 //!   [unknown effect](crate::Effect::Unknown), and the core releases the claim. A store over several others, which has to
 //!   undo at some what it got, says so with [`Contention::burnt`]. The core goes on with a new token after either, and
 //!   after any `Contended`; but it keeps the token, and with it the place, of a claim that queues (R3), unless the store
-//!   says that it is burnt.
+//!   says that it is burnt. A grant [in the place of another](AcquireRequest::from) burns that one's token.
 //! - **R3, waiting.** `acquire` may answer [`Attempt::Contended`] at any time up to `wait`; `wait == 0` is a try. A
 //!   queueing store keeps the claim's place until `release(&claim)`. The core loops until the caller's deadline.
 //! - **R4, validity.** [`Hold::until`] is the moment just **before the request was sent** plus the ttl, on the clock of
@@ -133,6 +133,13 @@ impl StoreInfo {
         if request.fence.span == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
         }
+        if request.from.is_some() && (request.claim.mode != Mode::Exclusive || !self.capability.resume) {
+            return Err(self.lacks("grants in the place of another"));
+        }
+        if request.from.is_some_and(|from| from == request.claim.token || !request.wait.is_zero()) {
+            let message = "a grant in the place of another has a token of its own, and does not wait";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
         self.admit_terms(request.claim.mode, request.order, request.ttl)
     }
 
@@ -209,6 +216,10 @@ pub struct AcquireRequest {
     pub fence: FenceRequest,
     /// The name of the client that asks.
     pub holder: HolderInfo,
+    /// Take the place of the exclusive lease with this token: the grant is made only if that lease has the lock (or the claim has it,
+    /// rule R1). It ends in the same step, so that nobody comes in between, and its token is burnt. Anything else, also a free
+    /// lock, is answered by `Contended`. It is a try: `wait` is zero.
+    pub from: Option<Token>,
 }
 
 /// The order among waiters.

@@ -30,6 +30,7 @@ fn request(name: &str, ttl: Duration) -> AcquireRequest {
         order: Order::Any,
         fence: FenceRequest::default(),
         holder: HolderInfo::new("test"),
+        from: None,
     }
 }
 

@@ -1,19 +1,16 @@
-//! A lease that is taken up by its token, and what may happen at each of the three answers that this takes.
+//! A lease that is taken up by its token: another grant takes its place, and what may happen to that question.
 
 use std::{
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     task::{Context, Waker},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Claim, Clock, Effect, ErrorKind, Fence, HolderInfo, KeyState, LockStore, Locker, MemoryStore, Outcome, Query,
-    Release, Renewal, Renewed, Result, ShiftedClock, Token,
+    AcquireRequest, Attempt, Claim, Clock, Effect, ErrorKind, Fence, HolderInfo, LockStore, Locker, LossReason,
+    MemoryStore, Outcome, Release, Result, ShiftedClock, Token,
 };
 use lockkit_testkit::{Alter, Altered};
 use tokio::sync::Semaphore;
@@ -21,15 +18,17 @@ use tokio::sync::Semaphore;
 const TTL: Duration = Duration::from_secs(10);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What happens to one of the answers, counted from 1: to a renewal, to an inspection, to another renewal.
-#[derive(Clone, Copy, Debug)]
+/// What happens to a grant in the place of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// All answers come at once.
+    /// All goes well.
     None,
-    /// The machine sleeps for an hour before this answer is heard.
-    Late(usize),
-    /// It does not come until the test says so, although the effect happened.
-    Held(usize),
+    /// The machine sleeps for an hour before the answer is heard.
+    Late,
+    /// The request does not arrive until the test says so.
+    Stuck,
+    /// The answer does not come until the test says so, although the effect happened.
+    Held,
 }
 
 /// The memory store in trouble.
@@ -38,19 +37,13 @@ struct Troubled {
     inner: MemoryStore,
     clock: Arc<ShiftedClock>,
     fate: Fate,
-    answers: AtomicUsize,
-    /// A permit for each release that is answered, and for the answer that is held.
+    /// A permit for each release that is answered, and for the request or answer that is held.
     go: Semaphore,
 }
 
 impl Troubled {
-    async fn heard(&self) {
-        let answer = self.answers.fetch_add(1, Ordering::SeqCst) + 1;
-        match self.fate {
-            Fate::Late(late) if late == answer => self.clock.advance(HOUR),
-            Fate::Held(held) if held == answer => self.go.acquire().await.expect("open").forget(),
-            _ => {}
-        }
+    async fn wait(&self) {
+        self.go.acquire().await.expect("open").forget();
     }
 }
 
@@ -60,20 +53,22 @@ impl Alter for Troubled {
         &self.inner
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let answers = self.inner.renew(renewals).await;
-        self.heard().await;
-        answers
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        let answer = self.inner.inspect(query).await;
-        self.heard().await;
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let fate = if request.from.is_some() { self.fate } else { Fate::None };
+        if fate == Fate::Stuck {
+            self.wait().await;
+        }
+        let answer = self.inner.acquire(request).await;
+        match fate {
+            Fate::Late => self.clock.advance(HOUR),
+            Fate::Held => self.wait().await,
+            Fate::None | Fate::Stuck => {}
+        }
         answer
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.go.acquire().await.expect("open").forget();
+        self.wait().await;
         self.inner.release(claim).await
     }
 }
@@ -96,7 +91,7 @@ impl World {
 
     fn troubled(&self, fate: Fate) -> (Locker, Arc<Altered<Troubled>>) {
         let (inner, clock) = (self.inner.clone(), Arc::clone(&self.clock));
-        let troubled = Troubled { inner, clock, fate, answers: AtomicUsize::new(0), go: Semaphore::new(0) };
+        let troubled = Troubled { inner, clock, fate, go: Semaphore::new(0) };
         let store = Arc::new(Altered(troubled));
         (Locker::new(Arc::clone(&store)), store)
     }
@@ -111,42 +106,53 @@ impl World {
 
 #[tokio::test]
 async fn what_was_heard_too_late_is_not_taken_up() -> Result<()> {
-    for late in 1..=3 {
-        let world = World::new();
-        let (token, _) = world.detached().await?;
-        match world.troubled(Fate::Late(late)).0.lock("x").ttl(TTL).resume(token).await {
-            // The lease lapsed before the last renewal, which said so.
-            Ok(None) => assert!(late < 3, "the last answer came an hour late"),
-            Ok(Some(guard)) => panic!("answer {late}: {guard:?}"),
-            Err(error) => assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown)),
-        }
-        assert!(world.process().lock("x").try_acquire().await?.is_some(), "answer {late}: it lapsed");
-    }
+    let world = World::new();
+    let (token, _) = world.detached().await?;
+    let error = world.troubled(Fate::Late).0.lock("x").ttl(TTL).resume(token).await.expect_err("an hour late");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown));
+    assert!(world.process().lock("x").try_acquire().await?.is_some(), "it lapsed");
     Ok(())
 }
 
-/// Dropped where an answer does not come, it leaves a lease that lapses, and that can be taken up by somebody else.
+/// Dropped before the store has heard of it, it leaves the lease to somebody else.
 #[tokio::test]
-async fn a_future_that_is_dropped_leaves_a_lease_that_can_be_taken_up() -> Result<()> {
-    for held in 1..=3 {
-        let world = World::new();
-        let (token, first) = world.detached().await?;
-        let (stuck, _) = world.troubled(Fate::Held(held));
-        {
-            let lock = stuck.lock("x").ttl(TTL);
-            let mut resuming = pin!(lock.resume(token));
-            assert!(resuming.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "answer {held}");
-        }
-        assert!(world.process().lock("x").try_acquire().await?.is_none(), "answer {held}: it is held");
-        let other = world.process();
-        let guard = other.lock("x").ttl(TTL).resume(token).await?.expect("the lease is there");
-        assert!(guard.fence() > first, "answer {held}");
-        assert_eq!(guard.release().await?, Outcome::Released);
+async fn a_future_that_is_dropped_in_time_takes_nothing() -> Result<()> {
+    let world = World::new();
+    let (token, first) = world.detached().await?;
+    let (stuck, store) = world.troubled(Fate::Stuck);
+    {
+        let lock = stuck.lock("x").ttl(TTL);
+        let mut resuming = pin!(lock.resume(token));
+        assert!(resuming.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
+    store.0.go.add_permits(1);
+    stuck.shutdown(TTL).await?;
+    let guard = world.process().lock("x").ttl(TTL).resume(token).await?.expect("the lease is there");
+    assert!(guard.fence() > first);
+    assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
 }
 
-/// Tasks pass a lease on, each with the next fence of its grant, and the store need not remember them.
+/// Dropped when the store has given it the lease, it gives that back: nobody else could.
+#[tokio::test]
+async fn a_future_that_is_dropped_too_late_leaves_a_free_lock() -> Result<()> {
+    let world = World::new();
+    let (token, _) = world.detached().await?;
+    let (stuck, store) = world.troubled(Fate::Held);
+    {
+        let lock = stuck.lock("x").ttl(TTL);
+        let mut resuming = pin!(lock.resume(token));
+        assert!(resuming.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    assert!(world.process().lock("x").try_acquire().await?.is_none(), "it is held");
+    store.0.go.add_permits(1);
+    stuck.shutdown(TTL).await?;
+    assert!(world.process().lock("x").resume(token).await?.is_none(), "the lease has ended");
+    assert!(world.process().lock("x").try_acquire().await?.is_some(), "it is free");
+    Ok(())
+}
+
+/// Tasks pass a lease on, each with the next fence of its grant, and the store need not hear of them.
 #[tokio::test]
 async fn the_fences_that_tasks_passed_on_do_not_come_again() -> Result<()> {
     let world = World::new();
@@ -159,45 +165,46 @@ async fn the_fences_that_tasks_passed_on_do_not_come_again() -> Result<()> {
     assert_eq!([zero?, one?, two?], [Outcome::Released; 3]);
     let guard = guard?;
     let last = guard.fence();
-    let forgetful = Locker::new(Altered(Forgetful(world.inner.clone())));
-    let again = forgetful.lock("x").ttl(TTL).resume(guard.detach()?).await?.expect("still there");
+    let again = world.process().lock("x").ttl(TTL).resume(guard.detach()?).await?.expect("still there");
     assert!(again.fence() > last, "{} follows {last}", again.fence());
     Ok(())
 }
 
-/// Its counters are gone.
-#[derive(Debug)]
-struct Forgetful(MemoryStore);
-
-#[async_trait]
-impl Alter for Forgetful {
-    fn inner(&self) -> &dyn LockStore {
-        &self.0
-    }
-
-    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        let states = self.0.inspect(query).await?;
-        Ok(states.into_iter().map(|state| KeyState { fence: None, ..state }).collect())
-    }
-}
-
-/// The release of a guard that was dropped comes when it comes, and would end what was taken up.
+/// The release of a guard that was dropped comes when it comes.
 #[tokio::test]
-async fn a_lease_that_is_about_to_be_released_is_not_taken_up() -> Result<()> {
+async fn a_late_release_of_the_former_holder_ends_nothing() -> Result<()> {
     let world = World::new();
     let (locker, store) = world.troubled(Fate::None);
-    let lock = locker.lock("x").ttl(TTL);
-    let guard = lock.acquire().await?;
+    let guard = locker.lock("x").ttl(TTL).acquire().await?;
     let token = guard.token();
     drop(guard);
-    assert!(lock.resume(token).await?.is_none(), "its release has no answer yet");
+    let next = world.process();
+    let taken_up = next.lock("x").ttl(TTL).resume(token).await?.expect("its release has not arrived");
     store.0.go.add_permits(1);
-    assert_eq!(lock.acquire().await?.detach()?, lock.inspect().await?.holders[0].token.expect("a token"));
-    // What was detached was not released: it can be taken up here, too.
-    let token = lock.inspect().await?.holders[0].token.expect("a token");
-    let guard = lock.resume(token).await?.expect("let go of");
-    store.0.go.add_permits(1);
-    assert_eq!(guard.release().await?, Outcome::Released);
+    locker.shutdown(TTL).await?;
+    assert!(world.process().lock("x").try_acquire().await?.is_none(), "it is held");
+    taken_up.renew().await?;
+    assert_eq!(taken_up.release().await?, Outcome::Released);
+    Ok(())
+}
+
+/// Of two that have the token, and of a holder that still runs, one has the lease.
+#[tokio::test]
+async fn a_token_serves_once() -> Result<()> {
+    let world = World::new();
+    let former = world.process();
+    let guard = former.lock("x").ttl(TTL).acquire().await?;
+    let token = guard.token();
+    let (one, two) = (world.process(), world.process());
+    let (one, two) = (one.lock("x").ttl(TTL), two.lock("x").ttl(TTL));
+    let (one, two) = tokio::join!(one.resume(token), two.resume(token));
+    let both: Vec<_> = [one?, two?].into_iter().flatten().collect();
+    assert_eq!(both.len(), 1, "{both:?}");
+    assert_eq!(guard.renew().await.expect_err("it is another's").kind(), ErrorKind::Lost);
+    assert_eq!(guard.lost().await, LossReason::Taken);
+    for guard in both {
+        assert_eq!(guard.release().await?, Outcome::Released);
+    }
     Ok(())
 }
 
@@ -205,15 +212,21 @@ async fn a_lease_that_is_about_to_be_released_is_not_taken_up() -> Result<()> {
 async fn nothing_is_taken_up_by_a_locker_that_was_shut_down() -> Result<()> {
     let world = World::new();
     let (token, _) = world.detached().await?;
-    let (locker, store) = world.troubled(Fate::Held(3));
+    let (locker, store) = world.troubled(Fate::Held);
     let lock = locker.lock("x").ttl(TTL);
     let mut resuming = pin!(lock.resume(token));
     assert!(resuming.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    locker.shutdown(TTL).await?;
-    store.0.go.add_permits(1);
-    assert_eq!(resuming.await.expect_err("it was under way").kind(), ErrorKind::Closed);
+    let shutdown = locker.shutdown(TTL);
+    let ending = async {
+        // For the answer, and for the release of what it gives.
+        store.0.go.add_permits(2);
+        let error = resuming.await.expect_err("it was under way");
+        (error.kind(), error.effect())
+    };
+    let (ended, kind) = tokio::join!(shutdown, ending);
+    assert_eq!((ended.is_ok(), kind), (true, (ErrorKind::Closed, Effect::Unknown)));
     assert_eq!(lock.resume(token).await.expect_err("closed").kind(), ErrorKind::Closed);
-    assert!(world.process().lock("x").resume(token).await?.is_some(), "it is there for others");
+    assert!(world.process().lock("x").try_acquire().await?.is_some(), "what it gave was given back");
     Ok(())
 }
 
@@ -251,5 +264,25 @@ async fn a_nested_hold_is_not_detached() -> Result<()> {
     let again = owner.lock("x").resume(token).await?.expect("still there");
     let nested = owner.lock("x").acquire().await?;
     assert_eq!(nested.fence(), again.fence(), "the owner's acquisitions nest in what was taken up");
+    Ok(())
+}
+
+/// One of many readers can't make room for a writer, nor one that has a permit.
+#[tokio::test]
+async fn only_an_exclusive_lease_is_taken_up() -> Result<()> {
+    let world = World::new();
+    let (mine, other) = (world.process(), world.process());
+    let permit = mine.semaphore("permits", std::num::NonZeroU32::MIN);
+    let guards = [
+        mine.rw_lock("x").read().acquire().await?,
+        other.rw_lock("x").read().acquire().await?,
+        permit.acquire().await?,
+    ];
+    assert!(other.lock("x").resume(guards[0].token()).await?.is_none());
+    assert!(other.lock("permits").resume(guards[2].token()).await?.is_none());
+    for guard in guards {
+        guard.renew().await?;
+        assert_eq!(guard.detach().expect_err("it could not be taken up").kind(), ErrorKind::Unsupported);
+    }
     Ok(())
 }

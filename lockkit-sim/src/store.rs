@@ -191,6 +191,7 @@ impl SimStore {
             order: Order::Any,
             fence: FenceRequest::default(),
             holder: HolderInfo::new("a stranger"),
+            from: None,
         };
         loop {
             self.end_all(&request.claim.key, None).await?;

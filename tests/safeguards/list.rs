@@ -137,25 +137,9 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "late_resumption",
         does: "A lease that is taken up is none if too little is left of it",
         file: RESUME,
-        code: "if «!self.is_useful(&hold, terms.ttl, self.now())» {",
-        without: "false",
+        code: "Ok(Attempt::Granted(hold)) if «self.is_useful(&hold, terms.ttl, self.now())» => {",
+        without: "true",
         noticed_by: "lockkit-core/resume::what_was_heard_too_late_is_not_taken_up",
-    },
-    Safeguard {
-        name: "owed_token",
-        does: "A lease whose release is still to be sent is not taken up",
-        file: RESUME,
-        code: "if «self.outstanding.is_owed(&claim.token)» {",
-        without: "false",
-        noticed_by: "lockkit-core/resume::a_lease_that_is_about_to_be_released_is_not_taken_up",
-    },
-    Safeguard {
-        name: "resumed_fence",
-        does: "A lease that is taken up has a fence above all that its grant owns",
-        file: RESUME,
-        code: "Some(«hold.fence.offset(hold.span.saturating_sub(1))»)",
-        without: "hold.fence",
-        noticed_by: "lockkit-core/resume::the_fences_that_tasks_passed_on_do_not_come_again",
     },
     // Undoing.
     Safeguard {

@@ -314,6 +314,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redlock/redlock::misuse::where_one_node_has_sessions_no_lease_outlives_its_client",
     },
     Safeguard {
+        name: "resume_in_parts",
+        does: "That a lease is gone is said only if too many nodes lack it",
+        file: REDLOCK_ATTEMPT,
+        code: "«quorum.nodes.len() - poll.votes.held >= quorum.majority» =>",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::fencing::a_slow_node_may_have_the_lease_that_is_taken_up",
+    },
+    Safeguard {
         name: "record_replicas",
         does: "A record is neither read nor written as long as too few replicas have it",
         file: REDIS_RECORDS,
@@ -325,9 +333,17 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "record_fresh",
         does: "A record is what the leader has, not what a server remembers",
         file: ZK_RECORDS,
-        code: "if «node.is_still(&found).await?» {\n                    return found.record();",
+        code: "if «node.is_still(&found).await?» {\n                    return Ok(found",
         without: "true",
         noticed_by: "lockkit-zk/zk::ensemble::a_record_is_never_read_as_it_was",
+    },
+    Safeguard {
+        name: "record_anew",
+        does: "A record that was made anew is not taken for the former one",
+        file: ZK_RECORDS,
+        code: "«all.add_check_version(&self.child(&found.child), 0)»",
+        without: "Ok(())",
+        noticed_by: "lockkit-zk/zk::ensemble::a_record_that_was_made_anew_is_another",
     },
     Safeguard {
         name: "record_answer",

@@ -3,11 +3,10 @@
 //! definite answer or the lease must have lapsed.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
     fmt,
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -16,7 +15,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{Engine, backoff::Backoff, local::Seat};
-use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, Token, drift};
+use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
 
 /// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
 const MOST_OWED: usize = 10_000;
@@ -39,8 +38,6 @@ pub(super) enum Certainty {
 pub(super) struct Outstanding {
     count: AtomicUsize,
     done: Notify,
-    /// How many background releases each token has.
-    owed: Mutex<HashMap<Token, usize>>,
 }
 
 impl Outstanding {
@@ -53,15 +50,6 @@ impl Outstanding {
         if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.done.notify_waiters();
         }
-    }
-
-    /// Whether a release of the token may be on its way, or is about to be sent.
-    pub(super) fn is_owed(&self, token: &Token) -> bool {
-        self.owed().contains_key(token)
-    }
-
-    fn owed(&self) -> MutexGuard<'_, HashMap<Token, usize>> {
-        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -115,7 +103,6 @@ pub(super) struct Unsettled;
 impl Owed {
     fn new(engine: &Arc<Engine>, claim: Claim, lapse: Option<Moment>, certainty: Certainty) -> Self {
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
-        *engine.outstanding.owed().entry(claim.token).or_default() += 1;
         Self { engine: Counted::new(engine), claim, lapse, certainty, backoff, unsettled: Arc::new(Unsettled) }
     }
 
@@ -147,17 +134,6 @@ impl Owed {
 
     pub(super) fn has_lapsed(&self, now: Moment) -> bool {
         self.lapse.is_some_and(|lapse| now >= lapse)
-    }
-}
-
-impl Drop for Owed {
-    fn drop(&mut self) {
-        if let Entry::Occupied(mut releases) = self.engine.0.outstanding.owed().entry(self.claim.token) {
-            *releases.get_mut() -= 1;
-            if *releases.get() == 0 {
-                releases.remove();
-            }
-        }
     }
 }
 

@@ -257,6 +257,7 @@ impl Asking<'_> {
             order: self.ask.order,
             fence: FenceRequest { span, ..FenceRequest::default() },
             holder: self.engine.settings.holder.clone(),
+            from: None,
         }
     }
 

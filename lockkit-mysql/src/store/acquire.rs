@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use lockkit_core::{AcquireRequest, Attempt, Contention, Fence, FenceClock, FenceRequest, Hold, Result, store::Sent};
+use lockkit_core::{
+    AcquireRequest, Attempt, Contention, Fence, FenceClock, FenceRequest, Hold, Result, Token, store::Sent,
+};
 
 use crate::{
     client::{connection::Connection, pool::Lane, raw::LONGEST_WAIT},
     store::{
         MAX_FENCE, MySqlStore, check_floor, microseconds,
-        named_lock_queue::{Queued, Turn},
+        named_lock_queue::{self, Queued, Turn},
         renew,
     },
     wire::{name::to_column, row, statements::over_fence},
@@ -22,6 +24,9 @@ impl MySqlStore {
         self.info.admit(request)?;
         check_floor(request.fence.floor)?;
         let ttl = microseconds(request.ttl);
+        if let Some(from) = request.from {
+            return self.attempt_in_place_of(request, ttl, &from).await;
+        }
         let waits = request.wait >= LONGEST_WAIT;
         match waits.then(|| self.queues.turn(&request.claim.key)).flatten() {
             Some(turn) => self.attempt_in_turn(request, ttl, turn).await,
@@ -63,6 +68,22 @@ impl MySqlStore {
         }
     }
 
+    /// Takes the place of a lease. Where there is no row, there is none.
+    async fn attempt_in_place_of(&self, request: &AcquireRequest, ttl: i64, from: &Token) -> Result<Attempt> {
+        let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+        if let Some(hold) = self.take(&mut connection, request, ttl).await? {
+            self.grants.forget(from);
+            named_lock_queue::release(self.queues.named_lock_of(&request.claim.key, from));
+            return Ok(Attempt::Granted(hold));
+        }
+        match self.look_after(&mut connection, &request.claim.key).await? {
+            Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
+                self.take_again(&mut connection, request).await
+            }
+            found => Ok(contended(found)),
+        }
+    }
+
     async fn attempt_row(&self, request: &AcquireRequest, ttl: i64) -> Result<Attempt> {
         let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
         if let Some(hold) = self.take(&mut connection, request, ttl).await? {
@@ -87,19 +108,28 @@ impl MySqlStore {
         }
     }
 
-    /// The usual case, in one round trip: takes the lock if its row is there and free.
+    /// The usual case, in one round trip: takes the lock if its row is there and free, or that of the lease whose place it is to
+    /// take.
     async fn take(&self, connection: &mut Connection, request: &AcquireRequest, ttl: i64) -> Result<Option<Hold>> {
         let AcquireRequest { claim, fence, .. } = request;
         let statement = |question| {
-            let acquire = self.statements.acquire(fence.clock == FenceClock::Store);
-            acquire
+            let with_clock = fence.clock == FenceClock::Store;
+            let taking = match request.from {
+                None => self.statements.acquire(with_clock),
+                Some(_) => self.statements.replace(with_clock),
+            };
+            let taking = taking
                 .bind(fence.floor.get() + 1)
                 .bind(fence.span)
                 .bind(claim.token.as_bytes().as_slice())
                 .bind(request.holder.as_str())
                 .bind(over_fence(question))
                 .bind(ttl)
-                .bind(to_column(&claim.key))
+                .bind(to_column(&claim.key));
+            match &request.from {
+                None => taking,
+                Some(from) => taking.bind(from.as_bytes().as_slice()),
+            }
         };
         self.grants.forget(&claim.token);
         let sent = self.info.clock.now();

@@ -27,6 +27,8 @@ pub(crate) struct Statements {
     pub(crate) table: String,
     acquire: Arc<str>,
     acquire_from_floor: Arc<str>,
+    replace: Arc<str>,
+    replace_from_floor: Arc<str>,
     look: Arc<str>,
     insert: Arc<str>,
     release: Arc<str>,
@@ -65,8 +67,10 @@ impl Statements {
         let now = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS UNSIGNED)";
         Self {
             table: table.to_owned(),
-            acquire: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"))),
-            acquire_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)")),
+            acquire: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"), FREE)),
+            acquire_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)", FREE)),
+            replace: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"), HELD)),
+            replace_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)", HELD)),
             look: text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name = ?")),
             insert: text(format!(
                 "INSERT IGNORE INTO {table} (resource_name, create_time, update_time) \
@@ -102,6 +106,11 @@ impl Statements {
     /// fence](over_fence), the ttl in µs, the name. Gives the fence, under the question, as the insert id.
     pub(crate) fn acquire(&self, with_clock: bool) -> Statement<'static> {
         query(if with_clock { &self.acquire } else { &self.acquire_from_floor })
+    }
+
+    /// Takes a lock in the place of the lease that has it. Arguments: the same, and the token of that lease.
+    pub(crate) fn replace(&self, with_clock: bool) -> Statement<'static> {
+        query(if with_clock { &self.replace } else { &self.replace_from_floor })
     }
 
     /// Reads one lock. Arguments: the question, the name.
@@ -240,18 +249,23 @@ impl Size {
 }
 
 /// Assignments take effect from left to right, so that the fence is computed from the old counter and the new counter
-/// from the fence. That the lock was free is in the `WHERE`; who holds it by the same claim is found by looking.
+/// from the fence. That the lock was free, or whose it was, is in the `WHERE`; who holds it by the same claim is found by looking.
 ///
 /// The fence is never below the server's clock, although a counter that is there would do: a server that lost the last
 /// second of its data in a crash has the counter, but an old one.
-fn acquire(table: &str, fence: &str) -> String {
+fn acquire(table: &str, fence: &str, by: &str) -> String {
     format!(
         "UPDATE {table} SET fence = {fence}, span = ?, fence_last = fence + span - 1, token = ?, \
          node_info = ?, `count` = 1 + 0 * LAST_INSERT_ID(fence ^ {NUMBER}), \
          expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, version = version + 1, update_time = UTC_TIMESTAMP(6) \
-         WHERE resource_name = ? AND (expires IS NULL OR expires <= UTC_TIMESTAMP(6))"
+         WHERE resource_name = ? AND {by}"
     )
 }
+
+/// A lock that is free.
+const FREE: &str = "(expires IS NULL OR expires <= UTC_TIMESTAMP(6))";
+/// A lock that the lease with this token has.
+const HELD: &str = "token = ? AND expires > UTC_TIMESTAMP(6)";
 
 fn renew(table: &str, size: usize) -> String {
     format!(

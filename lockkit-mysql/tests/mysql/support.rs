@@ -120,6 +120,7 @@ pub(crate) fn request(claim: &Claim) -> AcquireRequest {
         order: Order::Any,
         fence: FenceRequest::default(),
         holder: HolderInfo::new("test: holder"),
+        from: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, HolderInfo,
-    Moment, Result,
+    Moment, Result, Token,
 };
 use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
@@ -21,6 +21,7 @@ use crate::{
         error::{self, Sent},
         name, redirect,
         request::{self, Request},
+        scripts::{REPLACE, REPLACE_GUARDED},
         value::{self, Stored},
     },
 };
@@ -96,6 +97,9 @@ impl RedisStore {
         if let Some(left) = epoch.and_then(|epoch| epoch.pause(acquisition.clock.now())) {
             return Ok(Answer::Paused(left));
         }
+        if let Some(from) = acquisition.request.from {
+            return Box::pin(self.replace_at(route, &connection, acquisition, from)).await;
+        }
         let (request, guard) = (acquisition.request(&connection)?, epoch.map(|epoch| &*epoch.id));
         let channel = interest.and_then(|interest| {
             interest.arm();
@@ -121,6 +125,32 @@ impl RedisStore {
                 Err(Box::pin(explain(&connection, acquisition, e)).await)
             }
             Err(e) => Err(e),
+        }
+    }
+
+    /// Asks for the place of another lease. That takes a script of its own: those who have no such wish do not pay for it.
+    async fn replace_at(
+        &self,
+        route: &Route,
+        connection: &Connection,
+        acquisition: &Acquisition<'_>,
+        from: Token,
+    ) -> Result<Answer> {
+        let epoch = connection.epoch();
+        let script = if epoch.is_some() { &*REPLACE_GUARDED } else { &*REPLACE };
+        let mut command = script.by_hash(2, 10, 2 * acquisition.lock.len() + 400);
+        command.arg(&acquisition.lock).arg(name::counter(&acquisition.lock));
+        let mut ending = String::with_capacity(Token::TEXT_LEN + 1);
+        value::push_token(&mut ending, &from);
+        acquisition.request(connection)?.in_place_of(command.arg(ending));
+        if let Some(epoch) = epoch {
+            command.arg(&epoch.mark).arg(&epoch.id);
+        }
+        let sent = acquisition.clock.now();
+        let reply = connection.run(script, &command, route.asking, acquisition.bound, Sent::Yes).await?;
+        match acquisition.read(reply, sent, acquisition.floor(connection)?)? {
+            Answer::Granted(hold) => confirm(&route.node, connection, hold).await.map(Answer::Granted),
+            answer => Ok(answer),
         }
     }
 

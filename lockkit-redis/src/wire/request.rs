@@ -52,6 +52,13 @@ impl Request {
         request
     }
 
+    /// Adds the arguments of a request for a lease to a command of another script.
+    pub(crate) fn in_place_of(&self, command: &mut Cmd) {
+        for argument in self.arguments() {
+            command.arg(argument);
+        }
+    }
+
     /// Ends a lease.
     pub(crate) fn release(lock: &str, token: &Token) -> Box<Self> {
         let mut request = Self::with_capacity(lock.len() + Token::TEXT_LEN + 1, 1);

@@ -21,6 +21,16 @@ pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
         include_str!("scripts/renew.lua")
     ))
 });
+pub(crate) static REPLACE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!("local mark\n", include_str!("scripts/replace.lua"))));
+/// [`REPLACE`] where servers can take over from each other. Its last arguments are as those of [`RENEW_GUARDED`].
+pub(crate) static REPLACE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(concat!(
+        include_str!("scripts/guard.lua"),
+        include_str!("scripts/mark.lua"),
+        include_str!("scripts/replace.lua")
+    ))
+});
 pub(crate) static EPOCH: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/epoch.lua").into()));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
 pub(crate) static RECORD: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/record.lua")));

@@ -111,7 +111,8 @@ impl<'a> Rounds<'a> {
         let leader = wait.then(|| quorum.leader(&request.claim.key)).flatten();
         let verdict = loop {
             let slow = self.calls.pending().filter(|node| quorum.nodes[*node].is_slow()).count();
-            match poll.votes.verdict_but_for(slow) {
+            // A node that is slow may still have the lease whose place is to be taken.
+            match if request.from.is_some() { poll.votes.verdict() } else { poll.votes.verdict_but_for(slow) } {
                 Verdict::Open => {}
                 Verdict::Contended if leader.is_some_and(|leader| self.calls.pending().any(|node| node == leader)) => {}
                 verdict => break verdict,
@@ -139,8 +140,12 @@ impl<'a> Rounds<'a> {
                 };
                 match fence {
                     Ok(fence) => Ok(Ended::Granted(self.grant(poll, request, fence, sent))),
+                    Err(_) if request.from.is_some() => Err(in_parts()),
                     Err(refusal) => Ok(self.refused(refusal)),
                 }
+            }
+            Verdict::Contended if request.from.is_some() && quorum.nodes.len() - poll.votes.held >= quorum.majority => {
+                Err(in_parts())
             }
             Verdict::Contended => {
                 let refusal = poll.into_refusal(quorum);
@@ -317,6 +322,12 @@ impl<'a> Rounds<'a> {
         };
         poll.errors.into_error(poll.votes.granted, self.quorum.nodes.len(), effect)
     }
+}
+
+/// A majority may have had the lease whose place was to be taken, and some of its nodes have given it up.
+fn in_parts() -> Error {
+    let message = "too few nodes that have the lease could be asked for its place; what some gave is being released";
+    Error::new(ErrorKind::Unavailable, message).unknown_effect()
 }
 
 impl Drop for Rounds<'_> {

@@ -268,6 +268,7 @@ async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Gr
         // Above what the lease owns, so that the node's counter is as far as those of the others.
         fence: fence::exactly(grant.fence.offset(grant.span), 1),
         holder: entry.holder.clone(),
+        from: None,
     };
     let answer = quorum.nodes[node].acquire(&request, &*quorum.info.clock).await;
     keep(&quorum, &entry, node, answer).await;

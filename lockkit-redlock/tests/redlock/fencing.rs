@@ -256,8 +256,44 @@ async fn a_renewal_that_can_not_tell_the_fence_may_have_changed_something() {
         move_ahead(node, Fence::new(3_000_000_000_000_000).offset(ahead)).await;
     }
     let mine = claim("a");
-    hold(&quorum(&stores), &mine).await;
-    let next = Locker::new(quorum(&stores));
-    let error = next.lock("a").ttl(TTL).resume(mine.token).await.expect_err("no fence");
+    let hold = hold(&quorum(&stores), &mine).await;
+    let renewal = Renewal { claim: mine.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let error = quorum(&stores).renew(&[renewal]).await.remove(0).expect_err("no fence");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::Unknown), "{error}");
+    // Another claim takes its place all the same.
+    let next = Locker::new(quorum(&stores));
+    let guard = next.lock("a").ttl(TTL).resume(mine.token).await.expect("resume").expect("all have it");
+    assert!(guard.fence() > hold.fence);
+}
+
+/// One of the two nodes that have the lease is known as slow. That the third has none is no reason to say that it is gone.
+#[tokio::test]
+async fn a_slow_node_may_have_the_lease_that_is_taken_up() {
+    let stores = memories(3);
+    let mine = claim("a");
+    hold(&quorum(&stores), &mine).await;
+    assert!(matches!(stores[2].release(&mine).await.expect("release"), Release::Released { .. }));
+    let mut nodes: Vec<_> = stores.iter().map(|store| Node::new(Arc::new(store.clone()))).collect();
+    nodes[0] = Node::new(Arc::new(Altered(Silent(stores[0].clone()))));
+    let next = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
+    // It has not answered this in time, and is waited for no more where that would only prolong a refusal.
+    hold(&stores[1], &claim("b")).await;
+    assert!(matches!(next.acquire(&request(&claim("b"))).await.expect("two answer"), Attempt::Contended(_)));
+    let error = Locker::new(next).lock("a").ttl(TTL).resume(mine.token).await.expect_err("one has it for certain");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+}
+
+/// It never answers.
+#[derive(Debug)]
+struct Silent(MemoryStore);
+
+#[async_trait]
+impl Alter for Silent {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, _: &AcquireRequest) -> lockkit_core::Result<Attempt> {
+        std::future::pending().await
+    }
 }

@@ -146,6 +146,12 @@ bugs! {
         "input::odd_names_are_distinct" says "\"A\"";
     TrimsSpaces "Names that differ in trailing spaces are one lock." =>
         "input::odd_names_are_distinct" says "\"a \"";
+    ReplacesAnyone "A grant in the place of a lease takes the place of whoever has the lock." =>
+        "ownership::the_place_of_a_lease_is_taken_once" says "another's place was taken",
+        "lifecycle::a_lease_is_taken_up_by_its_token" says "taken up by another token";
+    ReplacesNobody "A grant in the place of a lease takes a lock that nobody has." =>
+        "ownership::the_place_of_a_lease_is_taken_once" says "nobody's place was taken",
+        "lifecycle::a_lease_is_taken_up_by_its_token" says "taken up after its release";
     RecordsReadThenWritten "A record is read and, if it is what was seen, written in a second step." =>
         "records::each_change_builds_on_the_one_before" says "builds on";
     RecordsRemembered "A record that was read is not asked for again." =>

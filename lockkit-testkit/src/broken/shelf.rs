@@ -96,6 +96,7 @@ impl Shelf {
             record.queue_up(request, ends.filter(|_| bug != Some(Bug::DeadWaitersStay)));
         }
         let first = record.queue.front().filter(|first| first.token != request.claim.token);
+        let replaced = request.from.map(|from| record.lease.as_ref().map(|lease| lease.claim.token == from));
         match &mut record.lease {
             Some(lease) if idempotent && lease.claim.token == request.claim.token => {
                 if extends {
@@ -103,15 +104,20 @@ impl Shelf {
                 }
                 Answer::Granted(lease.terms())
             }
-            Some(lease) => {
+            // BUG: whoever has the lock, its place is taken.
+            Some(lease) if replaced != Some(Some(true)) && (replaced.is_none() || bug != Some(Bug::ReplacesAnyone)) => {
                 let remaining = lease.ends.map(|ends| ends.since(now));
                 Answer::Held { remaining, holder: lease.info.clone() }
+            }
+            // BUG: nobody has it, and the place is taken all the same.
+            None if replaced.is_some() && bug != Some(Bug::ReplacesNobody) => {
+                Answer::Held { remaining: None, holder: HolderInfo::new("") }
             }
             None if let Some(first) = first => {
                 let remaining = first.ends.map(|ends| ends.since(now));
                 Answer::Held { remaining, holder: first.info.clone() }
             }
-            None => {
+            Some(_) | None => {
                 record.leave(&request.claim.token);
                 let fence = record.next_fence(request, bug);
                 // BUG: the counter is kept only as long as the lease.

@@ -52,7 +52,7 @@ async fn a_dropped_call_answers_no_other(ctx: Ctx) -> CaseResult {
 
 /// Drops these calls at each of their polls.
 pub(super) async fn drop_each(ctx: &Ctx, scene: &Arc<Scene>, calls: &[Call]) -> CaseResult {
-    for call in calls.iter().copied() {
+    for call in calls.iter().copied().filter(|call| !call.is_lacking(&*scene.store)) {
         for fate in [Fate::Held, Fate::Stalled, Fate::Cut] {
             for polls in 1.. {
                 let at = |error| format!("{call:?} dropped at poll {polls}, {fate:?}: {error}");
@@ -71,7 +71,8 @@ pub(super) async fn drop_each(ctx: &Ctx, scene: &Arc<Scene>, calls: &[Call]) -> 
 async fn a_dropped_probe_answers_no_other(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
     let mut scenes = Vec::new();
-    for call in Call::LOCKS {
+    // What a grant in the place of another asks is what any grant asks.
+    for call in Call::LOCKS.into_iter().filter(|call| *call != Call::Replace) {
         for polls in 1..=IDLE_POLLS {
             let scene = Arc::new(Scene::open(&ctx, &*server).await?);
             scene.ask_everything(&ctx).await?;
@@ -107,6 +108,16 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
             scene.give_up(&asked.claim).await?;
             match answer {
                 Some(Ok(Attempt::Granted(_))) => Err("a held lock was granted".into()),
+                answer => Ok(answer.is_none()),
+            }
+        }
+        Call::Replace => {
+            let (before, asked) = scene.request_in_place(ctx, ttl).await?;
+            let answer = leave(store.acquire(&asked), polls, fate, proxy).await;
+            scene.give_up(&before).await?;
+            scene.end(&asked).await?;
+            match answer {
+                Some(Ok(Attempt::Contended(_))) => Err("a lease's place was refused".into()),
                 answer => Ok(answer.is_none()),
             }
         }

@@ -55,6 +55,26 @@ pub(super) async fn every_answer(ctx: Ctx, slip: Slip, of: &'static [Call]) -> C
     Ok(())
 }
 
+/// What is done to an answer of a call.
+#[derive(Clone, Copy, Debug)]
+struct Mischief {
+    slip: Slip,
+    nth: usize,
+    /// Whether the server forgets its scripts first: then one answer more is about what the call may have done.
+    forgets: bool,
+}
+
+impl Mischief {
+    /// From now on the answers to the client of the scene are counted.
+    async fn begin(self, scene: &Scene, server: &dyn Server) -> CaseResult {
+        if self.forgets {
+            server.forget_caches().await?;
+        }
+        scene.proxy.slip(self.slip, self.nth);
+        Ok(())
+    }
+}
+
 /// Those that ask everything do so in turn: one is enough for a server.
 async fn each_answer(
     ctx: Arc<Ctx>,
@@ -69,41 +89,50 @@ async fn each_answer(
         Ok::<_, BoxError>(Arc::new(if with_record { scene.with_record(&ctx).await? } else { scene }))
     };
     let mut scene = open().await?;
-    for nth in 1..=MOST_ANSWERS {
-        let at = |error: BoxError| format!("{call:?}, answer {nth} {slip:?}: {error}");
-        let is_over = make(&ctx, &scene, call, slip, nth).await.map_err(at)?;
-        let slipped = scene.proxy.slipped();
-        if call == Call::Connect && slip == Slip::Lost && nth == 1 && !slipped {
-            return Err(at("no answer came".into()).into());
-        }
-        if is_over || scene.is_over().await.map_err(at)? {
-            scene = open().await?;
-        } else {
-            let _turn = turn.lock().await;
-            if let Err(wrong) = scene.ask(&ctx, 1).await {
-                // What is true changes when the session ends meanwhile.
-                if !scene.is_over().await.unwrap_or(false) {
-                    return Err(at(wrong).into());
-                }
-                scene = open().await?;
+    if call.is_lacking(&*scene.store) {
+        return Ok(());
+    }
+    // An answer that is lost is waited for, which takes long.
+    let variants: &[bool] = if slip == Slip::Twice { &[false, true] } else { &[false] };
+    for forgets in variants.iter().copied() {
+        for nth in 1.. {
+            let mischief = Mischief { slip, nth, forgets };
+            let at = |error: BoxError| format!("{call:?}, {mischief:?}: {error}");
+            let is_over = make(&ctx, &scene, &*server, call, mischief).await.map_err(at)?;
+            let slipped = scene.proxy.slipped();
+            if call == Call::Connect && slip == Slip::Lost && nth == 1 && !slipped {
+                return Err(at("no answer came".into()).into());
             }
-        }
-        if !slipped {
-            scene.proxy.heal();
-            return Ok(());
+            if is_over || scene.is_over().await.map_err(at)? {
+                scene = open().await?;
+            } else {
+                let _turn = turn.lock().await;
+                if let Err(wrong) = scene.ask(&ctx, 1).await {
+                    // What is true changes when the session ends meanwhile.
+                    if !scene.is_over().await.unwrap_or(false) {
+                        return Err(at(wrong).into());
+                    }
+                    scene = open().await?;
+                }
+            }
+            if !slipped {
+                scene.proxy.heal();
+                break;
+            }
+            assert!(nth < MOST_ANSWERS, "{call:?} does not end");
         }
     }
-    Err(format!("{call:?} does not end").into())
+    Ok(())
 }
 
-/// Makes a call whose `nth` answer slips, judges what it says, and ends what it was about. Tells whether it said that the
+/// Makes a call with one answer of which mischief is done, judges what it says, and ends what it was about. Tells whether it said that the
 /// session has ended.
-async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> Result<bool, BoxError> {
-    let (store, armed) = (&scene.store, || scene.proxy.slip(slip, nth));
+async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, mischief: Mischief) -> Result<bool, BoxError> {
+    let (store, begin) = (&scene.store, || mischief.begin(scene, server));
     match call {
         Call::AcquireNew | Call::AcquireKnown => {
             let asked = scene.request_for_free(ctx, call, MEANWHILE).await?;
-            armed();
+            begin().await?;
             let answer = store.acquire(&asked).await;
             let state = scene.seen_by_other(&asked.claim.key).await?;
             match answer {
@@ -115,7 +144,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
         }
         Call::AcquireHeld | Call::Wait => {
             let asked = AcquireRequest { wait: call.wait(), ..request(&scene.theirs.key, MEANWHILE)? };
-            armed();
+            begin().await?;
             let answer = store.acquire(&asked).await;
             scene.give_up(&asked.claim).await?;
             match answer {
@@ -123,11 +152,25 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
                 answer => passing(answer),
             }
         }
+        Call::Replace => {
+            let (before, asked) = scene.request_in_place(ctx, MEANWHILE).await?;
+            begin().await?;
+            let answer = store.acquire(&asked).await;
+            let state = scene.seen_by_other(&asked.claim.key).await?;
+            let is_as_before = state.holders.first().is_some_and(|holder| holder.token == Some(before.token));
+            match answer {
+                Ok(Attempt::Granted(hold)) => on_record(&hold, &asked.claim, &state)?,
+                Ok(Attempt::Contended(by)) => return Err(format!("a lease's place was refused: {by:?}").into()),
+                answer => without_effect(answer, || is_as_before)?,
+            }
+            scene.give_up(&before).await?;
+            scene.end(&asked).await
+        }
         Call::Renew | Call::Change | Call::Connect => {
             if call == Call::Connect {
                 scene.proxy.cut().await;
             }
-            armed();
+            begin().await?;
             let renewal = scene.renewal(call)?;
             let mut renewed = store.renew(&renewal).await.pop();
             if call == Call::Connect && !scene.proxy.slipped() && is_failed(renewed.as_ref()) {
@@ -146,7 +189,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
         Call::Release => {
             let key = ctx.key()?;
             let claim = scene.take(&key, LONG).await?.claim;
-            armed();
+            begin().await?;
             let answer = store.release(&claim).await;
             let is_free = scene.seen_by_other(&key).await?.holders.is_empty();
             match answer {
@@ -158,7 +201,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await
         }
         Call::ReleaseForeign => {
-            armed();
+            begin().await?;
             match store.release(&scene.foreign()?).await {
                 Ok(Release::Released { .. }) => Err("another's lease is said to be released".into()),
                 answer => passing(answer),
@@ -169,7 +212,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
             if call == Call::InspectPrefix {
                 keys.remove(0);
             }
-            armed();
+            begin().await?;
             match store.inspect(&scene.query(call)).await {
                 Ok(states) => shows(scene, &states, &keys),
                 answer => passing(answer),
@@ -178,7 +221,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
         Call::ReadRecord => {
             let (name, keeper) = (ctx.key()?, only_keeper(store)?);
             let text = scene.make_record(&name).await?;
-            armed();
+            begin().await?;
             match keeper.read(&name).await {
                 Ok(read) if read != Some(text) => Err(format!("another record was read: {read:?}").into()),
                 answer => passing(answer),
@@ -187,7 +230,7 @@ async fn make(ctx: &Ctx, scene: &Scene, call: Call, slip: Slip, nth: usize) -> R
         Call::MakeRecord | Call::ChangeRecord => {
             let (name, new, keeper) = (ctx.key()?, new_text()?, only_keeper(store)?);
             let before = if call == Call::ChangeRecord { Some(scene.make_record(&name).await?) } else { None };
-            armed();
+            begin().await?;
             let answer = keeper.compare_and_set(&name, before.as_ref(), Some(&new)).await;
             let seen = scene.record_seen_by_other(&name).await?;
             match answer {

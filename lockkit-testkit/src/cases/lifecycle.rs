@@ -162,6 +162,7 @@ async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> CaseResult {
     let again = next.lock(&name).ttl(LONG).resume(token).await?.ok_or("the lease is still there")?;
     assert!(again.fence() > first, "{:?} after {first:?}", again.fence());
     assert_eq!(mine.lock(&name).inspect().await?.holders[0].info.as_str(), "the next");
+    assert!(other.lock(&name).resume(token).await?.is_none(), "taken up twice");
     assert_taken(&mine, &name).await?;
     again.renew().await?;
     let second = again.fence();

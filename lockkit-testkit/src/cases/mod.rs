@@ -74,6 +74,8 @@ pub struct Needs {
     pub fences: bool,
     /// Fences that outlive the loss of all data.
     pub hybrid: bool,
+    /// Grants in the place of others.
+    pub resume: bool,
     /// Records, kept in one place.
     pub records: bool,
     /// A clock that can be injected.
@@ -91,6 +93,7 @@ impl Needs {
         fifo: false,
         fences: false,
         hybrid: false,
+        resume: false,
         records: false,
         clock: false,
         server: false,
@@ -107,6 +110,8 @@ impl Needs {
     pub const FENCES: Self = Self { fences: true, ..Self::NOTHING };
     /// Leases that end by ttl, on a clock that can be injected.
     pub const CLOCK: Self = Self { ttl: true, clock: true, ..Self::NOTHING };
+    /// Grants in the place of others.
+    pub const RESUME: Self = Self { resume: true, ..Self::NOTHING };
     /// Records, kept in one place.
     pub const RECORDS: Self = Self { records: true, ..Self::NOTHING };
     /// A private server.
@@ -224,6 +229,7 @@ fn request(key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
         order: Order::Any,
         fence: FenceRequest::default(),
         holder: HolderInfo::this_process(),
+        from: None,
     })
 }
 

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use lockkit_core::{Attempt, Claim, LossReason, Query, Release, Renewed, Token};
+use lockkit_core::{AcquireRequest, Attempt, Claim, FenceRequest, LossReason, Query, Release, Renewed, Token};
 
 use super::{CaseResult, Ctx, LONG, SHORT, SLACK, cases, fresh, grant, renew, request};
-use crate::faults::Direction;
+
+use crate::{BoxError, faults::Direction};
 
 cases! { "ownership":
     a_foreign_release_changes_nothing [NOTHING] "A release with another token leaves the holder alone and says so (R7)."
@@ -18,6 +19,7 @@ cases! { "ownership":
     the_same_claim_is_one_lease [NOTHING] "Asking again with the same claim gives the same grant and fence (R1)."
     repeated_claims_extend_the_lease [TTL] "Asking again with the same claim extends the lease (R1, R4)."
     many_renewals_have_an_answer_each [NOTHING] "A batch of renewals has one answer for each, in order."
+    the_place_of_a_lease_is_taken_once [RESUME] "A grant in the place of a lease is made once, with a higher fence, only while that lease has the lock, and nothing of that lease ends it."
 }
 
 async fn a_foreign_release_changes_nothing(ctx: Ctx) -> CaseResult {
@@ -172,5 +174,41 @@ async fn many_renewals_have_an_answer_each(ctx: Ctx) -> CaseResult {
             Renewed::Lost(_) => assert_eq!(number % 3, 0, "number {number} is held"),
         }
     }
+    Ok(())
+}
+
+async fn the_place_of_a_lease_is_taken_once(ctx: Ctx) -> CaseResult {
+    let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
+    let (first, unknown) = (request(&key, LONG)?, Token::random()?);
+    let asked = |from: Token| Ok::<_, BoxError>(AcquireRequest { from: Some(from), ..request(&key, LONG)? });
+    let is_refused = async |from: Token| {
+        Ok::<_, BoxError>(match other.acquire(&asked(from)?).await? {
+            Attempt::Contended(_) => true,
+            Attempt::Granted(_) => false,
+        })
+    };
+    assert!(is_refused(unknown).await?, "nobody's place was taken");
+    let mut last = grant(&store, &first).await?;
+    let mut from = first.claim.clone();
+    assert!(is_refused(unknown).await?, "another's place was taken");
+    for round in 0..4 {
+        let next = AcquireRequest { fence: FenceRequest { span: 3, ..FenceRequest::default() }, ..asked(from.token)? };
+        let hold = grant(&other, &next).await?;
+        assert!(hold.fence >= last.fence.offset(last.span), "{} in the place of {}", hold.fence, last.fence);
+        assert_eq!((hold.span, hold.depth), (3, 1));
+        let again = grant(&other, &next).await?;
+        assert_eq!((again.fence, again.span), (hold.fence, hold.span), "the same claim again");
+        assert!(is_refused(from.token).await?, "its place was taken twice");
+        assert!(matches!(renew(&store, &from, LONG, 1).await?, Renewed::Lost(_)), "round {round}");
+        let release = store.release(&from).await?;
+        assert_eq!(release, Release::NotHeld(LossReason::Taken), "round {round}");
+        let state = store.inspect(&Query::Keys(vec![key.clone()])).await?.remove(0);
+        assert_eq!(state.holders.first().and_then(|holder| holder.token), Some(next.claim.token), "round {round}");
+        (last, from) = (hold, next.claim);
+    }
+    assert!(matches!(other.release(&from).await?, Release::Released { .. }));
+    assert!(is_refused(from.token).await?, "nobody's place was taken");
+    let next = grant(&store, &request(&key, LONG)?).await?;
+    assert!(next.fence >= last.fence.offset(last.span), "{} after {}", next.fence, last.fence);
     Ok(())
 }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Fence, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason, Query, Release,
-    Renewal, Renewed, Result as StoreResult, Token,
+    AcquireRequest, Attempt, Claim, Error, Fence, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason, Query,
+    Release, Renewal, Renewed, Result as StoreResult, Token,
     store::{Record, Records},
 };
 use tokio::task::JoinSet;
@@ -39,6 +39,8 @@ pub(super) enum Call {
     AcquireKnown,
     AcquireHeld,
     Wait,
+    /// A grant in the place of another, where there are such.
+    Replace,
     Renew,
     /// A renewal that also raises the fence counter and changes the holder's name.
     Change,
@@ -55,11 +57,12 @@ pub(super) enum Call {
 
 impl Call {
     /// Those about locks.
-    pub(super) const LOCKS: [Self; 11] = [
+    pub(super) const LOCKS: [Self; 12] = [
         Self::AcquireNew,
         Self::AcquireKnown,
         Self::AcquireHeld,
         Self::Wait,
+        Self::Replace,
         Self::Renew,
         Self::Change,
         Self::Release,
@@ -70,6 +73,11 @@ impl Call {
     ];
     /// Those about records.
     pub(super) const RECORDS: [Self; 3] = [Self::ReadRecord, Self::MakeRecord, Self::ChangeRecord];
+
+    /// Whether a store does not know it.
+    pub(super) fn is_lacking(self, store: &dyn LockStore) -> bool {
+        self == Self::Replace && !store.info().capability.resume
+    }
 
     /// How long an acquisition waits.
     pub(super) fn wait(self) -> Duration {
@@ -103,7 +111,18 @@ impl Scene {
 
     /// The same, with a client that waits no longer than this for an answer.
     pub(super) async fn impatient(ctx: &Ctx, server: &dyn Server, timeout: Duration) -> Result<Self, BoxError> {
-        Self::with(ctx, server.open_impatient(timeout).await?, server).await
+        let started = Instant::now();
+        loop {
+            // On a busy machine it may take longer to connect than such a client waits.
+            let error = match server.open_impatient(timeout).await {
+                Ok(opened) => return Self::with(ctx, opened, server).await,
+                Err(error) => error,
+            };
+            let passes = error.downcast_ref::<Error>().is_some_and(Error::is_retryable);
+            if !passes || started.elapsed() >= PATIENCE {
+                return Err(error);
+            }
+        }
     }
 
     async fn with(
@@ -257,6 +276,13 @@ impl Scene {
         Ok(asked)
     }
 
+    /// A lease of the client behind the proxy, and a request in its place.
+    pub(super) async fn request_in_place(&self, ctx: &Ctx, ttl: Duration) -> Result<(Claim, AcquireRequest), BoxError> {
+        let before = self.take(&ctx.key()?, LONG).await?.claim;
+        let asked = AcquireRequest { from: Some(before.token), ..request(&before.key, ttl)? };
+        Ok((before, asked))
+    }
+
     /// The renewal of the lease of the client behind the proxy. Each change has another name.
     pub(super) fn renewal(&self, call: Call) -> Result<[Renewal; 1], BoxError> {
         let (fence_floor, holder) = match call {
@@ -404,8 +430,8 @@ fn holder(state: &KeyState) -> Option<Token> {
     state.holders.first().and_then(|holder| holder.token)
 }
 
-fn unexpected(error: BoxError) -> lockkit_core::Error {
-    lockkit_core::Error::new(lockkit_core::ErrorKind::Unexpected, error.to_string())
+fn unexpected(error: BoxError) -> Error {
+    Error::new(lockkit_core::ErrorKind::Unexpected, error.to_string())
 }
 
 fn expect(right: bool, wrong: impl FnOnce() -> String) -> CaseResult {

@@ -302,6 +302,7 @@ mod tests {
             order: Order::Any,
             fence: FenceRequest { floor: Fence::new(floor), ..FenceRequest::default() },
             holder: HolderInfo::new("test"),
+            from: None,
         }
     }
 

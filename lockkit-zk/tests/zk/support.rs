@@ -87,6 +87,7 @@ pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
         order: Order::Any,
         fence: FenceRequest::default(),
         holder: HolderInfo::new("test: holder"),
+        from: None,
     }
 }
 
