@@ -18,7 +18,7 @@ pub use crate::diagnose::diagnose;
 // Locks.
 pub use lockkit_core::{
     Effect, Error, ErrorKind, Fence, Guard, HandOver, Lock, Locker, LockerBuilder, LossReason, LossSignal, Mode,
-    Outcome, OwnThread, Owner, Result, RwLock, Status,
+    MultiGuard, MultiLock, Outcome, OwnThread, Owner, Result, RwLock, Status,
 };
 
 // Resources that check fences.

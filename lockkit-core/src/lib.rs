@@ -24,6 +24,7 @@ mod lock;
 mod locker;
 mod loss;
 mod memory;
+mod multi;
 mod observe;
 mod owner;
 pub mod store;
@@ -46,6 +47,7 @@ pub use {
     locker::{Locker, LockerBuilder, RwLock},
     loss::LossSignal,
     memory::MemoryStore,
+    multi::{MultiGuard, MultiLock},
     observe::{Event, Observer},
     owner::Owner,
     store::{

@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
-    Claim, Fence, Guard, KeyState, LockKey, Mode, Order, Owner, Query, Result, Token,
+    Claim, Fence, Guard, KeyState, LockKey, LockStore, Mode, Order, Owner, Query, Result, Token,
     engine::{Ask, Engine, Limit, Terms},
 };
 
@@ -186,6 +186,18 @@ impl Lock {
         let key = self.key.clone()?;
         let mut states = self.engine.store.inspect(&Query::Keys(vec![key.clone()])).await?;
         Ok(states.pop().unwrap_or(KeyState { key, holders: Vec::new(), fence: None, waiters: None }))
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn LockStore> {
+        &self.engine.store
+    }
+
+    pub(crate) fn key(&self) -> Result<LockKey> {
+        self.key.clone()
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
     }
 
     async fn get(&self, limit: Limit) -> Result<Option<Guard>> {

@@ -5,8 +5,8 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tokio::runtime::Handle;
 
 use crate::{
-    Claim, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, Mode, Observer, OwnThread, Owner, Query,
-    Release, Result, StoreInfo, Token,
+    Claim, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, Mode, MultiLock, Observer, OwnThread,
+    Owner, Query, Release, Result, StoreInfo, Token,
     engine::{Engine, Home, Settings},
 };
 
@@ -80,6 +80,11 @@ impl Locker {
     /// Stores without [`Capability::permits`](crate::Capability::permits) refuse it as `Unsupported`.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: NonZeroU32) -> Lock {
         Lock::new(Arc::clone(&self.engine), name.as_ref(), Mode::Permit { limit: permits })
+    }
+
+    /// The exclusive locks of these names, all or none. For other settings, and locks of several lockers, see [`MultiLock::new`].
+    pub fn multi<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
+        MultiLock::new(names.into_iter().map(|name| self.lock(name)))
     }
 
     /// A new identity for reentrant locks.

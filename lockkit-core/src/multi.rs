@@ -1,0 +1,243 @@
+//! Several locks that are had together.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::OnceCell;
+
+use crate::{
+    Error, ErrorKind, Guard, Lock, LossReason, Outcome, Result, Status,
+    store::{Identity, identity},
+};
+
+/// Several locks that are had all or not at all, of one store or of several.
+///
+/// They are taken one after the other, in an order that is the same for all who want any of them: of one store by name, and
+/// among stores by their [identities](crate::store::identity). So no two wait for each other, whatever order they name the locks
+/// in, as long as nobody holds one lock of a set while it asks for others, and all name a lock through the same prefix. A
+/// lock that is named twice is taken once.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> lockkit_core::Result<()> {
+/// use lockkit_core::{Locker, MemoryStore};
+///
+/// let locker = Locker::new(MemoryStore::new());
+/// let both = locker.multi(["account/2", "account/1"]).acquire().await?;
+/// let fences: Vec<_> = both.guards().iter().map(|guard| guard.fence()).collect();
+/// assert!(locker.lock("account/1").try_acquire().await?.is_none());
+/// both.release().await?;
+/// # assert_eq!(fences.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use]
+pub struct MultiLock {
+    locks: Vec<Lock>,
+    /// The places of the locks, without those that are there twice, in the order in which they are taken.
+    order: OnceCell<Vec<usize>>,
+}
+
+/// Locks that are held together. Dropping it releases all of them in the background.
+#[derive(Debug)]
+#[must_use = "dropping the guard releases the locks"]
+pub struct MultiGuard {
+    /// In the order in which they were named.
+    guards: Vec<Guard>,
+}
+
+impl MultiLock {
+    /// These locks, each with its own settings; they may be of several lockers.
+    pub fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
+        Self { locks: locks.into_iter().collect(), order: OnceCell::new() }
+    }
+
+    /// Acquires all of them, waiting as long as it takes. Those that were taken are held, and renewed, while it waits for the others.
+    ///
+    /// # Errors
+    /// As those of [`Lock::acquire`], for any of them; what was taken is released. [`Lost`](ErrorKind::Lost) if one was lost while
+    /// another was waited for. `InvalidInput` for no lock at all, and for one that is named twice in different modes. With
+    /// locks of several stores also those of [`identity`].
+    ///
+    /// # Cancellation
+    /// As [`Lock::acquire`]; what was taken is released in the background.
+    pub async fn acquire(&self) -> Result<MultiGuard> {
+        let mut taken = Vec::new();
+        for place in self.order().await? {
+            taken.push((*place, self.locks[*place].acquire().await?));
+        }
+        MultiGuard::of(taken)
+    }
+
+    /// Acquires all of them if all are free.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), but without patience.
+    ///
+    /// # Cancellation
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<MultiGuard>> {
+        self.acquire_within(Duration::ZERO).await
+    }
+
+    /// Acquires all of them if that is possible within `wait`; `None` if another had one all the while. By then what was taken is
+    /// released, as far as the stores could be told.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Cancellation
+    /// As [`acquire`](Self::acquire).
+    pub async fn acquire_within(&self, wait: Duration) -> Result<Option<MultiGuard>> {
+        let (started, mut taken) = (Instant::now(), Vec::new());
+        for place in self.order().await? {
+            let left = wait.saturating_sub(started.elapsed());
+            match self.locks[*place].acquire_within(left).await? {
+                Some(guard) => taken.push((*place, guard)),
+                None => {
+                    for (_, guard) in taken.into_iter().rev() {
+                        // If the store can't be told, that goes on in the background.
+                        _ = guard.release().await;
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+        MultiGuard::of(taken).map(Some)
+    }
+
+    async fn order(&self) -> Result<&Vec<usize>> {
+        self.order.get_or_try_init(|| self.sort()).await
+    }
+
+    async fn sort(&self) -> Result<Vec<usize>> {
+        let Some(first) = self.locks.first() else {
+            return Err(Error::new(ErrorKind::InvalidInput, "a lock of several has at least one"));
+        };
+        // One store need not be told from others.
+        let mut stores: Vec<(&Lock, Option<Identity>)> = vec![(first, None)];
+        if !self.locks.iter().all(|lock| is_same(lock, first)) {
+            stores.clear();
+            for lock in &self.locks {
+                if !stores.iter().any(|(known, _)| is_same(lock, known)) {
+                    stores.push((lock, Some(identity(&**lock.store()).await?)));
+                }
+            }
+        }
+        let store_of = |lock: &Lock| stores.iter().find(|(known, _)| is_same(lock, known)).and_then(|(_, id)| *id);
+        let mut order = Vec::with_capacity(self.locks.len());
+        for (place, lock) in self.locks.iter().enumerate() {
+            order.push((store_of(lock), lock.key()?, place));
+        }
+        order.sort();
+        for pair in order.windows(2) {
+            let [(store, key, one), (next_store, next_key, other)] = pair else { continue };
+            if (store, key) == (next_store, next_key) && self.locks[*one].mode() != self.locks[*other].mode() {
+                let message = format!("the lock {:?} is named twice, in different modes", key.as_str());
+                return Err(Error::new(ErrorKind::InvalidInput, message));
+            }
+        }
+        order.dedup_by(|one, other| (one.0, &one.1) == (other.0, &other.1));
+        Ok(order.into_iter().map(|(_, _, place)| place).collect())
+    }
+}
+
+impl MultiGuard {
+    fn of(mut taken: Vec<(usize, Guard)>) -> Result<Self> {
+        taken.sort_by_key(|(place, _)| *place);
+        let guard = Self { guards: taken.into_iter().map(|(_, guard)| guard).collect() };
+        // The first may have been lost while the last was waited for.
+        guard.ensure(Duration::ZERO)?;
+        Ok(guard)
+    }
+
+    /// The guard of each lock, in the order in which they were named. Each has a fence of its own.
+    pub fn guards(&self) -> &[Guard] {
+        &self.guards
+    }
+
+    /// Whether all of them are believed to be held: what one has lost, all have.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.guards.iter().all(Guard::is_held)
+    }
+
+    /// What is left of the first lease to end if it is not renewed; zero once one is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
+    }
+
+    /// As [`Guard::ensure`], for each of them.
+    ///
+    /// # Errors
+    /// [`Lost`](ErrorKind::Lost) if one is lost, or less is left of it.
+    pub fn ensure(&self, min: Duration) -> Result<()> {
+        self.guards.iter().try_for_each(|guard| guard.ensure(min))
+    }
+
+    /// Returns when the first of them is lost, and why.
+    pub async fn lost(&self) -> LossReason {
+        let mut losses: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.lost())).collect();
+        poll_fn(|cx| {
+            for (guard, loss) in self.guards.iter().zip(&mut losses) {
+                if let Poll::Ready(reason) = loss.as_mut().poll(cx) {
+                    return Poll::Ready(reason);
+                }
+                if let Status::Lost(reason) = guard.status() {
+                    return Poll::Ready(reason);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Runs `work` for as long as all of them are held, as [`Guard::run`] does.
+    ///
+    /// # Errors
+    /// [`Lost`](ErrorKind::Lost) if the work was stopped.
+    ///
+    /// # Cancellation
+    /// Drops `work`; the locks stay held.
+    pub async fn run<F: Future + Send>(&self, work: F) -> Result<F::Output>
+    where
+        F::Output: Send,
+    {
+        let mut work: Pin<Box<dyn Future<Output = Result<F::Output>> + Send + '_>> = Box::pin(async { Ok(work.await) });
+        for guard in &self.guards {
+            work = Box::pin(async { guard.run(work).await? });
+        }
+        work.await
+    }
+
+    /// Releases all of them, one after the other, and tells how they stood: `NotHeld` if any of them was not held.
+    ///
+    /// # Errors
+    /// As [`Guard::release`], for any of them; the others are released all the same.
+    ///
+    /// # Cancellation
+    /// The releases go on in the background.
+    pub async fn release(self) -> Result<Outcome> {
+        let mut outcome = Ok(Outcome::Released);
+        for guard in self.guards.into_iter().rev() {
+            match (guard.release().await, &outcome) {
+                (Err(error), _) => outcome = Err(error),
+                (Ok(Outcome::NotHeld(reason)), Ok(_)) => outcome = Ok(Outcome::NotHeld(reason)),
+                (Ok(_), _) => {}
+            }
+        }
+        outcome
+    }
+}
+
+/// Whether two locks are of one store, as far as this process knows: it may have two clients of one.
+fn is_same(one: &Lock, other: &Lock) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(one.store()), Arc::as_ptr(other.store()))
+}

@@ -1,0 +1,154 @@
+//! Several locks, all or none.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use lockkit_core::{
+    ErrorKind, Lock, LockStore, Locker, LossReason, MemoryStore, MultiLock, Observed, Outcome, Prefix, Result,
+    store::identity,
+};
+
+const SHORT: Duration = Duration::from_millis(300);
+
+async fn is_free(locker: &Locker, name: &str) -> Result<bool> {
+    Ok(match locker.lock(name).try_acquire().await? {
+        Some(guard) => guard.release().await? == Outcome::Released,
+        None => false,
+    })
+}
+
+#[tokio::test]
+async fn all_or_none() -> Result<()> {
+    let store = MemoryStore::new();
+    let (mine, other) = (Locker::new(store.clone()), Locker::new(store));
+    let in_the_way = other.lock("b").acquire().await?;
+    let multi = mine.multi(["c", "b", "a"]);
+    assert!(multi.try_acquire().await?.is_none());
+    assert!(multi.acquire_within(SHORT).await?.is_none());
+    assert!(is_free(&other, "a").await? && is_free(&other, "c").await?, "nothing is kept");
+    assert_eq!(in_the_way.release().await?, Outcome::Released);
+    let guard = multi.try_acquire().await?.expect("all are free");
+    let names: Vec<_> = guard.guards().iter().map(|guard| guard.key().as_str()).collect();
+    assert_eq!(names, ["c", "b", "a"], "as they were named");
+    for name in ["a", "b", "c"] {
+        assert!(other.lock(name).try_acquire().await?.is_none(), "{name}");
+    }
+    assert!(guard.is_held() && guard.remaining() > Duration::from_secs(20));
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert!(is_free(&other, "a").await? && is_free(&other, "b").await? && is_free(&other, "c").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_named_twice_is_taken_once() -> Result<()> {
+    let store = MemoryStore::new();
+    let (mine, again) = (Locker::new(store.clone()), Locker::new(store));
+    // Two clients of one store, which is known by its identity.
+    let guard = MultiLock::new([mine.lock("a"), again.lock("a"), mine.lock("a")]).acquire().await?;
+    assert_eq!(guard.guards().len(), 1);
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let error = MultiLock::new([mine.lock("a"), mine.rw_lock("a").read()]).acquire().await.expect_err("two modes");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.message().contains("twice"), "{error}");
+    assert_eq!(mine.multi([""; 0]).acquire().await.expect_err("none").kind(), ErrorKind::InvalidInput);
+    assert_eq!(mine.multi(["a", ""]).acquire().await.expect_err("no name").kind(), ErrorKind::InvalidInput);
+    assert!(is_free(&again, "a").await?);
+    Ok(())
+}
+
+/// Two parts of a store are two stores, and their names are in each client's own order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nobody_waits_in_a_circle() -> Result<()> {
+    let store = MemoryStore::new();
+    let part = |name: &str, store: MemoryStore| Prefix::new(name, store).map(Locker::new);
+    let locks = |store: &MemoryStore| -> Result<Vec<Lock>> {
+        let (left, right) = (part("left/", store.clone())?, part("right/", store.clone())?);
+        Ok(vec![left.lock("a"), right.lock("a"), left.lock("b"), right.lock("b")])
+    };
+    let (inside, done) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut tasks = Vec::new();
+    for turn in 0..4 {
+        let mut locks = locks(&store)?;
+        locks.rotate_left(turn);
+        if turn % 2 == 1 {
+            locks.reverse();
+        }
+        let (inside, done) = (Arc::clone(&inside), Arc::clone(&done));
+        tasks.push(tokio::spawn(async move {
+            let multi = MultiLock::new(locks);
+            for _ in 0..50 {
+                let guard = multi.acquire().await?;
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are in");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                assert_eq!(guard.release().await?, Outcome::Released);
+                done.fetch_add(1, Ordering::SeqCst);
+            }
+            Result::Ok(())
+        }));
+    }
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(30), task).await.expect("a circle").expect("no panic")?;
+    }
+    assert_eq!(done.load(Ordering::SeqCst), 200);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_one_has_lost_all_have() -> Result<()> {
+    let store = MemoryStore::new();
+    let (mine, other) = (Locker::new(store.clone()), Locker::new(store));
+    let guard = mine.multi(["a", "b"]).acquire().await?;
+    other.break_lock("b", guard.guards()[1].token()).await?;
+    let work = async {
+        guard.guards()[1].renew().await.expect_err("it was broken");
+        std::future::pending::<()>().await;
+    };
+    assert_eq!(guard.run(work).await.expect_err("it is stopped").kind(), ErrorKind::Lost);
+    assert_eq!(guard.lost().await, LossReason::Gone);
+    assert!(!guard.is_held() && guard.remaining().is_zero());
+    assert_eq!(guard.ensure(Duration::ZERO).expect_err("lost").kind(), ErrorKind::Lost);
+    assert!(guard.guards()[0].is_held());
+    assert!(matches!(guard.release().await?, Outcome::NotHeld(_)));
+    assert!(is_free(&other, "a").await? && is_free(&other, "b").await?);
+    let sum = mine.multi(["a", "b"]).acquire().await?.run(async { 3 }).await?;
+    assert_eq!(sum, 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_taken_goes_with_the_future() -> Result<()> {
+    let store = MemoryStore::new();
+    let (mine, other) = (Locker::new(store.clone()), Locker::new(store));
+    let in_the_way = other.lock("b").acquire().await?;
+    let multi = mine.multi(["a", "b"]);
+    {
+        let mut waiting = pin!(multi.acquire());
+        while other.lock("a").inspect().await?.holders.is_empty() {
+            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            tokio::task::yield_now().await;
+        }
+    }
+    let guard = other.lock("a").acquire_within(Duration::from_secs(10)).await?;
+    assert!(guard.is_some(), "it was released");
+    drop(in_the_way);
+    Ok(())
+}
+
+/// Wrapped as it may be, it is one store; a store that keeps no records can't be told from others.
+#[tokio::test]
+async fn stores_are_told_apart_by_their_identities() -> Result<()> {
+    let store = MemoryStore::new();
+    let wrapped: Arc<dyn LockStore> = Arc::new(Observed::new(store.clone()));
+    assert_eq!(identity(&store).await?, identity(&*wrapped).await?);
+    assert_ne!(identity(&store).await?, identity(&MemoryStore::new()).await?);
+    assert_eq!(identity(&store).await?.to_string().len(), 32);
+    Ok(())
+}
