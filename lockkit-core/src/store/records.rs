@@ -137,7 +137,7 @@ impl fmt::Debug for Identity {
 /// lost all is another one. A quorum's is made of those of its nodes, all of which are asked.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] if the store keeps no records; else as those of [`Records`], for every part of the store.
+/// [`ErrorKind::Unsupported`] if the store keeps no records; [`ErrorKind::InvalidInput`] if two nodes of a quorum are one; else as those of [`Records`], for every part of the store.
 ///
 /// # Cancellation
 /// The store may have been given its identity.
@@ -147,12 +147,16 @@ pub async fn identity(store: &dyn LockStore) -> Result<Identity> {
         let why = format!("{} keeps no records, and has no identity", store.info().scheme);
         return Err(Error::new(ErrorKind::Unsupported, why));
     }
-    let mut whole = 0;
+    let mut parts = Vec::with_capacity(keepers.len());
     for keeper in keepers {
-        // The order of a quorum's nodes does not matter, and one node alone is itself.
-        whole ^= identity_at(&*keeper).await?;
+        let part = identity_at(&*keeper).await?;
+        if parts.contains(&part) {
+            return Err(Error::new(ErrorKind::InvalidInput, "two of the store's nodes are one and the same"));
+        }
+        parts.push(part);
     }
-    Ok(Identity(whole))
+    // The order of a quorum's nodes does not matter, and one node alone is itself.
+    Ok(Identity(parts.into_iter().fold(0, |whole, part| whole ^ part)))
 }
 
 async fn identity_at(keeper: &dyn Records) -> Result<u128> {

@@ -93,11 +93,15 @@ impl Statements {
                 "SELECT {NUMBER}, id, IF({UNUSED}, resource_name, NULL) FROM {table} WHERE id > ? ORDER BY id LIMIT ?"
             )),
             remove_unused: SIZES.map(|size| text(remove_unused(table, size))),
-            record: text(format!("SELECT {NUMBER}, node_info, resource_name FROM {table} WHERE resource_name = ?")),
-            // A counter of 1 keeps the row from those that are removed as unused.
+            record: text(format!(
+                "SELECT {NUMBER}, COALESCE(node_info, ''), resource_name FROM {table} WHERE resource_name = ?"
+            )),
+            // A counter of 1 keeps the row from those that are removed as unused. The text is compared byte for byte, whatever
+            // collation somebody gave the column.
             set_record: text(format!(
                 "UPDATE {table} SET node_info = ?, fence_last = ?, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
-                 version = version + 1, update_time = UTC_TIMESTAMP(6) WHERE resource_name = ? AND node_info = ?"
+                 version = version + 1, update_time = UTC_TIMESTAMP(6) WHERE resource_name = ? \
+                 AND CAST(COALESCE(node_info, '') AS BINARY) = CAST(? AS BINARY)"
             )),
         }
     }

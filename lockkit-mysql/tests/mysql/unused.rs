@@ -222,8 +222,15 @@ async fn records_are_no_unused_locks(ctx: Arc<Ctx>) {
     let age = "UPDATE records SET update_time = update_time - INTERVAL 8 DAY";
     raw.execute(age).await.expect("age");
     assert_eq!(store.remove_unused(WEEK).await.expect("remove"), 1, "that of the record that was removed");
-    assert_eq!(store.read(&name("kept")).await.expect("read"), Some(text));
+    assert_eq!(store.read(&name("kept")).await.expect("read"), Some(text.clone()));
     assert_eq!(store.read(&name("removed")).await.expect("read"), None);
+    let folding =
+        "ALTER TABLE records MODIFY node_info VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NULL";
+    raw.execute(folding).await.expect("alter");
+    let shout = Record::new("TEXT").expect("text");
+    let swap = store.compare_and_set(&name("kept"), Some(&shout), None).await.expect("set");
+    assert_eq!(swap, Swap::Differs(Some(text.clone())), "letters are told apart on any table");
+    assert_eq!(store.compare_and_set(&name("new"), None, Some(&text)).await.expect("set"), Swap::Done);
     let foreign = "UPDATE records SET node_info = 'no record'";
     raw.execute(foreign).await.expect("update");
     assert_eq!(store.read(&name("kept")).await.expect_err("foreign").kind(), ErrorKind::Unexpected);

@@ -66,9 +66,12 @@ impl RedisStore {
         if *asking && epoch.is_none() {
             return Err(redirect::undecided());
         }
-        let script = if epoch.is_some() { &*RECORD_GUARDED } else { &*RECORD };
-        let mut request = script.by_hash(1, 4, key.len() + 2 * Record::MAX_BYTES + 64);
+        let (script, keys) = if epoch.is_some() { (&*RECORD_GUARDED, 1) } else { (&*RECORD, 2) };
+        let mut request = script.by_hash(keys, 4, 2 * key.len() + 2 * Record::MAX_BYTES + 64);
         request.arg(key);
+        if epoch.is_none() {
+            request.arg(self.names.reserved("unused"));
+        }
         let mut sent = Sent::ReadOnly;
         if let Question::Set { seen, new } = question {
             sent = Sent::Yes;

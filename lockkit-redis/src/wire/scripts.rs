@@ -33,7 +33,10 @@ pub(crate) static REPLACE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
 });
 pub(crate) static EPOCH: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/epoch.lua").into()));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
-pub(crate) static RECORD: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/record.lua")));
+/// Its second key is one that nobody uses: a server that was made a replica refuses to delete it, and would answer by what it
+/// has.
+pub(crate) static RECORD: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!("redis.call('DEL', KEYS[2])\n", include_str!("scripts/record.lua"))));
 /// [`RECORD`] where servers can take over from each other. Its last argument is the server's replication id.
 pub(crate) static RECORD_GUARDED: LazyLock<Script> =
     LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/record.lua"))));

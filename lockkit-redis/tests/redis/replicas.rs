@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockkit_core::{
-    Effect, ErrorKind, LockKey, LockStore, Locker, Release,
+    AcquireRequest, Attempt, Effect, ErrorKind, LockKey, LockStore, Locker, Release,
     store::{Record, Records, Swap},
 };
 use lockkit_redis::RedisStore;
@@ -185,4 +185,31 @@ async fn a_record_that_the_replica_lacks_is_neither_read_nor_written() {
     all.servers()[1].thaw().expect("thaw");
     assert_eq!(store.compare_and_set(&name, Some(&first), Some(&second)).await.expect("set"), Swap::Done);
     assert_eq!(store.read(&name).await.expect("read"), Some(second));
+}
+
+/// A server that was made a replica behind a living connection has what it had, or what its primary sends it.
+#[tokio::test]
+async fn a_demoted_server_is_asked_for_no_record() {
+    let server = Server::start().await;
+    let (store, name) = (server.store().await, LockKey::new("a").expect("name"));
+    assert_eq!(store.read(&name).await.expect("read"), None);
+    let mut raw = server.raw();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec(&mut raw).expect("REPLICAOF");
+    let error = store.read(&name).await.expect_err("a replica");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+}
+
+#[tokio::test]
+async fn the_place_of_a_lease_is_not_taken_as_long_as_the_replica_lacks_it() {
+    let all = servers().await;
+    let store = store(&all, "replicas=1&replica_timeout=300ms").await.expect("connect");
+    let (mine, next) = (claim("a"), claim("a"));
+    hold(&store, &mine).await;
+    all.servers()[1].freeze().await.expect("freeze");
+    let asked = AcquireRequest { from: Some(mine.token), ..request(&next, Duration::ZERO) };
+    let error = store.acquire(&asked).await.expect_err("no replica");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+    all.servers()[1].thaw().expect("thaw");
+    assert!(matches!(store.acquire(&asked).await, Ok(Attempt::Granted(_))), "the same claim again");
+    free(&store, &next).await;
 }

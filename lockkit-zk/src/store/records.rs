@@ -2,7 +2,10 @@
 //! text. Versions of a node start over when it is removed and made anew, and a writer that saw the former one must not take the
 //! new one for it: so each change checks that child, too.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use lockkit_core::{
@@ -17,9 +20,6 @@ use crate::{
     wire::error::{self, Failure, Sent},
 };
 
-/// How often a record is looked at again that changed between two looks.
-const LOOKS: u32 = 20;
-
 /// The length of the name of a record's child.
 const CHILD: usize = 16;
 
@@ -28,7 +28,7 @@ impl Records for ZkStore {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
         let read = async {
             let node = Node::of(self, name).await?;
-            for _ in 0..LOOKS {
+            while node.since.elapsed() < node.bound {
                 let found = node.look().await?;
                 if node.is_still(&found).await? {
                     return Ok(found.record().cloned());
@@ -42,7 +42,7 @@ impl Records for ZkStore {
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
         let set = async {
             let node = Node::of(self, name).await?;
-            for _ in 0..LOOKS {
+            while node.since.elapsed() < node.bound {
                 let found = node.look().await?;
                 match Swap::of(found.record(), seen, new) {
                     Some(answer) if node.is_still(&found).await? => return Ok(answer),
@@ -60,6 +60,8 @@ impl Records for ZkStore {
 struct Node {
     session: Arc<Session>,
     path: String,
+    /// When it was asked for, and the bound on that, and on each of its steps.
+    since: Instant,
     bound: Duration,
 }
 
@@ -90,7 +92,7 @@ impl Seen {
 impl Node {
     async fn of(store: &ZkStore, name: &LockKey) -> Result<Self> {
         let session = store.session().await?;
-        Ok(Self { path: session.names.record(name), session, bound: store.timeout() })
+        Ok(Self { path: session.names.record(name), session, since: Instant::now(), bound: store.timeout() })
     }
 
     async fn look(&self) -> Result<Seen> {

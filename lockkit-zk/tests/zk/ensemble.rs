@@ -86,15 +86,21 @@ impl Behind {
         Self { ensemble, follower, ahead, behind }
     }
 
-    /// Changes a record at the leader while the follower is frozen.
-    async fn change(&self, name: &LockKey, changes: &[[Option<&Record>; 2]]) {
+    /// Changes a record at the leader while the follower is frozen, and asks the follower `then`: the question waits for it
+    /// beside what it missed.
+    async fn change<T>(&self, name: &LockKey, changes: &[[Option<&Record>; 2]], then: impl Future<Output = T>) -> T {
         let follower = &self.ensemble.members()[self.follower];
         follower.freeze().await.expect("freeze");
         for [seen, new] in changes {
             let set = insist("it is written", async || self.ahead.compare_and_set(name, *seen, *new).await).await;
             assert_eq!(set, Swap::Done);
         }
-        follower.thaw().expect("thaw");
+        let thaw = async {
+            // Long enough for the question to be sent.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            follower.thaw().expect("thaw");
+        };
+        tokio::join!(then, thaw).0
     }
 }
 
@@ -104,8 +110,8 @@ async fn a_record_is_never_read_as_it_was() {
     let mut seen = None;
     for round in 0..20 {
         let new = Record::new(format!("text-{round}")).expect("text");
-        world.change(&name, &[[seen.as_ref(), Some(&new)]]).await;
-        let read = insist("it is read", async || world.behind.read(&name).await).await;
+        let asked = insist("it is read", async || world.behind.read(&name).await);
+        let read = world.change(&name, &[[seen.as_ref(), Some(&new)]], asked).await;
         assert_eq!(read.as_ref(), Some(&new), "round {round}");
         let late = insist("an answer", async || world.behind.compare_and_set(&name, seen.as_ref(), None).await).await;
         assert_eq!(late, Swap::Differs(Some(new.clone())), "round {round}");
@@ -122,9 +128,10 @@ async fn a_record_that_was_made_anew_is_another() {
         let (first, second) = (text("first"), text("second"));
         let made = insist("it is made", async || world.behind.compare_and_set(&name, None, Some(&first)).await).await;
         assert_eq!(made, Swap::Done);
-        world.change(&name, &[[Some(&first), None], [None, Some(&second)]]).await;
-        let set = async || world.behind.compare_and_set(&name, Some(&first), Some(&text("third"))).await;
-        assert_eq!(insist("an answer", set).await, Swap::Differs(Some(second.clone())), "round {round}");
+        let asked = async || world.behind.compare_and_set(&name, Some(&first), Some(&text("third"))).await;
+        let asked = insist("an answer", asked);
+        let answer = world.change(&name, &[[Some(&first), None], [None, Some(&second)]], asked).await;
+        assert_eq!(answer, Swap::Differs(Some(second.clone())), "round {round}");
         let gone = insist("it goes", async || world.ahead.compare_and_set(&name, Some(&second), None).await).await;
         assert_eq!(gone, Swap::Done);
     }
