@@ -1,4 +1,4 @@
-//! Several locks that are had together.
+//! Several locks that are held together.
 
 use std::{
     future::{Future, poll_fn},
@@ -15,7 +15,7 @@ use crate::{
     store::{Identity, identity},
 };
 
-/// Several locks that are had all or not at all, of one store or of several.
+/// Several locks, of one store or of several: all of them are held, or none.
 ///
 /// They are taken one after the other, in an order that is the same for all who want any of them: of one store by name, and
 /// among stores by their [identities](crate::store::identity). So no two wait for each other, whatever order they name the locks
@@ -61,18 +61,18 @@ impl MultiLock {
     /// Acquires all of them, waiting as long as it takes. Those that were taken are held, and renewed, while it waits for the others.
     ///
     /// # Errors
-    /// As those of [`Lock::acquire`], for any of them; what was taken is released. [`Lost`](ErrorKind::Lost) if one was lost while
+    /// As those of [`Lock::acquire`], for any of them; those that were taken are released. [`Lost`](ErrorKind::Lost) if one was lost while
     /// another was waited for. `InvalidInput` for no lock at all, and for one that is named twice in different modes. With
-    /// locks of several stores also those of [`identity`].
+    /// locks of several stores also those of [`identity`]: all nodes of a quorum have to be up once for that.
     ///
     /// # Cancellation
-    /// As [`Lock::acquire`]; what was taken is released in the background.
+    /// As [`Lock::acquire`]; those that were taken are released in the background.
     pub async fn acquire(&self) -> Result<MultiGuard> {
         let mut taken = Vec::new();
         for place in self.order().await? {
             taken.push((*place, self.locks[*place].acquire().await?));
         }
-        MultiGuard::of(taken)
+        MultiGuard::of(taken).held()
     }
 
     /// Acquires all of them if all are free.
@@ -86,8 +86,8 @@ impl MultiLock {
         self.acquire_within(Duration::ZERO).await
     }
 
-    /// Acquires all of them if that is possible within `wait`; `None` if another had one all the while. By then what was taken is
-    /// released, as far as the stores could be told.
+    /// Acquires all of them if that is possible within `wait`; `None` if another had one all the while. By then those that were
+    /// taken are released, as far as the stores could be told.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -101,15 +101,13 @@ impl MultiLock {
             match self.locks[*place].acquire_within(left).await? {
                 Some(guard) => taken.push((*place, guard)),
                 None => {
-                    for (_, guard) in taken.into_iter().rev() {
-                        // If the store can't be told, that goes on in the background.
-                        _ = guard.release().await;
-                    }
+                    // If a store can't be told, that goes on in the background.
+                    drop(MultiGuard::of(taken).release().await);
                     return Ok(None);
                 }
             }
         }
-        MultiGuard::of(taken).map(Some)
+        MultiGuard::of(taken).held().map(Some)
     }
 
     async fn order(&self) -> Result<&Vec<usize>> {
@@ -149,12 +147,14 @@ impl MultiLock {
 }
 
 impl MultiGuard {
-    fn of(mut taken: Vec<(usize, Guard)>) -> Result<Self> {
+    fn of(mut taken: Vec<(usize, Guard)>) -> Self {
         taken.sort_by_key(|(place, _)| *place);
-        let guard = Self { guards: taken.into_iter().map(|(_, guard)| guard).collect() };
-        // The first may have been lost while the last was waited for.
-        guard.ensure(Duration::ZERO)?;
-        Ok(guard)
+        Self { guards: taken.into_iter().map(|(_, guard)| guard).collect() }
+    }
+
+    /// The same if none was lost meanwhile: the first may have been while the last was waited for.
+    fn held(self) -> Result<Self> {
+        self.ensure(Duration::ZERO).map(|()| self)
     }
 
     /// The guard of each lock, in the order in which they were named. Each has a fence of its own.
@@ -162,7 +162,7 @@ impl MultiGuard {
         &self.guards
     }
 
-    /// Whether all of them are believed to be held: what one has lost, all have.
+    /// Whether all of them are believed to be held. If one is lost, the whole is.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.guards.iter().all(Guard::is_held)
@@ -217,7 +217,7 @@ impl MultiGuard {
         work.await
     }
 
-    /// Releases all of them, one after the other, and tells how they stood: `NotHeld` if any of them was not held.
+    /// Releases all of them, side by side, and tells how they stood: `NotHeld` if any of them was not held.
     ///
     /// # Errors
     /// As [`Guard::release`], for any of them; the others are released all the same.
@@ -225,14 +225,24 @@ impl MultiGuard {
     /// # Cancellation
     /// The releases go on in the background.
     pub async fn release(self) -> Result<Outcome> {
+        // A store that does not answer must not keep the locks of another.
+        let mut releases: Vec<_> = self.guards.into_iter().map(|guard| Some(Box::pin(guard.release()))).collect();
         let mut outcome = Ok(Outcome::Released);
-        for guard in self.guards.into_iter().rev() {
-            match (guard.release().await, &outcome) {
-                (Err(error), _) => outcome = Err(error),
-                (Ok(Outcome::NotHeld(reason)), Ok(_)) => outcome = Ok(Outcome::NotHeld(reason)),
-                (Ok(_), _) => {}
+        poll_fn(|cx| {
+            for slot in &mut releases {
+                let Some(Poll::Ready(answer)) = slot.as_mut().map(|release| release.as_mut().poll(cx)) else {
+                    continue;
+                };
+                *slot = None;
+                match (answer, &outcome) {
+                    (Err(error), _) => outcome = Err(error),
+                    (Ok(Outcome::NotHeld(reason)), Ok(_)) => outcome = Ok(Outcome::NotHeld(reason)),
+                    (Ok(_), _) => {}
+                }
             }
-        }
+            if releases.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
         outcome
     }
 }

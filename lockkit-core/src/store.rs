@@ -216,9 +216,9 @@ pub struct AcquireRequest {
     pub fence: FenceRequest,
     /// The name of the client that asks.
     pub holder: HolderInfo,
-    /// Take the place of the exclusive lease with this token: the grant is made only if that lease has the lock (or the claim has it,
-    /// rule R1). It ends in the same step, so that nobody comes in between, and its token is burnt. Anything else, also a free
-    /// lock, is answered by `Contended`. It is a try: `wait` is zero.
+    /// Take the place of the exclusive lease with this token: the grant is made only if that lease has the lock (or the claim
+    /// has it, rule R1). The lease ends in the same step, so that nobody gets in between, and its token is burnt. If anybody else
+    /// has the lock, or nobody, the answer is `Contended`. It is a try: `wait` is zero.
     pub from: Option<Token>,
 }
 

@@ -10,10 +10,12 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use lockkit_core::{
-    ErrorKind, Lock, LockStore, Locker, LossReason, MemoryStore, MultiLock, Observed, Outcome, Prefix, Result,
-    store::identity,
+    Claim, Clock, ErrorKind, Lock, LockStore, Locker, LossReason, MemoryStore, MultiLock, Observed, Outcome, Prefix,
+    Release, Result, ShiftedClock, store::identity,
 };
+use lockkit_testkit::{Alter, Altered};
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -102,7 +104,7 @@ async fn nobody_waits_in_a_circle() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_one_has_lost_all_have() -> Result<()> {
+async fn if_one_is_lost_the_whole_is() -> Result<()> {
     let store = MemoryStore::new();
     let (mine, other) = (Locker::new(store.clone()), Locker::new(store));
     let guard = mine.multi(["a", "b"]).acquire().await?;
@@ -124,7 +126,7 @@ async fn what_one_has_lost_all_have() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_taken_goes_with_the_future() -> Result<()> {
+async fn a_dropped_future_releases_those_that_were_taken() -> Result<()> {
     let store = MemoryStore::new();
     let (mine, other) = (Locker::new(store.clone()), Locker::new(store));
     let in_the_way = other.lock("b").acquire().await?;
@@ -151,4 +153,58 @@ async fn stores_are_told_apart_by_their_identities() -> Result<()> {
     assert_ne!(identity(&store).await?, identity(&MemoryStore::new()).await?);
     assert_eq!(identity(&store).await?.to_string().len(), 32);
     Ok(())
+}
+
+/// The machine sleeps while the second lock is waited for, and the lease of the first lapses.
+#[tokio::test]
+async fn one_that_was_lost_while_another_was_waited_for() -> Result<()> {
+    let clock = Arc::new(ShiftedClock::default());
+    let store = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+    let (mine, other, third) = (Locker::new(store.clone()), Locker::new(store.clone()), Locker::new(store));
+    let in_the_way = other.lock("b").acquire().await?;
+    let multi = mine.multi(["a", "b"]);
+    let mut waiting = pin!(multi.acquire());
+    while other.lock("a").inspect().await?.holders.is_empty() {
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        tokio::task::yield_now().await;
+    }
+    clock.advance(Duration::from_secs(3600));
+    // This one lapsed, too. A third client that takes and releases it wakes the waiter.
+    assert!(is_free(&third, "b").await?);
+    drop(in_the_way);
+    assert_eq!(waiting.await.expect_err("the first is lost").kind(), ErrorKind::Lost);
+    assert!(third.lock("b").acquire_within(Duration::from_secs(10)).await?.is_some(), "the second is released");
+    Ok(())
+}
+
+/// A store that does not answer a release keeps no lock of another store.
+#[tokio::test]
+async fn a_silent_store_holds_up_no_release_at_another() -> Result<()> {
+    let (store, silent) = (MemoryStore::new(), MemoryStore::new());
+    let (mine, other) = (Locker::new(store.clone()), Locker::new(store));
+    let stuck = Locker::new(Altered(NeverReleases(silent)));
+    let multi = MultiLock::new([mine.lock("a"), stuck.lock("a"), mine.lock("b")]);
+    let guard = multi.acquire().await?;
+    let mut releasing = pin!(guard.release());
+    for name in ["a", "b"] {
+        while !is_free(&other, name).await? {
+            assert!(releasing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            tokio::task::yield_now().await;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct NeverReleases(MemoryStore);
+
+#[async_trait]
+impl Alter for NeverReleases {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn release(&self, _: &Claim) -> Result<Release> {
+        std::future::pending().await
+    }
 }

@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Takes the place of a lease, by a claim of its own; `None` if the claim does not hold the lock. What this took, and
-    /// can't be had after all, is released in the background.
+    /// Takes the place of a lease, by a claim of its own; `None` if the claim does not hold the lock. A lease that was
+    /// granted, and can't be used after all, is released in the background.
     pub(crate) async fn resume(self: &Arc<Self>, claim: Claim, terms: Terms) -> Result<Option<Arc<Lease>>> {
         self.check_open()?;
         let start = self.now();

@@ -24,9 +24,9 @@ pub trait Records: Send + Sync {
     /// As those of [`LockStore::inspect`]; `Unexpected` if what is there is no record.
     async fn read(&self, name: &LockKey) -> Result<Option<Record>>;
 
-    /// Makes the record `new` if it is `seen`; `None` is no record. It is done, too, if the record is `new` already: after
-    /// an answer that did not come the same may be asked again. Let no value come back, so that this is no other's doing: put
-    /// a random number into each.
+    /// Makes the record `new` if it is `seen`; `None` is no record. It is done, too, if the record is `new` already, so
+    /// that the same can be asked again after an answer that did not come. Use no text twice (put a random number into each), so
+    /// that `Done` always means this change.
     ///
     /// # Errors
     /// As those of [`LockStore::acquire`].
@@ -98,7 +98,9 @@ impl Record {
     /// [`ErrorKind::Unexpected`] if it is no record.
     pub fn found(bytes: &[u8]) -> Result<Self> {
         let text = str::from_utf8(bytes).ok().and_then(|text| Self::new(text).ok());
-        text.ok_or_else(|| Error::new(ErrorKind::Unexpected, "what is in the place of a record is none"))
+        text.ok_or_else(|| {
+            Error::new(ErrorKind::Unexpected, "the store has something else than a record under this name")
+        })
     }
 
     /// The text.
@@ -137,7 +139,8 @@ impl fmt::Debug for Identity {
 /// lost all is another one. A quorum's is made of those of its nodes, all of which are asked.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] if the store keeps no records; [`ErrorKind::InvalidInput`] if two nodes of a quorum are one; else as those of [`Records`], for every part of the store.
+/// [`ErrorKind::Unsupported`] if the store keeps no records; [`ErrorKind::InvalidInput`] if two nodes of a quorum are one; else
+/// as those of [`Records`], for every part of the store.
 ///
 /// # Cancellation
 /// The store may have been given its identity.
@@ -169,7 +172,7 @@ async fn identity_at(keeper: &dyn Records) -> Result<u128> {
                 Swap::Done => new,
                 Swap::Differs(Some(known)) => known,
                 Swap::Differs(None) => {
-                    let why = "the record of the store's identity is there, and is not";
+                    let why = "the record of the store's identity was removed while it was made";
                     return Err(Error::new(ErrorKind::Unexpected, why).unknown_effect());
                 }
             }

@@ -7,8 +7,8 @@ use crate::{
     store::Records,
 };
 
-/// Observes every call to the wrapped store but those for its [`Records`]: with the feature `tracing` as a span, with the feature `metrics` in the
-/// histogram `lockkit_store_seconds` with the labels `store` (its scheme), `operation` and `outcome`.
+/// Observes every call to the wrapped store but those for its [`Records`]: with the feature `tracing` as a span, with the
+/// feature `metrics` in the histogram `lockkit_store_seconds` with the labels `store` (its scheme), `operation` and `outcome`.
 ///
 /// These are the calls that cross the network. What happens to locks as their users see them (waiting, holding,
 /// losing) is told to an [`Observer`](crate::Observer).

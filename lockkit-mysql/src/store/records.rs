@@ -14,9 +14,10 @@ use crate::{
     },
     store::{MySqlStore, renew},
     wire::{
-        error::Sent,
+        error::{self, Sent},
         name::record_to_column,
         row::{column, only_row},
+        settings,
     },
 };
 
@@ -73,11 +74,17 @@ impl MySqlStore {
     /// The row of a record, if there is one, and what it says.
     async fn look_at_record(&self, connection: &mut Connection, name: &[u8]) -> Result<Option<Option<Record>>> {
         let rows = connection.numbered_rows(|question| self.statements.record().bind(question).bind(name)).await?;
-        let Some(row) = only_row(&rows)? else { return Ok(None) };
-        if column::<&[u8]>(row, 2)? != name {
-            return Err(connection.out_of_step(Sent::ReadOnly));
+        let row = only_row(&rows)?.ok_or_else(|| error::odd_reply(Sent::ReadOnly))?;
+        if settings::is_on(column(row, 1)?) {
+            // It was made a replica behind this connection, and what it has may be old.
+            return Err(settings::read_only("read_only"));
         }
-        let text: &str = column(row, 1)?;
+        match column::<Option<&[u8]>>(row, 3)? {
+            None => return Ok(None),
+            Some(found) if found != name => return Err(connection.out_of_step(Sent::ReadOnly)),
+            Some(_) => {}
+        }
+        let text: &str = column(row, 2)?;
         Ok(Some(if text.is_empty() { None } else { Some(Record::found(text.as_bytes())?) }))
     }
 }

@@ -94,7 +94,8 @@ impl Statements {
             )),
             remove_unused: SIZES.map(|size| text(remove_unused(table, size))),
             record: text(format!(
-                "SELECT {NUMBER}, COALESCE(node_info, ''), resource_name FROM {table} WHERE resource_name = ?"
+                "SELECT {NUMBER}, CAST(@@GLOBAL.read_only AS CHAR), COALESCE(node_info, ''), resource_name \
+                 FROM (SELECT 1) AS one LEFT JOIN {table} ON resource_name = ?"
             )),
             // A counter of 1 keeps the row from those that are removed as unused. The text is compared byte for byte, whatever
             // collation somebody gave the column.
@@ -162,7 +163,8 @@ impl Statements {
         query(&self.remove_unused[size.index])
     }
 
-    /// Reads the text of a record, and its name. Arguments: the question, the name.
+    /// Reads whether the server takes writes, and the text of a record and its name, which is NULL if there is none. Always one
+    /// row. Arguments: the question, the name.
     pub(crate) fn record(&self) -> Statement<'static> {
         query(&self.record)
     }

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Effect, ErrorKind, Fence};
+use lockkit_core::{
+    Effect, ErrorKind, Fence, LockKey,
+    store::{Record, Records, Swap},
+};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::{
     faults::Proxy,
@@ -23,6 +26,7 @@ tests! {
     a_busy_connection_notices_that_its_server_became_a_replica
     a_refused_connection_makes_others_look_again
     a_server_with_older_data_gives_no_fence_twice
+    a_server_that_became_a_replica_is_asked_for_no_record
 }
 
 /// The administrator, who could write to a replica.
@@ -131,4 +135,18 @@ async fn grants(store: &MySqlStore, key: &lockkit_core::LockKey, times: usize) -
 fn copy(from: &Path, to: &Path) {
     let done = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
     assert!(done.success(), "{} could not be copied", from.display());
+}
+
+async fn a_server_that_became_a_replica_is_asked_for_no_record(ctx: Arc<Ctx>) {
+    let (server, store) = administrated(&ctx).await;
+    let (name, text) = (LockKey::new("a").expect("name"), Record::new("text").expect("text"));
+    for known in [None, Some(text.clone())] {
+        if known.is_some() {
+            assert_eq!(store.compare_and_set(&name, None, Some(&text)).await.expect("set"), Swap::Done);
+        }
+        assert_eq!(store.read(&name).await.expect("read"), known);
+        server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+        is_refused(&store.read(&name).await.expect_err("it may be old"));
+        server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+    }
 }

@@ -137,12 +137,15 @@ impl RedisStore {
         from: Token,
     ) -> Result<Answer> {
         let epoch = connection.epoch();
-        let script = if epoch.is_some() { &*REPLACE_GUARDED } else { &*REPLACE };
-        let mut command = script.by_hash(2, 10, 2 * acquisition.lock.len() + 400);
+        let (script, keys) = if epoch.is_some() { (&*REPLACE_GUARDED, 2) } else { (&*REPLACE, 3) };
+        let mut command = script.by_hash(keys, 10, 2 * acquisition.lock.len() + 400);
         command.arg(&acquisition.lock).arg(name::counter(&acquisition.lock));
+        if epoch.is_none() {
+            command.arg(self.names.unused());
+        }
         let mut ending = String::with_capacity(Token::TEXT_LEN + 1);
         value::push_token(&mut ending, &from);
-        acquisition.request(connection)?.in_place_of(command.arg(ending));
+        acquisition.request(connection)?.push_arguments(command.arg(ending));
         if let Some(epoch) = epoch {
             command.arg(&epoch.mark).arg(&epoch.id);
         }

@@ -70,7 +70,7 @@ impl RedisStore {
         let mut request = script.by_hash(keys, 4, 2 * key.len() + 2 * Record::MAX_BYTES + 64);
         request.arg(key);
         if epoch.is_none() {
-            request.arg(self.names.reserved("unused"));
+            request.arg(self.names.unused());
         }
         let mut sent = Sent::ReadOnly;
         if let Question::Set { seen, new } = question {

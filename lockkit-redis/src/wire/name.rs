@@ -76,6 +76,11 @@ impl Names {
         if self.prefix.is_empty() { format!("{ESCAPE}{word}") } else { format!("{}%{word}", self.prefix) }
     }
 
+    /// A key that nothing is ever written to.
+    pub(crate) fn unused(&self) -> String {
+        self.reserved("unused")
+    }
+
     /// The key of a record. It has no hash tag, so that records lie anywhere in a cluster.
     pub(crate) fn record(&self, name: &LockKey) -> String {
         let mut key = self.reserved("record:");

@@ -53,7 +53,7 @@ impl Request {
     }
 
     /// Adds the arguments of a request for a lease to a command of another script.
-    pub(crate) fn in_place_of(&self, command: &mut Cmd) {
+    pub(crate) fn push_arguments(&self, command: &mut Cmd) {
         for argument in self.arguments() {
             command.arg(argument);
         }

@@ -6,6 +6,14 @@ use std::{borrow::Cow, sync::LazyLock};
 
 use redis::Cmd;
 
+/// Goes before a script that may answer without a write, where no other server can take over: deletes a key that does not exist.
+/// A server that was made a replica refuses that. It would answer with what it has, which may be old.
+macro_rules! writable {
+    () => {
+        "redis.call('DEL', KEYS[#KEYS])\n"
+    };
+}
+
 pub(crate) static BATCH: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/batch.lua")));
 /// [`BATCH`] where servers can take over from each other. Its last argument is the server's replication id.
 pub(crate) static BATCH_GUARDED: LazyLock<Script> =
@@ -21,8 +29,9 @@ pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
         include_str!("scripts/renew.lua")
     ))
 });
+/// Its last key is the one that `writable` deletes.
 pub(crate) static REPLACE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!("local mark\n", include_str!("scripts/replace.lua"))));
+    LazyLock::new(|| Script::new(concat!(writable!(), "local mark\n", include_str!("scripts/replace.lua"))));
 /// [`REPLACE`] where servers can take over from each other. Its last arguments are as those of [`RENEW_GUARDED`].
 pub(crate) static REPLACE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
     Script::new(concat!(
@@ -33,10 +42,9 @@ pub(crate) static REPLACE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
 });
 pub(crate) static EPOCH: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/epoch.lua").into()));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
-/// Its second key is one that nobody uses: a server that was made a replica refuses to delete it, and would answer by what it
-/// has.
+/// Its last key is the one that `writable` deletes.
 pub(crate) static RECORD: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!("redis.call('DEL', KEYS[2])\n", include_str!("scripts/record.lua"))));
+    LazyLock::new(|| Script::new(concat!(writable!(), include_str!("scripts/record.lua"))));
 /// [`RECORD`] where servers can take over from each other. Its last argument is the server's replication id.
 pub(crate) static RECORD_GUARDED: LazyLock<Script> =
     LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/record.lua"))));

@@ -189,13 +189,20 @@ async fn a_record_that_the_replica_lacks_is_neither_read_nor_written() {
 
 /// A server that was made a replica behind a living connection has what it had, or what its primary sends it.
 #[tokio::test]
-async fn a_demoted_server_is_asked_for_no_record() {
+async fn a_demoted_server_is_asked_for_no_record_and_no_place() {
     let server = Server::start().await;
     let (store, name) = (server.store().await, LockKey::new("a").expect("name"));
     assert_eq!(store.read(&name).await.expect("read"), None);
+    let asked = AcquireRequest { from: Some(claim("b").token), ..request(&claim("b"), Duration::ZERO) };
+    assert!(matches!(store.acquire(&asked).await.expect("an answer"), Attempt::Contended(_)));
     let mut raw = server.raw();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec(&mut raw).expect("REPLICAOF");
     let error = store.read(&name).await.expect_err("a replica");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut raw).expect("REPLICAOF");
+    assert_eq!(store.read(&name).await.expect("a primary again"), None);
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec(&mut raw).expect("REPLICAOF");
+    let error = store.acquire(&asked).await.expect_err("a replica");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
 }
 

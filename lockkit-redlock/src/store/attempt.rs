@@ -111,8 +111,12 @@ impl<'a> Rounds<'a> {
         let leader = wait.then(|| quorum.leader(&request.claim.key)).flatten();
         let verdict = loop {
             let slow = self.calls.pending().filter(|node| quorum.nodes[*node].is_slow()).count();
-            // A node that is slow may still have the lease whose place is to be taken.
-            match if request.from.is_some() { poll.votes.verdict() } else { poll.votes.verdict_but_for(slow) } {
+            let verdict = match request.from {
+                None => poll.votes.verdict_but_for(slow),
+                // A node that is slow may still have the lease whose place is to be taken.
+                Some(_) => poll.votes.verdict(),
+            };
+            match verdict {
                 Verdict::Open => {}
                 Verdict::Contended if leader.is_some_and(|leader| self.calls.pending().any(|node| node == leader)) => {}
                 verdict => break verdict,
@@ -324,9 +328,9 @@ impl<'a> Rounds<'a> {
     }
 }
 
-/// A majority may have had the lease whose place was to be taken, and some of its nodes have given it up.
+/// A majority may have had the lease whose place was to be taken, and some of its nodes have granted that.
 fn in_parts() -> Error {
-    let message = "too few nodes that have the lease could be asked for its place; what some gave is being released";
+    let message = "a majority may have the lease, but too few of its nodes granted its place";
     Error::new(ErrorKind::Unavailable, message).unknown_effect()
 }
 

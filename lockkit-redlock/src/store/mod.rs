@@ -92,7 +92,7 @@ impl LockStore for RedlockStore {
 
     fn records(&self) -> Vec<Box<dyn Records + '_>> {
         let of_nodes: Vec<_> = self.0.nodes.iter().map(|node| node.store().records()).collect();
-        // One without would be missing in what the others have.
+        // The records of the other nodes alone are not those of the quorum.
         if of_nodes.iter().any(Vec::is_empty) { Vec::new() } else { of_nodes.into_iter().flatten().collect() }
     }
 }

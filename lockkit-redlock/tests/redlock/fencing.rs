@@ -13,7 +13,7 @@ use lockkit_core::{
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered, servers::Keep};
 
-use crate::support::{Cluster, TTL, claim, free, hold, memories, quorum, request};
+use crate::support::{Cluster, Silent, TTL, claim, free, hold, memories, quorum, request};
 
 /// Moves the counter of one node ahead, as an attempt does that fails elsewhere.
 async fn move_ahead(store: &MemoryStore, to: Fence) {
@@ -281,19 +281,4 @@ async fn a_slow_node_may_have_the_lease_that_is_taken_up() {
     assert!(matches!(next.acquire(&request(&claim("b"))).await.expect("two answer"), Attempt::Contended(_)));
     let error = Locker::new(next).lock("a").ttl(TTL).resume(mine.token).await.expect_err("one has it for certain");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
-}
-
-/// It never answers.
-#[derive(Debug)]
-struct Silent(MemoryStore);
-
-#[async_trait]
-impl Alter for Silent {
-    fn inner(&self) -> &dyn LockStore {
-        &self.0
-    }
-
-    async fn acquire(&self, _: &AcquireRequest) -> lockkit_core::Result<Attempt> {
-        std::future::pending().await
-    }
 }

@@ -20,7 +20,7 @@ use lockkit_testkit::{
 };
 
 use crate::support::{
-    Cluster, Late, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum, request,
+    Cluster, Late, Silent, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum, request,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -288,21 +288,6 @@ async fn is_free_at(node: &MemoryStore) -> bool {
             true
         }
         _ => false,
-    }
-}
-
-/// A node that does not answer when it is asked for a lease.
-#[derive(Debug)]
-struct Silent(MemoryStore);
-
-#[async_trait]
-impl Alter for Silent {
-    fn inner(&self) -> &dyn LockStore {
-        &self.0
-    }
-
-    async fn acquire(&self, _: &AcquireRequest) -> Result<Attempt> {
-        std::future::pending().await
     }
 }
 

@@ -194,3 +194,18 @@ impl Alter for Late {
         self.inner.release(claim).await
     }
 }
+
+/// A node that does not answer when it is asked for a lease.
+#[derive(Debug)]
+pub(crate) struct Silent(pub(crate) MemoryStore);
+
+#[async_trait]
+impl Alter for Silent {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, _: &AcquireRequest) -> Result<Attempt> {
+        std::future::pending().await
+    }
+}

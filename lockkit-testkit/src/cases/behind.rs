@@ -57,14 +57,14 @@ pub(super) async fn every_answer(ctx: Ctx, slip: Slip, of: &'static [Call]) -> C
 
 /// What is done to an answer of a call.
 #[derive(Clone, Copy, Debug)]
-struct Mischief {
+struct AnswerFault {
     slip: Slip,
     nth: usize,
     /// Whether the server forgets its scripts first: then one answer more is about what the call may have done.
     forgets: bool,
 }
 
-impl Mischief {
+impl AnswerFault {
     /// From now on the answers to the client of the scene are counted.
     async fn begin(self, scene: &Scene, server: &dyn Server) -> CaseResult {
         if self.forgets {
@@ -96,9 +96,9 @@ async fn each_answer(
     let variants: &[bool] = if slip == Slip::Twice { &[false, true] } else { &[false] };
     for forgets in variants.iter().copied() {
         for nth in 1.. {
-            let mischief = Mischief { slip, nth, forgets };
-            let at = |error: BoxError| format!("{call:?}, {mischief:?}: {error}");
-            let is_over = make(&ctx, &scene, &*server, call, mischief).await.map_err(at)?;
+            let fault = AnswerFault { slip, nth, forgets };
+            let at = |error: BoxError| format!("{call:?}, {fault:?}: {error}");
+            let is_over = make(&ctx, &scene, &*server, call, fault).await.map_err(at)?;
             let slipped = scene.proxy.slipped();
             if call == Call::Connect && slip == Slip::Lost && nth == 1 && !slipped {
                 return Err(at("no answer came".into()).into());
@@ -125,10 +125,10 @@ async fn each_answer(
     Ok(())
 }
 
-/// Makes a call with one answer of which mischief is done, judges what it says, and ends what it was about. Tells whether it said that the
+/// Makes a call with this fault in one of its answers, judges what it says, and ends what it was about. Tells whether it said that the
 /// session has ended.
-async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, mischief: Mischief) -> Result<bool, BoxError> {
-    let (store, begin) = (&scene.store, || mischief.begin(scene, server));
+async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: AnswerFault) -> Result<bool, BoxError> {
+    let (store, begin) = (&scene.store, || fault.begin(scene, server));
     match call {
         Call::AcquireNew | Call::AcquireKnown => {
             let asked = scene.request_for_free(ctx, call, MEANWHILE).await?;

@@ -103,8 +103,8 @@ impl Node {
         }
     }
 
-    /// Whether that is how it is: asked by a transaction, for only the leader knows, and only with a majority behind it. (A
-    /// read shows what one server has, also after a `sync`.)
+    /// Whether the node is still as it was seen. A transaction asks, which a majority confirms: a read shows what one server
+    /// has, also after a `sync`.
     async fn is_still(&self, seen: &Seen) -> Result<bool> {
         let mut check = self.session.client.new_multi_writer();
         match &seen.0 {
