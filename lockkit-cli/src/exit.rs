@@ -103,7 +103,7 @@ pub(crate) fn from_clap(error: &clap::Error) -> Exit {
         return crate::show::print(|out| write!(out, "{}", error.render())).map(|()| 0);
     }
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return Err(Failure::new(USAGE, "which subcommand? lockkit --help lists them"));
+        return Err(Failure::new(USAGE, format!("which subcommand? {} --help lists them", verb(error))));
     }
     Err(Failure::new(USAGE, in_words(error)))
 }
@@ -124,7 +124,7 @@ fn in_words(error: &clap::Error) -> String {
             // A verb that is for the command itself is not for people to try.
             let meant = Some(known(C::SuggestedSubcommand)).filter(|verb| !verb.starts_with("__")).unwrap_or_default();
             let meant = or_nothing("; did you mean ", meant);
-            format!("there is no such subcommand{meant}; lockkit --help lists them")
+            format!("there is no such subcommand{meant}; {} --help lists them", verb(error))
         }
         K::MissingRequiredArgument => format!("missing: {}", known(C::InvalidArg)),
         K::ArgumentConflict => {
@@ -139,6 +139,13 @@ fn in_words(error: &clap::Error) -> String {
         K::InvalidUtf8 => "an argument is no text".to_owned(),
         _ => format!("bad usage{}; see --help", or_nothing(" of ", known(C::InvalidArg))),
     }
+}
+
+/// The command, or the verb of it, whose usage the parser shows: what stands before the first placeholder.
+fn verb(error: &clap::Error) -> String {
+    let rendered = error.render().to_string();
+    let usage = rendered.lines().find_map(|line| line.trim_start().strip_prefix("Usage: ")).unwrap_or("lockkit");
+    usage.split(' ').take_while(|word| !word.starts_with(['<', '['])).collect::<Vec<_>>().join(" ")
 }
 
 /// What to say of an argument that is none. The parser gives its name, without the value after `=`.

@@ -35,7 +35,7 @@ pub(crate) struct Args {
 pub(crate) struct GcArgs {
     #[command(flatten)]
     store: StoreArgs,
-    /// Remove what was not used for so long
+    /// Remove the rows of locks that were last used longer ago than this
     #[arg(long, value_name = "TIME", default_value = "168h", value_parser = duration::parse)]
     unused_for: Duration,
 }

@@ -73,7 +73,7 @@ pub(crate) struct Args {
     /// How long the lease lasts when it is not renewed: how long others wait after a crash
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     ttl: Duration,
-    /// Give up, with exit status 75, when the lock was not free for so long; without it, wait for ever
+    /// Give up, with exit status 75, when the lock does not become free within this time; without it, wait for ever
     #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with = "no_wait")]
     wait: Option<Duration>,
     /// Give up at once, with exit status 75, when the lock is not free

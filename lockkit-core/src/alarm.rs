@@ -16,13 +16,25 @@ const KEPT: usize = 256;
 /// An alarm decides nothing. Whoever heard it, renews the lease at once, and the answer to that decides (rule R5). An
 /// alarm that nobody hears, or that was raised for nothing, does no harm. Clones are one voice.
 #[derive(Clone, Debug)]
-pub struct Alarm(Sender<Option<Token>>);
+pub struct Alarm {
+    voice: Sender<Option<Token>>,
+    /// That of another store, which is heard as well.
+    other: Option<Sender<Option<Token>>>,
+}
 
 impl Alarm {
     /// A voice that nobody listens to yet.
     #[must_use]
     pub fn new() -> Self {
-        Self(broadcast::channel(KEPT).0)
+        Self { voice: broadcast::channel(KEPT).0, other: None }
+    }
+
+    /// What hears both of these, each of one store.
+    pub(crate) fn of_both(one: Option<&Self>, other: Option<&Self>) -> Option<Self> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(Self { voice: one.voice.clone(), other: Some(other.voice.clone()) }),
+            (one, other) => one.or(other).cloned(),
+        }
     }
 
     /// Something may have happened to the lease of the claim with this token.
@@ -36,12 +48,12 @@ impl Alarm {
     }
 
     pub(crate) fn listen(&self) -> Alarms {
-        Alarms(self.0.subscribe())
+        Alarms { of: self.voice.subscribe(), other: self.other.as_ref().map(Sender::subscribe) }
     }
 
     fn send(&self, alarm: Option<Token>) {
         // An error says that nobody listens.
-        drop(self.0.send(alarm));
+        drop(self.voice.send(alarm));
     }
 }
 
@@ -53,7 +65,10 @@ impl Default for Alarm {
 
 /// The ear of one locker.
 #[derive(Debug)]
-pub(crate) struct Alarms(Receiver<Option<Token>>);
+pub(crate) struct Alarms {
+    of: Receiver<Option<Token>>,
+    other: Option<Receiver<Option<Token>>>,
+}
 
 /// Which leases to ask about.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,19 +83,37 @@ impl Alarms {
     /// # Cancellation
     /// Nothing is missed.
     pub(crate) async fn next(&mut self) -> Alarmed {
-        let first = match self.0.recv().await {
+        let Self { of, other } = self;
+        let heard = async |voice: &mut Receiver<Option<Token>>| match voice.recv().await {
+            Err(RecvError::Closed) => std::future::pending().await,
+            heard => heard,
+        };
+        let from_other = async {
+            match other {
+                Some(other) => heard(other).await,
+                None => std::future::pending().await,
+            }
+        };
+        let first = tokio::select! {
+            first = heard(of) => first,
+            first = from_other => first,
+        };
+        let first = match first {
             Ok(Some(token)) => token,
             Ok(None) | Err(RecvError::Lagged(_)) => return Alarmed::All,
             Err(RecvError::Closed) => std::future::pending().await,
         };
         let mut tokens = vec![first];
-        loop {
-            match self.0.try_recv() {
-                Ok(Some(token)) => tokens.push(token),
-                Ok(None) | Err(TryRecvError::Lagged(_)) => return Alarmed::All,
-                Err(TryRecvError::Empty | TryRecvError::Closed) => return Alarmed::These(tokens),
+        for voice in std::iter::once(&mut self.of).chain(&mut self.other) {
+            loop {
+                match voice.try_recv() {
+                    Ok(Some(token)) => tokens.push(token),
+                    Ok(None) | Err(TryRecvError::Lagged(_)) => return Alarmed::All,
+                    Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+                }
             }
         }
+        Alarmed::These(tokens)
     }
 }
 

@@ -17,14 +17,11 @@
 //! # guard.release().await?; Ok(()) }
 //! ```
 
-use std::{
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{fmt, sync::Mutex};
 
 use async_trait::async_trait;
 
-use crate::{Error, ErrorKind, Fence, Result};
+use crate::{Error, ErrorKind, Fence, Result, store::unpoisoned};
 
 /// A resource that checks fences. Each method is one atomic step.
 ///
@@ -137,22 +134,18 @@ impl MemoryResource {
     /// The highest fence seen so far.
     #[must_use]
     pub fn highest(&self) -> Fence {
-        self.state().highest
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.0).highest
     }
 }
 
 #[async_trait]
 impl FencedResource for MemoryResource {
     async fn claim(&self, fence: Fence) -> Result<Admission> {
-        Ok(admit(&mut self.state().highest, fence))
+        Ok(admit(&mut unpoisoned(&self.0).highest, fence))
     }
 
     async fn write(&self, fence: Fence, value: &[u8]) -> Result<Admission> {
-        let mut state = self.state();
+        let mut state = unpoisoned(&self.0);
         let admission = admit(&mut state.highest, fence);
         if admission.is_admitted() {
             state.value = Some(value.to_vec());
@@ -161,7 +154,7 @@ impl FencedResource for MemoryResource {
     }
 
     async fn read(&self) -> Result<Option<Vec<u8>>> {
-        Ok(self.state().value.clone())
+        Ok(unpoisoned(&self.0).value.clone())
     }
 }
 

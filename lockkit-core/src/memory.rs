@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -16,7 +16,7 @@ use crate::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest,
     Fencing, Hold, Holder, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Query,
     Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
-    store::{Record, Records, Swap},
+    store::{Record, Records, Swap, unpoisoned},
 };
 
 /// How many new keys may come before the fence counters of all free ones are folded into one floor.
@@ -101,7 +101,7 @@ impl MemoryStore {
 
     /// Forgets all leases, as a server does that restarts empty. Fences go on from the wall clock.
     pub fn forget_all(&self) {
-        *self.shelf() = Shelf::default();
+        *unpoisoned(&self.shelf) = Shelf::default();
     }
 
     /// The present moment for this client.
@@ -115,14 +115,10 @@ impl MemoryStore {
         self.judge.now()
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One atomic attempt.
     fn attempt(&self, request: &AcquireRequest) -> Result<Attempt> {
         let until = self.now() + request.ttl;
-        let mut shelf = self.shelf();
+        let mut shelf = unpoisoned(&self.shelf);
         let now = self.store_now();
         let lock = shelf.lock(&request.claim.key, now);
         if let Some(lease) = lock.leases.iter_mut().find(|lease| lease.claim == request.claim) {
@@ -165,7 +161,7 @@ impl MemoryStore {
     }
 
     fn renew_one(&self, renewal: &Renewal, sent: Moment) -> Renewed {
-        let mut shelf = self.shelf();
+        let mut shelf = unpoisoned(&self.shelf);
         let now = self.store_now();
         let lock = shelf.lock(&renewal.claim.key, now);
         let Some(lease) = lock.leases.iter_mut().find(|lease| lease.claim == renewal.claim) else {
@@ -239,7 +235,7 @@ impl LockStore for MemoryStore {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        let mut shelf = self.shelf();
+        let mut shelf = unpoisoned(&self.shelf);
         let lock = shelf.lock(&claim.key, self.store_now());
         // The mode is not compared: a token is unique, and `break_lock` knows nothing else.
         let Some(at) = lock.leases.iter().position(|lease| lease.claim.token == claim.token) else {
@@ -251,7 +247,7 @@ impl LockStore for MemoryStore {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        let shelf = self.shelf();
+        let shelf = unpoisoned(&self.shelf);
         let now = self.store_now();
         Ok(match query {
             Query::Keys(keys) => keys.iter().map(|key| self.state_of(&shelf, key, now)).collect(),
@@ -270,11 +266,11 @@ impl LockStore for MemoryStore {
 #[async_trait]
 impl Records for MemoryStore {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
-        Ok(self.shelf().records.get(name).cloned())
+        Ok(unpoisoned(&self.shelf).records.get(name).cloned())
     }
 
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
-        let records = &mut self.shelf().records;
+        let records = &mut unpoisoned(&self.shelf).records;
         if let Some(answer) = Swap::of(records.get(name), seen, new) {
             return Ok(answer);
         }
@@ -384,7 +380,7 @@ struct Waiter<'a> {
 
 impl<'a> Waiter<'a> {
     fn new(store: &'a MemoryStore, key: &'a LockKey) -> Self {
-        let mut shelf = store.shelf();
+        let mut shelf = unpoisoned(&store.shelf);
         let lock = shelf.locks.entry(key.clone()).or_default();
         lock.waiters += 1;
         Self { store, key, freed: Arc::clone(&lock.freed) }
@@ -393,7 +389,7 @@ impl<'a> Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut shelf = self.store.shelf();
+        let mut shelf = unpoisoned(&self.store.shelf);
         if let Some(lock) = shelf.locks.get_mut(self.key).filter(|lock| Arc::ptr_eq(&lock.freed, &self.freed)) {
             lock.waiters -= 1;
         }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use tokio::sync::Mutex as AsyncMutex;
@@ -10,6 +10,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use crate::{
     Error, ErrorKind, Lock, LockKey, Locker, LossReason, Moment, Result,
     engine::{Ask, Engine, Lease, Limit, Phase},
+    store::unpoisoned,
 };
 
 /// An identity that may hold the same lock several times at once.
@@ -105,14 +106,14 @@ impl Owner {
 
     /// Makes a lease this owner's, for its acquisitions to nest in.
     pub(crate) fn adopt(&self, lease: &Arc<Lease>) {
-        *self.slot(&lease.claim.key).lease() = Arc::downgrade(lease);
+        *unpoisoned(&self.slot(&lease.claim.key).lease) = Arc::downgrade(lease);
     }
 
     fn slot(&self, key: &LockKey) -> Arc<Slot> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = unpoisoned(&self.held);
         if held.by_key.len() >= held.tidy_at && !held.by_key.contains_key(key) {
             // What nobody holds and nobody acquires is of no use any more.
-            held.by_key.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lease().strong_count() > 0);
+            held.by_key.retain(|_, slot| Arc::strong_count(slot) > 1 || unpoisoned(&slot.lease).strong_count() > 0);
             held.tidy_at = (held.by_key.len() * 2).max(64);
         }
         Arc::clone(held.by_key.entry(key.clone()).or_default())
@@ -122,7 +123,7 @@ impl Owner {
 impl Slot {
     /// Adds a hold to the lease that there is, if there is one.
     async fn nest(&self, engine: &Arc<Engine>, ask: &Ask) -> Result<Option<Arc<Lease>>> {
-        let lease = self.lease().upgrade();
+        let lease = unpoisoned(&self.lease).upgrade();
         match lease {
             Some(lease) => nest(engine, &lease, ask).await,
             None => Ok(None),
@@ -131,13 +132,9 @@ impl Slot {
 
     fn keep(&self, lease: Option<Arc<Lease>>) -> Option<Arc<Lease>> {
         if let Some(lease) = &lease {
-            *self.lease() = Arc::downgrade(lease);
+            *unpoisoned(&self.lease) = Arc::downgrade(lease);
         }
         lease
-    }
-
-    fn lease(&self) -> MutexGuard<'_, Weak<Lease>> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -48,7 +48,11 @@
 mod records;
 mod single_flight;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 
@@ -57,6 +61,7 @@ use crate::{
     Token,
 };
 
+pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};
 pub use single_flight::SingleFlight;
 
@@ -199,6 +204,11 @@ pub enum Sent {
 #[must_use]
 pub fn one_line(text: &str) -> String {
     text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Takes a mutex, also after a panic of the thread that had it: for data of which each change is made in one step.
+pub fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A request for a lease.

@@ -78,13 +78,7 @@ impl Token {
     /// The token as 32 lower-case hexadecimal digits.
     #[must_use]
     pub fn reveal(&self) -> String {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let mut text = String::with_capacity(Self::TEXT_LEN);
-        for byte in self.0 {
-            text.push(char::from(DIGITS[usize::from(byte >> 4)]));
-            text.push(char::from(DIGITS[usize::from(byte & 15)]));
-        }
-        text
+        format!("{:032x}", u128::from_be_bytes(self.0))
     }
 }
 
@@ -92,22 +86,11 @@ impl FromStr for Token {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let digits = text.as_bytes();
-        let digit = |d: u8| match d {
-            b'0'..=b'9' => Some(d - b'0'),
-            b'a'..=b'f' => Some(d - b'a' + 10),
-            _ => None,
-        };
-        let mut bytes = [0; 16];
-        let well_formed = digits.len() == Self::TEXT_LEN
-            && bytes.iter_mut().zip(digits.chunks_exact(2)).all(|(byte, pair)| {
-                let both = digit(pair[0]).zip(digit(pair[1]));
-                both.map(|(high, low)| *byte = high << 4 | low).is_some()
-            });
-        if well_formed {
-            Ok(Self(bytes))
-        } else {
-            Err(Error::new(ErrorKind::InvalidInput, "a token has 32 lower-case hexadecimal digits"))
+        // Not all that the number's own reading takes: it has a sign, and upper case.
+        let well_formed = text.len() == Self::TEXT_LEN && text.bytes().all(|d| matches!(d, b'0'..=b'9' | b'a'..=b'f'));
+        match u128::from_str_radix(text, 16) {
+            Ok(number) if well_formed => Ok(Self(number.to_be_bytes())),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "a token has 32 lower-case hexadecimal digits")),
         }
     }
 }

@@ -4,9 +4,28 @@
 //! the names of options that there are: a password that was not percent-encoded may turn up anywhere in it, as the port, the
 //! path or the name of an option.
 
-use std::{fmt, net::Ipv6Addr, str::FromStr, time::Duration};
+use std::{fmt, net::Ipv6Addr, ops::Deref, str::FromStr, time::Duration};
 
 use crate::{Error, ErrorKind, Result};
+
+/// What must not be shown: a password, or what may be one that was given in a wrong place. Its `Debug` output says only
+/// whether there is any.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Hidden<T>(pub Option<T>);
+
+impl<T> Deref for Hidden<T> {
+    type Target = Option<T>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<T> fmt::Debug for Hidden<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_ref().map(|_| "..").fmt(f)
+    }
+}
 
 /// The parts of `scheme://[user[:password]@]hosts[/path][?options]`, not yet decoded.
 #[derive(Clone)]

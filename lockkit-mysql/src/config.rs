@@ -1,10 +1,10 @@
 //! Where the server is and how to talk to it.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use lockkit_core::{
     Clock, Error, ErrorKind, Result, SystemClock,
-    url_options::{self, Parts, address, boolean, duration, number, percent_decode},
+    url_options::{self, Hidden, Parts, address, boolean, duration, number, percent_decode},
 };
 use sqlx::{
     ConnectOptions,
@@ -32,20 +32,21 @@ const OPTIONS: [&str; 7] = ["ca", "connections", "create", "keep_rows", "table",
 /// assert!(!format!("{config:?}").contains("secret"));
 /// # Ok::<(), lockkit_core::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MySqlConfig {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) database: String,
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<String>,
+    /// A password may have been given in its place.
+    pub(crate) username: Hidden<String>,
+    pub(crate) password: Hidden<String>,
     pub(crate) table: String,
     pub(crate) create: bool,
     pub(crate) keep_rows: bool,
     pub(crate) timeout: Duration,
     pub(crate) connections: u32,
     pub(crate) tls: Tls,
-    pub(crate) ca: Option<PathBuf>,
+    pub(crate) ca: Hidden<PathBuf>,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -80,15 +81,15 @@ impl MySqlConfig {
             host: host.into(),
             port,
             database: database.into(),
-            username: None,
-            password: None,
+            username: Hidden(None),
+            password: Hidden(None),
             table: Self::TABLE.to_owned(),
             create: false,
             keep_rows: false,
             timeout: Self::TIMEOUT,
             connections: Self::CONNECTIONS,
             tls: Tls::Off,
-            ca: None,
+            ca: Hidden(None),
             clock: Arc::new(SystemClock),
         }
     }
@@ -109,7 +110,7 @@ impl MySqlConfig {
         }
         let (host, port) = address(parts.hosts, Self::PORT)?;
         let mut config = Self::new(host, port, percent_decode(parts.path.trim_start_matches('/'))?);
-        (config.username, config.password) = parts.user_and_password()?;
+        (config.username.0, config.password.0) = parts.user_and_password()?;
         config.read_options(parts.options)?;
         config.check()?;
         Ok(config)
@@ -124,7 +125,7 @@ impl MySqlConfig {
                 "create" => self.create = boolean(option, &value)?,
                 "keep_rows" => self.keep_rows = boolean(option, &value)?,
                 "tls" => self.tls = tls(&value)?,
-                _ => self.ca = Some(PathBuf::from(value)),
+                _ => self.ca.0 = Some(PathBuf::from(value)),
             }
         }
         Ok(())
@@ -133,14 +134,14 @@ impl MySqlConfig {
     /// The user to log in as; `root` by default.
     #[must_use]
     pub fn username(mut self, username: impl Into<String>) -> Self {
-        self.username = Some(username.into());
+        self.username.0 = Some(username.into());
         self
     }
 
     /// The password. It is never shown.
     #[must_use]
     pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.password = Some(password.into());
+        self.password.0 = Some(password.into());
         self
     }
 
@@ -195,7 +196,7 @@ impl MySqlConfig {
     /// A PEM file with the certificates of trusted authorities, for [`Tls::Verify`]; the public web authorities by default.
     #[must_use]
     pub fn ca(mut self, file: impl Into<PathBuf>) -> Self {
-        self.ca = Some(file.into());
+        self.ca.0 = Some(file.into());
         self
     }
 
@@ -230,10 +231,10 @@ impl MySqlConfig {
             .timezone(None)
             .set_names(false)
             .disable_statement_logging();
-        if let Some(password) = &self.password {
+        if let Some(password) = &*self.password {
             options = options.password(password);
         }
-        if let Some(ca) = &self.ca {
+        if let Some(ca) = &*self.ca {
             options = options.ssl_ca(ca);
         }
         options
@@ -250,7 +251,7 @@ impl MySqlConfig {
         if self.timeout.is_zero() {
             return Err(invalid("the timeout must not be zero"));
         }
-        if let Some(file) = &self.ca {
+        if let Some(file) = &*self.ca {
             // The driver reads the file when it connects, and its error would not name it.
             let unreadable = |e| {
                 Error::new(ErrorKind::Misconfigured, format!("the file that ca names can't be read: {e}"))
@@ -273,27 +274,6 @@ impl FromStr for MySqlConfig {
 
     fn from_str(url: &str) -> Result<Self> {
         Self::from_url(url)
-    }
-}
-
-impl fmt::Debug for MySqlConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MySqlConfig")
-            .field("host", &self.host)
-            .field("port", &self.port)
-            .field("database", &self.database)
-            // A password may have been given in its place.
-            .field("username", &self.username.as_ref().map(|_| ".."))
-            .field("password", &self.password.as_ref().map(|_| ".."))
-            .field("table", &self.table)
-            .field("create", &self.create)
-            .field("keep_rows", &self.keep_rows)
-            .field("timeout", &self.timeout)
-            .field("connections", &self.connections)
-            .field("tls", &self.tls)
-            .field("ca", &self.ca.as_ref().map(|_| ".."))
-            .field("clock", &self.clock)
-            .finish()
     }
 }
 
@@ -321,7 +301,7 @@ mod tests {
         assert_eq!(config.display_name(), "mysql [::1]:7000/my db");
         let config = MySqlConfig::from_url("mysql://h/d").expect("url");
         assert_eq!((config.host.as_str(), config.port, config.tls), ("h", 3306, Tls::Off));
-        assert_eq!((config.username, config.password), (None, None));
+        assert_eq!((config.username.0, config.password.0), (None, None));
         assert_eq!((config.create, config.keep_rows), (false, false));
         assert_eq!(config.table, "resource_lock");
     }

@@ -47,7 +47,7 @@ impl RedlockConfig {
 
     /// The longest ttl of any client of these nodes; 5 minutes by default.
     ///
-    /// For so long a node that restarted without its data does not vote, see [`Gate`](crate::Gate). A shorter one
+    /// For so long a node that restarted without its data does not vote, see [`RestartPolicy`](crate::RestartPolicy). A shorter one
     /// makes restarts cheaper.
     #[must_use]
     pub fn max_ttl(mut self, ttl: Duration) -> Self {

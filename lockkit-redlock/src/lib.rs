@@ -18,7 +18,7 @@
 //!
 //! - **Exclusion** holds as long as every other majority still has a node that remembers the lease, clocks run at about
 //!   the same rate, and no node's clock is set forward. Nodes that may lose their data do not vote for a while after a restart
-//!   ([`Gate`]).
+//!   ([`RestartPolicy`]).
 //! - **Fences** grow with every grant, agreed upon in the same round trip as the lock; if the nodes are durable,
 //!   whatever clocks, pauses and partitions do.
 //! - **Liveness**: with a majority of the nodes up, locks are granted, renewed and released, and the answer comes from
@@ -39,7 +39,7 @@ mod wire;
 pub use doctor::{Report, findings};
 pub use {
     client::{
-        node::{Gate, Node},
+        node::{Node, RestartPolicy},
         stats::Stats,
     },
     config::RedlockConfig,

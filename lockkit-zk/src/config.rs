@@ -1,10 +1,10 @@
 //! Where the servers are and how to talk to them.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use lockkit_core::{
     Clock, Error, ErrorKind, Result, SystemClock,
-    url_options::{self, Parts, address, duration, percent_decode},
+    url_options::{self, Hidden, Parts, address, duration, percent_decode},
 };
 use zookeeper_client::Acls;
 
@@ -28,15 +28,15 @@ const OPTIONS: [&str; 7] = ["base", "session", "timeout", "auth", "ca", "cert", 
 /// assert!(!format!("{config:?}").contains("secret"));
 /// # Ok::<(), lockkit_core::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ZkConfig {
     servers: Vec<String>,
     chroot: String,
     base: String,
     pub(crate) session: Duration,
     pub(crate) timeout: Duration,
-    pub(crate) auth: Option<(String, Vec<u8>)>,
-    pub(crate) tls: Option<Tls>,
+    pub(crate) auth: Hidden<(String, Vec<u8>)>,
+    pub(crate) tls: Hidden<Tls>,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -66,8 +66,8 @@ impl ZkConfig {
             base: Self::BASE.to_owned(),
             session: Self::SESSION,
             timeout: Self::TIMEOUT,
-            auth: None,
-            tls: None,
+            auth: Hidden(None),
+            tls: Hidden(None),
             clock: Arc::new(SystemClock),
         }
     }
@@ -93,7 +93,7 @@ impl ZkConfig {
         if !parts.path.is_empty() {
             config.chroot = format!("/{}", percent_decode(parts.path)?);
         }
-        config.tls = tls.then(Tls::default);
+        config.tls.0 = tls.then(Tls::default);
         config.read_options(parts.options)?;
         config.check()?;
         Ok(config)
@@ -102,7 +102,7 @@ impl ZkConfig {
     fn read_options(&mut self, options: &str) -> Result<()> {
         let (mut cert, mut key) = (None, None);
         for (option, value) in url_options::options(options, &OPTIONS)? {
-            match (option, &mut self.tls) {
+            match (option, &mut self.tls.0) {
                 ("base", _) => self.base = value,
                 ("session", _) => self.session = duration(option, &value)?,
                 ("timeout", _) => self.timeout = duration(option, &value)?,
@@ -111,7 +111,7 @@ impl ZkConfig {
                         .split_once(':')
                         .filter(|(scheme, _)| !scheme.is_empty())
                         .ok_or_else(|| invalid("auth is written scheme:credentials, such as digest:user:password"))?;
-                    self.auth = Some((scheme.to_owned(), credentials.as_bytes().to_vec()));
+                    self.auth.0 = Some((scheme.to_owned(), credentials.as_bytes().to_vec()));
                 }
                 ("ca", Some(tls)) => tls.ca = PathBuf::from(value),
                 ("cert", Some(_)) => cert = Some(PathBuf::from(value)),
@@ -119,7 +119,7 @@ impl ZkConfig {
                 _ => return Err(invalid("ca, cert and key belong to the scheme zks")),
             }
         }
-        match (cert, key, &mut self.tls) {
+        match (cert, key, &mut self.tls.0) {
             (Some(cert), Some(key), Some(tls)) => tls.identity = Some((cert, key)),
             (None, None, _) => {}
             _ => return Err(invalid("cert and key go together")),
@@ -160,14 +160,14 @@ impl ZkConfig {
     /// locks has to log in alike. The password is never shown.
     #[must_use]
     pub fn digest_auth(mut self, user: &str, password: &str) -> Self {
-        self.auth = Some(("digest".to_owned(), format!("{user}:{password}").into_bytes()));
+        self.auth.0 = Some(("digest".to_owned(), format!("{user}:{password}").into_bytes()));
         self
     }
 
     /// Uses TLS and trusts what this PEM file trusts. It needs the feature `tls` of this crate.
     #[must_use]
     pub fn tls(mut self, ca: impl Into<PathBuf>) -> Self {
-        self.tls.get_or_insert_default().ca = ca.into();
+        self.tls.0.get_or_insert_default().ca = ca.into();
         self
     }
 
@@ -177,7 +177,7 @@ impl ZkConfig {
     /// one, or to log in alike [by password](Self::digest_auth) too.
     #[must_use]
     pub fn tls_identity(mut self, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.tls.get_or_insert_default().identity = Some((cert.into(), key.into()));
+        self.tls.0.get_or_insert_default().identity = Some((cert.into(), key.into()));
         self
     }
 
@@ -228,7 +228,7 @@ impl ZkConfig {
         if self.session < Duration::from_millis(100) || self.session > Duration::from_secs(24 * 3600) {
             return Err(invalid("the session timeout lies between 100ms and a day"));
         }
-        match &self.tls {
+        match &*self.tls {
             Some(_) if !cfg!(feature = "tls") => {
                 return Err(invalid("TLS needs the feature \"tls\" of lockkit or lockkit-zk"));
             }
@@ -244,21 +244,6 @@ impl FromStr for ZkConfig {
 
     fn from_str(url: &str) -> Result<Self> {
         Self::from_url(url)
-    }
-}
-
-impl fmt::Debug for ZkConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZkConfig")
-            .field("servers", &self.servers)
-            .field("chroot", &self.chroot)
-            .field("base", &self.base)
-            .field("session", &self.session)
-            .field("timeout", &self.timeout)
-            .field("auth", &self.auth.as_ref().map(|_| ".."))
-            .field("tls", &self.tls.as_ref().map(|_| ".."))
-            .field("clock", &self.clock)
-            .finish()
     }
 }
 
@@ -283,7 +268,7 @@ mod tests {
         assert_eq!(config.addresses(), ["zk1:2181", "zk2:2182", "[::1]:2183"]);
         assert_eq!(config.check().expect("fine").root(), "/app/x/y");
         assert_eq!((config.session, config.timeout), (Duration::from_secs(5), Duration::from_millis(250)));
-        assert_eq!(config.auth, Some(("digest".to_owned(), b"me:p&:w".to_vec())));
+        assert_eq!(config.auth.0, Some(("digest".to_owned(), b"me:p&:w".to_vec())));
         assert_eq!(config.display_name(), "zookeeper zk1,zk2:2182,[::1]:2183/app/x/y");
         let config = ZkConfig::from_url("zk://h").expect("url");
         assert_eq!((config.session, config.timeout), (Duration::from_secs(20), Duration::from_secs(2)));
@@ -323,7 +308,7 @@ mod tests {
     fn tls_is_a_feature() {
         let outcome = ZkConfig::from_url("zks://h?ca=/ca.pem&cert=/c.pem&key=/k.pem");
         if cfg!(feature = "tls") {
-            let tls = outcome.expect("url").tls.expect("tls");
+            let tls = outcome.expect("url").tls.0.expect("tls");
             assert_eq!(tls.identity, Some(("/c.pem".into(), "/k.pem".into())));
             assert!(ZkConfig::from_url("zks://h").expect_err("no ca").message().contains("ca="));
         } else {

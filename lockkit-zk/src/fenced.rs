@@ -221,7 +221,7 @@ impl Shared {
             if failure.ends_session() || matches!(failure, Failure::TimedOut(_)) {
                 self.let_go(client);
             }
-            error::map(&failure, sent)
+            error::map_lasting(&failure, sent)
         })
     }
 

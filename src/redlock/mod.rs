@@ -5,7 +5,7 @@ mod doctor;
 mod nodes;
 mod roster;
 
-pub use lockkit_redlock::{Gate, Node, NodeError, NodeErrors, RedlockConfig, RedlockStore, Stats};
+pub use lockkit_redlock::{Node, NodeError, NodeErrors, RedlockConfig, RedlockStore, RestartPolicy, Stats};
 #[cfg(feature = "doctor")]
 pub use lockkit_redlock::{Report, findings};
 

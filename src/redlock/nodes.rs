@@ -133,7 +133,9 @@ impl RedisNodes {
     /// The stores as members of a quorum, by what is known of their servers.
     pub(super) fn members(&self, stores: &[Arc<RedisStore>], roster: &Roster) -> Vec<Node> {
         let member = |(index, store): (usize, &Arc<RedisStore>)| {
-            Node::new(Arc::<RedisStore>::clone(store)).durable(roster.is_durable(index)).gate(roster.gate(index))
+            Node::new(Arc::<RedisStore>::clone(store))
+                .durable(roster.is_durable(index))
+                .restart_policy(roster.restart_policy(index))
         };
         stores.iter().enumerate().map(member).collect()
     }

@@ -3,22 +3,22 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{Clock, Error, ErrorKind, Result, drift};
+use lockkit_core::{Clock, Error, ErrorKind, Result, drift, store::unpoisoned};
 use lockkit_redis::ServerFacts;
-use lockkit_redlock::Gate;
+use lockkit_redlock::RestartPolicy;
 
 use super::RedisNodes;
 
 /// What the servers said of themselves on their latest connections.
 pub(super) struct Roster {
     known: Mutex<Vec<Option<ServerFacts>>>,
-    gates: Vec<Gate>,
+    restart_policies: Vec<RestartPolicy>,
     clock: Arc<dyn Clock>,
     durable: Option<bool>,
     /// For how long after its start a node that is not durable does not vote.
@@ -32,7 +32,7 @@ impl Roster {
         let kept_out = nodes.config.max_ttl + drift(nodes.config.max_ttl);
         Self {
             known: Mutex::new(vec![None; nodes.nodes.len()]),
-            gates: nodes.nodes.iter().map(|_| Gate::new()).collect(),
+            restart_policies: nodes.nodes.iter().map(|_| RestartPolicy::new()).collect(),
             clock: Arc::clone(&nodes.config.clock),
             durable: nodes.durable,
             kept_out: if nodes.delayed_restart { kept_out } else { Duration::ZERO },
@@ -47,7 +47,7 @@ impl Roster {
             return refuse(ErrorKind::Unsupported, "the server is a replica; a node must be independent of the others");
         }
         {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = unpoisoned(&self.known);
             let same = |(other, known): (usize, &Option<ServerFacts>)| {
                 other != index && known.as_ref().is_some_and(|known| known.run_id == facts.run_id)
             };
@@ -66,14 +66,14 @@ impl Roster {
             return Ok(());
         }
         let left = self.kept_out - facts.uptime;
-        self.gates[index].close_until(self.clock.now() + left);
+        self.restart_policies[index].no_vote_before(self.clock.now() + left);
         let left = Duration::from_secs(left.as_secs() + 1);
         let why = format!("it started a short while ago and may have lost leases; it votes in {left:?}");
         Err(Error::new(ErrorKind::Unavailable, why))
     }
 
     fn facts(&self, index: usize) -> Option<ServerFacts> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)[index].clone()
+        unpoisoned(&self.known)[index].clone()
     }
 
     pub(super) fn is_known(&self, index: usize) -> bool {
@@ -84,8 +84,8 @@ impl Roster {
         self.durable.or(self.facts(index).and_then(|facts| facts.durable)) == Some(true)
     }
 
-    pub(super) fn gate(&self, index: usize) -> Gate {
-        self.gates[index].clone()
+    pub(super) fn restart_policy(&self, index: usize) -> RestartPolicy {
+        self.restart_policies[index].clone()
     }
 
     /// Fences were said to be strict, or not: if they were, a node that is not durable any more is refused.
@@ -132,7 +132,7 @@ mod tests {
         assert!(roster.admit(0, &facts(60, "a")).is_ok());
         assert_eq!(roster.admit(1, &facts(60, "a")).expect_err("twice").kind(), ErrorKind::InvalidInput);
         assert_eq!(roster.admit(1, &facts(4, "b")).expect_err("young").kind(), ErrorKind::Unavailable);
-        let left = roster.gate(1).votes_from().since(roster.clock.now());
+        let left = roster.restart_policy(1).votes_from().since(roster.clock.now());
         assert!(left > Duration::from_secs(6) && left < Duration::from_millis(6_200), "{left:?}");
         assert!(Roster::new(&nodes.clone().delayed_restart(false)).admit(1, &facts(4, "b")).is_ok());
         assert!(Roster::new(&nodes.durable(true)).admit(1, &facts(4, "b")).is_ok());

@@ -226,10 +226,14 @@ impl Fault {
 }
 
 /// Whether a lease may last longer than it was asked for (docs/guarantees.md): the server's clock was ahead when it was
-/// granted, and is set right again, and its holder can't release it any more.
+/// granted, and is set right again, and its holder can't release it any more, or not for as long as it was asked for: a release that
+/// was not answered by then is given up.
 pub(crate) fn a_lease_may_linger(faults: &[Fault]) -> bool {
-    faults.contains(&Fault::ClockForward(Which::All))
-        && faults.iter().any(|fault| matches!(fault, Fault::ClientKill | Fault::HolderCutOff | Fault::Connections))
+    let keeps_releases_away = |fault: &Fault| match fault {
+        Fault::ClientKill | Fault::HolderCutOff | Fault::Connections | Fault::Kill(Which::All) => true,
+        fault => fault.outlasts_leases(),
+    };
+    faults.contains(&Fault::ClockForward(Which::All)) && faults.iter().any(keeps_releases_away)
 }
 
 /// Whether a store claims that its fences grow through all of these together.

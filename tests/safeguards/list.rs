@@ -16,6 +16,7 @@ pub(crate) struct Safeguard {
     pub(crate) noticed_by: &'static str,
 }
 
+const ASK: &str = "lockkit-core/src/engine/ask.rs";
 const WAIT: &str = "lockkit-core/src/engine/wait.rs";
 const ENGINE: &str = "lockkit-core/src/engine/mod.rs";
 const LOCAL: &str = "lockkit-core/src/engine/local.rs";
@@ -40,7 +41,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "hard_bound",
         does: "A call to the store ends soon after its caller's time",
-        file: WAIT,
+        file: ASK,
         code: "«moment.since(now) + (whole / 10).max(Duration::from_millis(500))»",
         without: "Duration::MAX",
         noticed_by: "lockkit-testkit/queue::nobody_says_contended_before_the_store_answered",
@@ -340,7 +341,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "release_after_loss",
         does: "A lease that was given up for lost is released, for a renewal may have come through",
         file: ENGINE,
-        code: "«self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl))»",
+        code: "«self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty)»",
         without: "()",
         noticed_by: "lockkit-testkit/queue::a_lease_handed_to_nobody_lapses",
     },

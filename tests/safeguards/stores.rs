@@ -130,12 +130,12 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit/lib::redlock::roster::tests::a_node_votes_when_old_leases_must_have_lapsed",
     },
     Safeguard {
-        name: "gate",
-        does: "A node whose gate is closed is not asked",
+        name: "restart_policy",
+        does: "A node that may not vote yet is not asked",
         file: REDLOCK_NODE,
         code: "if «now < votes_from» {",
         without: "false",
-        noticed_by: "lockkit-redlock/redlock::restart::a_closed_gate_takes_the_vote_of_any_store",
+        noticed_by: "lockkit-redlock/redlock::restart::a_restart_policy_takes_the_vote_of_any_store",
     },
     // Redlock: fences.
     Safeguard {

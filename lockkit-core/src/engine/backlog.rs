@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::reaper::Owed;
-use crate::{Clock, Moment};
+use crate::{Clock, Moment, store::unpoisoned};
 
 /// How many are tried at a time.
 const AT_A_TIME: usize = 64;
@@ -46,7 +46,7 @@ impl Backlog {
     /// Has a release tried at `at`.
     pub(super) fn add(self: &Arc<Self>, at: Moment, owed: Owed) {
         let engine = Arc::clone(owed.engine());
-        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worker = unpoisoned(&self.worker);
         let retry = match &*worker {
             None => (at, owed),
             Some(way_in) => match way_in.send((at, owed)) {
@@ -72,7 +72,7 @@ impl Backlog {
 
     /// Lets the worker end, unless something arrived in this moment.
     fn dismiss(&self, arrivals: &UnboundedReceiver<Retry>) -> bool {
-        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worker = unpoisoned(&self.worker);
         let is_done = arrivals.is_empty();
         if is_done {
             *worker = None;

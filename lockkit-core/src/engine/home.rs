@@ -1,14 +1,17 @@
 //! The home of a `Locker`: the one runtime that all its background work runs on.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, Weak,
+    Arc, Mutex,
     atomic::{AtomicBool, Ordering},
 };
 
 use tokio::runtime::Handle;
 
-use super::{Engine, renew::watch};
-use crate::OwnThread;
+use super::{
+    Engine,
+    renew::{Keeper, watch},
+};
+use crate::{OwnThread, store::unpoisoned};
 
 /// The runtime of a `Locker`: the one that it was given, else the one that it was built on, else the first one that it is
 /// used on. When it ends, another one on which a lease was taken takes its place, or the next one that is used.
@@ -32,10 +35,6 @@ impl Home {
         let runtime = runtime.or_else(|| Handle::try_current().ok());
         Self { current: Mutex::new(Current { runtime, is_kept: false }), _thread: thread }
     }
-
-    fn current(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Engine {
@@ -48,7 +47,7 @@ impl Engine {
 
     /// The home, with the timer task running there; `None` if no runtime is known that has not ended.
     pub(super) fn home(self: &Arc<Self>) -> Option<Handle> {
-        let mut current = self.home.current();
+        let mut current = unpoisoned(&self.home.current);
         if !current.is_kept {
             let known = current.runtime.take().into_iter().chain(Handle::try_current().ok());
             current.runtime = known.chain(self.timers.runtimes()).find(|runtime| self.keep(runtime));
@@ -60,27 +59,16 @@ impl Engine {
     /// Starts the timer task; `false` if the runtime has ended.
     fn keep(self: &Arc<Self>, runtime: &Handle) -> bool {
         let is_taken = Arc::new(AtomicBool::new(false));
-        let keeper = Keeper { engine: Arc::downgrade(self), is_taken: Arc::clone(&is_taken) };
+        let keeper = Keeper::new(self, Arc::clone(&is_taken));
         let task = runtime.spawn(watch(Arc::clone(&self.timers), keeper));
         // A runtime that has ended has dropped the task by now. From here on the keeper notices.
         is_taken.store(true, Ordering::SeqCst);
         !task.is_finished()
     }
-}
 
-/// Is part of the timer task, and so notices when that is dropped with its runtime.
-pub(super) struct Keeper {
-    pub(super) engine: Weak<Engine>,
-    is_taken: Arc<AtomicBool>,
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        if self.is_taken.load(Ordering::SeqCst)
-            && let Some(engine) = self.engine.upgrade()
-        {
-            *engine.home.current() = Current { runtime: None, is_kept: false };
-            drop(engine.home());
-        }
+    /// The home has ended: looks for another one.
+    pub(super) fn move_home(self: &Arc<Self>) {
+        *unpoisoned(&self.home.current) = Current { runtime: None, is_kept: false };
+        drop(self.home());
     }
 }

@@ -5,11 +5,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use super::Lease;
-use crate::Moment;
+use crate::{Moment, store::unpoisoned};
 
 /// How many leases one call is about: few enough that its answer comes soon, and no fewer than Redis extends with one
 /// script and MySQL with two statements.
@@ -38,7 +38,7 @@ struct Lane {
 
 impl Lanes {
     pub(super) fn add(&self, leases: Vec<Arc<Lease>>) {
-        let mut lanes = self.lanes();
+        let mut lanes = unpoisoned(&self.0);
         for lease in leases {
             let state = lease.state();
             let id = LaneId { ttl: lease.ttl.as_millis().max(1).ilog2(), in_doubt: !state.is_sure() };
@@ -50,7 +50,7 @@ impl Lanes {
 
     /// Takes out what is to be asked now.
     pub(super) fn take(&self) -> Vec<(LaneId, Vec<Arc<Lease>>)> {
-        let mut lanes = self.lanes();
+        let mut lanes = unpoisoned(&self.0);
         let mut now = Vec::new();
         for (id, lane) in lanes.iter_mut() {
             while lane.under_way < AT_ONCE
@@ -65,7 +65,7 @@ impl Lanes {
 
     /// What the one who asked before may ask next. If there is nothing, it has left.
     pub(super) fn next(&self, id: LaneId) -> Option<Vec<Arc<Lease>>> {
-        let mut lanes = self.lanes();
+        let mut lanes = unpoisoned(&self.0);
         let batch = lanes.get_mut(&id).and_then(Lane::take);
         if batch.is_none() {
             leave(&mut lanes, id);
@@ -75,11 +75,7 @@ impl Lanes {
 
     /// A call is no longer counted.
     pub(super) fn leave(&self, id: LaneId) {
-        leave(&mut self.lanes(), id);
-    }
-
-    fn lanes(&self) -> MutexGuard<'_, BTreeMap<LaneId, Lane>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        leave(&mut unpoisoned(&self.0), id);
     }
 }
 

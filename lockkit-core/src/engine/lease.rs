@@ -4,14 +4,14 @@
 //! late reply says, a lease that ended stays ended.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
 use tokio::{runtime::Handle, sync::Notify};
 
 use super::local::Seat;
-use crate::{Claim, Fence, Hold, LossReason, Moment, drift};
+use crate::{Claim, Fence, Hold, LossReason, Moment, drift, store::unpoisoned};
 
 /// A lease and what is believed of it.
 #[derive(Debug)]
@@ -145,7 +145,7 @@ impl Lease {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.state)
     }
 
     /// Wakes everyone who waits for the end of this lease.

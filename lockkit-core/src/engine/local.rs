@@ -13,7 +13,7 @@ use std::{
     },
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     task::Waker,
@@ -28,7 +28,7 @@ use super::{
     queue::{LocalQueue, OVERDUE, Overtaking, Verdict, Waiter},
     reaper::Certainty,
 };
-use crate::{Claim, Clock, Error, LockKey, Mode, Moment, Token};
+use crate::{Claim, Clock, Error, LockKey, Mode, Moment, Token, store::unpoisoned};
 
 /// How often a lease may go from one local holder to the next before other processes get their turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl LocalQueues {
 
     /// Takes the head of the queue if nobody is there.
     pub(crate) fn try_enter(self: &Arc<Self>, key: &LockKey) -> Option<Seat> {
-        match self.by_key().entry(key.clone()) {
+        match unpoisoned(&self.by_key).entry(key.clone()) {
             Entry::Occupied(_) => None,
             Entry::Vacant(queue) => Some(self.first(queue)),
         }
@@ -132,7 +132,7 @@ impl LocalQueues {
 
     /// Takes the head of the queue, or a place in it.
     pub(crate) fn enter(self: &Arc<Self>, key: &LockKey, terms: Terms) -> Entered {
-        match self.by_key().entry(key.clone()) {
+        match unpoisoned(&self.by_key).entry(key.clone()) {
             Entry::Vacant(queue) => Entered::Head(self.first(queue)),
             Entry::Occupied(mut queue) => {
                 let (wake, turn) = oneshot::channel();
@@ -234,12 +234,12 @@ impl LocalQueues {
     }
 
     fn look<T>(&self, key: &LockKey, what: impl FnOnce(&mut LocalQueue) -> T) -> Option<T> {
-        self.by_key().get_mut(key).map(what)
+        unpoisoned(&self.by_key).get_mut(key).map(what)
     }
 
     /// The same for a head whose seat is in force.
     fn at<T>(&self, seat: &Seat, what: impl FnOnce(&mut LocalQueue, Moment) -> T) -> Option<T> {
-        let mut queues = self.by_key();
+        let mut queues = unpoisoned(&self.by_key);
         let queue = queues.get_mut(seat.key.as_ref()?).filter(|queue| queue.is_in_force(seat.number))?;
         Some(what(queue, self.clock.now()))
     }
@@ -264,7 +264,7 @@ impl LocalQueues {
         courtesy: Duration,
         is_over: impl FnOnce(&Wanted) -> bool,
     ) {
-        let mut wanted = self.wanted();
+        let mut wanted = unpoisoned(&self.wanted);
         if wanted.len() >= WANTED {
             wanted.retain(|_, lock| lock.released + courtesy > now);
         }
@@ -280,20 +280,12 @@ impl LocalQueues {
 
     /// For how long to keep back from the lock.
     pub(crate) fn yielded(&self, key: &LockKey, now: Moment) -> Duration {
-        self.wanted().get(key).map(|lock| lock.yielded.since(now)).unwrap_or_default()
-    }
-
-    fn wanted(&self) -> MutexGuard<'_, HashMap<LockKey, Wanted>> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.wanted).get(key).map(|lock| lock.yielded.since(now)).unwrap_or_default()
     }
 
     fn seat(self: &Arc<Self>, key: &LockKey) -> Seat {
         let number = self.next_seat.fetch_add(1, Ordering::Relaxed);
         Seat { queues: Arc::clone(self), key: Some(key.clone()), number, granted: None }
-    }
-
-    fn by_key(&self) -> MutexGuard<'_, HashMap<LockKey, LocalQueue>> {
-        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -304,7 +296,7 @@ impl Drop for Seat {
         loop {
             let mut seat = self.queues.seat(&key);
             let next = {
-                let mut queues = self.queues.by_key();
+                let mut queues = unpoisoned(&self.queues.by_key);
                 let Some(queue) = queues.get_mut(&key).filter(|queue| queue.is_in_force(number)) else {
                     seat.key = None;
                     return;
@@ -401,7 +393,7 @@ impl Drop for Place {
         self.turn.close();
         drop(self.turn.try_recv());
         let left = {
-            let mut queues = self.queues.by_key();
+            let mut queues = unpoisoned(&self.queues.by_key);
             queues.get_mut(&self.key).and_then(|queue| queue.leave(self.id))
         };
         drop(left);

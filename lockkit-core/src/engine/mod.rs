@@ -4,6 +4,7 @@
 //! local queue. The timer task holds the engine only while it works, so that the last guard and the last `Locker`
 //! take everything with them. All tasks run at [home](home), on one runtime.
 
+mod ask;
 mod backlog;
 mod backoff;
 mod home;
@@ -31,6 +32,11 @@ use std::{
 use tokio::sync::Notify;
 
 pub use self::local::HandOver;
+pub(crate) use self::{
+    ask::{Ask, Limit},
+    home::Home,
+    lease::{Lease, Phase, Terms},
+};
 use self::{
     backlog::Backlog,
     lanes::Lanes,
@@ -39,11 +45,6 @@ use self::{
     poll::Poller,
     reaper::Outstanding,
     renew::Timers,
-};
-pub(crate) use self::{
-    home::Home,
-    lease::{Lease, Phase, Terms},
-    wait::{Ask, Limit},
 };
 use crate::{
     Error, ErrorKind, Event, Hold, HolderInfo, Liveness, LockKey, LockStore, LossReason, Moment, Observer, Release,
@@ -371,13 +372,15 @@ impl Engine {
         if taken {
             self.observe(|| Event::Lost { key: &lease.claim.key, reason, held: self.now().since(lease.since) });
         }
-        match reason {
+        let certainty = match reason {
             // The store may still keep the lease: a renewal may have come through whose reply did not.
-            LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => {
-                self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl));
+            LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => reaper::Certainty::Doubtful,
+            // The store has said so; but one of several parts may keep what is left of it until the holder has heard of the loss.
+            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => {
+                reaper::Certainty::Settled
             }
-            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => {}
-        }
+        };
+        self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty);
         // Not with the release, which may have to wait: whoever is next asks the store, and waits there.
         drop(seat);
     }

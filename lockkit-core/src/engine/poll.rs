@@ -7,7 +7,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{Engine, backoff::Random};
-use crate::{Holder, KeyState, LockKey, Mode, Query, Token};
+use crate::{Holder, KeyState, LockKey, Mode, Query, Token, store::unpoisoned};
 
 const FASTEST: Duration = Duration::from_millis(2);
 const SLOWEST: Duration = Duration::from_millis(250);
@@ -63,7 +63,7 @@ impl Engine {
     }
 
     fn start_polling(self: &Arc<Self>) {
-        let mut awaited = self.poller.awaited();
+        let mut awaited = unpoisoned(&self.poller.awaited);
         if awaited.running {
             drop(awaited);
             return self.poller.changed.notify_one();
@@ -100,7 +100,7 @@ impl Engine {
 impl Poller {
     /// When the next lock is to be asked for; `None`, and the end of the task, if nobody waits.
     fn next_due(&self) -> Option<Instant> {
-        let mut awaited = self.awaited();
+        let mut awaited = unpoisoned(&self.awaited);
         let next = awaited.locks.values().map(|lock| lock.due).min();
         if next.is_none() {
             awaited.running = false;
@@ -110,7 +110,7 @@ impl Poller {
 
     /// The locks to ask for now: those that are due, and those that would be within a quarter of their pause.
     fn take_due(&self, now: Instant) -> Vec<LockKey> {
-        let mut awaited = self.awaited();
+        let mut awaited = unpoisoned(&self.awaited);
         let mut random = awaited.random.take().unwrap_or_else(Random::seeded);
         let due = awaited.locks.iter_mut().filter(|(_, lock)| lock.due <= now + lock.pause / 4);
         let keys = due
@@ -124,7 +124,7 @@ impl Poller {
     }
 
     fn seen(&self, states: &[KeyState]) {
-        let mut awaited = self.awaited();
+        let mut awaited = unpoisoned(&self.awaited);
         for state in states {
             let Some(lock) = awaited.locks.get_mut(&state.key) else { continue };
             let holders = (state.holders.len(), state.holders.first().and_then(|holder| holder.token));
@@ -145,17 +145,13 @@ impl Poller {
     }
 
     fn wake(&self, keys: &[LockKey]) {
-        let mut awaited = self.awaited();
+        let mut awaited = unpoisoned(&self.awaited);
         for key in keys {
             if let Some(lock) = awaited.locks.get_mut(key) {
                 lock.pause = SLOWEST;
                 lock.freed.notify_waiters();
             }
         }
-    }
-
-    fn awaited(&self) -> MutexGuard<'_, Awaited> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -186,7 +182,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over {
-            let mut awaited = self.engine.poller.awaited();
+            let mut awaited = unpoisoned(&self.engine.poller.awaited);
             awaited.running = false;
             awaited.locks.values().for_each(|lock| lock.freed.notify_waiters());
         }
@@ -203,7 +199,7 @@ struct Interest<'a> {
 
 impl<'a> Interest<'a> {
     fn new(engine: &'a Engine, key: &'a LockKey, mode: Mode) -> Self {
-        let mut awaited = engine.poller.awaited();
+        let mut awaited = unpoisoned(&engine.poller.awaited);
         let lock = awaited.locks.entry(key.clone()).or_insert_with(|| Watched {
             waiters: Vec::new(),
             freed: Arc::default(),
@@ -219,7 +215,7 @@ impl<'a> Interest<'a> {
 
 impl Drop for Interest<'_> {
     fn drop(&mut self) {
-        let mut awaited = self.engine.poller.awaited();
+        let mut awaited = unpoisoned(&self.engine.poller.awaited);
         if let Some(lock) = awaited.locks.get_mut(self.key) {
             if let Some(at) = lock.waiters.iter().position(|mode| *mode == self.mode) {
                 lock.waiters.swap_remove(at);

@@ -231,8 +231,8 @@ impl Engine {
 
     /// Releases `claim` in the background when it is its turn. For leases that are lost, of which there may be thousands at
     /// once: their releases must not be in the way of the renewals that save the others.
-    pub(super) fn reap_in_turn(self: &Arc<Self>, claim: Claim, lapse: Option<Moment>) {
-        self.backlog.add(self.now(), Owed::new(self, claim, lapse, Certainty::Doubtful));
+    pub(super) fn reap_in_turn(self: &Arc<Self>, claim: Claim, lapse: Option<Moment>, certainty: Certainty) {
+        self.backlog.add(self.now(), Owed::new(self, claim, lapse, certainty));
     }
 
     /// Refuses to leave more behind on a store where leases end with a session: only an answer ends a release there.

@@ -6,7 +6,10 @@
 use std::{
     collections::{BTreeMap, HashSet},
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,13 +23,13 @@ use tokio::{
 use super::{
     Engine, Lease,
     backoff::Random,
-    home::Keeper,
     lanes::LaneId,
     lease::{Due, Phase, State, renewal_timeout},
 };
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
     alarm::{Alarmed, Alarms},
+    store::unpoisoned,
 };
 
 /// The longest sleep of the timer task. Its sleep stands still while the machine is suspended, the deadlines do not:
@@ -60,7 +63,7 @@ impl Timers {
     }
 
     pub(super) fn remove(&self, lease: &Lease, state: &State) {
-        self.queue().leases.remove(&(state.next_event, lease.id));
+        unpoisoned(&self.queue).leases.remove(&(state.next_event, lease.id));
     }
 
     /// Ends the task once it finds its engine gone.
@@ -71,14 +74,14 @@ impl Timers {
     /// The runtimes on which the leases were taken.
     pub(super) fn runtimes(&self) -> Vec<Handle> {
         let mut seen = HashSet::new();
-        let queue = self.queue();
+        let queue = unpoisoned(&self.queue);
         let runtimes = queue.leases.values().filter_map(|lease| lease.runtime.as_ref());
         runtimes.filter(|runtime| seen.insert(runtime.id())).cloned().collect()
     }
 
     /// Moves a lease to the moment at which it is to be looked at.
     fn plan(&self, lease: &Arc<Lease>, state: &mut State, at: Moment) {
-        let mut queue = self.queue();
+        let mut queue = unpoisoned(&self.queue);
         queue.leases.remove(&(state.next_event, lease.id));
         state.next_event = at;
         queue.quiet = false;
@@ -96,16 +99,16 @@ impl Timers {
             Alarmed::All => true,
             Alarmed::These(tokens) => tokens.contains(&lease.claim.token),
         };
-        self.queue().leases.values().filter(is_meant).cloned().collect()
+        unpoisoned(&self.queue).leases.values().filter(is_meant).cloned().collect()
     }
 
     fn jitter(&self) -> u32 {
-        self.queue().random.get_or_insert_with(Random::seeded).next()
+        unpoisoned(&self.queue).random.get_or_insert_with(Random::seeded).next()
     }
 
     /// Takes out some of what is due, or says when something will be.
     fn take_due(&self, now: Moment) -> Result<Vec<Arc<Lease>>, Moment> {
-        let mut queue = self.queue();
+        let mut queue = unpoisoned(&self.queue);
         let mut due = Vec::new();
         while due.len() < TURN
             && let Some(first) = queue.leases.first_entry()
@@ -126,10 +129,6 @@ impl Timers {
         queue.quiet = queue.leases.is_empty();
         queue.asleep_until = Some(until);
         Err(until)
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -338,6 +337,29 @@ impl Drop for Batch {
         }
         let broken_off = Error::new(ErrorKind::Unavailable, "the renewal was broken off").unknown_effect();
         self.engine.failed(&mem::take(&mut self.leases), &broken_off);
+    }
+}
+
+/// Is part of the timer task, and so notices when that is dropped with its runtime.
+pub(super) struct Keeper {
+    engine: Weak<Engine>,
+    /// Whether the home is the runtime of the task.
+    is_taken: Arc<AtomicBool>,
+}
+
+impl Keeper {
+    pub(super) fn new(engine: &Arc<Engine>, is_taken: Arc<AtomicBool>) -> Self {
+        Self { engine: Arc::downgrade(engine), is_taken }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if self.is_taken.load(Ordering::SeqCst)
+            && let Some(engine) = self.engine.upgrade()
+        {
+            engine.move_home();
+        }
     }
 }
 

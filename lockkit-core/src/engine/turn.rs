@@ -5,10 +5,11 @@ use std::{convert::Infallible, pin::pin, sync::Arc, task::Poll, time::Duration};
 use tokio::time::sleep;
 
 use super::{
-    Engine, Lease, closed,
+    Engine, Lease,
+    ask::{Ask, Limit},
+    closed,
     local::{Entered, Place, Seat, Turn},
     queue::{OVERDUE, Verdict},
-    wait::{Ask, Limit},
 };
 use crate::{Error, ErrorKind, Moment, Result};
 

@@ -9,7 +9,8 @@ use std::{
 use tokio::time::sleep;
 
 use super::{
-    Engine, Lease, Terms,
+    Engine, Lease,
+    ask::{Ask, Limit},
     backoff::Backoff,
     closed,
     lease::useful,
@@ -18,68 +19,12 @@ use super::{
     turn::Queued,
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, LockKey, Mode,
-    Moment, Order, Result, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, Moment, Order,
+    Result, Token, Waiting,
 };
 
 /// The longest wait that is asked of a store at once.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-
-/// What a caller asks for.
-#[derive(Clone, Debug)]
-pub(crate) struct Ask {
-    pub(crate) key: LockKey,
-    pub(crate) mode: Mode,
-    pub(crate) order: Order,
-    pub(crate) terms: Terms,
-    /// Whether the ttl was asked for, and is no default.
-    pub(crate) ttl_is_set: bool,
-    /// Since when others got nothing but errors while the caller waited for them.
-    pub(crate) failing_since: Option<Moment>,
-}
-
-/// How long a caller waits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Limit {
-    /// Not at all.
-    Try,
-    /// Until the moment; the duration is what it was made of.
-    Until(Moment, Duration),
-    /// For ever.
-    Forever,
-}
-
-impl Limit {
-    /// What is left at `now`; `None` without a limit.
-    pub(crate) fn left(self, now: Moment) -> Option<Duration> {
-        match self {
-            Self::Try => Some(Duration::ZERO),
-            Self::Until(moment, _) => Some(moment.since(now)),
-            Self::Forever => None,
-        }
-    }
-
-    /// How long one call to the store may take before the caller's patience is over: the store answers in time by
-    /// itself, so this is for one that doesn't. A try is bounded by the store's own limit on an operation.
-    fn hard(self, now: Moment) -> Duration {
-        match self {
-            Self::Until(moment, whole) => moment.since(now) + (whole / 10).max(Duration::from_millis(500)),
-            Self::Try | Self::Forever => Duration::MAX,
-        }
-    }
-
-    pub(super) fn is_over(self, now: Moment) -> bool {
-        self.left(now).is_some_and(|left| left.is_zero())
-    }
-}
-
-impl Ask {
-    /// Only plain exclusive locks queue locally: a queue in front of a fair one would undo its order, and the others
-    /// have many holders at once.
-    pub(super) fn queues_locally(&self) -> bool {
-        self.mode == Mode::Exclusive && self.order == Order::Any
-    }
-}
 
 /// One acquisition and what its requests led to so far.
 struct Asking<'a> {

@@ -129,6 +129,17 @@ impl fmt::Display for Identity {
     }
 }
 
+impl FromStr for Identity {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let number = Token::from_str(text).map(|number| u128::from_be_bytes(*number.as_bytes()));
+        number
+            .map(Self)
+            .map_err(|_| Error::new(ErrorKind::InvalidInput, "an identity has 32 lower-case hexadecimal digits"))
+    }
+}
+
 impl fmt::Debug for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Identity({self})")
@@ -145,6 +156,15 @@ impl fmt::Debug for Identity {
 /// # Cancellation
 /// The store may have been given its identity.
 pub async fn identity(store: &dyn LockStore) -> Result<Identity> {
+    identity_of(store, true).await?.ok_or_else(|| Error::new(ErrorKind::Unexpected, "the store has no identity"))
+}
+
+/// The same, but `None` if any part of the store has not been given its identity yet.
+pub(crate) async fn known_identity(store: &dyn LockStore) -> Result<Option<Identity>> {
+    identity_of(store, false).await
+}
+
+async fn identity_of(store: &dyn LockStore, may_give: bool) -> Result<Option<Identity>> {
     let keepers = store.records();
     if keepers.is_empty() {
         let why = format!("{} keeps no records, and has no identity", store.info().scheme);
@@ -152,20 +172,21 @@ pub async fn identity(store: &dyn LockStore) -> Result<Identity> {
     }
     let mut parts = Vec::with_capacity(keepers.len());
     for keeper in keepers {
-        let part = identity_at(&*keeper).await?;
+        let Some(part) = identity_at(&*keeper, may_give).await? else { return Ok(None) };
         if parts.contains(&part) {
             return Err(Error::new(ErrorKind::InvalidInput, "two of the store's nodes are one and the same"));
         }
         parts.push(part);
     }
     // The order of a quorum's nodes does not matter, and one node alone is itself.
-    Ok(Identity(parts.into_iter().fold(0, |whole, part| whole ^ part)))
+    Ok(Some(Identity(parts.into_iter().fold(0, |whole, part| whole ^ part))))
 }
 
-async fn identity_at(keeper: &dyn Records) -> Result<u128> {
+async fn identity_at(keeper: &dyn Records, may_give: bool) -> Result<Option<u128>> {
     let name = LockKey::new(IDENTITY)?;
     let known = match keeper.read(&name).await? {
         Some(known) => known,
+        None if !may_give => return Ok(None),
         None => {
             let new = Record::new(Token::random()?.reveal())?;
             match keeper.compare_and_set(&name, None, Some(&new)).await? {
@@ -179,7 +200,9 @@ async fn identity_at(keeper: &dyn Records) -> Result<u128> {
         }
     };
     let bytes = Token::from_str(known.as_str()).map(|number| u128::from_be_bytes(*number.as_bytes()));
-    bytes.map_err(|_| Error::new(ErrorKind::Unexpected, "the record of the store's identity has another form"))
+    bytes
+        .map(Some)
+        .map_err(|_| Error::new(ErrorKind::Unexpected, "the record of the store's identity has another form"))
 }
 
 #[cfg(test)]

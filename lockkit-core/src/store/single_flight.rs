@@ -2,13 +2,13 @@
 
 use std::{
     fmt, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use tokio::{sync::watch, time::timeout};
 
-use super::Sent;
+use super::{Sent, unpoisoned};
 use crate::{Error, ErrorKind, Result};
 
 /// What all callers share, such as a connection or a session: made when it is needed, and anew when it is over.
@@ -39,7 +39,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
 
     /// What is there, if it is alive; what is not is dropped. Nothing is made.
     pub fn present(&self, is_alive: impl FnOnce(&T) -> bool) -> Option<T> {
-        let mut slot = lock(&self.slot);
+        let mut slot = unpoisoned(&self.slot);
         match &*slot {
             Slot::Ready(value) if is_alive(value) => return Some(value.clone()),
             Slot::Empty | Slot::Flight(_) => return None,
@@ -85,7 +85,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let mut slot = lock(&self.slot);
+        let mut slot = unpoisoned(&self.slot);
         match &*slot {
             Slot::Ready(value) if is_alive(value) => return Ok(value.clone()),
             // One whose task ended without a word, with its runtime or by a panic, has no sender any more.
@@ -99,15 +99,11 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         drop(slot);
         tokio::spawn(async move {
             let outcome = make.await;
-            *lock(&shared) = outcome.as_ref().map_or(Slot::Empty, |value| Slot::Ready(value.clone()));
+            *unpoisoned(&shared) = outcome.as_ref().map_or(Slot::Empty, |value| Slot::Ready(value.clone()));
             done.send_replace(Some(outcome));
         });
         Err(flight)
     }
-}
-
-fn lock<T>(slot: &Mutex<Slot<T>>) -> MutexGuard<'_, Slot<T>> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Clone + Send + Sync + 'static> Default for SingleFlight<T> {
@@ -118,7 +114,7 @@ impl<T: Clone + Send + Sync + 'static> Default for SingleFlight<T> {
 
 impl<T> fmt::Debug for SingleFlight<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match &*lock(&self.slot) {
+        let state = match &*unpoisoned(&self.slot) {
             Slot::Empty => "empty",
             Slot::Ready(_) => "ready",
             Slot::Flight(_) => "in flight",

@@ -6,13 +6,13 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{Error, Result, Token};
+use lockkit_core::{Error, Result, Token, store::unpoisoned};
 use sqlx::{
     MySqlConnection, Row as _,
     mysql::{MySqlQueryResult, MySqlRow},
@@ -74,7 +74,7 @@ impl Idle {
     /// The connection of this runtime that was used last, whose caches are warm, and how many had broken by then. If there
     /// is none, one of another runtime is closed to make room.
     pub(crate) fn pop(&self, runtime: Id) -> Option<(RawConnection, u64)> {
-        let mut idle = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = unpoisoned(&self.connections);
         if let Some(at) = idle.iter().rposition(|(raw, _)| raw.is_of(runtime)) {
             return Some(idle.remove(at));
         }
@@ -85,11 +85,11 @@ impl Idle {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner).len()
+        unpoisoned(&self.connections).len()
     }
 
     fn push(&self, raw: RawConnection, breaks: u64) {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner).push((raw, breaks));
+        unpoisoned(&self.connections).push((raw, breaks));
     }
 
     /// Something came up that concerns all connections: they are probed before they are used again.

@@ -9,31 +9,36 @@ use lockkit_core::{
 use crate::{
     client::{connection::Connection, pool::Lane, raw::LONGEST_WAIT},
     store::{
-        MAX_FENCE, MySqlStore, check_floor, microseconds,
+        MySqlStore,
         named_lock_queue::{self, Queued, Turn},
         renew,
     },
-    wire::{name::to_column, row, statements::over_fence},
+    wire::{
+        name::to_column,
+        row::{self, MAX_FENCE, check_floor, microseconds},
+        statements::over_fence,
+    },
 };
 
 /// In µs since 1970: a server's clock that is behind this is not set, and fences from it would be numbers of rows.
 const LEAST_TIME: u64 = 1 << 50;
 
-impl MySqlStore {
-    pub(crate) async fn attempt(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.info.admit(request)?;
-        check_floor(request.fence.floor)?;
-        let ttl = microseconds(request.ttl);
-        if let Some(from) = request.from {
-            return self.attempt_in_place_of(request, ttl, &from).await;
-        }
-        let waits = request.wait >= LONGEST_WAIT;
-        match waits.then(|| self.queues.turn(&request.claim.key)).flatten() {
-            Some(turn) => self.attempt_in_turn(request, ttl, turn).await,
-            None => self.attempt_row(request, ttl).await,
-        }
+/// Asks for a lease, and queues on a named lock where the request waits for long enough.
+pub(crate) async fn acquire(store: &MySqlStore, request: &AcquireRequest) -> Result<Attempt> {
+    store.info.admit(request)?;
+    check_floor(request.fence.floor)?;
+    let ttl = microseconds(request.ttl);
+    if let Some(from) = request.from {
+        return store.attempt_in_place_of(request, ttl, &from).await;
     }
+    let waits = request.wait >= LONGEST_WAIT;
+    match waits.then(|| store.queues.turn(&request.claim.key)).flatten() {
+        Some(turn) => store.attempt_in_turn(request, ttl, turn).await,
+        None => store.attempt_row(request, ttl).await,
+    }
+}
 
+impl MySqlStore {
     /// Tries the row. If it is locked, queues on `GET_LOCK` and tries again. If the lock is hot, the queue comes first.
     async fn attempt_in_turn(&self, request: &AcquireRequest, ttl: i64, mut turn: Turn<'_>) -> Result<Attempt> {
         if turn.should_ask() {

@@ -1,11 +1,8 @@
 //! The fences of claims that this store was granted, so that a renewal need not read them again.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Mutex};
 
-use lockkit_core::{Claim, Fence, Hold, Token};
+use lockkit_core::{Claim, Fence, Hold, Token, store::unpoisoned};
 
 /// How many are remembered; then all are forgotten. A renewal of a claim that is not known reads its row.
 const MOST: usize = 1 << 16;
@@ -17,7 +14,7 @@ pub(crate) struct Grants(Mutex<HashMap<Token, (Fence, u32)>>);
 
 impl Grants {
     pub(crate) fn add(&self, hold: &Hold) {
-        let mut known = self.known();
+        let mut known = unpoisoned(&self.0);
         if known.len() >= MOST {
             known.clear();
         }
@@ -25,16 +22,12 @@ impl Grants {
     }
 
     pub(crate) fn forget(&self, token: &Token) {
-        self.known().remove(token);
+        unpoisoned(&self.0).remove(token);
     }
 
     /// The fence and the span of each of these claims, if all are known.
     pub(crate) fn of(&self, claims: &[&Claim]) -> Option<Vec<(Fence, u32)>> {
-        let known = self.known();
+        let known = unpoisoned(&self.0);
         claims.iter().map(|claim| known.get(&claim.token).copied()).collect()
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashMap<Token, (Fence, u32)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,8 +15,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Error, Fence, Fencing, Finding, KeyState, Liveness, LockKey, LockStore,
-    LossReason, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+    AcquireRequest, Attempt, Capability, Claim, Error, Fencing, Finding, KeyState, Liveness, LockKey, LockStore, Query,
+    Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
 };
 
 use crate::{
@@ -28,18 +28,11 @@ use crate::{
     },
     config::MySqlConfig,
     store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues},
-    wire::{
-        error::{self, Sent},
-        name::to_column,
-        row, settings,
-        statements::Statements,
-    },
+    wire::{error::Sent, name::to_column, row, settings, statements::Statements},
 };
 
 const MIN_TTL: Duration = Duration::from_millis(100);
 const MAX_TTL: Duration = Duration::from_secs(5 * 60);
-/// Beyond this the server's arithmetic would leave the integers.
-const MAX_FENCE: u64 = 1 << 62;
 
 /// A lock store in a table of a MySQL or MariaDB server.
 pub struct MySqlStore {
@@ -155,23 +148,18 @@ impl LockStore for MySqlStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.attempt(request).await.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
+        acquire::acquire(self, request).await.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let answers = renew::renew(self, renewals).await;
-        for (answer, Renewal { claim, .. }) in answers.iter().zip(renewals) {
-            if matches!(answer, Ok(Renewed::Lost(_))) {
-                // It will not be released.
-                self.grants.forget(&claim.token);
-                named_lock_queue::release(self.queues.named_lock_of(&claim.key, &claim.token));
-            }
-        }
+        let answers = renew::renew(self, renewals).await.into_iter().zip(renewals);
         answers
+            .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.info.name)))
+            .collect()
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.release_claim(claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
+        release::release(self, claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
@@ -210,22 +198,6 @@ impl MySqlStore {
     pub(crate) fn bound(&self, ttl: Duration) -> Bound {
         Bound::new(self.timeout.min(ttl / 4))
     }
-}
-
-/// Why a lease is not the claim's, given the lease that was found.
-pub(crate) fn why_not(found: Option<&row::Lease>) -> LossReason {
-    if found.is_some() { LossReason::Taken } else { LossReason::Gone }
-}
-
-/// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
-pub(crate) fn microseconds(ttl: Duration) -> i64 {
-    i64::try_from(ttl.as_nanos().div_ceil(1000)).unwrap_or(i64::MAX)
-}
-
-/// # Errors
-/// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) if the counter could not go there.
-pub(crate) fn check_floor(floor: Fence) -> Result<()> {
-    if floor.get() < MAX_FENCE { Ok(()) } else { Err(error::invalid("fences in a table end at 2^62")) }
 }
 
 impl fmt::Debug for MySqlStore {

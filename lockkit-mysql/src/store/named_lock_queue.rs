@@ -15,13 +15,13 @@ use std::{
     collections::HashMap,
     fmt::Write,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{LockKey, Token};
+use lockkit_core::{LockKey, Token, store::unpoisoned};
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep_until},
@@ -40,13 +40,13 @@ use crate::{
     },
 };
 
-/// For how long after the last sign of company a lock is taken through its named_lock at once.
+/// For how long after the last sign of contention a lock is taken through its named lock at once.
 const HOT: Duration = Duration::from_millis(100);
 
-/// For how long a named_lock that was passed is kept for the next attempt, when the row was held all the same.
+/// For how long a named lock that this store got is kept for its next attempt when another client has the row all the same.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// A process that takes a lock again and again asks no more often than this whether somebody stands at the named_lock.
+/// A process that takes a lock again and again asks no more often than this whether others queue on the named lock.
 const ASKED: Duration = Duration::from_millis(5);
 
 /// At most this many locks are remembered. Then those without contention are forgotten, at most every [`HOT`].
@@ -128,7 +128,7 @@ impl NamedLockQueues {
         if self.refused.load(Ordering::Relaxed) {
             return None;
         }
-        let mut known = self.known();
+        let mut known = unpoisoned(&self.known);
         let queue = known.get_or_make(key)?;
         let named_lock = match std::mem::replace(&mut queue.state, State::Busy) {
             State::Unused => None,
@@ -144,7 +144,7 @@ impl NamedLockQueues {
     /// The named lock of a claim that is being released, or is lost. To be [released](release) once the row is free;
     /// dropping it releases it too.
     pub(crate) fn named_lock_of(&self, key: &LockKey, token: &Token) -> Option<NamedLock> {
-        let mut known = self.known();
+        let mut known = unpoisoned(&self.known);
         let queue = known.get_or_make(key)?;
         queue.released = Some(Instant::now());
         match &queue.state {
@@ -170,7 +170,7 @@ impl NamedLockQueues {
 
     /// Releases a named lock that no attempt came back to.
     fn release_kept(&self, key: &LockKey, until: Instant) {
-        let mut known = self.known();
+        let mut known = unpoisoned(&self.known);
         let Some(queue) = known.queues.get_mut(key) else { return };
         if matches!(queue.state, State::Kept(_, at) if at == until)
             && let State::Kept(named_lock, _) = std::mem::replace(&mut queue.state, State::Unused)
@@ -178,10 +178,6 @@ impl NamedLockQueues {
             drop(known);
             named_lock.release();
         }
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The named lock's name. Such names are common to all databases of a server, and have at most 64 characters. Two locks
@@ -226,7 +222,7 @@ impl Queue {
 impl Turn<'_> {
     /// Whether the lock changes hands so often that an attempt should get the named lock before it tries the row.
     pub(crate) fn is_hot(&self) -> bool {
-        self.queues.known().queues.get(self.key).is_some_and(Queue::is_hot)
+        unpoisoned(&self.queues.known).queues.get(self.key).is_some_and(Queue::is_hot)
     }
 
     /// Whether this store has the named lock already.
@@ -236,14 +232,14 @@ impl Turn<'_> {
 
     /// Takes note that other clients want the lock, or have it.
     pub(crate) fn note_contention(&self) {
-        if let Some(queue) = self.queues.known().queues.get_mut(self.key) {
+        if let Some(queue) = unpoisoned(&self.queues.known).queues.get_mut(self.key) {
             queue.contended = Some(Instant::now());
         }
     }
 
     /// Whether it is time to ask if a client has the named lock: this store takes the lock in a loop.
     pub(crate) fn should_ask(&self) -> bool {
-        let mut known = self.queues.known();
+        let mut known = unpoisoned(&self.queues.known);
         let Some(queue) = known.queues.get_mut(self.key) else { return false };
         let loops = queue.released.is_some_and(|at| at.elapsed() < ASKED);
         let ask = loops && queue.asked.elapsed() >= ASKED;
@@ -299,8 +295,10 @@ impl Turn<'_> {
 
     fn end(&mut self, state: State) {
         self.done = true;
-        let before =
-            self.queues.known().queues.get_mut(self.key).map(|queue| std::mem::replace(&mut queue.state, state));
+        let before = unpoisoned(&self.queues.known)
+            .queues
+            .get_mut(self.key)
+            .map(|queue| std::mem::replace(&mut queue.state, state));
         drop(before);
     }
 }

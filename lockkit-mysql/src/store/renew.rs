@@ -11,11 +11,11 @@ use sqlx::mysql::MySqlQueryResult;
 
 use crate::{
     client::{connection::Connection, pool::Lane},
-    store::{MySqlStore, check_floor, inspect, microseconds, why_not},
+    store::{MySqlStore, inspect, named_lock_queue},
     wire::{
         error::{self, Sent},
         name::to_column,
-        row::Lock,
+        row::{Lock, check_floor, microseconds, why_not},
         statements::{Question, Size},
     },
 };
@@ -56,10 +56,15 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
         }
     }
     let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
-    answers
-        .zip(renewals)
-        .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &store.info.name)))
-        .collect()
+    let forget_lost = |(answer, Renewal { claim, .. }): (Result<Renewed>, &Renewal)| {
+        if matches!(answer, Ok(Renewed::Lost(_))) {
+            // It will not be released.
+            store.grants.forget(&claim.token);
+            named_lock_queue::release(store.queues.named_lock_of(&claim.key, &claim.token));
+        }
+        answer
+    };
+    answers.zip(renewals).map(forget_lost).collect()
 }
 
 fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<Terms> {

@@ -3,14 +3,17 @@
 use std::time::Duration;
 
 use lockkit_core::{
-    Claim, Contention, Fence, Hold, Holder, HolderInfo, KeyState, LockKey, Mode, Moment, Result, Token,
+    Claim, Contention, Fence, Hold, Holder, HolderInfo, KeyState, LockKey, LossReason, Mode, Moment, Result, Token,
 };
 use sqlx::{Row, mysql::MySqlRow};
 
 use crate::wire::{
-    error::{self, Sent},
+    error::{self, Sent, invalid},
     name,
 };
+
+/// Beyond this the server's arithmetic would leave the integers.
+pub(crate) const MAX_FENCE: u64 = 1 << 62;
 
 /// A row, as the statements of [`Statements`](crate::wire::statements::Statements) read it.
 #[derive(Clone, Debug)]
@@ -98,6 +101,22 @@ impl Lease {
     }
 }
 
+/// Why a lease is not the claim's, given the lease that was found.
+pub(crate) fn why_not(found: Option<&Lease>) -> LossReason {
+    if found.is_some() { LossReason::Taken } else { LossReason::Gone }
+}
+
+/// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
+pub(crate) fn microseconds(ttl: Duration) -> i64 {
+    i64::try_from(ttl.as_nanos().div_ceil(1000)).unwrap_or(i64::MAX)
+}
+
+/// # Errors
+/// `InvalidInput` if the counter could not go there.
+pub(crate) fn check_floor(floor: Fence) -> Result<()> {
+    if floor.get() < MAX_FENCE { Ok(()) } else { Err(invalid("fences in a table end at 2^62")) }
+}
+
 /// The only row that can come; `None` if none did.
 pub(crate) fn only_row(rows: &[MySqlRow]) -> Result<Option<&MySqlRow>> {
     match rows {
@@ -113,9 +132,8 @@ pub(crate) fn only(rows: &[MySqlRow]) -> Result<Option<Lock>> {
 }
 
 fn token(bytes: &[u8]) -> Option<Token> {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.map(|digit| char::from(DIGITS[usize::from(digit)])).collect::<String>().parse().ok()
+    let number = u128::from_be_bytes(bytes.try_into().ok()?);
+    format!("{number:032x}").parse().ok()
 }
 
 /// Reads a column. A value of another type is an error.

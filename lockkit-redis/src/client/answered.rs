@@ -1,14 +1,8 @@
 //! What answers where a Redis server was expected: known by its first bytes, for those who mix up ports.
 
-use std::{
-    io,
-    pin::Pin,
-    sync::{Arc, OnceLock},
-    task::{Context, Poll},
-};
+use std::sync::{Arc, OnceLock};
 
 use lockkit_core::{Error, ErrorKind};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// How many bytes are looked at.
 const LOOK: usize = 64;
@@ -23,6 +17,13 @@ pub(crate) struct FirstBytes {
 impl FirstBytes {
     pub(crate) fn new(tls: bool) -> Self {
         Self { bytes: Arc::default(), tls }
+    }
+
+    /// Takes note of bytes that came, if they are the first.
+    pub(crate) fn hear(&self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.bytes.get_or_init(|| bytes[..bytes.len().min(LOOK)].into());
+        }
     }
 
     /// The error with which the login failed; or, if the first bytes are those of another kind of server, one that says
@@ -54,60 +55,6 @@ fn speaker(bytes: &[u8], tls: bool) -> Option<String> {
         [b'H', b'T', b'T', b'P', b'/', ..] => Some("a web server, not Redis".to_owned()),
         [b'S', b'S', b'H', b'-', ..] => Some("an SSH server, not Redis".to_owned()),
         _ => None,
-    }
-}
-
-/// A stream that keeps the first bytes that came.
-#[derive(Debug)]
-pub(crate) struct Listening<S> {
-    inner: S,
-    first: Option<FirstBytes>,
-}
-
-impl<S> Listening<S> {
-    pub(crate) fn new(inner: S, first: FirstBytes) -> Self {
-        Self { inner, first: Some(first) }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Listening<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.inner).poll_read(cx, buffer);
-        let new = &buffer.filled()[before..];
-        if self.first.is_some()
-            && !new.is_empty()
-            && let Some(first) = self.first.take()
-        {
-            _ = first.bytes.set(new[..new.len().min(LOOK)].into());
-        }
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Listening<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
     }
 }
 

@@ -17,12 +17,13 @@ use std::{
     io,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
 
+use lockkit_core::store::unpoisoned;
 use redis::{RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
@@ -136,7 +137,7 @@ impl Batches {
         request: Box<Request>,
         is_alone: bool,
     ) -> Result<oneshot::Receiver<Answer>, Box<Request>> {
-        let mut queue = self.queue();
+        let mut queue = unpoisoned(&self.queue);
         if (is_alone && queue.waiting.is_empty()) || self.is_jammed() {
             return Err(request);
         }
@@ -191,7 +192,7 @@ impl Batches {
 
     /// Hands what waits to the driver.
     fn dispatch(&self) -> Option<Batch> {
-        let mut queue = self.queue();
+        let mut queue = unpoisoned(&self.queue);
         while !queue.waiting.is_empty() {
             let some = queue.waiting.len().min(MOST);
             let waiting = queue.waiting.drain(..some).collect();
@@ -204,7 +205,7 @@ impl Batches {
 
     /// Hands requests to the driver one by one, all of them now: nobody waits for the answers to others.
     fn apart(&self, waiting: Vec<Waiting>) -> Vec<Batch> {
-        let queue = self.queue();
+        let queue = unpoisoned(&self.queue);
         waiting.into_iter().filter_map(|one| self.hand_over(vec![one], false, &queue)).collect()
     }
 
@@ -243,7 +244,7 @@ impl Batches {
         let Some((mut waiting, mut reply)) = self.reply(batch).await else { return };
         if matches!(&reply, Ok(reply) if is_unknown_script(reply)) {
             // It was definitely not run.
-            let Some(again) = self.hand_over(waiting, true, &self.queue()) else { return };
+            let Some(again) = self.hand_over(waiting, true, &unpoisoned(&self.queue)) else { return };
             number = again.number;
             let Some(replied) = self.reply(again).await else { return };
             (waiting, reply) = replied;
@@ -280,10 +281,6 @@ impl Batches {
         self.count_answered(batch.count);
         Some((batch.waiting, reply))
     }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Waiting {
@@ -306,14 +303,14 @@ struct Call {
 impl Call {
     fn done(&mut self) {
         self.done = true;
-        self.batches.queue().called = false;
+        unpoisoned(&self.batches.queue).called = false;
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
         if !self.done {
-            let mut queue = self.batches.queue();
+            let mut queue = unpoisoned(&self.batches.queue);
             queue.called = false;
             queue.waiting.clear();
         }

@@ -8,13 +8,13 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Error, ErrorKind, Result};
+use lockkit_core::{Alarm, Error, ErrorKind, Result, store::unpoisoned};
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
@@ -160,7 +160,7 @@ impl Cluster {
 
     /// Asks the members for the map, once for all who want it at the same time.
     pub(crate) async fn refresh(self: &Arc<Self>, is_wrong: bool) -> Result<()> {
-        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = *unpoisoned(&self.asked);
         if !is_wrong && asked.is_some_and(|asked| asked.elapsed() < FRESH) {
             return Ok(());
         }
@@ -181,7 +181,7 @@ impl Cluster {
         match told {
             Ok(ranges) => {
                 self.adopt(ranges);
-                *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
+                *unpoisoned(&self.asked) = Some(asked);
                 Ok(())
             }
             Err(e) => {
@@ -237,7 +237,7 @@ impl Cluster {
         let gone = std::mem::replace(&mut *current, Arc::new(map));
         let map = Arc::clone(&current);
         drop(current);
-        self.guests().retain(|address, _| !map.nodes.contains_key(address));
+        unpoisoned(&self.guests).retain(|address, _| !map.nodes.contains_key(address));
         for (_, node) in gone.nodes.iter().filter(|(address, _)| !map.nodes.contains_key(*address)) {
             node.dialer.close();
         }
@@ -256,13 +256,9 @@ impl Cluster {
         if let Some(node) = self.map().nodes.get(&to.address) {
             return Arc::clone(node);
         }
-        let mut guests = self.guests();
+        let mut guests = unpoisoned(&self.guests);
         let guest = guests.entry(to.address.clone());
         Arc::clone(guest.or_insert_with(|| Arc::new(Node::new(&self.config_of(&to.address), String::new(), None))))
-    }
-
-    fn guests(&self) -> MutexGuard<'_, HashMap<Address, Arc<Node>>> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Corrects the map by a redirect, until it is asked for again.

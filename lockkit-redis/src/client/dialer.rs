@@ -7,13 +7,13 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Error, ErrorKind, Fence, Result};
+use lockkit_core::{Alarm, Error, ErrorKind, Fence, Result, store::unpoisoned};
 use redis::{
     AsyncConnectionConfig, PushInfo, PushKind,
     aio::{MultiplexedConnection, SendError},
@@ -156,7 +156,7 @@ impl Dialer {
 
     /// The connection if there is one by now, else the attempt to make one, which begins now if none is under way.
     fn current_or_attempt(self: &Arc<Self>) -> Result<Arc<Connection>, Pending> {
-        let mut flight = self.flight();
+        let mut flight = unpoisoned(&self.flight);
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
@@ -180,7 +180,7 @@ impl Dialer {
 
     /// Takes note of the end of an attempt.
     fn attempted(&self, made: Option<&Connection>) {
-        let mut flight = self.flight();
+        let mut flight = unpoisoned(&self.flight);
         flight.pending = None;
         let Some(connection) = made else { return };
         let former = std::mem::replace(&mut flight.epoch, connection.epoch.clone());
@@ -252,7 +252,7 @@ impl Dialer {
         if let Some(vet) = &config.vet {
             (vet.0)(&server::ask(&inner, connection.batches.number()).await?)?;
         }
-        let seen = self.flight().epoch.as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
+        let seen = unpoisoned(&self.flight).epoch.as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
         match self.epoch(&inner, connection.batches.number(), &seen).await {
             Some(epoch) => connection.epoch = Some(epoch?),
             None => connection.clock = server::clock(&inner, connection.batches.number()).await?,
@@ -274,10 +274,6 @@ impl Dialer {
 
     fn raise_alarm(&self) {
         self.alarm.iter().for_each(Alarm::raise_all);
-    }
-
-    fn flight(&self) -> MutexGuard<'_, Flight> {
-        self.flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,8 @@
 //! One server that keeps locks.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use lockkit_core::Alarm;
+use lockkit_core::{Alarm, store::unpoisoned};
 
 use crate::{
     client::{
@@ -40,7 +40,7 @@ impl Node {
 
     /// The slots of a server have changed: its note is to be at this key from now on.
     pub(crate) fn keep_note_at(&self, key: String) {
-        let former = std::mem::replace(&mut *self.note.lock().unwrap_or_else(PoisonError::into_inner), key.clone());
+        let former = std::mem::replace(&mut *unpoisoned(&self.note), key.clone());
         if former != key {
             self.dialer.write_note();
         }

@@ -4,12 +4,9 @@
 //! connection of its own, which writes something first: replication is in order, so whoever has that has all that was
 //! written before, by whomever. One `WAIT` serves all who came before it was sent.
 
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Error, ErrorKind, Result, store::unpoisoned};
 use redis::{Pipeline, Value};
 
 use crate::{
@@ -82,7 +79,7 @@ impl Asking {
     async fn wait(&self) -> Result<Acknowledged> {
         let connection = self.dialer.connection().await?;
         let mut requests = Pipeline::with_capacity(2);
-        let key = name::mark_of_note(&self.note.lock().unwrap_or_else(PoisonError::into_inner));
+        let key = name::mark_of_note(&unpoisoned(&self.note));
         requests.cmd("SET").arg(key).arg("").arg("PX").arg(LIFE_MS);
         // Zero would mean forever.
         let within = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).max(1);

@@ -2,9 +2,10 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
+use lockkit_core::store::unpoisoned;
 use tokio::sync::watch;
 
 /// Rounds of a question, one after the other.
@@ -36,7 +37,7 @@ impl<T: Clone + Send + Sync + 'static> Rounds<T> {
     }
 
     fn coming(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Answered<T> {
-        let mut next = self.next();
+        let mut next = unpoisoned(&self.next);
         // One that was to come may have ended with its runtime.
         if let Some(answered) = next.as_ref().filter(|answered| answered.has_changed().is_ok()) {
             return answered.clone();
@@ -47,16 +48,12 @@ impl<T: Clone + Send + Sync + 'static> Rounds<T> {
         tokio::spawn(async move {
             let turn = rounds.turn.lock().await;
             // Callers that come from now on are too late for this one.
-            rounds.next().take();
+            unpoisoned(&rounds.next).take();
             let answer = ask.await;
             drop(turn);
             told.send_replace(Some(answer));
         });
         answered
-    }
-
-    fn next(&self) -> MutexGuard<'_, Option<Answered<T>>> {
-        self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,13 +11,13 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Error, ErrorKind, Result, store::unpoisoned};
 use redis::{AsyncConnectionConfig, Pipeline, PushInfo, PushKind, Value, aio::MultiplexedConnection, aio::SendError};
 use tokio::{
     task::{AbortHandle, JoinSet},
@@ -84,7 +84,7 @@ impl Watches {
         if !self.0.is_lost.load(Ordering::Relaxed) {
             return;
         }
-        let mut asked = self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = unpoisoned(&self.0.asked);
         if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
             *asked = Some(Instant::now());
             let watched = Arc::clone(&self.0);
@@ -107,7 +107,7 @@ impl Watched {
             Ok(_) | Err(_) => (None, 0),
         };
         if let Some(all) = all {
-            *self.all.lock().unwrap_or_else(PoisonError::into_inner) = all;
+            *unpoisoned(&self.all) = all;
         }
         if count < majority(&self.config) {
             self.is_lost.store(true, Ordering::Relaxed);
@@ -171,7 +171,7 @@ async fn ask(
                 is_lost.store(true, Ordering::Relaxed);
             }
             if let Some(address) = switched(&push, &primary) {
-                let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut heard = unpoisoned(&heard);
                 let is_news = heard.answer.as_ref().is_some_and(|answer| *answer != address);
                 heard.switched = Some(address);
                 if is_news {
@@ -197,7 +197,7 @@ async fn ask(
     let (watch, reply) =
         timeout(within, exchange).await.unwrap_or_else(|_| Err(Error::no_answer(within, Sent::No))).map_err(named)?;
     let (mut address, epoch) = read(reply, primary).map_err(named)?;
-    let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut heard = unpoisoned(&heard);
     if let Some(switched) = &heard.switched {
         address = switched.clone();
     }

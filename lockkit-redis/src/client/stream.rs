@@ -14,12 +14,9 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, lookup_host},
 };
+use tokio_util::io::InspectReader;
 
-use crate::{
-    client::answered::{FirstBytes, Listening},
-    config::RedisConfig,
-    wire::error,
-};
+use crate::{client::answered::FirstBytes, config::RedisConfig, wire::error};
 
 /// Anything that carries a connection.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -31,7 +28,9 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// Of the name's resolution, or of the last address that was tried, or of TLS.
 pub(crate) async fn open(config: &RedisConfig, host: &str, port: u16) -> Result<(Box<dyn Stream>, FirstBytes)> {
     let first_bytes = FirstBytes::new(config.tls);
-    let stream = Listening::new(connect(host, port).await.map_err(error::map_open)?, first_bytes.clone());
+    let heard = first_bytes.clone();
+    let stream = connect(host, port).await.map_err(error::map_open)?;
+    let stream = InspectReader::new(stream, move |bytes: &[u8]| heard.hear(bytes));
     #[cfg(feature = "tls")]
     if config.tls {
         let secured = crate::client::tls::handshake(config, host, stream).await;

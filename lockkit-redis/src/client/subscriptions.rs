@@ -12,12 +12,13 @@ use std::{
     fmt,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Waker},
 };
 
+use lockkit_core::store::unpoisoned;
 use redis::{PushInfo, PushKind, Value, aio::MultiplexedConnection};
 use tokio::{sync::watch, task::unconstrained};
 
@@ -55,7 +56,7 @@ pub(crate) struct Interest {
 impl Subscriptions {
     /// Registers a waiter. Whatever happens on the channel from now on will be noticed, **if** it is subscribed.
     pub(crate) fn listen(self: &Arc<Self>, channel: &str) -> Interest {
-        let mut table = self.table();
+        let mut table = unpoisoned(&self.table);
         let (channel, notify) = table.add_waiter(channel);
         drop(table);
         Interest { subscriptions: Arc::clone(self), channel, notify }
@@ -69,12 +70,12 @@ impl Subscriptions {
     /// Whether the channel is subscribed on the present connection.
     pub(crate) fn is_subscribed(&self, channel: &str) -> bool {
         self.subscribed.load(Ordering::Acquire) > 0
-            && self.table().channels.get(channel).is_some_and(|channel| channel.subscribed)
+            && unpoisoned(&self.table).channels.get(channel).is_some_and(|channel| channel.subscribed)
     }
 
     /// A new connection takes the place of the old one; nothing is subscribed on it. Wakes everyone.
     pub(crate) fn attach(&self, generation: u64, connection: Weak<MultiplexedConnection>) {
-        let mut table = self.table();
+        let mut table = unpoisoned(&self.table);
         table.generation = generation;
         table.connection = connection;
         self.forget(&mut table);
@@ -82,7 +83,7 @@ impl Subscriptions {
 
     /// The connection is gone. Wakes everyone.
     pub(crate) fn detach(&self, generation: u64) {
-        let mut table = self.table();
+        let mut table = unpoisoned(&self.table);
         if table.generation == generation {
             table.connection = Weak::new();
             self.forget(&mut table);
@@ -102,7 +103,7 @@ impl Subscriptions {
     }
 
     fn message(&self, name: &str) {
-        let mut table = self.table();
+        let mut table = unpoisoned(&self.table);
         let Some(channel) = table.channels.get(name) else { return };
         if channel.waiters > 0 {
             channel.notify.send_replace(());
@@ -112,7 +113,7 @@ impl Subscriptions {
     }
 
     fn confirmed(&self, generation: u64, name: &str, subscribed: bool) {
-        let mut table = self.table();
+        let mut table = unpoisoned(&self.table);
         if table.generation != generation {
             return;
         }
@@ -177,10 +178,6 @@ impl Subscriptions {
         }
         table.channels.remove(name);
     }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Table {
@@ -221,7 +218,7 @@ impl Interest {
 
 impl Drop for Interest {
     fn drop(&mut self) {
-        let mut table = self.subscriptions.table();
+        let mut table = unpoisoned(&self.subscriptions.table);
         if let Some(channel) = table.channels.get_mut(&self.channel) {
             channel.waiters -= 1;
             if channel.waiters == 0 {
@@ -259,7 +256,7 @@ mod tests {
     }
 
     fn channels(subscriptions: &Subscriptions) -> (usize, usize) {
-        let table = subscriptions.table();
+        let table = unpoisoned(&subscriptions.table);
         (table.channels.len(), subscriptions.subscribed.load(Ordering::Relaxed))
     }
 

@@ -26,7 +26,7 @@ pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
         .with_safe_default_protocol_versions()
         .map_err(invalid)?
         .with_root_certificates(roots(config)?);
-    let client = match &config.identity {
+    let client = match &*config.identity {
         None => client.with_no_client_auth(),
         Some((certificate, key)) => {
             let chain = certificates("cert", certificate)?;
@@ -39,7 +39,7 @@ pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
 
 /// Whom to trust: the authorities in the given file, or else the public ones.
 fn roots(config: &RedisConfig) -> io::Result<RootCertStore> {
-    let Some(path) = &config.ca else {
+    let Some(path) = &*config.ca else {
         return Ok(RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()));
     };
     let mut roots = RootCertStore::empty();

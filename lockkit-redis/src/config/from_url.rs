@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use lockkit_core::{
     Error, ErrorKind, Result,
-    url_options::{self, Parts, address, addresses, boolean, duration, number, percent_decode},
+    url_options::{self, Hidden, Parts, address, addresses, boolean, duration, number, percent_decode},
 };
 
 use crate::config::{Login, RedisConfig, Topology, secret::Secret};
@@ -57,7 +57,7 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig> {
     };
     config.tls = tls;
     let (username, password) = parts.user_and_password()?;
-    config.login = Login { username, password: password.map(Secret::Given) };
+    config.login = Login { username: Hidden(username), password: password.map(Secret::Given) };
     read_options(&mut config, parts.options, &options.concat())?;
     config.check()?;
     Ok(config)
@@ -73,7 +73,7 @@ fn read_options(config: &mut RedisConfig, text: &str, known: &[&str]) -> Result<
             "password_file" => {
                 set_password(&mut config.login, Secret::File { option: "password_file", path: text.into() })?;
             }
-            "ca" => config.ca = Some(text.into()),
+            "ca" => config.ca.0 = Some(text.into()),
             "cert" => certificate = Some(PathBuf::from(text)),
             "key" => key = Some(PathBuf::from(text)),
             "replicas" => config.replicas = number(option, &text)?,
@@ -83,7 +83,7 @@ fn read_options(config: &mut RedisConfig, text: &str, known: &[&str]) -> Result<
             _ => sentinel_option(config, option, text)?,
         }
     }
-    config.identity = match (certificate, key) {
+    config.identity.0 = match (certificate, key) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
         _ => return Err(invalid("a client certificate takes both cert and key")),
@@ -94,7 +94,7 @@ fn read_options(config: &mut RedisConfig, text: &str, known: &[&str]) -> Result<
 fn sentinel_option(config: &mut RedisConfig, option: &str, text: String) -> Result<()> {
     let Topology::Sentinel { login, .. } = &mut config.topology else { return Ok(()) };
     match option {
-        "sentinel_user" => login.username = Some(text),
+        "sentinel_user" => login.username.0 = Some(text),
         "sentinel_password" => set_password(login, Secret::Given(text))?,
         "sentinel_password_env" => {
             set_password(login, Secret::Env { option: "sentinel_password_env", name: text })?;
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(config.display_name(), "redis [::1]:7000/3");
         let config = RedisConfig::from_url("redis://:pw@h").expect("url");
         assert_eq!((config.host.as_str(), config.port, config.database, config.tls), ("h", 6379, 0, false));
-        assert_eq!((&config.login.username, password(&config.login)), (&None, Some("pw".to_owned())));
+        assert_eq!((&*config.login.username, password(&config.login)), (&None, Some("pw".to_owned())));
         assert_eq!(config.prefix, "lockkit:");
     }
 

@@ -3,9 +3,9 @@
 pub(crate) mod from_url;
 pub(crate) mod secret;
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock, drift};
+use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock, drift, url_options::Hidden};
 
 pub(crate) use self::secret::Login;
 use self::secret::Secret;
@@ -31,7 +31,7 @@ use crate::wire::{
 /// assert!(!format!("{config:?}").contains("secret"));
 /// # Ok::<(), lockkit_core::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RedisConfig {
     pub(crate) host: String,
     pub(crate) port: u16,
@@ -39,8 +39,8 @@ pub struct RedisConfig {
     pub(crate) database: u32,
     pub(crate) login: Login,
     pub(crate) tls: bool,
-    pub(crate) ca: Option<PathBuf>,
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+    pub(crate) ca: Hidden<PathBuf>,
+    pub(crate) identity: Hidden<(PathBuf, PathBuf)>,
     pub(crate) prefix: String,
     pub(crate) timeout: Duration,
     pub(crate) replicas: u32,
@@ -88,8 +88,8 @@ impl RedisConfig {
             database: 0,
             login: Login::default(),
             tls: false,
-            ca: None,
-            identity: None,
+            ca: Hidden(None),
+            identity: Hidden(None),
             prefix: Self::PREFIX.to_owned(),
             timeout: Self::TIMEOUT,
             replicas: 0,
@@ -143,7 +143,7 @@ impl RedisConfig {
     /// The user to log in as; Redis' `default` user otherwise.
     #[must_use]
     pub fn username(mut self, username: impl Into<String>) -> Self {
-        self.login.username = Some(username.into());
+        self.login.username.0 = Some(username.into());
         self
     }
 
@@ -173,7 +173,7 @@ impl RedisConfig {
     pub fn sentinel_login(mut self, username: Option<&str>, password: impl Into<String>) -> Self {
         if let Topology::Sentinel { login, .. } = &mut self.topology {
             let password = Some(Secret::Given(password.into()));
-            *login = Login { username: username.map(str::to_owned), password };
+            *login = Login { username: Hidden(username.map(str::to_owned)), password };
         }
         self
     }
@@ -188,7 +188,7 @@ impl RedisConfig {
     /// The file with the certificates, in PEM, of the authorities to trust with TLS; the public ones otherwise.
     #[must_use]
     pub fn ca(mut self, file: impl Into<PathBuf>) -> Self {
-        self.ca = Some(file.into());
+        self.ca.0 = Some(file.into());
         self
     }
 
@@ -196,7 +196,7 @@ impl RedisConfig {
     /// read at each connect.
     #[must_use]
     pub fn identity(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.identity = Some((certificate.into(), key.into()));
+        self.identity.0 = Some((certificate.into(), key.into()));
         self
     }
 
@@ -332,29 +332,6 @@ impl FromStr for RedisConfig {
 
     fn from_str(url: &str) -> Result<Self> {
         Self::from_url(url)
-    }
-}
-
-impl fmt::Debug for RedisConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisConfig")
-            .field("host", &self.host)
-            .field("port", &self.port)
-            .field("topology", &self.topology)
-            .field("database", &self.database)
-            .field("login", &self.login)
-            .field("tls", &self.tls)
-            .field("ca", &self.ca.as_ref().map(|_| ".."))
-            .field("identity", &self.identity.as_ref().map(|_| ".."))
-            .field("prefix", &self.prefix)
-            .field("timeout", &self.timeout)
-            .field("replicas", &self.replicas)
-            .field("replica_timeout", &self.replica_timeout)
-            .field("max_ttl", &self.max_ttl)
-            .field("failover_pause", &self.failover_pause)
-            .field("clock", &self.clock)
-            .field("vet", &self.vet)
-            .finish()
     }
 }
 

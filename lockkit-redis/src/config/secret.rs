@@ -2,7 +2,7 @@
 
 use std::{env, fmt, fs, path::PathBuf};
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Error, ErrorKind, Result, url_options::Hidden};
 use redis::{ProtocolVersion, RedisConnectionInfo};
 
 /// Where a password comes from. It is never shown.
@@ -50,18 +50,11 @@ impl fmt::Debug for Secret {
 }
 
 /// The user to log in as.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Login {
-    pub(crate) username: Option<String>,
+    /// It may be a password that was given in its place, as in `redis://secret@host`.
+    pub(crate) username: Hidden<String>,
     pub(crate) password: Option<Secret>,
-}
-
-impl fmt::Debug for Login {
-    /// Without the user: it may be a password that was given in its place, as in `redis://secret@host`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let username = self.username.as_ref().map(|_| "..");
-        f.debug_struct("Login").field("username", &username).field("password", &self.password).finish()
-    }
 }
 
 impl Login {
@@ -74,7 +67,7 @@ impl Login {
             .set_protocol(ProtocolVersion::RESP3)
             .set_db(database.into())
             .set_lib_name("lockkit", env!("CARGO_PKG_VERSION"));
-        if let Some(username) = &self.username {
+        if let Some(username) = &*self.username {
             info = info.set_username(username);
         }
         if let Some(password) = &self.password {

@@ -16,11 +16,11 @@ use crate::{
         node::{Node, Route},
         subscriptions::Interest,
     },
-    store::{RedisStore, check_floor, milliseconds},
+    store::RedisStore,
     wire::{
         error::{self, Sent},
         name, redirect,
-        request::{self, Request},
+        request::{self, Request, check_floor, milliseconds},
         scripts::{REPLACE, REPLACE_GUARDED},
         value::{self, Stored},
     },
@@ -171,11 +171,7 @@ impl RedisStore {
             let Answer::Held { remaining, holder } = answer else { return Ok(answer.into_attempt()) };
             if asking {
                 // Nobody listens at a server that the slot has not arrived at.
-                return Ok(Attempt::Contended(Contention {
-                    retry_after: Some(ON_ITS_WAY),
-                    holder: Some(holder),
-                    burnt: false,
-                }));
+                return Ok(Answer::Held { remaining: Some(ON_ITS_WAY), holder }.into_attempt());
             }
             let Some(Waiter { interest, .. }) = waiter.as_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &node))
             else {
@@ -186,11 +182,7 @@ impl RedisStore {
             let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             let pause = lapses.min(SAFETY_POLL).min(rest);
             if timeout(pause, interest.notified()).await.is_err() {
-                return Ok(Attempt::Contended(Contention {
-                    retry_after: Some(Duration::ZERO),
-                    holder: Some(holder),
-                    burnt: false,
-                }));
+                return Ok(Answer::Held { remaining: Some(Duration::ZERO), holder }.into_attempt());
             }
         }
     }

@@ -11,8 +11,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, KeyState, Liveness, LockKey,
-    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
+    Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
 };
 
 use crate::{
@@ -22,8 +22,6 @@ use crate::{
 };
 
 const MIN_TTL: Duration = Duration::from_millis(100);
-/// Fences must be exact in Lua, whose numbers are doubles.
-const MAX_FENCE: u64 = 1 << 53;
 
 /// A lock store on one Redis or Valkey server, on the primary that sentinels name, or on a cluster.
 pub struct RedisStore {
@@ -37,7 +35,7 @@ impl RedisStore {
     /// Connects, and checks that the server can keep locks.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for a wrong configuration; [`ErrorKind::Unsupported`] for a server that is a
+    /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration; [`ErrorKind::Unsupported`](lockkit_core::ErrorKind::Unsupported) for a server that is a
     /// replica, part of a cluster (if none was named) or too old; `Denied`, `Unavailable` or `TimedOut` if it can't be asked.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let mut store = Self::new(config)?;
@@ -57,7 +55,7 @@ impl RedisStore {
     /// down when it starts.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for a wrong configuration.
+    /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration.
     pub fn new(config: RedisConfig) -> Result<Self> {
         let names = config.check()?;
         let (scheme, fencing) = match config.topology {
@@ -116,11 +114,14 @@ impl LockStore for RedisStore {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        renew::renew(self, renewals).await
+        let answers = renew::renew(self, renewals).await.into_iter().zip(renewals);
+        answers
+            .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.info.name)))
+            .collect()
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.release_claim(claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
+        release::release(self, claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
@@ -142,20 +143,5 @@ impl RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore").field("name", &self.info.name).field("names", &self.names).finish_non_exhaustive()
-    }
-}
-
-/// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
-pub(crate) fn milliseconds(ttl: Duration) -> u64 {
-    u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
-}
-
-/// # Errors
-/// [`ErrorKind::InvalidInput`] if the counter could not go there.
-pub(crate) fn check_floor(fence: Fence) -> Result<()> {
-    if fence.get() < MAX_FENCE {
-        Ok(())
-    } else {
-        Err(Error::new(ErrorKind::InvalidInput, "fences on Redis end at 2^53"))
     }
 }

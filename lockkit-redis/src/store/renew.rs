@@ -17,11 +17,12 @@ use crate::{
         epoch::Epoch,
         node::{Node, Sorted},
     },
-    store::{RedisStore, check_floor, milliseconds},
+    store::RedisStore,
     wire::{
         error::{self, Sent},
         name,
         redirect::{self, Redirect},
+        request::{check_floor, milliseconds},
         scripts::{RENEW, RENEW_GUARDED},
         value,
     },
@@ -69,11 +70,7 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
         store.nodes.redirect(&redirects).await;
         todo = moved;
     }
-    let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
-    answers
-        .zip(renewals)
-        .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &store.info.name)))
-        .collect()
+    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes)))).collect()
 }
 
 /// Asks each server once.

@@ -5,11 +5,11 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use lockkit_core::{Claim, Clock, LockStore, Moment, Release, Result, Token};
+use lockkit_core::{Claim, Clock, LockStore, Moment, Release, Result, Token, store::unpoisoned};
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -75,7 +75,7 @@ impl Backlog {
     /// Has a release repeated, beginning now. Without a runtime it is forgotten, and the lease lapses.
     pub(crate) fn add(self: &Arc<Self>, owed: Owed, store: &Arc<dyn LockStore>, clock: &Arc<dyn Clock>) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let mut queue = self.queue();
+        let mut queue = unpoisoned(&self.queue);
         if !queue.tokens.insert(owed.claim.token) {
             return;
         }
@@ -94,10 +94,6 @@ impl Backlog {
             let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
             runtime.spawn(Worker { backlog, store, clock, is_done: false }.run());
         }
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -154,7 +150,7 @@ impl Worker {
     /// What is due, and how long to wait if that is nothing; `None` if nothing is left at all.
     fn next(&mut self, most: usize) -> Option<(Vec<Try>, Duration)> {
         let now = self.clock.now();
-        let mut queue = self.backlog.queue();
+        let mut queue = unpoisoned(&self.backlog.queue);
         let due = queue.due(now, most);
         let next = queue.waiting.first_key_value().map(|((at, _), _)| at.since(now));
         if due.is_empty() && next.is_none() {
@@ -179,7 +175,7 @@ impl Worker {
             let settled = owed.is_settled_by(&answer);
             answered |= settled || answer.is_ok();
             let again = self.clock.now() + pause;
-            let mut queue = self.backlog.queue();
+            let mut queue = unpoisoned(&self.backlog.queue);
             if settled {
                 queue.tokens.remove(&owed.claim.token);
             } else {
@@ -195,7 +191,7 @@ impl Drop for Worker {
     /// What is dropped with its runtime lapses.
     fn drop(&mut self) {
         if !self.is_done {
-            *self.backlog.queue() = Queue::default();
+            *unpoisoned(&self.backlog.queue) = Queue::default();
         }
     }
 }
@@ -232,6 +228,6 @@ mod tests {
             tokio::task::yield_now().await;
         });
         drop(runtime);
-        assert!(!backlog.queue().at_work);
+        assert!(!unpoisoned(&backlog.queue).at_work);
     }
 }

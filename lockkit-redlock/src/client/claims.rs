@@ -7,13 +7,13 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{AcquireRequest, Claim, Fence, HolderInfo, Moment, Token, drift};
+use lockkit_core::{AcquireRequest, Claim, Fence, HolderInfo, Moment, Renewal, Token, drift, store::unpoisoned};
 
 use crate::client::backlog::Owed;
 
@@ -34,7 +34,6 @@ struct Remembered {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) claim: Claim,
-    pub(crate) holder: HolderInfo,
     pub(crate) ttl: Duration,
     /// Failed, released or lost: whatever a node still grants is to be released.
     over: AtomicBool,
@@ -50,6 +49,8 @@ pub(crate) struct Grant {
     pub(crate) span: u32,
     pub(crate) until: Moment,
     pub(crate) depth: u32,
+    /// The name that the last renewal gave, or the grant: a node that is healed shows it.
+    pub(crate) holder: HolderInfo,
     /// What each node granted.
     pub(crate) nodes: Vec<NodeGrant>,
 }
@@ -78,7 +79,7 @@ pub(crate) enum Begun {
 impl Claims {
     /// Opens an attempt for a claim.
     pub(crate) fn begin(&self, request: &AcquireRequest, now: Moment) -> Begun {
-        let mut remembered = self.remembered();
+        let mut remembered = unpoisoned(&self.0);
         match remembered.entries.get(&request.claim.token) {
             Some(before) if before.grant().is_some() => Begun::Held,
             Some(_) => Begun::Burnt,
@@ -87,7 +88,7 @@ impl Claims {
     }
 
     pub(crate) fn get(&self, token: &Token) -> Option<Arc<Entry>> {
-        self.remembered().entries.get(token).map(Arc::clone)
+        unpoisoned(&self.0).entries.get(token).map(Arc::clone)
     }
 
     /// Ends a claim: whatever is granted for it from now on is released.
@@ -99,14 +100,10 @@ impl Claims {
 
     /// Drops a claim of which nothing is left anywhere.
     pub(crate) fn forget(&self, entry: &Arc<Entry>) {
-        let mut remembered = self.remembered();
+        let mut remembered = unpoisoned(&self.0);
         if remembered.entries.get(&entry.claim.token).is_some_and(|present| Arc::ptr_eq(present, entry)) {
             remembered.entries.remove(&entry.claim.token);
         }
-    }
-
-    fn remembered(&self) -> MutexGuard<'_, Remembered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -119,7 +116,6 @@ impl Remembered {
         }
         let entry = Arc::new(Entry {
             claim: request.claim.clone(),
-            holder: request.holder.clone(),
             ttl: request.ttl,
             over: AtomicBool::new(false),
             grant: Mutex::default(),
@@ -142,23 +138,26 @@ impl Entry {
     }
 
     pub(crate) fn grant(&self) -> Option<Grant> {
-        if self.is_over() { None } else { self.grants().clone() }
+        if self.is_over() { None } else { unpoisoned(&self.grant).clone() }
     }
 
     /// Whether it never was a lease: no majority was seen to grant it, so nobody ever worked under it.
     pub(crate) fn is_unused(&self) -> bool {
-        self.grants().is_none()
+        unpoisoned(&self.grant).is_none()
     }
 
     pub(crate) fn granted(&self, grant: Grant) {
-        *self.grants() = Some(grant);
+        *unpoisoned(&self.grant) = Some(grant);
     }
 
     /// Records a renewal by a majority. What was on probation when it was sent counts from now on.
-    pub(crate) fn renewed(&self, until: Moment, depth: u32, when_sent: &Grant) {
-        if let Some(grant) = &mut *self.grants() {
+    pub(crate) fn renewed(&self, until: Moment, renewal: &Renewal, when_sent: &Grant) {
+        if let Some(grant) = &mut *unpoisoned(&self.grant) {
             grant.until = grant.until.max(until);
-            grant.depth = depth;
+            grant.depth = renewal.depth;
+            if let Some(holder) = &renewal.holder {
+                grant.holder = holder.clone();
+            }
             for (now, then) in grant.nodes.iter_mut().zip(&when_sent.nodes) {
                 // Not what came while the renewal was under way: the answers may be older than that.
                 if then.on_probation.is_some() {
@@ -171,7 +170,7 @@ impl Entry {
 
     /// Records what a node granted.
     pub(crate) fn note(&self, node: usize, fence: Fence) {
-        if let Some(grant) = &mut *self.grants() {
+        if let Some(grant) = &mut *unpoisoned(&self.grant) {
             let here = &mut grant.nodes[node];
             if fence <= grant.fence {
                 // Whoever had the lock in between would have left a higher number there.
@@ -184,7 +183,7 @@ impl Entry {
 
     /// Records that a node does not have the lease any more, and is about to be asked for it again.
     pub(crate) fn lost_at(&self, node: usize) {
-        if let Some(grant) = &mut *self.grants() {
+        if let Some(grant) = &mut *unpoisoned(&self.grant) {
             grant.nodes[node] = NodeGrant::default();
         }
     }
@@ -206,10 +205,6 @@ impl Entry {
     /// The same at a node of which it may not be known whether it granted the claim.
     pub(crate) fn owed_at(&self, node: usize) -> Owed {
         let granted = |grant: &Grant| grant.nodes[node].counts.or(grant.nodes[node].on_probation).is_some();
-        self.owed(self.grants().as_ref().is_some_and(granted))
-    }
-
-    fn grants(&self) -> MutexGuard<'_, Option<Grant>> {
-        self.grant.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owed(unpoisoned(&self.grant).as_ref().is_some_and(granted))
     }
 }

@@ -22,7 +22,7 @@ const MOST_UNDER_WAY: usize = 1024;
 pub struct Node {
     store: Arc<dyn LockStore>,
     durable: bool,
-    gate: Gate,
+    restart_policy: RestartPolicy,
     warnings: Vec<String>,
     state: Arc<State>,
 }
@@ -39,19 +39,19 @@ struct State {
 ///
 /// A node that lost its data grants what it had granted before its restart. If it takes part in no acquisition until
 /// every lease from before must have lapsed, it can't help a second client to a majority. Code that learns of a restart
-/// without data closes the node's gate for the longest ttl; clones share the gate.
+/// without data keeps the node from voting for the longest ttl; clones share the policy.
 #[derive(Clone, Debug, Default)]
-pub struct Gate(Arc<AtomicU64>);
+pub struct RestartPolicy(Arc<AtomicU64>);
 
-impl Gate {
-    /// An open gate.
+impl RestartPolicy {
+    /// A node under it votes at once.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// From now on the node does not vote before this moment.
-    pub fn close_until(&self, moment: Moment) {
+    pub fn no_vote_before(&self, moment: Moment) {
         self.0.store(moment.as_nanos(), Ordering::Release);
     }
 
@@ -66,7 +66,13 @@ impl Node {
     /// A node that may lose its data: leases, fence counters, or both.
     #[must_use]
     pub fn new(store: Arc<dyn LockStore>) -> Self {
-        Self { store, durable: false, gate: Gate::new(), warnings: Vec::new(), state: Arc::default() }
+        Self {
+            store,
+            durable: false,
+            restart_policy: RestartPolicy::new(),
+            warnings: Vec::new(),
+            state: Arc::default(),
+        }
     }
 
     /// Declares that what the node acknowledged survives its restart. With all nodes durable fences are
@@ -77,10 +83,10 @@ impl Node {
         self
     }
 
-    /// Lets `gate` decide from when on the node votes.
+    /// Lets `policy` decide from when on the node votes.
     #[must_use]
-    pub fn gate(mut self, gate: Gate) -> Self {
-        self.gate = gate;
+    pub fn restart_policy(mut self, policy: RestartPolicy) -> Self {
+        self.restart_policy = policy;
         self
     }
 
@@ -123,7 +129,7 @@ impl Node {
 
     /// Asks the node for its vote, unless it has none now.
     pub(crate) async fn acquire(&self, request: &AcquireRequest, clock: &dyn Clock) -> Result<Attempt> {
-        let (now, votes_from) = (clock.now(), self.gate.votes_from());
+        let (now, votes_from) = (clock.now(), self.restart_policy.votes_from());
         if now < votes_from {
             return Err(barred(votes_from.since(now)));
         }

@@ -31,10 +31,10 @@ pub struct Stats {
 #[derive(Debug)]
 pub(crate) struct Counters {
     grants: Counter,
-    raise_rounds: Counter,
-    split_votes: Counter,
-    late_grants_released: Counter,
-    heals: Counter,
+    pub(crate) raise_rounds: Counter,
+    pub(crate) split_votes: Counter,
+    pub(crate) late_grants_released: Counter,
+    pub(crate) heals: Counter,
     lock_nanos: AtomicU64,
 }
 
@@ -61,22 +61,6 @@ impl Counters {
         self.lock_nanos.store(average, Ordering::Relaxed);
     }
 
-    pub(crate) fn note_raise(&self) {
-        self.raise_rounds.add_one();
-    }
-
-    pub(crate) fn note_split(&self) {
-        self.split_votes.add_one();
-    }
-
-    pub(crate) fn note_late_reply(&self) {
-        self.late_grants_released.add_one();
-    }
-
-    pub(crate) fn note_heal(&self) {
-        self.heals.add_one();
-    }
-
     pub(crate) fn lock_time(&self) -> Duration {
         Duration::from_nanos(self.lock_nanos.load(Ordering::Relaxed))
     }
@@ -94,7 +78,7 @@ impl Counters {
 }
 
 #[derive(Debug)]
-struct Counter {
+pub(crate) struct Counter {
     count: AtomicU64,
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "there is nobody to tell"))]
     name: &'static str,
@@ -105,7 +89,7 @@ impl Counter {
         Self { count: AtomicU64::new(0), name }
     }
 
-    fn add_one(&self) {
+    pub(crate) fn add_one(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
         #[cfg(feature = "metrics")]
         metrics::counter!(self.name).increment(1);

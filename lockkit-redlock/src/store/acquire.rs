@@ -29,33 +29,34 @@ enum Waited {
     Refused(Duration),
 }
 
-impl Quorum {
-    pub(crate) async fn acquire(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
-        self.info.admit(request)?;
-        let begun = self.info.clock.now();
-        let mut rounds = match self.claims.begin(request, begun) {
-            Begun::Attempt(entry) => Rounds::new(self, entry),
-            Begun::Held => return self.repeat(request).await,
-            Begun::Burnt => return Err(Error::new(ErrorKind::InvalidInput, BURNT)),
-        };
-        let waits = !request.wait.is_zero();
-        let refusal = match rounds.round(request, fence::proposal(request.fence, wall_clock()), waits).await? {
-            Ended::Granted(hold) => return Ok(Attempt::Granted(hold)),
-            Ended::Refused(refusal) => refusal,
-        };
-        let left = request.wait.saturating_sub(self.info.clock.now().since(begun));
-        let retry_after = if left.is_zero() {
-            refusal.contention.retry_after
-        } else {
-            match self.wait(&mut rounds, request, &refusal.held_at, left).await? {
-                Waited::Granted(hold) => return Ok(Attempt::Granted(hold)),
-                Waited::Refused(retry_after) => Some(retry_after),
-            }
-        };
-        rounds.withdraw();
-        Ok(Attempt::Contended(Contention { retry_after, holder: refusal.contention.holder, burnt: true }))
-    }
+/// Asks all nodes; and waits at one, if the lock is held.
+pub(crate) async fn acquire(quorum: &Arc<Quorum>, request: &AcquireRequest) -> Result<Attempt> {
+    quorum.info.admit(request)?;
+    let begun = quorum.info.clock.now();
+    let mut rounds = match quorum.claims.begin(request, begun) {
+        Begun::Attempt(entry) => Rounds::new(quorum, entry),
+        Begun::Held => return quorum.repeat(request).await,
+        Begun::Burnt => return Err(Error::new(ErrorKind::InvalidInput, BURNT)),
+    };
+    let waits = !request.wait.is_zero();
+    let refusal = match rounds.round(request, fence::proposal(request.fence, wall_clock()), waits).await? {
+        Ended::Granted(hold) => return Ok(Attempt::Granted(hold)),
+        Ended::Refused(refusal) => refusal,
+    };
+    let left = request.wait.saturating_sub(quorum.info.clock.now().since(begun));
+    let retry_after = if left.is_zero() {
+        refusal.contention.retry_after
+    } else {
+        match quorum.wait(&mut rounds, request, &refusal.held_at, left).await? {
+            Waited::Granted(hold) => return Ok(Attempt::Granted(hold)),
+            Waited::Refused(retry_after) => Some(retry_after),
+        }
+    };
+    rounds.withdraw();
+    Ok(Attempt::Contended(Contention { retry_after, holder: refusal.contention.holder, burnt: true }))
+}
 
+impl Quorum {
     /// Waits at the rendezvous, and asks all nodes when the lock was granted there.
     async fn wait(
         self: &Arc<Self>,

@@ -230,7 +230,7 @@ impl<'a> Rounds<'a> {
         fence: Fence,
     ) -> Result<std::result::Result<Fence, Refusal>> {
         let quorum = self.quorum;
-        quorum.stats.note_raise();
+        quorum.stats.raise_rounds.add_one();
         let renewal = Arc::new([Renewal {
             claim: self.entry.claim.clone(),
             ttl: request.ttl,
@@ -276,7 +276,8 @@ impl<'a> Rounds<'a> {
         let quorum = self.quorum;
         let span = request.fence.span;
         let nodes = vec![NodeGrant::default(); quorum.nodes.len()];
-        self.entry.granted(Grant { fence, span, until: poll.until, depth: 1, nodes });
+        let holder = request.holder.clone();
+        self.entry.granted(Grant { fence, span, until: poll.until, depth: 1, holder, nodes });
         for (node, fence) in poll.grants {
             self.entry.note(node, fence);
         }
@@ -361,7 +362,7 @@ impl Poll {
 
     fn into_refusal(mut self, quorum: &Quorum) -> Refusal {
         if self.votes.granted > 0 {
-            quorum.stats.note_split();
+            quorum.stats.split_votes.add_one();
         }
         self.refusal.contention.retry_after = free_after(&mut self.left, quorum.nodes.len());
         self.refusal

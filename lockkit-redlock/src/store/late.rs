@@ -77,7 +77,7 @@ pub(crate) async fn undo_late(
     let answer = late_answer(&quorum, &entry, node, call).await;
     match answer {
         Ok(Attempt::Granted(_)) => {
-            quorum.stats.note_late_reply();
+            quorum.stats.late_grants_released.add_one();
             undo(quorum, entry, node, true).await
         }
         Err(error) if error.effect() == Effect::Unknown => undo(quorum, entry, node, false).await,

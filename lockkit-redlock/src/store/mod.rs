@@ -70,8 +70,9 @@ impl LockStore for RedlockStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let outcome = self.0.acquire(request).await;
-        outcome.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.0.info.name))
+        acquire::acquire(&self.0, request)
+            .await
+            .map_err(|e| e.at("acquire", Some(&request.claim.key), &self.0.info.name))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
@@ -82,8 +83,7 @@ impl LockStore for RedlockStore {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        let outcome = release::release(&self.0, claim).await;
-        outcome.map_err(|e| e.at("release", Some(&claim.key), &self.0.info.name))
+        release::release(&self.0, claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.0.info.name))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {

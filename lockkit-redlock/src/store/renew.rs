@@ -46,13 +46,21 @@ struct Item {
 
 type Batch = Vec<Result<Renewed>>;
 
-/// Extends leases; one answer each, in order.
+/// Extends leases; one answer each, in order. No node is asked about a mode that only the node has.
 pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+    let refusal = |renewal: &Renewal| quorum.info.admit_mode(renewal.claim.mode).err();
+    let admitted = renewals.iter().filter(|renewal| refusal(renewal).is_none()).cloned().collect();
+    let mut answers = renew_admitted(quorum, admitted).await.into_iter();
+    let answer = |renewal| refusal(renewal).map(Err).or_else(|| answers.next());
+    renewals.iter().map_while(answer).collect()
+}
+
+async fn renew_admitted(quorum: &Arc<Quorum>, renewals: Arc<[Renewal]>) -> Vec<Result<Renewed>> {
     let Some(shortest) = renewals.iter().map(|renewal| renewal.ttl).min() else { return Vec::new() };
     let limit = quorum.config.renewal_patience_for(shortest);
     let sent = quorum.info.clock.now();
     let mut items: Vec<Item> = renewals.iter().map(|renewal| Item::new(quorum, renewal, sent)).collect();
-    let mut calls = ask_all(quorum, renewals);
+    let mut calls = ask_all(quorum, &renewals);
     let mut open = items.len();
     let mut time_up = pin!(sleep(limit));
     while open > 0 {
@@ -77,16 +85,15 @@ pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Res
         }
     }
     let now = quorum.info.clock.now();
-    let answers = items.iter_mut().zip(renewals).map(|(item, renewal)| item.conclude(quorum, renewal, now)).collect();
-    tend(quorum, renewals, &items, calls);
+    let answers = items.iter_mut().zip(&*renewals).map(|(item, renewal)| item.conclude(quorum, renewal, now)).collect();
+    tend(quorum, &renewals, &items, calls);
     answers
 }
 
-fn ask_all(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Calls<Batch> {
-    let shared: Arc<[Renewal]> = renewals.into();
+fn ask_all(quorum: &Arc<Quorum>, renewals: &Arc<[Renewal]>) -> Calls<Batch> {
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
-        let (quorum, renewals) = (Arc::clone(quorum), Arc::clone(&shared));
+        let (quorum, renewals) = (Arc::clone(quorum), Arc::clone(renewals));
         calls.add(node, async move { quorum.nodes[node].store().renew(&renewals).await });
     }
     calls
@@ -162,7 +169,7 @@ impl Item {
                     quorum.claims.end(&renewal.claim.token);
                     return Ok(Renewed::Lost(LossReason::Expired));
                 }
-                entry.renewed(self.until, renewal.depth, grant);
+                entry.renewed(self.until, renewal, grant);
                 for (node, fence) in self.other.drain(..) {
                     entry.note(node, fence);
                 }
@@ -250,7 +257,7 @@ async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<Gone>) {
             if quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until {
                 continue;
             }
-            quorum.stats.note_heal();
+            quorum.stats.heals.add_one();
             calls.add(node, heal_one(Arc::clone(&quorum), Arc::clone(entry), node, grant, renewal.ttl));
         }
         while calls.next_ever().await.is_some() {}
@@ -267,7 +274,7 @@ async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Gr
         order: Order::Any,
         // Above what the lease owns, so that the node's counter is as far as those of the others.
         fence: fence::exactly(grant.fence.offset(grant.span), 1),
-        holder: entry.holder.clone(),
+        holder: grant.holder,
         from: None,
     };
     let answer = quorum.nodes[node].acquire(&request, &*quorum.info.clock).await;

@@ -155,12 +155,14 @@ impl Answers {
     ///
     /// When a majority let it go or did not have it, no majority can have it any more, whenever what is still on its way
     /// to the others arrives there. Whether one had it before does not matter: nobody counted the votes, so nobody worked
-    /// under it, and nobody will.
+    /// under it, and nobody will. One node that says that another has the lock is enough to say so, whichever of them answer first.
     pub(crate) const fn outcome_if_unused(&self) -> Decision {
         let quorum = majority(self.nodes);
         let without = self.yes + self.missing();
         match self.outcome() {
-            Decision::Open | Decision::Unknown if without >= quorum => Decision::NotHeld(LossReason::Gone),
+            Decision::Open | Decision::Unknown if without >= quorum => {
+                Decision::NotHeld(if self.taken > 0 { LossReason::Taken } else { LossReason::Gone })
+            }
             Decision::Unknown if without + self.pending() >= quorum => Decision::Open,
             outcome => outcome,
         }
@@ -253,7 +255,8 @@ mod tests {
         let outcome = |yes, gone, taken, failed| answers(yes, gone, taken, failed).outcome_if_unused();
         assert_eq!(outcome(3, 0, 0, 0), Decision::Done);
         assert_eq!(outcome(2, 1, 0, 1), Decision::NotHeld(LossReason::Gone), "one is still on its way");
-        assert_eq!(outcome(1, 1, 1, 2), Decision::NotHeld(LossReason::Gone));
+        assert_eq!(outcome(1, 1, 1, 2), Decision::NotHeld(LossReason::Taken));
+        assert_eq!(outcome(2, 0, 1, 0), Decision::NotHeld(LossReason::Taken), "two had granted it");
         assert_eq!(outcome(1, 1, 0, 2), Decision::Open, "the last one decides");
         assert_eq!(outcome(0, 0, 0, 0), Decision::Open);
         assert_eq!(outcome(1, 1, 0, 3), Decision::Unknown, "three may have it");

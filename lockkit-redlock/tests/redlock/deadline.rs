@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Claim, Clock, LockStore, LossReason, MemoryStore, Moment, Query, Renewed, SystemClock};
+use lockkit_core::{
+    Claim, Clock, HolderInfo, LockStore, LossReason, MemoryStore, Moment, Query, Renewal, Renewed, SystemClock,
+};
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Altered, faults::Direction};
 
@@ -86,6 +88,28 @@ async fn a_healed_node_does_not_count_at_once() {
     stores[1].forget_all();
     let renewed = renew(&store, &mine).await.expect("renew");
     assert!(matches!(renewed, Renewed::Lost(_)), "one node has had it all the time: {renewed:?}");
+}
+
+/// A renewal that changes the name is sent once: those after it leave the name that is there.
+#[tokio::test]
+async fn a_healed_node_shows_the_name_that_a_renewal_gave() {
+    let stores = memories(3);
+    let store = quorum(&stores);
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    for node in &stores {
+        until_held_at(node, &mine).await;
+    }
+    let taken_up = HolderInfo::new("another process");
+    let renewal =
+        Renewal { claim: mine.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: Some(taken_up.clone()) };
+    let renewed = store.renew(&[renewal]).await.remove(0).expect("renew");
+    assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+    stores[0].forget_all();
+    assert!(is_held(&store, &mine).await, "by two of three");
+    until_held_at(&stores[0], &mine).await;
+    let state = stores[0].inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect").remove(0);
+    assert_eq!(state.holders[0].info, taken_up);
 }
 
 /// A node says that it lost the lease when its deadline is over: by then the lock may be another's there.

@@ -171,7 +171,7 @@ async fn what_was_given_up_is_released_by_those_that_answer() {
     // Dropped without a runtime, so that the store can't release it by itself before it is asked to.
     std::thread::spawn(move || drop(asking)).join().expect("a thread");
     let released = store.release(&mine).await.expect("a majority has answered");
-    assert_eq!(released, Release::NotHeld(LossReason::Gone));
+    assert_eq!(released, Release::NotHeld(LossReason::Taken), "two of those that answer say so");
     cluster.until_held_at_by_living("a", &[3, 4]).await;
 }
 

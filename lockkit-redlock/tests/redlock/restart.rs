@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Clock, ErrorKind, Fencing, LockStore, SystemClock};
-use lockkit_redlock::{Gate, Node, RedlockConfig, RedlockStore};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore, RestartPolicy};
 use lockkit_testkit::servers::{Keep, Persistence, RedisOptions, RedisServer};
 
 use crate::support::{Cluster, TTL, attempt, claim, contended, hold, hold_soon, is_held, memories};
@@ -123,11 +123,11 @@ async fn is_held_or_retry(store: &dyn LockStore, mine: &lockkit_core::Claim) -> 
 }
 
 #[tokio::test]
-async fn a_closed_gate_takes_the_vote_of_any_store() {
-    let (stores, gate) = (memories(3), Gate::new());
+async fn a_restart_policy_takes_the_vote_of_any_store() {
+    let (stores, policy) = (memories(3), RestartPolicy::new());
     let nodes = || {
         let plain = stores[..2].iter().map(|store| Node::new(Arc::new(store.clone())));
-        plain.chain([Node::new(Arc::new(stores[2].clone())).gate(gate.clone())]).collect()
+        plain.chain([Node::new(Arc::new(stores[2].clone())).restart_policy(policy.clone())]).collect()
     };
     let (first, second) = (
         RedlockStore::new(nodes(), RedlockConfig::new()).expect("a quorum"),
@@ -137,11 +137,11 @@ async fn a_closed_gate_takes_the_vote_of_any_store() {
     hold(&first, &mine).await;
     stores[0].forget_all();
     stores[2].forget_all();
-    gate.close_until(SystemClock.now() + Duration::from_secs(60));
+    policy.no_vote_before(SystemClock.now() + Duration::from_secs(60));
     assert!(
         attempt(&second, &claim("a")).await.is_ok_and(|attempt| !matches!(attempt, lockkit_core::Attempt::Granted(_)))
     );
-    gate.close_until(SystemClock.now());
+    policy.no_vote_before(SystemClock.now());
     hold_soon(&second, &claim("a")).await;
     assert!(!is_held(&first, &mine).await);
 }

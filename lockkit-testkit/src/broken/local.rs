@@ -59,12 +59,13 @@ impl LocalStore {
         self.info.clock.now()
     }
 
-    fn renew_one(&self, renewal: &Renewal) -> Renewed {
+    fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
+        self.info.admit_mode(renewal.claim.mode)?;
         let now = self.now();
-        match self.shelf().renew(renewal.claim.key.as_str(), renewal, now, Some(now + renewal.ttl)) {
+        Ok(match self.shelf().renew(renewal.claim.key.as_str(), renewal, now, Some(now + renewal.ttl)) {
             Ok(terms) => Renewed::Held(hold(&renewal.claim, terms, now + renewal.ttl)),
             Err(reason) => Renewed::Lost(reason),
-        }
+        })
     }
 }
 
@@ -90,7 +91,7 @@ impl LockStore for LocalStore {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let mut answers: Vec<_> = renewals.iter().map(|renewal| Ok(self.renew_one(renewal))).collect();
+        let mut answers: Vec<_> = renewals.iter().map(|renewal| self.renew_one(renewal)).collect();
         if self.bug == Some(Bug::RenewalsReversed) {
             // BUG: as they come.
             answers.reverse();
@@ -99,6 +100,7 @@ impl LockStore for LocalStore {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.info.admit_mode(claim.mode)?;
         Ok(match self.shelf().release(claim.key.as_str(), claim, self.now()) {
             // BUG: that it was another's is kept from the caller.
             Release::NotHeld(_) if self.bug == Some(Bug::HidesNotMine) => Release::Released { waiters: None },

@@ -160,6 +160,8 @@ bugs! {
         "modes::readers_share_and_writers_exclude" says "readers must share";
     DowngradesShared "Shared locks are not claimed, but granted when asked for: as exclusive ones." =>
         "modes::what_is_not_claimed_is_refused" says "the store has no shared locks";
+    LooksForAnyMode "Shared locks are not claimed, but looked for when one is renewed or released." =>
+        "modes::what_is_not_claimed_is_refused" says "a renewal with one beside it";
 }
 
 impl Bug {

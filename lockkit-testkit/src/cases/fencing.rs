@@ -97,7 +97,11 @@ async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> CaseResult {
     let (store, key) = (ctx.store().await?, ctx.key()?);
     // Ahead of the clocks of all stores, but not by so much that a store keeps the counter for years.
     let ahead = SystemTime::now().duration_since(UNIX_EPOCH)? + Duration::from_secs(60);
-    let floor = Fence::new(u64::try_from(ahead.as_micros())?);
+    // And ahead of a floor that the store may have for all its locks.
+    let another = request(&ctx.key()?, LONG)?;
+    let reached = grant(&store, &another).await?.fence;
+    store.release(&another.claim).await?;
+    let floor = Fence::new(u64::try_from(ahead.as_micros())?).max(reached.offset(60_000_000));
     for step in 0..3 {
         let mut mine = request(&key, LONG)?;
         mine.fence = FenceRequest { floor: floor.offset(step * 10), span: 1, clock: FenceClock::Floor };

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use lockkit_core::{ErrorKind, Mode, Order, Outcome};
+use lockkit_core::{Claim, ErrorKind, Mode, Order, Outcome, Renewal, Renewed};
 
 use super::{CaseResult, Ctx, LONG, cases};
 
@@ -87,6 +87,22 @@ async fn what_is_not_claimed_is_refused(ctx: Ctx) -> CaseResult {
         (request.claim.mode, request.order) = (mode, order);
         let error = store.acquire(&request).await.expect_err(what);
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{what}");
+        if mode != Mode::Exclusive {
+            // Nobody can hold such a claim, so a store that looks for it answers that the lease is lost, which sounds as if
+            // there had been one.
+            let good = super::request(&ctx.key()?, LONG)?;
+            let held = super::grant(&store, &good).await?.claim;
+            let renewal =
+                |claim: &Claim| Renewal { claim: claim.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None };
+            let answers = store.renew(&[renewal(&request.claim), renewal(&held)]).await;
+            let [Err(error), Ok(Renewed::Held(_))] = &answers[..] else {
+                return Err(format!("{what}, but a renewal with one beside it is answered with {answers:?}").into());
+            };
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{what}: renewal");
+            let error = store.release(&request.claim).await.expect_err(what);
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{what}: release");
+            store.release(&held).await?;
+        }
     }
     Ok(())
 }

@@ -52,11 +52,11 @@ async fn connect_to(config: &ZkConfig, session: Duration, servers: &str) -> Resu
         .with_connection_timeout(config.timeout * 2)
         // The core tries again, and knows for how long.
         .with_fail_eagerly();
-    if let Some((scheme, credentials)) = &config.auth {
+    if let Some((scheme, credentials)) = &*config.auth {
         connector = connector.with_auth(scheme, credentials);
     }
     #[cfg(feature = "tls")]
-    if let Some(tls) = &config.tls {
+    if let Some(tls) = &*config.tls {
         let connector = connector.with_tls(tls_options(tls)?);
         let client = understood(connector.secure_connect(servers)).await;
         return client.map_err(|e| match e {

@@ -2,13 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use lockkit_core::{Alarm, Result, Token};
+use lockkit_core::{Alarm, Result, Token, store::unpoisoned};
 
 use crate::{
-    client::{
-        driver::lock,
-        session::{Past, Session, Slot},
-    },
+    client::session::{Past, Session, Slot},
     config::ZkConfig,
     wire::name::Names,
 };
@@ -53,12 +50,12 @@ impl Connection {
 
     /// Whether the claim was held in a session that is over.
     pub(crate) fn was_held(&self, token: &Token) -> bool {
-        lock(&self.past).contains(token)
+        unpoisoned(&self.past).contains(token)
     }
 
     /// Forgets that a claim was held in a session that is over: its holder has been told.
     pub(crate) fn forget(&self, token: &Token) -> bool {
-        lock(&self.past).remove(token)
+        unpoisoned(&self.past).remove(token)
     }
 }
 

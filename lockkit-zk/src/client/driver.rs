@@ -4,7 +4,6 @@ use std::{
     future::{Future, poll_fn},
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
-    sync::{Mutex, MutexGuard, PoisonError},
     task::Poll,
 };
 
@@ -30,9 +29,4 @@ pub(crate) async fn without_panic<T>(work: impl Future<Output = T>) -> Option<T>
         Err(_) => Poll::Ready(None),
     })
     .await
-}
-
-/// Takes a mutex, also after a panic of the task that had it: each change under it is made in one step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

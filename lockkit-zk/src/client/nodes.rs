@@ -131,7 +131,7 @@ impl Session {
         own: (&str, Value),
         bound: Duration,
     ) -> Result<()> {
-        let failed = |failure: Failure| error::map(&failure, Sent::Yes);
+        let failed = |failure: Failure| error::map_lasting(&failure, Sent::Yes);
         let (path, text) = (format!("{lock}/{}", FENCE), record.text());
         let mut both = self.client.new_multi_writer();
         match version {

@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Clock, Fence, HolderInfo, Moment, Result, Token, store::SingleFlight};
+use lockkit_core::{
+    Alarm, Clock, Fence, HolderInfo, Moment, Result, Token,
+    store::{SingleFlight, unpoisoned},
+};
 use tokio::{
     sync::{Notify, watch},
     task::AbortHandle,
@@ -24,7 +27,7 @@ use zookeeper_client::{self as zk, Acls, Client, CreateMode, CreateOptions, Stat
 use crate::{
     client::{
         connect,
-        driver::{Answer, lock, understood},
+        driver::{Answer, understood},
         proof::Proof,
         uncontended::Uncontended,
         watched::{self, Watches},
@@ -207,8 +210,8 @@ impl Session {
         if self.over.send_replace(true) {
             return;
         }
-        let mut past = lock(&self.past);
-        for (token, claimed) in lock(&self.claims).drain() {
+        let mut past = unpoisoned(&self.past);
+        for (token, claimed) in unpoisoned(&self.claims).drain() {
             if matches!(claimed.stage, Stage::Held(..)) {
                 past.insert(token);
             }
@@ -218,7 +221,7 @@ impl Session {
     }
 
     pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<Token, Claimed>> {
-        lock(&self.claims)
+        unpoisoned(&self.claims)
     }
 
     /// What is known of a claim.
@@ -236,8 +239,8 @@ impl Session {
     /// What is known of how long the session lives, reconnections up to now included: the driver tells of one before it
     /// passes on the first answer that comes after it.
     fn proof(&self) -> MutexGuard<'_, Proof> {
-        let mut proof = lock(&self.proof);
-        if watched::is_ready(lock(&self.moves).changed()) {
+        let mut proof = unpoisoned(&self.proof);
+        if watched::is_ready(unpoisoned(&self.moves).changed()) {
             proof.moved(self.now());
         }
         proof
@@ -339,7 +342,7 @@ impl Session {
     /// long as was promised: they are lost.
     async fn settle(&self, moves: u64) -> Result<(), Failure> {
         let timeout = connect::shortest_timeout(&self.config, self.timeout()).await?;
-        let is_shorter = lock(&self.proof).settle(moves, timeout);
+        let is_shorter = unpoisoned(&self.proof).settle(moves, timeout);
         if is_shorter {
             for claimed in self.claims().values_mut() {
                 claimed.cut = matches!(claimed.stage, Stage::Held(..));
@@ -353,7 +356,7 @@ impl Session {
     async fn beat(&self) -> Result<(), Failure> {
         let path = self.names.session(self.id);
         for _ in 0..BEAT_TRIES {
-            let is_made = *lock(&self.own_node);
+            let is_made = *unpoisoned(&self.own_node);
             let has_beaten =
                 if is_made { self.write_own_node(&path).await? } else { self.make_own_node(&path).await? };
             if has_beaten {
@@ -380,7 +383,7 @@ impl Session {
                 Ok(true)
             }
             Err(failure) if failure.is(&zk::Error::NoNode) => {
-                *lock(&self.own_node) = false;
+                *unpoisoned(&self.own_node) = false;
                 Ok(false)
             }
             Err(failure) => Err(failure),
@@ -393,12 +396,12 @@ impl Session {
         match self.lead(sent, bound, Box::pin(self.client.create(path, b"", &options))).await {
             Ok((stat, _)) if !self.owns(stat.ephemeral_owner) => return Err(self.replaced()),
             Ok(_) => {
-                *lock(&self.own_node) = true;
+                *unpoisoned(&self.own_node) = true;
                 self.wrote(sent);
                 return Ok(true);
             }
             // A reply was lost.
-            Err(failure) if failure.is(&zk::Error::NodeExists) => *lock(&self.own_node) = true,
+            Err(failure) if failure.is(&zk::Error::NodeExists) => *unpoisoned(&self.own_node) = true,
             Err(failure) if failure.is(&zk::Error::NoNode) => {
                 let options = self.options(CreateMode::Container);
                 self.lead(self.now(), bound, Box::pin(self.client.mkdir(self.names.root(), &options))).await?;

@@ -12,9 +12,10 @@ use std::{
     task::{Context, Waker},
 };
 
+use lockkit_core::store::unpoisoned;
 use zookeeper_client::{Error, OneshotWatcher, WatchedEvent};
 
-use crate::client::driver::{Answer, lock, without_panic};
+use crate::client::driver::{Answer, without_panic};
 
 /// How many bytes the paths have together that the driver announces in one request.
 const MOST: usize = 128 * 1024;
@@ -90,7 +91,7 @@ impl Watches {
     }
 
     fn take(&self, bytes: usize, purpose: Use) -> Option<Room> {
-        let mut taken = lock(&self.0);
+        let mut taken = unpoisoned(&self.0);
         if taken.bytes + bytes > purpose.limit() {
             return None;
         }
@@ -100,12 +101,12 @@ impl Watches {
 
     /// How much room is taken up by requests whose callers went away.
     pub(crate) fn left(&self) -> usize {
-        lock(&self.0).left
+        unpoisoned(&self.0).left
     }
 
     /// Takes note that a request was answered that was sent when `left` was so much: what was sent before is over.
     pub(crate) fn settle(&self, left: usize) {
-        let mut taken = lock(&self.0);
+        let mut taken = unpoisoned(&self.0);
         taken.left -= left;
         taken.bytes -= left;
     }
@@ -113,7 +114,7 @@ impl Watches {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let mut taken = lock(&self.watches.0);
+        let mut taken = unpoisoned(&self.watches.0);
         if self.answered {
             taken.bytes -= self.bytes;
         } else {

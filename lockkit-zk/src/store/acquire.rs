@@ -12,6 +12,7 @@ use crate::{
         session::{Grant, Node, Session, Stage},
         watched::{Use, Watched, changed, is_ready},
     },
+    store::ZkStore,
     wire::{
         error::{self, Failure, Sent},
         fence::{self, Record},
@@ -26,6 +27,23 @@ const WRAP_PAUSE: Duration = Duration::from_millis(20);
 
 /// When to look again at a queue that can't be watched.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
+
+/// Shorter leases would be over before anything could be done under them.
+const MIN_TTL: Duration = Duration::from_millis(100);
+
+/// Asks for a lease, and waits for it in the queue.
+pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
+    store.info.admit(request)?;
+    if request.ttl < MIN_TTL {
+        let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
+        return Err(Error::new(ErrorKind::InvalidInput, message));
+    }
+    let session = store.session().await?;
+    // A lease lasts as long as its session at most, whatever was asked for.
+    let ttl = request.ttl.min(store.connection.session_timeout());
+    let request = AcquireRequest { ttl, ..request.clone() };
+    Acquisition::new(&session, &request, store.timeout().min(ttl / 4)).run().await
+}
 
 /// One call of `acquire`.
 pub(crate) struct Acquisition<'a> {

@@ -1,11 +1,10 @@
 //! Finding or taking a claim's place in the queue.
 
-use lockkit_core::{Effect, Error, ErrorKind, Result};
+use lockkit_core::{Effect, Error, ErrorKind, Result, store::unpoisoned};
 use zookeeper_client::{self as zk, CreateMode, Stat};
 
 use crate::{
     client::{
-        driver,
         session::{Claimed, Node, Stage},
         uncontended::{Ask, Watch},
         watched::{Use, Watched, changed},
@@ -77,7 +76,7 @@ impl Acquisition<'_> {
         let session = self.session;
         let data = Value { depth: 1, span: self.request.fence.span, fence: None, holder: self.request.holder.clone() };
         let options = session.options(CreateMode::EphemeralSequential);
-        let ask = driver::lock(&session.uncontended).ask(&self.lock);
+        let ask = unpoisoned(&session.uncontended).ask(&self.lock);
         self.asked = session.now();
         // All are on their way before any is awaited; the servers answer what is read as of after what is written.
         let created = Box::pin(session.client.create(&prefix, data.text().as_bytes(), &options));
@@ -95,7 +94,7 @@ impl Acquisition<'_> {
         session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
         let children = match listed {
             Some(listed) => session.read(self.bound, listed).await?,
-            None if driver::lock(&session.uncontended).confirm(&self.lock, node.sequence) => {
+            None if unpoisoned(&session.uncontended).confirm(&self.lock, node.sequence) => {
                 let children = vec![node.name.clone()];
                 return Ok(Queue { node, children });
             }
@@ -112,7 +111,7 @@ impl Acquisition<'_> {
     /// Takes note of whether the new node was alone in the directory, and of the watch on that, if it is the directory
     /// in which the node was made: it must be the older of the two.
     fn learn(&self, node: &Node, children: &[String], watch: Option<(Option<Stat>, Watched)>) {
-        let mut alone = driver::lock(&self.session.uncontended);
+        let mut alone = unpoisoned(&self.session.uncontended);
         if children.len() != 1 || children[0] != node.name {
             return alone.forget(&self.lock);
         }

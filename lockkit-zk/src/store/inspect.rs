@@ -6,7 +6,8 @@ use lockkit_core::{Error, ErrorKind, Holder, HolderInfo, KeyState, LockKey, Mode
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
-    client::{connection::Connection, driver::Answer, session::Session},
+    client::{driver::Answer, session::Session},
+    store::ZkStore,
     wire::{
         error::{self, Failure, Sent},
         fence::Record,
@@ -23,8 +24,8 @@ const BATCH: usize = 256;
 const LOOKS: u32 = 20;
 
 /// Answers a query.
-pub(crate) async fn inspect(connection: &Connection, query: &Query, bound: Duration) -> Result<Vec<KeyState>> {
-    let session = connection.session().await?;
+pub(crate) async fn inspect(store: &ZkStore, query: &Query) -> Result<Vec<KeyState>> {
+    let (session, bound) = (store.session().await?, store.timeout());
     let states = match query {
         Query::Keys(keys) => states(&session, keys, bound).await?,
         Query::Prefix(prefix) => {

@@ -11,18 +11,15 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fencing, KeyState, Liveness, LockKey,
-    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
+    Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
 };
 
 use crate::{
     client::{connection::Connection, session::Session},
     config::ZkConfig,
-    store::acquire::Acquisition,
 };
 
-/// Shorter leases would be over before anything could be done under them.
-const MIN_TTL: Duration = Duration::from_millis(100);
 /// A lock store on a ZooKeeper ensemble.
 pub struct ZkStore {
     info: StoreInfo,
@@ -33,7 +30,7 @@ impl ZkStore {
     /// Connects.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for a wrong configuration; `Denied`, `Unavailable` or `TimedOut` if there is no session
+    /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration; `Denied`, `Unavailable` or `TimedOut` if there is no session
     /// to be had.
     pub async fn connect(config: ZkConfig) -> Result<Self> {
         let store = Self::new(config)?;
@@ -52,7 +49,7 @@ impl ZkStore {
     /// A store that connects when it is first used.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] for a wrong configuration.
+    /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration.
     pub fn new(config: ZkConfig) -> Result<Self> {
         let (names, alarm) = (config.check()?, Alarm::new());
         let info = StoreInfo {
@@ -73,20 +70,6 @@ impl ZkStore {
             warnings: [].into(),
         };
         Ok(Self { info, connection: Connection::new(config, names, alarm) })
-    }
-
-    async fn acquire_claim(&self, request: &AcquireRequest) -> Result<Attempt> {
-        self.info.admit(request)?;
-        if request.ttl < MIN_TTL {
-            let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
-            return Err(Error::new(ErrorKind::InvalidInput, message));
-        }
-        let session = self.connection.session().await?;
-        // A lease lasts as long as its session at most, whatever was asked for.
-        let ttl = request.ttl.min(self.connection.session_timeout());
-        let request = AcquireRequest { ttl, ..request.clone() };
-        let bound = self.connection.config.timeout.min(ttl / 4);
-        Acquisition::new(&session, &request, bound).run().await
     }
 
     fn timeout(&self) -> Duration {
@@ -114,26 +97,22 @@ impl LockStore for ZkStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let outcome = self.acquire_claim(request).await;
-        outcome.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
+        acquire::acquire(self, request).await.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let answers = renew::renew(&self.connection, renewals, self.timeout()).await;
-        let place = |(answer, renewal): (Result<Renewed>, &Renewal)| {
-            answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.info.name))
-        };
-        answers.into_iter().zip(renewals).map(place).collect()
+        let answers = renew::renew(self, renewals).await.into_iter().zip(renewals);
+        answers
+            .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.info.name)))
+            .collect()
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        let outcome = release::release(&self.connection, claim, self.timeout()).await;
-        outcome.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
+        release::release(self, claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.info.name))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        let outcome = inspect::inspect(&self.connection, query, self.timeout()).await;
-        outcome.map_err(|e| e.at("inspect", None, &self.info.name))
+        inspect::inspect(self, query).await.map_err(|e| e.at("inspect", None, &self.info.name))
     }
 
     fn records(&self) -> Vec<Box<dyn Records + '_>> {

@@ -153,9 +153,7 @@ impl Node {
                 Ok(false)
             }
             Err(failure) if failure.is(&zk::Error::NoNode) || is_other(&failure) => Ok(false),
-            // What it made does not end with the session.
-            Err(failure) if failure.ends_session() => Err(error::map(&failure, Sent::Yes).unknown_effect()),
-            Err(failure) => Err(error::map(&failure, Sent::Yes)),
+            Err(failure) => Err(error::map_lasting(&failure, Sent::Yes)),
         }
     }
 

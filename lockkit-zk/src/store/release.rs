@@ -3,25 +3,24 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    client::{
-        connection::Connection,
-        driver,
-        session::{Claimed, Node, Session, Stage},
-    },
+    client::session::{Claimed, Node, Session, Stage},
+    store::ZkStore,
     wire::{
         error::{self, Failure, Sent},
         name,
         queue::{self, Position},
     },
 };
-use lockkit_core::{Claim, Error, LossReason, Release, Result};
+use lockkit_core::{Claim, Error, LossReason, Release, Result, store::unpoisoned};
 
 /// Releases a claim, whoever made it. It is definite only when no node of the claim is left.
 ///
 /// On the claim's own session it goes behind all that may have been sent for the claim, so a creation that was given
 /// up on is found. In another session (the claim's own is over, or this is another process) the nodes are found by their
 /// name.
-pub(crate) async fn release(connection: &Connection, claim: &Claim, bound: Duration) -> Result<Release> {
+pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
+    store.info.admit_mode(claim.mode)?;
+    let (connection, bound) = (&store.connection, store.timeout());
     let session = connection.session().await?;
     let claimed = session.claimed(&claim.token);
     let release = match &claimed {
@@ -61,7 +60,7 @@ async fn release_node(
     session.update(&claim.token, |claimed| claimed.releasing = true);
     let deleted = session.delete(&format!("{lock}/{}", node.name), bound).await?;
     if deleted {
-        driver::lock(&session.uncontended).deleted(lock, node.sequence);
+        unpoisoned(&session.uncontended).deleted(lock, node.sequence);
     }
     match had {
         // If it is gone because an earlier deletion of ours got no answer, the lease was ours until then.
@@ -109,5 +108,6 @@ pub(crate) async fn why_not(session: &Session, claim: &Claim, bound: Duration) -
 }
 
 fn doubtful(failure: &Failure) -> Error {
-    error::map(failure, Sent::Yes)
+    // The node may be another session's, and what is said to its holder stays.
+    error::map_lasting(failure, Sent::Yes)
 }

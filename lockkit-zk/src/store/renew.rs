@@ -16,7 +16,7 @@ use crate::{
         unwatched::Unwatched,
         watched::{Use, Watched, changed},
     },
-    store::release::why_not,
+    store::{ZkStore, release::why_not},
     wire::{
         error::{self, Failure, Sent},
         fence, queue,
@@ -27,16 +27,17 @@ use crate::{
 ///
 /// What has to be asked about single leases is asked for all of them before the first answer is awaited. As long
 /// as the watches on their nodes are silent nothing has to be: then a thousand leases cost one small write.
-pub(crate) async fn renew(connection: &Connection, renewals: &[Renewal], bound: Duration) -> Vec<Result<Renewed>> {
+pub(crate) async fn renew(store: &ZkStore, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+    let (connection, bound) = (&store.connection, store.timeout());
     // What ended with its session is said at once, whether or not there is a new one.
     let ended = |renewal: &Renewal| connection.present().is_none() && connection.was_held(&renewal.claim.token);
     let session = if renewals.iter().all(ended) { Err(error::session_over()) } else { connection.session().await };
     let session = match session {
         Ok(session) => session,
-        Err(e) => return renewals.iter().map(|renewal| without_session(connection, &renewal.claim, &e)).collect(),
+        Err(e) => return renewals.iter().map(|renewal| without_session(store, &renewal.claim, &e)).collect(),
     };
     let asked = session.now();
-    let plans: Vec<_> = renewals.iter().map(|renewal| Plan::new(&session, connection, renewal)).collect();
+    let plans: Vec<_> = renewals.iter().map(|renewal| Plan::new(&session, store, renewal)).collect();
     let mut unwatched = Unwatched::new(&session);
     let checks: Vec<_> = plans.iter().map(|plan| plan.send(&session, &mut unwatched)).collect();
     unwatched.send();
@@ -52,8 +53,9 @@ pub(crate) async fn renew(connection: &Connection, renewals: &[Renewal], bound: 
     answers
 }
 
-fn without_session(connection: &Connection, claim: &Claim, error: &Error) -> Result<Renewed> {
-    if connection.forget(&claim.token) {
+fn without_session(store: &ZkStore, claim: &Claim, error: &Error) -> Result<Renewed> {
+    store.info.admit_mode(claim.mode)?;
+    if store.connection.forget(&claim.token) {
         return Ok(Renewed::Lost(LossReason::SessionEnded));
     }
     Err(error.clone().unknown_effect())
@@ -75,6 +77,8 @@ enum Known {
         written: bool,
     },
     NotHeld,
+    /// There are no leases of its mode.
+    Refused(Error),
     /// Its promise can't be kept.
     Cut,
     SessionEnded,
@@ -96,14 +100,17 @@ enum Look<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(session: &Session, connection: &Connection, renewal: &'a Renewal) -> Self {
+    fn new(session: &Session, store: &ZkStore, renewal: &'a Renewal) -> Self {
+        if let Err(refusal) = store.info.admit_mode(renewal.claim.mode) {
+            return Self { renewal, known: Known::Refused(refusal) };
+        }
         let known = match session.claimed(&renewal.claim.token) {
             Some(Claimed { stage: Stage::Held(..), cut: true, .. }) => Known::Cut,
             Some(Claimed { stage: Stage::Held(node, grant), lock, watched, written, .. }) => {
                 Known::Held { path: format!("{lock}/{}", node.name), lock, node, grant, watched, written }
             }
             Some(_) => Known::NotHeld,
-            None if connection.was_held(&renewal.claim.token) => Known::SessionEnded,
+            None if store.connection.was_held(&renewal.claim.token) => Known::SessionEnded,
             None => Known::NotHeld,
         };
         Self { renewal, known }
@@ -146,16 +153,16 @@ impl<'a> Plan<'a> {
         bound: Duration,
     ) -> Result<Renewed> {
         let claim = &self.renewal.claim;
-        let Known::Held { lock, node, grant, .. } = &self.known else {
-            if matches!(self.known, Known::SessionEnded) {
+        let (lock, node, grant) = match &self.known {
+            Known::Held { lock, node, grant, .. } => (lock, node, grant),
+            Known::Refused(refusal) => return Err(refusal.clone()),
+            Known::SessionEnded => {
                 connection.forget(&claim.token);
                 return Ok(Renewed::Lost(LossReason::SessionEnded));
             }
-            if matches!(self.known, Known::Cut) {
-                // Its node stays until the core releases it, which it does when it has told the holder.
-                return Ok(Renewed::Lost(LossReason::Expired));
-            }
-            return lose(session, claim, bound).await;
+            // Its node stays until the core releases it, which it does when it has told the holder.
+            Known::Cut => return Ok(Renewed::Lost(LossReason::Expired)),
+            Known::NotHeld => return lose(session, claim, bound).await,
         };
         let outcome = self.check(session, check, asked, bound).await;
         if session.is_over() {

@@ -42,7 +42,7 @@ impl From<zk::Error> for Failure {
     }
 }
 
-/// Maps a failure.
+/// Maps the failure of a request that reads, or whose effect is a node that ends with the session.
 ///
 /// Three of the driver's errors say nothing about the effect: a lost connection is `ConnectionLoss` only if the server
 /// hung up; a broken socket and a missed heartbeat are `Custom`; and a request may have been sent before a `Timeout`.
@@ -77,6 +77,14 @@ pub(crate) fn map(failure: &Failure, sent: Sent) -> Error {
         _ => (ErrorKind::Unexpected, text().into()),
     };
     Error::new(kind, message).with_source(error.clone())
+}
+
+/// Maps the failure of a request whose effect does not end with the session.
+///
+/// The driver tells all requests under way that the session is over, also those that the servers have carried out.
+pub(crate) fn map_lasting(failure: &Failure, sent: Sent) -> Error {
+    let error = map(failure, sent);
+    if sent == Sent::Yes && failure.ends_session() { error.unknown_effect() } else { error }
 }
 
 /// The session ended while something was under way in it. What it had made ends with it.

@@ -83,16 +83,7 @@ impl Names {
 /// Curator protects its creations with a uuid in the same place; ours is the claim's token.
 pub(crate) fn protection(token: &Token) -> String {
     let hex = token.reveal();
-    let mut name = String::with_capacity(64);
-    name.push_str("_c_");
-    for (place, digit) in hex.char_indices() {
-        if matches!(place, 8 | 12 | 16 | 20) {
-            name.push('-');
-        }
-        name.push(digit);
-    }
-    name.push('-');
-    name
+    format!("_c_{}-{}-{}-{}-{}-", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
 /// The token in the name of a claim's node; `None` if the name has another form.

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    ErrorKind, Fence, LockStore,
+    Effect, ErrorKind, Fence, LockStore,
     fenced::{Admission, FencedResource},
 };
 use lockkit_testkit::{BoxError, a_frozen_holder_is_refused, faults::Proxy};
@@ -78,4 +78,28 @@ fn a_resource_outlives_the_runtime_that_it_was_connected_on() {
     });
     first.shutdown_background();
     second.block_on(eventually("it serves again", async || resource.read().await.is_ok()));
+}
+
+/// The driver tells all requests under way that the session is over, also those that the servers have carried out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_whose_session_ends_before_its_answer_may_have_been_made() {
+    const SESSION_EXPIRED: i32 = -112;
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.0.addr()).await.expect("proxy");
+    let resource = ZkResource::connect(ZkConfig::new([proxy.addr().to_string()]), "/a").await.expect("connect");
+    let mut read = false;
+    proxy.rewrite_replies(move |mut bytes| {
+        // The first answer says that there is no fence yet; the error of the second one follows its length and its two numbers.
+        if std::mem::replace(&mut read, true) {
+            bytes[16..20].copy_from_slice(&SESSION_EXPIRED.to_be_bytes());
+        }
+        bytes
+    });
+    let error = resource.claim(Fence::new(1)).await.expect_err("the session is over");
+    assert!(error.effect() == Effect::Unknown && error.is_retryable(), "{error:?}");
+    proxy.heal();
+    // Unlike the node of a claim, what it made does not end with the session.
+    assert_eq!(server.raw().await.get_data("/a.highest-fence").await.expect("the node").0, b"1");
+    let late = resource.claim(Fence::NONE).await.expect("claim");
+    assert_eq!(late, Admission::Refused { highest: Fence::new(1) });
 }
