@@ -24,6 +24,7 @@ mod lock;
 mod locker;
 mod loss;
 mod memory;
+pub mod migrate;
 mod multi;
 mod observe;
 mod owner;
@@ -56,7 +57,7 @@ pub use {
     },
     thread::OwnThread,
     types::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Token, drift},
-    wrap::{Observed, Prefix},
+    wrap::{FenceAbove, Observed, Prefix},
 };
 
 #[cfg(doctest)]

@@ -1,6 +1,7 @@
 //! Stores around stores.
 
+mod fence_above;
 mod observed;
 mod prefix;
 
-pub use self::{observed::Observed, prefix::Prefix};
+pub use self::{fence_above::FenceAbove, observed::Observed, prefix::Prefix};

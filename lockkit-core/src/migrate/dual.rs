@@ -1,0 +1,338 @@
+//! The store over both.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+
+use super::{
+    claims::{Claims, Entry},
+    pair::{Pair, all, aside},
+    record::{Mark, Phase, PhaseRecord, Side},
+    rules,
+};
+use crate::{
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState,
+    Liveness, LockStore, Moment, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+};
+
+/// How many claims that are over are looked after by one call that is about others.
+const CLEARED_AT_ONCE: usize = 4;
+
+/// A store over the old store and the new one of a migration, which is in either or in both, as the record of the migration
+/// says at the moment.
+///
+/// It does what both stores do, as far as the protocol covers it: exclusive locks. First-come-first-served locks, shared and
+/// permit modes, and leases that outlive their guard are refused. It keeps no records, so that it has no identity, and its
+/// locks can't be in a [`MultiLock`](crate::MultiLock) with those of other stores.
+///
+/// # Guarantees
+/// Exclusion is as strong as that of the weaker store in use; fences go on rising through every phase, forward and back. In
+/// [`Phase::Both`] a lock needs both stores, so that nothing is granted while one of them is down: leases run out, none is
+/// given to two. What can't read the record for [`PhaseRecord::fresh`] acquires and renews nothing.
+pub struct Dual {
+    pub(super) pair: Pair,
+    info: StoreInfo,
+    /// As it was when this client came; what never changes of it is what counts.
+    pub(super) first: PhaseRecord,
+    seen: Mutex<Seen>,
+    /// Which of the stores have been seen to be those of the record.
+    is_checked: [AtomicBool; 2],
+    pub(super) claims: Claims,
+}
+
+/// What the record says, as it was read lately enough to act on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Confirmed {
+    pub(super) phase: Phase,
+    pub(super) floor: Fence,
+    /// When that was checked.
+    at: Moment,
+}
+
+impl Confirmed {
+    /// Whether what was asked for as of this phase stands; of a new grant also by its fence.
+    pub(super) fn stands(&self, phase: Phase, granted: Option<Fence>) -> bool {
+        rules::stands((self.phase, self.floor), phase, granted)
+    }
+}
+
+/// The record as it was read last, and when that was asked.
+#[derive(Debug)]
+struct Seen {
+    sent: Moment,
+    record: PhaseRecord,
+}
+
+impl Dual {
+    /// A store over `old` and `new`, between which a migration was [started](super::Migration::start).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Misconfigured`] if the stores have no record of a migration, or that of another pair of stores, or of this
+    /// pair the other way round; else as those of [`Records::read`], if neither store answers.
+    pub async fn connect(old: Arc<dyn LockStore>, new: Arc<dyn LockStore>) -> Result<Self> {
+        let pair = Pair::new(old, new);
+        let sent = pair.now();
+        let (at_old, at_new) = tokio::join!(pair.read(Side::Old), pair.read(Side::New));
+        let found = match (at_old, at_new) {
+            // One without the record is not the store that it is meant to be, or has lost it.
+            (Ok(Some(_)), Ok(None)) => return Err(without_record(&pair, Side::New)),
+            (Ok(None), Ok(Some(_))) => return Err(without_record(&pair, Side::Old)),
+            (Ok(old), Ok(new)) => [old, new],
+            // What is wrong with a store is said; one that is away is needed in some phases only.
+            (Ok(Some(old)), Err(error)) if error.is_retryable() => [Some(old), None],
+            (Err(error), Ok(Some(new))) if error.is_retryable() => [None, Some(new)],
+            (Err(error), _) | (_, Err(error)) => return Err(error),
+        };
+        if let [Some(old), Some(new)] = &found
+            && !old.is_of(new)
+        {
+            let why = "the stores have the records of two different migrations";
+            return Err(Error::new(ErrorKind::Misconfigured, why));
+        }
+        let newest = rules::newest(found.iter().flatten().cloned());
+        let Some(record) = newest else {
+            let why = "the stores have no record of a migration; start one with: lockkit migrate start";
+            return Err(Error::new(ErrorKind::Misconfigured, why));
+        };
+        let info = info(&pair, &record)?;
+        let is_checked = found.map(|found| AtomicBool::new(found.is_some()));
+        let seen = Mutex::new(Seen { sent, record: record.clone() });
+        Ok(Self { pair, info, first: record, seen, is_checked, claims: Claims::default() })
+    }
+
+    /// Makes sure that a store is that one of the two, by its record, before anything is asked of it.
+    ///
+    /// # Errors
+    /// As those of [`confirmed`](Self::confirmed).
+    pub(super) async fn check(&self, side: Side) -> Result<()> {
+        if self.is_checked[side.index()].load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.read_at(side, self.pair.now()).await.map(drop)
+    }
+
+    /// The phase, as this client read it last. It acts on that for no longer than [`PhaseRecord::fresh`].
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.seen().record.phase
+    }
+
+    /// The record, as it was at some moment since `fresh` ago (rule M3); it is read if what is known is older.
+    ///
+    /// # Errors
+    /// If neither store could be asked, or the answer took too long, or is no record of this migration (rule M6).
+    pub(super) async fn confirmed(&self) -> Result<Confirmed> {
+        if let Some(confirmed) = self.fresh() {
+            return Ok(confirmed);
+        }
+        self.read().await?;
+        self.fresh().ok_or_else(|| {
+            let why = format!("reading the phase of the migration took longer than {:?}", self.first.fresh);
+            Error::new(ErrorKind::TimedOut, why)
+        })
+    }
+
+    fn fresh(&self) -> Option<Confirmed> {
+        let (seen, at) = (self.seen(), self.pair.now());
+        let confirmed = || Confirmed { phase: seen.record.phase, floor: seen.record.floor, at };
+        rules::is_fresh(seen.sent, at, self.first.fresh).then(confirmed)
+    }
+
+    /// Reads the record at both stores. The first answer will do, unless it is older than what was known; then the other has its
+    /// time, too, for a store that takes no changes must not win again and again.
+    async fn read(&self) -> Result<()> {
+        let (sent, known) = (self.pair.now(), self.seen().record.epoch);
+        let (old, new) = (self.read_at(Side::Old, sent), self.read_at(Side::New, sent));
+        tokio::pin!(old, new);
+        let (first, other): (_, Pin<&mut (dyn Future<Output = Result<u64>> + Send)>) = tokio::select! {
+            first = &mut old => (first, new),
+            first = &mut new => (first, old),
+        };
+        match first {
+            Ok(epoch) => {
+                let patience = if epoch < known { self.first.fresh / 4 } else { Duration::ZERO };
+                // A store that does not answer must not keep the other's answer back.
+                drop(tokio::time::timeout(patience, other).await);
+                Ok(())
+            }
+            // What is wrong with a record says more than that a store is away.
+            Err(error) => {
+                let other = other.await;
+                other.map(drop).map_err(|other| if error.is_retryable() { other } else { error })
+            }
+        }
+    }
+
+    /// Reads the record at one store, and says of which epoch it is.
+    async fn read_at(&self, side: Side, sent: Moment) -> Result<u64> {
+        let found = self.pair.read(side).await?;
+        let record = found.filter(|record| record.is_of(&self.first)).ok_or_else(|| {
+            let why = "the record of the migration is not there any more, or is that of another one";
+            Error::new(ErrorKind::Misconfigured, why)
+        })?;
+        self.is_checked[side.index()].store(true, Ordering::Release);
+        let mut seen = self.seen();
+        // An older epoch tells nothing that a newer one, read as lately, does not overrule.
+        let epoch = record.epoch;
+        let is_news = epoch >= seen.record.epoch || sent.since(seen.sent) >= self.first.fresh;
+        if is_news && sent >= seen.sent {
+            *seen = Seen { sent, record };
+        }
+        Ok(epoch)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A holder's description, marked as a client of this migration (rule M12).
+    pub(super) fn mark(&self, holder: &HolderInfo, phase: Phase) -> HolderInfo {
+        Mark::put(holder, &self.first.id, phase)
+    }
+
+    /// A holder's description as its client gave it.
+    pub(super) fn unmark(&self, holder: &HolderInfo) -> HolderInfo {
+        Mark::take(holder, &self.first.id).0
+    }
+
+    /// Until when a lease may be believed in that lasts until `ends` at its stores.
+    pub(super) fn deadline(&self, ends: impl IntoIterator<Item = Moment>, confirmed: &Confirmed) -> Moment {
+        rules::deadline(ends, confirmed.at, self.first.max_ttl)
+    }
+
+    /// When nothing is left of a lease that is asked for up to now; `None` if time alone does not end it.
+    pub(super) fn lapse(&self) -> Option<Moment> {
+        let by_time = self.info.capability.liveness.session.is_none();
+        by_time.then(|| self.pair.now() + 2 * self.first.max_ttl)
+    }
+
+    /// Releases a claim at a store; `false` if that could not be told to it in time, and something may be left.
+    pub(super) async fn drop_at(&self, entry: &Entry, side: Side, bound: Duration) -> bool {
+        let claim = entry.release_at(side);
+        let answer = tokio::time::timeout(bound, self.pair.at(side).release(&claim)).await;
+        matches!(answer, Ok(Ok(_))) && entry.released(side, &claim).is_ok()
+    }
+
+    /// Releases what is left of some claims that are over: a store was out of reach when they ended, or the answer that one is lost
+    /// had to reach its holder first.
+    pub(super) async fn clear_up(&self, bound: Duration, is_meant: impl Fn(&Claim) -> bool) {
+        let mut over = self.claims.over(self.pair.now(), is_meant);
+        // Others each time: those of a store that is away must not be in the way of the rest.
+        let first = usize::try_from(self.pair.now().as_nanos() / 1000).unwrap_or_default();
+        if !over.is_empty() {
+            let first = first % over.len();
+            over.rotate_left(first);
+        }
+        over.truncate(CLEARED_AT_ONCE);
+        let clear = over.iter().map(|entry| async move {
+            let at = Side::ALL.into_iter().filter(|side| entry.is_at(*side));
+            all(at.map(|side| self.drop_at(entry, side, bound))).await;
+            self.claims.settle(entry);
+        });
+        all(clear).await;
+    }
+
+    /// How long something may take that nobody waits for.
+    pub(super) fn aside(&self, ttl: Duration) -> Duration {
+        aside(ttl)
+    }
+}
+
+fn without_record(pair: &Pair, side: Side) -> Error {
+    let (name, other) = (&pair.at(side).info().name, &pair.at(side.other()).info().name);
+    let why = format!(
+        "{name} has no record of a migration, and {other} has one: it is not the {side} store, or lost its data"
+    );
+    Error::new(ErrorKind::Misconfigured, why)
+}
+
+/// What both stores can do, and the protocol covers.
+fn info(pair: &Pair, record: &PhaseRecord) -> Result<StoreInfo> {
+    let [old, new] = Side::ALL.map(|side| pair.at(side).info());
+    let ttls = [old, new].map(|info| info.capability.liveness.ttl.clone());
+    let shortest = ttls.iter().flatten().map(|range| *range.start()).max().unwrap_or(Duration::from_millis(1));
+    let longest = ttls.iter().flatten().map(|range| *range.end()).min().unwrap_or(record.max_ttl).min(record.max_ttl);
+    if shortest > longest {
+        let why = format!("no ttl suits both stores and the migration: at least {shortest:?}, at most {longest:?}");
+        return Err(Error::new(ErrorKind::Misconfigured, why));
+    }
+    let [of_old, of_new] = [&old.capability, &new.capability];
+    let polls = of_old.waiting == Waiting::Poll || of_new.waiting == Waiting::Poll;
+    Ok(StoreInfo {
+        scheme: "migrate",
+        name: format!("migration from {} to {}", old.name, new.name).into(),
+        capability: Capability {
+            shared: false,
+            permits: false,
+            fifo: false,
+            resume: false,
+            waiting: if polls { Waiting::Poll } else { Waiting::Notify },
+            liveness: Liveness {
+                ttl: Some(shortest..=longest),
+                session: of_old.liveness.session.max(of_new.liveness.session),
+            },
+            fencing: weaker(of_old.fencing, of_new.fencing),
+            max_key_bytes: of_old.max_key_bytes.min(of_new.max_key_bytes),
+        },
+        clock: Arc::clone(&old.clock),
+        alarm: Alarm::of_both(old.alarm.as_ref(), new.alarm.as_ref()),
+        warnings: old.warnings.iter().chain(&*new.warnings).cloned().collect(),
+    })
+}
+
+fn weaker(one: Fencing, other: Fencing) -> Fencing {
+    let order = [Fencing::None, Fencing::BestEffort, Fencing::Hybrid, Fencing::Strict];
+    order.into_iter().find(|fencing| *fencing == one || *fencing == other).unwrap_or(Fencing::None)
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl LockStore for Dual {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.info.admit(request)?;
+        self.acquire_in_phase(request).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let refused: Vec<_> = renewals.iter().map(|renewal| self.info.admit_mode(renewal.claim.mode).err()).collect();
+        let admitted = renewals.iter().zip(&refused).filter(|(_, refused)| refused.is_none());
+        let admitted: Vec<_> = admitted.map(|(renewal, _)| renewal.clone()).collect();
+        let mut answers = self.renew_in_phase(&admitted).await.into_iter();
+        let no_answer = || Err(Error::new(ErrorKind::Unexpected, "a store gave no answer").unknown_effect());
+        refused
+            .into_iter()
+            .map(|refused| refused.map_or_else(|| answers.next().unwrap_or_else(no_answer), Err))
+            .collect()
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.info.admit_mode(claim.mode)?;
+        self.release_in_phase(claim).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.inspect_in_phase(query).await
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        Vec::new()
+    }
+}
+
+impl fmt::Debug for Dual {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dual").field("stores", &self.pair).field("phase", &self.phase()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,163 @@
+//! The number above every fence that a phase has given (rules M7 and M17).
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{
+    pair::Pair,
+    record::{PhaseRecord, Side},
+};
+use crate::{
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, Fence, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order,
+    Result, Token,
+};
+
+/// How far a fence may be ahead of the clocks that are asked: an hour, in microseconds.
+const AHEAD: u64 = 3_600_000_000;
+/// How far the first fence of a new lock may be from the wall clock on a store whose fences follow a clock: a day.
+const FAR: u64 = 24 * AHEAD;
+/// By how much more than the first fence of a new lock those of others may have grown on a store whose fences follow its log: a
+/// grant may own a thousand fences, and the log moves by 128 for it (ZooKeeper).
+const LOG: u64 = 8;
+/// What the names of locks for the migration's own use begin with.
+pub(super) const OWN: &str = "lockkit/migration/";
+/// How many fences should be left above a floor.
+const ROOM: u64 = 1 << 40;
+
+/// What fences a store gives by itself, compared with all that there have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fences {
+    /// Higher ones.
+    Higher,
+    /// Higher ones as soon as its clock has gone on for so long.
+    HigherIn(Duration),
+    /// Lower ones: its clients have to ask for higher ones ([`FenceAbove`](crate::FenceAbove)).
+    Lower,
+}
+
+/// What fences a store gives by itself to locks that it has no counter of.
+///
+/// # Errors
+/// As [`floor`].
+pub(super) async fn fences(pair: &Pair, side: Side, floor: Fence) -> Result<Fences> {
+    let found = follows(pair, side, wall_clock()).await?;
+    Ok(match found {
+        Follows::Clock(first) | Follows::Log(first) if first > floor.get() => Fences::Higher,
+        Follows::Clock(first) => Fences::HigherIn(Duration::from_micros(floor.get() - first + 1)),
+        Follows::Log(_) => Fences::Lower,
+    })
+}
+
+/// What the first fence of a new lock shows of a store.
+enum Follows {
+    /// The store's clock, in microseconds.
+    Clock(u64),
+    /// The store's log.
+    Log(u64),
+}
+
+/// A number above every fence that either store has given.
+///
+/// A fence is at most: what some clock or log said when a counter began, or a floor that was asked for before, and since then one
+/// more for each microsecond, or for each entry of a log. It holds as long as no lock takes more than one fence in a microsecond, and
+/// no clock that counters began at was set back by more than an hour since.
+///
+/// # Errors
+/// `Unsupported` if the fences of a store follow neither a clock nor a log; as those of [`LockStore::acquire`].
+pub(super) async fn floor(pair: &Pair, record: &PhaseRecord) -> Result<Fence> {
+    let here = wall_clock();
+    let (mut highest, mut logs) = (here.max(record.floor.get()), 0_u64);
+    for side in Side::ALL {
+        match follows(pair, side, here).await? {
+            Follows::Clock(there) => highest = highest.max(there),
+            Follows::Log(there) => {
+                highest = highest.max(there);
+                logs = logs.saturating_add(there);
+            }
+        }
+    }
+    let grown = logs.saturating_sub(record.logs).saturating_mul(LOG);
+    Ok(Fence::new(highest.saturating_add(grown).saturating_add(AHEAD)))
+}
+
+/// What the logs have reached that fences follow, of both stores together.
+///
+/// # Errors
+/// As [`floor`].
+pub(super) async fn logs(pair: &Pair) -> Result<u64> {
+    let (here, mut logs) = (wall_clock(), 0_u64);
+    for side in Side::ALL {
+        if let Follows::Log(there) = follows(pair, side, here).await? {
+            logs = logs.saturating_add(there);
+        }
+    }
+    Ok(logs)
+}
+
+/// Refuses a floor above which a store could not grant for long.
+///
+/// # Errors
+/// `Unsupported` if its fences end too soon; else as those of [`LockStore::acquire`].
+pub(super) async fn check_room(pair: &Pair, side: Side, floor: Fence) -> Result<()> {
+    let high = Fence::new(floor.get().saturating_add(ROOM));
+    probe(pair, side, "room", high).await.map(drop).map_err(|error| match error.kind() {
+        ErrorKind::InvalidInput | ErrorKind::Unexpected => {
+            let why = format!("{} can't grant fences above {floor} for long", pair.at(side).info().name);
+            Error::new(ErrorKind::Unsupported, why).with_source(error)
+        }
+        _ => error,
+    })
+}
+
+async fn follows(pair: &Pair, side: Side, here: u64) -> Result<Follows> {
+    let first = probe(pair, side, "clock", Fence::NONE).await?.get();
+    let info = pair.at(side).info();
+    if first.abs_diff(here) < FAR {
+        Ok(Follows::Clock(first))
+    } else if info.capability.liveness.session.is_some() {
+        Ok(Follows::Log(first))
+    } else {
+        let why = format!(
+            "the fences of {} follow no clock, or one that is more than a day off: what they have reached can't be told",
+            info.name
+        );
+        Err(Error::new(ErrorKind::Unsupported, why))
+    }
+}
+
+/// The fence of a new lock, which is released at once.
+///
+/// Where leases end with the session, and names leave a trace for ever, it is one lock for each purpose. There a fence does not
+/// depend on how often a lock was taken, and elsewhere what is left of a name goes by itself.
+async fn probe(pair: &Pair, side: Side, purpose: &str, floor: Fence) -> Result<Fence> {
+    let store = pair.at(side);
+    let token = Token::random()?;
+    let unique = if store.info().capability.liveness.session.is_some() { "probe".to_owned() } else { token.reveal() };
+    let key = LockKey::new(format!("{OWN}{purpose}/{unique}"))?;
+    let ttl = store.info().capability.liveness.ttl.as_ref().map_or(Duration::from_secs(1), |range| *range.start());
+    let claim = Claim { key, token, mode: Mode::Exclusive };
+    let request = AcquireRequest {
+        claim: claim.clone(),
+        ttl: ttl.max(Duration::from_secs(1)),
+        wait: Duration::ZERO,
+        order: Order::Any,
+        fence: FenceRequest { floor, ..FenceRequest::default() },
+        holder: HolderInfo::this_process(),
+        from: None,
+    };
+    let attempt = store.acquire(&request).await;
+    // One that stays held would be in the way of whoever asks next.
+    let released = store.release(&claim).await;
+    match attempt? {
+        Attempt::Granted(hold) => released.map(|_| hold.fence),
+        Attempt::Contended(_) => {
+            let why = "a lock for the migration's own use is held: somebody else moves it on, or too few nodes of a quorum are up";
+            Err(Error::new(ErrorKind::Unavailable, why))
+        }
+    }
+}
+
+fn wall_clock() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,276 @@
+//! A migration: its start, and what the stores say of it (rule M13). Nothing is kept between two calls but what the stores have: whoever calls may be
+//! killed at any moment, and another goes on.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    floor::{check_room, floor, logs},
+    pair::Pair,
+    record::{Phase, PhaseRecord, Side, drain},
+    rules,
+};
+use crate::{
+    Error, ErrorKind, Fence, LockStore, Result, Token,
+    store::{Swap, identity},
+};
+
+/// A migration, as those see it who move it on.
+#[derive(Clone, Debug)]
+pub struct Migration {
+    pub(super) pair: Pair,
+    pub(super) despite_others: bool,
+    pub(super) fences_are_set: bool,
+}
+
+/// What a migration is started with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The longest ttl that any client uses; clients of the migration are refused longer ones. The longer it is, the longer
+    /// each drain.
+    pub max_ttl: Duration,
+    /// For how long a client acts on what it read of the phase. Each client that is in use reads it so often; it is a part of each
+    /// drain.
+    pub fresh: Duration,
+    /// Whether the home keeps what it confirmed, through crashes and fail-overs; it is taken to if its fences are
+    /// [strict](crate::Fencing::Strict). If so, the step back from [`Phase::Both`] needs neither a drain nor the other store.
+    pub home_is_durable: bool,
+    /// Every grant lies above this: for a store whose fences were set above a number from outside. It must lie above every fence that
+    /// store has given so far.
+    pub fence_above: Fence,
+}
+
+impl Start {
+    /// With these times; the home may lose what it confirmed, and no fences were set from outside.
+    #[must_use]
+    pub const fn new(max_ttl: Duration, fresh: Duration) -> Self {
+        Self { max_ttl, fresh, home_is_durable: false, fence_above: Fence::NONE }
+    }
+
+    /// How long each drain takes with these settings, as [`PhaseRecord::drain`] has it.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        drain(self.max_ttl, self.fresh)
+    }
+}
+
+impl Default for Start {
+    /// 30 s, the default ttl of a lock, and 10 s; a home that may lose what it confirmed.
+    fn default() -> Self {
+        Self::new(Duration::from_secs(30), Duration::from_secs(10))
+    }
+}
+
+/// What the stores say of a migration.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// The newer of the two records.
+    pub record: PhaseRecord,
+    /// Whether the old store and the new one have this very record; an error if a store could not be asked.
+    pub has: [Result<bool>; 2],
+}
+
+impl Migration {
+    /// A migration from `old` to `new`. No I/O.
+    #[must_use]
+    pub fn new(old: Arc<dyn LockStore>, new: Arc<dyn LockStore>) -> Self {
+        Self { pair: Pair::new(old, new), despite_others: false, fences_are_set: false }
+    }
+
+    /// Takes steps although clients that know nothing of the migration hold locks: two can hold a lock at once then.
+    #[must_use]
+    pub fn despite_others(mut self) -> Self {
+        self.despite_others = true;
+        self
+    }
+
+    /// [Finishes](Self::finish) although the store that is left would by itself give lower fences than there have been: all its
+    /// clients are told to ask for higher ones ([`FenceAbove`](crate::FenceAbove)).
+    #[must_use]
+    pub fn fences_are_set(mut self) -> Self {
+        self.fences_are_set = true;
+        self
+    }
+
+    /// Starts it, in [`Phase::Old`]. From then on clients can [connect](super::Dual::connect). If it is started already, with the
+    /// same settings, this does nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput` if both stores are one, or the settings suit neither; `Unsupported` if neither store can be the home, or the
+    /// fences of one end too soon; `Misconfigured` if another migration is under way in one of the stores; else as those of
+    /// [`Records`](crate::store::Records).
+    ///
+    /// # Cancellation
+    /// It may be started.
+    pub async fn start(&self, start: Start) -> Result<PhaseRecord> {
+        let wanted = self.first(start).await?;
+        if let Some(known) = rules::newest(self.records().await?.into_iter().flatten()) {
+            let settings = |of: &PhaseRecord| (of.stores, of.home_is_durable, of.max_ttl, of.fresh);
+            let is_same = settings(&known) == settings(&wanted);
+            if !is_same {
+                let why = "a migration is under way already, between other stores or with other settings";
+                return Err(Error::new(ErrorKind::Misconfigured, why));
+            }
+            return self.settle().await;
+        }
+        let wanted = PhaseRecord { logs: self.logs(start).await?, ..wanted };
+        let highest = floor(&self.pair, &wanted).await?;
+        for side in Side::ALL {
+            check_room(&self.pair, side, highest).await?;
+        }
+        match self.pair.change_home(None, &wanted).await? {
+            Swap::Done => self.pair.lift(wanted.home.other(), &wanted).await?,
+            Swap::Differs(_) => return Err(overtaken()),
+        }
+        Ok(wanted)
+    }
+
+    /// What the logs have reached that fences follow; nothing if fences were set above a number at some time before.
+    async fn logs(&self, start: Start) -> Result<u64> {
+        if start.fence_above == Fence::NONE { logs(&self.pair).await } else { Ok(0) }
+    }
+
+    /// The record that it starts with.
+    async fn first(&self, start: Start) -> Result<PhaseRecord> {
+        let invalid = |why: String| Err(Error::new(ErrorKind::InvalidInput, why));
+        // Whole milliseconds, as the record has them.
+        let [max_ttl, fresh] = [start.max_ttl, start.fresh]
+            .map(|time| Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)));
+        if fresh < Duration::from_millis(100) || fresh > Duration::from_secs(600) {
+            return invalid(format!("the phase must be read anew every 100 ms to 10 minutes, not {fresh:?}"));
+        }
+        if max_ttl < Duration::from_millis(100) {
+            return invalid(format!("the longest ttl is at least 100 ms, not {max_ttl:?}"));
+        }
+        for side in Side::ALL {
+            let info = self.pair.at(side).info();
+            if let Some(range) = info.capability.liveness.ttl.as_ref().filter(|range| !range.contains(&max_ttl)) {
+                let (least, most) = (range.start(), range.end());
+                return invalid(format!("{} takes ttls from {least:?} to {most:?}, not {max_ttl:?}", info.name));
+            }
+        }
+        let stores = [identity(&**self.pair.at(Side::Old)).await?, identity(&**self.pair.at(Side::New)).await?];
+        if stores[0] == stores[1] {
+            return invalid("the old store and the new one are one and the same".to_owned());
+        }
+        let home = self.home()?;
+        Ok(PhaseRecord {
+            id: Token::random()?,
+            stores,
+            home,
+            home_is_durable: start.home_is_durable || self.pair.is_durable(home),
+            max_ttl,
+            fresh,
+            epoch: 1,
+            phase: Phase::Old,
+            came_from: Phase::Old,
+            floor: start.fence_above,
+            logs: 0,
+            stamp: Token::random()?,
+        })
+    }
+
+    /// The store in which each change is made first: one that keeps what it confirmed, if there is one, and rather the old one.
+    ///
+    /// # Errors
+    /// `Unsupported` if neither can be: a quorum can't change its record in one step.
+    pub fn home(&self) -> Result<Side> {
+        let can = |side: &Side| self.pair.can_be_home(*side);
+        let safe = Side::ALL.into_iter().filter(can).find(|side| self.pair.is_durable(*side));
+        safe.or_else(|| Side::ALL.into_iter().find(can)).ok_or_else(|| {
+            let why = "a quorum can't be the home of a migration, and both stores are quorums";
+            Error::new(ErrorKind::Unsupported, why)
+        })
+    }
+
+    /// What the stores say. Changes nothing.
+    ///
+    /// # Errors
+    /// `Misconfigured` if there is no migration; as those of [`Records`](crate::store::Records) if neither store answers.
+    pub async fn state(&self) -> Result<State> {
+        let (old, new) = tokio::join!(self.pair.read(Side::Old), self.pair.read(Side::New));
+        let records = [old, new];
+        // That a store is the wrong one is said before anything else; one that is away is shown as such.
+        let is_wrong = |error: &&Error| matches!(error.kind(), ErrorKind::Misconfigured | ErrorKind::Unexpected);
+        if let Some(error) = records.iter().filter_map(|found| found.as_ref().err()).find(is_wrong) {
+            return Err(error.clone());
+        }
+        let Some(record) = rules::newest(records.iter().flatten().flatten().cloned()) else {
+            return Err(records.into_iter().find_map(Result::err).unwrap_or_else(not_started));
+        };
+        if records.iter().flatten().flatten().any(|found| !found.is_of(&record)) {
+            return Err(of_two());
+        }
+        for (side, found) in Side::ALL.into_iter().zip(&records) {
+            // The wrong store, if it has no record and is another one.
+            if matches!(found, Ok(None))
+                && let Err(error) = self.pair.check_identity(side, &record).await
+                && error.kind() == ErrorKind::Misconfigured
+            {
+                return Err(error);
+            }
+        }
+        let has = records.map(|found| Ok(found?.as_ref() == Some(&record)));
+        Ok(State { record, has })
+    }
+
+    /// Makes both stores have the newer of their records (rule M13), the home first. Where one lacks it, both get a new record of that
+    /// phase: a migrator that waits for a drain must notice that a store did not have its record all the time.
+    ///
+    /// # Errors
+    /// As [`state`](Self::state), for either store; `Unexpected` if they have different records of one epoch; `Unavailable` if
+    /// another changed the record meanwhile.
+    pub async fn settle(&self) -> Result<PhaseRecord> {
+        let found = self.records().await?;
+        let record = rules::newest(found.iter().flatten().cloned()).ok_or_else(not_started)?;
+        if self.is_settled(&record).await? {
+            return Ok(record);
+        }
+        for (side, known) in Side::ALL.into_iter().zip(&found) {
+            rules::is_lifted(known.as_ref(), &record)?;
+            if known.is_none() {
+                self.pair.check_identity(side, &record).await?;
+            }
+        }
+        let renewed = record.renewed()?;
+        match self.pair.change_home(found[record.home.index()].as_ref(), &renewed).await? {
+            Swap::Done => self.pair.lift(record.home.other(), &renewed).await?,
+            Swap::Differs(_) => return Err(overtaken()),
+        }
+        Ok(renewed)
+    }
+
+    /// What each store has; both must answer.
+    async fn records(&self) -> Result<[Option<PhaseRecord>; 2]> {
+        let (old, new) = tokio::join!(self.pair.read(Side::Old), self.pair.read(Side::New));
+        let found = [old?, new?];
+        if let [Some(old), Some(new)] = &found
+            && !old.is_of(new)
+        {
+            return Err(of_two());
+        }
+        Ok(found)
+    }
+
+    /// Whether both stores still have this very record (rule M15).
+    pub(super) async fn is_settled(&self, record: &PhaseRecord) -> Result<bool> {
+        let (old, new) = tokio::join!(self.pair.has(Side::Old, record), self.pair.has(Side::New, record));
+        Ok(old? && new?)
+    }
+}
+
+fn not_started() -> Error {
+    let why = "there is no migration between these stores; start one with: lockkit migrate start";
+    Error::new(ErrorKind::Misconfigured, why)
+}
+
+fn of_two() -> Error {
+    Error::new(ErrorKind::Misconfigured, "the stores have the records of two different migrations")
+}
+
+pub(super) fn in_both() -> Error {
+    Error::new(ErrorKind::InvalidInput, "the locks are in both stores: go on to one of them first")
+}
+
+pub(super) fn overtaken() -> Error {
+    Error::new(ErrorKind::Unavailable, "somebody else has just moved the migration on: look at where it is")
+}

@@ -1,0 +1,268 @@
+//! The two stores of a migration, and the record that both keep.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
+
+use super::{
+    record::{PhaseRecord, Side},
+    rules,
+};
+use crate::{
+    Error, ErrorKind, Fencing, LockKey, LockStore, Moment, Result,
+    store::{Record, Records, Swap, known_identity},
+};
+
+/// The name of the record.
+const NAME: &str = "lockkit/migration";
+
+/// The old store and the new one.
+#[derive(Clone)]
+pub(super) struct Pair([Arc<dyn LockStore>; 2]);
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|store| &store.info().name)).finish()
+    }
+}
+
+impl Pair {
+    pub(super) fn new(old: Arc<dyn LockStore>, new: Arc<dyn LockStore>) -> Self {
+        Self([old, new])
+    }
+
+    pub(super) fn at(&self, side: Side) -> &Arc<dyn LockStore> {
+        &self.0[side.index()]
+    }
+
+    /// The present moment. All is measured on the clock of the old store.
+    pub(super) fn now(&self) -> Moment {
+        self.0[0].info().clock.now()
+    }
+
+    /// A moment of a store's clock on the clock of this pair, or one before it.
+    pub(super) fn here(&self, side: Side, moment: Moment) -> Moment {
+        match side {
+            Side::Old => moment,
+            Side::New => {
+                let now = self.now();
+                now + moment.since(self.0[1].info().clock.now())
+            }
+        }
+    }
+
+    /// Whether a store keeps what it confirmed.
+    pub(super) fn is_durable(&self, side: Side) -> bool {
+        self.at(side).info().capability.fencing == Fencing::Strict
+    }
+
+    /// Whether a store can be the home: only one that keeps its records in one place can change them in one step.
+    pub(super) fn can_be_home(&self, side: Side) -> bool {
+        self.at(side).records().len() == 1
+    }
+
+    /// What a store has as the record of a migration; of a quorum the newest that a majority of its nodes has.
+    ///
+    /// # Errors
+    /// As those of [`Records::read`]; `Misconfigured` if it is the other one of the two stores; `Unexpected` if what is there has
+    /// another form; `Unsupported` if it keeps no records.
+    pub(super) async fn read(&self, side: Side) -> Result<Option<PhaseRecord>> {
+        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
+        let answers = majority(keepers.len(), keepers.iter().map(|keeper| keeper.read(&name))).await?;
+        let mut newest: Option<PhaseRecord> = None;
+        for text in answers.into_iter().flatten() {
+            let record = read_at(side, &text)?;
+            newest = rules::newest(newest.into_iter().chain([record]));
+        }
+        Ok(newest)
+    }
+
+    /// Makes the record of the home `new` if it is `seen`.
+    pub(super) async fn change_home(&self, seen: Option<&PhaseRecord>, new: &PhaseRecord) -> Result<Swap> {
+        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(new.home)?);
+        let seen = seen.map(|seen| seen.to_record(new.home)).transpose()?;
+        let new = new.to_record(new.home)?;
+        let [home] = &keepers[..] else {
+            return Err(Error::new(ErrorKind::Unsupported, "a quorum can't be the home of a migration"));
+        };
+        home.compare_and_set(&name, seen.as_ref(), Some(&new)).await
+    }
+
+    /// Makes a store have this record, or a newer one; of a quorum a majority of its nodes.
+    ///
+    /// # Errors
+    /// As those of [`Records`]; `Misconfigured` if it has no record, and is another store than the one that the migration was started
+    /// with; `Unexpected` if it has another one of the same epoch.
+    pub(super) async fn lift(&self, side: Side, record: &PhaseRecord) -> Result<()> {
+        let keepers = self.keepers(side)?;
+        // All of them, as far as they answer: one that has an older record would spoil the drain.
+        let lifted = all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record))).await;
+        let done = lifted.iter().filter(|done| done.is_ok()).count();
+        match lifted.into_iter().find_map(Result::err) {
+            Some(error) if done <= keepers.len() / 2 => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a store has this very record; of a quorum, whether a majority of its nodes has it, and none that answers a newer one. One node is
+    /// not enough: clients may read an older record at the others.
+    pub(super) async fn has(&self, side: Side, record: &PhaseRecord) -> Result<bool> {
+        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
+        let (mut copies, mut differs, mut is_ahead, mut failed) = (0, false, false, None);
+        for answer in all(keepers.iter().map(|keeper| keeper.read(&name))).await {
+            match answer {
+                Ok(text) => {
+                    let found = text.map(|text| read_at(side, &text)).transpose()?;
+                    let is_copy = rules::is_copy(found.as_ref(), record);
+                    copies += usize::from(is_copy);
+                    differs |= !is_copy;
+                    // A step that was not finished: clients that read it there act on it.
+                    is_ahead |= !is_copy && found.is_some_and(|found| found.epoch >= record.epoch);
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            _ if copies > keepers.len() / 2 && !is_ahead => Ok(true),
+            Some(error) if !differs => Err(error),
+            _ => Ok(false),
+        }
+    }
+
+    async fn lift_at(&self, keeper: &dyn Records, side: Side, record: &PhaseRecord) -> Result<()> {
+        let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
+        let mut found = keeper.read(&name).await?;
+        loop {
+            let known = found.as_ref().map(|known| read_at(side, known)).transpose()?;
+            if !rules::is_lifted(known.as_ref(), record)? {
+                return Ok(());
+            }
+            if known.is_none() {
+                // A store that the URL leads to by mistake has none either.
+                self.check_identity(side, record).await?;
+            }
+            match keeper.compare_and_set(&name, found.as_ref(), Some(&text)).await? {
+                Swap::Done => return Ok(()),
+                Swap::Differs(other) => found = other,
+            }
+        }
+    }
+
+    /// Refuses a store that is not the one that the migration was started with.
+    ///
+    /// # Errors
+    /// `Misconfigured` if it is another one; as those of [`Records::read`].
+    pub(super) async fn check_identity(&self, side: Side, record: &PhaseRecord) -> Result<()> {
+        if known_identity(&**self.at(side)).await? == Some(record.stores[side.index()]) {
+            return Ok(());
+        }
+        let name = &self.at(side).info().name;
+        let why =
+            format!("{name} is not the {side} store that the migration was started with, or it has lost all its data");
+        Err(Error::new(ErrorKind::Misconfigured, why))
+    }
+
+    /// Removes the record from a store. At the home it must be this very one; elsewhere one of this migration. Of a quorum from all
+    /// nodes.
+    pub(super) async fn remove(&self, side: Side, record: &PhaseRecord) -> Result<Swap> {
+        let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
+        let keepers = self.keepers(side)?;
+        if let [home] = &keepers[..]
+            && side == record.home
+        {
+            return home.compare_and_set(&name, Some(&text), None).await;
+        }
+        let removed = all(keepers.iter().map(|keeper| remove_at(&**keeper, side, record))).await;
+        removed.into_iter().collect::<Result<Vec<_>>>().map(|_| Swap::Done)
+    }
+
+    fn keepers(&self, side: Side) -> Result<Vec<Box<dyn Records + '_>>> {
+        let store = self.at(side);
+        let keepers = store.records();
+        if keepers.is_empty() {
+            let why = format!("{} keeps no records, and can't be migrated", store.info().name);
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        Ok(keepers)
+    }
+}
+
+/// The record that a store has, which must say that it is this one of the two: with the stores the other way round, the phases
+/// would mean the opposite.
+fn read_at(side: Side, text: &Record) -> Result<PhaseRecord> {
+    let (record, at) = PhaseRecord::from_record(text)?;
+    if at == side {
+        return Ok(record);
+    }
+    Err(Error::new(ErrorKind::Misconfigured, "the two stores of the migration stand the other way round"))
+}
+
+/// Removes a record of this migration.
+async fn remove_at(keeper: &dyn Records, side: Side, record: &PhaseRecord) -> Result<()> {
+    let name = LockKey::new(NAME)?;
+    while let Some(text) = keeper.read(&name).await? {
+        if !read_at(side, &text)?.is_of(record) {
+            return Err(of_another());
+        }
+        if keeper.compare_and_set(&name, Some(&text), None).await? == Swap::Done {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn of_another() -> Error {
+    Error::new(ErrorKind::Misconfigured, "the store has the record of another migration")
+}
+
+/// The first answers of a majority of `all` calls, or the error of one if too many fail.
+async fn majority<T>(all: usize, calls: impl Iterator<Item = impl Future<Output = Result<T>>>) -> Result<Vec<T>> {
+    let mut calls: Vec<_> = calls.map(|call| Some(Box::pin(call))).collect();
+    let (needed, mut failed) = (all / 2 + 1, 0);
+    let mut answers = Vec::with_capacity(all);
+    poll_fn(|cx| {
+        for slot in &mut calls {
+            let Some(Poll::Ready(answer)) = slot.as_mut().map(|call| call.as_mut().poll(cx)) else { continue };
+            *slot = None;
+            match answer {
+                Ok(answer) => answers.push(answer),
+                Err(error) => {
+                    failed += 1;
+                    if all - failed < needed {
+                        return Poll::Ready(Err(error));
+                    }
+                }
+            }
+        }
+        if answers.len() >= needed { Poll::Ready(Ok(())) } else { Poll::Pending }
+    })
+    .await?;
+    Ok(answers)
+}
+
+/// The answers of all calls, which go on side by side.
+pub(super) async fn all<T>(calls: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut calls: Vec<(Pin<Box<_>>, Option<T>)> = calls.map(|call| (Box::pin(call), None)).collect();
+    poll_fn(|cx| {
+        let mut open = 0;
+        for (call, answer) in calls.iter_mut().filter(|(_, answer)| answer.is_none()) {
+            match call.as_mut().poll(cx) {
+                Poll::Ready(ready) => *answer = Some(ready),
+                Poll::Pending => open += 1,
+            }
+        }
+        if open == 0 { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    calls.into_iter().filter_map(|(_, answer)| answer).collect()
+}
+
+/// How long a call may take that is not what the caller waits for.
+pub(super) fn aside(ttl: Duration) -> Duration {
+    (ttl / 8).min(Duration::from_millis(250))
+}

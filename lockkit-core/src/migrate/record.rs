@@ -1,0 +1,368 @@
+//! The record that says in which store the locks are: pure, no I/O.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    Error, ErrorKind, Fence, HolderInfo, Result, Token,
+    store::{Identity, Record},
+};
+
+/// The first word of a record, with the version of its form.
+const FORM: &str = "migration-1";
+/// Of a home that keeps what it confirmed, and of one that may lose it.
+const DURABLE: &str = "durable";
+const FORGETFUL: &str = "forgetful";
+
+/// Where the locks of a service are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// In the old store.
+    Old,
+    /// In both: a lock is held if it is held in each.
+    Both,
+    /// In the new store.
+    New,
+}
+
+/// One of the two stores of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The store that the service comes from.
+    Old,
+    /// The store that it goes to.
+    New,
+}
+
+/// What both stores say of a migration.
+///
+/// `id`, `stores`, `home`, `home_is_durable`, `max_ttl`, `fresh` and `logs` stay the same throughout. What a store keeps also says which of the
+/// two stores it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PhaseRecord {
+    /// Which migration it is.
+    pub id: Token,
+    /// The identities of the old store and the new one.
+    pub stores: [Identity; 2],
+    /// The store in which each change is made first; what the other has is the same, or older (rule M2).
+    pub home: Side,
+    /// Whether the home keeps what it confirmed, through crashes and fail-overs.
+    pub home_is_durable: bool,
+    /// The longest ttl of a lease.
+    pub max_ttl: Duration,
+    /// For how long a client may act on what it read, counted from before it asked.
+    pub fresh: Duration,
+    /// Grows with each change.
+    pub epoch: u64,
+    /// Where the locks are.
+    pub phase: Phase,
+    /// The phase before [`Phase::Both`]; in the other phases it is that phase itself.
+    pub came_from: Phase,
+    /// Every new grant lies above this.
+    pub floor: Fence,
+    /// What the logs had reached that fences follow, when the migration started: by as much as they have grown since, fences may
+    /// have.
+    pub logs: u64,
+    /// New at every change, so that no two records are equal.
+    pub stamp: Token,
+}
+
+impl Phase {
+    /// Whether the locks of this phase are in that store.
+    #[must_use]
+    pub const fn uses(self, side: Side) -> bool {
+        !matches!((self, side), (Self::Old, Side::New) | (Self::New, Side::Old))
+    }
+
+    /// The stores of this phase, in the order in which they are asked (rule M8).
+    #[must_use]
+    pub const fn sides(self) -> &'static [Side] {
+        match self {
+            Self::Old => &[Side::Old],
+            Self::Both => &Side::ALL,
+            Self::New => &[Side::New],
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Old => "old",
+            Self::Both => "both",
+            Self::New => "new",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        [Self::Old, Self::Both, Self::New].into_iter().find(|phase| phase.name() == name)
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Side {
+    /// The old store, then the new one.
+    pub const ALL: [Self; 2] = [Self::Old, Self::New];
+
+    /// The place in a pair.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        match self {
+            Self::Old => 0,
+            Self::New => 1,
+        }
+    }
+
+    /// The other store.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Old => Self::New,
+            Self::New => Self::Old,
+        }
+    }
+
+    /// The phase in which the locks are in this store alone.
+    #[must_use]
+    pub const fn alone(self) -> Phase {
+        match self {
+            Self::Old => Phase::Old,
+            Self::New => Phase::New,
+        }
+    }
+}
+
+impl Side {
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|side| side.alone().name() == name)
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.alone().fmt(f)
+    }
+}
+
+impl PhaseRecord {
+    /// How long after a change nobody acts on the phase before any more, measured by whoever made the change, from the moment
+    /// at which both stores were seen to have it (rule M14): 2 % are for clocks that run at different rates.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        drain(self.max_ttl, self.fresh)
+    }
+
+    /// The record after a change to `goal`, with `floor` if that lies higher. Says nothing of when it may be written; see
+    /// [`may_go`](Self::may_go).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if no single step leads there.
+    pub fn next(&self, goal: Phase, floor: Fence) -> Result<Self> {
+        if (self.phase == Phase::Both) == (goal == Phase::Both) {
+            let why = format!("no single step leads from the phase {} to {goal}", self.phase);
+            return Err(Error::new(ErrorKind::InvalidInput, why));
+        }
+        let came_from = if goal == Phase::Both { self.phase } else { goal };
+        let (epoch, floor) = (self.epoch + 1, self.floor.max(floor));
+        Ok(Self { epoch, phase: goal, came_from, floor, stamp: Token::random()?, ..self.clone() })
+    }
+
+    /// The same phase as a new record, which differs from this one in its epoch and its stamp.
+    ///
+    /// # Errors
+    /// As those of [`Token::random`].
+    pub fn renewed(&self) -> Result<Self> {
+        Ok(Self { epoch: self.epoch + 1, stamp: Token::random()?, ..self.clone() })
+    }
+
+    /// Whether the step to `goal` may be taken at once, without a drain (rule M16): into [`Phase::Both`], and back to where
+    /// that came from, unless the home may lose a change that it confirmed.
+    #[must_use]
+    pub fn may_go(&self, goal: Phase, home_is_durable: bool) -> bool {
+        goal == Phase::Both || (goal == self.came_from && home_is_durable)
+    }
+
+    /// Whether it is of the same migration.
+    #[must_use]
+    pub fn is_of(&self, other: &Self) -> bool {
+        (self.id, self.stores, self.home) == (other.id, other.stores, other.home)
+            && (self.home_is_durable, self.max_ttl, self.fresh) == (other.home_is_durable, other.max_ttl, other.fresh)
+    }
+
+    /// What a store keeps, which also says that it is this one of the two.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if its times have no text.
+    pub fn to_record(&self, at: Side) -> Result<Record> {
+        let [old, new] = self.stores;
+        let (max_ttl, fresh) = (self.max_ttl.as_millis(), self.fresh.as_millis());
+        Record::new(format!(
+            "{FORM};{at};{};{old};{new};{};{};{max_ttl};{fresh};{};{};{};{};{};{}",
+            self.id.reveal(),
+            self.home,
+            if self.home_is_durable { DURABLE } else { FORGETFUL },
+            self.epoch,
+            self.phase,
+            self.came_from,
+            self.floor,
+            self.logs,
+            self.stamp.reveal(),
+        ))
+    }
+
+    /// Reads what a store had, and which of the two it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unexpected`] if it has another form.
+    pub fn from_record(record: &Record) -> Result<(Self, Side)> {
+        Self::parse(record.as_str()).ok_or_else(|| {
+            let why = "the record of the migration has another form; it may be that of a newer version";
+            Error::new(ErrorKind::Unexpected, why)
+        })
+    }
+
+    fn parse(text: &str) -> Option<(Self, Side)> {
+        let words: Vec<&str> = text.split(';').collect();
+        let [FORM, at, id, old, new, home, durable, max_ttl, fresh, epoch, phase, came_from, floor, logs, stamp] =
+            words[..]
+        else {
+            return None;
+        };
+        let millis = |text: &str| Some(Duration::from_millis(text.parse().ok()?)).filter(|time| !time.is_zero());
+        let record = Self {
+            id: id.parse().ok()?,
+            stores: [old.parse().ok()?, new.parse().ok()?],
+            home: Side::named(home)?,
+            home_is_durable: [FORGETFUL, DURABLE].iter().position(|word| *word == durable)? == 1,
+            max_ttl: millis(max_ttl)?,
+            fresh: millis(fresh)?,
+            epoch: epoch.parse().ok()?,
+            phase: Phase::named(phase)?,
+            came_from: Phase::named(came_from)?,
+            floor: Fence::new(floor.parse().ok()?),
+            logs: logs.parse().ok()?,
+            stamp: stamp.parse().ok()?,
+        };
+        let is_sound = (record.phase == Phase::Both) != (record.phase == record.came_from);
+        let at = Side::named(at)?;
+        (is_sound && record.came_from != Phase::Both).then_some((record, at))
+    }
+}
+
+pub(super) fn drain(max_ttl: Duration, fresh: Duration) -> Duration {
+    let sum = fresh + max_ttl;
+    sum + sum / 50 + Duration::from_millis(10)
+}
+
+/// What marks a holder as a client of a migration: a part of its id, and the phase as which it holds the lock (rule M12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    pub(super) phase: Phase,
+}
+
+impl Mark {
+    /// The description of a holder with the mark behind it.
+    pub(super) fn put(info: &HolderInfo, id: &Token, phase: Phase) -> HolderInfo {
+        let mark = format!(" ~{}:{phase}", &id.reveal()[..8]);
+        let mut room = HolderInfo::MAX_BYTES - mark.len();
+        let text = info.as_str();
+        room = room.min(text.len());
+        while !text.is_char_boundary(room) {
+            room -= 1;
+        }
+        HolderInfo::new(&format!("{}{mark}", &text[..room]))
+    }
+
+    /// The description without the mark, and the mark, if there is one of this migration.
+    pub(super) fn take(info: &HolderInfo, id: &Token) -> (HolderInfo, Option<Self>) {
+        let found = info.as_str().rsplit_once(" ~").and_then(|(text, mark)| {
+            let (part, phase) = mark.split_once(':')?;
+            (part == &id.reveal()[..8]).then_some((HolderInfo::new(text), Self { phase: Phase::named(phase)? }))
+        });
+        found.map_or_else(|| (info.clone(), None), |(text, mark)| (text, Some(mark)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> PhaseRecord {
+        let token = || Token::random().expect("random");
+        PhaseRecord {
+            id: token(),
+            stores: [token(), token()].map(|token| token.reveal().parse().expect("identity")),
+            home: Side::Old,
+            home_is_durable: false,
+            max_ttl: Duration::from_secs(300),
+            fresh: Duration::from_secs(10),
+            epoch: 1,
+            phase: Phase::Old,
+            came_from: Phase::Old,
+            floor: Fence::NONE,
+            logs: 0,
+            stamp: token(),
+        }
+    }
+
+    #[test]
+    fn a_record_survives_its_text_even_at_its_longest() {
+        let mut record = record();
+        for (phase, came_from) in
+            [(Phase::Old, Phase::Old), (Phase::Both, Phase::Old), (Phase::Both, Phase::New), (Phase::New, Phase::New)]
+        {
+            (record.phase, record.came_from, record.home) = (phase, came_from, Side::New);
+            (record.epoch, record.floor, record.logs) = (u64::MAX, Fence::new(u64::MAX), u64::MAX);
+            let text = record.to_record(Side::New).expect("text");
+            assert_eq!(PhaseRecord::from_record(&text).expect("record"), (record.clone(), Side::New));
+            record.home_is_durable = !record.home_is_durable;
+        }
+    }
+
+    #[test]
+    fn another_form_is_no_record() {
+        let good = record().to_record(Side::Old).expect("text");
+        let is_refused = |text: String| {
+            let error = PhaseRecord::from_record(&Record::new(text).expect("record")).expect_err("another form");
+            assert_eq!(error.kind(), ErrorKind::Unexpected);
+        };
+        is_refused(good.as_str().replace("migration-1", "migration-2"));
+        is_refused(good.as_str().replace("migration-1;old", "migration-1;both"));
+        is_refused(good.as_str().replace(";1;old;old;", ";1;old;both;"));
+        is_refused(good.as_str().replace(";1;old;old;", ";1;both;both;"));
+        is_refused(good.as_str().replace(";10000;", ";0;"));
+        is_refused(format!("{};x", good.as_str()));
+        is_refused("x".to_owned());
+    }
+
+    #[test]
+    fn steps_lead_through_both_and_never_lower_the_floor() {
+        let old = record();
+        assert_eq!(old.next(Phase::New, Fence::NONE).expect_err("a leap").kind(), ErrorKind::InvalidInput);
+        assert!(old.next(Phase::Old, Fence::NONE).is_err());
+        let both = old.next(Phase::Both, Fence::NONE).expect("step");
+        assert!(both.next(Phase::Both, Fence::NONE).is_err());
+        assert_eq!((both.epoch, both.came_from), (2, Phase::Old));
+        assert!(both.may_go(Phase::Old, true) && !both.may_go(Phase::Old, false) && !both.may_go(Phase::New, true));
+        let new = both.next(Phase::New, Fence::new(7)).expect("step");
+        let back = new.next(Phase::Both, Fence::new(3)).expect("step");
+        assert_eq!((new.floor, back.floor, back.came_from), (Fence::new(7), Fence::new(7), Phase::New));
+        assert!(back.is_of(&old) && back.stamp != new.stamp);
+        assert_eq!(old.drain(), Duration::from_millis(316_210));
+    }
+
+    #[test]
+    fn a_mark_is_found_and_taken_off() {
+        let (id, other) = (record().id, record().id);
+        for text in ["billing@web-3:4711", "", &"é".repeat(128), "a ~b:old"] {
+            let marked = Mark::put(&HolderInfo::new(text), &id, Phase::Both);
+            assert!(marked.as_str().len() <= HolderInfo::MAX_BYTES);
+            let (plain, mark) = Mark::take(&marked, &id);
+            assert!(text.starts_with(plain.as_str()), "{plain}");
+            assert_eq!(mark, Some(Mark { phase: Phase::Both }));
+            assert_eq!(Mark::take(&marked, &other), (marked.clone(), None));
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Releasing: the new store first, so that nobody who got the old one is refused by the new one.
+
+use super::{
+    claims::{Entry, Over},
+    dual::Dual,
+    record::Side,
+};
+use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result};
+
+impl Dual {
+    pub(super) async fn release_in_phase(&self, claim: &Claim) -> Result<Release> {
+        if let Some(entry) = self.claims.get(claim) {
+            let answer = self.release_all(&entry).await;
+            self.claims.settle(&entry);
+            return answer;
+        }
+        // Of another client, or released before.
+        let record = self.confirmed().await?;
+        self.release_all(&Entry::assumed(claim.clone(), record.phase)).await
+    }
+
+    /// Releases a claim wherever something of it may be left: first where that says how the lock was held, whatever another store
+    /// answers. The others have a short time; what is left there then is [cleared up](Self::clear_up) later.
+    async fn release_all(&self, entry: &Entry) -> Result<Release> {
+        entry.end(Over::Released);
+        let mut answer = None;
+        let mut failed = None;
+        for side in Side::ALL.into_iter().rev().filter(|side| entry.is_at(*side) && self.decides(entry, *side)) {
+            let claim = entry.release_at(side);
+            match self.pair.at(side).release(&claim).await {
+                Ok(release) => {
+                    entry.released(side, &claim)?;
+                    answer = Some(answer.map_or(release, |answer| both(answer, release)));
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        for side in Side::ALL.into_iter().filter(|side| entry.is_at(*side) && !self.decides(entry, *side)) {
+            let is_told = self.drop_at(entry, side, self.aside(self.first.max_ttl)).await;
+            // There nothing lapses: the core has to repeat it until it is answered.
+            if !is_told && self.pair.at(side).info().capability.liveness.session.is_some() {
+                let why = format!("the {side} store did not answer the release of what was left there");
+                failed = failed.or(Some(Error::new(ErrorKind::Unavailable, why)));
+            }
+        }
+        entry.doubt(failed.is_some());
+        match failed {
+            Some(error) => Err(error.unknown_effect()),
+            None => Ok(answer.unwrap_or(Release::NotHeld(LossReason::Gone))),
+        }
+    }
+
+    /// Whether a store's answer says how the lock was held.
+    fn decides(&self, entry: &Entry, side: Side) -> bool {
+        entry.held().is_none_or(|held| held.phase.uses(side))
+    }
+}
+
+/// The answer of two stores: held, if it was held at both.
+fn both(one: Release, other: Release) -> Release {
+    match (one, other) {
+        (Release::NotHeld(reason), _) | (_, Release::NotHeld(reason)) => Release::NotHeld(reason),
+        (Release::Released { waiters: one }, Release::Released { waiters: other }) => {
+            Release::Released { waiters: one.max(other) }
+        }
+    }
+}

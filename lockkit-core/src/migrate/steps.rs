@@ -1,0 +1,188 @@
+//! The steps from phase to phase, and the end (rules M14 to M16).
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::{
+    floor::{Fences, check_room, fences, floor},
+    migration::{Migration, State, in_both, overtaken},
+    record::{Phase, PhaseRecord, Side},
+};
+use crate::{Error, ErrorKind, Fence, Result, store::Swap};
+
+/// How often a drain tells how long it will go on.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
+
+/// A wait until nobody acts on the phase before any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// All of it.
+    pub whole: Duration,
+    /// What is left.
+    pub left: Duration,
+}
+
+/// How a step went.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// The record now.
+    pub record: PhaseRecord,
+    /// Whether the store that is not the home has it, too; if not, why. The step stands all the same: what it allows is allowed, and
+    /// the next step brings it there.
+    pub copied: Result<()>,
+}
+
+impl Migration {
+    /// Goes to `goal`, by one step; nothing is done if it is the phase already. A step out of [`Phase::Both`] waits until nobody acts on the
+    /// phase before any more, unless it leads back to that; `told` hears of that wait every second.
+    ///
+    /// # Errors
+    /// `InvalidInput` if no single step leads there; `Unavailable` if another changed the phase meanwhile; `Unsupported` if the
+    /// fences of a store can't go on where those of the other are; `Misconfigured` while clients that know nothing of the migration
+    /// hold locks in a store of the phase, unless it goes on [despite them](Self::despite_others); else as [`settle`](Self::settle).
+    ///
+    /// # Cancellation
+    /// The step may be taken.
+    pub async fn step(&self, goal: Phase, mut told: impl FnMut(Drain)) -> Result<Step> {
+        loop {
+            if let Some(step) = self.step_back_at_once(goal).await? {
+                return Ok(step);
+            }
+            let record = self.settle().await?;
+            if record.phase == goal {
+                return Ok(Step { record, copied: Ok(()) });
+            }
+            let mut next = record.next(goal, Fence::NONE)?;
+            self.check_others(&record).await?;
+            if goal != Phase::Both {
+                self.check_room(goal, self.next_floor(goal, &record).await?).await?;
+                let settled = self.settle().await?;
+                if settled != record {
+                    continue;
+                }
+                // From here on, for both stores were seen to have the record (rule M14).
+                self.drain(&record, &mut told).await;
+                let highest = self.next_floor(goal, &record).await?;
+                self.check_room(goal, highest).await?;
+                self.check_others(&record).await?;
+                next = record.next(goal, highest)?;
+                if !self.is_settled(&record).await? {
+                    continue;
+                }
+            }
+            return self.change(&record, next).await;
+        }
+    }
+
+    /// The floor of the phase after this one (rule M17). On the way back there is no need of a higher one: all that was granted in both stores
+    /// was carried into that one.
+    async fn next_floor(&self, goal: Phase, record: &PhaseRecord) -> Result<Fence> {
+        if goal == record.came_from { Ok(record.floor) } else { floor(&self.pair, record).await }
+    }
+
+    async fn check_room(&self, goal: Phase, floor: Fence) -> Result<()> {
+        for side in goal.sides() {
+            check_room(&self.pair, *side, floor).await?;
+        }
+        Ok(())
+    }
+
+    /// The step from [`Phase::Both`] to where that came from, where it needs no drain (rule M16): not even the other store.
+    async fn step_back_at_once(&self, goal: Phase) -> Result<Option<Step>> {
+        let State { record, has } = self.state().await?;
+        let home_has_it = matches!(has[record.home.index()], Ok(true));
+        let is_back = record.phase == Phase::Both && goal != Phase::Both;
+        if !is_back || !home_has_it || !record.may_go(goal, record.home_is_durable) {
+            return Ok(None);
+        }
+        // A client that holds locks in the other store alone would be met by nobody. If that store is away, so is it.
+        match self.check_others(&record).await {
+            Err(error) if !error.is_retryable() => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let next = record.next(goal, Fence::NONE)?;
+        self.change(&record, next).await.map(Some)
+    }
+
+    async fn change(&self, record: &PhaseRecord, next: PhaseRecord) -> Result<Step> {
+        match self.pair.change_home(Some(record), &next).await? {
+            Swap::Done => {}
+            Swap::Differs(_) => return Err(overtaken()),
+        }
+        let copied = self.pair.lift(record.home.other(), &next).await;
+        Ok(Step { record: next, copied })
+    }
+
+    /// Waits until nobody acts on the phase before `record` any more.
+    async fn drain(&self, record: &PhaseRecord, told: &mut impl FnMut(Drain)) {
+        let (whole, start) = (record.drain(), self.pair.now());
+        loop {
+            let left = whole.saturating_sub(self.pair.now().since(start));
+            told(Drain { whole, left });
+            if left.is_zero() {
+                return;
+            }
+            sleep(left.min(TOLD_EVERY)).await;
+        }
+    }
+
+    /// Whether the store of the phase, used by itself, gives fences above all that there have been; then its clients can do without
+    /// the migration.
+    ///
+    /// # Errors
+    /// As [`state`](Self::state); `InvalidInput` in the phase [`Phase::Both`]; as those of [`LockStore::acquire`].
+    pub async fn fences(&self) -> Result<Fences> {
+        let record = self.state().await?.record;
+        let Some(side) = Side::ALL.into_iter().find(|side| side.alone() == record.phase) else {
+            return Err(in_both());
+        };
+        if record.floor == Fence::NONE { Ok(Fences::Higher) } else { fences(&self.pair, side, record.floor).await }
+    }
+
+    /// Ends the migration, in the phase [`Phase::Old`] or [`Phase::New`]: the records are removed. Clients of the migration get no locks from then
+    /// on, so that all must use the store itself by now. It waits for a drain first.
+    ///
+    /// # Errors
+    /// `InvalidInput` in the phase [`Phase::Both`]; `Unavailable` while a client of the migration holds a lock, and while the store
+    /// by itself gives lower [fences](Self::fences) than there were; else as [`settle`](Self::settle).
+    ///
+    /// # Cancellation
+    /// The record may have been removed from one of the stores: this can be called again.
+    pub async fn finish(&self, mut told: impl FnMut(Drain)) -> Result<()> {
+        let record = self.settle().await?;
+        if record.phase == Phase::Both {
+            return Err(in_both());
+        }
+        match self.fences().await? {
+            Fences::Higher => {}
+            _ if self.fences_are_set => {}
+            Fences::HigherIn(time) => {
+                let minutes = time.as_secs() / 60 + 1;
+                let why = format!(
+                    "used by itself, the {} store gives lower fences than there were, for {minutes} more minutes",
+                    record.phase
+                );
+                return Err(Error::new(ErrorKind::Unavailable, why));
+            }
+            Fences::Lower => {
+                let why = format!(
+                    "used by itself, the {} store gives lower fences than there were: its clients need fence_above={}",
+                    record.phase, record.floor
+                );
+                return Err(Error::new(ErrorKind::Unavailable, why));
+            }
+        }
+        self.check_nobody_holds(&record).await?;
+        self.drain(&record, &mut told).await;
+        self.check_nobody_holds(&record).await?;
+        if !self.is_settled(&record).await? {
+            return Err(overtaken());
+        }
+        // The very record that was drained, or nothing: somebody may have gone on from it.
+        match self.pair.remove(record.home, &record).await? {
+            Swap::Done => self.pair.remove(record.home.other(), &record).await.map(drop),
+            Swap::Differs(_) => Err(overtaken()),
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! The steps of a migration: what may be done when, by whom, and what is left if whoever does it is killed.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    Clock, Error, ErrorKind, Fence, FenceAbove, LockKey, LockStore, Locker, MemoryStore, Result, ShiftedClock,
+    migrate::{Dual, Fences, Migration, Phase, PhaseRecord, Side, Start},
+    store::{Record, Records, Swap},
+};
+use lockkit_testkit::{Alter, Altered};
+
+const START: Start = Start {
+    max_ttl: Duration::from_secs(2),
+    fresh: Duration::from_millis(500),
+    home_is_durable: false,
+    fence_above: Fence::NONE,
+};
+const NAME: &str = "lockkit/migration";
+
+/// Two stores on one clock, of which the new one can be cut off.
+struct World {
+    clock: Arc<ShiftedClock>,
+    old: MemoryStore,
+    new: MemoryStore,
+    is_cut_off: Arc<AtomicBool>,
+    migration: Migration,
+}
+
+/// A store that may be cut off, and each of whose records takes its time.
+#[derive(Debug)]
+struct Away {
+    inner: MemoryStore,
+    is_cut_off: Arc<AtomicBool>,
+}
+
+struct SlowRecords<'a>(Box<dyn Records + 'a>);
+
+/// The records of a store that does not let this user read them: as far away as one that is down, and no sign of a wrong store.
+struct NoRecords;
+
+#[async_trait]
+impl Records for NoRecords {
+    async fn read(&self, _: &LockKey) -> Result<Option<Record>> {
+        Err(Error::new(ErrorKind::Denied, "no permission any more"))
+    }
+
+    async fn compare_and_set(&self, _: &LockKey, _: Option<&Record>, _: Option<&Record>) -> Result<Swap> {
+        Err(Error::new(ErrorKind::Denied, "no permission any more"))
+    }
+}
+
+#[async_trait]
+impl Records for SlowRecords<'_> {
+    async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
+        tokio::task::yield_now().await;
+        let answer = self.0.read(name).await;
+        tokio::task::yield_now().await;
+        answer
+    }
+
+    async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
+        tokio::task::yield_now().await;
+        let answer = self.0.compare_and_set(name, seen, new).await;
+        tokio::task::yield_now().await;
+        answer
+    }
+}
+
+#[async_trait]
+impl Alter for Away {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        match self.is_cut_off.load(Ordering::SeqCst) {
+            true => vec![Box::new(NoRecords)],
+            false => self.inner.records().into_iter().map(|of| Box::new(SlowRecords(of)) as Box<dyn Records>).collect(),
+        }
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = Arc::new(ShiftedClock::default());
+        let [old, new] = [(), ()].map(|()| MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
+        let is_cut_off = Arc::new(AtomicBool::new(false));
+        let away = |store: &MemoryStore, is_cut_off| Arc::new(Altered(Away { inner: store.clone(), is_cut_off }));
+        let migration = Migration::new(away(&old, Arc::default()), away(&new, Arc::clone(&is_cut_off)));
+        Self { clock, old, new, is_cut_off, migration }
+    }
+
+    async fn started() -> Result<Self> {
+        let world = Self::new();
+        world.migration.start(START).await?;
+        Ok(world)
+    }
+
+    async fn step(&self, goal: Phase) -> Result<PhaseRecord> {
+        let step = self.migration.step(goal, |drain| self.clock.advance(drain.left)).await?;
+        step.copied.map(|()| step.record)
+    }
+
+    async fn records(&self) -> Result<[Option<PhaseRecord>; 2]> {
+        Ok([read(&self.old).await?, read(&self.new).await?])
+    }
+}
+
+async fn read(store: &MemoryStore) -> Result<Option<PhaseRecord>> {
+    let found = store.records()[0].read(&LockKey::new(NAME)?).await?;
+    Ok(found.map(|record| PhaseRecord::from_record(&record)).transpose()?.map(|(record, _)| record))
+}
+
+async fn write(store: &MemoryStore, at: Side, record: Option<&PhaseRecord>) -> Result<()> {
+    let (name, records) = (LockKey::new(NAME)?, store.records());
+    let seen = records[0].read(&name).await?;
+    let new = record.map(|record| record.to_record(at)).transpose()?;
+    assert_eq!(records[0].compare_and_set(&name, seen.as_ref(), new.as_ref()).await?, Swap::Done);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_can_be_repeated_and_another_can_not_begin() -> Result<()> {
+    let world = World::new();
+    let error = world.migration.state().await.expect_err("nothing is there");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured);
+    let first = world.migration.start(START).await?;
+    assert_eq!((first.phase, first.home, first.epoch), (Phase::Old, Side::Old, 1));
+    assert_eq!(world.records().await?, [Some(first.clone()), Some(first.clone())]);
+    assert_eq!(world.migration.start(START).await?, first);
+    let longer = Start { max_ttl: START.max_ttl * 2, ..START };
+    assert_eq!(world.migration.start(longer).await.expect_err("other settings").kind(), ErrorKind::Misconfigured);
+    let elsewhere = Migration::new(Arc::new(world.old.clone()), Arc::new(MemoryStore::new()));
+    assert_eq!(elsewhere.start(START).await.expect_err("another store").kind(), ErrorKind::Misconfigured);
+    let same = Migration::new(Arc::new(world.old.clone()), Arc::new(world.old.clone()));
+    assert_eq!(same.start(START).await.expect_err("one store").kind(), ErrorKind::InvalidInput);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_of_other_stores_are_refused() -> Result<()> {
+    let world = World::new();
+    let connect = async |old: &MemoryStore, new: &MemoryStore| {
+        Dual::connect(Arc::new(old.clone()), Arc::new(new.clone())).await.map(drop)
+    };
+    let refused = |outcome: Result<()>| assert_eq!(outcome.expect_err("refused").kind(), ErrorKind::Misconfigured);
+    refused(connect(&world.old, &world.new).await);
+    world.migration.start(START).await?;
+    connect(&world.old, &world.new).await?;
+    refused(connect(&world.new, &world.old).await);
+    refused(connect(&world.old, &MemoryStore::new()).await);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_step_back_goes_without_a_drain() -> Result<()> {
+    let world = World::started().await?;
+    let drained = async |goal: Phase| {
+        let mut whole = Duration::ZERO;
+        let told = |drain: lockkit_core::migrate::Drain| {
+            whole = drain.whole;
+            world.clock.advance(drain.left);
+        };
+        let before = world.clock.now();
+        let step = world.migration.step(goal, told).await?;
+        assert!(world.clock.now().since(before) >= whole);
+        Result::Ok((whole, step.record))
+    };
+    let leap = world.migration.step(Phase::New, |_| ()).await.expect_err("a leap");
+    assert_eq!(leap.kind(), ErrorKind::InvalidInput);
+    assert_eq!(drained(Phase::Both).await?.0, Duration::ZERO);
+    // The home is a store that may lose what it confirmed: so even the step back waits (rule M16).
+    let (whole, old) = drained(Phase::Old).await?;
+    assert_eq!(
+        (whole, old.floor),
+        (old.drain(), Fence::NONE),
+        "what was granted in both was carried into the old store"
+    );
+    assert_eq!(drained(Phase::Both).await?.0, Duration::ZERO);
+    let (whole, new) = drained(Phase::New).await?;
+    assert_eq!(whole, new.drain());
+    assert!(new.floor > Fence::NONE && new.epoch == 5);
+    assert_eq!(drained(Phase::New).await?, (Duration::ZERO, new), "nothing is done twice");
+    Ok(())
+}
+
+/// The migrator is killed at each moment at which it waits for something, in every step; another goes on.
+#[tokio::test(start_paused = true)]
+async fn whoever_goes_on_after_a_killed_migrator_finds_a_sound_state() -> Result<()> {
+    for goals in [
+        &[Phase::Both][..],
+        &[Phase::Both, Phase::Old],
+        &[Phase::Both, Phase::New],
+        &[Phase::Both, Phase::New, Phase::Both],
+    ] {
+        let (last, before) = goals.split_last().expect("a step");
+        for killed_at in 0.. {
+            let world = World::started().await?;
+            for goal in before {
+                world.step(*goal).await?;
+            }
+            let from = world.migration.state().await?.record;
+            let is_done = {
+                let advance = |drain: lockkit_core::migrate::Drain| world.clock.advance(drain.left);
+                let mut step = pin!(world.migration.step(*last, advance));
+                let mut is_done = false;
+                for _ in 0..=killed_at {
+                    let polled = step.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                    is_done = is_done || matches!(polled, Poll::Ready(_));
+                    if is_done {
+                        break;
+                    }
+                    tokio::time::advance(Duration::from_secs(1)).await;
+                }
+                is_done
+            };
+            let [old, new] = world.records().await?.map(|record| record.expect("no record is ever removed"));
+            assert!(old.epoch >= new.epoch, "the home is first");
+            for found in [&old, &new] {
+                assert!(found.epoch >= from.epoch && [from.phase, *last].contains(&found.phase));
+            }
+            assert!(old.epoch <= from.epoch + 1 && !(old.phase == Phase::New && new.phase == Phase::Old));
+            let after = world.step(*last).await?;
+            // A change that was not copied is written anew.
+            let renewed = u64::from(old.epoch != new.epoch && old.phase == *last);
+            assert_eq!((after.phase, after.epoch), (*last, from.epoch + 1 + renewed), "killed at {killed_at}");
+            assert_eq!(world.records().await?, [Some(after.clone()), Some(after)]);
+            if is_done {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fell_back_is_lifted_and_the_drain_begins_anew() -> Result<()> {
+    let world = World::started().await?;
+    let first = world.migration.state().await?.record;
+    let both = world.step(Phase::Both).await?;
+    let mut told = 0;
+    // In the middle of the drain the new store falls back by one change.
+    let mut is_fallen = false;
+    let step = world.migration.step(Phase::New, |drain| {
+        told += u32::from(drain.left > drain.whole / 2);
+        if !std::mem::replace(&mut is_fallen, true) {
+            let written =
+                pin!(write(&world.new, Side::New, Some(&first))).poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(written, Poll::Ready(Ok(()))));
+        }
+        world.clock.advance(drain.left);
+    });
+    let step = step.await?;
+    assert_eq!((step.record.phase, step.record.epoch), (Phase::New, both.epoch + 2), "Both was written anew");
+    assert_eq!(told, 2, "one drain for each time at which both stores were seen to have the record");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fell_back_is_noticed_though_another_migrator_has_lifted_it() -> Result<()> {
+    let world = World::started().await?;
+    let first = world.migration.state().await?.record;
+    world.step(Phase::Both).await?;
+    let another = Migration::new(Arc::new(world.old.clone()), Arc::new(world.new.clone()));
+    let (mut told, mut is_fallen) = (0, false);
+    let step = world.migration.step(Phase::New, |drain| {
+        told += u32::from(drain.left > drain.whole / 2);
+        if !std::mem::replace(&mut is_fallen, true) {
+            let fall_back = async {
+                write(&world.new, Side::New, Some(&first)).await?;
+                another.settle().await
+            };
+            let lifted = pin!(fall_back).poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(lifted, Poll::Ready(Ok(record)) if record.phase == Phase::Both));
+        }
+        world.clock.advance(drain.left);
+    });
+    assert_eq!(step.await?.record.phase, Phase::New);
+    assert_eq!(told, 2, "clients may have read the old phase again, so that the drain begins anew");
+    Ok(())
+}
+
+/// A store whose records are on three nodes.
+#[derive(Clone, Debug, Default)]
+struct Quorum {
+    inner: MemoryStore,
+    nodes: [MemoryStore; 3],
+}
+
+#[async_trait]
+impl Alter for Quorum {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        self.nodes.iter().flat_map(MemoryStore::records).collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quorum_of_which_a_node_fell_back_is_noticed() -> Result<()> {
+    let clock = Arc::new(ShiftedClock::default());
+    let (old, new) = (MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>), Quorum::default());
+    let migration = Migration::new(Arc::new(old), Arc::new(Altered(new.clone())));
+    let first = migration.start(START).await?;
+    migration.step(Phase::Both, |_| ()).await?.copied?;
+    // One node was slow to get the record, which is no matter as long as a majority has it.
+    write(&new.nodes[2], Side::New, Some(&first)).await?;
+    let (mut told, mut is_fallen) = (0, false);
+    let step = migration.step(Phase::New, |drain| {
+        told += u32::from(drain.left > drain.whole / 2);
+        if !std::mem::replace(&mut is_fallen, true) {
+            let written =
+                pin!(write(&new.nodes[0], Side::New, Some(&first))).poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(written, Poll::Ready(Ok(()))));
+        }
+        clock.advance(drain.left);
+    });
+    assert_eq!(step.await?.record.phase, Phase::New);
+    assert_eq!(told, 2, "clients may have read the old phase at the two others, so that the drain begins anew");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_who_move_it_on_exclude_each_other() -> Result<()> {
+    let world = World::started().await?;
+    let back = world.step(Phase::Both).await?.next(Phase::Old, Fence::NONE)?;
+    let advance = world.migration.step(Phase::New, |drain| {
+        // The other goes back meanwhile.
+        for (at, store) in [(Side::Old, &world.old), (Side::New, &world.new)] {
+            let written = pin!(write(store, at, Some(&back))).poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(written, Poll::Ready(Ok(()))));
+        }
+        world.clock.advance(drain.left);
+    });
+    let error = advance.await.expect_err("it is in the phase old by now");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    assert_eq!(world.migration.state().await?.record.phase, Phase::Old);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_stops_all_but_the_state() -> Result<()> {
+    let world = World::started().await?;
+    world.is_cut_off.store(true, Ordering::SeqCst);
+    let state = world.migration.state().await?;
+    assert!(matches!(state.has, [Ok(true), Err(_)]));
+    assert!(world.migration.step(Phase::Both, |_| ()).await.is_err());
+    assert_eq!(world.migration.state().await?.record.phase, Phase::Old);
+    world.is_cut_off.store(false, Ordering::SeqCst);
+    world.step(Phase::Both).await?;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_are_told_apart_and_keep_the_end_away() -> Result<()> {
+    let world = World::started().await?;
+    let plain = Locker::new(world.old.clone());
+    let dual = Locker::new(Dual::connect(Arc::new(world.old.clone()), Arc::new(world.new.clone())).await?);
+    let (theirs, ours) = (plain.lock("a").acquire().await?, dual.lock("b").ttl(START.max_ttl).acquire().await?);
+    let seen = world.migration.holders().await?;
+    let of = |name: &str| seen.iter().find(|seen| seen.key.as_str() == name).map(|seen| (seen.side, seen.phase));
+    assert_eq!((of("a"), of("b")), (Some((Side::Old, None)), Some((Side::Old, Some(Phase::Old)))));
+    assert!(seen.iter().all(|seen| !seen.holder.info.as_str().contains('~')));
+    let advance = |drain: lockkit_core::migrate::Drain| world.clock.advance(drain.left);
+    assert_eq!(world.migration.finish(advance).await.expect_err("b is held").kind(), ErrorKind::Unavailable);
+    for guard in [theirs, ours] {
+        assert_eq!(guard.release().await?, lockkit_core::Outcome::Released);
+    }
+    world.step(Phase::Both).await?;
+    assert_eq!(world.migration.finish(advance).await.expect_err("both").kind(), ErrorKind::InvalidInput);
+    world.step(Phase::New).await?;
+    world.migration.clone().fences_are_set().finish(advance).await?;
+    assert_eq!(world.records().await?, [None, None]);
+    assert_eq!(world.migration.finish(advance).await.expect_err("over").kind(), ErrorKind::Misconfigured);
+    // What was the new store can be the old one of the next migration.
+    Migration::new(Arc::new(world.new.clone()), Arc::new(MemoryStore::new())).start(START).await?;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_between_other_stores_is_refused() -> Result<()> {
+    let world = World::started().await?;
+    let between = |old: &MemoryStore, new: &MemoryStore| Migration::new(Arc::new(old.clone()), Arc::new(new.clone()));
+    let elsewhere = MemoryStore::with_clock(Arc::clone(&world.clock) as Arc<dyn Clock>);
+    for wrong in [between(&world.old, &elsewhere), between(&elsewhere, &world.new), between(&world.new, &world.old)] {
+        let error = wrong.step(Phase::Both, |_| ()).await.expect_err("not the stores that it was started with");
+        assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+        assert_eq!(world.migration.state().await?.record.phase, Phase::Old);
+        assert_eq!(read(&elsewhere).await?, None);
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn others_who_hold_locks_stop_a_step_unless_told_otherwise() -> Result<()> {
+    let world = World::started().await?;
+    let theirs = Locker::new(world.old.clone()).lock("a").acquire().await?;
+    let error = world.migration.step(Phase::Both, |_| ()).await.expect_err("a plain client holds a");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+    let step = world.migration.clone().despite_others().step(Phase::Both, |_| ()).await?;
+    assert_eq!(step.record.phase, Phase::Both);
+    // One that comes in the middle of the drain is seen after it.
+    assert_eq!(theirs.release().await?, lockkit_core::Outcome::Released);
+    let late = Locker::new(world.old.clone());
+    let mut guard = None;
+    let error = world.migration.step(Phase::New, |drain| {
+        if guard.is_none() {
+            let lock = late.lock("late").no_renewal();
+            let got = pin!(lock.try_acquire()).poll(&mut Context::from_waker(Waker::noop()));
+            guard = if let Poll::Ready(Ok(got)) = got { got } else { None };
+        }
+        world.clock.advance(drain.left);
+    });
+    assert_eq!(error.await.expect_err("a plain client came").kind(), ErrorKind::Misconfigured);
+    assert!(guard.is_some());
+    assert_eq!(world.migration.state().await?.record.phase, Phase::Both);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_a_durable_home_the_way_back_needs_the_home_alone() -> Result<()> {
+    let world = World::new();
+    world.migration.start(Start { home_is_durable: true, ..START }).await?;
+    world.step(Phase::Both).await?;
+    world.is_cut_off.store(true, Ordering::SeqCst);
+    let step = world.migration.step(Phase::Old, |_| panic!("no drain")).await?;
+    assert_eq!(step.record.phase, Phase::Old);
+    assert!(step.copied.is_err());
+    world.is_cut_off.store(false, Ordering::SeqCst);
+    // Repeated, it tells the other store.
+    let told = world.step(Phase::Old).await?;
+    assert_eq!(world.records().await?, [Some(told.clone()), Some(told)]);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_is_left_to_itself_once_its_fences_are_above_all_others() -> Result<()> {
+    let world = World::started().await?;
+    assert_eq!(world.migration.fences().await?, Fences::Higher);
+    world.step(Phase::Both).await?;
+    assert_eq!(world.migration.fences().await.expect_err("both").kind(), ErrorKind::InvalidInput);
+    let floor = world.step(Phase::New).await?.floor;
+    let advance = |drain: lockkit_core::migrate::Drain| world.clock.advance(drain.left);
+    let Fences::HigherIn(time) = world.migration.fences().await? else { panic!("the floor is ahead of the clocks") };
+    assert!(time > Duration::from_secs(3000) && time < Duration::from_secs(4000), "{time:?}");
+    let error = world.migration.finish(advance).await.expect_err("its fences would fall");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    world.migration.clone().fences_are_set().finish(advance).await?;
+    let after = Locker::new(FenceAbove::new(floor, world.new.clone())).lock("never used").acquire().await?;
+    assert!(after.fence() > floor);
+    Ok(())
+}
