@@ -1,8 +1,10 @@
 //! From a URL to a store, by an explicit match on the scheme: no registry, nothing global.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
-use lockkit_core::{Error, ErrorKind, LockStore, Locker, MemoryStore, OwnThread, Result};
+use lockkit_core::{Error, ErrorKind, Fence, FenceAbove, LockStore, Locker, MemoryStore, OwnThread, Result};
+
+use crate::migrating::{self, migrating};
 
 /// The schemes of all stores, and the feature that each needs.
 const SCHEMES: [(&str, Option<&str>); 13] = [
@@ -29,6 +31,9 @@ const REDIS: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
 ///
 /// What connecting shows to put locks at risk is in [`Locker::warnings`]: log it.
 ///
+/// Every URL but that of a migration takes the option `fence_above=NUMBER`: all fences lie above it, as with
+/// [`FenceAbove`](crate::FenceAbove).
+///
 /// | URL | feature | store |
 /// |---|---|---|
 /// | `memory:` | | a new, empty store in this process |
@@ -40,6 +45,7 @@ const REDIS: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
 /// | `mysql://user:password@host[:port]/db` | `mysql` | a table of a MySQL or MariaDB server |
 /// | `zk://host[:port],…[/chroot]` | `zk` | a ZooKeeper ensemble |
 /// | `zks://…?ca=file` | `zk`, `tls` | the same over TLS |
+/// | `migrate:?from=URL&to=URL` | | both of these, while a service [moves](crate::migrating) from one to the other |
 ///
 /// # Errors
 /// `InvalidInput` for a URL that is no URL, has an unknown scheme or option; `Misconfigured` for what is missing where it
@@ -90,6 +96,39 @@ pub async fn connect_on_own_thread(url: &str) -> Result<Locker> {
 /// As [`connect`].
 pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
     match target(url)? {
+        Target::Migrate => {
+            let (from, to) = migrating::urls(url)?;
+            migrating(from, to).await
+        }
+        _ => match fence_above(url)? {
+            (url, None) => open_one(&url).await,
+            (url, Some(floor)) => Ok(Arc::new(FenceAbove::new(floor, open_one(&url).await?))),
+        },
+    }
+}
+
+/// The option of every URL, which no store reads: `fence_above`; and the URL without it.
+pub(crate) fn fence_above(url: &str) -> Result<(Cow<'_, str>, Option<Fence>)> {
+    const OPTION: &str = "fence_above=";
+    let Some((address, options)) = url.split_once('?').filter(|(_, options)| options.contains(OPTION)) else {
+        return Ok((url.into(), None));
+    };
+    let (ours, others): (Vec<_>, Vec<_>) = options.split('&').partition(|option| option.starts_with(OPTION));
+    let floor = match ours[..] {
+        [] => return Ok((url.into(), None)),
+        [one] => one[OPTION.len()..].parse().ok(),
+        _ => None,
+    };
+    let floor = floor
+        .ok_or_else(|| invalid("fence_above takes one number, such as fence_above=1795411846980269".to_owned()))?;
+    let url = if others.is_empty() { address.to_owned() } else { format!("{address}?{}", others.join("&")) };
+    Ok((url.into(), Some(Fence::new(floor))))
+}
+
+/// The same for a store that is not made of two others.
+pub(crate) async fn open_one(url: &str) -> Result<Arc<dyn LockStore>> {
+    match target(url)? {
+        Target::Migrate => Err(invalid("a migration leads from one store to another, not to a migration".to_owned())),
         Target::Memory => Ok(Arc::new(MemoryStore::new())),
         #[cfg(feature = "redis")]
         Target::Redis => Ok(Arc::new(lockkit_redis::RedisStore::from_url(url).await?)),
@@ -106,6 +145,7 @@ pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Memory,
+    Migrate,
     #[cfg(feature = "redis")]
     Redis,
     #[cfg(feature = "redlock")]
@@ -123,6 +163,7 @@ pub(crate) fn target(url: &str) -> Result<Target> {
     };
     match scheme.to_ascii_lowercase().as_str() {
         "memory" if rest.is_empty() => Ok(Target::Memory),
+        "migrate" => Ok(Target::Migrate),
         "memory" => Err(invalid("the memory store takes no address; write memory:".to_owned())),
         #[cfg(feature = "redis")]
         scheme if REDIS.contains(&family(scheme)) => Ok(Target::Redis),
@@ -155,6 +196,8 @@ fn examples() -> String {
     SCHEMES
         .map(|(scheme, feature)| if feature.is_some() { format!("{scheme}://host") } else { format!("{scheme}:") })
         .join(", ")
+        + ", "
+        + migrating::EXAMPLE
 }
 
 fn invalid(message: String) -> Error {

@@ -2,7 +2,10 @@
 
 use lockkit_core::{Finding, Result};
 
-use crate::connect::{self, Target};
+use crate::{
+    connect::{self, Target},
+    migrating,
+};
 
 /// Looks at the store at `url`: whether it can keep locks, what puts them at risk, and what this user may not do. The
 /// worst comes first. `docs/doctor.md` lists all findings.
@@ -22,7 +25,16 @@ use crate::connect::{self, Target};
 /// # Ok(()) }
 /// ```
 pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
+    let (url, _) = connect::fence_above(url)?;
+    let url = &*url;
     match connect::target(url)? {
+        Target::Migrate => {
+            let (from, to) = migrating::urls(url)?;
+            let mut findings = Box::pin(diagnose(from)).await?;
+            findings.extend(Box::pin(diagnose(to)).await?);
+            findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+            Ok(findings)
+        }
         Target::Memory => {
             let summary = "locks in the memory of this process: there is nothing to check";
             let advice = "no other process sees them, and they end with this one";

@@ -8,6 +8,7 @@
 mod connect;
 #[cfg(feature = "doctor")]
 mod diagnose;
+mod migrating;
 #[cfg(feature = "redlock")]
 pub mod redlock;
 
@@ -21,6 +22,10 @@ pub use lockkit_core::{
     MultiGuard, MultiLock, Outcome, OwnThread, Owner, Result, RwLock, Status,
 };
 
+// Moving a service from one store to another.
+pub use crate::migrating::{migrating, stores_of_migration};
+pub use lockkit_core::migrate;
+
 // Resources that check fences.
 pub use lockkit_core::fenced;
 
@@ -33,8 +38,8 @@ pub use lockkit_core::{Event, Holder, HolderInfo, KeyState, LockKey, Observer, T
 
 // Stores, as they are connected to, wrapped, and asked for what they can do.
 pub use lockkit_core::{
-    Capability, Clock, Fencing, Liveness, LockStore, MemoryStore, Moment, Observed, Prefix, ShiftedClock, StoreInfo,
-    SystemClock, Waiting,
+    Capability, Clock, FenceAbove, Fencing, Liveness, LockStore, MemoryStore, Moment, Observed, Prefix, ShiftedClock,
+    StoreInfo, SystemClock, Waiting,
 };
 
 /// What authors of stores need: the contract, what its questions and answers are made of, and what stores share.

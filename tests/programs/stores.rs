@@ -1,9 +1,10 @@
 //! The stores, each on private servers of its own.
 
-use std::{any::Any, future::Future, pin::Pin, sync::Arc};
+use std::{any::Any, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use lockkit::{
     MemoryStore,
+    migrate::{Dual, Migration, Phase, Start},
     mysql::{MySqlConfig, schema},
     store::LockStore,
 };
@@ -48,12 +49,14 @@ pub(crate) enum Kind {
     Redlock,
     MySql(fn() -> MySqlFlavor),
     ZooKeeper(fn() -> ZooKeeperFlavor),
+    /// A migration from one of these to another, in the phase in which each lock is in both.
+    Migration(&'static Self, &'static Self),
     /// The simple store over a connection, correct or with a bug.
     Simple(Option<Bug>),
 }
 
 impl Kind {
-    pub(crate) const ALL: [(&str, Self); 10] = [
+    pub(crate) const ALL: [(&str, Self); 12] = [
         ("memory", Self::Memory),
         ("redis", Self::Redis(|| RedisFlavor::Installed)),
         ("redis-newer", Self::Redis(|| RedisFlavor::Newer)),
@@ -63,6 +66,11 @@ impl Kind {
         ("mysql", Self::MySql(|| MySqlFlavor::Newer)),
         ("zookeeper", Self::ZooKeeper(|| ZooKeeperFlavor::Installed)),
         ("zookeeper-newer", Self::ZooKeeper(|| ZooKeeperFlavor::Newer)),
+        ("migration-to-redis", Self::Migration(&Self::Memory, &Self::Redis(|| RedisFlavor::Installed))),
+        (
+            "migration-to-zookeeper",
+            Self::Migration(&Self::Redis(|| RedisFlavor::Installed), &Self::ZooKeeper(|| ZooKeeperFlavor::Installed)),
+        ),
         ("simple", Self::Simple(None)),
     ];
 
@@ -108,6 +116,21 @@ impl Kind {
             Self::ZooKeeper(flavor) => {
                 let server = ZooKeeperServer::start(flavor()).await?;
                 Running::at(server.url(), server)
+            }
+            Self::Migration(old, new) => {
+                let (old, new) = (Box::pin(old.start()).await?, Box::pin(new.start()).await?);
+                let migration = Migration::new(old.open().await?, new.open().await?);
+                migration.start(Start::new(Duration::from_secs(60), Duration::from_secs(1))).await?;
+                migration.step(Phase::Both, |_| ()).await?.copied?;
+                let open = move || -> Opening {
+                    let (old, new) = (old.clone(), new.clone());
+                    Box::pin(async move {
+                        let client: Arc<dyn LockStore> =
+                            Arc::new(Dual::connect(old.open().await?, new.open().await?).await?);
+                        Ok(client)
+                    })
+                };
+                Running { open: Arc::new(open), _servers: Arc::new(()) }
             }
             Self::Simple(bug) => {
                 let backend = Arc::new(SimpleBackend::start(bug).await?);

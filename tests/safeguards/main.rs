@@ -13,6 +13,7 @@
 mod build;
 mod copy;
 mod list;
+mod migration;
 mod stores;
 
 use std::{
@@ -28,7 +29,7 @@ use self::{
 
 /// All safeguards.
 fn all() -> impl Iterator<Item = &'static Safeguard> {
-    list::ALL.iter().chain(stores::ALL)
+    list::ALL.iter().chain(stores::ALL).chain(migration::ALL)
 }
 
 #[test]

@@ -1,0 +1,109 @@
+//! The trials.
+
+use std::{future::Future, pin::Pin, time::Duration};
+
+use libtest_mimic::{Failed, Trial};
+use lockkit::migrate::Phase;
+use lockkit_testkit::BoxError;
+use tokio::time::sleep;
+
+use crate::{
+    arena::{Arena, judge, killed_at_every_moment},
+    bad, runtime,
+    servers::Kind,
+};
+
+type Outcome = Pin<Box<dyn Future<Output = Result<(), BoxError>>>>;
+
+pub(crate) fn all() -> Vec<Trial> {
+    let trial = |name: String, run: Box<dyn Fn() -> Outcome + Send>| {
+        Trial::test(name, move || runtime()?.block_on(run()).map_err(|error| Failed::from(error.to_string())))
+    };
+    let mut trials = Vec::new();
+    for old in Kind::ALL {
+        for new in Kind::ALL {
+            let name = format!("pair::{}_to_{}", old.name(), new.name());
+            trials.push(trial(name, Box::new(move || Box::pin(forward_and_back(old, new)))));
+        }
+    }
+    trials.push(trial("trouble::killed_migrators".into(), Box::new(|| Box::pin(killed_migrators()))));
+    trials.push(trial("trouble::frozen_and_killed_workers".into(), Box::new(|| Box::pin(frozen_and_killed_workers()))));
+    trials.push(trial("trouble::stores_that_are_cut_off".into(), Box::new(|| Box::pin(stores_that_are_cut_off()))));
+    trials.push(trial("judge::without_a_drain".into(), Box::new(|| Box::pin(bad::without_a_drain()))));
+    trials.push(trial("judge::without_a_floor".into(), Box::new(|| Box::pin(bad::without_a_floor()))));
+    trials
+}
+
+/// Through every phase, forward, back, and forward again, while workers use locks.
+async fn forward_and_back(old: Kind, new: Kind) -> Result<(), BoxError> {
+    if (old, new) == (Kind::Redlock, Kind::Redlock) {
+        let refused = Arena::open(old, new, 1).await.err().ok_or("neither of two quorums can be the home")?;
+        return if refused.to_string().contains("quorum") { Ok(()) } else { Err(refused) };
+    }
+    let arena = Arena::open(old, new, 3).await?;
+    for goal in [Phase::Both, Phase::New, Phase::Both, Phase::Old, Phase::Both, Phase::New] {
+        arena.step(goal).await?;
+        arena.progress(15).await.map_err(|error| format!("in the phase {goal}: {error}"))?;
+    }
+    judge(&arena.end().await?)
+}
+
+/// The process that moves the migration on is killed again and again, in every step.
+async fn killed_migrators() -> Result<(), BoxError> {
+    let arena = Arena::open(Kind::Redis, Kind::MySql, 4).await?;
+    let mut killed = 0;
+    for goal in [Phase::Both, Phase::New, Phase::Both, Phase::Old] {
+        killed += killed_at_every_moment(&arena, goal).await?;
+        arena.progress(15).await?;
+    }
+    if killed < 8 {
+        return Err(format!("only {killed} migrators were killed: the test is broken").into());
+    }
+    judge(&arena.end().await?)
+}
+
+/// A worker stands still while the phase changes, one is killed, and one begins in the middle.
+async fn frozen_and_killed_workers() -> Result<(), BoxError> {
+    let arena = Arena::open(Kind::ZooKeeper, Kind::Redis, 5).await?;
+    for (goal, frozen, killed) in
+        [(Phase::Both, "w1", "w2"), (Phase::New, "w3", "w4"), (Phase::Both, "w5", "w2b"), (Phase::Old, "w1", "w4b")]
+    {
+        arena.crew.freeze(frozen).await?;
+        let (step, replaced) = tokio::join!(arena.step(goal), async {
+            sleep(Duration::from_millis(300)).await;
+            arena.crew.kill(killed).await?;
+            arena.hire(&format!("{killed}b"))
+        });
+        step?;
+        replaced?;
+        arena.progress(15).await?;
+        // It wakes up with what it read of the phase before.
+        arena.crew.thaw(frozen)?;
+        arena.progress(15).await?;
+    }
+    judge(&arena.end().await?)
+}
+
+/// Each store is cut off from the workers in each phase. Where the phase does not need it, the workers go on all the while.
+async fn stores_that_are_cut_off() -> Result<(), BoxError> {
+    let arena = Arena::open(Kind::MySql, Kind::Redis, 4).await?;
+    for phase in [Phase::Old, Phase::Both, Phase::New, Phase::Both] {
+        if phase != Phase::Old {
+            arena.step(phase).await?;
+            // Until nobody is in the phase before any more.
+            sleep(arena.migration.state().await?.record.drain()).await;
+        }
+        for (place, needed) in [(0, phase != Phase::New), (1, phase != Phase::Old)] {
+            arena.stores[place].cut_off();
+            if needed {
+                sleep(Duration::from_secs(2)).await;
+            } else {
+                let went_on = arena.progress(30).await;
+                went_on.map_err(|error| format!("store {place} is not needed in the phase {phase}: {error}"))?;
+            }
+            arena.stores[place].heal();
+            arena.progress(15).await.map_err(|error| format!("store {place} is back in the phase {phase}: {error}"))?;
+        }
+    }
+    judge(&arena.end().await?)
+}

@@ -1,0 +1,208 @@
+//! The safeguards of a migration.
+
+use crate::list::Safeguard;
+
+const ACQUIRE: &str = "lockkit-core/src/migrate/acquire.rs";
+const RENEW: &str = "lockkit-core/src/migrate/renew.rs";
+const CLAIMS: &str = "lockkit-core/src/migrate/claims.rs";
+const PAIR: &str = "lockkit-core/src/migrate/pair.rs";
+const RECORD: &str = "lockkit-core/src/migrate/record.rs";
+const RULES: &str = "lockkit-core/src/migrate/rules.rs";
+const STEPS: &str = "lockkit-core/src/migrate/steps.rs";
+const HOLDERS: &str = "lockkit-core/src/migrate/holders.rs";
+const MIGRATION: &str = "lockkit-core/src/migrate/migration.rs";
+
+pub(crate) const ALL: &[Safeguard] = &[
+    Safeguard {
+        name: "moving_phase_at_grant",
+        does: "A grant stands only in the phase that it was asked for",
+        file: ACQUIRE,
+        code: "if «!now.stands(record.phase, Some(hold.fence))» {",
+        without: "hold.fence <= Fence::NONE",
+        noticed_by: "lockkit-core/dual::a_grant_that_was_asked_for_in_the_phase_before_is_asked_for_anew",
+    },
+    Safeguard {
+        name: "moving_phase_at_renewal",
+        does: "So does a renewal",
+        file: RENEW,
+        code: "if «!now.stands(phase, None)» {",
+        without: "false",
+        noticed_by: "lockkit-core/dual::a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile",
+    },
+    Safeguard {
+        name: "moving_fresh",
+        does: "What was read of the phase is acted on for a short time only",
+        file: RULES,
+        code: "«now.since(sent) < fresh»",
+        without: "sent <= now || !fresh.is_zero()",
+        noticed_by: "lockkit-core/dual::a_grant_does_not_stand_if_the_phase_has_gone_on_meanwhile",
+    },
+    Safeguard {
+        name: "moving_belief_capped",
+        does: "No lease is believed in for longer than the drain counts on",
+        file: RULES,
+        code: "ends.into_iter().fold(now + «max_ttl», Moment::min)",
+        without: "max_ttl * 100",
+        noticed_by: "lockkit-core/dual::a_lease_is_believed_in_for_no_longer_than_the_drain_counts_on",
+    },
+    Safeguard {
+        name: "moving_carried",
+        does: "The new store is asked for no lower fence than the old one gave",
+        file: RULES,
+        code: "Fence::new(«first.get().saturating_sub(1)»)",
+        without: "first.get().min(1)",
+        noticed_by: "lockkit-core/dual::fences_rise_through_every_phase",
+    },
+    Safeguard {
+        name: "moving_raised",
+        does: "The old store's counter is raised to what the new one gave",
+        file: RULES,
+        code: "«second != first»",
+        without: "second < first",
+        noticed_by: "lockkit-core/dual::fences_rise_through_every_phase",
+    },
+    Safeguard {
+        name: "moving_floor_asked",
+        does: "Every grant lies above the floor of the record",
+        file: STEPS,
+        code: "next = record.next(goal, «highest»)?;",
+        without: "Fence::new(highest.get().min(0))",
+        noticed_by: "lockkit-core/dual::fences_rise_through_every_phase",
+    },
+    Safeguard {
+        name: "moving_never_waits_holding",
+        does: "What the new store refuses is given back to the old one",
+        file: ACQUIRE,
+        code: "        «self.undo(entry).await?»;\n        if self.confirmed",
+        without: "()",
+        noticed_by: "lockkit-core/dual::a_lock_that_the_new_store_refuses_is_given_back_to_the_old_one",
+    },
+    Safeguard {
+        name: "moving_both_renewed",
+        does: "In both stores a lease is renewed in both",
+        file: RULES,
+        code: "held.uses(side) && «phase.uses(side)»",
+        without: "(phase.uses(side) && (side == Side::Old || phase == Phase::New))",
+        noticed_by: "lockkit-core/dual::a_lease_that_one_store_lost_is_lost",
+    },
+    Safeguard {
+        name: "moving_burnt_at_a_store",
+        does: "A token whose release may have been sent to a store is not asked for there again",
+        file: CLAIMS,
+        code: "if is_over || part.is_asked || «part.left == Left::Released» {",
+        without: "false",
+        noticed_by: "lockkit-core/lib::migrate::claims::tests::a_token_whose_release_may_have_been_sent_is_not_asked_for_again",
+    },
+    Safeguard {
+        name: "moving_other_way_round",
+        does: "Clients that have the stores the other way round are refused",
+        file: PAIR,
+        code: "if «at == side» {",
+        without: "at == side || at != side",
+        noticed_by: "lockkit-core/steps::clients_of_other_stores_are_refused",
+    },
+    Safeguard {
+        name: "moving_one_step",
+        does: "No single step leads from the old store alone to the new one alone",
+        file: RECORD,
+        code: "if «(self.phase == Phase::Both) == (goal == Phase::Both)» {",
+        without: "self.phase == goal",
+        noticed_by: "lockkit-core/steps::only_a_step_back_goes_without_a_drain",
+    },
+    Safeguard {
+        name: "moving_drain",
+        does: "A step out of both stores waits until nobody acts on the phase before",
+        file: STEPS,
+        code: "let left = «whole.saturating_sub(self.pair.now().since(start))»;",
+        without: "Duration::ZERO.min(whole.saturating_sub(self.pair.now().since(start)))",
+        noticed_by: "lockkit-core/steps::only_a_step_back_goes_without_a_drain",
+    },
+    Safeguard {
+        name: "moving_read_again",
+        does: "After the drain both stores still have the record that it was for",
+        file: STEPS,
+        code: "if «!self.is_settled(&record).await?» {\n                    continue;",
+        without: "false",
+        noticed_by: "lockkit-core/steps::a_store_that_fell_back_is_lifted_and_the_drain_begins_anew",
+    },
+    Safeguard {
+        name: "moving_home_may_lose",
+        does: "From a home that may lose what it confirmed no step back goes without a drain",
+        file: RECORD,
+        code: "(goal == self.came_from && «home_is_durable»)",
+        without: "(home_is_durable || true)",
+        noticed_by: "lockkit-core/steps::only_a_step_back_goes_without_a_drain",
+    },
+    Safeguard {
+        name: "moving_lifted",
+        does: "A change is made in the other store, too, before the drain begins",
+        file: PAIR,
+        code: "match «keeper.compare_and_set(&name, found.as_ref(), Some(&text)).await?» {\n                Swap::Done => return Ok(()),",
+        without: "{ let _ = &text; Swap::Done }",
+        noticed_by: "lockkit-core/steps::a_start_can_be_repeated_and_another_can_not_begin",
+    },
+    Safeguard {
+        name: "moving_after_the_release",
+        does: "What a store grants after the release was answered is released, too",
+        file: CLAIMS,
+        code: "part.token == claim.token && part.left == Left::Released && «!part.is_asked»",
+        without: "true",
+        noticed_by: "lockkit-core/dual::a_release_that_overtakes_taking_along_leaves_nothing_behind",
+    },
+    Safeguard {
+        name: "moving_until_heard",
+        does: "What the other store has of a lost lease is kept until the holder has heard of the loss",
+        file: CLAIMS,
+        code: "over.filter(|entry| «Arc::strong_count(entry) == 1»)",
+        without: "Arc::strong_count(entry) > 0",
+        noticed_by: "lockkit-core/dual::a_lease_that_one_store_lost_is_lost",
+    },
+    Safeguard {
+        name: "moving_right_store",
+        does: "A store that has no record is no store of the migration, unless it is the one that it was started with",
+        file: PAIR,
+        code: "if «known_identity(&**self.at(side)).await? == Some(record.stores[side.index()])» {",
+        without: "true",
+        noticed_by: "lockkit-core/steps::a_step_between_other_stores_is_refused",
+    },
+    Safeguard {
+        name: "moving_renewed_record",
+        does: "Where a store lacks the record, a new one is written, so that a drain under way begins anew",
+        file: MIGRATION,
+        code: "«record.renewed()?»;",
+        without: "record.clone()",
+        noticed_by: "lockkit-core/steps::a_store_that_fell_back_is_noticed_though_another_migrator_has_lifted_it",
+    },
+    Safeguard {
+        name: "moving_majority_of_nodes",
+        does: "Of a quorum, a majority must have the record that a drain waits for",
+        file: PAIR,
+        code: "_ if copies > «keepers.len() / 2» && !is_ahead",
+        without: "0",
+        noticed_by: "lockkit-core/steps::a_quorum_of_which_a_node_fell_back_is_noticed",
+    },
+    Safeguard {
+        name: "moving_unanswered",
+        does: "What was asked for at a store without an answer is released there before it is asked for again",
+        file: CLAIMS,
+        code: "if «!self.is_answered» && part.left == Left::Asked {",
+        without: "false",
+        noticed_by: "lockkit-core/lib::migrate::claims::tests::a_token_that_was_asked_for_without_an_answer_is_released_first",
+    },
+    Safeguard {
+        name: "moving_others",
+        does: "No step is taken while clients that know nothing of the migration hold locks",
+        file: HOLDERS,
+        code: "if «self.despite_others» {",
+        without: "true",
+        noticed_by: "lockkit-core/steps::others_who_hold_locks_stop_a_step_unless_told_otherwise",
+    },
+    Safeguard {
+        name: "moving_fences_beyond",
+        does: "A store is left to itself only once its fences are above all that there were",
+        file: STEPS,
+        code: "_ if «self.fences_are_set» => {}",
+        without: "true",
+        noticed_by: "lockkit-core/steps::a_store_is_left_to_itself_once_its_fences_are_above_all_others",
+    },
+];
