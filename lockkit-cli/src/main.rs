@@ -1,5 +1,5 @@
 //! The `lockkit` command: run programs under a lock, see who holds what, free what is
-//! stuck, and compare stores.
+//! stuck, compare stores, and move a service from one to another.
 
 mod break_lock;
 mod check;
@@ -12,6 +12,7 @@ mod init;
 mod interrupt;
 mod ls;
 mod man;
+mod migrate;
 mod race;
 #[cfg_attr(not(target_os = "linux"), path = "run_elsewhere.rs")]
 mod run;
@@ -48,6 +49,7 @@ enum Verb {
     Gc(init::GcArgs),
     Race(race::Args),
     Compare(compare::Args),
+    Migrate(migrate::Args),
     Completions(completions::Args),
     Man(man::Args),
     #[command(name = worker::VERB, hide = true)]
@@ -83,6 +85,7 @@ fn dispatch(verb: Verb) -> Exit {
         Verb::Gc(args) => init::collect(&args),
         Verb::Race(args) => race::run(args),
         Verb::Compare(args) => compare::run(args),
+        Verb::Migrate(args) => migrate::run(args),
         Verb::Completions(args) => completions::run(&args, Cli::command()),
         Verb::Man(args) => man::run(&args, Cli::command()),
         Verb::Worker => worker::run(),

@@ -81,7 +81,8 @@ pub(crate) fn is_store_url(text: &str) -> bool {
     let scheme = scheme.to_ascii_lowercase();
     let family = scheme.split('+').next().unwrap_or_default();
     let is_known = SCHEMES.contains(&family) && (rest.starts_with('/') || rest.contains('@'));
-    is_known || (rest.starts_with("//") && rest.contains('@')) || (scheme == "memory" && rest.is_empty())
+    let is_pair = scheme == "migrate" && rest.starts_with("?from=");
+    is_known || is_pair || (rest.starts_with("//") && rest.contains('@')) || (scheme == "memory" && rest.is_empty())
 }
 
 /// Runs a verb's asynchronous part on this very thread.

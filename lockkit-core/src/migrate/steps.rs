@@ -131,7 +131,7 @@ impl Migration {
     /// the migration.
     ///
     /// # Errors
-    /// As [`state`](Self::state); `InvalidInput` in the phase [`Phase::Both`]; as those of [`LockStore::acquire`].
+    /// As [`state`](Self::state); `InvalidInput` in the phase [`Phase::Both`]; as those of [`acquire`](crate::LockStore::acquire).
     pub async fn fences(&self) -> Result<Fences> {
         let record = self.state().await?.record;
         let Some(side) = Side::ALL.into_iter().find(|side| side.alone() == record.phase) else {

@@ -1,0 +1,209 @@
+//! `lockkit migrate`: move a live service from one store to another, step by step.
+
+mod plan;
+mod status;
+mod steps;
+
+use std::{sync::Arc, time::Duration};
+
+use clap::{Args as ClapArgs, Subcommand};
+use lockkit::{
+    Fence, LockStore,
+    migrate::{Migration, Phase, Start},
+};
+
+use crate::{
+    duration,
+    exit::{Exit, Failure, USAGE},
+    store::warn,
+};
+
+/// Move a live service from one store to another
+///
+/// The service uses both stores as one, with the URL migrate:?from=URL&to=URL; where its locks are is then changed from here, step
+/// by step, forward or back, without a gap in mutual exclusion. docs/migration.md is the runbook.
+///
+/// Each of these can be repeated after it was killed: it finds out what was done, and goes on.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Show what a migration between two stores would change, and what stands in its way; change nothing
+    ///
+    /// Exit status: 0 if nothing stands in its way, 78 if something does.
+    ///
+    /// With --json: an object with from, to, home, drain_ms, in_the_way, lost_on_the_way and advice (arrays of texts), and
+    /// held: an array of objects with key, holder, mode, remaining_ms.
+    Plan(PlanArgs),
+    /// Start it: the phase is old, and services can be deployed with the URL of the migration
+    Start(StartArgs),
+    /// Show the phase, who holds locks as of which phase, and what can be done next
+    ///
+    /// With --json: an object with phase, epoch, home, floor, alone_above_floor_in_ms (from when on the store of the phase gives
+    /// fences above the floor by itself; null if never), max_ttl_ms, fresh_ms, drain_ms, at (from and to: whether each store
+    /// has this record, or null if it can't be asked), next (the steps that lead on), and holders (null if a store of the phase can't be
+    /// asked): an array of objects with store, key, holder, phase (null if it is no client of the migration), remaining_ms.
+    Status(StatusArgs),
+    /// Go one step on: from old to both, or from both to new
+    ///
+    /// A step out of the phase both waits until no client can act on the phase before any more.
+    Advance(StepArgs),
+    /// Go one step back: from new to both, or from both to old
+    Rollback(StepArgs),
+    /// End it, in the phase old or new: both stores forget the migration. All services must use one store by now
+    Finish(FinishArgs),
+}
+
+/// The two stores.
+#[derive(ClapArgs, Clone)]
+pub(crate) struct Stores {
+    /// URL of the old store; better in the environment, where no process list shows its password
+    #[arg(long, value_name = "URL", env = "LOCKKIT_FROM", hide_env_values = true)]
+    from: Option<String>,
+    /// URL of the new store
+    #[arg(long, value_name = "URL", env = "LOCKKIT_TO", hide_env_values = true)]
+    to: Option<String>,
+}
+
+#[derive(Debug, ClapArgs)]
+struct Settings {
+    /// Longest time to live of any lock of the service; a part of each wait
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration::parse)]
+    max_ttl: Duration,
+    /// How long a client may act on what it read of the phase; a part of each wait
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration::parse)]
+    fresh: Duration,
+    /// The home keeps what it confirmed, through crashes and fail-overs: the way back from both then takes no wait, and the
+    /// home alone. ZooKeeper does; of Redis and MySQL it can't be told from here
+    #[arg(long)]
+    durable: bool,
+    /// All fences lie above this: for a store whose clients have the option fence_above. A number above every fence that it has
+    /// given so far
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true)]
+    fence_above: u64,
+}
+
+impl Settings {
+    fn start(&self) -> Start {
+        Start {
+            max_ttl: self.max_ttl,
+            fresh: self.fresh,
+            home_is_durable: self.durable,
+            fence_above: Fence::new(self.fence_above),
+        }
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+struct PlanArgs {
+    #[command(flatten)]
+    stores: Stores,
+    #[command(flatten)]
+    settings: Settings,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+struct StartArgs {
+    #[command(flatten)]
+    stores: Stores,
+    #[command(flatten)]
+    settings: Settings,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+struct StatusArgs {
+    #[command(flatten)]
+    stores: Stores,
+    /// Show it anew every second, until interrupted
+    #[arg(long, conflicts_with = "json")]
+    watch: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StepArgs {
+    #[command(flatten)]
+    stores: Stores,
+    /// Phase to go to: nothing is done if it is the phase already, so that scripts can repeat the step
+    #[arg(long, value_name = "PHASE", value_parser = phase)]
+    to_phase: Option<Phase>,
+    /// Go on although clients that know nothing of the migration hold locks. Two can hold a lock at once then
+    #[arg(long)]
+    despite_others: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+struct FinishArgs {
+    #[command(flatten)]
+    stores: Stores,
+    /// All clients of the store that is left have the option fence_above, so that its fences go on above those that there were
+    #[arg(long)]
+    fences_are_set: bool,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+fn phase(text: &str) -> Result<Phase, String> {
+    let all = [Phase::Old, Phase::Both, Phase::New];
+    all.into_iter().find(|phase| phase.to_string() == text).ok_or_else(|| "a phase is old, both or new".to_owned())
+}
+
+pub(crate) fn run(args: Args) -> Exit {
+    match args.what {
+        What::Plan(args) => plan::run(args),
+        What::Start(args) => steps::start(args),
+        What::Status(args) => status::run(args),
+        What::Advance(args) => steps::step(args, steps::Way::Forward),
+        What::Rollback(args) => steps::step(args, steps::Way::Back),
+        What::Finish(args) => steps::finish(args),
+    }
+}
+
+impl Stores {
+    /// Connects to both, one of which may be away.
+    async fn open(&self) -> Result<[Arc<dyn LockStore>; 2], Failure> {
+        let (from, to) = (given(self.from.as_deref(), "--from")?, given(self.to.as_deref(), "--to")?);
+        let stores = lockkit::stores_of_migration(from, to).await?;
+        stores.iter().for_each(|store| warn(&store.info().name, &store.info().warnings));
+        Ok(stores)
+    }
+
+    async fn migration(&self) -> Result<Migration, Failure> {
+        let [old, new] = self.open().await?;
+        Ok(Migration::new(old, new))
+    }
+}
+
+fn given<'a>(url: Option<&'a str>, option: &str) -> Result<&'a str, Failure> {
+    let variable = if option == "--from" { "LOCKKIT_FROM" } else { "LOCKKIT_TO" };
+    let message = || format!("give the URL of the store with {option}, or set {variable}");
+    let url = url.filter(|url| !url.is_empty()).ok_or_else(|| Failure::new(USAGE, message()))?;
+    if url.starts_with("memory:") || url.starts_with("migrate:") {
+        let message = "a migration leads from one server to another: memory: and migrate: are neither";
+        return Err(Failure::new(USAGE, message));
+    }
+    Ok(url)
+}
+
+impl std::fmt::Debug for Stores {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URLs may contain passwords.
+        f.write_str("Stores(..)")
+    }
+}

@@ -1,0 +1,177 @@
+//! Where a migration is.
+
+use std::{io::IsTerminal, time::Duration};
+
+use lockkit::migrate::{Fences, Phase, PhaseRecord, Seen, Side, State};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::StatusArgs;
+use crate::{
+    duration::spoken,
+    exit::Exit,
+    interrupt,
+    show::{holder, left, plain, print, print_json, table},
+};
+
+/// How many holders are shown one by one.
+const SHOWN: usize = 20;
+
+pub(super) fn run(args: StatusArgs) -> Exit {
+    interrupt::block_on(async move {
+        let migration = args.stores.migration().await?;
+        let (mut fences, mut round) = (None, 0_u32);
+        loop {
+            let state = migration.state().await?;
+            let seen = migration.holders().await;
+            // It takes a lock for that: not each second.
+            if round.is_multiple_of(10) {
+                fences = if state.record.phase == Phase::Both { None } else { migration.fences().await.ok() };
+            }
+            round = round.wrapping_add(1);
+            if args.json {
+                print_json(&to_json(&state, fences, seen.as_deref().ok()))?;
+                return Ok(0);
+            }
+            let text = in_words(&state, fences, seen.as_deref());
+            let clear = args.watch && std::io::stdout().is_terminal();
+            print(|out| write!(out, "{}{text}", if clear { "\x1b[2J\x1b[H" } else { "" }))?;
+            if !args.watch {
+                return Ok(0);
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+    })
+}
+
+/// The holders that are no clients of the migration, where none should be: in the old store, and in the new one while the old one
+/// has the locks, too.
+fn others(record: &PhaseRecord, seen: &[Seen]) -> Vec<String> {
+    let is_wrong = |side: Side| side == Side::Old || record.phase == Phase::Both;
+    let others = seen.iter().filter(|seen| seen.phase.is_none() && is_wrong(seen.side));
+    others.map(|seen| format!("{}, which holds {}", plain(&holder(&seen.holder)), plain(seen.key.as_str()))).collect()
+}
+
+/// The phases to which one step leads.
+fn next(record: &PhaseRecord) -> &'static [Phase] {
+    match record.phase {
+        Phase::Old | Phase::New => &[Phase::Both],
+        Phase::Both => &[Phase::New, Phase::Old],
+    }
+}
+
+fn in_words(state: &State, fences: Option<Fences>, seen: Result<&[Seen], &lockkit::Error>) -> String {
+    let record = &state.record;
+    let mut text = format!("phase   {} (change {})\n", record.phase, record.epoch);
+    for side in Side::ALL {
+        let has = match &state.has[side.index()] {
+            Ok(true) => "knows it".to_owned(),
+            Ok(false) => "has an older record, or none: the next step brings it there".to_owned(),
+            Err(error) => format!("can't be asked: {error}"),
+        };
+        let home = if record.home == side { ", the home" } else { "" };
+        text += &format!("{:<7} {has}{home}\n", side.to_string());
+    }
+    let (ttl, fresh, drain) = (spoken(record.max_ttl), spoken(record.fresh), spoken(record.drain()));
+    text += &format!("limits  locks of up to {ttl}; clients act on the phase for {fresh}; a wait is {drain}\n");
+    if record.floor.get() > 0 {
+        text += &format!("fences  above {}{}\n", record.floor, fences_in_words(record, fences));
+    }
+    text += &format!("next    {}\n", next_in_words(record));
+    match seen {
+        Ok(seen) => text + &holders(record, seen),
+        Err(error) => text + &format!("\nthe holders can't be shown: {error}\n"),
+    }
+}
+
+/// When clients of the one store can do without the migration, as far as fences go.
+fn fences_in_words(record: &PhaseRecord, fences: Option<Fences>) -> String {
+    let (phase, floor) = (record.phase, record.floor);
+    match fences {
+        Some(Fences::Higher) => format!("; the {phase} store by itself goes on above that"),
+        Some(Fences::HigherIn(time)) => {
+            format!(
+                "; the {phase} store by itself goes on above that in {}: not before then use it alone",
+                spoken(time)
+            )
+        }
+        Some(Fences::Lower) => {
+            format!("; the {phase} store by itself stays below: to use it alone, add fence_above={floor} to its URL")
+        }
+        _ => String::new(),
+    }
+}
+
+fn next_in_words(record: &PhaseRecord) -> &'static str {
+    match record.phase {
+        Phase::Old => "advance, to the phase both; or finish, to give the migration up",
+        Phase::Both => "advance, to the phase new; or rollback, to the phase old",
+        Phase::New => "finish, once every service uses the new store alone; or rollback, to the phase both",
+    }
+}
+
+fn holders(record: &PhaseRecord, seen: &[Seen]) -> String {
+    let count = |side: Side, phase: Option<Phase>| {
+        seen.iter().filter(|seen| seen.side == side && seen.phase == phase).count().to_string()
+    };
+    let mut counts = table(&["HELD IN", "AS OLD", "AS BOTH", "AS NEW", "BY OTHERS"]);
+    for side in Side::ALL {
+        let mut row = vec![side.to_string()];
+        row.extend([Some(Phase::Old), Some(Phase::Both), Some(Phase::New), None].map(|phase| count(side, phase)));
+        counts.add_row(row);
+    }
+    let mut text = format!("\n{}\n", counts.trim_fmt());
+    let others = others(record, seen);
+    if let Some(first) = others.first() {
+        let many = others.len();
+        text += &format!(
+            "\nwarning: locks held by clients that know nothing of the migration: {many}, such as by {first}\n"
+        );
+    }
+    if !seen.is_empty() {
+        let mut rows = table(&["KEY", "STORE", "PHASE", "HOLDER", "LEFT"]);
+        for seen in seen.iter().take(SHOWN) {
+            let phase = seen.phase.map_or_else(|| "-".to_owned(), |phase| phase.to_string());
+            let (key, who) = (plain(seen.key.as_str()), plain(&holder(&seen.holder)));
+            rows.add_row([key, seen.side.to_string(), phase, who, left(&seen.holder)]);
+        }
+        text += &format!("\n{}\n", rows.trim_fmt());
+        if seen.len() > SHOWN {
+            text += &format!("and {} more\n", seen.len() - SHOWN);
+        }
+    }
+    text
+}
+
+fn to_json(state: &State, fences: Option<Fences>, seen: Option<&[Seen]>) -> Value {
+    let record = &state.record;
+    let has = |side: Side| state.has[side.index()].as_ref().ok().copied();
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let holder = |seen: &Seen| {
+        json!({
+            "store": seen.side.to_string(),
+            "key": seen.key.as_str(),
+            "holder": seen.holder.info.as_str(),
+            "phase": seen.phase.map(|phase| phase.to_string()),
+            "remaining_ms": seen.holder.remaining.map(millis),
+        })
+    };
+    let holders = seen.map(|seen| seen.iter().map(holder).collect::<Vec<_>>());
+    json!({
+        "phase": record.phase.to_string(),
+        "epoch": record.epoch,
+        "home": record.home.to_string(),
+        "floor": record.floor.get(),
+        "alone_above_floor_in_ms": match fences {
+            Some(Fences::Higher) => Some(0),
+            Some(Fences::HigherIn(time)) => Some(millis(time)),
+            _ => None,
+        },
+        "max_ttl_ms": millis(record.max_ttl),
+        "fresh_ms": millis(record.fresh),
+        "drain_ms": millis(record.drain()),
+        "at": { "from": has(Side::Old), "to": has(Side::New) },
+        "next": next(record).iter().map(|phase| phase.to_string()).collect::<Vec<_>>(),
+        "holders": holders,
+    })
+}

@@ -1,0 +1,163 @@
+//! `lockkit migrate`, as a person or a script uses it.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics says where")]
+
+mod support;
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use support::{Line, Redis, Running, code, complaint, eventually, lockkit, stdout};
+
+/// Two private servers, and what moves between them.
+struct Stores {
+    old: Redis,
+    new: Redis,
+}
+
+impl Stores {
+    fn new() -> Self {
+        Self { old: Redis::start(), new: Redis::start() }
+    }
+
+    fn migrate(&self, args: &[&str]) -> Output {
+        self.command(&[&["migrate"], args].concat()).output().unwrap()
+    }
+
+    /// With both stores, and as a service has them.
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = lockkit(args);
+        command.env("LOCKKIT_FROM", self.old.url()).env("LOCKKIT_TO", self.new.url());
+        command.env("LOCKKIT_STORE", format!("migrate:?from={}&to={}", self.old.url(), self.new.url()));
+        command
+    }
+
+    fn started(self) -> Self {
+        let output = self.migrate(&["start", "--max-ttl", "2s", "--fresh", "200ms", "--yes"]);
+        assert_eq!(code(&output), 0, "{output:?}");
+        self
+    }
+
+    fn status(&self) -> Value {
+        let output = self.migrate(&["status", "--json"]);
+        assert_eq!(code(&output), 0, "{output:?}");
+        serde_json::from_str(&stdout(&output)).unwrap()
+    }
+
+    fn step(&self, args: &[&str], phase: &str) {
+        let output = self.migrate(args);
+        assert_eq!(code(&output), 0, "{output:?}");
+        assert!(stdout(&output).starts_with(&format!("the phase is {phase}")), "{output:?}");
+        assert_eq!(self.status()["phase"], phase);
+    }
+}
+
+/// That it failed with this code, and what the one line says.
+#[track_caller]
+fn refused(output: &Output, expected: i32) -> String {
+    assert_eq!(code(output), expected, "{output:?}");
+    complaint(output)
+}
+
+#[test]
+fn a_lock_is_held_all_the_way_there_and_back() {
+    let stores = Stores::new();
+    assert!(refused(&stores.migrate(&["status"]), 78).contains("migrate start"));
+    let plan = stores.migrate(&["plan", "--json"]);
+    let plan: Value = serde_json::from_str(&stdout(&plan)).unwrap();
+    assert_eq!((plan["in_the_way"].as_array().unwrap().len(), &plan["home"]), (0, &Value::from("old")));
+    // Nobody can be asked here.
+    assert!(refused(&stores.migrate(&["start"]), 64).contains("--yes"));
+    let stores = stores.started();
+    let line = Line::new();
+    let script = "exec 3>$LINE; echo on >&3; read x <$GO";
+    let mut job = stores.command(&["run", "--key", "job", "--ttl", "1s", "--", "sh", "-c", script]);
+    line.give(&mut job);
+    let running = Running::start(job);
+    assert_eq!(line.hear(), "on");
+    let held_as = |wanted: &[(&str, &str)]| {
+        eventually("the lock as of the phase", || {
+            let status = stores.status();
+            let holders = status["holders"].as_array().unwrap();
+            let text = |holder: &Value, field: &str| holder[field].as_str().unwrap().to_owned();
+            let held: Vec<_> = holders.iter().map(|holder| (text(holder, "store"), text(holder, "phase"))).collect();
+            held.iter().map(|(store, phase)| (&**store, &**phase)).eq(wanted.iter().copied())
+        });
+    };
+    held_as(&[("old", "old")]);
+    stores.step(&["advance", "--yes"], "both");
+    held_as(&[("old", "both"), ("new", "both")]);
+    stores.step(&["advance", "--to-phase", "both", "--yes"], "both");
+    stores.step(&["advance", "--yes"], "new");
+    held_as(&[("new", "new")]);
+    assert!(refused(&stores.migrate(&["finish", "--yes"]), 69).contains("lower fences"));
+    stores.step(&["rollback", "--yes"], "both");
+    held_as(&[("old", "both"), ("new", "both")]);
+    stores.step(&["rollback", "--yes"], "old");
+    held_as(&[("old", "old")]);
+    assert!(refused(&stores.migrate(&["finish", "--yes", "--fences-are-set"]), 69).contains("holds"));
+    line.go();
+    assert_eq!(code(&running.end()), 0);
+    let output = stores.migrate(&["finish", "--yes", "--fences-are-set"]);
+    assert_eq!((code(&output), stdout(&output)), (0, "the migration is over\n".to_owned()), "{output:?}");
+    refused(&stores.command(&["ls"]).output().unwrap(), 78);
+}
+
+#[test]
+fn a_plain_client_stops_a_step() {
+    let stores = Stores::new().started();
+    let line = Line::new();
+    let mut job = stores.old.run("job", &[], "exec 3>$LINE; echo on >&3; read x <$GO");
+    line.give(&mut job);
+    let plain = Running::start(job);
+    assert_eq!(line.hear(), "on");
+    let complaint = refused(&stores.migrate(&["advance", "--yes"]), 78);
+    assert!(complaint.contains("\"job\"") && complaint.contains("know nothing"), "{complaint}");
+    assert_eq!(stores.status()["phase"], "old");
+    let status = stdout(&stores.migrate(&["status"]));
+    assert!(status.contains("warning") && status.contains("BY OTHERS"), "{status}");
+    stores.step(&["advance", "--yes", "--despite-others"], "both");
+    line.go();
+    assert_eq!(code(&plain.end()), 0);
+}
+
+#[test]
+fn other_stores_than_it_was_started_with_are_refused() {
+    let stores = Stores::new().started();
+    let third = Redis::start();
+    let between =
+        |from: &str, to: &str| lockkit(&["migrate", "advance", "--yes", "--from", from, "--to", to]).output().unwrap();
+    let (old, new, third) = (stores.old.url(), stores.new.url(), third.url());
+    for (from, to) in [(&new, &old), (&old, &third), (&third, &new)] {
+        refused(&between(from, to), 78);
+    }
+    assert_eq!(stores.status()["phase"], "old");
+    let swapped = format!("migrate:?from={new}&to={old}");
+    refused(&lockkit(&["ls", "--store", &swapped]).output().unwrap(), 78);
+}
+
+#[test]
+fn what_can_not_be_done_is_said_in_one_line() {
+    let stores = Stores::new();
+    let secret = "redis://:s3cret@127.0.0.1:1";
+    let given = |args: &[&str]| lockkit(&[&["migrate"], args].concat()).output().unwrap();
+    refused(&given(&["status"]), 64);
+    assert!(refused(&given(&[]), 64).contains("lockkit migrate --help"));
+    let mistyped = refused(&given(&["advanse"]), 64);
+    assert!(mistyped.contains("did you mean advance") && mistyped.contains("lockkit migrate --help"), "{mistyped}");
+    refused(&given(&["status", "--from", "memory:", "--to", &stores.new.url()]), 64);
+    refused(&given(&["start", "--yes", "--from", &stores.old.url(), "--to", &stores.old.url()]), 64);
+    refused(&stores.migrate(&["start", "--yes", "--max-ttl", "1h"]), 64);
+    refused(&stores.migrate(&["start", "--yes", "--max-ttl", "0s"]), 64);
+    refused(&stores.migrate(&["start", "--yes", "--fresh", "1ms"]), 64);
+    refused(&stores.migrate(&["advance", "--to-phase", "newer"]), 64);
+    let output = given(&["status", "--from", secret, "--to", secret]);
+    assert!(!refused(&output, 69).contains("s3cret"));
+    let both = format!("{}?fence_above=7", stores.old.url());
+    assert!(refused(&given(&["status", "--from", &both, "--to", &stores.new.url()]), 64).contains("fence_above"));
+    for url in
+        ["migrate:", "migrate:?from=redis://h", "migrate:?to=redis://h&from=redis://g", "redis://h?fence_above=x"]
+    {
+        refused(&lockkit(&["ls", "--store", url]).output().unwrap(), 64);
+    }
+}
