@@ -8,8 +8,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fencing, KeyState, Liveness, LockKey, LockStore,
-    Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
+    AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fencing, HolderInfo, KeyState, Liveness, LockKey,
+    LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
     migrate::Dual,
     store::{Record, Records, SingleFlight, Swap},
 };
@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// connecting to it is tried again whenever it is needed. [`open`](crate::open) and [`connect`](crate::connect()) take the
 /// same as `migrate:?from=URL&to=URL`, with both URLs as they are; the first `&to=` divides them.
 ///
+/// This process [signs on](Dual::sign_on), so that `lockkit migrate status` shows it, as `program@host:pid`.
+///
 /// # Errors
 /// As [`connect`](crate::connect()), for either store, or for both if they can't be reached; `Misconfigured` if the stores have no record of a
 /// migration between them.
@@ -44,7 +46,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// ```
 pub async fn migrating(from: &str, to: &str) -> Result<Arc<dyn LockStore>> {
     let [old, new] = stores_of_migration(from, to).await?;
-    Ok(Arc::new(Dual::connect(old, new).await?))
+    let store = Arc::new(Dual::connect(old, new).await?);
+    store.sign_on(HolderInfo::this_process());
+    Ok(store)
 }
 
 /// Connects to the two stores, of which one may be out of reach: that one is connected to when it is needed. For

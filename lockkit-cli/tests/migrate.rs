@@ -85,6 +85,8 @@ fn a_lock_is_held_all_the_way_there_and_back() {
         });
     };
     held_as(&[("old", "old")]);
+    stores.step(&["advance", "--to-phase", "shadow", "--yes"], "shadow");
+    held_as(&[("old", "old"), ("new", "old")]);
     stores.step(&["advance", "--yes"], "both");
     held_as(&[("old", "both"), ("new", "both")]);
     stores.step(&["advance", "--to-phase", "both", "--yes"], "both");
@@ -101,6 +103,37 @@ fn a_lock_is_held_all_the_way_there_and_back() {
     let output = stores.migrate(&["finish", "--yes", "--fences-are-set"]);
     assert_eq!((code(&output), stdout(&output)), (0, "the migration is over\n".to_owned()), "{output:?}");
     refused(&stores.command(&["ls"]).output().unwrap(), 78);
+}
+
+#[test]
+fn the_new_store_is_tried_out_and_clients_are_shown() {
+    let stores = Stores::new().started();
+    stores.step(&["advance", "--to-phase", "shadow", "--yes"], "shadow");
+    stores.step(&["advance", "--to-phase", "shadow", "--yes"], "shadow");
+    let (line, other) = (Line::new(), Line::new());
+    // Somebody else has the lock in the new store, where nothing is decided.
+    let mut taken = stores.new.run("job", &[], "exec 3>$LINE; echo on >&3; read x <$GO");
+    other.give(&mut taken);
+    let taken = Running::start(taken);
+    assert_eq!(other.hear(), "on");
+    let script = "exec 3>$LINE; echo on >&3; read x <$GO";
+    let mut job = stores.command(&["run", "--key", "job", "--ttl", "1s", "--", "sh", "-c", script]);
+    line.give(&mut job);
+    let running = Running::start(job);
+    assert_eq!(line.hear(), "on");
+    eventually("its refusal is shown", || {
+        let status = stores.status();
+        let client = &status["clients"][0];
+        client["phase"] == "old" && client["new_store"]["refused"] == 1 && client["seen_ms"].is_u64()
+    });
+    let status = stdout(&stores.migrate(&["status"]));
+    assert!(status.contains("CLIENT") && status.contains("refused 1,") && status.contains("warning"), "{status}");
+    stores.step(&["rollback", "--yes"], "old");
+    for line in [&line, &other] {
+        line.go();
+    }
+    assert_eq!((code(&running.end()), code(&taken.end())), (0, 0));
+    assert!(refused(&stores.migrate(&["rollback", "--to-phase", "shadow", "--yes"]), 64).contains("shadow"));
 }
 
 #[test]

@@ -4,12 +4,12 @@ mod plan;
 mod status;
 mod steps;
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use clap::{Args as ClapArgs, Subcommand};
 use lockkit::{
     Fence, LockStore,
-    migrate::{Migration, Phase, Start},
+    migrate::{Migration, Phase, PhaseRecord, Start},
 };
 
 use crate::{
@@ -41,14 +41,19 @@ enum What {
     Plan(PlanArgs),
     /// Start it: the phase is old, and services can be deployed with the URL of the migration
     Start(StartArgs),
-    /// Show the phase, who holds locks as of which phase, and what can be done next
+    /// Show the phase, the clients of the migration, the holders of locks as of which phase, and what can be done next
     ///
     /// With --json: an object with phase, epoch, home, floor, alone_above_floor_in_ms (from when on the store of the phase gives
     /// fences above the floor by itself; null if never), max_ttl_ms, fresh_ms, drain_ms, at (from and to: whether each store
     /// has this record, or null if it can't be asked), next (the steps that lead on), and holders (null if a store of the phase can't be
-    /// asked): an array of objects with store, key, holder, phase (null if it is no client of the migration), remaining_ms.
+    /// asked): an array of objects with store, key, holder, phase (null if it is no client of the migration), remaining_ms; clients (null if
+    /// the home can't be asked): an array of objects with name, phase, seen_ms (how long ago; null if the store does not tell), and
+    /// new_store: what it answered beside the old one, an object with granted, refused, failed, lost, mean_us, longest_us; and
+    /// diverging: the keys of locks that one store has lost of those that are in both.
     Status(StatusArgs),
     /// Go one step on: from old to both, or from both to new
+    ///
+    /// With --to-phase shadow, from old: clients ask the new store, too, whose answers decide nothing; status shows them.
     ///
     /// A step out of the phase both waits until no client can act on the phase before any more.
     Advance(StepArgs),
@@ -136,9 +141,9 @@ struct StatusArgs {
 pub(crate) struct StepArgs {
     #[command(flatten)]
     stores: Stores,
-    /// Phase to go to: nothing is done if it is the phase already, so that scripts can repeat the step
-    #[arg(long, value_name = "PHASE", value_parser = phase)]
-    to_phase: Option<Phase>,
+    /// Phase to go to (old, shadow, both, new): nothing is done if it is the phase already, so that scripts can repeat the step
+    #[arg(long, value_name = "PHASE", value_parser = Goal::named)]
+    to_phase: Option<Goal>,
     /// Go on although clients that know nothing of the migration hold locks. Two can hold a lock at once then
     #[arg(long)]
     despite_others: bool,
@@ -159,9 +164,32 @@ struct FinishArgs {
     yes: bool,
 }
 
-fn phase(text: &str) -> Result<Phase, String> {
-    let all = [Phase::Old, Phase::Both, Phase::New];
-    all.into_iter().find(|phase| phase.to_string() == text).ok_or_else(|| "a phase is old, both or new".to_owned())
+/// A phase as people know it: the shadow of the phase old is one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Goal {
+    Phase(Phase),
+    Shadow,
+}
+
+impl Goal {
+    fn named(text: &str) -> Result<Self, String> {
+        let phases = [Phase::Old, Phase::Both, Phase::New].map(Self::Phase);
+        let found = phases.into_iter().chain([Self::Shadow]).find(|goal| goal.to_string() == text);
+        found.ok_or_else(|| "a phase is old, shadow, both or new".to_owned())
+    }
+
+    fn of(record: &PhaseRecord) -> Self {
+        if record.is_shadowed { Self::Shadow } else { Self::Phase(record.phase) }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Phase(phase) => phase.fmt(f),
+            Self::Shadow => f.write_str("shadow"),
+        }
+    }
 }
 
 pub(crate) fn run(args: Args) -> Exit {
@@ -201,8 +229,8 @@ fn given<'a>(url: Option<&'a str>, option: &str) -> Result<&'a str, Failure> {
     Ok(url)
 }
 
-impl std::fmt::Debug for Stores {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Stores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URLs may contain passwords.
         f.write_str("Stores(..)")
     }

@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal, time::Duration};
 
-use lockkit::migrate::{Fences, Phase, PhaseRecord, Seen, Side, State};
+use lockkit::migrate::{Client, Fences, Migration, Phase, PhaseRecord, Seen, Side, State, Tally};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -16,6 +16,18 @@ use crate::{
 
 /// How many holders are shown one by one.
 const SHOWN: usize = 20;
+/// A lock that is in one store only may be on its way to the other, or be given back, for so long.
+const ON_THE_WAY: Duration = Duration::from_millis(500);
+
+/// What is shown.
+struct Status {
+    state: State,
+    fences: Option<Fences>,
+    seen: lockkit::Result<Vec<Seen>>,
+    clients: lockkit::Result<Vec<Client>>,
+    /// The locks that one store has lost of those that are in both.
+    diverging: Vec<String>,
+}
 
 pub(super) fn run(args: StatusArgs) -> Exit {
     interrupt::block_on(async move {
@@ -23,17 +35,18 @@ pub(super) fn run(args: StatusArgs) -> Exit {
         let (mut fences, mut round) = (None, 0_u32);
         loop {
             let state = migration.state().await?;
-            let seen = migration.holders().await;
             // It takes a lock for that: not each second.
             if round.is_multiple_of(10) {
                 fences = if state.record.phase == Phase::Both { None } else { migration.fences().await.ok() };
             }
             round = round.wrapping_add(1);
+            let (seen, diverging) = holders_of(&migration, &state.record).await;
+            let status = Status { state, fences, seen, clients: migration.clients().await, diverging };
             if args.json {
-                print_json(&to_json(&state, fences, seen.as_deref().ok()))?;
+                print_json(&to_json(&status))?;
                 return Ok(0);
             }
-            let text = in_words(&state, fences, seen.as_deref());
+            let text = in_words(&status);
             let clear = args.watch && std::io::stdout().is_terminal();
             print(|out| write!(out, "{}{text}", if clear { "\x1b[2J\x1b[H" } else { "" }))?;
             if !args.watch {
@@ -42,6 +55,32 @@ pub(super) fn run(args: StatusArgs) -> Exit {
             sleep(Duration::from_secs(1)).await;
         }
     })
+}
+
+/// All holders, and the locks that one store has lost of those that are in both.
+async fn holders_of(migration: &Migration, record: &PhaseRecord) -> (lockkit::Result<Vec<Seen>>, Vec<String>) {
+    let first = migration.holders().await;
+    let Ok(seen) = &first else { return (first, Vec::new()) };
+    let before = in_one(record, seen);
+    if before.is_empty() {
+        return (first, Vec::new());
+    }
+    sleep(ON_THE_WAY).await;
+    let second = migration.holders().await;
+    let still = second.as_deref().map(|seen| in_one(record, seen)).unwrap_or_default();
+    let diverging = before.iter().filter(|lease| still.contains(lease)).map(|lease| plain(&lease.0)).collect();
+    (second, diverging)
+}
+
+/// The leases as of the phase both that one store has and the other has not: the key, the store, and the holder's number there.
+fn in_one(record: &PhaseRecord, seen: &[Seen]) -> Vec<(String, Side, String)> {
+    if record.phase != Phase::Both {
+        return Vec::new();
+    }
+    let in_both = || seen.iter().filter(|seen| seen.phase == Some(Phase::Both));
+    let is_alone = |one: &&Seen| !seen.iter().any(|other| other.key == one.key && other.side != one.side);
+    let lease = |seen: &Seen| (seen.key.as_str().to_owned(), seen.side, format!("{:?}", seen.holder.token));
+    in_both().filter(is_alone).map(lease).collect()
 }
 
 /// The holders that are no clients of the migration, where none should be: in the old store, and in the new one while the old one
@@ -60,9 +99,10 @@ fn next(record: &PhaseRecord) -> &'static [Phase] {
     }
 }
 
-fn in_words(state: &State, fences: Option<Fences>, seen: Result<&[Seen], &lockkit::Error>) -> String {
+fn in_words(status: &Status) -> String {
+    let Status { state, fences, seen, clients, diverging } = status;
     let record = &state.record;
-    let mut text = format!("phase   {} (change {})\n", record.phase, record.epoch);
+    let mut text = format!("phase   {} (change {})\n", record.phase_name(), record.epoch);
     for side in Side::ALL {
         let has = match &state.has[side.index()] {
             Ok(true) => "knows it".to_owned(),
@@ -75,13 +115,57 @@ fn in_words(state: &State, fences: Option<Fences>, seen: Result<&[Seen], &lockki
     let (ttl, fresh, drain) = (spoken(record.max_ttl), spoken(record.fresh), spoken(record.drain()));
     text += &format!("limits  locks of up to {ttl}; clients act on the phase for {fresh}; a wait is {drain}\n");
     if record.floor.get() > 0 {
-        text += &format!("fences  above {}{}\n", record.floor, fences_in_words(record, fences));
+        text += &format!("fences  above {}{}\n", record.floor, fences_in_words(record, *fences));
     }
     text += &format!("next    {}\n", next_in_words(record));
+    text += &match clients {
+        Ok(clients) => clients_in_words(record, clients),
+        Err(error) => format!("\nthe clients can't be shown: {error}\n"),
+    };
+    if let Some(first) = diverging.first() {
+        let many = diverging.len();
+        text += &format!("\nwarning: locks that one store has lost and the other has not: {many}, such as {first}\n");
+    }
     match seen {
         Ok(seen) => text + &holders(record, seen),
         Err(error) => text + &format!("\nthe holders can't be shown: {error}\n"),
     }
+}
+
+/// The clients that have signed on, those first that have read another phase, and what the new store has answered to them.
+fn clients_in_words(record: &PhaseRecord, clients: &[Client]) -> String {
+    let tally = Tally::sum(clients.iter().map(|client| client.tally));
+    let behind = clients.iter().filter(|client| client.phase != record.phase);
+    let all = behind.chain(clients.iter().filter(|client| client.phase == record.phase));
+    let mut rows = table(&["CLIENT", "PHASE", "SEEN", "NEW STORE"]);
+    for client in all.take(SHOWN) {
+        let seen = client.seen.map_or_else(|| "-".to_owned(), |seen| format!("{} ago", spoken(seen)));
+        rows.add_row([plain(client.name.as_str()), client.phase.to_string(), seen, answers(&client.tally)]);
+    }
+    if clients.is_empty() {
+        return "\nno client of the migration has signed on\n".to_owned();
+    }
+    let mut text = format!("\n{}\n", rows.trim_fmt());
+    if clients.len() > SHOWN {
+        text += &format!("and {} more; in all {}\n", clients.len() - SHOWN, answers(&tally));
+    }
+    if tally.disagrees() && record.phase == Phase::Old {
+        text += "\nwarning: the new store refused or lost locks that the old one had granted: see docs/migration.md\n";
+    }
+    text
+}
+
+fn answers(tally: &Tally) -> String {
+    if *tally == Tally::default() {
+        return "-".to_owned();
+    }
+    let Tally { granted, refused, failed, lost, mean, longest } = tally;
+    let millis = |time: &Duration| format!("{:.1}ms", time.as_secs_f64() * 1e3);
+    format!(
+        "granted {granted}, refused {refused}, failed {failed}, lost {lost}; {} more each, at most {}",
+        millis(mean),
+        millis(longest)
+    )
 }
 
 /// When clients of the one store can do without the migration, as far as fences go.
@@ -104,7 +188,8 @@ fn fences_in_words(record: &PhaseRecord, fences: Option<Fences>) -> String {
 
 fn next_in_words(record: &PhaseRecord) -> &'static str {
     match record.phase {
-        Phase::Old => "advance, to the phase both; or finish, to give the migration up",
+        Phase::Old if record.is_shadowed => "advance, to the phase both; or rollback, to the phase old",
+        Phase::Old => "advance, to the phase both, or first --to-phase shadow; or finish, to give the migration up",
         Phase::Both => "advance, to the phase new; or rollback, to the phase old",
         Phase::New => "finish, once every service uses the new store alone; or rollback, to the phase both",
     }
@@ -143,7 +228,8 @@ fn holders(record: &PhaseRecord, seen: &[Seen]) -> String {
     text
 }
 
-fn to_json(state: &State, fences: Option<Fences>, seen: Option<&[Seen]>) -> Value {
+fn to_json(status: &Status) -> Value {
+    let Status { state, fences, seen, clients, diverging } = status;
     let record = &state.record;
     let has = |side: Side| state.has[side.index()].as_ref().ok().copied();
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -156,15 +242,29 @@ fn to_json(state: &State, fences: Option<Fences>, seen: Option<&[Seen]>) -> Valu
             "remaining_ms": seen.holder.remaining.map(millis),
         })
     };
-    let holders = seen.map(|seen| seen.iter().map(holder).collect::<Vec<_>>());
+    let holders = seen.as_ref().ok().map(|seen| seen.iter().map(holder).collect::<Vec<_>>());
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let client = |client: &Client| {
+        let Tally { granted, refused, failed, lost, mean, longest } = client.tally;
+        json!({
+            "name": client.name.as_str(),
+            "phase": client.phase.to_string(),
+            "seen_ms": client.seen.map(millis),
+            "new_store": {
+                "granted": granted, "refused": refused, "failed": failed, "lost": lost,
+                "mean_us": micros(mean), "longest_us": micros(longest),
+            },
+        })
+    };
+    let clients = clients.as_ref().ok().map(|clients| clients.iter().map(client).collect::<Vec<_>>());
     json!({
-        "phase": record.phase.to_string(),
+        "phase": record.phase_name(),
         "epoch": record.epoch,
         "home": record.home.to_string(),
         "floor": record.floor.get(),
         "alone_above_floor_in_ms": match fences {
             Some(Fences::Higher) => Some(0),
-            Some(Fences::HigherIn(time)) => Some(millis(time)),
+            Some(Fences::HigherIn(time)) => Some(millis(*time)),
             _ => None,
         },
         "max_ttl_ms": millis(record.max_ttl),
@@ -173,5 +273,7 @@ fn to_json(state: &State, fences: Option<Fences>, seen: Option<&[Seen]>) -> Valu
         "at": { "from": has(Side::Old), "to": has(Side::New) },
         "next": next(record).iter().map(|phase| phase.to_string()).collect::<Vec<_>>(),
         "holders": holders,
+        "clients": clients,
+        "diverging": diverging,
     })
 }

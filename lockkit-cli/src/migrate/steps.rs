@@ -6,14 +6,14 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lockkit::migrate::{Drain, Phase, PhaseRecord, Step};
+use lockkit::migrate::{Client, Drain, Migration, Phase, PhaseRecord, Step};
 
-use super::{FinishArgs, StartArgs, StepArgs};
+use super::{FinishArgs, Goal, StartArgs, StepArgs};
 use crate::{
     duration::spoken,
     exit::{Exit, Failure, UNAVAILABLE, USAGE, say},
     interrupt,
-    show::print,
+    show::{plain, print},
 };
 
 /// Which way a step leads.
@@ -45,7 +45,7 @@ pub(super) fn step(args: StepArgs, way: Way) -> Exit {
     let stores = args.stores.clone();
     let before = interrupt::block_on(async move { Ok(stores.migration().await?.state().await?.record) })?;
     let goal = goal(&args, way, &before)?;
-    if goal != before.phase {
+    if goal != Goal::of(&before) {
         confirm(&what_happens(&before, goal), args.yes)?;
     }
     interrupt::block_on(async move {
@@ -57,22 +57,35 @@ pub(super) fn step(args: StepArgs, way: Way) -> Exit {
             let message = "somebody else has moved the migration on meanwhile: nothing was done";
             return Err(Failure::new(UNAVAILABLE, message));
         }
-        let bar = bar();
-        let step = migration.step(goal, |drain| show(&bar, drain)).await;
-        bar.finish_and_clear();
-        let Step { record, copied } = step?;
+        let Step { record, copied } = go(&migration, goal, &before).await?;
         if let Err(error) = copied {
             say(&format!("warning: the other store could not be told yet, repeat this when it is back: {error}"));
         }
-        let already = if goal == before.phase { " already, and both stores know it" } else { "" };
-        tell(&format!("the phase is {}{already}\n", record.phase))
+        let already = if goal == Goal::of(&before) { " already, and both stores know it" } else { "" };
+        tell(&format!("the phase is {}{already}\n", record.phase_name()))
     })
 }
 
+async fn go(migration: &Migration, goal: Goal, before: &PhaseRecord) -> lockkit::Result<Step> {
+    match goal {
+        Goal::Shadow => migration.shadow(true).await,
+        Goal::Phase(Phase::Old) if before.is_shadowed => migration.shadow(false).await,
+        Goal::Phase(phase) => {
+            let bar = bar();
+            let step = migration.step(phase, |drain| show(&bar, drain)).await;
+            bar.finish_and_clear();
+            step
+        }
+    }
+}
+
 pub(super) fn finish(args: FinishArgs) -> Exit {
-    let text = "Both stores will forget the migration. A client that still uses the URL of the migration gets no locks then:\n\
+    let what = "Both stores will forget the migration. A client that still uses the URL of the migration gets no locks then:\n\
                 deploy every service with the URL of the one store first.\n";
-    confirm(text, args.yes)?;
+    let stores = args.stores.clone();
+    let clients = interrupt::block_on(async move { Ok(stores.migration().await?.clients().await?) })?;
+    let still_there = clients.first().map(|client| still_there(client, clients.len()));
+    confirm(&format!("{what}{}", still_there.as_deref().unwrap_or_default()), args.yes)?;
     interrupt::block_on(async move {
         let mut migration = args.stores.migration().await?;
         if args.fences_are_set {
@@ -82,40 +95,63 @@ pub(super) fn finish(args: FinishArgs) -> Exit {
         let finished = migration.finish(|drain| show(&bar, drain)).await;
         bar.finish_and_clear();
         finished?;
+        if let Some(clients) = still_there.filter(|_| args.yes) {
+            say(&format!("warning: {}", clients.trim_end()));
+        }
         tell("the migration is over\n")
     })
 }
 
+fn still_there(client: &Client, count: usize) -> String {
+    let seen = client.seen.map(|seen| format!(", seen {} ago", spoken(seen))).unwrap_or_default();
+    let name = plain(client.name.as_str());
+    format!("clients that were using the URL of the migration just now: {count}, such as {name}{seen}\n")
+}
+
 /// Where the step leads: to the phase that it is already, if there is no other this way.
-fn goal(args: &StepArgs, way: Way, record: &PhaseRecord) -> Result<Phase, Failure> {
+fn goal(args: &StepArgs, way: Way, record: &PhaseRecord) -> Result<Goal, Failure> {
     let next = match (way, record.phase) {
         (Way::Forward, Phase::Old) | (Way::Back, Phase::New) => Phase::Both,
         (Way::Forward, Phase::Both) => Phase::New,
-        (Way::Back, Phase::Both) => Phase::Old,
-        (Way::Forward, Phase::New) | (Way::Back, Phase::Old) => record.phase,
+        (Way::Back, Phase::Both | Phase::Old) => Phase::Old,
+        (Way::Forward, Phase::New) => Phase::New,
+    };
+    let (now, next) = (Goal::of(record), Goal::Phase(next));
+    let is_reached = |goal: Goal| {
+        goal == now || goal == next || (goal == Goal::Shadow && way == Way::Forward && record.phase == Phase::Old)
     };
     match args.to_phase.unwrap_or(next) {
-        wanted if wanted == record.phase || wanted == next => Ok(wanted),
+        wanted if is_reached(wanted) => Ok(wanted),
         wanted => {
-            let message = format!("the phase is {}: one step this way does not lead to {wanted}", record.phase);
+            let message = format!("the phase is {now}: one step this way does not lead to {wanted}");
             Err(Failure::new(USAGE, message))
         }
     }
 }
 
-fn what_happens(record: &PhaseRecord, goal: Phase) -> String {
-    let now = record.phase;
+fn what_happens(record: &PhaseRecord, goal: Goal) -> String {
+    let now = record.phase_name();
     let wait = spoken(record.drain());
-    let then = match goal {
+    let phase = match goal {
+        Goal::Phase(phase) => phase,
+        Goal::Shadow => {
+            return format!(
+                "From the phase {now} to {goal}.\n\
+                 Clients ask the new store, too, behind the back of the service: its answers decide nothing and delay nothing.\n"
+            );
+        }
+    };
+    let then = match phase {
+        Phase::Old if record.is_shadowed => "Clients ask the new store no more.".to_owned(),
         Phase::Both => {
             "Each lock needs both stores from then on: it takes the time of both, and none is granted while one of them is down.\n\
              Locks that are held go along at their next renewal."
                 .to_owned()
         }
-        goal if record.may_go(goal, record.home_is_durable) => "This is the way back, which takes no wait.".to_owned(),
-        goal => format!(
+        phase if record.may_go(phase, record.home_is_durable) => "This is the way back, which takes no wait.".to_owned(),
+        phase => format!(
             "It waits {wait} first, until no client can act on the phase before any more; locks go on working meanwhile.\n\
-             From then on the {goal} store alone has the locks."
+             From then on the {phase} store alone has the locks."
         ),
     };
     format!("From the phase {now} to {goal}.\n{then}\n")

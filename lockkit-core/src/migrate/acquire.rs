@@ -7,6 +7,7 @@ use super::{
     dual::{Confirmed, Dual},
     record::{Phase, Side},
     rules,
+    tally::Answer,
 };
 use crate::{
     AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, Moment,
@@ -85,7 +86,11 @@ impl Dual {
             return self.start_over(entry).await;
         }
         let held = Held { phase: record.phase, fence: hold.fence, span: hold.span };
-        self.granted(request, entry, held, self.deadline([self.pair.here(side, hold.until)], &now))
+        let granted = self.granted(request, entry, held, self.deadline([self.pair.here(side, hold.until)], &now))?;
+        if now.is_shadowed {
+            self.follow(&request.claim, &request.holder, request.ttl);
+        }
+        Ok(granted)
     }
 
     /// One round in the phase in which a lock is in both stores. The old store may be waited for; the new one never is while the
@@ -102,7 +107,14 @@ impl Dual {
             Err(ended) => return Ok(ended),
         };
         let below = rules::floor_after(first.fence);
-        let second = match self.ask(Side::New, request, entry, below, Duration::ZERO, Phase::Both).await? {
+        let (asked, second) =
+            (self.pair.now(), self.ask(Side::New, request, entry, below, Duration::ZERO, Phase::Both).await);
+        self.shadow.answers.note(match &second {
+            Ok(Attempt::Granted(_)) => Answer::Granted(self.pair.now().since(asked)),
+            Ok(Attempt::Contended(_)) => Answer::Refused,
+            Err(_) => Answer::Failed,
+        });
+        let second = match second? {
             Attempt::Granted(hold) => hold,
             Attempt::Contended(mut contention) => {
                 // Those who hold it there are few and go on soon: they take the lock with them into this phase, or are

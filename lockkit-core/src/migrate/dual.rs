@@ -4,19 +4,21 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
+use tokio::sync::oneshot;
 
 use super::{
     claims::{Claims, Entry},
     pair::{Pair, all, aside},
     record::{Mark, Phase, PhaseRecord, Side},
     rules,
+    shadow::Shadow,
 };
 use crate::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState,
@@ -46,12 +48,16 @@ pub struct Dual {
     /// Which of the stores have been seen to be those of the record.
     is_checked: [AtomicBool; 2],
     pub(super) claims: Claims,
+    pub(super) shadow: Shadow,
+    /// Tells its [registration](Self::sign_on) that this client is no more, by being dropped.
+    pub(super) signed_on: OnceLock<oneshot::Sender<()>>,
 }
 
 /// What the record says, as it was read lately enough to act on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Confirmed {
     pub(super) phase: Phase,
+    pub(super) is_shadowed: bool,
     pub(super) floor: Fence,
     /// When that was checked.
     at: Moment,
@@ -105,7 +111,16 @@ impl Dual {
         let info = info(&pair, &record)?;
         let is_checked = found.map(|found| AtomicBool::new(found.is_some()));
         let seen = Mutex::new(Seen { sent, record: record.clone() });
-        Ok(Self { pair, info, first: record, seen, is_checked, claims: Claims::default() })
+        Ok(Self {
+            pair,
+            info,
+            first: record,
+            seen,
+            is_checked,
+            claims: Claims::default(),
+            shadow: Shadow::default(),
+            signed_on: OnceLock::new(),
+        })
     }
 
     /// Makes sure that a store is that one of the two, by its record, before anything is asked of it.
@@ -142,7 +157,8 @@ impl Dual {
 
     fn fresh(&self) -> Option<Confirmed> {
         let (seen, at) = (self.seen(), self.pair.now());
-        let confirmed = || Confirmed { phase: seen.record.phase, floor: seen.record.floor, at };
+        let PhaseRecord { phase, is_shadowed, floor, .. } = seen.record;
+        let confirmed = || Confirmed { phase, is_shadowed, floor, at };
         rules::is_fresh(seen.sent, at, self.first.fresh).then(confirmed)
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     dual::Dual,
+    floor::OWN,
     record::{Phase, Side},
 };
 use crate::{Holder, KeyState, LockKey, LockStore, Query, Result};
@@ -20,7 +21,9 @@ impl Dual {
                 merge(query, old?, new?)
             }
         };
-        Ok(states.into_iter().map(|state| self.unmarked(state)).collect())
+        // Those for the migration's own use are not the service's.
+        let is_own = |state: &KeyState| matches!(query, Query::Prefix(_)) && state.key.as_str().starts_with(OWN);
+        Ok(states.into_iter().filter(|state| !is_own(state)).map(|state| self.unmarked(state)).collect())
     }
 
     fn unmarked(&self, mut state: KeyState) -> KeyState {

@@ -162,6 +162,7 @@ impl Migration {
             fresh,
             epoch: 1,
             phase: Phase::Old,
+            is_shadowed: false,
             came_from: Phase::Old,
             floor: start.fence_above,
             logs: 0,

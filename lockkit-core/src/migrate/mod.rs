@@ -15,6 +15,7 @@
 
 mod acquire;
 mod claims;
+mod clients;
 mod dual;
 mod floor;
 mod holders;
@@ -26,13 +27,17 @@ mod release;
 mod renew;
 #[doc(hidden)]
 pub mod rules;
+mod shadow;
 mod steps;
+mod tally;
 
 pub use self::{
+    clients::Client,
     dual::Dual,
     floor::Fences,
     holders::Seen,
     migration::{Migration, Start, State},
     record::{Phase, PhaseRecord, Side},
     steps::{Drain, Step},
+    tally::Tally,
 };

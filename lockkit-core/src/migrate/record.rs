@@ -12,6 +12,8 @@ const FORM: &str = "migration-1";
 /// Of a home that keeps what it confirmed, and of one that may lose it.
 const DURABLE: &str = "durable";
 const FORGETFUL: &str = "forgetful";
+/// The phase old, in which clients ask the new store, too.
+const SHADOW: &str = "shadow";
 
 /// Where the locks of a service are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,6 +57,8 @@ pub struct PhaseRecord {
     pub epoch: u64,
     /// Where the locks are.
     pub phase: Phase,
+    /// Whether clients also ask the new store, whose answers decide nothing; only in [`Phase::Old`].
+    pub is_shadowed: bool,
     /// The phase before [`Phase::Both`]; in the other phases it is that phase itself.
     pub came_from: Phase,
     /// Every new grant lies above this.
@@ -166,7 +170,25 @@ impl PhaseRecord {
         }
         let came_from = if goal == Phase::Both { self.phase } else { goal };
         let (epoch, floor) = (self.epoch + 1, self.floor.max(floor));
-        Ok(Self { epoch, phase: goal, came_from, floor, stamp: Token::random()?, ..self.clone() })
+        Ok(Self { epoch, phase: goal, is_shadowed: false, came_from, floor, stamp: Token::random()?, ..self.clone() })
+    }
+
+    /// The record after a change that has clients ask the new store, too, or no more. For exclusion that is the same phase.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the phase is another one than [`Phase::Old`].
+    pub fn shadowed(&self, is_shadowed: bool) -> Result<Self> {
+        if self.phase != Phase::Old {
+            let why = format!("the new store is tried out in the phase old, and the phase is {}", self.phase);
+            return Err(Error::new(ErrorKind::InvalidInput, why));
+        }
+        Ok(Self { is_shadowed, ..self.renewed()? })
+    }
+
+    /// The phase as people know it: one that is shadowed has a name of its own.
+    #[must_use]
+    pub const fn phase_name(&self) -> &'static str {
+        if self.is_shadowed { SHADOW } else { self.phase.name() }
     }
 
     /// The same phase as a new record, which differs from this one in its epoch and its stamp.
@@ -204,7 +226,7 @@ impl PhaseRecord {
             self.home,
             if self.home_is_durable { DURABLE } else { FORGETFUL },
             self.epoch,
-            self.phase,
+            self.phase_name(),
             self.came_from,
             self.floor,
             self.logs,
@@ -239,7 +261,8 @@ impl PhaseRecord {
             max_ttl: millis(max_ttl)?,
             fresh: millis(fresh)?,
             epoch: epoch.parse().ok()?,
-            phase: Phase::named(phase)?,
+            phase: if phase == SHADOW { Phase::Old } else { Phase::named(phase)? },
+            is_shadowed: phase == SHADOW,
             came_from: Phase::named(came_from)?,
             floor: Fence::new(floor.parse().ok()?),
             logs: logs.parse().ok()?,
@@ -300,6 +323,7 @@ mod tests {
             fresh: Duration::from_secs(10),
             epoch: 1,
             phase: Phase::Old,
+            is_shadowed: false,
             came_from: Phase::Old,
             floor: Fence::NONE,
             logs: 0,
@@ -319,6 +343,21 @@ mod tests {
             assert_eq!(PhaseRecord::from_record(&text).expect("record"), (record.clone(), Side::New));
             record.home_is_durable = !record.home_is_durable;
         }
+        (record.phase, record.came_from, record.is_shadowed) = (Phase::Old, Phase::Old, true);
+        let text = record.to_record(Side::New).expect("text");
+        assert_eq!(PhaseRecord::from_record(&text).expect("record"), (record, Side::New));
+    }
+
+    #[test]
+    fn only_the_phase_old_has_a_shadow() {
+        let old = record();
+        let shadow = old.shadowed(true).expect("the phase is old");
+        assert!(shadow.is_shadowed && shadow.epoch == 2 && shadow.stamp != old.stamp);
+        assert!(shadow.renewed().expect("record").is_shadowed);
+        assert!(!shadow.shadowed(false).expect("the phase is old").is_shadowed);
+        let both = shadow.next(Phase::Both, Fence::NONE).expect("step");
+        assert!(!both.is_shadowed);
+        assert_eq!(both.shadowed(true).expect_err("both").kind(), ErrorKind::InvalidInput);
     }
 
     #[test]
@@ -332,6 +371,7 @@ mod tests {
         is_refused(good.as_str().replace("migration-1;old", "migration-1;both"));
         is_refused(good.as_str().replace(";1;old;old;", ";1;old;both;"));
         is_refused(good.as_str().replace(";1;old;old;", ";1;both;both;"));
+        is_refused(good.as_str().replace(";1;old;old;", ";1;shadow;new;"));
         is_refused(good.as_str().replace(";10000;", ";0;"));
         is_refused(format!("{};x", good.as_str()));
         is_refused("x".to_owned());

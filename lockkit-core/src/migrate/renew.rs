@@ -138,6 +138,12 @@ impl Dual {
             return Ok(Renewed::Lost(entry.over().map_or(LossReason::Gone, Over::reason)));
         }
         self.leave_behind(&entry, phase, renewal.ttl).await;
+        if now.is_shadowed {
+            let holder = name_of(&entry, renewal).unwrap_or_else(HolderInfo::this_process);
+            self.follow(&renewal.claim, &holder, renewal.ttl);
+        } else {
+            self.shadow.end(&renewal.claim);
+        }
         Ok(Renewed::Held(held.as_hold(&renewal.claim, self.deadline(ends, &now), depth)))
     }
 
@@ -149,6 +155,8 @@ impl Dual {
         };
         self.check(side).await?;
         let bound = self.aside(renewal.ttl);
+        // What follows it in the shadow would be in its own way.
+        self.shadow.end_within(&renewal.claim, bound).await;
         let Some(asking) = entry.ask_at(side) else {
             // It is being taken along by another renewal, or a release from before is not answered yet.
             if entry.is_left_released(side) {

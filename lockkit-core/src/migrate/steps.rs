@@ -105,6 +105,22 @@ impl Migration {
         self.change(&record, next).await.map(Some)
     }
 
+    /// Has clients ask the new store, too, in the phase [`Phase::Old`], or no more. Its answers decide nothing, so that it needs no drain;
+    /// [`clients`](Self::clients) shows what they were. The step to [`Phase::Both`] ends it.
+    ///
+    /// # Errors
+    /// `InvalidInput` in another phase; `Unavailable` if another changed the phase meanwhile; else as [`settle`](Self::settle).
+    ///
+    /// # Cancellation
+    /// It may be done.
+    pub async fn shadow(&self, is_shadowed: bool) -> Result<Step> {
+        let record = self.settle().await?;
+        if record.is_shadowed == is_shadowed && record.phase == Phase::Old {
+            return Ok(Step { record, copied: Ok(()) });
+        }
+        self.change(&record, record.shadowed(is_shadowed)?).await
+    }
+
     async fn change(&self, record: &PhaseRecord, next: PhaseRecord) -> Result<Step> {
         match self.pair.change_home(Some(record), &next).await? {
             Swap::Done => {}

@@ -1,0 +1,196 @@
+//! The shadow of the phase old: the new store is asked for what the old one has granted, too, and its answers decide nothing.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    dual::Dual,
+    pair::aside,
+    record::{Phase, Side},
+    tally::{Answer, Answers, Tally},
+};
+use crate::{
+    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockStore, Order, Renewal, Renewed, Token,
+    store::unpoisoned,
+};
+
+/// How many leases one client has in the shadow at once, with those that it is about to give back. A store that does not answer must
+/// not fill the memory.
+const MOST: usize = 4096;
+/// How often a release is repeated that was not answered.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What a client has at the new store in the shadow.
+///
+/// Each lease has a token of its own, and nothing of it is in the [claims](super::claims) that decide: all that it can do is to be
+/// in the way of another for a while, at a store where nobody is waited for.
+#[derive(Debug)]
+pub(super) struct Shadow {
+    leases: Mutex<HashMap<Token, Lease>>,
+    is_used: AtomicBool,
+    room: Arc<Semaphore>,
+    pub(super) answers: Arc<Answers>,
+}
+
+/// A lease that follows the one of the old store. It is given back once the sender is dropped.
+#[derive(Debug)]
+struct Lease {
+    renewals: watch::Sender<Duration>,
+    followed: JoinHandle<()>,
+}
+
+impl Default for Shadow {
+    fn default() -> Self {
+        Self {
+            leases: Mutex::default(),
+            is_used: AtomicBool::new(false),
+            room: Arc::new(Semaphore::new(MOST)),
+            answers: Arc::default(),
+        }
+    }
+}
+
+impl Dual {
+    /// What the new store has answered to this client that was asked beside the old one.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        self.shadow.answers.tally()
+    }
+
+    /// Has a lease of the old store followed by one of the new store, or renews the one that follows it.
+    pub(super) fn follow(&self, claim: &Claim, holder: &HolderInfo, ttl: Duration) {
+        self.shadow.is_used.store(true, Ordering::Release);
+        let mut leases = self.shadow.leases();
+        if let Some(lease) = leases.get(&claim.token) {
+            lease.renewals.send_replace(ttl);
+            return;
+        }
+        let Ok(place) = Arc::clone(&self.shadow.room).try_acquire_owned() else {
+            self.shadow.answers.note(Answer::Failed);
+            return;
+        };
+        let (renewals, renewed) = watch::channel(ttl);
+        let follower = Follower {
+            store: Arc::clone(self.pair.at(Side::New)),
+            answers: Arc::clone(&self.shadow.answers),
+            claim: claim.clone(),
+            holder: self.mark(holder, Phase::Old),
+        };
+        let followed = tokio::spawn(async move {
+            follower.run(renewed).await;
+            drop(place);
+        });
+        leases.insert(claim.token, Lease { renewals, followed });
+    }
+}
+
+impl Shadow {
+    /// Gives back what follows a lease, in the background.
+    pub(super) fn end(&self, claim: &Claim) {
+        drop(self.take(claim));
+    }
+
+    /// The same, and waits until it is given back, for as long as `bound`.
+    pub(super) async fn end_within(&self, claim: &Claim, bound: Duration) {
+        let Some(Lease { renewals, followed }) = self.take(claim) else { return };
+        drop(renewals);
+        drop(timeout(bound, followed).await);
+    }
+
+    fn take(&self, claim: &Claim) -> Option<Lease> {
+        // Nobody pays for a shadow that there never was.
+        if self.is_used.load(Ordering::Acquire) { self.leases().remove(&claim.token) } else { None }
+    }
+
+    fn leases(&self) -> MutexGuard<'_, HashMap<Token, Lease>> {
+        unpoisoned(&self.leases)
+    }
+}
+
+/// Takes and gives back a lease of the new store.
+struct Follower {
+    store: Arc<dyn LockStore>,
+    answers: Arc<Answers>,
+    claim: Claim,
+    holder: HolderInfo,
+}
+
+impl Follower {
+    async fn run(mut self, mut renewals: watch::Receiver<Duration>) {
+        let ttl = *renewals.borrow_and_update();
+        // Twice: a client that had the lock before may be about to give it back.
+        for last in [false, true] {
+            // Random numbers fail on no system that has given the first one.
+            let Ok(token) = Token::random() else { return };
+            self.claim.token = token;
+            let asked = Instant::now();
+            match self.store.acquire(&self.request(ttl)).await {
+                Ok(Attempt::Granted(_)) => {
+                    self.answers.note(Answer::Granted(asked.elapsed()));
+                    self.renew(&mut renewals).await;
+                    return self.give_back(ttl).await;
+                }
+                Ok(Attempt::Contended(contention)) => {
+                    if !contention.burnt {
+                        self.give_back(ttl).await;
+                    }
+                    if last {
+                        self.answers.note(Answer::Refused);
+                    } else {
+                        sleep(aside(ttl)).await;
+                    }
+                }
+                Err(_) => {
+                    self.answers.note(Answer::Failed);
+                    return self.give_back(ttl).await;
+                }
+            }
+        }
+    }
+
+    fn request(&self, ttl: Duration) -> AcquireRequest {
+        AcquireRequest {
+            claim: self.claim.clone(),
+            ttl,
+            wait: aside(ttl),
+            order: Order::Any,
+            fence: FenceRequest::default(),
+            holder: self.holder.clone(),
+            from: None,
+        }
+    }
+
+    /// Renews the lease whenever that of the old store is renewed.
+    async fn renew(&self, renewals: &mut watch::Receiver<Duration>) {
+        while renewals.changed().await.is_ok() {
+            let ttl = *renewals.borrow_and_update();
+            let renewal = Renewal { claim: self.claim.clone(), ttl, depth: 1, fence_floor: None, holder: None };
+            match self.store.renew(&[renewal]).await.pop() {
+                Some(Ok(Renewed::Held(_))) => {}
+                Some(Ok(Renewed::Lost(_))) => return self.answers.note(Answer::Lost),
+                Some(Err(_)) | None => self.answers.note(Answer::Failed),
+            }
+        }
+    }
+
+    /// Releases it, and again until that is answered or the lease has lapsed: in both stores it would be in the way.
+    async fn give_back(&self, ttl: Duration) {
+        let session = self.store.info().capability.liveness.session.unwrap_or_default();
+        let lapse = Instant::now() + 2 * (ttl + session);
+        while self.store.release(&self.claim).await.is_err() && Instant::now() < lapse {
+            sleep(AGAIN).await;
+        }
+    }
+}
