@@ -16,6 +16,7 @@ mod frozen;
 pub mod history;
 mod leaks;
 mod memory;
+mod others;
 pub mod servers;
 mod suite;
 
@@ -27,6 +28,7 @@ pub use {
     frozen::{AsyncOpen, a_frozen_holder_is_refused},
     leaks::cycles_leave_nothing,
     memory::MemoryBackend,
+    others::{Other, OtherClient},
     suite::{Suite, arguments},
 };
 

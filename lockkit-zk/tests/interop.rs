@@ -1,13 +1,10 @@
 //! The same lock in the hands of other clients: Apache Curator's `InterProcessMutex` (Java) and kazoo's `Lock` (Python).
 //!
-//! Curator's archives are looked for in `$LOCKKIT_CURATOR`, or else in `/usr/share/java` (Debian's
-//! `libcurator-recipes-java`); kazoo where Python looks (`python3-kazoo`). What is absent is shown as ignored.
+//! Debian packages them as `libcurator-recipes-java` and `python3-kazoo`. What is absent is shown as ignored.
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
-    path::PathBuf,
-    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
+    process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,7 +12,7 @@ use std::{
 use libtest_mimic::Trial;
 use lockkit_core::{Guard, Locker, Outcome};
 use lockkit_testkit::{
-    BoxError,
+    BoxError, Other, OtherClient,
     faults::Proxy,
     servers::{ZooKeeperFlavor, ZooKeeperServer},
 };
@@ -28,7 +25,8 @@ const NAME: &str = "shared";
 fn main() -> ExitCode {
     let arguments = lockkit_testkit::arguments();
     let mut trials = Vec::new();
-    for (client, found) in [(Client::Curator, curator().map(drop)), (Client::Kazoo, kazoo().map(drop))] {
+    for client in [OtherClient::Curator, OtherClient::Kazoo] {
+        let found = client.find();
         for (name, case) in CASES {
             let (mut name, reason) = (format!("{client:?}::{name}").to_lowercase(), found.as_ref().err());
             if let Some(reason) = reason {
@@ -60,28 +58,28 @@ const CASES: &[(&str, Case)] = &[
 async fn excludes(setting: &mut Setting) -> Result<(), BoxError> {
     for _ in 0..3 {
         let guard = setting.take().await?.ok_or("it is free")?;
-        assert_eq!(setting.other.ask("acquire 200")?, "refused");
+        assert_eq!(setting.other.ask("acquire 200").await?, "refused");
         assert_eq!(guard.release().await?, Outcome::Released);
-        assert_eq!(setting.other.ask("acquire 2000")?, "acquired");
+        assert_eq!(setting.other.ask("acquire 2000").await?, "acquired");
         assert!(setting.take().await?.is_none(), "granted twice");
-        assert_eq!(setting.other.ask("release")?, "released");
+        assert_eq!(setting.other.ask("release").await?, "released");
     }
     Ok(())
 }
 
 async fn waits(setting: &mut Setting) -> Result<(), BoxError> {
     let guard = setting.take().await?.ok_or("it is free")?;
-    setting.other.order("acquire 10000")?;
+    setting.other.order("acquire 10000").await?;
     setting.until_queued(2).await?;
     // Behind it in the queue, so the other goes first.
     let lock = setting.second_locker().await?.lock(NAME).ttl(TTL);
     let next = tokio::spawn(async move { lock.acquire_within(Duration::from_secs(10)).await });
     setting.until_queued(3).await?;
     assert_eq!(guard.release().await?, Outcome::Released);
-    assert_eq!(setting.other.answer()?, "acquired");
+    assert_eq!(setting.other.answer().await?, "acquired");
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!next.is_finished(), "granted twice");
-    assert_eq!(setting.other.ask("release")?, "released");
+    assert_eq!(setting.other.ask("release").await?, "released");
     let guard = next.await??.ok_or("never granted")?;
     assert_eq!(guard.release().await?, Outcome::Released);
     Ok(())
@@ -92,7 +90,7 @@ async fn counts(setting: &mut Setting) -> Result<(), BoxError> {
     let directory = tempfile::tempdir()?;
     let counter = directory.path().join("counter");
     fs::write(&counter, "0")?;
-    setting.other.order(&format!("count {EACH} {}", counter.display()))?;
+    setting.other.order(&format!("count {EACH} {}", counter.display())).await?;
     let mut ours = Vec::new();
     for _ in 0..2 {
         let (locker, counter) = (setting.second_locker().await?, counter.clone());
@@ -110,15 +108,15 @@ async fn counts(setting: &mut Setting) -> Result<(), BoxError> {
     for task in ours {
         task.await??;
     }
-    assert_eq!(setting.other.answer()?, "counted");
+    assert_eq!(setting.other.answer().await?, "counted");
     assert_eq!(fs::read_to_string(&counter)?, (3 * EACH).to_string(), "updates were lost");
     Ok(())
 }
 
 async fn is_killed(setting: &mut Setting) -> Result<(), BoxError> {
-    assert_eq!(setting.other.ask("acquire 2000")?, "acquired");
+    assert_eq!(setting.other.ask("acquire 2000").await?, "acquired");
     let killed = Instant::now();
-    setting.other.process.kill()?;
+    setting.other.kill().await?;
     let guard = setting.locker.lock(NAME).ttl(TTL).acquire_within(SESSION * 3).await?;
     assert!(guard.is_some(), "the lock of a dead client is held for ever");
     assert!(killed.elapsed() > SESSION / 2, "its session was not waited for: {:?}", killed.elapsed());
@@ -131,12 +129,12 @@ async fn survives_us(setting: &mut Setting) -> Result<(), BoxError> {
     let cut_off = Locker::builder(ZkStore::connect(config).await?).build();
     let guard = cut_off.lock(NAME).ttl(TTL).try_acquire().await?.ok_or("it is free")?;
     proxy.blackhole();
-    setting.other.order("acquire 20000")?;
+    setting.other.order("acquire 20000").await?;
     let lost = guard.lost();
     let reason = tokio::time::timeout(SESSION * 2, lost).await?;
     assert!(!guard.is_held(), "{reason}");
-    assert_eq!(setting.other.answer()?, "acquired");
-    assert_eq!(setting.other.ask("release")?, "released");
+    assert_eq!(setting.other.answer().await?, "acquired");
+    assert_eq!(setting.other.ask("release").await?, "released");
     Ok(())
 }
 
@@ -149,10 +147,11 @@ struct Setting {
 
 impl Setting {
     /// Runs a case on a server of its own.
-    async fn run(client: Client, case: Case) -> Result<(), BoxError> {
+    async fn run(client: OtherClient, case: Case) -> Result<(), BoxError> {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?;
         let locker = connect(&server).await?;
-        let other = Other::start(client, &server)?;
+        let path = format!("{}/{NAME}", ZkConfig::BASE);
+        let other = Other::start(client, server.addr(), SESSION, &path).await?;
         case(&mut Self { server, locker, other }).await
     }
 
@@ -179,99 +178,4 @@ impl Setting {
 async fn connect(server: &ZooKeeperServer) -> Result<Locker, BoxError> {
     let config = ZkConfig::new([server.addr().to_string()]).session(SESSION);
     Ok(Locker::shared_builder(Arc::new(ZkStore::connect(config).await?)).build())
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Client {
-    Curator,
-    Kazoo,
-}
-
-/// A process that uses the other client; it ends with this value.
-struct Other {
-    process: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Other {
-    fn start(client: Client, server: &ZooKeeperServer) -> Result<Self, BoxError> {
-        let sources = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
-        let mut command = match client {
-            Client::Curator => {
-                let mut command = Command::new("java");
-                command.args(["-Xmx64m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", &curator()?]);
-                command.arg(sources.join("CuratorLock.java"));
-                command
-            }
-            Client::Kazoo => {
-                let mut command = Command::new(kazoo()?);
-                command.arg(sources.join("kazoo_lock.py"));
-                command
-            }
-        };
-        let path = format!("{}/{NAME}", ZkConfig::BASE);
-        command.args([&server.addr().to_string(), &SESSION.as_millis().to_string(), &path]);
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let orders = process.stdin.take().ok_or("no input")?;
-        let answers = BufReader::new(process.stdout.take().ok_or("no output")?);
-        let mut other = Self { process, orders, answers };
-        assert_eq!(other.answer()?, "ready");
-        Ok(other)
-    }
-
-    fn order(&mut self, order: &str) -> Result<(), BoxError> {
-        Ok(writeln!(self.orders, "{order}")?)
-    }
-
-    /// Blocks until the process answers; the runtime has another thread.
-    fn answer(&mut self) -> Result<String, BoxError> {
-        let mut line = String::new();
-        tokio::task::block_in_place(|| self.answers.read_line(&mut line))?;
-        Ok(line.trim_end().to_owned())
-    }
-
-    fn ask(&mut self, order: &str) -> Result<String, BoxError> {
-        self.order(order)?;
-        self.answer()
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        _ = self.process.kill();
-        _ = self.process.wait();
-    }
-}
-
-/// The class path for Curator, or what is missing.
-fn curator() -> Result<String, String> {
-    let own = std::env::var("LOCKKIT_CURATOR").unwrap_or_else(|_| "/usr/share/java".to_owned());
-    let archives = ["curator-recipes", "curator-framework", "curator-client"].map(|name| format!("{own}/{name}.jar"));
-    if let Some(missing) = archives.iter().find(|archive| !PathBuf::from(archive).is_file()) {
-        return Err(format!("no {missing}: apt-get install libcurator-recipes-java"));
-    }
-    if !Command::new("javac")
-        .arg("-version")
-        .stderr(Stdio::null())
-        .stdout(Stdio::null())
-        .status()
-        .is_ok_and(|s| s.success())
-    {
-        return Err("no javac: apt-get install default-jdk-headless".to_owned());
-    }
-    let others =
-        ["guava", "slf4j-api", "slf4j-simple", "zookeeper", "zookeeper-jute", "jackson-core", "jackson-databind"];
-    let others = others.map(|name| format!("/usr/share/java/{name}.jar"));
-    Ok(archives.into_iter().chain(others).collect::<Vec<_>>().join(":"))
-}
-
-/// A Python that has kazoo: the first on the path, or the system's own, for which Debian packages it.
-fn kazoo() -> Result<&'static str, String> {
-    let has_kazoo = |python: &&str| {
-        let found = Command::new(python).args(["-c", "import kazoo.client"]).stderr(Stdio::null()).status();
-        found.is_ok_and(|status| status.success())
-    };
-    let python = ["python3", "/usr/bin/python3"].into_iter().find(has_kazoo);
-    python.ok_or_else(|| "no kazoo: apt-get install python3-kazoo".to_owned())
 }
