@@ -180,6 +180,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redis/redis::fences::no_fence_comes_twice_after_the_data_was_deleted",
     },
     Safeguard {
+        name: "silent",
+        does: "A waiter asks soon when the holder tells nobody of its release",
+        file: REDIS_ACQUIRE,
+        code: "lapses.min(if «is_silent» { SILENT_POLL }",
+        without: "false",
+        noticed_by: "lockkit-redis/redis::waiting::a_holder_that_tells_nobody_is_not_waited_for_long",
+    },
+    Safeguard {
         name: "pause",
         does: "A server that took over grants nothing for the longest ttl",
         file: REDIS_ACQUIRE,

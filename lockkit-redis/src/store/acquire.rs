@@ -28,6 +28,8 @@ use crate::{
 
 /// A waiter asks at least this often, whatever messages may have been lost.
 const SAFETY_POLL: Duration = Duration::from_secs(5);
+/// And this often while the holder is a client that is not lockkit, and sends no message when it releases.
+const SILENT_POLL: Duration = Duration::from_millis(100);
 /// When to ask again for a lock whose slot is on its way to another member of a cluster.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
 
@@ -56,6 +58,8 @@ enum Answer {
     Held {
         remaining: Option<Duration>,
         holder: HolderInfo,
+        /// Whether it sends no message when it releases.
+        is_silent: bool,
     },
     /// The server took over from another, and grants nothing for so long.
     Paused(Duration),
@@ -168,10 +172,10 @@ impl RedisStore {
         });
         loop {
             let (answer, Route { node, asking, .. }) = self.ask(acquisition, waiter.as_mut()).await?;
-            let Answer::Held { remaining, holder } = answer else { return Ok(answer.into_attempt()) };
+            let Answer::Held { remaining, holder, is_silent } = answer else { return Ok(answer.into_attempt()) };
             if asking {
                 // Nobody listens at a server that the slot has not arrived at.
-                return Ok(Answer::Held { remaining: Some(ON_ITS_WAY), holder }.into_attempt());
+                return Ok(contended(Some(ON_ITS_WAY), holder));
             }
             let Some(Waiter { interest, .. }) = waiter.as_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &node))
             else {
@@ -180,9 +184,9 @@ impl RedisStore {
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
             let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
-            let pause = lapses.min(SAFETY_POLL).min(rest);
+            let pause = lapses.min(if is_silent { SILENT_POLL } else { SAFETY_POLL }).min(rest);
             if timeout(pause, interest.notified()).await.is_err() {
-                return Ok(Answer::Held { remaining: Some(Duration::ZERO), holder }.into_attempt());
+                return Ok(contended(Some(Duration::ZERO), holder));
             }
         }
     }
@@ -260,10 +264,12 @@ impl<'a> Acquisition<'a> {
                 grant(fence, span, depth)
             }
             Value::Array(parts) => match &parts[..] {
-                [Value::Int(pttl), Value::BulkString(theirs)] => Ok(Answer::Held {
-                    remaining: u64::try_from(*pttl).ok().map(Duration::from_millis),
-                    holder: Stored::parse(theirs).into_holder(),
-                }),
+                [Value::Int(pttl), Value::BulkString(theirs)] => {
+                    let remaining = u64::try_from(*pttl).ok().map(Duration::from_millis);
+                    let stored = Stored::parse(theirs);
+                    let is_silent = stored == Stored::Foreign;
+                    Ok(Answer::Held { remaining, holder: stored.into_holder(), is_silent })
+                }
                 _ => Err(odd()),
             },
             _ => Err(odd()),
@@ -275,13 +281,12 @@ impl Answer {
     fn into_attempt(self) -> Attempt {
         match self {
             Self::Granted(hold) => Attempt::Granted(hold),
-            Self::Held { remaining, holder } => {
-                Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false })
-            }
-            Self::Paused(left) => {
-                let holder = Some(epoch::predecessors_holder());
-                Attempt::Contended(Contention { retry_after: Some(left), holder, burnt: false })
-            }
+            Self::Held { remaining, holder, .. } => contended(remaining, holder),
+            Self::Paused(left) => contended(Some(left), epoch::predecessors_holder()),
         }
     }
+}
+
+fn contended(retry_after: Option<Duration>, holder: HolderInfo) -> Attempt {
+    Attempt::Contended(Contention { retry_after, holder: Some(holder), burnt: false })
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Attempt, LockStore, Release};
+use lockkit_core::{Attempt, LockStore, Locker, Release};
 use lockkit_redis::RedisStore;
 
 use crate::support::*;
@@ -38,6 +38,26 @@ async fn a_release_wakes_the_waiter() {
     latencies.sort();
     println!("release to grant: median {:?}, worst {:?}", latencies[10], latencies[19]);
     assert!(latencies[10] < Duration::from_millis(20), "{latencies:?}");
+}
+
+/// A client that is not lockkit tells nobody of its release. Its lock may last for long, or for ever.
+#[tokio::test]
+async fn a_holder_that_tells_nobody_is_not_waited_for_long() {
+    let server = Server::start().await;
+    let store = Arc::new(server.store().await);
+    let mut connection = server.raw();
+    for lasts in [" PX 60000", ""] {
+        raw::<()>(&mut connection, &format!("SET lockkit:a their-token NX{lasts}"));
+        let lock = Locker::shared_builder(store.clone()).build().lock("a");
+        let waiting = tokio::spawn(async move { lock.acquire().await });
+        eventually("a subscription", || subscribers(&mut connection, "a") == 1).await;
+        let released = Instant::now();
+        raw::<i32>(&mut connection, "DEL lockkit:a");
+        let guard = waiting.await.expect("task").expect("acquire");
+        // Without a look at whose it is, the next question comes after 5 s.
+        assert!(released.elapsed() < Duration::from_secs(2), "{:?}", released.elapsed());
+        _ = guard.release().await.expect("release");
+    }
 }
 
 #[tokio::test]
