@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::Terms;
 use crate::{LockKey, Mode, Moment, Order};
 
 /// What a caller asks for.
@@ -16,6 +15,14 @@ pub(crate) struct Ask {
     pub(crate) ttl_is_set: bool,
     /// Since when others got nothing but errors while the caller waited for them.
     pub(crate) failing_since: Option<Moment>,
+}
+
+/// What is asked of the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Duration,
+    pub(crate) renew: bool,
+    pub(crate) max_hold: Option<Duration>,
 }
 
 /// How long a caller waits.

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{runtime::Handle, sync::Notify};
 
-use super::local::Seat;
+use super::{ask::Terms, local::Seat};
 use crate::{Claim, Fence, Hold, LossReason, Moment, drift, store::unpoisoned};
 
 /// A lease and what is believed of it.
@@ -32,14 +32,6 @@ pub(crate) struct Lease {
     pub(crate) runtime: Option<Handle>,
     state: Mutex<State>,
     ended: Notify,
-}
-
-/// What the holder asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
-    pub(crate) ttl: Duration,
-    pub(crate) renew: bool,
-    pub(crate) max_hold: Option<Duration>,
 }
 
 /// What must be left of a lease for it to be worth having: a quarter of its ttl, and at least 20 ms.

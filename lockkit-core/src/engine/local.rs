@@ -24,9 +24,9 @@ use tokio::sync::oneshot;
 
 use super::{
     Engine,
-    lease::{Lease, Terms},
-    queue::{LocalQueue, OVERDUE, Overtaking, Verdict, Waiter},
-    reaper::Certainty,
+    ask::Terms,
+    lease::Lease,
+    queue::{LocalQueue, NotYet, OVERDUE, Verdict, Waiter},
 };
 use crate::{Claim, Clock, Error, LockKey, Mode, Moment, Token, store::unpoisoned};
 
@@ -357,33 +357,24 @@ impl Place {
         (&mut self.turn).await.ok()
     }
 
-    /// Goes past a head that is not polled: the seat, or else when to look again.
-    pub(crate) fn overtake(&self, engine: &Arc<Engine>) -> Result<Seat, Moment> {
-        let (mut seat, now) = (self.queues.seat(&self.key), self.queues.clock.now());
+    /// Goes past a head that is not polled. What that one has asked the store for, with this ttl, is given to `release`.
+    pub(crate) fn overtake(&self, now: Moment, release: impl FnOnce(Claim, Duration)) -> Result<Seat, NotYet> {
+        let mut seat = self.queues.seat(&self.key);
         let answer = self.queues.look(&self.key, |queue| queue.overtake(self.id, seat.number, now));
-        let later = match answer {
-            Some(Overtaking::Seat(asked)) => {
+        match answer.unwrap_or(Err(NotYet::Before(now + OVERDUE))) {
+            Ok(asked) => {
                 if let Some((token, ttl)) = asked {
                     // Only plain exclusive locks queue here. The one that asked with this token finds out that it was
                     // overtaken before it believes in a grant.
-                    let claim = Claim { key: self.key.clone(), token, mode: Mode::Exclusive };
-                    engine.reap(claim, engine.lapse_of(ttl), Certainty::Doubtful, None);
+                    release(Claim { key: self.key.clone(), token, mode: Mode::Exclusive }, ttl);
                 }
-                return Ok(seat);
+                Ok(seat)
             }
-            Some(Overtaking::NotBefore(later)) => later,
-            Some(Overtaking::Wake(waker)) => {
-                waker.wake();
-                now + OVERDUE
+            Err(not_yet) => {
+                seat.key = None;
+                Err(not_yet)
             }
-            Some(Overtaking::Lease(lease)) => {
-                engine.take_back(&lease);
-                now + OVERDUE
-            }
-            None => now + OVERDUE,
-        };
-        seat.key = None;
-        Err(later)
+        }
     }
 }
 

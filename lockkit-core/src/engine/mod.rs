@@ -33,9 +33,9 @@ use tokio::sync::Notify;
 
 pub use self::local::HandOver;
 pub(crate) use self::{
-    ask::{Ask, Limit},
+    ask::{Ask, Limit, Terms},
     home::Home,
-    lease::{Lease, Phase, Terms},
+    lease::{Lease, Phase},
 };
 use self::{
     backlog::Backlog,

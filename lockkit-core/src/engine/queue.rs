@@ -10,7 +10,11 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{HandOver, Lease, Terms, local::Turn};
+use super::{
+    ask::Terms,
+    lease::Lease,
+    local::{HandOver, Turn},
+};
 use crate::{Error, Moment, Token};
 
 /// How long a head may go without being polled before those behind it wake it, and how long after that before they pass: an
@@ -82,15 +86,13 @@ pub(super) enum Verdict {
     Unknown,
 }
 
-/// What somebody may do that has waited for long.
+/// Why somebody that has waited for long may not overtake the head yet, and what to do instead.
 #[derive(Debug)]
-pub(super) enum Overtaking {
+pub(super) enum NotYet {
     /// Nothing before this moment.
-    NotBefore(Moment),
+    Before(Moment),
     /// Wake the head, which shows whether it is polled.
     Wake(Waker),
-    /// Go to the head of the queue, and release what the one before asked for.
-    Seat(Option<(Token, Duration)>),
     /// Take this lease back from the one who does not take it.
     Lease(Arc<Lease>),
 }
@@ -152,34 +154,35 @@ impl LocalQueue {
         std::mem::replace(old, waker)
     }
 
-    /// What the waiter `id` may do. It leaves the queue for a seat with the number `seat`.
-    pub(super) fn overtake(&mut self, id: u64, seat: u64, now: Moment) -> Overtaking {
-        let Some(at) = self.position(id) else { return Overtaking::NotBefore(now + OVERDUE) };
+    /// The waiter `id` leaves the queue for a seat with the number `seat`, if it may. Returns what the head before it had
+    /// asked for, which is to be released.
+    pub(super) fn overtake(&mut self, id: u64, seat: u64, now: Moment) -> Result<Option<(Token, Duration)>, NotYet> {
+        let Some(at) = self.position(id) else { return Err(NotYet::Before(now + OVERDUE)) };
         let idle = match &self.head {
             Head::Holds => now,
             Head::Asks(last, _) | Head::IsHanded(_, last) => *last,
         };
         let overdue = idle + OVERDUE.saturating_mul(u32::try_from(at).unwrap_or(u32::MAX).saturating_add(1));
         if now < overdue {
-            return Overtaking::NotBefore(overdue);
+            return Err(NotYet::Before(overdue));
         }
         match &mut self.head {
             Head::Asks(_, waker) => {
                 if let Some(waker) = waker.take() {
-                    return Overtaking::Wake(waker);
+                    return Err(NotYet::Wake(waker));
                 }
             }
             Head::IsHanded(lease, last) => {
                 if let Some(lease) = lease.upgrade() {
                     *last = now;
-                    return Overtaking::Lease(lease);
+                    return Err(NotYet::Lease(lease));
                 }
             }
             Head::Holds => {}
         }
         self.waiters.remove(at);
         (self.seat, self.head) = (seat, Head::Asks(now, None));
-        Overtaking::Seat(self.asked.take())
+        Ok(self.asked.take())
     }
 
     /// The head is about to ask. Returns how many fences to ask for.

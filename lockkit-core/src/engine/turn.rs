@@ -9,7 +9,8 @@ use super::{
     ask::{Ask, Limit},
     closed,
     local::{Entered, Place, Seat, Turn},
-    queue::{OVERDUE, Verdict},
+    queue::{NotYet, OVERDUE, Verdict},
+    reaper::Certainty,
 };
 use crate::{Error, ErrorKind, Moment, Result};
 
@@ -71,11 +72,28 @@ impl Engine {
             if limit.is_over(self.now()) {
                 return Ok(None);
             }
-            match place.overtake(self) {
+            match self.overtake(&place) {
                 Ok(seat) => return Ok(Some(Turn::Ask(seat))),
                 Err(later) => pause = later.since(self.now()),
             }
         }
+    }
+
+    /// Goes past a head that is not polled: the seat, or else when to look again.
+    fn overtake(self: &Arc<Self>, place: &Place) -> Result<Seat, Moment> {
+        let now = self.now();
+        let release = |claim, ttl| self.reap(claim, self.lapse_of(ttl), Certainty::Doubtful, None);
+        place.overtake(now, release).map_err(|not_yet| match not_yet {
+            NotYet::Before(later) => later,
+            NotYet::Wake(waker) => {
+                waker.wake();
+                now + OVERDUE
+            }
+            NotYet::Lease(lease) => {
+                self.take_back(&lease);
+                now + OVERDUE
+            }
+        })
     }
 
     /// What may be said of a lock for which somebody waited in vain since `start`. That others of this process stand before
