@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
-use crate::{LockKey, store::Sent};
+use crate::LockKey;
 
 /// The result of a lockkit operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -69,6 +69,17 @@ pub enum Effect {
     None,
     /// It may have, or may still come to.
     Unknown,
+}
+
+/// What had been sent of a request that failed, and so whether it may have had an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// Not a byte of it left.
+    No,
+    /// It may have been sent, but only reads.
+    ReadOnly,
+    /// It was, or may have been, sent; and it would change something.
+    Yes,
 }
 
 impl Error {

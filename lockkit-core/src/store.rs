@@ -65,6 +65,8 @@ pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};
 pub use single_flight::SingleFlight;
 
+pub use crate::error::Sent;
+
 /// A place that keeps locks. See the [module](self) for the rules.
 ///
 /// There are no default methods: in a wrapper they would silently bypass what is wrapped.
@@ -187,17 +189,6 @@ impl StoreInfo {
     fn lacks(&self, what: &str) -> Error {
         Error::new(ErrorKind::Unsupported, format!("{} does not do {what}", self.scheme))
     }
-}
-
-/// What had been sent of a request that failed, and so whether it may have had an effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sent {
-    /// Not a byte of it left.
-    No,
-    /// It may have been sent, but only reads.
-    ReadOnly,
-    /// It was, or may have been, sent; and it would change something.
-    Yes,
 }
 
 /// One line of at most 200 characters, for what a server says within the message of an error.
