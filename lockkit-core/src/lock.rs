@@ -57,11 +57,6 @@ impl Lock {
         self
     }
 
-    pub(crate) fn owned_by(mut self, owner: Owner) -> Self {
-        self.owner = Some(owner);
-        self
-    }
-
     /// Acquires the lock, waiting as long as it takes.
     ///
     /// # Errors
@@ -205,8 +200,16 @@ impl Lock {
         let ask = Ask { key, mode, order, terms, ttl_is_set: self.ttl_is_set, failing_since: None };
         let lease = match &self.owner {
             None => self.engine.acquire(&ask, limit).await?,
-            Some(owner) => owner.acquire(&self.engine, &ask, limit).await?,
+            Some(owner) => owner.acquire(&ask, limit).await?,
         };
         Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease)))
+    }
+}
+
+impl Owner {
+    /// The exclusive lock of this name, held by this owner.
+    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
+        let lock = Lock::new(Arc::clone(&self.engine), name.as_ref(), Mode::Exclusive);
+        Lock { owner: Some(self.clone()), ..lock }
     }
 }

@@ -90,7 +90,7 @@ impl Locker {
     /// A new identity for reentrant locks.
     #[must_use]
     pub fn owner(&self) -> Owner {
-        Owner::new(self.clone())
+        Owner::new(Arc::clone(&self.engine))
     }
 
     /// What the store is and can do.

@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
-    Error, ErrorKind, Lock, LockKey, Locker, LossReason, Moment, Result,
+    Error, ErrorKind, LockKey, LossReason, Moment, Result,
     engine::{Ask, Engine, Lease, Limit, Phase},
     store::unpoisoned,
 };
@@ -19,9 +19,9 @@ use crate::{
 /// share one. A nested acquisition renews the lease, which checks that it is still held, keeps its fence, and shows
 /// the new count in the store. The lock is free when the last guard of the owner is gone, in whatever order they go.
 ///
-/// All guards of an owner share one lease, with the ttl, the renewal and the [`max_hold`](Lock::max_hold) of the first
+/// All guards of an owner share one lease, with the ttl, the renewal and the [`max_hold`](crate::Lock::max_hold) of the first
 /// acquisition. A nested acquisition that asks for others is refused as `InvalidInput`. What it does not set it takes as it is,
-/// except that a lock is to be renewed unless it is set to [`no_renewal`](Lock::no_renewal): all have to say that, or none.
+/// except that a lock is to be renewed unless it is set to [`no_renewal`](crate::Lock::no_renewal): all have to say that, or none.
 ///
 /// One owner used by two tasks gives **no** exclusion between them: that is what reentrancy means.
 ///
@@ -39,7 +39,7 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct Owner {
-    locker: Locker,
+    pub(crate) engine: Arc<Engine>,
     held: Arc<Mutex<Slots>>,
 }
 
@@ -60,16 +60,12 @@ struct Slot {
 }
 
 impl Owner {
-    pub(crate) fn new(locker: Locker) -> Self {
-        Self { locker, held: Arc::new(Mutex::new(Slots { by_key: HashMap::new(), tidy_at: 64 })) }
+    pub(crate) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine, held: Arc::new(Mutex::new(Slots { by_key: HashMap::new(), tidy_at: 64 })) }
     }
 
-    /// The exclusive lock of this name, held by this owner.
-    pub fn lock(&self, name: impl AsRef<str>) -> Lock {
-        self.locker.lock(name).owned_by(self.clone())
-    }
-
-    pub(crate) async fn acquire(&self, engine: &Arc<Engine>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
+    pub(crate) async fn acquire(&self, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
+        let engine = &self.engine;
         engine.check_open()?;
         let (slot, start) = (self.slot(&ask.key), engine.now());
         if let Some(nested) = slot.nest(engine, ask).await? {
