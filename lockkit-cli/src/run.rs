@@ -9,6 +9,7 @@
 //! and the lease's ([`supervise`]). CMD must be gone before the lease can lapse.
 
 mod acquire;
+mod bell;
 mod borrow;
 mod desk;
 pub(crate) mod exec;
@@ -27,8 +28,9 @@ use clap::Args as ClapArgs;
 use lockkit::{HolderInfo, Lock, LockKey, Locker};
 
 use self::{
+    bell::Bell,
     desk::Desk,
-    hold::{Bell, Hold},
+    hold::Hold,
     nest::{Enclosing, Entry},
     plan::Plan,
     supervise::End,

@@ -17,8 +17,8 @@ use lockkit::{
 use tokio::time::{sleep, timeout};
 
 use super::{
+    bell::Bell,
     desk::Loan,
-    hold::Bell,
     nest::{Enclosing, Entry},
     plan::Plan,
 };

@@ -8,7 +8,6 @@ use std::{ffi::OsString, io, os::unix::process::CommandExt, process::Command};
 use clap::Args as ClapArgs;
 use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
-use super::work::this_program;
 use crate::exit::{Exit, Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 
 /// The hidden subcommand.
@@ -53,4 +52,11 @@ pub(super) fn die_of_interrupt() {
 pub(crate) fn die() -> Exit {
     let _ = kill_process(getpid(), Signal::INT);
     Ok(130)
+}
+
+/// A command that runs this very program, also if its file was replaced since.
+pub(super) fn this_program() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("lockkit");
+    command
 }

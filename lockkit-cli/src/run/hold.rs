@@ -1,16 +1,10 @@
 //! The lease that CMD runs under: our own, or borrowed from an enclosing run.
 
-use std::{
-    convert::Infallible,
-    future::pending,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, future::pending, time::Duration};
 
-use lockkit::{Event, Fence, Guard, LossReason, Observer, Outcome, Status, Token};
-use tokio::sync::Notify;
+use lockkit::{Fence, Guard, LossReason, Outcome, Status, Token};
 
-use super::borrow::Borrowed;
+use super::{bell::Bell, borrow::Borrowed};
 
 /// A lease with a deadline.
 #[derive(Debug)]
@@ -126,47 +120,6 @@ impl Hold {
                 Outcome::NotHeld(reason) => Some(reason.to_string()),
             }),
             Self::Borrowed(borrowed) => Ok(borrowed.check().await),
-        }
-    }
-}
-
-/// Rings when a lease was renewed, and remembers why the last renewal failed.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Bell(Arc<BellState>);
-
-#[derive(Debug, Default)]
-struct BellState {
-    rung: Notify,
-    error: Mutex<Option<String>>,
-}
-
-impl Bell {
-    pub(super) fn ring(&self) {
-        self.0.rung.notify_one();
-    }
-
-    pub(super) async fn rung(&self) {
-        self.0.rung.notified().await;
-    }
-
-    pub(super) fn set_error(&self, error: Option<String>) {
-        *self.0.error.lock().unwrap_or_else(PoisonError::into_inner) = error;
-    }
-
-    pub(super) fn error(&self) -> Option<String> {
-        self.0.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl Observer for Bell {
-    fn event(&self, event: &Event<'_>) {
-        match event {
-            Event::Renewed { .. } => {
-                self.set_error(None);
-                self.ring();
-            }
-            Event::RenewalFailed { error, .. } => self.set_error(Some(error.to_string())),
-            _ => {}
         }
     }
 }

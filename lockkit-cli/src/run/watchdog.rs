@@ -20,7 +20,7 @@ use rustix::{
     process::Pid,
 };
 
-use super::{nest, plan::Plan, targets::Targets, work::this_program};
+use super::{exec::this_program, nest, plan::Plan, targets::Targets};
 use crate::{
     exit::{Exit, Failure},
     store::URL_VARIABLE,

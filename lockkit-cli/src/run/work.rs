@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     io,
     os::unix::process::{CommandExt, ExitStatusExt},
-    process::{Child, Command},
+    process::Child,
 };
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
@@ -31,7 +31,7 @@ impl Work {
         let own_group = signals::terminal().is_err();
         // Before the child exists, so that its end can't be missed.
         let children = signal(SignalKind::child())?;
-        let mut starter = this_program();
+        let mut starter = exec::this_program();
         starter.arg(exec::VERB).arg(std::process::id().to_string()).arg("--").args(command).envs(vars);
         if own_group {
             starter.process_group(0);
@@ -83,11 +83,4 @@ impl Ended {
         let code = u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX);
         Self { code, interrupted: signal == Signal::INT && signals::in_foreground() }
     }
-}
-
-/// A command that runs this very program, also if its file was replaced since.
-pub(super) fn this_program() -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("lockkit");
-    command
 }
