@@ -20,6 +20,7 @@ mod show;
 mod signals;
 mod store;
 mod targets;
+mod usage;
 mod who;
 mod worker;
 
@@ -68,7 +69,7 @@ enum Verb {
 fn main() -> ExitCode {
     let outcome = match Cli::try_parse() {
         Ok(cli) => dispatch(cli.verb),
-        Err(error) => exit::from_clap(&error),
+        Err(error) => usage::from_clap(&error),
     };
     exit::report(outcome)
 }
