@@ -6,7 +6,7 @@
 
 use super::{
     answers::Answers,
-    proxy::{Direction, Shared},
+    shared::{Direction, Shared},
 };
 use std::{
     sync::atomic::{AtomicU64, Ordering},

@@ -9,11 +9,13 @@ mod connection;
 mod polls;
 pub mod process;
 mod proxy;
+mod shared;
 mod trap;
 
 pub use self::{
     answers::{Framing, Slip},
     clock::ServerClock,
     polls::poll_until,
-    proxy::{Direction, Proxy},
+    proxy::Proxy,
+    shared::Direction,
 };

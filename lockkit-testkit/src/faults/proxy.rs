@@ -3,29 +3,21 @@
 use super::{
     answers::{Framing, Slip},
     connection,
+    shared::{Direction, Rules, Shared, lock},
     trap::Trap,
 };
 use std::{
-    fmt, io, mem,
+    io, mem,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinHandle,
-    time::{Instant, sleep, timeout_at},
+    time::sleep,
 };
-
-/// One direction of the traffic through a [`Proxy`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the client to the server: requests.
-    ToServer,
-    /// From the server to the client: replies.
-    ToClient,
-}
 
 /// A TCP proxy on 127.0.0.1 that can cut, hold, delay, lose, repeat and change what passes through it.
 ///
@@ -51,38 +43,6 @@ pub struct Proxy {
     listening: JoinHandle<()>,
 }
 
-/// What is made of each piece of a reply.
-type Rewrite = Box<dyn FnMut(Vec<u8>) -> Vec<u8> + Send>;
-
-/// What a proxy shares with its connections.
-pub(super) struct Shared {
-    pub(super) upstream: SocketAddr,
-    framing: Mutex<Framing>,
-    rules: watch::Sender<Rules>,
-    /// The connections since the last cut. Each has a receiver for as long as it lives, so that the channel counts
-    /// them, tells them to end (by the value `true`), and knows when all have ended.
-    connections: Mutex<watch::Sender<bool>>,
-    trap: Mutex<Option<Trap>>,
-    rewrite: Mutex<Option<Rewrite>>,
-    /// What is to happen to an answer, and to which, counted from 1; to none any more once that is 0.
-    slip: Mutex<Option<(Slip, usize)>>,
-    dropped: watch::Sender<bool>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Rules {
-    refuse: bool,
-    /// Indexed by [`Direction`].
-    lanes: [Lane; 2],
-}
-
-/// What is done to one direction.
-#[derive(Clone, Copy, Debug, Default)]
-struct Lane {
-    held: bool,
-    delay: Duration,
-}
-
 impl Proxy {
     /// Starts a proxy before the server at `upstream`, which need not run yet.
     ///
@@ -92,16 +52,7 @@ impl Proxy {
     pub async fn start(upstream: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
-        let shared = Arc::new(Shared {
-            upstream,
-            framing: Mutex::default(),
-            rules: watch::Sender::default(),
-            connections: Mutex::default(),
-            trap: Mutex::default(),
-            rewrite: Mutex::default(),
-            slip: Mutex::default(),
-            dropped: watch::Sender::default(),
-        });
+        let shared = Arc::new(Shared::new(upstream));
         let listening = tokio::spawn(accept(listener, shared.clone()));
         Ok(Self { addr, shared, listening })
     }
@@ -224,68 +175,6 @@ impl Drop for Proxy {
     }
 }
 
-impl Shared {
-    /// Waits until what was read at `read_at` may be delivered.
-    pub(super) async fn may_pass(&self, direction: Direction, read_at: Instant) {
-        let mut rules = self.rules.subscribe();
-        loop {
-            let Lane { held, delay } = rules.borrow_and_update().lanes[direction as usize];
-            if !held && read_at + delay <= Instant::now() {
-                return;
-            }
-            // The rules can change at any time, so each wait is one for a change too. (Waiting for it can't fail, for
-            // the sender is in `self`.)
-            if held {
-                let _ = rules.changed().await;
-            } else {
-                let _ = timeout_at(read_at + delay, rules.changed()).await;
-            }
-        }
-    }
-
-    /// Whether the reply to this piece of what a client sends, after what it sent `before`, is the one to be lost.
-    pub(super) fn trap_springs(&self, before: &mut Vec<u8>, bytes: &[u8]) -> bool {
-        lock(&self.trap).as_mut().is_some_and(|trap| trap.springs(before, bytes))
-    }
-
-    /// What the client is to read in place of these bytes.
-    pub(super) fn rewritten(&self, bytes: Vec<u8>) -> Vec<u8> {
-        match lock(&self.rewrite).as_mut() {
-            Some(rewrite) => rewrite(bytes),
-            None => bytes,
-        }
-    }
-
-    /// How answers end on a connection that is made now.
-    pub(super) fn answers(&self) -> Framing {
-        *lock(&self.framing)
-    }
-
-    /// What is to happen to an answer that begins now.
-    pub(super) fn fate(&self, is_greeting: bool) -> Option<Slip> {
-        let mut slip = lock(&self.slip);
-        let counts = |slip: &Slip, countdown: usize| countdown > 0 && !(is_greeting && *slip == Slip::Twice);
-        let (slip, countdown) = slip.as_mut().filter(|(slip, countdown)| counts(slip, *countdown))?;
-        *countdown -= 1;
-        (*countdown == 0).then_some(*slip)
-    }
-
-    /// Takes note of what became of the reply after the trap sprang.
-    pub(super) fn reply_was_lost(&self, was_lost: bool) {
-        if was_lost {
-            self.dropped.send_replace(true);
-        } else if let Some(trap) = lock(&self.trap).as_mut() {
-            trap.set_again();
-        }
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("upstream", &self.upstream).finish_non_exhaustive()
-    }
-}
-
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     loop {
         match listener.accept().await {
@@ -302,8 +191,4 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn serve(shared: Arc<Shared>, cut: watch::Receiver<bool>, client: TcpStream) {
     connection::serve(&shared, cut, client).await;
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
