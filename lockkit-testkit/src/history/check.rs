@@ -8,6 +8,7 @@ use super::{
     Event, History, Party, Report, Rule, What,
     judge::{self, violation},
     lease::leases,
+    ops::{Grant, Ops, Wanted},
     writes::Writes,
 };
 
@@ -32,52 +33,6 @@ pub fn check(history: &History) -> Report {
     report.violations.iter_mut().for_each(|violation| violation.origin = origin);
     report.violations.sort_by_key(|violation| violation.at);
     report
-}
-
-/// A lock that was granted.
-#[derive(Clone, Debug)]
-pub(super) struct Grant {
-    pub(super) process: String,
-    pub(super) op: u64,
-    pub(super) owner: Option<u64>,
-    pub(super) fence: u64,
-    /// Whether it has the very next fence after another of its process: handed over, most likely.
-    pub(super) handed: bool,
-    /// When it was asked for.
-    pub(super) asked: u64,
-    /// When the grant was heard of.
-    pub(super) heard: u64,
-    /// When the holder last asked its guard and was told yes, if it ever was: until here it surely believed.
-    pub(super) believed: Option<u64>,
-    /// When the holder was first told no.
-    pub(super) lost: Option<u64>,
-    /// When it began to give the guard up: from here on it has none to ask.
-    pub(super) given_up: Option<u64>,
-    /// When the guard was surely gone.
-    pub(super) ended: Option<u64>,
-}
-
-/// An acquisition that must succeed within some time.
-#[derive(Clone, Debug)]
-pub(super) struct Wanted {
-    pub(super) process: String,
-    pub(super) asked: u64,
-    pub(super) within: u64,
-    /// When it was granted, if it was.
-    pub(super) granted: Option<u64>,
-    /// When it was answered otherwise.
-    pub(super) denied: Option<u64>,
-}
-
-/// All that was done with one lock and its resource.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Ops {
-    pub(super) grants: Vec<Grant>,
-    pub(super) wanted: Vec<Wanted>,
-    /// The resource's own record, in its own order.
-    pub(super) records: Vec<Event>,
-    /// How many have asked for the lock so far.
-    asked: u64,
 }
 
 impl History {
@@ -337,24 +292,6 @@ impl<'a> Sweep<'a> {
         let party = Party { process, grant: None, fence: None, from: at, to: at };
         let text = format!("{text} (operation {} of {})", event.op, event.process);
         self.report.violations.push(violation(rule, key, (at, at), vec![party], text));
-    }
-}
-
-impl Grant {
-    fn new(event: &Event, asked: u64, owner: Option<u64>, fence: u64) -> Self {
-        Self {
-            process: event.process.clone(),
-            op: event.op,
-            owner,
-            fence,
-            handed: false,
-            asked,
-            heard: event.at,
-            believed: None,
-            lost: None,
-            given_up: None,
-            ended: None,
-        }
     }
 }
 

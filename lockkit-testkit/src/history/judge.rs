@@ -2,8 +2,8 @@
 
 use super::{
     Event, Party, Rule, Violation, What,
-    check::{Grant, Ops, Wanted},
     lease::Lease,
+    ops::{Grant, Ops, Wanted},
 };
 
 /// Nobody believes while another does: sorted by when they began, whoever begins before the last one so far has ended

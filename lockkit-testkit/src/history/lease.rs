@@ -1,6 +1,6 @@
 //! From grants to leases: what one owner holds at once of a lock is one lease.
 
-use super::check::Grant;
+use super::ops::Grant;
 
 /// What excludes others: a grant, or several that are nested.
 #[derive(Clone, Debug)]

@@ -31,6 +31,7 @@ mod event;
 mod explain;
 mod judge;
 mod lease;
+mod ops;
 mod recorder;
 mod report;
 mod timeline;
