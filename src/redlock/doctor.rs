@@ -15,7 +15,7 @@ use super::{RedisNodes, findings, roster::Roster};
 /// `InvalidInput` for a wrong configuration of a node; `Unavailable`, `TimedOut` or `Denied`, with each node's own error,
 /// if none of them can be asked.
 pub async fn diagnose(nodes: &RedisNodes) -> Result<Vec<Finding>> {
-    let roster = Roster::new(nodes);
+    let roster = nodes.roster();
     let members = nodes.members(&nodes.stores()?, &roster);
     let (mut reports, mut together, mut forgetful) = (Vec::with_capacity(members.len()), Vec::new(), 0);
     for ((index, member), look) in members.into_iter().enumerate().zip(look(nodes).await?) {

@@ -32,8 +32,8 @@ const NODE_OPTIONS: [&str; 7] = ["prefix", "timeout", "password_env", "password_
 pub struct RedisNodes {
     pub(super) nodes: Vec<RedisConfig>,
     pub(super) config: RedlockConfig,
-    pub(super) durable: Option<bool>,
-    pub(super) delayed_restart: bool,
+    durable: Option<bool>,
+    delayed_restart: bool,
 }
 
 impl RedisNodes {
@@ -108,7 +108,7 @@ impl RedisNodes {
         if !self.nodes.iter().all(RedisConfig::is_single) {
             return Err(invalid("a node is one server: nothing may take its place, as sentinels and clusters have it"));
         }
-        let roster = Arc::new(Roster::new(&self));
+        let roster = Arc::new(self.roster());
         let vetted = |(index, node): (usize, &RedisConfig)| {
             let roster = Arc::clone(&roster);
             node.clone().vet(move |facts| roster.admit(index, facts))
@@ -121,6 +121,11 @@ impl RedisNodes {
         let store = RedlockStore::new(members, nodes.config)?;
         roster.expect_strict(store.nodes().iter().all(Node::is_durable));
         Ok(store)
+    }
+
+    /// A roster on which nothing is known yet.
+    pub(super) fn roster(&self) -> Roster {
+        Roster::new(self.nodes.len(), &self.config, self.durable, self.delayed_restart)
     }
 
     /// A store for each node. None is connected.

@@ -11,9 +11,7 @@ use std::{
 
 use lockkit_core::{Clock, Error, ErrorKind, Result, drift, store::unpoisoned};
 use lockkit_redis::ServerFacts;
-use lockkit_redlock::RestartPolicy;
-
-use super::RedisNodes;
+use lockkit_redlock::{RedlockConfig, RestartPolicy};
 
 /// What the servers said of themselves on their latest connections.
 pub(super) struct Roster {
@@ -28,14 +26,15 @@ pub(super) struct Roster {
 }
 
 impl Roster {
-    pub(super) fn new(nodes: &RedisNodes) -> Self {
-        let kept_out = nodes.config.max_ttl + drift(nodes.config.max_ttl);
+    /// Nothing is known yet of so many nodes, but whether they were declared to be durable.
+    pub(super) fn new(nodes: usize, config: &RedlockConfig, durable: Option<bool>, delayed_restart: bool) -> Self {
+        let kept_out = config.max_ttl + drift(config.max_ttl);
         Self {
-            known: Mutex::new(vec![None; nodes.nodes.len()]),
-            restart_policies: nodes.nodes.iter().map(|_| RestartPolicy::new()).collect(),
-            clock: Arc::clone(&nodes.config.clock),
-            durable: nodes.durable,
-            kept_out: if nodes.delayed_restart { kept_out } else { Duration::ZERO },
+            known: Mutex::new(vec![None; nodes]),
+            restart_policies: (0..nodes).map(|_| RestartPolicy::new()).collect(),
+            clock: Arc::clone(&config.clock),
+            durable,
+            kept_out: if delayed_restart { kept_out } else { Duration::ZERO },
             strict: AtomicBool::new(false),
         }
     }
@@ -127,14 +126,14 @@ mod tests {
 
     #[test]
     fn a_node_votes_when_old_leases_must_have_lapsed() {
-        let nodes = RedisNodes::from_url("redlock://a,b,c?max_ttl=10s").expect("url");
-        let roster = Roster::new(&nodes);
+        let config = RedlockConfig::new().max_ttl(Duration::from_secs(10));
+        let roster = Roster::new(3, &config, None, true);
         assert!(roster.admit(0, &facts(60, "a")).is_ok());
         assert_eq!(roster.admit(1, &facts(60, "a")).expect_err("twice").kind(), ErrorKind::InvalidInput);
         assert_eq!(roster.admit(1, &facts(4, "b")).expect_err("young").kind(), ErrorKind::Unavailable);
         let left = roster.restart_policy(1).votes_from().since(roster.clock.now());
         assert!(left > Duration::from_secs(6) && left < Duration::from_millis(6_200), "{left:?}");
-        assert!(Roster::new(&nodes.clone().delayed_restart(false)).admit(1, &facts(4, "b")).is_ok());
-        assert!(Roster::new(&nodes.durable(true)).admit(1, &facts(4, "b")).is_ok());
+        assert!(Roster::new(3, &config, None, false).admit(1, &facts(4, "b")).is_ok());
+        assert!(Roster::new(3, &config, Some(true), true).admit(1, &facts(4, "b")).is_ok());
     }
 }

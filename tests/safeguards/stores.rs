@@ -125,8 +125,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "delayed_restart_drift",
         does: "It keeps out longer than that, by the drift of clocks",
         file: REDLOCK_ROSTER,
-        code: "let kept_out = «nodes.config.max_ttl + drift(nodes.config.max_ttl)»;",
-        without: "nodes.config.max_ttl",
+        code: "let kept_out = «config.max_ttl + drift(config.max_ttl)»;",
+        without: "config.max_ttl",
         noticed_by: "lockkit/lib::redlock::roster::tests::a_node_votes_when_old_leases_must_have_lapsed",
     },
     Safeguard {
