@@ -2,10 +2,7 @@
 
 use lockkit_core::{Finding, Result};
 
-use crate::{
-    connect::{self, Target},
-    migrating,
-};
+use crate::target::{Target, fence_above, target, urls};
 
 /// Looks at the store at `url`: whether it can keep locks, what puts them at risk, and what this user may not do. The
 /// worst comes first. `docs/doctor.md` lists all findings.
@@ -25,11 +22,11 @@ use crate::{
 /// # Ok(()) }
 /// ```
 pub async fn diagnose(url: &str) -> Result<Vec<Finding>> {
-    let (url, _) = connect::fence_above(url)?;
+    let (url, _) = fence_above(url)?;
     let url = &*url;
-    match connect::target(url)? {
+    match target(url)? {
         Target::Migrate => {
-            let (from, to) = migrating::urls(url)?;
+            let (from, to) = urls(url)?;
             let mut findings = Box::pin(diagnose(from)).await?;
             findings.extend(Box::pin(diagnose(to)).await?);
             findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));

@@ -11,6 +11,7 @@ mod diagnose;
 mod migrating;
 #[cfg(feature = "redlock")]
 pub mod redlock;
+mod target;
 
 pub use crate::connect::{connect, connect_on_own_thread, open};
 #[cfg(feature = "doctor")]

@@ -14,10 +14,7 @@ use lockkit_core::{
     store::{Record, Records, SingleFlight, Swap},
 };
 
-use crate::connect::{fence_above, open_one};
-
-/// What the URL of a migration looks like.
-pub(crate) const EXAMPLE: &str = "migrate:?from=URL&to=URL";
+use crate::target::{fence_above, open_one};
 
 /// How long a call waits for a store that could not be reached when the service started.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -69,14 +66,6 @@ pub async fn stores_of_migration(from: &str, to: &str) -> Result<[Arc<dyn LockSt
         (Err(error), Ok(new)) if error.is_retryable() => [Late::of(from), new],
         (Err(error), _) | (_, Err(error)) => return Err(error),
     })
-}
-
-/// The two URLs in that of a migration.
-pub(crate) fn urls(url: &str) -> Result<(&str, &str)> {
-    let options = url.split_once(':').and_then(|(_, rest)| rest.strip_prefix("?from="));
-    let both = options.and_then(|options| options.split_once("&to="));
-    both.filter(|(from, to)| !from.is_empty() && !to.is_empty())
-        .ok_or_else(|| Error::new(ErrorKind::InvalidInput, format!("the URL of a migration looks like {EXAMPLE}")))
 }
 
 /// A store that could not be reached yet. Until it was, it is said to be able to do as little as any.
