@@ -88,7 +88,7 @@ impl Dual {
         let held = Held { phase: record.phase, fence: hold.fence, span: hold.span };
         let granted = self.granted(request, entry, held, self.deadline([self.pair.here(side, hold.until)], &now))?;
         if now.is_shadowed {
-            self.follow(&request.claim, &request.holder, request.ttl);
+            self.follow(&request.claim, request.ttl, || request.holder.clone());
         }
         Ok(granted)
     }

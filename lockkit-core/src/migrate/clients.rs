@@ -15,14 +15,16 @@ use super::{
     tally::Tally,
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order, Query, Renewal, Renewed,
-    Result, Token,
+    AcquireRequest, Attempt, Claim, ErrorKind, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order, Query,
+    Renewal, Renewed, Result, Token,
 };
 
 /// For how long a client is shown that was not heard of.
 const TTL: Duration = Duration::from_secs(60);
 /// How often a client is heard of, at least; where the phase is read more often, every second time that it may be.
 const EVERY: Duration = Duration::from_secs(20);
+/// One that lives for less than that does not sign on: a command that only looks.
+const AT_FIRST: Duration = Duration::from_secs(1);
 /// How many names there are to sign on under. Some stores keep a trace of each name that was ever used, so that clients share a few
 /// thousand.
 const PLACES: u16 = 4096;
@@ -67,19 +69,27 @@ impl Dual {
 impl Registration {
     async fn run(mut self, mut gone: oneshot::Receiver<()>, fresh: Duration) {
         let every = (2 * fresh).clamp(Duration::from_secs(1), EVERY);
-        while let Some(dual) = self.dual.upgrade() {
+        // Nothing is ever sent: it ends with the store.
+        let mut pause = AT_FIRST;
+        while timeout(pause, &mut gone).await.is_err() {
+            pause = every;
+            let Some(dual) = self.dual.upgrade() else { break };
             // One that has nothing to do follows the phase, too.
-            drop(dual.confirmed().await);
-            if !self.renew(&dual).await {
-                self.enter(&dual).await;
-            }
-            drop(dual);
-            // Nothing is ever sent: it ends with the store.
-            if timeout(every, &mut gone).await.is_ok() {
-                break;
+            match dual.confirmed().await {
+                // The migration is over.
+                Err(error) if error.kind() == ErrorKind::Misconfigured => self.sign_off().await,
+                Ok(_) | Err(_) => {
+                    if !self.renew(&dual).await {
+                        self.enter(&dual).await;
+                    }
+                }
             }
         }
-        if let Some((home, claim)) = self.held {
+        self.sign_off().await;
+    }
+
+    async fn sign_off(&mut self) {
+        if let Some((home, claim)) = self.held.take() {
             drop(home.release(&claim).await);
         }
     }

@@ -19,6 +19,7 @@ use super::{
     record::{Mark, Phase, PhaseRecord, Side},
     rules,
     shadow::Shadow,
+    tally::Tally,
 };
 use crate::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState,
@@ -138,6 +139,17 @@ impl Dual {
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.seen().record.phase
+    }
+
+    /// What the new store has answered to this client that was asked beside the old one.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        self.shadow.answers.tally()
+    }
+
+    /// Has a lease of the old store followed by one of the new store.
+    pub(super) fn follow(&self, claim: &Claim, ttl: Duration, holder: impl FnOnce() -> HolderInfo) {
+        self.shadow.follow(self.pair.at(Side::New), claim, ttl, || self.mark(&holder(), Phase::Old));
     }
 
     /// The record, as it was at some moment since `fresh` ago (rule M3); it is read if what is known is older.

@@ -16,10 +16,8 @@ use tokio::{
 };
 
 use super::{
-    dual::Dual,
     pair::aside,
-    record::{Phase, Side},
-    tally::{Answer, Answers, Tally},
+    tally::{Answer, Answers},
 };
 use crate::{
     AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockStore, Order, Renewal, Renewed, Token,
@@ -62,41 +60,35 @@ impl Default for Shadow {
     }
 }
 
-impl Dual {
-    /// What the new store has answered to this client that was asked beside the old one.
-    #[must_use]
-    pub fn tally(&self) -> Tally {
-        self.shadow.answers.tally()
-    }
-
-    /// Has a lease of the old store followed by one of the new store, or renews the one that follows it.
-    pub(super) fn follow(&self, claim: &Claim, holder: &HolderInfo, ttl: Duration) {
-        self.shadow.is_used.store(true, Ordering::Release);
-        let mut leases = self.shadow.leases();
+impl Shadow {
+    /// Has a lease of the old store followed by one of the new `store`, or renews the one that follows it.
+    pub(super) fn follow(
+        &self,
+        store: &Arc<dyn LockStore>,
+        claim: &Claim,
+        ttl: Duration,
+        holder: impl FnOnce() -> HolderInfo,
+    ) {
+        self.is_used.store(true, Ordering::Release);
+        let mut leases = self.leases();
         if let Some(lease) = leases.get(&claim.token) {
             lease.renewals.send_replace(ttl);
             return;
         }
-        let Ok(place) = Arc::clone(&self.shadow.room).try_acquire_owned() else {
-            self.shadow.answers.note(Answer::Failed);
+        let Ok(place) = Arc::clone(&self.room).try_acquire_owned() else {
+            self.answers.note(Answer::Failed);
             return;
         };
         let (renewals, renewed) = watch::channel(ttl);
-        let follower = Follower {
-            store: Arc::clone(self.pair.at(Side::New)),
-            answers: Arc::clone(&self.shadow.answers),
-            claim: claim.clone(),
-            holder: self.mark(holder, Phase::Old),
-        };
+        let (store, answers) = (Arc::clone(store), Arc::clone(&self.answers));
+        let follower = Follower { store, answers, claim: claim.clone(), holder: holder() };
         let followed = tokio::spawn(async move {
             follower.run(renewed).await;
             drop(place);
         });
         leases.insert(claim.token, Lease { renewals, followed });
     }
-}
 
-impl Shadow {
     /// Gives back what follows a lease, in the background.
     pub(super) fn end(&self, claim: &Claim) {
         drop(self.take(claim));
