@@ -1,7 +1,7 @@
 //! What this client has at the two stores, claim by claim: no I/O.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -21,6 +21,17 @@ struct Known {
     /// Those that are over, and of which something may be left.
     over: HashSet<Token>,
     new: usize,
+    /// How many there were after those were forgotten whose leases had lapsed.
+    kept: usize,
+    marked: Option<Marked>,
+}
+
+/// A holder's description, and the one with the mark behind it.
+#[derive(Debug)]
+struct Marked {
+    holder: HolderInfo,
+    phase: Phase,
+    mark: HolderInfo,
 }
 
 /// A claim.
@@ -57,6 +68,8 @@ struct Part {
     left: Left,
     /// Whether a request for it is under way, which may be granted after its release was answered.
     is_asked: bool,
+    /// Whether its release was answered.
+    is_burnt: bool,
 }
 
 /// What may be left of a claim at a store.
@@ -104,20 +117,20 @@ impl Claims {
     /// The claim as it is known, or as a new one.
     pub(super) fn enter(&self, claim: &Claim, now: Moment, lapse: Option<Moment>) -> Arc<Entry> {
         let mut known = self.known();
-        if let Some(entry) = known.by_token.get(&claim.token) {
-            return Arc::clone(entry);
-        }
-        known.new += 1;
-        if known.new > NEW_CLAIMS {
-            known.new = 0;
+        // With many that are held, so seldom that looking at all of them costs each new one little.
+        if known.new > NEW_CLAIMS.max(known.kept) && !known.by_token.contains_key(&claim.token) {
             // One that somebody has in hand may be granted yet, however long that takes.
             let Known { by_token, over, .. } = &mut *known;
             by_token.retain(|_, entry| Arc::strong_count(entry) > 1 || !entry.has_lapsed(now));
             over.retain(|token| by_token.contains_key(token));
+            (known.new, known.kept) = (0, known.by_token.len());
         }
-        let entry = Arc::new(Entry::new(claim.clone(), None, lapse));
-        known.by_token.insert(claim.token, Arc::clone(&entry));
-        entry
+        let Known { by_token, new, .. } = &mut *known;
+        let entry = by_token.entry(claim.token).or_insert_with(|| {
+            *new += 1;
+            Arc::new(Entry::new(claim.clone(), None, lapse))
+        });
+        Arc::clone(entry)
     }
 
     pub(super) fn get(&self, claim: &Claim) -> Option<Arc<Entry>> {
@@ -128,15 +141,22 @@ impl Claims {
     /// kept for [`over`](Self::over).
     pub(super) fn settle(&self, entry: &Entry) {
         let (mut known, token) = (self.known(), entry.claim.token);
-        if known.by_token.get(&token).is_none_or(|known| !std::ptr::eq(&**known, entry)) {
+        let Known { by_token, over, .. } = &mut *known;
+        let hash_map::Entry::Occupied(known) = by_token.entry(token) else { return };
+        if !std::ptr::eq(&**known.get(), entry) {
             return;
         }
         if entry.is_nowhere() {
-            known.by_token.remove(&token);
-            known.over.remove(&token);
+            known.remove();
+            over.remove(&token);
         } else if entry.over().is_some() {
-            known.over.insert(token);
+            over.insert(token);
         }
+    }
+
+    /// Whether there is nothing to be found by [`over`](Self::over).
+    pub(super) fn none_over(&self) -> bool {
+        self.known().over.is_empty()
     }
 
     /// Claims that are over, and of which something may be left; but for those that somebody has in hand: a holder that has not heard yet
@@ -148,6 +168,16 @@ impl Claims {
         over.filter(|entry| !entry.has_lapsed(now) && is_meant(&entry.claim)).cloned().collect()
     }
 
+    /// A holder's description with the mark behind it. Most requests of a client are for the same holder.
+    pub(super) fn marked(&self, holder: &HolderInfo, phase: Phase, mark: impl FnOnce() -> HolderInfo) -> HolderInfo {
+        if let Some(last) = self.known().marked.as_ref().filter(|last| last.phase == phase && last.holder == *holder) {
+            return last.mark.clone();
+        }
+        let mark = mark();
+        self.known().marked = Some(Marked { holder: holder.clone(), phase, mark: mark.clone() });
+        mark
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,7 +185,7 @@ impl Claims {
 
 impl Entry {
     fn new(claim: Claim, held: Option<Held>, lapse: Option<Moment>) -> Self {
-        let part = Part { token: claim.token, left: Left::Nothing, is_asked: false };
+        let part = Part { token: claim.token, left: Left::Nothing, is_asked: false, is_burnt: false };
         Self {
             claim,
             state: Mutex::new(State { parts: [part; 2], held, shown: None, lapse, over: None, is_in_doubt: false }),
@@ -200,10 +230,11 @@ impl Entry {
     /// Notes that the release of `claim` was answered by a store. Its token there is not used again. While a request for it is under
     /// way, that may arrive after the release, and so is to be released once more.
     pub(super) fn released(&self, side: Side, claim: &Claim) -> Result<()> {
-        let fresh = Token::random()?;
+        // What is over is not asked for again, and needs no other token.
+        let fresh = if self.over().is_some() { claim.token } else { Token::random()? };
         self.part(side, |part| {
             if part.token == claim.token && part.left == Left::Released && !part.is_asked {
-                *part = Part { token: fresh, left: Left::Nothing, is_asked: false };
+                *part = Part { token: fresh, left: Left::Nothing, is_asked: false, is_burnt: true };
             }
         });
         Ok(())
@@ -233,7 +264,7 @@ impl Entry {
     /// Whether its own token may have been released at a store (rule R2).
     pub(super) fn is_burnt(&self) -> bool {
         let parts = self.state().parts;
-        parts.iter().any(|part| part.token != self.claim.token || part.left == Left::Released)
+        parts.iter().any(|part| part.is_burnt || part.token != self.claim.token || part.left == Left::Released)
     }
 
     pub(super) fn held(&self) -> Option<Held> {

@@ -223,7 +223,7 @@ impl Dual {
 
     /// A holder's description, marked as a client of this migration (rule M12).
     pub(super) fn mark(&self, holder: &HolderInfo, phase: Phase) -> HolderInfo {
-        Mark::put(holder, &self.first.id, phase)
+        self.claims.marked(holder, phase, || Mark::put(holder, &self.first.id, phase))
     }
 
     /// A holder's description as its client gave it.
@@ -252,6 +252,9 @@ impl Dual {
     /// Releases what is left of some claims that are over: a store was out of reach when they ended, or the answer that one is lost
     /// had to reach its holder first.
     pub(super) async fn clear_up(&self, bound: Duration, is_meant: impl Fn(&Claim) -> bool) {
+        if self.claims.none_over() {
+            return;
+        }
         let mut over = self.claims.over(self.pair.now(), is_meant);
         // Others each time: those of a store that is away must not be in the way of the rest.
         let first = usize::try_from(self.pair.now().as_nanos() / 1000).unwrap_or_default();

@@ -246,20 +246,34 @@ async fn majority<T>(all: usize, calls: impl Iterator<Item = impl Future<Output 
 }
 
 /// The answers of all calls, which go on side by side.
-pub(super) async fn all<T>(calls: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut calls: Vec<(Pin<Box<_>>, Option<T>)> = calls.map(|call| (Box::pin(call), None)).collect();
+pub(super) async fn all<T, C: Future<Output = T>>(calls: impl Iterator<Item = C>) -> Vec<T> {
+    let mut calls = calls.fuse();
+    let mut open: Vec<(usize, Pin<Box<C>>)> = Vec::new();
+    let mut answers = Vec::new();
     poll_fn(|cx| {
-        let mut open = 0;
-        for (call, answer) in calls.iter_mut().filter(|(_, answer)| answer.is_none()) {
+        open.retain_mut(|(place, call)| {
+            let answer = call.as_mut().poll(cx);
+            let is_open = answer.is_pending();
+            if let Poll::Ready(answer) = answer {
+                answers[*place] = Some(answer);
+            }
+            is_open
+        });
+        // One after another: most renewals are through at once, and leave their room to the next.
+        for call in calls.by_ref() {
+            let mut call = Box::pin(call);
             match call.as_mut().poll(cx) {
-                Poll::Ready(ready) => *answer = Some(ready),
-                Poll::Pending => open += 1,
+                Poll::Ready(answer) => answers.push(Some(answer)),
+                Poll::Pending => {
+                    open.push((answers.len(), call));
+                    answers.push(None);
+                }
             }
         }
-        if open == 0 { Poll::Ready(()) } else { Poll::Pending }
+        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-    calls.into_iter().filter_map(|(_, answer)| answer).collect()
+    answers.into_iter().flatten().collect()
 }
 
 /// How long a call may take that is not what the caller waits for.
