@@ -26,7 +26,8 @@ use crate::{
 
 /// Measure stores side by side
 ///
-/// Always takes the store in memory too, to measure the others by. Prints one table, and writes comparison.json and
+/// Always takes the store in memory too, to measure the others by; and between private servers of Redis and of MariaDB or
+/// MySQL also the store of a migration, in the phase both, of which it measures a part. Prints one table, and writes comparison.json and
 /// comparison.md, which also tells how it was measured. On a store in use it takes locks whose names start with
 /// lockkit-compare/, and releases them.
 #[derive(Debug, ClapArgs)]
@@ -60,7 +61,8 @@ async fn compare(args: Args) -> Exit {
         .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
         .compliance(!args.no_compliance)
         .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
-    let comparison = Comparison::prepare(args.stores.targets().await?.with_memory(), options).await?;
+    let targets = args.stores.targets().await?.with_memory().with_migration().await?;
+    let comparison = Comparison::prepare(targets, options).await?;
     // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
     let files = Files::prepare(&args.out).map_err(|error| {
         Failure::new(USAGE, format!("can't write comparison.json and comparison.md to the directory of --out: {error}"))

@@ -90,7 +90,7 @@ impl Comparison {
     /// About how long it takes.
     #[must_use]
     pub fn about(&self) -> Duration {
-        self.plan.about_in_all(self.contestants.len())
+        self.plan.about_in_all(self.contestants.iter().map(|contestant| contestant.target.steps()))
     }
 
     /// Measures all stores. A measure that fails on a store ends there; the report says why.
@@ -107,7 +107,8 @@ impl Comparison {
             .map_err(|error| Error::system("make a temporary directory", &error))?;
         for step in Step::ALONE {
             for _ in 0..self.plan.rounds_of(step) {
-                for contestant in &mut self.contestants {
+                let takes_it = |contestant: &&mut Contestant| contestant.target.steps().contains(&step);
+                for contestant in self.contestants.iter_mut().filter(takes_it) {
                     progress.begins(contestant.target.name(), step.title());
                     contestant.go(step, &self.plan, program, dir.path()).await;
                     progress.advances(self.plan.about(step));
@@ -173,7 +174,10 @@ impl Contestant {
         let locker = Locker::shared_builder(Arc::clone(&store)).build();
         // Names of its own: the store may be in use, by another comparison too.
         let key = format!("lockkit-compare/{}", &Token::random()?.reveal()[..12]);
-        Ok(Self { target, store, locker, key, results: Results { traits, ..Results::default() } })
+        let left_out = Step::ALONE.into_iter().filter(|step| !target.steps().contains(step));
+        let why = target.in_part().unwrap_or_default();
+        let absent = left_out.map(|step| (step, Absence::Inapplicable(why))).collect();
+        Ok(Self { target, store, locker, key, results: Results { traits, absent, ..Results::default() } })
     }
 
     /// Takes one measure. A failure ends this measure on this store; the others go on.

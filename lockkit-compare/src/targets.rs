@@ -1,22 +1,28 @@
 //! The stores that are measured: those given by URL, or private servers of what is installed.
 
-use std::{any::Any, fmt};
+use std::{any::Any, fmt, time::Duration};
 
+use lockkit::migrate::{Migration, Phase, Start};
 use lockkit_testkit::servers::{
     self, Found, MySqlFlavor, MySqlOptions, MySqlServer, RedisFlavor, RedisOptions, RedisServer, ZooKeeperFlavor,
     ZooKeeperServer,
 };
 
-use crate::error::Result;
+use crate::{error::Result, plan::Step};
 
 /// As many as the description of Redlock has.
 const REDLOCK_NODES: usize = 5;
+/// The prefix and the table of a migration's locks, and the longest ttl that the compliance cases use.
+const MIGRATED: &str = "migrated";
+const LONGEST_TTL: Duration = Duration::from_secs(60);
 
 /// A store to measure.
 pub struct Target {
     name: String,
     url: String,
     in_process: bool,
+    /// What is left out, and why.
+    in_part: Option<&'static str>,
     warnings: Vec<String>,
     /// The server, if it was started for this run; it ends with the target.
     _server: Option<Box<dyn Any + Send + Sync>>,
@@ -39,6 +45,16 @@ impl Target {
     #[must_use]
     pub fn is_in_process(&self) -> bool {
         self.in_process
+    }
+
+    /// The measures that it takes alone.
+    pub(crate) fn steps(&self) -> &'static [Step] {
+        if self.in_part.is_some() { &Step::IN_PART } else { &Step::ALONE }
+    }
+
+    /// Why it does not take the others.
+    pub(crate) fn in_part(&self) -> Option<&'static str> {
+        self.in_part
     }
 
     /// What connecting showed to put its locks at risk.
@@ -129,10 +145,38 @@ impl Targets {
     pub fn with_memory(mut self) -> Self {
         if !self.list.iter().any(|target| target.in_process) {
             let (name, url) = ("memory".to_owned(), "memory:".to_owned());
-            let memory = Target { name, url, in_process: true, warnings: Vec::new(), _server: None };
+            let memory = Target { name, url, in_process: true, in_part: None, warnings: Vec::new(), _server: None };
             self.list.insert(0, memory);
         }
         self
+    }
+
+    /// Adds the store of a [migration](lockkit::migrate) from a private server of Redis to one of MySQL or MariaDB, if there are both:
+    /// in the phase in which each lock is held in either store. It has a prefix and a table of its own there.
+    ///
+    /// # Errors
+    /// Those of [`Migration::start`] and [`Migration::step`].
+    ///
+    /// # Cancellation
+    /// The migration may be started.
+    pub async fn with_migration(mut self) -> Result<Self> {
+        let private =
+            |scheme: &str| self.list.iter().find(|target| target._server.is_some() && target.url.starts_with(scheme));
+        let (Some(old), Some(new)) = (private("redis://"), private("mysql://")) else { return Ok(self) };
+        let kind = |target: &Target| target.name.split(' ').next().unwrap_or_default().to_owned();
+        let name = format!("{} to {}", kind(old), kind(new));
+        let (from, to) = (with_option(&old.url, "prefix"), with_option(&new.url, "table"));
+        let [old, new] = lockkit::stores_of_migration(&from, &to).await?;
+        let migration = Migration::new(old, new);
+        migration.start(Start { max_ttl: LONGEST_TTL, ..Start::default() }).await?;
+        migration.step(Phase::Both, |_| {}).await?.copied?;
+        self.push(name, format!("migrate:?from={from}&to={to}"), false, Vec::new(), None);
+        if let Some(target) = self.list.last_mut() {
+            target.in_part = Some(
+                "a migration between these two in the phase both, where a lock is held in each; left out to save time",
+            );
+        }
+        Ok(self)
     }
 
     async fn add_redlock(&mut self) -> Result<()> {
@@ -170,7 +214,7 @@ impl Targets {
     ) -> &Target {
         // The same store twice is a fair thing to ask for: it shows how much two runs on one store differ.
         let name = distinct(name, |name| self.list.iter().any(|target| target.name == name));
-        self.list.push(Target { name, url, in_process, warnings, _server: server });
+        self.list.push(Target { name, url, in_process, in_part: None, warnings, _server: server });
         &self.list[self.list.len() - 1]
     }
 }
@@ -186,6 +230,11 @@ pub async fn redlock() -> Result<(Vec<RedisServer>, String)> {
     }
     let hosts: Vec<_> = servers.iter().map(|server| server.addr().to_string()).collect();
     Ok((servers, format!("redlock://{}?delayed_restart=no", hosts.join(","))))
+}
+
+/// The URL of a store of its own on the same server.
+fn with_option(url: &str, option: &str) -> String {
+    format!("{url}{}{option}={MIGRATED}", if url.contains('?') { '&' } else { '?' })
 }
 
 fn distinct(name: String, taken: impl Fn(&str) -> bool) -> String {
@@ -213,6 +262,28 @@ mod tests {
         assert_eq!(targets.with_memory().list.len(), 1);
         let targets = Targets::default().with_memory();
         assert!(targets.list[0].in_process);
+    }
+
+    #[tokio::test]
+    async fn a_migration_is_added_where_there_are_two_private_servers() {
+        let redis = RedisServer::start(RedisOptions::default()).await.expect("redis");
+        let mysql = MySqlServer::start(MySqlOptions::default()).await.expect("mysql");
+        let urls = [redis.url(), format!("{}?create=true", mysql.url())];
+        let mut targets = Targets::default();
+        targets.add(&urls[0]).await.expect("redis");
+        targets.add(&urls[1]).await.expect("mysql");
+        let given = targets.with_migration().await.expect("none");
+        assert_eq!(given.list.len(), 2, "stores in use are left alone: {given:?}");
+
+        let (mut targets, [redis_url, mysql_url]) = (Targets::default(), urls);
+        targets.start("redis 7".to_owned(), redis_url, redis);
+        targets.start("mariadb 10".to_owned(), mysql_url, mysql);
+        let targets = targets.with_migration().await.expect("started");
+        let [.., target] = targets.list() else { panic!("{targets:?}") };
+        assert_eq!((target.name(), target.steps()), ("redis to mariadb", &Step::IN_PART[..]));
+        let guard = lockkit::connect(target.url()).await.expect("store").lock("x").acquire().await.expect("granted");
+        let seen = guard.release().await.expect("released");
+        assert_eq!(seen, lockkit::Outcome::Released);
     }
 
     #[tokio::test]

@@ -310,6 +310,8 @@ different reports: machines differ by more than stores do.
 
 - **Bare round trip**: `inspect` of one free lock. What a store needs for one question, to measure the rest by.
 - **Acquire + release**: one task, one lock, nobody else.
+- **A store named after two others** (`redis to mariadb`): a migration between private servers of both, in the phase both: each
+  lock is taken in the one, then in the other. Only what takes and releases single locks is measured there.
 - **Keys**: one task for each key, all with one store, which has as many connections as it thinks right.
 - **Hot lock**: tasks that take the same lock as often as they can. In one process, a release hands the lease to the
   next task without asking the store, up to 64 times or 50 ms in a row; the second rate is without that. Over
