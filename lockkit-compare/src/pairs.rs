@@ -70,7 +70,12 @@ impl Contestant {
 
     /// A store of lockkit, asked without a [`Locker`](lockkit::Locker) between.
     pub fn store(store: Arc<dyn LockStore>) -> Self {
-        Self::new("lockkit", move |number| {
+        Self::named_store("lockkit", store)
+    }
+
+    /// The same where several stores of lockkit compete.
+    pub fn named_store(name: impl Into<String>, store: Arc<dyn LockStore>) -> Self {
+        Self::new(name, move |number| {
             let (store, key) = (Arc::clone(&store), LockKey::new(format!("bench/{number}")));
             move || {
                 let (store, key) = (Arc::clone(&store), key.clone());
@@ -108,13 +113,20 @@ pub struct Rounds {
     slice: Duration,
     turns: u32,
     server: Option<u32>,
+    what: &'static str,
 }
 
 impl Rounds {
     /// This many rounds, in which each contestant has 400 ms.
     #[must_use]
     pub fn new(rounds: usize) -> Self {
-        Self { rounds, slice: Duration::from_millis(400), turns: 1, server: None }
+        Self { rounds, slice: Duration::from_millis(400), turns: 1, server: None, what: "pairs" }
+    }
+
+    /// What a task does each time, in the plural, if that is no pair of acquisition and release.
+    #[must_use]
+    pub fn of(self, what: &'static str) -> Self {
+        Self { what, ..self }
     }
 
     /// How long each contestant has in a round.
@@ -169,7 +181,7 @@ impl Rounds {
             rates.push(sums);
         }
         let names = contestants.iter().map(|contestant| contestant.name.clone()).collect();
-        Ok(Rates { tasks, names, rates, costs: self.server.map(|_| costs) })
+        Ok(Rates { tasks, what: self.what, names, rates, costs: self.server.map(|_| costs) })
     }
 
     fn client_time(&self) -> f64 {
@@ -218,6 +230,7 @@ async fn one_task(mut pair: Task, slice: Duration) -> Result<f64, BoxError> {
 #[derive(Clone, Debug)]
 pub struct Rates {
     tasks: usize,
+    what: &'static str,
     names: Vec<String>,
     /// For each round, a rate for each contestant.
     rates: Vec<Vec<f64>>,
@@ -228,11 +241,17 @@ impl Rates {
     /// The ratio of the first contestant's rate to that of another, judged by the least that it is to be.
     #[must_use]
     pub fn ratio(&self, other: usize, target: f64) -> Ratio {
-        let mut ratios: Vec<_> = self.rates.iter().map(|rates| rates[0] / rates[other]).collect();
+        self.ratio_of(&format!("to {}", self.names[other]), target, |rates| rates[0] / rates[other])
+    }
+
+    /// Another ratio of the rates of one round, which are in the order of the contestants.
+    #[must_use]
+    pub fn ratio_of(&self, name: &str, target: f64, ratio: impl Fn(&[f64]) -> f64) -> Ratio {
+        let mut ratios: Vec<_> = self.rates.iter().map(|rates| ratio(rates)).collect();
         ratios.sort_by(f64::total_cmp);
         let quartile = |of: usize| ratios.get(ratios.len() * of / 4).copied().unwrap_or(f64::NAN);
         Ratio {
-            name: format!("{}, to {}", self.tasks(), self.names[other]),
+            name: format!("{}, {name}", self.tasks()),
             quartiles: [quartile(1), quartile(3)],
             median: median(ratios.iter().copied()).unwrap_or(f64::NAN),
             target,
@@ -246,17 +265,17 @@ impl Rates {
 
 impl fmt::Display for Rates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "pairs per second, medians of {} rounds", self.rates.len())?;
+        writeln!(f, "{} per second, medians of {} rounds", self.what, self.rates.len())?;
         for (index, name) in self.names.iter().enumerate() {
             let rate = median(self.rates.iter().map(|rates| rates[index])).unwrap_or(f64::NAN);
             write!(f, "  {:<42} {rate:>9.0}", format!("{}, {name}", self.tasks()))?;
             match self.tasks {
-                1 => writeln!(f, "   {:>7.0} us per pair", 1e6 / rate)?,
+                1 => writeln!(f, "   {:>7.0} us each", 1e6 / rate)?,
                 _ => writeln!(f)?,
             }
         }
         let Some(costs) = &self.costs else { return Ok(()) };
-        writeln!(f, "processor time per pair with {}, in us: client, server", self.tasks())?;
+        writeln!(f, "processor time of each with {}, in us: client, server", self.tasks())?;
         for (name, cost) in self.names.iter().zip(costs) {
             let (client, server) = (cost.client / cost.pairs * 1e6, cost.server / cost.pairs * 1e6);
             writeln!(f, "  {name:<42} {client:>9.2} {server:>9.2}")?;
@@ -304,7 +323,10 @@ impl Leases {
                 let store = Arc::clone(&store);
                 tokio::spawn(async move {
                     let request = request(LockKey::new(format!("renewed/{number}"))?)?;
-                    store.acquire(&request).await.map(|_| request.claim)
+                    match store.acquire(&request).await? {
+                        Attempt::Granted(_) => Ok(request.claim),
+                        Attempt::Contended(_) => Err(BoxError::from("not granted")),
+                    }
                 })
             });
             for task in tasks.collect::<Vec<_>>() {
@@ -312,6 +334,12 @@ impl Leases {
             }
         }
         Ok(Self { store, renewals })
+    }
+
+    /// The first of them.
+    #[must_use]
+    pub fn first(&self, count: usize) -> Self {
+        Self { store: Arc::clone(&self.store), renewals: self.renewals.iter().take(count).cloned().collect() }
     }
 
     /// The names of the locks.
@@ -360,9 +388,14 @@ mod tests {
         let rates = rounds.one_task(&[&store, &idle]).await.expect("pairs");
         let (ratio, text) = (rates.ratio(1, 0.0), rates.to_string());
         assert!(ratio.median > 0.0 && ratio.to_string().contains("1 task, to nothing"), "{ratio}");
+        let twice = rates.ratio_of("twice", 0.0, |rates| 2.0 * rates[0] / rates[1]);
+        assert!(
+            (twice.median / ratio.median - 2.0).abs() < 1e-9 && twice.to_string().contains("1 task, twice"),
+            "{twice}"
+        );
         assert!(text.contains("1 task, lockkit") && text.contains("medians of 2 rounds"), "{text}");
         let rates = rounds.server(std::process::id()).many_tasks(&[&store]).await.expect("pairs");
-        assert!(rates.to_string().contains("processor time per pair with 64 tasks"), "{rates}");
+        assert!(rates.to_string().contains("processor time of each with 64 tasks"), "{rates}");
     }
 
     #[tokio::test]
@@ -377,5 +410,6 @@ mod tests {
         let leases = Leases::take(lockkit::open("memory:").await.expect("memory"), 70).await.expect("leases");
         assert_eq!(leases.keys().count(), 70);
         leases.renew().await.expect("all are held");
+        assert_eq!(leases.first(3).keys().count(), 3);
     }
 }
