@@ -427,6 +427,17 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_is_that_of_its_holder_and_phase() {
+        let claims = Claims::default();
+        let [one, other] = ["one", "other"].map(HolderInfo::new);
+        for (holder, phase) in [(&one, Phase::Old), (&other, Phase::Old), (&other, Phase::Both), (&one, Phase::Old)] {
+            let mark = HolderInfo::new(&format!("{holder} {phase}"));
+            assert_eq!(claims.marked(holder, phase, || mark.clone()), mark);
+            assert_eq!(claims.marked(holder, phase, || panic!("it is known")), mark);
+        }
+    }
+
+    #[test]
     fn what_is_over_is_not_held_again_and_lapsed_claims_are_forgotten() {
         let (claims, start) = (Claims::default(), Moment::from_nanos(1));
         let lapse = start + Duration::from_secs(1);
