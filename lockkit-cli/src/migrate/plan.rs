@@ -158,8 +158,8 @@ impl Plan {
                 lines.iter().for_each(|line| text += &format!("  - {line}\n"));
             }
         }
-        text += "\nSteps: start; deploy every service with migrate:?from=URL&to=URL; advance to both; advance to new;\n\
-                 deploy with the new store's URL; finish. rollback leads back from each.\n";
+        text += "\nSteps: start; deploy every service with migrate:?from=URL&to=URL; advance to shadow, to try the new store\n\
+                 out; advance to both; advance to new; deploy with the new store's URL; finish. rollback leads back from each.\n";
         print(|out| out.write_all(text.as_bytes()))
     }
 
