@@ -26,7 +26,7 @@ impl Lock {
     pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
     pub(crate) fn new(engine: Arc<Engine>, name: &str, mode: Mode) -> Self {
-        let terms = Terms { ttl: Self::DEFAULT_TTL, renew: true, max_hold: None };
+        let terms = Terms { ttl: Self::DEFAULT_TTL, renew: true, max_hold: None, fence_above: Fence::NONE };
         Self { engine, key: LockKey::new(name), mode, order: Order::Any, terms, ttl_is_set: false, owner: None }
     }
 
@@ -46,6 +46,27 @@ impl Lock {
     /// Ends the guard, as [`MaxHold`](crate::LossReason::MaxHold), when it was kept for so long.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.terms.max_hold = Some(limit);
+        self
+    }
+
+    /// Every fence lies above this number: for a lock that came by hand from another store or another name, where its fences were
+    /// higher. Ask for it in all clients, for as long as the lock is used; [`FenceAbove`](crate::FenceAbove) does that for all
+    /// locks of a store, and a [migration](crate::migrate) sees to it by itself.
+    ///
+    /// A fence so high that the store has no higher one is refused when the lock is acquired.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+    /// use lockkit_core::{Fence, Locker, MemoryStore};
+    ///
+    /// let before = Fence::new(4_000_000_000_000_000);
+    /// let locker = Locker::new(MemoryStore::new());
+    /// assert!(locker.lock("invoice/42").fence_above(before).acquire().await?.fence() > before);
+    /// # Ok(()) }
+    /// ```
+    pub fn fence_above(mut self, fence: Fence) -> Self {
+        self.terms.fence_above = fence;
         self
     }
 

@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Event, Guard, HandOver, Lock, LockStore, Locker, Observer, Outcome, Release,
+    AcquireRequest, Attempt, Claim, Event, Fence, Guard, HandOver, Lock, LockStore, Locker, Observer, Outcome, Release,
     Result, Status,
 };
 use lockkit_sim::{Fault, Operation, SimStore};
@@ -145,6 +145,28 @@ async fn a_lease_is_not_handed_over_to_another_ttl() -> Result<()> {
         assert_eq!(guard.release().await?, Outcome::Released);
         let next = next.await?;
         assert!(next.remaining() > ttl * 9 / 10 && next.remaining() <= ttl, "{:?}, not {ttl:?}", next.remaining());
+    }
+    Ok(())
+}
+
+/// Its next fence may be too low.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_not_handed_to_one_who_wants_a_higher_fence() -> Result<()> {
+    let store = SimStore::new();
+    let lock = locker(&store).lock("a").ttl(TTL);
+    let high = Fence::new(1 << 60);
+    let above = lock.clone().fence_above(high);
+    let (guard, [next]) = holder(&lock, [&above]).await?;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let next = next.await?;
+    assert!(next.fence() > high, "{}", next.fence());
+    assert_eq!(next.release().await?, Outcome::Released);
+    for wants in [&above, &lock] {
+        let (guard, [next]) = holder(&above, [wants]).await?;
+        let asked = acquisitions(&store);
+        assert_eq!(guard.release().await?, Outcome::Released);
+        assert!(next.await?.fence() > high);
+        assert_eq!(acquisitions(&store), asked, "it is handed over");
     }
     Ok(())
 }

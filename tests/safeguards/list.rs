@@ -217,6 +217,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-testkit/hand_over::a_lease_is_not_handed_over_to_another_ttl",
     },
     Safeguard {
+        name: "hand_over_fence_above",
+        does: "Nor to those who want a fence above a number that its holder did not ask for",
+        file: QUEUE,
+        code: "let is_above = «front.terms.fence_above <= terms.fence_above»;",
+        without: "true",
+        noticed_by: "lockkit-testkit/hand_over::a_lease_is_not_handed_to_one_who_wants_a_higher_fence",
+    },
+    Safeguard {
         name: "hand_over_no_renewal",
         does: "A lease does not go to those who don't want it renewed",
         file: QUEUE,

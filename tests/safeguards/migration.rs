@@ -30,6 +30,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-core/dual::a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile",
     },
     Safeguard {
+        name: "moving_shadow",
+        does: "What follows a lease in the shadow gives way to the lease itself",
+        file: RENEW,
+        code: "«self.shadow.end_within(&renewal.claim, bound).await;»",
+        without: "drop(bound);",
+        noticed_by: "lockkit-core/shadow::what_follows_a_lease_gives_way_to_the_lease_itself",
+    },
+    Safeguard {
         name: "moving_fresh",
         does: "What was read of the phase is acted on for a short time only",
         file: RULES,

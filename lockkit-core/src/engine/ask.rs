@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{LockKey, Mode, Moment, Order};
+use crate::{Fence, LockKey, Mode, Moment, Order};
 
 /// What a caller asks for.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub(crate) struct Terms {
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
     pub(crate) max_hold: Option<Duration>,
+    /// The fence is to lie above this.
+    pub(crate) fence_above: Fence,
 }
 
 /// How long a caller waits.

@@ -287,7 +287,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     fn terms() -> Terms {
-        Terms { ttl: TTL, renew: true, max_hold: None }
+        Terms { ttl: TTL, renew: true, max_hold: None, fence_above: Fence::NONE }
     }
 
     fn start() -> Moment {

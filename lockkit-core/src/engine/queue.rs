@@ -253,7 +253,8 @@ impl LocalQueue {
     }
 
     /// The next waiter, if this process may keep the lease for one more holder and the waiter gets what it asked for: what
-    /// is left of a lease is not that for one whose lease is not renewed.
+    /// is left of a lease is not that for one whose lease is not renewed, nor the next fence for one who wants it above a
+    /// number that this holder did not ask for.
     pub(super) fn successor(&mut self, terms: Terms, rule: HandOver, now: Moment) -> Option<Waiter> {
         let since = *self.run_since.get_or_insert(now);
         if self.run >= rule.times || now.since(since) > rule.within {
@@ -261,7 +262,8 @@ impl LocalQueue {
         }
         while let Some(front) = self.waiters.front() {
             let suits = front.terms.ttl == terms.ttl && front.terms.renew;
-            if !front.wake.is_closed() && !suits {
+            let is_above = front.terms.fence_above <= terms.fence_above;
+            if !front.wake.is_closed() && (!suits || !is_above) {
                 return None;
             }
             let waiter = self.waiters.pop_front()?;
@@ -316,8 +318,9 @@ impl LocalQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Fence;
 
-    const TERMS: Terms = Terms { ttl: Duration::from_secs(10), renew: true, max_hold: None };
+    const TERMS: Terms = Terms { ttl: Duration::from_secs(10), renew: true, max_hold: None, fence_above: Fence::NONE };
 
     fn at(micros: u64) -> Moment {
         Moment::from_nanos(1_000_000_000_000 + micros * 1000)

@@ -29,7 +29,7 @@ impl Engine {
             ttl: terms.ttl,
             wait: Duration::ZERO,
             order: Order::Any,
-            fence: FenceRequest::default(),
+            fence: FenceRequest { floor: terms.fence_above, ..FenceRequest::default() },
             holder: self.settings.holder.clone(),
             from: Some(claim.token),
         };

@@ -200,7 +200,7 @@ impl Asking<'_> {
             ttl: self.ask.terms.ttl,
             wait: self.limit.left(now).unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT),
             order: self.ask.order,
-            fence: FenceRequest { span, ..FenceRequest::default() },
+            fence: FenceRequest { floor: self.ask.terms.fence_above, span, ..FenceRequest::default() },
             holder: self.engine.settings.holder.clone(),
             from: None,
         }
