@@ -9,12 +9,12 @@
 //! and the lease's ([`supervise`]). CMD must be gone before the lease can lapse.
 
 mod acquire;
-mod bell;
 mod borrow;
-mod desk;
 pub(crate) mod exec;
 mod hold;
+mod lender;
 mod nest;
+mod notify;
 mod plan;
 mod signals;
 mod supervise;
@@ -28,10 +28,10 @@ use clap::Args as ClapArgs;
 use lockkit::{HolderInfo, Lock, LockKey, Locker};
 
 use self::{
-    bell::Bell,
-    desk::Desk,
     hold::Hold,
+    lender::Lender,
     nest::{Enclosing, Entry},
+    notify::RenewalNotify,
     plan::Plan,
     supervise::End,
     watchdog::Watchdog,
@@ -113,12 +113,12 @@ pub(crate) fn run(args: Args) -> Exit {
     let ended = block_on(async {
         let mut signals =
             Signals::listen(&signals::FORWARDED).map_err(|error| Failure::system("listen for signals", &error))?;
-        let bell = Bell::default();
+        let notify = RenewalNotify::default();
         let builder = tokio::select! {
             builder = args.store.builder() => builder?,
             signal = signals.next() => return Ok(Ended::waiting(signal)),
         };
-        let locker = builder.holder(args.holder()).observer(bell.clone()).build();
+        let locker = builder.holder(args.holder()).observer(notify.clone()).build();
         if locker.info().scheme == "memory" {
             let instead = "give a store that processes share, such as --store redis://host:6379";
             let message = format!("memory: excludes nobody, for every process has a memory of its own; {instead}");
@@ -126,7 +126,7 @@ pub(crate) fn run(args: Args) -> Exit {
         }
         let enclosing = Enclosing::from_env();
         let obtained = tokio::select! {
-            hold = obtain(&args, &locker, &enclosing, bell) => hold,
+            hold = obtain(&args, &locker, &enclosing, notify) => hold,
             signal = signals.next() => {
                 // What was asked for must not come to be granted to nobody.
                 drop(locker.shutdown(UNDO_WITHIN).await);
@@ -150,8 +150,8 @@ pub(crate) fn run(args: Args) -> Exit {
 }
 
 /// The lease of an enclosing run, or one of our own.
-async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, bell: Bell) -> Result<Hold, Failure> {
-    if let Some(borrowed) = borrow::borrow(locker, &args.key, enclosing, &bell).await? {
+async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: RenewalNotify) -> Result<Hold, Failure> {
+    if let Some(borrowed) = borrow::borrow(locker, &args.key, enclosing, &notify).await? {
         return Ok(Hold::Borrowed(borrowed));
     }
     let lock: Lock = locker.lock(args.key.as_str()).ttl(args.ttl);
@@ -166,17 +166,17 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, bell: Bell)
         Some(_) => args.ttl.min(guard.remaining()),
         None => args.ttl,
     };
-    Ok(Hold::own(guard, ttl, bell))
+    Ok(Hold::own(guard, ttl, notify))
 }
 
 /// Runs CMD under the lease and ends the lease.
 async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut Signals) -> Result<Ended, Failure> {
     let run = nest::run_id()?;
-    let mut desk = None;
+    let mut lender = None;
     let mut inside = enclosing.clone();
     inside.runs.push(run.clone());
     if let Hold::Own(own) = &hold {
-        desk = Some(Desk::open(&run).map_err(|error| Failure::system("open a socket", &error))?);
+        lender = Some(Lender::open(&run).map_err(|error| Failure::system("open a socket", &error))?);
         let (key, token) = (args.key.clone(), own.token());
         inside.held.push(Entry { key, token, ttl: hold.ttl(), lasts: hold.lasts(), run: run.clone() });
     }
@@ -199,7 +199,7 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
         }
     };
     watchdog.guard(work.targets());
-    let end = supervise::supervise(&hold, &plan, &mut work, &mut watchdog, desk, signals).await;
+    let end = supervise::supervise(&hold, &plan, &mut work, &mut watchdog, lender, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.
     let bitten = watchdog.dismiss().await;
     let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;

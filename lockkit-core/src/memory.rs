@@ -28,11 +28,11 @@ pub struct MemoryStore {
     info: Arc<StoreInfo>,
     /// What expiry is judged by, whatever clock a client has.
     judge: Arc<dyn Clock>,
-    shelf: Arc<Mutex<Shelf>>,
+    table: Arc<Mutex<Table>>,
 }
 
 #[derive(Debug, Default)]
-struct Shelf {
+struct Table {
     locks: BTreeMap<LockKey, Lock>,
     records: BTreeMap<LockKey, Record>,
     /// No new counter starts at or below this.
@@ -88,7 +88,7 @@ impl MemoryStore {
             alarm: None,
             warnings: Arc::default(),
         };
-        Self { info: Arc::new(info), judge: clock, shelf: Arc::default() }
+        Self { info: Arc::new(info), judge: clock, table: Arc::default() }
     }
 
     /// Another client of this store, whose own clock is `clock`: the leases that it is granted end on that clock for
@@ -101,7 +101,7 @@ impl MemoryStore {
 
     /// Forgets all leases, as a server does that restarts empty. Fences go on from the wall clock.
     pub fn forget_all(&self) {
-        *unpoisoned(&self.shelf) = Shelf::default();
+        *unpoisoned(&self.table) = Table::default();
     }
 
     /// The present moment for this client.
@@ -109,7 +109,7 @@ impl MemoryStore {
         self.info.clock.now()
     }
 
-    /// The present moment for the store, read while the shelf is locked: the judgement and what depends on it are one
+    /// The present moment for the store, read while the table is locked: the judgement and what depends on it are one
     /// step (rule R10).
     fn store_now(&self) -> Moment {
         self.judge.now()
@@ -118,9 +118,9 @@ impl MemoryStore {
     /// One atomic attempt.
     fn attempt(&self, request: &AcquireRequest) -> Result<Attempt> {
         let until = self.now() + request.ttl;
-        let mut shelf = unpoisoned(&self.shelf);
+        let mut table = unpoisoned(&self.table);
         let now = self.store_now();
-        let lock = shelf.lock(&request.claim.key, now);
+        let lock = table.lock(&request.claim.key, now);
         if let Some(lease) = lock.leases.iter_mut().find(|lease| lease.claim == request.claim) {
             lease.expires = now + request.ttl;
             return Ok(Attempt::Granted(lease.hold(until)));
@@ -141,8 +141,8 @@ impl MemoryStore {
                 None => None,
             },
         };
-        let floor = shelf.floor;
-        let lock = shelf.lock(&request.claim.key, now);
+        let floor = table.floor;
+        let lock = table.lock(&request.claim.key, now);
         let fence = lock.next_fence(request.fence, floor)?;
         if let Some(place) = place {
             lock.leases.remove(place);
@@ -161,9 +161,9 @@ impl MemoryStore {
     }
 
     fn renew_one(&self, renewal: &Renewal, sent: Moment) -> Renewed {
-        let mut shelf = unpoisoned(&self.shelf);
+        let mut table = unpoisoned(&self.table);
         let now = self.store_now();
-        let lock = shelf.lock(&renewal.claim.key, now);
+        let lock = table.lock(&renewal.claim.key, now);
         let Some(lease) = lock.leases.iter_mut().find(|lease| lease.claim == renewal.claim) else {
             return Renewed::Lost(lock.why_not_held());
         };
@@ -179,8 +179,8 @@ impl MemoryStore {
         Renewed::Held(hold)
     }
 
-    fn state_of(&self, shelf: &Shelf, key: &LockKey, now: Moment) -> KeyState {
-        let lock = shelf.locks.get(key);
+    fn state_of(&self, table: &Table, key: &LockKey, now: Moment) -> KeyState {
+        let lock = table.locks.get(key);
         let live = lock.into_iter().flat_map(|lock| &lock.leases).filter(|lease| now < lease.expires);
         KeyState {
             key: key.clone(),
@@ -235,8 +235,8 @@ impl LockStore for MemoryStore {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        let mut shelf = unpoisoned(&self.shelf);
-        let lock = shelf.lock(&claim.key, self.store_now());
+        let mut table = unpoisoned(&self.table);
+        let lock = table.lock(&claim.key, self.store_now());
         // The mode is not compared: a token is unique, and `break_lock` knows nothing else.
         let Some(at) = lock.leases.iter().position(|lease| lease.claim.token == claim.token) else {
             return Ok(Release::NotHeld(lock.why_not_held()));
@@ -247,13 +247,13 @@ impl LockStore for MemoryStore {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        let shelf = unpoisoned(&self.shelf);
+        let table = unpoisoned(&self.table);
         let now = self.store_now();
         Ok(match query {
-            Query::Keys(keys) => keys.iter().map(|key| self.state_of(&shelf, key, now)).collect(),
+            Query::Keys(keys) => keys.iter().map(|key| self.state_of(&table, key, now)).collect(),
             Query::Prefix(prefix) => {
-                let named = shelf.locks.keys().filter(|key| key.as_str().starts_with(prefix));
-                named.map(|key| self.state_of(&shelf, key, now)).filter(|state| !state.holders.is_empty()).collect()
+                let named = table.locks.keys().filter(|key| key.as_str().starts_with(prefix));
+                named.map(|key| self.state_of(&table, key, now)).filter(|state| !state.holders.is_empty()).collect()
             }
         })
     }
@@ -266,11 +266,11 @@ impl LockStore for MemoryStore {
 #[async_trait]
 impl Records for MemoryStore {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
-        Ok(unpoisoned(&self.shelf).records.get(name).cloned())
+        Ok(unpoisoned(&self.table).records.get(name).cloned())
     }
 
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
-        let records = &mut unpoisoned(&self.shelf).records;
+        let records = &mut unpoisoned(&self.table).records;
         if let Some(answer) = Swap::of(records.get(name), seen, new) {
             return Ok(answer);
         }
@@ -282,7 +282,7 @@ impl Records for MemoryStore {
     }
 }
 
-impl Shelf {
+impl Table {
     /// A lock, without the leases that ran out.
     fn lock(&mut self, key: &LockKey, now: Moment) -> &mut Lock {
         if !self.locks.contains_key(key) {
@@ -380,8 +380,8 @@ struct Waiter<'a> {
 
 impl<'a> Waiter<'a> {
     fn new(store: &'a MemoryStore, key: &'a LockKey) -> Self {
-        let mut shelf = unpoisoned(&store.shelf);
-        let lock = shelf.locks.entry(key.clone()).or_default();
+        let mut table = unpoisoned(&store.table);
+        let lock = table.locks.entry(key.clone()).or_default();
         lock.waiters += 1;
         Self { store, key, freed: Arc::clone(&lock.freed) }
     }
@@ -389,8 +389,8 @@ impl<'a> Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut shelf = unpoisoned(&self.store.shelf);
-        if let Some(lock) = shelf.locks.get_mut(self.key).filter(|lock| Arc::ptr_eq(&lock.freed, &self.freed)) {
+        let mut table = unpoisoned(&self.store.table);
+        if let Some(lock) = table.locks.get_mut(self.key).filter(|lock| Arc::ptr_eq(&lock.freed, &self.freed)) {
             lock.waiters -= 1;
         }
     }

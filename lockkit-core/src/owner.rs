@@ -56,7 +56,7 @@ struct Slots {
 struct Slot {
     lease: Mutex<Weak<Lease>>,
     /// Lets one task at a time acquire. Says when the last acquisition failed, and why.
-    gate: AsyncMutex<Option<(Moment, Error)>>,
+    acquiring: AsyncMutex<Option<(Moment, Error)>>,
 }
 
 impl Owner {
@@ -71,19 +71,19 @@ impl Owner {
         if let Some(nested) = slot.nest(engine, ask).await? {
             return Ok(Some(nested));
         }
-        let gate = match limit.left(start) {
-            None => Some(slot.gate.lock().await),
-            Some(left) if left.is_zero() => slot.gate.try_lock().ok(),
-            Some(left) => tokio::time::timeout(left, slot.gate.lock()).await.ok(),
+        let acquiring = match limit.left(start) {
+            None => Some(slot.acquiring.lock().await),
+            Some(left) if left.is_zero() => slot.acquiring.try_lock().ok(),
+            Some(left) => tokio::time::timeout(left, slot.acquiring.lock()).await.ok(),
         };
-        let Some(mut failed) = gate else {
+        let Some(mut failed) = acquiring else {
             // That another task of this owner is asking says nothing about the lock (rule R6).
             return Ok(slot.keep(engine.acquire(ask, limit).await?));
         };
         if let Some(nested) = slot.nest(engine, ask).await? {
             return Ok(Some(nested));
         }
-        // Those who waited at the gate were patient with the store together.
+        // Those who waited for it were patient with the store together.
         let mut ask = ask.clone();
         if let Some((at, error)) = &*failed
             && *at > start

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use crate::{
     WORKER,
     sabotage::Sabotage,
-    storm::{Caught, Crew, Orders, Random, Register},
+    storm::{Caught, Orders, Random, Register, Workers},
     target::{Kind, Setup, Target},
     trouble::Trouble,
 };
@@ -26,7 +26,7 @@ pub(crate) struct Arena {
     pub(crate) setup: Setup,
     pub(crate) target: Target,
     pub(crate) register: Register,
-    pub(crate) crew: Crew,
+    pub(crate) workers: Workers,
     /// For each worker its own proxies, one for each server.
     pub(crate) proxies: Vec<Vec<Proxy>>,
     pub(crate) nemesis: Recorder,
@@ -47,11 +47,11 @@ impl Arena {
             proxies.push(own);
         }
         let nemesis = Recorder::create("nemesis", &dir.path().join("nemesis"))?;
-        let (register, crew) = (Register::start().await?, Crew::new(WORKER));
-        let arena = Self { kind, setup, target, register, crew, proxies, nemesis, dir, seed };
+        let (register, workers) = (Register::start().await?, Workers::new(WORKER));
+        let arena = Self { kind, setup, target, register, workers, proxies, nemesis, dir, seed };
         for (index, proxies) in arena.proxies.iter().enumerate() {
             let addresses: Vec<_> = proxies.iter().map(Proxy::addr).collect();
-            arena.crew.hire(arena.orders(format!("w{}", index + 1), &addresses))?;
+            arena.workers.start(arena.orders(format!("w{}", index + 1), &addresses))?;
         }
         arena.progress(30).await?;
         Ok(arena)
@@ -123,7 +123,7 @@ impl Arena {
         })
     }
 
-    /// The proxies of a worker. One that was hired anew, `w1.2`, goes through those of its predecessor.
+    /// The proxies of a worker. One that was started anew, `w1.2`, goes through those of its predecessor.
     pub(crate) fn proxies_of(&self, worker: &str) -> &[Proxy] {
         let number = worker.trim_start_matches('w').split('.').next().and_then(|number| number.parse::<usize>().ok());
         number.and_then(|number| self.proxies.get(number - 1)).map_or(&[], Vec::as_slice)
@@ -133,13 +133,13 @@ impl Arena {
         self.proxies.iter().flatten()
     }
 
-    /// Kills a worker and hires another in its place.
+    /// Kills a worker and starts another in its place.
     pub(crate) async fn replace(&self, worker: &str) -> Result<(), BoxError> {
-        let old = self.crew.kill(worker).await?;
+        let old = self.workers.kill(worker).await?;
         let (first, times) = old.name.split_once('.').unwrap_or((&old.name, "1"));
         let name = format!("{first}.{}", times.parse::<u32>()? + 1);
         let history = self.dir.path().join(&name);
-        Ok(self.crew.hire(Orders { name, history, ..old })?)
+        Ok(self.workers.start(Orders { name, history, ..old })?)
     }
 
     /// Undoes every fault that lasts.
@@ -148,9 +148,9 @@ impl Arena {
         if let Target::Ensemble(ensemble) = &self.target {
             ensemble.unsilence();
         }
-        for name in self.crew.names() {
+        for name in self.workers.names() {
             // One that does not stand still does not mind.
-            _ = self.crew.thaw(&name);
+            _ = self.workers.thaw(&name);
         }
         if let Some(clock) = &self.setup.clock {
             clock.set_right()?;

@@ -65,7 +65,7 @@ fn worker(orders: &str) -> ExitCode {
     let result = serde_json::from_str::<Orders>(orders).map_err(BoxError::from).and_then(|orders| {
         runtime()?.block_on(async {
             let store = loop {
-                // A worker may be hired in the middle of a fault.
+                // A worker may be started in the middle of a fault.
                 match sabotage::open(&orders.url).await {
                     Ok(store) => break store,
                     Err(error) if error.is_retryable() => sleep(Duration::from_millis(20)).await,

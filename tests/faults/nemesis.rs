@@ -62,7 +62,7 @@ impl Arena {
                     cut += self.cut_all().await;
                     sleep(random.millis(50, 250)).await;
                 }
-                let workers = self.crew.names().len();
+                let workers = self.workers.names().len();
                 shows(cut > workers, format!("{cut} connections were cut, of {workers} workers"))?;
             }
             Fault::HeldReplies => {
@@ -204,7 +204,7 @@ impl Arena {
         self.setup.clock.as_ref().ok_or_else(|| io::Error::other("the servers do not run on a clock that can be moved"))
     }
 
-    /// Kills three workers, each while it holds a lock, and hires others.
+    /// Kills three workers, each while it holds a lock, and starts others.
     async fn kill_clients(&self) -> Result<(), Trouble> {
         let mut dead = Vec::new();
         for _ in 0..3 {
@@ -222,12 +222,12 @@ impl Arena {
     /// The fault that every lock service has to live with.
     async fn freeze_client(&self) -> Result<(), Trouble> {
         let caught = self.catch().await?;
-        self.crew.freeze(&caught.worker).await?;
+        self.workers.freeze(&caught.worker).await?;
         self.overtaken(&caught).await?;
         let worker = caught.worker.clone();
         // It will find the answer to its pass when it goes on.
         drop(caught);
-        self.crew.thaw(&worker)?;
+        self.workers.thaw(&worker)?;
         self.progress(4).await
     }
 

@@ -71,7 +71,7 @@ pub(crate) async fn observe(arena: Arena, faults: &[Fault]) -> Result<(Row, Hist
         Err(error) => {
             // Whoever has to find out why wants to see what there is.
             _ = arena.heal().await;
-            let files = arena.crew.dismiss().await.unwrap_or_default();
+            let files = arena.workers.stop().await.unwrap_or_default();
             let kept = History::read(files.iter().chain([&arena.history_file("nemesis")]))
                 .and_then(|history| keep(&stem(arena.kind, faults, arena.seed()), &history));
             let kept = kept.map_or_else(|error| error.to_string(), |path| path.display().to_string());
@@ -80,7 +80,7 @@ pub(crate) async fn observe(arena: Arena, faults: &[Fault]) -> Result<(Row, Hist
             );
         }
     };
-    let mut files = arena.crew.dismiss().await?;
+    let mut files = arena.workers.stop().await?;
     let fencing = probe(&arena).await?;
     files.extend(["nemesis", "probe"].map(|name| arena.history_file(name)));
     let mut events = History::read(&files)?.events().to_vec();

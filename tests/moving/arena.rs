@@ -15,7 +15,7 @@ use tokio::{
 use crate::{
     MIGRATOR, WORKER,
     servers::{Kind, Servers},
-    storm::{Crew, Orders, Register},
+    storm::{Orders, Register, Workers},
 };
 
 pub(crate) const TTL: Duration = Duration::from_millis(1500);
@@ -37,7 +37,7 @@ pub(crate) struct Arena {
     pub(crate) stores: [Servers; 2],
     pub(crate) migration: Migration,
     pub(crate) register: Register,
-    pub(crate) crew: Crew,
+    pub(crate) workers: Workers,
     dir: tempfile::TempDir,
 }
 
@@ -50,18 +50,18 @@ impl Arena {
         let migration = Migration::new(lockkit::open(&stores[0].url()).await?, lockkit::open(&stores[1].url()).await?);
         migration.start(START).await?;
         let dir = tempfile::Builder::new().prefix("lockkit-moving-").tempdir()?;
-        let arena = Self { stores, migration, register: Register::start().await?, crew: Crew::new(WORKER), dir };
+        let arena = Self { stores, migration, register: Register::start().await?, workers: Workers::new(WORKER), dir };
         for number in 1..=workers {
-            arena.hire(&format!("w{number}"))?;
+            arena.start(&format!("w{number}"))?;
         }
         arena.progress(20).await?;
         Ok(arena)
     }
 
     /// Starts a worker.
-    pub(crate) fn hire(&self, name: &str) -> Result<(), BoxError> {
+    pub(crate) fn start(&self, name: &str) -> Result<(), BoxError> {
         let [old, new] = [0, 1].map(|place: usize| self.stores[place].proxied_url());
-        Ok(self.crew.hire(Orders {
+        Ok(self.workers.start(Orders {
             url: format!("migrate:?from={old}&to={new}"),
             register: self.register.addr(),
             keys: KEYS.map(str::to_owned).into(),
@@ -94,7 +94,7 @@ impl Arena {
 
     /// Sends the workers home, and judges what they recorded.
     pub(crate) async fn end(self) -> Result<Report, BoxError> {
-        let files = self.crew.dismiss().await?;
+        let files = self.workers.stop().await?;
         let mut events = History::read(&files)?.events().to_vec();
         events.extend(self.register.record());
         Ok(check(&History::new(events)))

@@ -40,7 +40,7 @@ fn worker(orders: &str) -> Result<(), BoxError> {
     let orders: Orders = serde_json::from_str(orders)?;
     runtime()?.block_on(async {
         let store = loop {
-            // A worker may be hired while a store is cut off.
+            // A worker may be started while a store is cut off.
             match lockkit::open(&orders.url).await {
                 Ok(store) => break store,
                 Err(error) if error.is_retryable() => sleep(Duration::from_millis(20)).await,

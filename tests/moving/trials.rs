@@ -68,17 +68,17 @@ async fn frozen_and_killed_workers() -> Result<(), BoxError> {
     for (goal, frozen, killed) in
         [(Phase::Both, "w1", "w2"), (Phase::New, "w3", "w4"), (Phase::Both, "w5", "w2b"), (Phase::Old, "w1", "w4b")]
     {
-        arena.crew.freeze(frozen).await?;
+        arena.workers.freeze(frozen).await?;
         let (step, replaced) = tokio::join!(arena.step(goal), async {
             sleep(Duration::from_millis(300)).await;
-            arena.crew.kill(killed).await?;
-            arena.hire(&format!("{killed}b"))
+            arena.workers.kill(killed).await?;
+            arena.start(&format!("{killed}b"))
         });
         step?;
         replaced?;
         arena.progress(15).await?;
         // It wakes up with what it read of the phase before.
-        arena.crew.thaw(frozen)?;
+        arena.workers.thaw(frozen)?;
         arena.progress(15).await?;
     }
     judge(&arena.end().await?)

@@ -17,9 +17,9 @@ use lockkit::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    bell::Bell,
-    desk::Loan,
+    lender::LeaseLoan,
     nest::{Enclosing, Entry},
+    notify::RenewalNotify,
     plan::Plan,
 };
 use crate::exit::Failure;
@@ -33,8 +33,8 @@ pub(super) struct Borrowed {
     locker: Locker,
     entry: Entry,
     fence: Fence,
-    loan: Loan,
-    bell: Bell,
+    loan: LeaseLoan,
+    notify: RenewalNotify,
     state: Mutex<State>,
 }
 
@@ -55,16 +55,16 @@ pub(super) async fn borrow(
     locker: &Locker,
     key: &LockKey,
     enclosing: &Enclosing,
-    bell: &Bell,
+    notify: &RenewalNotify,
 ) -> Result<Option<Borrowed>, Failure> {
     // The innermost first: the same name may be held on several stores.
     for entry in enclosing.held.iter().rev().filter(|entry| entry.key == *key) {
-        let Some(loan) = Loan::ask(&entry.run).await else { continue };
+        let Some(loan) = LeaseLoan::ask(&entry.run).await else { continue };
         if let Answer::Holds { fence, deadline } = question(locker, entry).await? {
             let state = Mutex::new(State { deadline, lost: None });
-            let (locker, entry, bell) = (locker.clone(), entry.clone(), bell.clone());
+            let (locker, entry, notify) = (locker.clone(), entry.clone(), notify.clone());
             let fence = fence.unwrap_or(Fence::NONE);
-            return Ok(Some(Borrowed { locker, entry, fence, loan, bell, state }));
+            return Ok(Some(Borrowed { locker, entry, fence, loan, notify, state }));
         }
     }
     Ok(None)
@@ -101,8 +101,8 @@ impl Borrowed {
         self.fence
     }
 
-    pub(super) fn bell(&self) -> &Bell {
-        &self.bell
+    pub(super) fn notify(&self) -> &RenewalNotify {
+        &self.notify
     }
 
     pub(super) fn remaining(&self) -> Duration {
@@ -112,7 +112,7 @@ impl Borrowed {
 
     pub(super) fn trouble(&self) -> String {
         let lost = self.state().lost.clone();
-        lost.or_else(|| self.bell.error()).unwrap_or_else(|| "the enclosing run has not renewed it".to_owned())
+        lost.or_else(|| self.notify.error()).unwrap_or_else(|| "the enclosing run has not renewed it".to_owned())
     }
 
     /// Asks at every third of the time until CMD would be stopped, so that an answer may fail to come or be late.
@@ -131,15 +131,15 @@ impl Borrowed {
     async fn ask(&self) {
         match timeout(self.remaining(), question(&self.locker, &self.entry)).await {
             Ok(Ok(Answer::Holds { deadline, .. })) => {
-                self.bell.set_error(None);
+                self.notify.set_error(None);
                 let mut state = self.state();
                 state.deadline = state.deadline.max(deadline);
             }
             Ok(Ok(Answer::Lost(reason))) => return self.lose(reason.to_string()),
-            Ok(Err(error)) => self.bell.set_error(Some(error.to_string())),
-            Err(_) => self.bell.set_error(Some("the store did not answer".to_owned())),
+            Ok(Err(error)) => self.notify.set_error(Some(error.to_string())),
+            Err(_) => self.notify.set_error(Some("the store did not answer".to_owned())),
         }
-        self.bell.ring();
+        self.notify.notify();
     }
 
     /// Asks one last time after CMD has ended; says why the lease was lost if it was.
@@ -156,7 +156,7 @@ impl Borrowed {
 
     fn lose(&self, why: String) {
         self.state().lost.get_or_insert(why);
-        self.bell.ring();
+        self.notify.notify();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

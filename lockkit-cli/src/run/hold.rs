@@ -4,7 +4,7 @@ use std::{convert::Infallible, future::pending, time::Duration};
 
 use lockkit::{Fence, Guard, LossReason, Outcome, Status, Token};
 
-use super::{bell::Bell, borrow::Borrowed};
+use super::{borrow::Borrowed, notify::RenewalNotify};
 
 /// A lease with a deadline.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Own {
     guard: Guard,
     ttl: Duration,
     lasts: Duration,
-    bell: Bell,
+    notify: RenewalNotify,
 }
 
 impl Own {
@@ -29,9 +29,9 @@ impl Own {
 }
 
 impl Hold {
-    pub(super) fn own(guard: Guard, ttl: Duration, bell: Bell) -> Self {
+    pub(super) fn own(guard: Guard, ttl: Duration, notify: RenewalNotify) -> Self {
         let lasts = guard.remaining().min(ttl);
-        Self::Own(Own { guard, ttl, lasts, bell })
+        Self::Own(Own { guard, ttl, lasts, notify })
     }
 
     /// The ttl that was asked for, or what the store gives of it.
@@ -69,10 +69,10 @@ impl Hold {
     pub(super) async fn changed(&self) {
         match self {
             Self::Own(own) => tokio::select! {
-                () = own.bell.rung() => {}
+                () = own.notify.notified() => {}
                 _ = own.guard.lost() => {}
             },
-            Self::Borrowed(borrowed) => borrowed.bell().rung().await,
+            Self::Borrowed(borrowed) => borrowed.notify().notified().await,
         }
     }
 
@@ -98,7 +98,7 @@ impl Hold {
     pub(super) fn trouble(&self) -> String {
         match self {
             Self::Own(own) => {
-                let error = own.bell.error();
+                let error = own.notify.error();
                 match own.guard.status() {
                     // What came of the last renewal says more than that no time is left.
                     Status::Lost(LossReason::Expired | LossReason::Unreachable) if error.is_some() => {

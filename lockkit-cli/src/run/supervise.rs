@@ -6,8 +6,8 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use super::{
-    desk::Desk,
     hold::Hold,
+    lender::Lender,
     plan::{AFTER_LOSS, Plan},
     watchdog::Watchdog,
     work::Work,
@@ -37,14 +37,14 @@ pub(super) async fn supervise(
     plan: &Plan,
     work: &mut Work,
     watchdog: &mut Watchdog,
-    desk: Option<Desk>,
+    lender: Option<Lender>,
     signals: &mut Signals,
 ) -> End {
     let targets = work.targets().clone();
     let mut keep = pin!(hold.keep());
     let mut over = Box::pin(async {
-        match desk {
-            Some(desk) => desk.serve_until(work.ended()).await,
+        match lender {
+            Some(lender) => lender.serve_until(work.ended()).await,
             None => work.ended().await,
         }
     });
@@ -71,7 +71,7 @@ pub(super) async fn supervise(
     }
     // Also when CMD has ended: what it started may not have.
     targets.kill();
-    // Dropping the desk tells those who borrowed from it and were out of reach.
+    // Dropping the lender tells those who borrowed from it and were out of reach.
     drop(over);
     work.ended().await;
     End::Stopped { why, in_time: !hold.remaining().is_zero() }

@@ -92,10 +92,10 @@ async fn a_late_answer_is_nobody_elses() {
     let server = Server::start().await;
     let (direct, mut admin) = (server.store().await, server.raw());
     let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("a proxy");
-    for (what, company, forgotten) in
+    for (what, others, forgotten) in
         ALL.into_iter().flat_map(|what| [(what, 1, false), (what, 30, false), (what, 30, true)])
     {
-        let round = format!("{what:?} {company} {forgotten}");
+        let round = format!("{what:?} {others} {forgotten}");
         let store = RedisStore::new(RedisConfig::new("127.0.0.1", proxy.addr().port())).expect("a store");
         let waited_for = claim("waited for");
         hold(&direct, &waited_for).await;
@@ -106,7 +106,7 @@ async fn a_late_answer_is_nobody_elses() {
             raw::<()>(&mut admin, "SCRIPT FLUSH");
         }
         proxy.hold(Direction::ToClient);
-        let names: Vec<String> = (0..company).map(|i| format!("{round} {i}")).collect();
+        let names: Vec<String> = (0..others).map(|i| format!("{round} {i}")).collect();
         let asked = join_all(names.iter().map(|name| ask(&store, what, name)).collect());
         assert!(tokio::time::timeout(Duration::from_millis(30), asked).await.is_err(), "{round}: it is held back");
         // A message, if somebody listens, goes between the answers.

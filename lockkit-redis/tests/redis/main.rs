@@ -4,7 +4,7 @@
 
 mod backlog;
 mod cluster;
-mod company;
+mod contention;
 mod contract;
 mod doctor;
 mod doctor_many;

@@ -7,8 +7,8 @@ use lockkit_core::{Clock, LockStore, SystemClock};
 
 use super::{
     Bug,
-    shelf::Shelf,
     store::{SimpleStore, name_of},
+    table::Table,
     wire::{Dialer, Machine, Power},
 };
 use crate::{
@@ -88,7 +88,7 @@ impl Server for Private {
 
     async fn restart(&self, keep_data: bool) -> Result<(), BoxError> {
         if !keep_data {
-            *self.machine.inside.shelf() = Shelf::new(self.bug);
+            *self.machine.inside.table() = Table::new(self.bug);
         }
         self.machine.power(Power::On);
         Ok(())
@@ -105,7 +105,7 @@ impl Server for Private {
     }
 
     async fn delete(&self, name: &str) -> Result<(), BoxError> {
-        match self.machine.inside.shelf().delete(&name_of(name, self.bug)) {
+        match self.machine.inside.table().delete(&name_of(name, self.bug)) {
             true => Ok(()),
             false => Err("there is no such lock".into()),
         }

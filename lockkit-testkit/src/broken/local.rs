@@ -1,4 +1,4 @@
-//! The simple store without a network, to put beneath a simulation: only what is wrong on the shelf, and with what is
+//! The simple store without a network, to put beneath a simulation: only what is wrong on the table, and with what is
 //! asked of it, is wrong here.
 
 use std::{
@@ -15,14 +15,14 @@ use lockkit_core::{
 
 use super::{
     Bug,
-    shelf::{Answer, Shelf, Terms},
+    table::{Answer, Table, Terms},
 };
 
 /// The simple store in this process, for `SimStore::over` of the package `lockkit-sim`: correct without a bug.
 #[derive(Debug)]
 pub struct LocalStore {
     info: StoreInfo,
-    shelf: Mutex<Shelf>,
+    table: Mutex<Table>,
     bug: Option<Bug>,
 }
 
@@ -48,11 +48,11 @@ impl LocalStore {
             alarm: None,
             warnings: Arc::default(),
         };
-        Self { info, shelf: Mutex::new(Shelf::new(bug)), bug }
+        Self { info, table: Mutex::new(Table::new(bug)), bug }
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> Moment {
@@ -62,7 +62,7 @@ impl LocalStore {
     fn renew_one(&self, renewal: &Renewal) -> Result<Renewed> {
         self.info.admit_mode(renewal.claim.mode)?;
         let now = self.now();
-        Ok(match self.shelf().renew(renewal.claim.key.as_str(), renewal, now, Some(now + renewal.ttl)) {
+        Ok(match self.table().renew(renewal.claim.key.as_str(), renewal, now, Some(now + renewal.ttl)) {
             Ok(terms) => Renewed::Held(hold(&renewal.claim, terms, now + renewal.ttl)),
             Err(reason) => Renewed::Lost(reason),
         })
@@ -82,7 +82,7 @@ impl LockStore for LocalStore {
         let now = self.now();
         // BUG: for ever.
         let ends = Some(now + request.ttl).filter(|_| self.bug != Some(Bug::NoExpiry));
-        Ok(match self.shelf().acquire(request.claim.key.as_str(), request, now, ends) {
+        Ok(match self.table().acquire(request.claim.key.as_str(), request, now, ends) {
             Answer::Granted(terms) => Attempt::Granted(hold(&request.claim, terms, now + request.ttl)),
             Answer::Held { remaining, holder } => {
                 Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false })
@@ -101,7 +101,7 @@ impl LockStore for LocalStore {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.info.admit_mode(claim.mode)?;
-        Ok(match self.shelf().release(claim.key.as_str(), claim, self.now()) {
+        Ok(match self.table().release(claim.key.as_str(), claim, self.now()) {
             // BUG: that it was another's is kept from the caller.
             Release::NotHeld(_) if self.bug == Some(Bug::HidesNotMine) => Release::Released { waiters: None },
             answer => answer,
@@ -109,12 +109,12 @@ impl LockStore for LocalStore {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        let (now, mut shelf) = (self.now(), self.shelf());
+        let (now, mut table) = (self.now(), self.table());
         let keys: Vec<_> = match query {
             Query::Keys(keys) => keys.clone(),
-            Query::Prefix(prefix) => shelf.held(prefix).into_iter().map(|(_, key)| key).collect(),
+            Query::Prefix(prefix) => table.held(prefix).into_iter().map(|(_, key)| key).collect(),
         };
-        let states = keys.iter().map(|key| shelf.state(key.as_str(), key, now));
+        let states = keys.iter().map(|key| table.state(key.as_str(), key, now));
         Ok(states.filter(|state| matches!(query, Query::Keys(_)) || !state.holders.is_empty()).collect())
     }
 

@@ -4,14 +4,14 @@
 //! their messages must say; `tests/known_bad.rs` holds the suite to that. Whoever adds a case adds the bug that it is
 //! there for.
 //!
-//! The store is a machine with one TCP port (`wire.rs`) on which small steps run one after the other (`shelf.rs`), and
+//! The store is a machine with one TCP port (`wire.rs`) on which small steps run one after the other (`table.rs`), and
 //! clients that send them (`store.rs`). What is wrong stands there beside what is right, marked `BUG`.
 
 mod backend;
 mod local;
 mod records;
-mod shelf;
 mod store;
+mod table;
 mod wire;
 
 pub use self::{backend::SimpleBackend, local::LocalStore};

@@ -17,7 +17,7 @@ impl Records for SimpleStore {
         {
             return Ok(Some(text.clone()));
         }
-        let found = self.ask_machine(name, |shelf, name| shelf.text(name)).await?;
+        let found = self.ask_machine(name, |table, name| table.text(name)).await?;
         if let Some(text) = &found {
             self.remembered.lock().await.insert(name.clone(), text.clone());
         }
@@ -28,13 +28,13 @@ impl Records for SimpleStore {
         let (seen, new) = (seen.cloned(), new.cloned());
         if self.has(Bug::RecordsReadThenWritten) {
             // BUG: by the time of the second step it may have changed.
-            let found = self.ask_machine(name, |shelf, name| shelf.text(name)).await?;
+            let found = self.ask_machine(name, |table, name| table.text(name)).await?;
             if let Some(answer) = Swap::of(found.as_ref(), seen.as_ref(), new.as_ref()) {
                 return Ok(answer);
             }
-            self.ask_machine(name, move |shelf, name| shelf.write(name, new.as_ref())).await?;
+            self.ask_machine(name, move |table, name| table.write(name, new.as_ref())).await?;
             return Ok(Swap::Done);
         }
-        self.ask_machine(name, move |shelf, name| shelf.swap(name, seen.as_ref(), new.as_ref())).await
+        self.ask_machine(name, move |table, name| table.swap(name, seen.as_ref(), new.as_ref())).await
     }
 }

@@ -22,7 +22,7 @@ use tokio::{
 
 use super::{
     Bug,
-    shelf::{Answer, Shelf, Terms},
+    table::{Answer, Table, Terms},
     wire::Dialer,
 };
 
@@ -87,13 +87,13 @@ impl SimpleStore {
         &self,
         key: &LockKey,
         bound: Duration,
-        step: impl FnOnce(&mut Shelf, &str, Moment) -> T + Send + 'static,
+        step: impl FnOnce(&mut Table, &str, Moment) -> T + Send + 'static,
     ) -> Result<T> {
         let name = name_of(key.as_str(), self.bug);
         // BUG: the client's clock decides.
         let theirs = self.has(Bug::ClientClock).then(|| self.now());
         let asked =
-            self.dialer.ask(key.as_str(), move |shelf| step(shelf, &name, theirs.unwrap_or_else(|| SystemClock.now())));
+            self.dialer.ask(key.as_str(), move |table| step(table, &name, theirs.unwrap_or_else(|| SystemClock.now())));
         // BUG: the network takes as long as it takes.
         let bound = if self.has(Bug::NoBound) { Duration::MAX } else { bound };
         let answer = match tokio::time::timeout(bound, asked).await {
@@ -116,9 +116,9 @@ impl SimpleStore {
     pub(super) async fn ask_machine<T: Clone + Send + 'static>(
         &self,
         key: &LockKey,
-        step: impl FnOnce(&mut Shelf, &str) -> T + Send + 'static,
+        step: impl FnOnce(&mut Table, &str) -> T + Send + 'static,
     ) -> Result<T> {
-        self.ask(key, BOUND, move |shelf, name, _| step(shelf, name)).await
+        self.ask(key, BOUND, move |table, name, _| step(table, name)).await
     }
 
     /// How long a lease lasts on the machine.
@@ -154,7 +154,7 @@ impl SimpleStore {
         let (bound, lasts) = (BOUND.min(request.ttl / 4), self.lasts(request.ttl));
         let asked = AcquireRequest { claim: claim.clone(), ..request.clone() };
         let step =
-            move |shelf: &mut Shelf, name: &str, now| shelf.acquire(name, &asked, now, lasts.map(|lasts| now + lasts));
+            move |table: &mut Table, name: &str, now| table.acquire(name, &asked, now, lasts.map(|lasts| now + lasts));
         match self.ask(&request.claim.key, bound, step).await? {
             Answer::Held { remaining, holder } => {
                 Ok(Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false }))
@@ -163,7 +163,7 @@ impl SimpleStore {
                 if self.has(Bug::SetThenExpire) {
                     // BUG: who stops here leaves a lease without end.
                     let ttl = request.ttl;
-                    let step = move |shelf: &mut Shelf, name: &str, now| shelf.expire(name, &claim, Some(now + ttl));
+                    let step = move |table: &mut Table, name: &str, now| table.expire(name, &claim, Some(now + ttl));
                     self.ask(&request.claim.key, bound, step).await?;
                 }
                 Ok(Attempt::Granted(self.hold(&request.claim, terms, sent, request.ttl)))
@@ -210,7 +210,7 @@ impl SimpleStore {
         let (sent, ttl, lasts) = (self.now(), renewal.ttl, self.lasts(renewal.ttl).or(Some(renewal.ttl)));
         let asked = Renewal { claim: self.proof(&renewal.claim), ..renewal.clone() };
         let step =
-            move |shelf: &mut Shelf, name: &str, now| shelf.renew(name, &asked, now, lasts.map(|lasts| now + lasts));
+            move |table: &mut Table, name: &str, now| table.renew(name, &asked, now, lasts.map(|lasts| now + lasts));
         Ok(match self.ask(&renewal.claim.key, BOUND.min(ttl / 4), step).await? {
             Ok(terms) => Renewed::Held(self.hold(&renewal.claim, terms, sent, ttl)),
             Err(reason) => Renewed::Lost(reason),
@@ -221,14 +221,14 @@ impl SimpleStore {
         let proof = self.proof(claim);
         if self.has(Bug::GetThenDelete) {
             // BUG: by the time of the second step the lease may have lapsed and be another's.
-            let answer = self.ask(&claim.key, BOUND, move |shelf, name, now| shelf.whose(name, &proof, now)).await?;
+            let answer = self.ask(&claim.key, BOUND, move |table, name, now| table.whose(name, &proof, now)).await?;
             if let Err(reason) = answer {
                 return Ok(Release::NotHeld(reason));
             }
-            self.ask(&claim.key, BOUND, |shelf, name, _| shelf.delete(name)).await?;
+            self.ask(&claim.key, BOUND, |table, name, _| table.delete(name)).await?;
             return Ok(Release::Released { waiters: None });
         }
-        self.ask(&claim.key, BOUND, move |shelf, name, now| shelf.release(name, &proof, now)).await
+        self.ask(&claim.key, BOUND, move |table, name, now| table.release(name, &proof, now)).await
     }
 
     fn admit_mode(&self, claim: &Claim) -> Result<()> {
@@ -322,16 +322,16 @@ impl LockStore for SimpleStore {
             Query::Keys(keys) => {
                 for key in keys {
                     let asked = key.clone();
-                    let step = move |shelf: &mut Shelf, name: &str, now| shelf.state(name, &asked, now);
+                    let step = move |table: &mut Table, name: &str, now| table.state(name, &asked, now);
                     states.push(self.ask(key, BOUND, step).await?);
                 }
             }
             Query::Prefix(prefix) => {
                 let prefix = prefix.clone();
                 let any = LockKey::new("prefix")?;
-                let step = move |shelf: &mut Shelf, _: &str, now| {
-                    let held = shelf.held(&prefix);
-                    held.iter().map(|(name, key)| shelf.state(name, key, now)).collect::<Vec<_>>()
+                let step = move |table: &mut Table, _: &str, now| {
+                    let held = table.held(&prefix);
+                    held.iter().map(|(name, key)| table.state(name, key, now)).collect::<Vec<_>>()
                 };
                 states = self.ask(&any, BOUND, step).await?;
                 states.retain(|state| !state.holders.is_empty());

@@ -28,10 +28,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{Bug, shelf::Shelf};
+use super::{Bug, table::Table};
 use crate::BoxError;
 
-type Step = Box<dyn FnOnce(&mut Shelf) + Send>;
+type Step = Box<dyn FnOnce(&mut Table) + Send>;
 
 /// A server of the simple store. It ends when it is dropped.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(super) struct Machine {
 
 /// What the machine shares with its clients.
 pub(super) struct Inside {
-    shelf: Mutex<Shelf>,
+    table: Mutex<Table>,
     steps: Mutex<HashMap<u64, Step>>,
     next_ticket: AtomicU64,
     power: watch::Sender<Power>,
@@ -67,7 +67,7 @@ impl Machine {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let addr = listener.local_addr()?;
         let inside = Arc::new(Inside {
-            shelf: Mutex::new(Shelf::new(bug)),
+            table: Mutex::new(Table::new(bug)),
             steps: Mutex::default(),
             next_ticket: AtomicU64::new(0),
             power: watch::Sender::new(Power::On),
@@ -80,10 +80,10 @@ impl Machine {
     }
 
     pub(super) fn power(&self, power: Power) {
-        // With the shelf locked, so that no step is done any more once it is off.
-        let shelf = self.inside.shelf();
+        // With the table locked, so that no step is done any more once it is off.
+        let table = self.inside.table();
         self.inside.power.send_replace(power);
-        drop(shelf);
+        drop(table);
         if power == Power::Off {
             self.cut();
         }
@@ -103,8 +103,8 @@ impl Drop for Machine {
 }
 
 impl Inside {
-    pub(super) fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        lock(&self.shelf)
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        lock(&self.table)
     }
 
     pub(super) fn waiting(&self) -> MutexGuard<'_, HashMap<String, u32>> {
@@ -153,12 +153,12 @@ async fn answer(inside: &Inside, stream: &mut TcpStream) -> Result<(), BoxError>
         let ticket = line.split(' ').next().unwrap_or_default();
         let step = lock(&inside.steps).remove(&ticket.parse()?);
         if let Some(step) = step {
-            let mut shelf = inside.shelf();
+            let mut table = inside.table();
             if *inside.power.borrow() == Power::Off {
                 return Ok(());
             }
-            step(&mut shelf);
-            if std::mem::take(&mut shelf.freed) {
+            step(&mut table);
+            if std::mem::take(&mut table.freed) {
                 inside.freed.notify_waiters();
             }
         }
@@ -219,12 +219,12 @@ impl Dialer {
     pub(super) async fn ask<T: Clone + Send + 'static>(
         &self,
         name: &str,
-        step: impl FnOnce(&mut Shelf) -> T + Send + 'static,
+        step: impl FnOnce(&mut Table) -> T + Send + 'static,
     ) -> Result<T> {
         let connection = self.connection().await?;
         let answer = Slot::default();
         let into = Arc::clone(&answer);
-        let ticket = self.inside.deposit(Box::new(move |shelf| *lock(&into) = Some(step(shelf))));
+        let ticket = self.inside.deposit(Box::new(move |table| *lock(&into) = Some(step(table))));
         let (done, is_done) = oneshot::channel();
         let broken = || Error::new(ErrorKind::Unavailable, "the connection broke").unknown_effect();
         connection.send(Request { ticket, line: format!("{ticket} {name:?}\n"), done }).map_err(|_| broken())?;

@@ -6,7 +6,7 @@
 //!   Register: a fenced value and its unfenced twin, kept by the test itself
 //! ```
 //!
-//! A test starts a [`Register`] and a [`Crew`] of worker processes, which are the test's own program, started again; there
+//! A test starts a [`Register`] and a [`Workers`] of worker processes, which are the test's own program, started again; there
 //! they run [`work`]. Each worker has several tasks, which hand leases over to each other. A task takes a lock, **claims** the
 //! fenced value with its fence and reads it and its twin, holds the lock for a moment, asks its guard, **passes**, and writes
 //! both: one with its fence, one without a check. It also nests holds of one owner, drops guards, gives up acquisitions after
@@ -18,17 +18,17 @@
 //! All that happens is recorded for `lockkit_testkit::history`.
 
 mod client;
-mod crew;
 mod hand;
 mod proof;
 mod random;
 mod register;
 mod worker;
+mod workers;
 
 pub(crate) use self::{
-    crew::Crew,
     proof::trials,
     random::Random,
     register::{Caught, Register},
     worker::{Orders, work},
+    workers::Workers,
 };

@@ -1,9 +1,9 @@
 //! Where runs inside a run come to borrow its lease.
 //!
 //! That the store still names the token is not enough to borrow: the outer run may be about to release it, and what was
-//! left running in the background would go on without a lease. So a borrower first connects to the outer run's desk, a
+//! left running in the background would go on without a lease. So a borrower first connects to the outer run's lender, a
 //! socket named after the run, and the outer run keeps the lease until every borrower has hung up. A borrower that
-//! finds nobody at the desk acquires the lock as anyone else.
+//! finds no lender acquires the lock as anyone else.
 
 use std::{
     future::Future,
@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// What the desk says to a borrower.
+/// What the lender says to a borrower.
 const WELCOME: u8 = b'k';
 
 /// How long a borrower waits for it.
@@ -31,19 +31,19 @@ const WELCOME_WITHIN: Duration = Duration::from_secs(2);
 
 /// The lending side.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct Lender {
     listener: UnixListener,
     borrowers: JoinSet<()>,
 }
 
 /// The borrowing side: as long as it lives, the lease is not released.
 #[derive(Debug)]
-pub(super) struct Loan {
+pub(super) struct LeaseLoan {
     stream: UnixStream,
 }
 
-impl Desk {
-    /// Opens the desk of a run.
+impl Lender {
+    /// Opens the socket of a run.
     pub(super) fn open(run: &str) -> io::Result<Self> {
         let listener = StdListener::bind_addr(&address(run)?)?;
         listener.set_nonblocking(true)?;
@@ -70,8 +70,8 @@ impl Desk {
     }
 }
 
-impl Loan {
-    /// Goes to the desk of a run; `None` if nobody is there.
+impl LeaseLoan {
+    /// Connects to the lender of a run; `None` if there is none.
     pub(super) async fn ask(run: &str) -> Option<Self> {
         let stream = StdStream::connect_addr(&address(run).ok()?).ok()?;
         stream.set_nonblocking(true).ok()?;
@@ -123,26 +123,26 @@ mod tests {
     #[tokio::test]
     async fn the_desk_closes_when_the_last_borrower_has_gone() {
         let run = lockkit::Token::random().expect("random").reveal();
-        let desk = Desk::open(&run).expect("desk");
+        let lender = Lender::open(&run).expect("lender");
         let (end, over) = oneshot::channel::<()>();
-        let desk = tokio::spawn(desk.serve_until(async { drop(over.await) }));
-        let first = Loan::ask(&run).await.expect("welcome");
+        let lender = tokio::spawn(lender.serve_until(async { drop(over.await) }));
+        let first = LeaseLoan::ask(&run).await.expect("welcome");
         drop(end);
-        let second = Loan::ask(&run).await.expect("still open, for the first one is here");
+        let second = LeaseLoan::ask(&run).await.expect("still open, for the first one is here");
         drop(first);
         assert!(timeout(Duration::from_millis(50), second.ended()).await.is_err());
-        assert!(!desk.is_finished());
+        assert!(!lender.is_finished());
         drop(second);
-        desk.await.expect("closed");
-        assert!(Loan::ask(&run).await.is_none());
+        lender.await.expect("closed");
+        assert!(LeaseLoan::ask(&run).await.is_none());
     }
 
     #[tokio::test]
     async fn a_borrower_learns_that_the_outer_run_is_gone() {
         let run = lockkit::Token::random().expect("random").reveal();
-        let desk = tokio::spawn(Desk::open(&run).expect("desk").serve_until(std::future::pending()));
-        let loan = Loan::ask(&run).await.expect("welcome");
-        desk.abort();
+        let lender = tokio::spawn(Lender::open(&run).expect("lender").serve_until(std::future::pending()));
+        let loan = LeaseLoan::ask(&run).await.expect("welcome");
+        lender.abort();
         loan.ended().await;
     }
 }

@@ -21,7 +21,7 @@ use crate::support::*;
 const TASKS: usize = 32;
 
 /// Runs something in many tasks; all must end well.
-async fn in_company<F>(task: impl Fn(usize) -> F)
+async fn side_by_side<F>(task: impl Fn(usize) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -49,7 +49,7 @@ async fn requests_leave_together_and_are_answered_one_by_one() {
     let server = Server::start().await;
     let store = Arc::new(server.store().await);
     let (before, requests) = (commands(&server, "evalsha"), Arc::new(AtomicU64::new(0)));
-    in_company(|task| {
+    side_by_side(|task| {
         let (store, requests) = (Arc::clone(&store), Arc::clone(&requests));
         async move {
             // Half of them are in each other's way.
@@ -93,7 +93,7 @@ async fn a_release_never_overtakes_what_it_undoes() {
             }
         })
     };
-    in_company(|task| {
+    side_by_side(|task| {
         let store = Arc::clone(&store);
         async move {
             let mut given_up = 0;
@@ -166,7 +166,7 @@ async fn a_release_does_not_overtake_in_a_jam_either() {
     let left: Vec<_> = left.iter().filter(|key| !key.contains("other")).collect();
     assert!(left.is_empty(), "{left:?}");
     let before = commands(&server, "evalsha");
-    in_company(|task| {
+    side_by_side(|task| {
         let store = Arc::clone(&store);
         async move {
             for _ in 0..PAIRS {
@@ -190,7 +190,7 @@ async fn an_error_of_one_is_nothing_to_the_others() {
     // What it checks when it connects is not among the keys that this user may use.
     let store = Arc::new(RedisStore::new(RedisConfig::from_url(&url).expect("url")).expect("a store"));
     pair(&store, "may connect").await;
-    in_company(|task| {
+    side_by_side(|task| {
         let store = Arc::clone(&store);
         async move {
             for _ in 0..50 {
@@ -224,7 +224,7 @@ async fn a_refusal_does_not_hold_up_the_others() {
     let store = Arc::new(RedisStore::new(RedisConfig::from_url(&url).expect("url")).expect("a store"));
     pair(&store, "may connect").await;
     proxy.delay(Direction::ToServer, Duration::from_millis(100));
-    in_company(|task| {
+    side_by_side(|task| {
         let store = Arc::clone(&store);
         async move {
             let name = if task == TASKS / 2 { "not".to_owned() } else { format!("may {task}") };
@@ -275,7 +275,7 @@ fn the_end_of_a_runtime_is_an_error_at_once() {
             assert_eq!(answer.expect_err("nobody sent it").kind(), ErrorKind::Unavailable);
         }
         assert!(start.elapsed() < Duration::from_secs(1), "it took {:?}", start.elapsed());
-        in_company(|task| {
+        side_by_side(|task| {
             let store = Arc::clone(&store);
             async move { pair(&store, &task.to_string()).await }
         })

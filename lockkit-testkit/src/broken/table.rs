@@ -1,4 +1,4 @@
-//! What the machine keeps, and the steps that it does: each is atomic, for the shelf is locked meanwhile.
+//! What the machine keeps, and the steps that it does: each is atomic, for the table is locked meanwhile.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,7 +14,7 @@ use super::Bug;
 
 /// All locks, by the name that the client made of their key.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct Table {
     bug: Option<Bug>,
     records: BTreeMap<String, Record>,
     texts: BTreeMap<String, store::Record>,
@@ -67,7 +67,7 @@ pub(super) enum Answer {
     Held { remaining: Option<Duration>, holder: HolderInfo },
 }
 
-impl Shelf {
+impl Table {
     pub(super) fn new(bug: Option<Bug>) -> Self {
         Self { bug, records: BTreeMap::new(), texts: BTreeMap::new(), freed: false }
     }

@@ -5,23 +5,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lockkit::{Event, Observer};
 use tokio::sync::Notify;
 
-/// Rings when a lease was renewed, and remembers why the last renewal failed.
+/// Tells when a lease was renewed, and remembers why the last renewal failed.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Bell(Arc<BellState>);
+pub(super) struct RenewalNotify(Arc<NotifyState>);
 
 #[derive(Debug, Default)]
-struct BellState {
-    rung: Notify,
+struct NotifyState {
+    renewed: Notify,
     error: Mutex<Option<String>>,
 }
 
-impl Bell {
-    pub(super) fn ring(&self) {
-        self.0.rung.notify_one();
+impl RenewalNotify {
+    pub(super) fn notify(&self) {
+        self.0.renewed.notify_one();
     }
 
-    pub(super) async fn rung(&self) {
-        self.0.rung.notified().await;
+    pub(super) async fn notified(&self) {
+        self.0.renewed.notified().await;
     }
 
     pub(super) fn set_error(&self, error: Option<String>) {
@@ -33,12 +33,12 @@ impl Bell {
     }
 }
 
-impl Observer for Bell {
+impl Observer for RenewalNotify {
     fn event(&self, event: &Event<'_>) {
         match event {
             Event::Renewed { .. } => {
                 self.set_error(None);
-                self.ring();
+                self.notify();
             }
             Event::RenewalFailed { error, .. } => self.set_error(Some(error.to_string())),
             _ => {}

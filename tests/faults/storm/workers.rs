@@ -22,7 +22,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(20);
 
 /// The worker processes of a test. They are killed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Crew {
+pub(crate) struct Workers {
     variable: &'static str,
     members: Mutex<Vec<Member>>,
     histories: Mutex<Vec<PathBuf>>,
@@ -36,8 +36,8 @@ pub(crate) struct Member {
     child: Child,
 }
 
-impl Crew {
-    /// An empty crew. A worker is this very program, started with its [`Orders`], as JSON, in the environment `variable`.
+impl Workers {
+    /// No workers yet. A worker is this very program, started with its [`Orders`], as JSON, in the environment `variable`.
     #[must_use]
     pub(crate) fn new(variable: &'static str) -> Self {
         Self { variable, members: Mutex::default(), histories: Mutex::default() }
@@ -47,7 +47,7 @@ impl Crew {
     ///
     /// # Errors
     /// If no process can be started.
-    pub(crate) fn hire(&self, orders: Orders) -> io::Result<()> {
+    pub(crate) fn start(&self, orders: Orders) -> io::Result<()> {
         let mut command = Command::new(std::env::current_exe()?);
         command.env(self.variable, serde_json::to_string(&orders)?);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::inherit()).kill_on_drop(true);
@@ -101,7 +101,7 @@ impl Crew {
     ///
     /// # Errors
     /// If one of them fails, or does not stop.
-    pub(crate) async fn dismiss(&self) -> Result<Vec<PathBuf>, BoxError> {
+    pub(crate) async fn stop(&self) -> Result<Vec<PathBuf>, BoxError> {
         let mut members = std::mem::take(&mut *lock(&self.members));
         for member in &mut members {
             if let Some(mut input) = member.child.stdin.take() {
