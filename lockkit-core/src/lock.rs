@@ -51,9 +51,10 @@ impl Lock {
 
     /// Every fence lies above this number: for a lock that came by hand from another store or another name, where its fences were
     /// higher. Ask for it in all clients, for as long as the lock is used; [`FenceAbove`](crate::FenceAbove) does that for all
-    /// locks of a store, and a [migration](crate::migrate) sees to it by itself.
+    /// locks of a store.
     ///
-    /// A fence so high that the store has no higher one is refused when the lock is acquired.
+    /// A fence so high that the store has no higher one is refused when the lock is acquired, and so is any on a store without
+    /// fences. A [migration](crate::migrate) of such a lock is to be started with a number above all fences that the lock has had.
     ///
     /// # Examples
     /// ```

@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
-    Error, ErrorKind, LockKey, LossReason, Moment, Result,
+    Error, ErrorKind, Fence, LockKey, LossReason, Moment, Result,
     engine::{Ask, Engine, Lease, Limit, Phase},
     store::unpoisoned,
 };
@@ -171,7 +171,7 @@ fn honour(engine: &Engine, lease: &Lease, ask: &Ask) -> Result<()> {
     let by_ttl = engine.store.info().capability.liveness.ttl.is_some();
     let message = if ask.ttl_is_set && by_ttl && wants.ttl != has.ttl {
         format!("the owner holds the lock with a ttl of {:?}: a nested acquisition can't have {:?}", has.ttl, wants.ttl)
-    } else if wants.fence_above >= lease.fence {
+    } else if wants.fence_above > Fence::NONE && wants.fence_above >= lease.fence {
         let (fence, wanted) = (lease.fence, wants.fence_above);
         format!("the owner holds the lock with the fence {fence}: a nested acquisition can't have one above {wanted}")
     } else if wants.renew && !has.renew {

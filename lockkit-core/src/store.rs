@@ -57,8 +57,8 @@ use std::{
 use async_trait::async_trait;
 
 use crate::{
-    Alarm, Capability, Claim, Clock, Error, ErrorKind, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result,
-    Token,
+    Alarm, Capability, Claim, Clock, Error, ErrorKind, Fence, Fencing, Hold, HolderInfo, LockKey, LossReason, Mode,
+    Result, Token,
 };
 
 pub(crate) use records::known_identity;
@@ -147,7 +147,7 @@ impl StoreInfo {
             let message = "a grant in the place of another has a token of its own, and does not wait";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        self.admit_terms(request.claim.mode, request.order, request.ttl)
+        self.admit_terms(request.claim.mode, request.order, request.ttl, Fence::NONE)
     }
 
     /// The same for the mode of a claim that is renewed or released.
@@ -178,8 +178,11 @@ impl StoreInfo {
         }
     }
 
-    pub(crate) fn admit_terms(&self, mode: Mode, order: Order, ttl: Duration) -> Result<()> {
+    pub(crate) fn admit_terms(&self, mode: Mode, order: Order, ttl: Duration, fence_above: Fence) -> Result<()> {
         self.admit_mode(mode)?;
+        if fence_above > Fence::NONE && self.capability.fencing == Fencing::None {
+            return Err(self.lacks("fences"));
+        }
         if order == Order::Fifo && !self.capability.fifo {
             return Err(self.lacks("first-come-first-served locks"));
         }

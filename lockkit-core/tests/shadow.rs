@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -32,6 +32,8 @@ struct World {
 struct Unsteady {
     inner: MemoryStore,
     is_silent: Arc<AtomicBool>,
+    /// How often it gave no answer.
+    silences: Arc<AtomicUsize>,
     forgets: Arc<AtomicBool>,
 }
 
@@ -64,6 +66,7 @@ impl Alter for Unsteady {
 impl Unsteady {
     async fn answer(&self) {
         if self.is_silent.load(Ordering::SeqCst) {
+            self.silences.fetch_add(1, Ordering::SeqCst);
             std::future::pending::<()>().await;
         }
     }
@@ -77,7 +80,7 @@ impl World {
     async fn shadowed() -> Result<Self> {
         let clock = Arc::new(ShiftedClock::default());
         let [old, inner] = [(), ()].map(|()| MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
-        let new = Unsteady { inner, is_silent: Arc::default(), forgets: Arc::default() };
+        let new = Unsteady { inner, is_silent: Arc::default(), silences: Arc::default(), forgets: Arc::default() };
         let migration = Migration::new(Arc::new(old.clone()), Arc::new(new.inner.clone()));
         migration.start(Start::new(TTL, Duration::from_millis(500))).await?;
         let step = migration.shadow(true).await?;
@@ -181,6 +184,54 @@ async fn a_new_store_that_is_silent_delays_nothing() -> Result<()> {
         dual.release(&claim).await?;
     }
     assert_eq!(before.elapsed(), Duration::ZERO);
+    world.until("it was asked each time", async || Ok(world.new.silences.load(Ordering::SeqCst) == 3)).await?;
+    Ok(())
+}
+
+/// A lock is often taken on a runtime that ends before the lock is released.
+#[test]
+fn what_follows_a_lease_outlives_the_runtime_that_took_it() -> Result<()> {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
+    let (home, other) = (runtime(), runtime());
+    let (world, dual) = home.block_on(async {
+        let world = World::shadowed().await?;
+        let dual = world.client().await?;
+        Result::Ok((world, dual))
+    })?;
+    let claim = other.block_on(acquire(&dual, "x"))?;
+    drop(other);
+    home.block_on(async {
+        world.until("the new store has it", async || Ok(world.new.holders("x").await? == 1)).await?;
+        dual.release(&claim).await?;
+        world.until("the new store is free", async || Ok(world.new.holders("x").await? == 0)).await
+    })
+}
+
+/// Another client of the migration may be about to give the lock back.
+#[tokio::test(start_paused = true)]
+async fn only_strangers_count_as_refusals() -> Result<()> {
+    let world = World::shadowed().await?;
+    let (slow, dual) = (world.client().await?, world.client().await?);
+    let claim = acquire(&slow, "x").await?;
+    world.until("the new store has it", async || Ok(world.new.holders("x").await? == 1)).await?;
+    world.old.release(&claim).await?;
+    let mine = acquire(&dual, "x").await?;
+    sleep(TTL).await;
+    assert_eq!(dual.tally(), Tally::default());
+    dual.release(&mine).await?;
+    Ok(())
+}
+
+/// A renewal may be under way while the lease is released: nobody says any more that what follows it is over.
+#[tokio::test(start_paused = true)]
+async fn what_follows_a_lease_ends_if_nobody_renews_it() -> Result<()> {
+    let world = World::shadowed().await?;
+    let dual = world.client().await?;
+    drop(acquire(&dual, "x").await?);
+    world.until("the new store has it", async || Ok(dual.tally().granted == 1)).await?;
+    // The clock of the store stands still, so that time does not end it there.
+    sleep(3 * TTL).await;
+    assert_eq!(world.new.holders("x").await?, 0);
     Ok(())
 }
 
@@ -213,7 +264,7 @@ async fn the_shadow_is_of_the_phase_old_alone_and_can_be_ended() -> Result<()> {
     let dual = world.client().await?;
     let claim = acquire(&dual, "x").await?;
     world.until("the new store has it", async || Ok(world.new.holders("x").await? == 1)).await?;
-    assert_eq!(world.migration.shadow(false).await?.record.phase_name(), "old");
+    assert_eq!(world.migration.step(Phase::Old, |_| ()).await?.record.phase_name(), "old");
     world
         .until("a renewal has given it back", async || {
             renew(&dual, &claim).await?;

@@ -42,7 +42,8 @@ pub(super) fn run(args: PlanArgs) -> Exit {
 
 impl Plan {
     async fn of(stores: [Arc<dyn LockStore>; 2], start: Start) -> Result<Self, Failure> {
-        let held = stores[0].inspect(&Query::Prefix(String::new())).await?;
+        let mut held = stores[0].inspect(&Query::Prefix(String::new())).await?;
+        held.retain(|lock| !Migration::is_own(&lock.key));
         let home = Migration::new(Arc::clone(&stores[0]), Arc::clone(&stores[1])).home().ok();
         let mut plan = Self { stores, held, in_the_way: vec![], lost: vec![], advice: vec![], home, start };
         plan.check_stores().await;

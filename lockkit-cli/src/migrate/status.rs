@@ -2,11 +2,14 @@
 
 use std::{io::IsTerminal, time::Duration};
 
-use lockkit::migrate::{Client, Fences, Migration, Phase, PhaseRecord, Seen, Side, State, Tally};
+use lockkit::{
+    Token,
+    migrate::{Client, Fences, Migration, Phase, PhaseRecord, Seen, Side, State, Tally},
+};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::StatusArgs;
+use super::{Goal, StatusArgs};
 use crate::{
     duration::spoken,
     exit::Exit,
@@ -72,14 +75,16 @@ async fn holders_of(migration: &Migration, record: &PhaseRecord) -> (lockkit::Re
     (second, diverging)
 }
 
-/// The leases as of the phase both that one store has and the other has not: the key, the store, and the holder's number there.
-fn in_one(record: &PhaseRecord, seen: &[Seen]) -> Vec<(String, Side, String)> {
+/// The leases as of the phase both that one store has and the other has not: the key, the store, and the lease's token there, which
+/// tells it from those of other holders.
+fn in_one(record: &PhaseRecord, seen: &[Seen]) -> Vec<(String, Side, Option<Token>)> {
     if record.phase != Phase::Both {
         return Vec::new();
     }
     let in_both = || seen.iter().filter(|seen| seen.phase == Some(Phase::Both));
-    let is_alone = |one: &&Seen| !seen.iter().any(|other| other.key == one.key && other.side != one.side);
-    let lease = |seen: &Seen| (seen.key.as_str().to_owned(), seen.side, format!("{:?}", seen.holder.token));
+    let is_other = |one: &Seen, other: &Seen| other.key == one.key && other.side != one.side && other.phase.is_some();
+    let is_alone = |one: &&Seen| !seen.iter().any(|other| is_other(one, other));
+    let lease = |seen: &Seen| (seen.key.as_str().to_owned(), seen.side, seen.holder.token);
     in_both().filter(is_alone).map(lease).collect()
 }
 
@@ -92,10 +97,12 @@ fn others(record: &PhaseRecord, seen: &[Seen]) -> Vec<String> {
 }
 
 /// The phases to which one step leads.
-fn next(record: &PhaseRecord) -> &'static [Phase] {
+fn next(record: &PhaseRecord) -> &'static [Goal] {
     match record.phase {
-        Phase::Old | Phase::New => &[Phase::Both],
-        Phase::Both => &[Phase::New, Phase::Old],
+        Phase::Old if record.is_shadowed => &[Goal::Phase(Phase::Both), Goal::Phase(Phase::Old)],
+        Phase::Old => &[Goal::Phase(Phase::Both), Goal::Shadow],
+        Phase::Both => &[Goal::Phase(Phase::New), Goal::Phase(Phase::Old)],
+        Phase::New => &[Goal::Phase(Phase::Both)],
     }
 }
 
@@ -149,7 +156,7 @@ fn clients_in_words(record: &PhaseRecord, clients: &[Client]) -> String {
     if clients.len() > SHOWN {
         text += &format!("and {} more; in all {}\n", clients.len() - SHOWN, answers(&tally));
     }
-    if tally.disagrees() && record.phase == Phase::Old {
+    if tally.disagrees() && record.is_shadowed {
         text += "\nwarning: the new store refused or lost locks that the old one had granted: see docs/migration.md\n";
     }
     text
@@ -271,9 +278,66 @@ fn to_json(status: &Status) -> Value {
         "fresh_ms": millis(record.fresh),
         "drain_ms": millis(record.drain()),
         "at": { "from": has(Side::Old), "to": has(Side::New) },
-        "next": next(record).iter().map(|phase| phase.to_string()).collect::<Vec<_>>(),
+        "next": next(record).iter().map(ToString::to_string).collect::<Vec<_>>(),
         "holders": holders,
         "clients": clients,
         "diverging": diverging,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit::{
+        Fence, HolderInfo, LockKey, Mode,
+        migrate::Start,
+        store::{Holder, Identity},
+    };
+
+    use super::*;
+
+    fn token() -> Token {
+        Token::random().expect("random")
+    }
+
+    fn record() -> PhaseRecord {
+        let Start { max_ttl, fresh, home_is_durable, .. } = Start::default();
+        PhaseRecord {
+            id: token(),
+            stores: [token(), token()].map(|token| token.reveal().parse::<Identity>().expect("an identity")),
+            home: Side::Old,
+            home_is_durable,
+            max_ttl,
+            fresh,
+            epoch: 2,
+            phase: Phase::Both,
+            is_shadowed: false,
+            came_from: Phase::Old,
+            floor: Fence::NONE,
+            logs: 0,
+            stamp: token(),
+        }
+    }
+
+    fn seen(key: &str, side: Side, phase: Option<Phase>) -> Seen {
+        let info = HolderInfo::new("billing");
+        let token = Some(token());
+        let holder = Holder { token, info, mode: Mode::Exclusive, depth: 1, fence: None, remaining: None };
+        Seen { key: LockKey::new(key).expect("a name"), side, phase, holder }
+    }
+
+    #[test]
+    fn a_lock_diverges_if_one_lease_is_in_one_store_only() {
+        let both = Some(Phase::Both);
+        let in_both = [seen("a", Side::Old, both), seen("a", Side::New, both)];
+        assert!(in_one(&record(), &in_both).is_empty());
+        // On its way into both, and not yet shown as such in the old store.
+        let taken_along = [seen("a", Side::Old, Some(Phase::Old)), seen("a", Side::New, both)];
+        assert!(in_one(&record(), &taken_along).is_empty());
+        let stranger = [seen("a", Side::Old, None), seen("a", Side::New, both)];
+        assert_eq!(in_one(&record(), &stranger).len(), 1, "the old store has lost it to a plain client");
+        // Two holders, one after the other: each is in one store for a moment.
+        let (first, second) = ([seen("a", Side::Old, both)], [seen("a", Side::Old, both)]);
+        assert_ne!(in_one(&record(), &first), in_one(&record(), &second));
+        assert!(in_one(&PhaseRecord { phase: Phase::Old, ..record() }, &first).is_empty());
+    }
 }

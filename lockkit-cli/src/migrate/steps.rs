@@ -57,7 +57,7 @@ pub(super) fn step(args: StepArgs, way: Way) -> Exit {
             let message = "somebody else has moved the migration on meanwhile: nothing was done";
             return Err(Failure::new(UNAVAILABLE, message));
         }
-        let Step { record, copied } = go(&migration, goal, &before).await?;
+        let Step { record, copied } = go(&migration, goal).await?;
         if let Err(error) = copied {
             say(&format!("warning: the other store could not be told yet, repeat this when it is back: {error}"));
         }
@@ -66,10 +66,9 @@ pub(super) fn step(args: StepArgs, way: Way) -> Exit {
     })
 }
 
-async fn go(migration: &Migration, goal: Goal, before: &PhaseRecord) -> lockkit::Result<Step> {
+async fn go(migration: &Migration, goal: Goal) -> lockkit::Result<Step> {
     match goal {
         Goal::Shadow => migration.shadow(true).await,
-        Goal::Phase(Phase::Old) if before.is_shadowed => migration.shadow(false).await,
         Goal::Phase(phase) => {
             let bar = bar();
             let step = migration.step(phase, |drain| show(&bar, drain)).await;

@@ -15,7 +15,7 @@ impl Engine {
         let start = self.now();
         let info = self.store.info();
         let about = |error: Error| error.at("resume", Some(&claim.key), &info.name);
-        info.admit_terms(claim.mode, Order::Any, terms.ttl).map_err(about)?;
+        info.admit_terms(claim.mode, Order::Any, terms.ttl, terms.fence_above).map_err(about)?;
         let unsupported = |message: &str| Err(about(Error::new(ErrorKind::Unsupported, message)));
         if !info.capability.resume {
             return unsupported("a lease that may end with its session can't be taken up by another one");

@@ -116,7 +116,7 @@ impl Engine {
         let refused = if ask.key.as_str().len() > most {
             Err(Error::new(ErrorKind::InvalidInput, format!("names have at most {most} bytes on this store")))
         } else {
-            info.admit_terms(ask.mode, ask.order, ask.terms.ttl)
+            info.admit_terms(ask.mode, ask.order, ask.terms.ttl, ask.terms.fence_above)
         };
         refused.map_err(|e| e.at("acquire", Some(&ask.key), &info.name))
     }

@@ -7,6 +7,7 @@ use super::{
     dual::{Confirmed, Dual},
     record::{Phase, Side},
     rules,
+    shadow::is_own,
     tally::Answer,
 };
 use crate::{
@@ -88,7 +89,7 @@ impl Dual {
         let held = Held { phase: record.phase, fence: hold.fence, span: hold.span };
         let granted = self.granted(request, entry, held, self.deadline([self.pair.here(side, hold.until)], &now))?;
         if now.is_shadowed {
-            self.follow(&request.claim, request.ttl, || request.holder.clone());
+            self.follow(entry, request.ttl, || request.holder.clone());
         }
         Ok(granted)
     }
@@ -109,11 +110,12 @@ impl Dual {
         let below = rules::floor_after(first.fence);
         let (asked, second) =
             (self.pair.now(), self.ask(Side::New, request, entry, below, Duration::ZERO, Phase::Both).await);
-        self.shadow.answers.note(match &second {
-            Ok(Attempt::Granted(_)) => Answer::Granted(self.pair.now().since(asked)),
-            Ok(Attempt::Contended(_)) => Answer::Refused,
-            Err(_) => Answer::Failed,
-        });
+        match &second {
+            Ok(Attempt::Granted(_)) => self.shadow.answers.note(Answer::Granted(self.pair.now().since(asked))),
+            Ok(Attempt::Contended(contention)) if is_own(contention.holder.as_ref(), &self.first.id) => {}
+            Ok(Attempt::Contended(_)) => self.shadow.answers.note(Answer::Refused),
+            Err(_) => self.shadow.answers.note(Answer::Failed),
+        }
         let second = match second? {
             Attempt::Granted(hold) => hold,
             Attempt::Contended(mut contention) => {

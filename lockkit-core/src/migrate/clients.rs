@@ -15,8 +15,8 @@ use super::{
     tally::Tally,
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, ErrorKind, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order, Query,
-    Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order,
+    Query, Renewal, Renewed, Result, Token,
 };
 
 /// For how long a client is shown that was not heard of.
@@ -127,10 +127,12 @@ impl Registration {
                     return;
                 }
                 Ok(Attempt::Contended(_)) => {}
-                Err(_) => {
-                    drop(home.release(&claim).await);
+                // It may be granted: the next renewal tells.
+                Err(error) if error.effect() == Effect::Unknown => {
+                    self.held = Some((Arc::clone(home), claim));
                     return;
                 }
+                Err(_) => return,
             }
         }
     }

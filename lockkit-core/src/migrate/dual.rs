@@ -110,7 +110,7 @@ impl Dual {
             return Err(Error::new(ErrorKind::Misconfigured, why));
         };
         let info = info(&pair, &record)?;
-        let is_checked = found.map(|found| AtomicBool::new(found.is_some()));
+        let (is_checked, id) = (found.map(|found| AtomicBool::new(found.is_some())), record.id);
         let seen = Mutex::new(Seen { sent, record: record.clone() });
         Ok(Self {
             pair,
@@ -119,7 +119,7 @@ impl Dual {
             seen,
             is_checked,
             claims: Claims::default(),
-            shadow: Shadow::default(),
+            shadow: Shadow::new(id),
             signed_on: OnceLock::new(),
         })
     }
@@ -148,8 +148,12 @@ impl Dual {
     }
 
     /// Has a lease of the old store followed by one of the new store.
-    pub(super) fn follow(&self, claim: &Claim, ttl: Duration, holder: impl FnOnce() -> HolderInfo) {
-        self.shadow.follow(self.pair.at(Side::New), claim, ttl, || self.mark(&holder(), Phase::Old));
+    pub(super) fn follow(&self, entry: &Entry, ttl: Duration, holder: impl FnOnce() -> HolderInfo) {
+        self.shadow.follow(self.pair.at(Side::New), &entry.claim, ttl, || self.mark(&holder(), Phase::Old));
+        // A release that came before this has ended nothing.
+        if entry.over().is_some() {
+            self.shadow.end(&entry.claim);
+        }
     }
 
     /// The record, as it was at some moment since `fresh` ago (rule M3); it is read if what is known is older.

@@ -21,6 +21,12 @@ pub struct Seen {
 }
 
 impl Migration {
+    /// Whether a lock is for the use of migrations themselves, and not of a service.
+    #[must_use]
+    pub fn is_own(key: &LockKey) -> bool {
+        key.as_str().starts_with(OWN)
+    }
+
     /// All holders of locks, as the stores show them.
     ///
     /// # Errors
@@ -41,7 +47,7 @@ impl Migration {
                 Err(_) => continue,
             };
             // Locks for the migration's own use may be left by whoever was killed while it moved on.
-            for lock in locks.into_iter().filter(|lock| !lock.key.as_str().starts_with(OWN)) {
+            for lock in locks.into_iter().filter(|lock| !Self::is_own(&lock.key)) {
                 for mut holder in lock.holders {
                     let (info, mark) = Mark::take(&holder.info, &record.id);
                     holder.info = info;

@@ -9,8 +9,9 @@ use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result};
 
 impl Dual {
     pub(super) async fn release_in_phase(&self, claim: &Claim) -> Result<Release> {
-        self.shadow.end(claim);
         if let Some(entry) = self.claims.get(claim) {
+            entry.end(Over::Released);
+            self.shadow.end(claim);
             let answer = self.release_all(&entry).await;
             self.claims.settle(&entry);
             return answer;

@@ -140,7 +140,7 @@ impl Dual {
         self.leave_behind(&entry, phase, renewal.ttl).await;
         if now.is_shadowed {
             let holder = || name_of(&entry, renewal).unwrap_or_else(HolderInfo::this_process);
-            self.follow(&renewal.claim, renewal.ttl, holder);
+            self.follow(&entry, renewal.ttl, holder);
         } else {
             self.shadow.end(&renewal.claim);
         }

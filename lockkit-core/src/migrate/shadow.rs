@@ -10,6 +10,7 @@ use std::{
 };
 
 use tokio::{
+    runtime::Handle,
     sync::{Semaphore, watch},
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -17,10 +18,11 @@ use tokio::{
 
 use super::{
     pair::aside,
+    record::Mark,
     tally::{Answer, Answers},
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockStore, Order, Renewal, Renewed, Token,
+    AcquireRequest, Attempt, Claim, Effect, FenceRequest, HolderInfo, LockStore, Order, Renewal, Renewed, Token,
     store::unpoisoned,
 };
 
@@ -38,6 +40,10 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(super) struct Shadow {
     leases: Mutex<HashMap<Token, Lease>>,
     is_used: AtomicBool,
+    /// The runtime that the store was connected on: those that locks are taken on may end. Without one nothing is followed.
+    home: Option<Handle>,
+    /// Which migration it is.
+    id: Token,
     room: Arc<Semaphore>,
     pub(super) answers: Arc<Answers>,
 }
@@ -49,18 +55,18 @@ struct Lease {
     followed: JoinHandle<()>,
 }
 
-impl Default for Shadow {
-    fn default() -> Self {
+impl Shadow {
+    pub(super) fn new(id: Token) -> Self {
         Self {
             leases: Mutex::default(),
             is_used: AtomicBool::new(false),
+            home: Handle::try_current().ok(),
+            id,
             room: Arc::new(Semaphore::new(MOST)),
             answers: Arc::default(),
         }
     }
-}
 
-impl Shadow {
     /// Has a lease of the old store followed by one of the new `store`, or renews the one that follows it.
     pub(super) fn follow(
         &self,
@@ -69,6 +75,7 @@ impl Shadow {
         ttl: Duration,
         holder: impl FnOnce() -> HolderInfo,
     ) {
+        let Some(home) = &self.home else { return };
         self.is_used.store(true, Ordering::Release);
         let mut leases = self.leases();
         if let Some(lease) = leases.get(&claim.token) {
@@ -81,8 +88,8 @@ impl Shadow {
         };
         let (renewals, renewed) = watch::channel(ttl);
         let (store, answers) = (Arc::clone(store), Arc::clone(&self.answers));
-        let follower = Follower { store, answers, claim: claim.clone(), holder: holder() };
-        let followed = tokio::spawn(async move {
+        let follower = Follower { store, answers, claim: claim.clone(), holder: holder(), id: self.id };
+        let followed = home.spawn(async move {
             follower.run(renewed).await;
             drop(place);
         });
@@ -117,6 +124,7 @@ struct Follower {
     answers: Arc<Answers>,
     claim: Claim,
     holder: HolderInfo,
+    id: Token,
 }
 
 impl Follower {
@@ -138,15 +146,18 @@ impl Follower {
                     if !contention.burnt {
                         self.give_back(ttl).await;
                     }
-                    if last {
-                        self.answers.note(Answer::Refused);
-                    } else {
+                    if !last {
                         sleep(aside(ttl)).await;
+                    } else if !is_own(contention.holder.as_ref(), &self.id) {
+                        self.answers.note(Answer::Refused);
                     }
                 }
-                Err(_) => {
+                Err(error) => {
                     self.answers.note(Answer::Failed);
-                    return self.give_back(ttl).await;
+                    if error.effect() == Effect::Unknown {
+                        self.give_back(ttl).await;
+                    }
+                    return;
                 }
             }
         }
@@ -164,10 +175,12 @@ impl Follower {
         }
     }
 
-    /// Renews the lease whenever that of the old store is renewed.
+    /// Renews the lease whenever that of the old store is renewed, until that is released, or was not renewed for twice as long as it
+    /// lasts: nobody may come any more to say that it is over.
     async fn renew(&self, renewals: &mut watch::Receiver<Duration>) {
-        while renewals.changed().await.is_ok() {
-            let ttl = *renewals.borrow_and_update();
+        let mut ttl = *renewals.borrow();
+        while let Ok(Ok(())) = timeout(2 * ttl, renewals.changed()).await {
+            ttl = *renewals.borrow_and_update();
             let renewal = Renewal { claim: self.claim.clone(), ttl, depth: 1, fence_floor: None, holder: None };
             match self.store.renew(&[renewal]).await.pop() {
                 Some(Ok(Renewed::Held(_))) => {}
@@ -185,4 +198,10 @@ impl Follower {
             sleep(AGAIN).await;
         }
     }
+}
+
+/// Whether it is another client of the migration that has the lock: one that is about to give it back, or was killed. That is what
+/// the phase both has to do with as well, and says nothing against the store.
+pub(super) fn is_own(holder: Option<&HolderInfo>, id: &Token) -> bool {
+    holder.is_some_and(|holder| Mark::take(holder, id).1.is_some())
 }

@@ -51,7 +51,7 @@ impl Migration {
             }
             let record = self.settle().await?;
             if record.phase == goal {
-                return Ok(Step { record, copied: Ok(()) });
+                return self.shadow_of(record, false).await;
             }
             let mut next = record.next(goal, Fence::NONE)?;
             self.check_others(&record).await?;
@@ -115,7 +115,14 @@ impl Migration {
     /// It may be done.
     pub async fn shadow(&self, is_shadowed: bool) -> Result<Step> {
         let record = self.settle().await?;
-        if record.is_shadowed == is_shadowed && record.phase == Phase::Old {
+        if record.phase != Phase::Old {
+            return Err(record.shadowed(is_shadowed).err().unwrap_or_else(overtaken));
+        }
+        self.shadow_of(record, is_shadowed).await
+    }
+
+    async fn shadow_of(&self, record: PhaseRecord, is_shadowed: bool) -> Result<Step> {
+        if record.is_shadowed == is_shadowed {
             return Ok(Step { record, copied: Ok(()) });
         }
         self.change(&record, record.shadowed(is_shadowed)?).await

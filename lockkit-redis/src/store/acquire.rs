@@ -186,6 +186,9 @@ impl RedisStore {
             let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             let pause = lapses.min(if is_silent { SILENT_POLL } else { SAFETY_POLL }).min(rest);
             if timeout(pause, interest.notified()).await.is_err() {
+                if is_silent && pause < lapses.min(rest) {
+                    continue;
+                }
                 return Ok(contended(Some(Duration::ZERO), holder));
             }
         }
