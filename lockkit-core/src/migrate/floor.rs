@@ -20,6 +20,9 @@ const FAR: u64 = 24 * AHEAD;
 const LOG: u64 = 8;
 /// What the names of locks for the migration's own use begin with.
 pub(super) const OWN: &str = "lockkit/migration/";
+/// The ttl of these locks. Stores wait for an answer for no longer than a part of it: with a short one, those on a slow network
+/// would never be asked in time.
+const PROBE: Duration = Duration::from_secs(10);
 /// How many fences should be left above a floor.
 const ROOM: u64 = 1 << 40;
 
@@ -134,11 +137,11 @@ async fn probe(pair: &Pair, side: Side, purpose: &str, floor: Fence) -> Result<F
     let token = Token::random()?;
     let unique = if store.info().capability.liveness.session.is_some() { "probe".to_owned() } else { token.reveal() };
     let key = LockKey::new(format!("{OWN}{purpose}/{unique}"))?;
-    let ttl = store.info().capability.liveness.ttl.as_ref().map_or(Duration::from_secs(1), |range| *range.start());
+    let range = store.info().capability.liveness.ttl.as_ref();
     let claim = Claim { key, token, mode: Mode::Exclusive };
     let request = AcquireRequest {
         claim: claim.clone(),
-        ttl: ttl.max(Duration::from_secs(1)),
+        ttl: range.map_or(PROBE, |range| PROBE.clamp(*range.start(), *range.end())),
         wait: Duration::ZERO,
         order: Order::Any,
         fence: FenceRequest { floor, ..FenceRequest::default() },
