@@ -2,7 +2,7 @@
 
 use std::{process::Stdio, time::Duration};
 
-use lockkit::migrate::{Migration, Phase, Start};
+use lockkit::migrate::{Migration, Phase, Start, Tally};
 use lockkit_testkit::{
     BoxError,
     history::{History, Report, Rule, check},
@@ -82,6 +82,24 @@ impl Arena {
     pub(crate) async fn step(&self, goal: Phase) -> Result<(), BoxError> {
         let step = self.migration.step(goal, |_| ()).await?;
         Ok(step.copied?)
+    }
+
+    /// Has the workers try the new store out, and waits until they have.
+    pub(crate) async fn shadow(&self) -> Result<(), BoxError> {
+        let asked = async || {
+            let clients = self.migration.clients().await?;
+            Result::<_, BoxError>::Ok(Tally::sum(clients.iter().map(|client| client.tally)).granted)
+        };
+        let before = asked().await?;
+        self.migration.shadow(true).await?.copied?;
+        self.progress(15).await?;
+        let tried = async {
+            while asked().await? <= before {
+                sleep(Duration::from_millis(50)).await;
+            }
+            Result::<(), BoxError>::Ok(())
+        };
+        timeout(PATIENCE, tried).await.map_err(|_| "the workers have not asked the new store")?
     }
 
     /// A process that moves the migration on.

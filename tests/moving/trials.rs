@@ -41,9 +41,13 @@ async fn forward_and_back(old: Kind, new: Kind) -> Result<(), BoxError> {
         return if refused.to_string().contains("quorum") { Ok(()) } else { Err(refused) };
     }
     let arena = Arena::open(old, new, 3).await?;
+    arena.shadow().await.map_err(|error| format!("in the shadow: {error}"))?;
     for goal in [Phase::Both, Phase::New, Phase::Both, Phase::Old, Phase::Both, Phase::New] {
         arena.step(goal).await?;
         arena.progress(15).await.map_err(|error| format!("in the phase {goal}: {error}"))?;
+        if goal == Phase::Old {
+            arena.shadow().await.map_err(|error| format!("in the shadow, once more: {error}"))?;
+        }
     }
     judge(&arena.end().await?)
 }
@@ -84,11 +88,13 @@ async fn frozen_and_killed_workers() -> Result<(), BoxError> {
     judge(&arena.end().await?)
 }
 
-/// Each store is cut off from the workers in each phase. Where the phase does not need it, the workers go on all the while.
+/// Each store is cut off from the workers in each phase, the phase old with its shadow. Where the phase does not need it, the workers go on all the while.
 async fn stores_that_are_cut_off() -> Result<(), BoxError> {
     let arena = Arena::open(Kind::MySql, Kind::Redis, 4).await?;
     for phase in [Phase::Old, Phase::Both, Phase::New, Phase::Both] {
-        if phase != Phase::Old {
+        if phase == Phase::Old {
+            arena.shadow().await?;
+        } else {
             arena.step(phase).await?;
             // Until nobody is in the phase before any more.
             sleep(arena.migration.state().await?.record.drain()).await;
