@@ -1,7 +1,10 @@
 //! Many that want the same lock.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -51,43 +54,51 @@ async fn without_hand_over_no_update_is_lost(ctx: Ctx) -> CaseResult {
     crowd(&ctx, HandOver::OFF).await
 }
 
-async fn everyone_gets_a_turn(ctx: Ctx) -> CaseResult {
-    let name = ctx.name();
-    // Turns take round trips, and a few of them are shared by chance: where trips are long, more time is needed to judge.
-    let first = ctx.locker().await?;
-    let begun = Instant::now();
-    assert_eq!(take(&first, &name, LONG).await?.release().await?, Outcome::Released);
-    let until = Instant::now() + Duration::from_secs(2).max(begun.elapsed() * 100).min(Duration::from_secs(10));
-    let mut clients = Vec::new();
-    for _ in 0..3 {
-        let lock = ctx.locker().await?.lock(&name).ttl(LONG);
-        let tasks: Vec<_> = (0..3)
-            .map(|_| {
-                let lock = lock.clone();
-                tokio::spawn(async move {
-                    let mut turns = 0_u64;
-                    while Instant::now() < until {
-                        let guard = lock.acquire().await?;
-                        turns += 1;
-                        tokio::task::yield_now().await;
-                        assert_eq!(guard.release().await?, Outcome::Released);
-                    }
-                    Ok::<_, lockkit_core::Error>(turns)
-                })
-            })
-            .collect();
-        clients.push(tasks);
-    }
-    let mut turns = Vec::new();
-    for tasks in clients {
-        let mut sum = 0;
-        for task in tasks {
-            sum += task.await??;
+/// The turns that clients took, and how often the lock went from one client to another.
+#[derive(Default)]
+struct Turns {
+    of_client: [AtomicU64; 3],
+    last: AtomicUsize,
+    changes: AtomicU64,
+}
+
+impl Turns {
+    fn take(&self, client: usize) {
+        self.of_client[client].fetch_add(1, Relaxed);
+        if self.last.swap(client, Relaxed) != client {
+            self.changes.fetch_add(1, Relaxed);
         }
-        turns.push(sum);
     }
-    let (least, total) = (turns.iter().min().copied().unwrap_or(0), turns.iter().sum::<u64>());
-    assert!(least * 20 >= total, "one client starved: {turns:?}");
+}
+
+async fn everyone_gets_a_turn(ctx: Ctx) -> CaseResult {
+    let (name, turns) = (ctx.name(), Arc::new(Turns::default()));
+    // All connect before one begins: turns that a client takes while it is alone say nothing.
+    let mut lockers = Vec::new();
+    for _ in 0..3 {
+        lockers.push(ctx.locker().await?);
+    }
+    // A client has several turns before another has some: few changes from one to the next would judge by chance.
+    let (begun, changes, limit) = (Instant::now(), 200, Duration::from_secs(10));
+    let mut tasks = Vec::new();
+    for client in (0..9).map(|task| task % 3) {
+        let (lock, turns) = (lockers[client].lock(&name).ttl(LONG), Arc::clone(&turns));
+        tasks.push(tokio::spawn(async move {
+            while turns.changes.load(Relaxed) < changes && begun.elapsed() < limit {
+                let guard = lock.acquire().await?;
+                turns.take(client);
+                tokio::task::yield_now().await;
+                assert_eq!(guard.release().await?, Outcome::Released);
+            }
+            Ok::<_, lockkit_core::Error>(())
+        }));
+    }
+    for task in tasks {
+        task.await??;
+    }
+    let of_client = turns.of_client.each_ref().map(|turns| turns.load(Relaxed));
+    let (least, total) = (of_client.iter().min().copied().unwrap_or(0), of_client.iter().sum::<u64>());
+    assert!(least * 20 >= total, "one client starved: {of_client:?}");
     Ok(())
 }
 
