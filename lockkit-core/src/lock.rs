@@ -71,8 +71,32 @@ impl Lock {
         self
     }
 
-    /// Grants strictly in the order of asking, across processes.
+    /// Grants strictly in the order of asking, across processes. A [try](Self::try_acquire) passes nobody that waits.
     ///
+    /// The two sides of a [`rw_lock`](crate::Locker::rw_lock), and a [`semaphore`](crate::Locker::semaphore), have this order
+    /// already; all that wait for a name stand in one line. A place is given up when its acquisition ends or is dropped. Those
+    /// of a client that is gone without a word are kept for 6 s at most, or where leases end with the session for as long as
+    /// that lasts. Locks of the same name without this order stand in no line: they get in when nobody waits in it. Users of
+    /// one name should agree.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+    /// use lockkit_core::{Locker, MemoryStore};
+    ///
+    /// let lock = Locker::new(MemoryStore::new()).lock("invoice/42").fifo();
+    /// let first = lock.acquire().await?;
+    /// let second = lock.acquire();
+    /// # tokio::pin!(second);
+    /// # assert!(tokio::time::timeout(std::time::Duration::from_millis(10), &mut second).await.is_err());
+    /// first.release().await?;
+    /// assert!(lock.try_acquire().await?.is_none(), "the second one comes first");
+    /// # let guard =
+    /// second.await?;
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
     /// Stores without [`Capability::fifo`](crate::Capability::fifo) refuse it as `Unsupported`.
     pub fn fifo(mut self) -> Self {
         self.order = Order::Fifo;

@@ -64,22 +64,72 @@ impl Locker {
         Lock::new(Arc::clone(&self.engine), name.as_ref(), Mode::Exclusive)
     }
 
-    /// The two sides of the readers-writer lock of this name.
+    /// The two sides of the readers-writer lock of this name. No I/O; a bad name is reported by the first acquisition.
     ///
-    /// Stores without [`Capability::shared`](crate::Capability::shared) refuse the reading side as `Unsupported`.
+    /// Readers share the lock, a writer has it alone. Each reader has a lease of its own, which is renewed, lapses and is
+    /// released by itself: a writer gets in when the last of them has ended. Both sides queue in one line, in the
+    /// [order](Lock::fifo) in which they came: a reader that comes behind a waiting writer waits, so that writers do not
+    /// starve, and readers that stand in front together get in together. There is no way from reading to writing but to
+    /// release the one and acquire the other.
+    ///
+    /// [`lock`](Self::lock) of the same name excludes both sides and is excluded by them. It stands in no line: it gets in
+    /// when nobody has the lock nor waits for it, which may take long under load. Users of one name should agree on the
+    /// order.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+    /// use lockkit_core::{Locker, MemoryStore};
+    ///
+    /// let prices = Locker::new(MemoryStore::new()).rw_lock("prices");
+    /// let (one, another) = (prices.read().acquire().await?, prices.read().acquire().await?);
+    /// assert!(prices.write().try_acquire().await?.is_none());
+    /// one.release().await?;
+    /// another.release().await?;
+    /// let writer = prices.write().acquire().await?;
+    /// assert!(prices.read().try_acquire().await?.is_none());
+    /// # drop(writer);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Stores without [`Capability::shared`](crate::Capability::shared) refuse the reading side as `Unsupported`, and those
+    /// without [`Capability::fifo`](crate::Capability::fifo) both.
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
-        let name = name.as_ref();
-        RwLock {
-            read: Lock::new(Arc::clone(&self.engine), name, Mode::Shared),
-            write: Lock::new(Arc::clone(&self.engine), name, Mode::Exclusive),
-        }
+        let side = |mode| Lock::new(Arc::clone(&self.engine), name.as_ref(), mode).fifo();
+        RwLock { read: side(Mode::Shared), write: side(Mode::Exclusive) }
     }
 
-    /// The semaphore of this name, of which each guard holds one of `permits` permits.
+    /// The semaphore of this name, of which each guard holds one of `permits` permits. No I/O; a bad name is reported by the
+    /// first acquisition.
     ///
-    /// Stores without [`Capability::permits`](crate::Capability::permits) refuse it as `Unsupported`.
+    /// Each permit has a lease of its own, and is there again when that is released or lapses. Those that wait get theirs in
+    /// the [order](Lock::fifo) in which they came. All users of a name must agree on the number of permits: as long as anybody
+    /// holds or awaits one, another number is refused as `InvalidInput`. Exclusive locks of the same name, and readers, exclude
+    /// the permits and are excluded by them; as to [`lock`](Self::lock), see [`rw_lock`](Self::rw_lock).
+    ///
+    /// A permit's fence is larger than those of all permits before it, but is no admission: others that were given out earlier
+    /// are still held. A resource that takes only the largest refuses them.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+    /// use std::num::NonZeroU32;
+    /// use lockkit_core::{Locker, MemoryStore};
+    ///
+    /// let two = NonZeroU32::new(2).expect("not zero");
+    /// let printers = Locker::new(MemoryStore::new()).semaphore("printers", two);
+    /// let (one, another) = (printers.acquire().await?, printers.acquire().await?);
+    /// assert!(printers.try_acquire().await?.is_none());
+    /// one.release().await?;
+    /// assert!(printers.try_acquire().await?.is_some());
+    /// # drop(another);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Stores without [`Capability::permits`](crate::Capability::permits) and [`Capability::fifo`](crate::Capability::fifo)
+    /// refuse it as `Unsupported`.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: NonZeroU32) -> Lock {
-        Lock::new(Arc::clone(&self.engine), name.as_ref(), Mode::Permit { limit: permits })
+        Lock::new(Arc::clone(&self.engine), name.as_ref(), Mode::Permit { limit: permits }).fifo()
     }
 
     /// The exclusive locks of these names, all or none. For other settings, and locks of several lockers, see [`MultiLock::new`].

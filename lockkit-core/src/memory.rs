@@ -3,24 +3,30 @@
 //! For tests, for single processes, and as the measure of what the other stores do. Leases expire here too, and a
 //! clone is another client of the same store.
 
+mod lock;
+mod queue;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use async_trait::async_trait;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 
+use self::lock::{Answer, Asked, Lock};
 use crate::{
-    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest,
-    Fencing, Hold, Holder, HolderInfo, KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
+    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Fencing, KeyState, Liveness, LockKey, LockStore,
+    Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
     store::{Record, Records, Swap, unpoisoned},
 };
 
 /// How many new keys may come before the fence counters of all free ones are folded into one floor.
 const NEW_KEYS: usize = 1024;
+
+/// How long one that waits in order waits at most before it is to ask again, which keeps its place.
+const IN_LINE: Duration = Duration::from_secs(2);
 
 /// A store in this process's memory. Clones share their locks.
 #[derive(Clone, Debug)]
@@ -41,25 +47,6 @@ struct Table {
     new: usize,
 }
 
-#[derive(Debug, Default)]
-struct Lock {
-    leases: Vec<MemoryLease>,
-    /// The last fence given out.
-    fence: u64,
-    waiters: u32,
-    freed: Arc<Notify>,
-}
-
-#[derive(Debug)]
-struct MemoryLease {
-    claim: Claim,
-    fence: u64,
-    span: u32,
-    depth: u32,
-    expires: Moment,
-    info: HolderInfo,
-}
-
 impl MemoryStore {
     /// An empty store.
     #[must_use]
@@ -73,7 +60,7 @@ impl MemoryStore {
         let capability = Capability {
             shared: true,
             permits: true,
-            fifo: false,
+            fifo: true,
             resume: true,
             waiting: Waiting::Notify,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
@@ -116,79 +103,68 @@ impl MemoryStore {
     }
 
     /// One atomic attempt.
-    fn attempt(&self, request: &AcquireRequest) -> Result<Attempt> {
+    fn attempt(&self, request: &AcquireRequest) -> Result<Answer> {
         let until = self.now() + request.ttl;
         let mut table = unpoisoned(&self.table);
-        let now = self.store_now();
-        let lock = table.lock(&request.claim.key, now);
-        if let Some(lease) = lock.leases.iter_mut().find(|lease| lease.claim == request.claim) {
-            lease.expires = now + request.ttl;
-            return Ok(Attempt::Granted(lease.hold(until)));
+        let (now, floor) = (self.store_now(), table.floor);
+        table.lock(&request.claim.key, now).ask(request, Asked { now, until, floor })
+    }
+
+    /// Waits until the lease is granted or the wait is over, outside the queue.
+    async fn wait_for_chance(&self, request: &AcquireRequest, give_up: Moment) -> Result<Attempt> {
+        if let Answer::Granted(hold) = self.attempt(request)? {
+            return Ok(Attempt::Granted(hold));
         }
-        let place = match request.from {
-            Some(from) => {
-                let is_it = |lease: &MemoryLease| lease.claim.token == from && lease.claim.mode == Mode::Exclusive;
-                let Some(place) = lock.leases.iter().position(is_it) else {
-                    let holder = lock.leases.first();
-                    return Ok(Attempt::Contended(
-                        holder.map_or_else(Contention::default, |lease| lease.contention(now)),
-                    ));
-                };
-                Some(place)
+        let waiter = Waiter::new(self, &request.claim.key);
+        loop {
+            // Listen first, ask then: what is freed in between is not missed.
+            let freed = waiter.freed.notified();
+            let contention = match self.attempt(request)? {
+                Answer::Granted(hold) => return Ok(Attempt::Granted(hold)),
+                Answer::Contended(contention, _) => contention,
+            };
+            let left = give_up.since(self.now());
+            if left.is_zero() {
+                return Ok(at_once(contention));
             }
-            None => match lock.blocker(request.claim.mode)? {
-                Some(holder) => return Ok(Attempt::Contended(holder.contention(now))),
-                None => None,
-            },
-        };
-        let floor = table.floor;
-        let lock = table.lock(&request.claim.key, now);
-        let fence = lock.next_fence(request.fence, floor)?;
-        if let Some(place) = place {
-            lock.leases.remove(place);
+            drop(timeout(pause(&contention, left), freed).await);
         }
-        let lease = MemoryLease {
-            claim: request.claim.clone(),
-            fence,
-            span: request.fence.span.max(1),
-            depth: 1,
-            expires: now + request.ttl,
-            info: request.holder.clone(),
-        };
-        let hold = lease.hold(until);
-        lock.leases.push(lease);
-        Ok(Attempt::Granted(hold))
+    }
+
+    /// The same in the queue, for a while: whoever asks again in time keeps the place.
+    async fn wait_in_line(&self, request: &AcquireRequest, give_up: Moment) -> Result<Attempt> {
+        let give_up = give_up.min(self.now() + IN_LINE);
+        loop {
+            let (contention, bell) = match self.attempt(request)? {
+                Answer::Granted(hold) => return Ok(Attempt::Granted(hold)),
+                Answer::Contended(contention, bell) => (contention, bell),
+            };
+            let left = give_up.since(self.now());
+            let Some(bell) = bell.filter(|_| !left.is_zero()) else { return Ok(at_once(contention)) };
+            drop(timeout(pause(&contention, left), bell.notified()).await);
+        }
     }
 
     fn renew_one(&self, renewal: &Renewal, sent: Moment) -> Renewed {
         let mut table = unpoisoned(&self.table);
         let now = self.store_now();
-        let lock = table.lock(&renewal.claim.key, now);
-        let Some(lease) = lock.leases.iter_mut().find(|lease| lease.claim == renewal.claim) else {
-            return Renewed::Lost(lock.why_not_held());
-        };
-        lease.expires = now + renewal.ttl;
-        lease.depth = renewal.depth;
-        if let Some(holder) = &renewal.holder {
-            lease.info = holder.clone();
-        }
-        let hold = lease.hold(sent + renewal.ttl);
-        if let Some(floor) = renewal.fence_floor {
-            lock.fence = lock.fence.max(floor.get());
-        }
-        Renewed::Held(hold)
+        table.lock(&renewal.claim.key, now).renew(renewal, now, sent + renewal.ttl)
     }
 
     fn state_of(&self, table: &Table, key: &LockKey, now: Moment) -> KeyState {
-        let lock = table.locks.get(key);
-        let live = lock.into_iter().flat_map(|lock| &lock.leases).filter(|lease| now < lease.expires);
-        KeyState {
-            key: key.clone(),
-            holders: live.map(|lease| lease.holder(now)).collect(),
-            fence: lock.map(|lock| lock.fence).filter(|fence| *fence > 0).map(Fence::new),
-            waiters: Some(lock.map_or(0, |lock| lock.waiters)),
-        }
+        let free = || KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: Some(0) };
+        table.locks.get(key).map_or_else(free, |lock| lock.state(key, now))
     }
+}
+
+/// The answer to one that waited in vain. At once: whoever is to wait on would hear nothing until he asks again.
+fn at_once(contention: Contention) -> Attempt {
+    Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..contention })
+}
+
+/// How long to wait to be told: not beyond the moment at which something ends by itself, which nobody tells of.
+fn pause(contention: &Contention, left: Duration) -> Duration {
+    contention.retry_after.map_or(left, |after| left.min(after + Duration::from_millis(1)))
 }
 
 impl Default for MemoryStore {
@@ -208,24 +184,15 @@ impl LockStore for MemoryStore {
         // Nothing here ever waits for anything, so that a loop of acquisitions would starve its runtime.
         tokio::task::consume_budget().await;
         let give_up = self.now() + request.wait;
-        let first = self.attempt(request)?;
-        if request.wait.is_zero() || matches!(first, Attempt::Granted(_)) {
-            return Ok(first);
+        if request.wait.is_zero() {
+            return Ok(match self.attempt(request)? {
+                Answer::Granted(hold) => Attempt::Granted(hold),
+                Answer::Contended(contention, _) => Attempt::Contended(contention),
+            });
         }
-        let waiter = Waiter::new(self, &request.claim.key);
-        loop {
-            // Listen first, ask then: what is freed in between is not missed.
-            let freed = waiter.freed.notified();
-            let answer = self.attempt(request)?;
-            let Attempt::Contended(contention) = &answer else { return Ok(answer) };
-            let left = give_up.since(self.now());
-            if left.is_zero() {
-                // At once: whoever is to wait on would hear nothing until he asks again.
-                let contention = Contention { retry_after: Some(Duration::ZERO), ..contention.clone() };
-                return Ok(Attempt::Contended(contention));
-            }
-            let expiry = contention.retry_after.map_or(left, |after| after + Duration::from_millis(1));
-            drop(tokio::time::timeout(left.min(expiry), freed).await);
+        match request.order {
+            Order::Any => self.wait_for_chance(request, give_up).await,
+            Order::Fifo => self.wait_in_line(request, give_up).await,
         }
     }
 
@@ -236,14 +203,8 @@ impl LockStore for MemoryStore {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         let mut table = unpoisoned(&self.table);
-        let lock = table.lock(&claim.key, self.store_now());
-        // The mode is not compared: a token is unique, and `break_lock` knows nothing else.
-        let Some(at) = lock.leases.iter().position(|lease| lease.claim.token == claim.token) else {
-            return Ok(Release::NotHeld(lock.why_not_held()));
-        };
-        lock.leases.remove(at);
-        lock.freed.notify_waiters();
-        Ok(Release::Released { waiters: Some(lock.waiters) })
+        let now = self.store_now();
+        Ok(table.lock(&claim.key, now).release(&claim.token, now))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
@@ -283,13 +244,13 @@ impl Records for MemoryStore {
 }
 
 impl Table {
-    /// A lock, without the leases that ran out.
+    /// A lock, without what ran out.
     fn lock(&mut self, key: &LockKey, now: Moment) -> &mut Lock {
         if !self.locks.contains_key(key) {
             self.tidy(now);
         }
         let lock = self.locks.entry(key.clone()).or_default();
-        lock.leases.retain(|lease| now < lease.expires);
+        lock.drop_lapsed(now);
         lock
     }
 
@@ -303,75 +264,16 @@ impl Table {
         self.new = 0;
         let floor = &mut self.floor;
         self.locks.retain(|_, lock| {
-            lock.leases.retain(|lease| now < lease.expires);
-            let used = !lock.leases.is_empty() || lock.waiters > 0;
-            if !used {
-                *floor = (*floor).max(lock.fence);
+            lock.drop_lapsed(now);
+            if !lock.is_used() {
+                *floor = (*floor).max(lock.last_fence());
             }
-            used
+            lock.is_used()
         });
     }
 }
 
-impl Lock {
-    /// The lease that stands in the way of a new one of this mode.
-    fn blocker(&self, mode: Mode) -> Result<Option<&MemoryLease>> {
-        let other_kind = |lease: &&MemoryLease| match (mode, lease.claim.mode) {
-            (Mode::Shared, Mode::Shared) | (Mode::Permit { .. }, Mode::Permit { .. }) => false,
-            (Mode::Exclusive | Mode::Shared | Mode::Permit { .. }, _) => true,
-        };
-        if let Some(lease) = self.leases.iter().find(other_kind) {
-            return Ok(Some(lease));
-        }
-        let Mode::Permit { limit } = mode else { return Ok(None) };
-        if let Some(lease) = self.leases.iter().find(|lease| lease.claim.mode != mode) {
-            let message = format!("the lock is in use as a {}, not as a {mode}", lease.claim.mode);
-            return Err(Error::new(ErrorKind::InvalidInput, message));
-        }
-        let full = self.leases.len() >= usize::try_from(limit.get()).unwrap_or(usize::MAX);
-        Ok(self.leases.iter().min_by_key(|lease| lease.expires).filter(|_| full))
-    }
-
-    fn next_fence(&mut self, request: FenceRequest, floor: u64) -> Result<u64> {
-        let start = match request.clock {
-            FenceClock::Store if self.fence == 0 => wall_clock_micros(),
-            FenceClock::Store | FenceClock::Floor => 0,
-        };
-        let above = self.fence.max(request.floor.get()).max(floor);
-        let first = above.checked_add(1).map(|next| next.max(start));
-        let last = first.and_then(|first| first.checked_add(u64::from(request.span.max(1)) - 1));
-        let (first, last) = first.zip(last).ok_or_else(|| Error::new(ErrorKind::InvalidInput, "fences end at 2^64"))?;
-        self.fence = last;
-        Ok(first)
-    }
-
-    fn why_not_held(&self) -> LossReason {
-        if self.leases.is_empty() { LossReason::Gone } else { LossReason::Taken }
-    }
-}
-
-impl MemoryLease {
-    fn hold(&self, until: Moment) -> Hold {
-        Hold { claim: self.claim.clone(), fence: Fence::new(self.fence), span: self.span, until, depth: self.depth }
-    }
-
-    fn contention(&self, now: Moment) -> Contention {
-        Contention { retry_after: Some(self.expires.since(now)), holder: Some(self.info.clone()), burnt: false }
-    }
-
-    fn holder(&self, now: Moment) -> Holder {
-        Holder {
-            token: Some(self.claim.token),
-            info: self.info.clone(),
-            mode: self.claim.mode,
-            depth: self.depth,
-            fence: Some(Fence::new(self.fence)),
-            remaining: Some(self.expires.since(now)),
-        }
-    }
-}
-
-/// Counts one that waits for as long as it does.
+/// Counts one that waits outside the queue for as long as it does.
 struct Waiter<'a> {
     store: &'a MemoryStore,
     key: &'a LockKey,
@@ -394,9 +296,4 @@ impl Drop for Waiter<'_> {
             lock.waiters -= 1;
         }
     }
-}
-
-fn wall_clock_micros() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

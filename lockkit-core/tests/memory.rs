@@ -89,3 +89,71 @@ async fn fences_end_with_an_error() -> Result<()> {
     assert_eq!(store.acquire(&request("x", asked.ttl)).await.expect_err("no room").kind(), ErrorKind::InvalidInput);
     Ok(())
 }
+
+/// A place is kept for 6 s, and no longer for a client that does not ask again.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_kept_for_six_seconds() -> Result<()> {
+    let store = MemoryStore::with_clock(Arc::new(Paused(Instant::now())));
+    let holder = Locker::new(store.clone()).lock("x").ttl(Duration::from_secs(300)).acquire().await?;
+    let mut dead = request("x", Duration::from_secs(30));
+    (dead.order, dead.wait) = (Order::Fifo, Duration::from_secs(60));
+    let asked = Instant::now();
+    let Attempt::Contended(by) = store.acquire(&dead).await? else { panic!("it is held") };
+    assert_eq!(by.retry_after, Some(Duration::ZERO), "to be asked again at once");
+    assert!(asked.elapsed() < Duration::from_millis(2100), "too late to ask again: {:?}", asked.elapsed());
+    let asked = Instant::now();
+    let lock = Locker::new(store.clone()).rw_lock("x").read();
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    while store.inspect(&Query::Keys(vec![dead.claim.key.clone()])).await?[0].waiters != Some(2) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let left = asked + Duration::from_secs(5);
+    assert_eq!(holder.release().await?, Outcome::Released);
+    tokio::time::sleep_until(left).await;
+    assert!(!waiting.is_finished(), "the place of the one before it is kept");
+    let guard = waiting.await.expect("no panic")?;
+    assert!(asked.elapsed() < Duration::from_millis(6100), "{:?}", asked.elapsed());
+    // What asks again after its place has lapsed has none.
+    let Attempt::Contended(_) = store.acquire(&dead).await? else { panic!("it is held") };
+    assert_eq!(guard.release().await?, Outcome::Released);
+    Ok(())
+}
+
+/// Nobody has to wake up for those behind to get in.
+#[tokio::test(start_paused = true)]
+async fn readers_do_not_wait_for_the_readers_before_them() -> Result<()> {
+    let store = MemoryStore::with_clock(Arc::new(Paused(Instant::now())));
+    let writer = Locker::new(store.clone()).rw_lock("x").write().acquire().await?;
+    let reader = || {
+        let mut asked = request("x", Duration::from_secs(30));
+        (asked.claim.mode, asked.order, asked.wait) = (Mode::Shared, Order::Fifo, Duration::from_nanos(1));
+        asked
+    };
+    let (sleeps, late) = (reader(), reader());
+    for reader in [&sleeps, &late] {
+        assert!(matches!(store.acquire(reader).await?, Attempt::Contended(_)));
+    }
+    assert_eq!(writer.release().await?, Outcome::Released);
+    let try_it = AcquireRequest { wait: Duration::ZERO, ..reader() };
+    assert!(matches!(store.acquire(&try_it).await?, Attempt::Contended(_)), "a try has no place");
+    let Attempt::Granted(hold) = store.acquire(&late).await? else { panic!("a reader stands before it, no writer") };
+    let Attempt::Granted(same) = store.acquire(&sleeps).await? else { panic!("readers have it") };
+    assert_eq!(hold.fence, same.fence, "the group's");
+    Ok(())
+}
+
+/// A reader whose fence is to lie above that of its group gets another, and so do those after it.
+#[tokio::test]
+async fn a_reader_gets_the_fence_that_it_asks_for() -> Result<()> {
+    let store = MemoryStore::new();
+    let prices = Locker::new(store.clone()).rw_lock("x");
+    let (first, second) = (prices.read().acquire().await?, prices.read().acquire().await?);
+    assert_eq!(first.fence(), second.fence());
+    let third = prices.read().fence_above(first.fence()).acquire().await?;
+    assert!(third.fence() > first.fence());
+    assert_eq!(third.release().await?, Outcome::Released);
+    assert!(prices.read().acquire().await?.fence() > first.fence(), "not below one that ended before");
+    drop((first, second));
+    assert!(prices.write().acquire().await?.fence() > Fence::NONE);
+    Ok(())
+}

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Error, Hold, KeyState, LockKey, LockStore, LossReason, Moment, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting, store::Records,
+    AcquireRequest, Attempt, Claim, Clock, Contention, Error, Hold, KeyState, LockKey, LockStore, LossReason, Moment,
+    Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting, store::Records,
 };
 
 use crate::{
@@ -86,8 +86,10 @@ impl SimStore {
             let disturbed = self.client.disturbed.notified();
             let answer = self.attempt(request, fault.take()).await?;
             let left = give_up.since(self.now());
-            let wakes = self.info.capability.waiting != Waiting::Poll;
-            if matches!(answer, Attempt::Granted(_)) || left.is_zero() || !wakes {
+            if self.info.capability.waiting == Waiting::Poll {
+                return Ok(polled(request, answer));
+            }
+            if matches!(answer, Attempt::Granted(_)) || left.is_zero() {
                 return Ok(answer);
             }
             let waiting = AcquireRequest { wait: left, ..request.clone() };
@@ -105,7 +107,10 @@ impl SimStore {
     async fn attempt(&self, request: &AcquireRequest, fault: Option<Fault>) -> Result<Attempt> {
         let sent = self.now();
         let (world, client) = (Arc::clone(&self.world), self.clone());
-        let asked = AcquireRequest { wait: Duration::ZERO, ..request.clone() };
+        // With no time at all it would be a try, which gets no place in a queue.
+        let least =
+            if request.order == Order::Fifo { request.wait.min(Duration::from_nanos(1)) } else { Duration::ZERO };
+        let asked = AcquireRequest { wait: least, ..request.clone() };
         let work = async move {
             let answer = world.inner.acquire(&asked).await;
             answer.inspect(|answer| client.note_granted(answer))
@@ -156,6 +161,16 @@ impl World {
     /// Why a lease ended: as was said when it was ended, or else as the store beneath sees it.
     fn reason(&self, token: Token, seen: LossReason) -> LossReason {
         lock(&self.reasons).get(&token).copied().unwrap_or(seen)
+    }
+}
+
+/// Who is not woken, and has a place in a queue, is to ask again before that ends.
+fn polled(request: &AcquireRequest, answer: Attempt) -> Attempt {
+    match answer {
+        Attempt::Contended(contention) if request.order == Order::Fifo => {
+            Attempt::Contended(Contention { retry_after: Some(Duration::from_secs(2)), ..contention })
+        }
+        answer => answer,
     }
 }
 

@@ -23,7 +23,8 @@ use crate::{
 /// A store in memory, on tokio's time, with a script of faults. See the [crate](crate) for an example.
 ///
 /// Clones are one client, with one script and one log. [`another_client`](Self::another_client) shares the locks only.
-/// It notifies waiters, has shared locks and permits, and takes ttls from 100 ms to 5 minutes, as [`MemoryStore`] does.
+/// It notifies waiters, has shared locks, permits and strict order, and takes ttls from 100 ms to 5 minutes, as
+/// [`MemoryStore`] does.
 #[derive(Clone)]
 pub struct SimStore {
     pub(crate) info: Arc<StoreInfo>,
@@ -178,13 +179,14 @@ impl SimStore {
 
     /// Ends whatever leases there are of this name, and grants one for `ttl` to a stranger. The holder learns of it at its
     /// next renewal, as [`Taken`](LossReason::Taken). The stranger's lease ends with its ttl, or when
-    /// [`LockStore::release`] is called with its claim.
+    /// [`LockStore::release`] is called with its claim. It takes the place of an exclusive holder, and passes those that wait
+    /// in order; where readers or permits were held it comes after those that wait.
     ///
     /// # Errors
     /// When the name is bad, or the ttl not one that the store takes.
     pub async fn take_over(&self, name: &str, ttl: Duration) -> Result<Hold> {
         let claim = Claim { key: LockKey::new(name)?, token: Token::random()?, mode: Mode::Exclusive };
-        let request = AcquireRequest {
+        let mut request = AcquireRequest {
             claim,
             ttl,
             wait: Duration::ZERO,
@@ -194,12 +196,26 @@ impl SimStore {
             from: None,
         };
         loop {
-            self.end_all(&request.claim.key, None).await?;
-            // In between another thread may have been faster.
+            request.from = self.replaceable(&request.claim.key).await?;
+            if request.from.is_none() {
+                self.end_all(&request.claim.key, None).await?;
+            }
             if let Attempt::Granted(hold) = tokio::task::unconstrained(self.world.inner.acquire(&request)).await? {
                 return Ok(hold);
             }
+            // In between another thread may have been faster, or those that wait in order have to go first.
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// The token of the exclusive holder, if its place can be taken.
+    async fn replaceable(&self, key: &LockKey) -> Result<Option<Token>> {
+        if !self.info.capability.resume {
+            return Ok(None);
+        }
+        let states = self.world.inner.inspect(&Query::Keys(vec![key.clone()])).await?;
+        let exclusive = states.iter().flat_map(|state| &state.holders).find(|holder| holder.mode == Mode::Exclusive);
+        Ok(exclusive.and_then(|holder| holder.token))
     }
 
     /// Ends all leases of this client, which learns of it at once, as [`SessionEnded`](LossReason::SessionEnded).

@@ -1,0 +1,266 @@
+//! One lock of the memory store: who holds it, who waits for it, and its fences. Decisions only; nothing here waits or
+//! reads a clock.
+
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use tokio::sync::Notify;
+
+use super::queue::{Place, Queue};
+use crate::{
+    AcquireRequest, Claim, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest, Hold, Holder, HolderInfo,
+    KeyState, LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token,
+};
+
+#[derive(Debug, Default)]
+pub(super) struct Lock {
+    leases: Vec<MemoryLease>,
+    queue: Queue,
+    /// The last fence given out.
+    fence: u64,
+    /// How many wait outside the queue, and how they are told that the lock may be free.
+    pub(super) waiters: u32,
+    pub(super) freed: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct MemoryLease {
+    claim: Claim,
+    fence: u64,
+    span: u32,
+    depth: u32,
+    expires: Moment,
+    info: HolderInfo,
+}
+
+/// The answer to a request. Who has a place in the queue gets its bell, too.
+pub(super) enum Answer {
+    Granted(Hold),
+    Contended(Contention, Option<Arc<Notify>>),
+}
+
+/// When a request is judged, what its lease is counted from, and above which fence a new counter starts.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) now: Moment,
+    pub(super) until: Moment,
+    pub(super) floor: u64,
+}
+
+impl Lock {
+    /// Ends what ran out.
+    pub(super) fn drop_lapsed(&mut self, now: Moment) {
+        let before = self.leases.len();
+        self.leases.retain(|lease| now < lease.expires);
+        if self.queue.drop_lapsed(now) || self.leases.len() < before {
+            self.call();
+        }
+    }
+
+    /// Whether anybody holds the lock or waits for it.
+    pub(super) fn is_used(&self) -> bool {
+        !self.leases.is_empty() || !self.queue.is_empty() || self.waiters > 0
+    }
+
+    pub(super) fn last_fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// One attempt, after all that ran out has ended.
+    pub(super) fn ask(&mut self, request: &AcquireRequest, asked: Asked) -> Result<Answer> {
+        let (claim, now) = (&request.claim, asked.now);
+        if let Some(lease) = self.leases.iter_mut().find(|lease| lease.claim == *claim) {
+            lease.expires = now + request.ttl;
+            return Ok(Answer::Granted(lease.hold(asked.until)));
+        }
+        if let Some(from) = request.from {
+            return self.replace(from, request, asked);
+        }
+        self.admit_limit(claim)?;
+        let is_waiting = request.order == Order::Fifo && !request.wait.is_zero();
+        let bell = is_waiting.then(|| self.queue.keep(claim, now));
+        // Who has no place passes nobody that has one. Who has one gets in if all before it could, too: a reader does not
+        // wait for the reader before it to wake up.
+        let may_pass = self.queue.is_empty() || self.queue.has(claim);
+        let taken = self.modes().chain(self.queue.before(claim).map(Place::mode));
+        if !may_pass || !has_room(claim.mode, taken) {
+            return Ok(Answer::Contended(self.contention(claim, now), bell));
+        }
+        self.queue.leave(&claim.token);
+        self.grant(request, asked)
+    }
+
+    /// A grant in the place of the exclusive lease with this token.
+    fn replace(&mut self, from: Token, request: &AcquireRequest, asked: Asked) -> Result<Answer> {
+        let is_it = |lease: &MemoryLease| lease.claim.token == from && lease.claim.mode == Mode::Exclusive;
+        if !self.leases.iter().any(is_it) {
+            return Ok(Answer::Contended(self.contention(&request.claim, asked.now), None));
+        }
+        // It stays if there is no fence to give.
+        let granted = self.grant(request, asked)?;
+        self.leases.retain(|lease| lease.claim.token != from);
+        Ok(granted)
+    }
+
+    fn grant(&mut self, request: &AcquireRequest, asked: Asked) -> Result<Answer> {
+        let fence = self.next_fence(request.claim.mode, request.fence, asked.floor)?;
+        let lease = MemoryLease {
+            claim: request.claim.clone(),
+            fence,
+            span: request.fence.span.max(1),
+            depth: 1,
+            expires: asked.now + request.ttl,
+            info: request.holder.clone(),
+        };
+        let hold = lease.hold(asked.until);
+        self.leases.push(lease);
+        Ok(Answer::Granted(hold))
+    }
+
+    pub(super) fn renew(&mut self, renewal: &Renewal, now: Moment, until: Moment) -> Renewed {
+        let Some(lease) = self.leases.iter_mut().find(|lease| lease.claim == renewal.claim) else {
+            return Renewed::Lost(self.why_not_held());
+        };
+        lease.expires = now + renewal.ttl;
+        lease.depth = renewal.depth;
+        if let Some(holder) = &renewal.holder {
+            lease.info = holder.clone();
+        }
+        let hold = lease.hold(until);
+        if let Some(floor) = renewal.fence_floor {
+            self.fence = self.fence.max(floor.get());
+        }
+        Renewed::Held(hold)
+    }
+
+    /// Ends a lease, or gives up a place in the queue. The mode is not compared: a token is unique, and `break_lock` knows
+    /// nothing else.
+    pub(super) fn release(&mut self, token: &Token, now: Moment) -> Release {
+        let before = self.leases.len();
+        self.leases.retain(|lease| lease.claim.token != *token);
+        let was_held = self.leases.len() < before;
+        if self.queue.leave(token) || was_held {
+            self.call();
+        }
+        if was_held {
+            Release::Released { waiters: Some(self.waiting(now)) }
+        } else {
+            Release::NotHeld(self.why_not_held())
+        }
+    }
+
+    pub(super) fn state(&self, key: &LockKey, now: Moment) -> KeyState {
+        let live = self.leases.iter().filter(|lease| now < lease.expires);
+        KeyState {
+            key: key.clone(),
+            holders: live.map(|lease| lease.holder(now)).collect(),
+            fence: Some(self.fence).filter(|fence| *fence > 0).map(Fence::new),
+            waiters: Some(self.waiting(now)),
+        }
+    }
+
+    /// Has those ask again whose turn it is.
+    fn call(&self) {
+        if self.queue.is_empty() {
+            return self.freed.notify_waiters();
+        }
+        for (number, place) in self.queue.places().enumerate() {
+            if !has_room(place.mode(), self.modes().chain(self.queue.modes().take(number))) {
+                return;
+            }
+            place.ring();
+        }
+    }
+
+    fn waiting(&self, now: Moment) -> u32 {
+        self.waiters.saturating_add(self.queue.len(now))
+    }
+
+    /// How the lock is held, once by each holder.
+    fn modes(&self) -> impl Iterator<Item = Mode> + Clone {
+        self.leases.iter().map(|lease| lease.claim.mode)
+    }
+
+    /// Refuses a semaphore whose users do not agree on its permits.
+    fn admit_limit(&self, claim: &Claim) -> Result<()> {
+        let Mode::Permit { .. } = claim.mode else { return Ok(()) };
+        let is_other = |mode: &Mode| matches!(mode, Mode::Permit { .. }) && *mode != claim.mode;
+        match self.modes().chain(self.queue.modes()).find(is_other) {
+            None => Ok(()),
+            Some(other) => {
+                let message = format!("the lock is in use as a {other}, not as a {}", claim.mode);
+                Err(Error::new(ErrorKind::InvalidInput, message))
+            }
+        }
+    }
+
+    /// Who is in the way of this claim, and when that may be over.
+    fn contention(&self, claim: &Claim, now: Moment) -> Contention {
+        let is_beside = |lease: &&MemoryLease| claim.mode != Mode::Exclusive && lease.claim.mode == claim.mode;
+        let in_the_way = self.leases.iter().filter(|lease| !is_beside(lease)).max_by_key(|lease| lease.expires);
+        let holder = in_the_way.or_else(|| self.leases.iter().min_by_key(|lease| lease.expires));
+        let place = self.queue.before(claim).map(Place::ends).min();
+        let change = holder.map(|lease| lease.expires).into_iter().chain(place).min();
+        Contention {
+            retry_after: change.map(|change| change.since(now)),
+            holder: holder.map(|lease| lease.info.clone()),
+            burnt: false,
+        }
+    }
+
+    /// The first fence of a grant. Readers that come in beside others get the last one that was given out, which lies above
+    /// those of all writers before them: the number of their group (rule R9).
+    fn next_fence(&mut self, mode: Mode, request: FenceRequest, floor: u64) -> Result<u64> {
+        let is_in_group = mode == Mode::Shared && !self.leases.is_empty();
+        if is_in_group && request.span <= 1 && self.fence > request.floor.get() {
+            return Ok(self.fence);
+        }
+        let start = match request.clock {
+            FenceClock::Store if self.fence == 0 => wall_clock_micros(),
+            FenceClock::Store | FenceClock::Floor => 0,
+        };
+        let above = self.fence.max(request.floor.get()).max(floor);
+        let first = above.checked_add(1).map(|next| next.max(start));
+        let last = first.and_then(|first| first.checked_add(u64::from(request.span.max(1)) - 1));
+        let (first, last) = first.zip(last).ok_or_else(|| Error::new(ErrorKind::InvalidInput, "fences end at 2^64"))?;
+        self.fence = last;
+        Ok(first)
+    }
+
+    fn why_not_held(&self) -> LossReason {
+        if self.leases.is_empty() { LossReason::Gone } else { LossReason::Taken }
+    }
+}
+
+impl MemoryLease {
+    fn hold(&self, until: Moment) -> Hold {
+        Hold { claim: self.claim.clone(), fence: Fence::new(self.fence), span: self.span, until, depth: self.depth }
+    }
+
+    fn holder(&self, now: Moment) -> Holder {
+        Holder {
+            token: Some(self.claim.token),
+            info: self.info.clone(),
+            mode: self.claim.mode,
+            depth: self.depth,
+            fence: Some(Fence::new(self.fence)),
+            remaining: Some(self.expires.since(now)),
+        }
+    }
+}
+
+/// Whether one more may hold the lock in this way beside those that hold it so.
+fn has_room(mode: Mode, mut taken: impl Iterator<Item = Mode>) -> bool {
+    match mode {
+        Mode::Exclusive => taken.next().is_none(),
+        Mode::Shared => taken.all(|other| other == Mode::Shared),
+        Mode::Permit { limit } => taken.zip(1..).all(|(other, count)| other == mode && count < limit.get()),
+    }
+}
+
+fn wall_clock_micros() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,93 @@
+//! Who waits for a lock in order: one queue for all modes, the first in front.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use tokio::sync::Notify;
+
+use crate::{Claim, Mode, Moment, Token};
+
+/// How long a place is kept for a claim that does not ask again. Those that wait do so every two seconds.
+const PLACE: Duration = Duration::from_secs(6);
+
+#[derive(Debug, Default)]
+pub(super) struct Queue(VecDeque<Place>);
+
+/// A claim's place. It has a lease of its own, so that those behind it do not wait for a client that is gone.
+#[derive(Debug)]
+pub(super) struct Place {
+    claim: Claim,
+    ends: Moment,
+    /// Rings when it seems to be the claim's turn.
+    bell: Arc<Notify>,
+}
+
+impl Queue {
+    /// Keeps the claim's place from now on, the last one if it had none; returns its bell.
+    pub(super) fn keep(&mut self, claim: &Claim, now: Moment) -> Arc<Notify> {
+        let ends = now + PLACE;
+        if let Some(place) = self.0.iter_mut().find(|place| place.claim == *claim) {
+            place.ends = ends;
+            return Arc::clone(&place.bell);
+        }
+        let bell = Arc::new(Notify::new());
+        self.0.push_back(Place { claim: claim.clone(), ends, bell: Arc::clone(&bell) });
+        bell
+    }
+
+    /// Gives up a place; whether there was one.
+    pub(super) fn leave(&mut self, token: &Token) -> bool {
+        let before = self.0.len();
+        self.0.retain(|place| place.claim.token != *token);
+        self.0.len() < before
+    }
+
+    /// Drops the places that nobody asked for in time; whether there were any.
+    pub(super) fn drop_lapsed(&mut self, now: Moment) -> bool {
+        let before = self.0.len();
+        self.0.retain(|place| now < place.ends);
+        self.0.len() < before
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self, now: Moment) -> u32 {
+        let live = self.0.iter().filter(|place| now < place.ends).count();
+        u32::try_from(live).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn has(&self, claim: &Claim) -> bool {
+        self.0.iter().any(|place| place.claim == *claim)
+    }
+
+    /// How all that wait want to hold the lock, the first in front.
+    pub(super) fn modes(&self) -> impl Iterator<Item = Mode> + Clone {
+        self.0.iter().map(|place| place.claim.mode)
+    }
+
+    /// The places before that of the claim; all of them if it has none.
+    pub(super) fn before(&self, claim: &Claim) -> impl Iterator<Item = &Place> + Clone {
+        self.0.iter().take_while(move |place| place.claim != *claim)
+    }
+
+    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
+        self.0.iter()
+    }
+}
+
+impl Place {
+    pub(super) fn mode(&self) -> Mode {
+        self.claim.mode
+    }
+
+    pub(super) fn ends(&self) -> Moment {
+        self.ends
+    }
+
+    /// Has the claim asked for again. If nobody listens at the moment, the next one who does hears it.
+    pub(super) fn ring(&self) {
+        self.bell.notify_one();
+    }
+}
