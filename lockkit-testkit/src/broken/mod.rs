@@ -4,11 +4,12 @@
 //! their messages must say; `tests/known_bad.rs` holds the suite to that. Whoever adds a case adds the bug that it is
 //! there for.
 //!
-//! The store is a machine with one TCP port (`wire.rs`) on which small steps run one after the other (`table.rs`), and
+//! The store is a machine with one TCP port (`wire.rs`) on which small steps run one after the other (`table.rs`, `record.rs`), and
 //! clients that send them (`store.rs`). What is wrong stands there beside what is right, marked `BUG`.
 
 mod backend;
 mod local;
+mod record;
 mod records;
 mod store;
 mod table;
@@ -63,6 +64,7 @@ bugs! {
         "cancellation::a_forgotten_acquisition_lapses" says "never became free";
     NoExpiry "The lease has no expiry: who dies holding it holds it for ever." =>
         "expiry::the_lease_of_a_dead_holder_lapses" says "after its end",
+        "modes::a_lapsed_permit_is_available_again" says "after its end",
         "cancellation::a_forgotten_acquisition_lapses" says "never became free";
     WholeSeconds "The expiry is rounded down to whole seconds." =>
         "expiry::no_ttl_is_rounded_down" says "still believed";
@@ -117,9 +119,22 @@ bugs! {
         "waiting::waiting_costs_few_calls" says "times in 3 s";
     LastComeFirst "Order is claimed, but who came last goes first." =>
         "fairness::waiters_are_served_as_they_came" says "another order than they came",
-        "fairness::a_try_does_not_overtake" says "a try overtook the waiter";
+        "fairness::a_try_does_not_overtake" says "a try overtook the waiter",
+        "fairness::all_kinds_are_served_as_they_came" says "another order than they came",
+        "fairness::permits_are_served_as_they_came" says "another order than they came";
     DeadWaitersStay "Who died waiting keeps its place in the queue for ever." =>
-        "fairness::a_dead_waiter_is_skipped" says "still waits behind the dead";
+        "fairness::a_dead_waiter_is_skipped" says "still waits behind the dead",
+        "fairness::a_place_that_nobody_asks_for_ends" says "still waits behind the dead";
+    PlaceNotKept "Who waits in order keeps its place for a while only, however often it asks again." =>
+        "fairness::a_waiter_that_asks_again_keeps_its_place" says "lost its place";
+    CancelledStays "Who gave up keeps its place in the queue until that ends by itself." =>
+        "fairness::a_cancelled_waiter_leaves_the_line" says "still waits behind one that gave up",
+        "fairness::readers_go_on_when_a_writer_gives_up" says "still waits behind one that gave up";
+    ReaderPassesWriter "A reader gets in beside other readers, although a writer waits." =>
+        "fairness::a_waiting_writer_is_not_passed" says "a reader passed those that wait";
+    TryBarges "A try takes what is free at that moment, whoever waits." =>
+        "fairness::a_try_passes_no_waiting_writer" says "a reader's try passed a waiting writer",
+        "fairness::a_try_takes_no_permit_from_those_that_wait" says "a try passed one that waits";
     GhostWaiters "Who gave up is counted among the waiters for ever." =>
         "cancellation::an_abandoned_waiter_leaves_no_trace" says "but nobody does";
     ReusesInDoubt "A connection that was left while an answer was still to come serves the next question." =>
@@ -157,11 +172,38 @@ bugs! {
     RecordsRemembered "A record that was read is not asked for again." =>
         "records::what_was_written_is_read" says "is read as";
     ClaimsShared "Shared locks are claimed, and are exclusive." =>
-        "modes::readers_share_and_writers_exclude" says "readers must share";
+        "modes::readers_share_and_writers_exclude" says "readers must share",
+        "fairness::readers_in_front_enter_together" says "one after the other";
     DowngradesShared "Shared locks are not claimed, but granted when asked for: as exclusive ones." =>
         "modes::what_is_not_claimed_is_refused" says "the store has no shared locks";
     LooksForAnyMode "Shared locks are not claimed, but looked for when one is renewed or released." =>
         "modes::what_is_not_claimed_is_refused" says "a renewal with one beside it";
+    KindsApart "Exclusive locks, readers and permits of one name are kept in records of their own." =>
+        "modes::readers_share_and_writers_exclude" says "a writer came in beside readers",
+        "modes::a_plain_lock_excludes_readers" says "beside a plain lock",
+        "modes::a_plain_lock_excludes_permits" says "beside a plain lock",
+        "modes::readers_and_permits_exclude_each_other" says "beside a reader";
+    ReadersShareALease "All readers have one lease, which ends when that of the last one that came would." =>
+        "modes::a_dead_reader_lapses_alone" says "ended with another's";
+    RenewsOtherReaders "A reader's renewal extends the leases of all readers." =>
+        "modes::a_renewal_keeps_no_other_reader" says "is kept by another's renewals";
+    WriterWaitsForTtl "A writer waits until the longest lease of a reader would have ended, although it was released." =>
+        "modes::a_writer_waits_for_no_reader_that_left" says "is still waiting";
+    ShowsOneHolder "Of several holders one is shown." =>
+        "modes::all_readers_are_shown" says "are shown as",
+        "modes::all_permits_are_shown" says "are shown as",
+        "modes::a_released_reader_ends_no_other" says "are shown as";
+    LimitOfLast "The number of permits is that of whoever asked last." =>
+        "modes::a_differing_permit_count_is_refused" says "counts differ",
+        "modes::those_that_wait_settle_the_permit_count" says "counts differ";
+    PermitsWithoutOwners "Permits are counted up and down, whoever gives one back." =>
+        "modes::a_double_release_adds_no_permit" says "given back twice";
+    RepeatCountsTwice "A claim that asks again for what it holds is counted twice." =>
+        "modes::the_same_claim_holds_one_permit" says "counts twice",
+        "modes::the_same_claim_is_one_reader" says "counts twice";
+    ReaderHasWritersFence "A reader carries the fence of the last writer." =>
+        "modes::fences_order_readers_and_writers" says "not above the writer's",
+        "modes::a_resource_refuses_a_writer_that_readers_came_after" says "the stale writer's write came through";
 }
 
 impl Bug {

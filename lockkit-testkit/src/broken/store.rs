@@ -45,10 +45,10 @@ pub(super) struct SimpleStore {
 
 impl SimpleStore {
     pub(super) fn new(dialer: Dialer, bug: Option<Bug>, clock: Arc<dyn Clock>) -> Result<Self> {
+        let exclusive_only = matches!(bug, Some(Bug::DowngradesShared | Bug::LooksForAnyMode));
         let capability = Capability {
-            // BUG: what can't be done is claimed.
-            shared: bug == Some(Bug::ClaimsShared),
-            permits: false,
+            shared: !exclusive_only,
+            permits: !exclusive_only,
             fifo: true,
             resume: true,
             waiting: Waiting::Notify,
@@ -159,6 +159,7 @@ impl SimpleStore {
             Answer::Held { remaining, holder } => {
                 Ok(Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false }))
             }
+            Answer::OtherLimit => Err(Error::new(ErrorKind::InvalidInput, "the lock has another number of permits")),
             Answer::Granted(terms) => {
                 if self.has(Bug::SetThenExpire) {
                     // BUG: who stops here leaves a lease without end.
@@ -196,7 +197,7 @@ impl SimpleStore {
             let mut lapse = lapse.map_or(left, |after| after + Duration::from_millis(1));
             if request.order == Order::Fifo {
                 // Who does not ask again in time loses its place.
-                lapse = lapse.min(request.ttl / 3);
+                lapse = lapse.min(Duration::from_secs(2));
             }
             drop(tokio::time::timeout(left.min(lapse), freed).await);
             if self.has(Bug::LastComeFirst) {
@@ -244,11 +245,9 @@ impl LockStore for SimpleStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        // BUG: an exclusive lock is granted to who asked for a shared one.
-        let downgrades = matches!(self.bug, Some(Bug::ClaimsShared | Bug::DowngradesShared));
-        let ordered = request.order != Order::Any && !self.info.capability.fifo;
-        if ordered || request.claim.mode != Mode::Exclusive && !downgrades {
-            return Err(Error::new(ErrorKind::Unsupported, "this store has only plain exclusive locks"));
+        // BUG: that there are none is no reason to refuse one.
+        if request.claim.mode != Mode::Shared || !self.has(Bug::DowngradesShared) {
+            self.info.admit_mode(request.claim.mode)?;
         }
         if self.has(Bug::LandsLate) {
             // BUG: who is cancelled should have sent it before, or never.

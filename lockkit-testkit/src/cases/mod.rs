@@ -15,8 +15,10 @@ mod faults;
 mod fencing;
 mod input;
 mod lifecycle;
+mod line;
 mod modes;
 mod ownership;
+mod readers;
 mod records;
 mod reentrancy;
 mod resource;
@@ -102,10 +104,20 @@ impl Needs {
     pub const TTL: Self = Self { ttl: true, ..Self::NOTHING };
     /// Shared locks.
     pub const SHARED: Self = Self { shared: true, ..Self::NOTHING };
+    /// Shared locks, with leases that end by ttl.
+    pub const SHARED_TTL: Self = Self { ttl: true, ..Self::SHARED };
+    /// Shared locks, with fences that mean anything.
+    pub const SHARED_FENCES: Self = Self { fences: true, ..Self::SHARED };
     /// Permits.
     pub const PERMITS: Self = Self { permits: true, ..Self::NOTHING };
+    /// Permits, with leases that end by ttl.
+    pub const PERMITS_TTL: Self = Self { ttl: true, ..Self::PERMITS };
+    /// Shared locks and permits.
+    pub const SHARED_PERMITS: Self = Self { permits: true, ..Self::SHARED };
     /// Waiters that are served in the order in which they came.
     pub const FIFO: Self = Self { fifo: true, ..Self::NOTHING };
+    /// Waiters that are served in the order in which they came, and leases that end by ttl.
+    pub const FIFO_TTL: Self = Self { ttl: true, ..Self::FIFO };
     /// Fences that mean anything.
     pub const FENCES: Self = Self { fences: true, ..Self::NOTHING };
     /// Leases that end by ttl, on a clock that can be injected.
@@ -131,7 +143,7 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 15] = [
+    let groups: [&'static [Case]; 17] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
@@ -139,7 +151,9 @@ pub fn all() -> Vec<&'static Case> {
         contention::CASES,
         waiting::CASES,
         fairness::CASES,
+        line::CASES,
         modes::CASES,
+        readers::CASES,
         fencing::CASES,
         cancellation::CASES,
         abandoned::CASES,
@@ -172,6 +186,12 @@ const SHORT: Duration = Duration::from_millis(600);
 
 /// The ttl of cases in which no lease should end.
 const LONG: Duration = Duration::from_secs(20);
+
+/// How long a store keeps the place of a claim that does not ask again, unless it does so until a session ends.
+const PLACE: Duration = Duration::from_secs(6);
+
+/// How late a waiter may be that is not told what has happened: a lease or a place ran out.
+const UNTOLD: Duration = Duration::from_secs(2);
 
 /// How late this machine may be at doing what is due.
 const SLACK: Duration = Duration::from_millis(400);
@@ -236,6 +256,13 @@ fn request(key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
 /// The claim to ask with after a refusal: another if the store has burnt the token (rule R2).
 fn fresh(claim: Claim, refusal: &Contention) -> Result<Claim, BoxError> {
     Ok(if refusal.burnt { Claim { token: Token::random()?, ..claim } } else { claim })
+}
+
+/// The same for one of the kinds that stand in line.
+fn request_as(key: &LockKey, mode: Mode, ttl: Duration) -> Result<AcquireRequest, BoxError> {
+    let mut request = request(key, ttl)?;
+    (request.claim.mode, request.order) = (mode, Order::Fifo);
+    Ok(request)
 }
 
 /// Asks once and expects a grant.

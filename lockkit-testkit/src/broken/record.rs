@@ -1,0 +1,251 @@
+//! What the machine keeps of one lock, and whom it lets in.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use lockkit_core::{AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, Mode, Moment, Order, Token};
+
+use super::{
+    Bug,
+    table::{Answer, Terms},
+};
+
+/// How long a place is kept for a claim that does not ask again.
+const PLACE: Duration = Duration::from_secs(6);
+
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// One for each that holds the lock.
+    pub(super) leases: Vec<Lease>,
+    /// Who waits to be served in order, the first in front.
+    queue: VecDeque<Place>,
+    /// The last fence given out; 0 if there is no counter.
+    pub(super) fence: u64,
+    /// Only with a bug: when the counter is forgotten.
+    counter_ends: Option<Moment>,
+    /// Only with a bug: until when no writer gets in.
+    barred: Option<Moment>,
+}
+
+/// A claim's place in the queue. It ends when it was not asked for again in time.
+#[derive(Debug)]
+struct Place {
+    token: Token,
+    mode: Mode,
+    ends: Option<Moment>,
+    info: HolderInfo,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) claim: Claim,
+    pub(super) mode: Mode,
+    /// `None` is for ever.
+    pub(super) ends: Option<Moment>,
+    pub(super) fence: u64,
+    pub(super) span: u32,
+    pub(super) depth: u32,
+    pub(super) info: HolderInfo,
+}
+
+impl Record {
+    /// Grants a lease that ends at `ends`, or says who is in the way.
+    pub(super) fn acquire(
+        &mut self,
+        request: &AcquireRequest,
+        mode: Mode,
+        now: Moment,
+        ends: Option<Moment>,
+        bug: Option<Bug>,
+    ) -> Answer {
+        if let Some(answer) = self.again(request, ends, bug) {
+            return answer;
+        }
+        if let Some(from) = request.from {
+            let right = self.leases.first().map(|lease| lease.claim.token == from && lease.mode == Mode::Exclusive);
+            // BUG: whoever has the lock, its place is taken; or nobody has it, and the place is taken all the same.
+            let wrong = right.map_or(Bug::ReplacesNobody, |_| Bug::ReplacesAnyone);
+            if right != Some(true) && bug != Some(wrong) {
+                return self.held(now, 0);
+            }
+            self.leases.clear();
+            return self.grant(request, mode, ends, bug);
+        }
+        // BUG: who comes last says how many permits there are.
+        if self.has_other_limit(mode) && bug != Some(Bug::LimitOfLast) {
+            return Answer::OtherLimit;
+        }
+        // BUG: no place is kept, so that who is quickest goes first.
+        if request.order == Order::Fifo && !request.wait.is_zero() && bug != Some(Bug::LastComeFirst) {
+            self.queue_up(request, mode, now, bug);
+        }
+        let place = self.queue.iter().position(|place| place.token == request.claim.token);
+        let ahead = match bug {
+            // BUG: who does not wait has nobody before it.
+            Some(Bug::TryBarges) if request.wait.is_zero() => 0,
+            // BUG: a reader gets in where readers are, whoever waits.
+            Some(Bug::ReaderPassesWriter) if mode == Mode::Shared => 0,
+            _ => place.unwrap_or(self.queue.len()),
+        };
+        // Who has no place passes nobody that has one.
+        let waits = place.is_none() && ahead > 0;
+        if waits || !self.has_room(mode, ahead, now, bug) {
+            return self.held(now, ahead);
+        }
+        self.leave(&request.claim.token);
+        self.grant(request, mode, ends, bug)
+    }
+
+    /// Ends what ran out.
+    pub(super) fn drop_lapsed(&mut self, now: Moment) {
+        let over = |ends: &Option<Moment>| ends.is_some_and(|ends| ends <= now);
+        self.queue.retain(|place| !over(&place.ends));
+        self.leases.retain(|lease| !over(&lease.ends));
+        if over(&self.counter_ends) {
+            self.fence = 0;
+        }
+    }
+
+    /// The answer to a claim that holds the lock already.
+    fn again(&mut self, request: &AcquireRequest, ends: Option<Moment>, bug: Option<Bug>) -> Option<Answer> {
+        // BUG: a repeated claim finds the lock held, as everyone does.
+        if bug == Some(Bug::NotIdempotent) {
+            return None;
+        }
+        let lease = self.leases.iter_mut().find(|lease| lease.claim.token == request.claim.token)?;
+        // BUG: a repeated claim leaves the lease as it is.
+        if bug != Some(Bug::RepeatDoesNotExtend) {
+            lease.ends = ends;
+        }
+        let lease = lease.clone();
+        let terms = lease.terms();
+        // BUG: it is counted each time.
+        if bug == Some(Bug::RepeatCountsTwice) && lease.mode != Mode::Exclusive {
+            self.leases.push(lease);
+        }
+        Some(Answer::Granted(terms))
+    }
+
+    fn grant(&mut self, request: &AcquireRequest, mode: Mode, ends: Option<Moment>, bug: Option<Bug>) -> Answer {
+        let fence = self.next_fence(request, mode, bug);
+        // BUG: the counter is kept only as long as the lease.
+        self.counter_ends = ends.filter(|_| bug == Some(Bug::FenceLapses));
+        if mode == Mode::Shared {
+            // BUG: there is one end for all readers, that of whoever came last.
+            if bug == Some(Bug::ReadersShareALease) {
+                self.leases.iter_mut().for_each(|lease| lease.ends = ends);
+            }
+            // BUG: nobody takes it back if the reader leaves early.
+            self.barred = self.barred.max(ends.filter(|_| bug == Some(Bug::WriterWaitsForTtl)));
+        }
+        let (claim, span, info) = (request.claim.clone(), request.fence.span, request.holder.clone());
+        let lease = Lease { claim, mode, ends, fence, span, depth: 1, info };
+        let terms = lease.terms();
+        self.leases.push(lease);
+        Answer::Granted(terms)
+    }
+
+    /// Whether one more may hold the lock in this way once all have got in that stand `ahead` of it.
+    fn has_room(&self, mode: Mode, ahead: usize, now: Moment, bug: Option<Bug>) -> bool {
+        let taken =
+            self.leases.iter().map(|lease| lease.mode).chain(self.queue.iter().take(ahead).map(|place| place.mode));
+        // BUG: each kind has its own record, and looks at no other.
+        let is_seen = |other: &Mode| {
+            bug != Some(Bug::KindsApart) || std::mem::discriminant(other) == std::mem::discriminant(&mode)
+        };
+        let mut taken = taken.filter(is_seen);
+        match mode {
+            Mode::Shared => taken.all(|other| other == Mode::Shared),
+            Mode::Permit { limit } => {
+                let mut count = 0;
+                let beside = |other| {
+                    count += 1;
+                    matches!(other, Mode::Permit { .. })
+                };
+                taken.all(beside) && count < limit.get()
+            }
+            _ => taken.next().is_none() && self.barred.is_none_or(|until| until <= now),
+        }
+    }
+
+    fn has_other_limit(&self, mode: Mode) -> bool {
+        let modes = self.leases.iter().map(|lease| lease.mode).chain(self.queue.iter().map(|place| place.mode));
+        let is_permit = |mode: &Mode| matches!(mode, Mode::Permit { .. });
+        is_permit(&mode) && modes.filter(is_permit).any(|other| other != mode)
+    }
+
+    /// The refusal of a claim with so many ahead of it in the queue.
+    fn held(&self, now: Moment, ahead: usize) -> Answer {
+        let places = self.queue.iter().take(ahead);
+        let ends = self.leases.iter().map(|lease| lease.ends).chain(places.clone().map(|place| place.ends)).flatten();
+        let holder = self.leases.first().map(|lease| &lease.info).or(places.clone().next().map(|place| &place.info));
+        let holder = holder.cloned().unwrap_or_else(|| HolderInfo::new(""));
+        Answer::Held { remaining: ends.chain(self.barred).min().map(|ends| ends.since(now)), holder }
+    }
+
+    /// Keeps the claim's place in the queue, the last one if it had none.
+    fn queue_up(&mut self, request: &AcquireRequest, mode: Mode, now: Moment, bug: Option<Bug>) {
+        // BUG: who does not come back is waited for, for ever.
+        let ends = Some(now + PLACE).filter(|_| bug != Some(Bug::DeadWaitersStay));
+        let token = request.claim.token;
+        match self.queue.iter_mut().find(|place| place.token == token) {
+            // BUG: who waits for long loses its place.
+            Some(_) if bug == Some(Bug::PlaceNotKept) => {}
+            Some(place) => place.ends = ends,
+            None => self.queue.push_back(Place { token, mode, ends, info: request.holder.clone() }),
+        }
+    }
+
+    /// Gives up the claim's place in the queue, if it has one.
+    pub(super) fn leave(&mut self, token: &Token) -> bool {
+        let before = self.queue.len();
+        self.queue.retain(|place| place.token != *token);
+        self.queue.len() < before
+    }
+
+    fn next_fence(&mut self, request: &AcquireRequest, mode: Mode, bug: Option<Bug>) -> u64 {
+        let asked = request.fence;
+        let joins =
+            mode == Mode::Shared && !self.leases.is_empty() && asked.span == 1 && self.fence > asked.floor.get();
+        // BUG: the first reader takes the number that is there, too: the last writer's.
+        if joins || mode == Mode::Shared && self.fence > 0 && bug == Some(Bug::ReaderHasWritersFence) {
+            return self.fence;
+        }
+        // BUG: a new counter starts at 1, wherever the one before it was.
+        let from_one = matches!(bug, Some(Bug::FenceLapses | Bug::FenceRestarts | Bug::FenceLostWithData));
+        let start = match asked.clock {
+            FenceClock::Store if self.fence == 0 && !from_one => wall_clock_micros(),
+            FenceClock::Store | FenceClock::Floor => 0,
+        };
+        // BUG: what was asked for is not heard.
+        let floor = if bug == Some(Bug::FloorIgnored) { 0 } else { asked.floor.get() };
+        let span = if bug == Some(Bug::SpanIgnored) { 1 } else { asked.span };
+        let fence = (self.fence + 1).max(floor + 1).max(start);
+        self.fence = fence + u64::from(span) - 1;
+        fence
+    }
+}
+
+impl Lease {
+    pub(super) fn terms(&self) -> Terms {
+        Terms { fence: Fence::new(self.fence), span: self.span, depth: self.depth }
+    }
+
+    pub(super) fn holder(&self, now: Moment) -> Holder {
+        Holder {
+            token: Some(self.claim.token),
+            info: self.info.clone(),
+            mode: self.mode,
+            depth: self.depth,
+            fence: Some(Fence::new(self.fence)),
+            remaining: self.ends.map(|ends| ends.since(now)),
+        }
+    }
+}
+
+fn wall_clock_micros() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

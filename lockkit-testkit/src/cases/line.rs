@@ -1,0 +1,248 @@
+//! The line in which readers, writers and permits wait: one for all kinds, where a store has them.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Attempt, Guard, Lock, Outcome};
+use tokio::{sync::Barrier, task::JoinHandle, time::timeout};
+
+use super::{CaseResult, Ctx, LONG, PLACE, SLACK, UNTOLD, cases, modes::TWO, request_as, take, wait_for_waiters};
+use crate::BoxError;
+
+cases! { "fairness":
+    all_kinds_are_served_as_they_came [SHARED] "Readers and writers get the lock in the order in which they came, whichever of the two they are."
+    permits_are_served_as_they_came [PERMITS] "Those that wait for a permit get one in the order in which they came."
+    a_waiting_writer_is_not_passed [SHARED] "A reader that comes behind a waiting writer waits, too, so that the writer does not starve."
+    readers_in_front_enter_together [SHARED] "Readers that stand in front hold the lock together, and a writer behind them waits for all."
+    a_try_passes_no_waiting_writer [SHARED] "A reader's try gets nothing while a writer waits, although other readers have the lock."
+    a_try_takes_no_permit_from_those_that_wait [PERMITS] "A try gets no permit while somebody waits, although one is left."
+    a_cancelled_waiter_leaves_the_line [FIFO] "A waiter that gave up holds up nobody behind it."
+    readers_go_on_when_a_writer_gives_up [SHARED] "When a waiting writer gives up, the readers behind it get in beside those that hold the lock."
+    a_place_that_nobody_asks_for_ends [FIFO_TTL] "The place of a claim that does not ask again ends after 6 s."
+    a_waiter_that_asks_again_keeps_its_place [FIFO_TTL] "A waiter keeps its place for as long as it waits."
+}
+
+/// How long one may take that has to wait for nobody.
+const SOON: Duration = Duration::from_secs(3);
+
+/// Those that wait for a lock, and the order in which they got it.
+struct Line {
+    lock: Lock,
+    served: Arc<Mutex<Vec<&'static str>>>,
+    waiting: Vec<JoinHandle<CaseResult>>,
+}
+
+impl Line {
+    fn before(lock: Lock) -> Self {
+        Self { lock, served: Arc::default(), waiting: Vec::new() }
+    }
+
+    /// Has somebody wait who notes when it is served. Returns when it has its place.
+    async fn join(&mut self, who: &'static str, lock: Lock) -> CaseResult {
+        self.join_and(who, lock, async { Ok(()) }).await
+    }
+
+    /// The same with something to do while it holds the lock.
+    async fn join_and(
+        &mut self,
+        who: &'static str,
+        lock: Lock,
+        work: impl Future<Output = CaseResult> + Send + 'static,
+    ) -> CaseResult {
+        let served = Arc::clone(&self.served);
+        self.waiting.push(tokio::spawn(async move {
+            let guard = lock.ttl(LONG).acquire_within(LONG).await?.ok_or_else(|| format!("{who} was left behind"))?;
+            // Noted while it holds the lock, so that the notes have the order of the grants.
+            served.lock().expect("unpoisoned").push(who);
+            work.await?;
+            assert_eq!(guard.release().await?, Outcome::Released);
+            Ok(())
+        }));
+        let count = u32::try_from(self.waiting.len())?;
+        for _ in 0..1000 {
+            let waiters = self.lock.inspect().await?.waiters;
+            if waiters.is_none() {
+                tokio::time::sleep(SLACK).await;
+            }
+            if self.served().contains(&who) {
+                return Err(format!("{who} passed those that wait").into());
+            }
+            if waiters.is_none_or(|waiters| waiters >= count) {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Err(format!("{who} is not shown to wait").into())
+    }
+
+    fn served(&self) -> Vec<&'static str> {
+        self.served.lock().expect("unpoisoned").clone()
+    }
+
+    /// Who was served, in order, once all were.
+    async fn finish(self) -> Result<Vec<&'static str>, BoxError> {
+        for waiter in self.waiting {
+            waiter.await??;
+        }
+        Ok(self.served.lock().expect("unpoisoned").clone())
+    }
+}
+
+async fn all_kinds_are_served_as_they_came(ctx: Ctx) -> CaseResult {
+    let (mine, name) = (ctx.locker().await?, ctx.name());
+    let guard = mine.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+    let mut line = Line::before(mine.lock(&name));
+    line.join("reader 1", ctx.locker().await?.rw_lock(&name).read()).await?;
+    line.join("writer 1", ctx.locker().await?.rw_lock(&name).write()).await?;
+    line.join("reader 2", ctx.locker().await?.rw_lock(&name).read()).await?;
+    line.join("in order", ctx.locker().await?.lock(&name).fifo()).await?;
+    line.join("reader 3", mine.rw_lock(&name).read()).await?;
+    line.join("writer 2", mine.rw_lock(&name).write()).await?;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let served = line.finish().await?;
+    let came = ["reader 1", "writer 1", "reader 2", "in order", "reader 3", "writer 2"];
+    assert_eq!(served, came, "they were served in another order than they came");
+    Ok(())
+}
+
+async fn permits_are_served_as_they_came(ctx: Ctx) -> CaseResult {
+    let (mine, name) = (ctx.locker().await?, ctx.name());
+    let permits = mine.semaphore(&name, TWO).ttl(LONG);
+    let _kept = permits.try_acquire().await?.ok_or("free, but refused")?;
+    let guard = permits.try_acquire().await?.ok_or("a permit is left, but refused")?;
+    let mut line = Line::before(mine.lock(&name));
+    for who in ["first", "second", "third"] {
+        line.join(who, ctx.locker().await?.semaphore(&name, TWO)).await?;
+    }
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert_eq!(line.finish().await?, ["first", "second", "third"], "they were served in another order than they came");
+    Ok(())
+}
+
+async fn a_waiting_writer_is_not_passed(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let reader = read(&mine.rw_lock(&name).read()).await?;
+    let mut line = Line::before(mine.lock(&name));
+    line.join("a writer", other.rw_lock(&name).write()).await?;
+    line.join("a reader", mine.rw_lock(&name).read()).await?;
+    assert_eq!(reader.release().await?, Outcome::Released);
+    assert_eq!(line.finish().await?, ["a writer", "a reader"], "a reader passed a waiting writer");
+    Ok(())
+}
+
+async fn readers_in_front_enter_together(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = mine.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+    let mut line = Line::before(mine.lock(&name));
+    let meeting = Arc::new(Barrier::new(3));
+    for (who, locker) in [("one", &mine), ("two", &other), ("three", &other)] {
+        let meeting = Arc::clone(&meeting);
+        let together = async move {
+            let met = timeout(SOON, meeting.wait()).await;
+            met.map(|_| ()).map_err(|_| "readers get the lock one after the other".into())
+        };
+        line.join_and(who, locker.rw_lock(&name).read(), together).await?;
+    }
+    line.join("a writer", mine.rw_lock(&name).write()).await?;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let served = line.finish().await?;
+    assert_eq!(served.last(), Some(&"a writer"), "a writer passed a waiting reader");
+    Ok(())
+}
+
+async fn a_try_passes_no_waiting_writer(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let reader = read(&mine.rw_lock(&name).read()).await?;
+    let mut line = Line::before(mine.lock(&name));
+    line.join("a writer", other.rw_lock(&name).write()).await?;
+    for locker in [&mine, &other] {
+        let got = locker.rw_lock(&name).read().try_acquire().await?;
+        assert!(got.is_none(), "a reader's try passed a waiting writer");
+    }
+    assert_eq!(reader.release().await?, Outcome::Released);
+    line.finish().await?;
+    assert!(other.rw_lock(&name).read().try_acquire().await?.is_some(), "nobody waits any more");
+    Ok(())
+}
+
+async fn a_try_takes_no_permit_from_those_that_wait(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let one = mine.semaphore(&name, TWO).ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+    let mut line = Line::before(mine.lock(&name));
+    line.join("a writer", other.lock(&name).fifo()).await?;
+    for locker in [&mine, &other] {
+        assert!(locker.semaphore(&name, TWO).try_acquire().await?.is_none(), "a try passed one that waits");
+    }
+    assert_eq!(one.release().await?, Outcome::Released);
+    line.finish().await?;
+    assert!(other.semaphore(&name, TWO).try_acquire().await?.is_some(), "nobody waits any more");
+    Ok(())
+}
+
+async fn a_cancelled_waiter_leaves_the_line(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&mine, &name, LONG).await?;
+    let (first, second) = (other.lock(&name).ttl(LONG).fifo(), mine.lock(&name).ttl(LONG).fifo());
+    let gives_up = tokio::spawn(async move { first.acquire().await.map(drop) });
+    wait_for_waiters(&mine.lock(&name), 1).await?;
+    let next = tokio::spawn(async move { second.acquire().await });
+    wait_for_waiters(&mine.lock(&name), 2).await?;
+    gives_up.abort();
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert_goes_on(next).await
+}
+
+async fn readers_go_on_when_a_writer_gives_up(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let reader = read(&mine.rw_lock(&name).read()).await?;
+    let (writer, behind) = (other.rw_lock(&name).write(), mine.rw_lock(&name).read().ttl(LONG));
+    let gives_up = tokio::spawn(async move { writer.acquire().await.map(drop) });
+    wait_for_waiters(&mine.lock(&name), 1).await?;
+    let next = tokio::spawn(async move { behind.acquire().await });
+    wait_for_waiters(&mine.lock(&name), 2).await?;
+    gives_up.abort();
+    assert_goes_on(next).await?;
+    assert_eq!(reader.release().await?, Outcome::Released);
+    Ok(())
+}
+
+/// A place lasts longer than this takes: it has to be given up.
+async fn assert_goes_on(next: JoinHandle<lockkit_core::Result<Guard>>) -> CaseResult {
+    let guard = timeout(SOON, next).await.map_err(|_| "the next one still waits behind one that gave up")???;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    Ok(())
+}
+
+async fn a_place_that_nobody_asks_for_ends(ctx: Ctx) -> CaseResult {
+    let (store, mine, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
+    let guard = take(&mine, key.as_str(), LONG).await?;
+    let mut asked = request_as(&key, lockkit_core::Mode::Exclusive, LONG)?;
+    asked.wait = Duration::from_millis(100);
+    assert!(matches!(store.acquire(&asked).await?, Attempt::Contended(_)), "granted twice");
+    let died = Instant::now();
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let next = ctx.locker().await?.lock(key.as_str()).ttl(LONG).fifo().acquire_within(PLACE + UNTOLD).await?;
+    let guard = next.ok_or_else(|| format!("{:?} later the next one still waits behind the dead", died.elapsed()))?;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    Ok(())
+}
+
+async fn a_waiter_that_asks_again_keeps_its_place(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&mine, &name, LONG).await?;
+    let mut line = Line::before(mine.lock(&name));
+    line.join("first", other.lock(&name).fifo()).await?;
+    // The place of the first would end while the second has one.
+    tokio::time::sleep(PLACE / 2).await;
+    line.join("second", mine.lock(&name).fifo()).await?;
+    tokio::time::sleep(PLACE / 2 + Duration::from_secs(1)).await;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert_eq!(line.finish().await?, ["first", "second"], "the first one lost its place");
+    Ok(())
+}
+
+async fn read(lock: &Lock) -> Result<Guard, BoxError> {
+    lock.clone().ttl(LONG).try_acquire().await?.ok_or_else(|| "only readers have it, but refused".into())
+}

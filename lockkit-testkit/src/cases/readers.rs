@@ -1,0 +1,198 @@
+//! Readers that share a lock: each has a lease of its own, and their fences lie between those of the writers.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use lockkit_core::{Guard, Hold, Lock, LockKey, Locker, Mode, Moment, Outcome, Release, Renewed, Token};
+
+use super::{
+    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, renew, request_as, resource::Resource, wait_for_waiter,
+};
+use crate::BoxError;
+
+cases! { "modes":
+    all_readers_are_shown [SHARED] "All that hold a shared lock are shown, and that they share it."
+    the_same_claim_is_one_reader [SHARED] "A reader that asks again for what it holds counts once, with one fence (R1)."
+    a_dead_reader_lapses_alone [SHARED_TTL] "A reader's lease ends by itself; a writer gets in when the last one has ended, and not before."
+    a_writer_waits_for_no_reader_that_left [SHARED_TTL] "A writer does not wait for the lease of a reader that was released."
+    a_released_reader_ends_no_other [SHARED] "Releasing one reader's lease leaves those of the others; a writer gets in after the last."
+    a_renewal_keeps_no_other_reader [SHARED_TTL] "Renewing one reader's lease does not extend that of another, dead reader."
+    fences_order_readers_and_writers [SHARED_FENCES] "The fences of readers lie above those of the writers before them, and below those after (R9)."
+    a_resource_refuses_a_writer_that_readers_came_after [SHARED_FENCES] "A resource that checks fences refuses a writer once a later reader was there."
+}
+
+async fn all_readers_are_shown(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let (one, two, three) = (read(&mine, &name).await?, read(&other, &name).await?, read(&mine, &name).await?);
+    assert_shown(&other.lock(&name), Mode::Shared, &[one.token(), two.token(), three.token()]).await
+}
+
+async fn the_same_claim_is_one_reader(ctx: Ctx) -> CaseResult {
+    let (store, key) = (ctx.store().await?, ctx.key()?);
+    let asked = request_as(&key, Mode::Shared, LONG)?;
+    let (once, twice) = (grant(&store, &asked).await?, grant(&store, &asked).await?);
+    assert_eq!(once.fence, twice.fence, "the same claim again has another fence");
+    assert!(matches!(store.release(&asked.claim).await?, Release::Released { .. }));
+    let writer = ctx.locker().await?.rw_lock(key.as_str()).write().ttl(LONG).try_acquire().await?;
+    assert!(writer.is_some(), "a reader that asked again counts twice");
+    Ok(())
+}
+
+async fn a_dead_reader_lapses_alone(ctx: Ctx) -> CaseResult {
+    let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
+    let long = grant(&store, &request_as(&key, Mode::Shared, SHORT * 3)?).await?;
+    let short = grant(&other, &request_as(&key, Mode::Shared, SHORT)?).await?;
+    let writer = Writer::waits(&ctx, &key).await?;
+    let lock = ctx.locker().await?.lock(key.as_str());
+    loop {
+        let shown = tokens(&lock).await?;
+        // After the look: what is not there any more had ended by now.
+        let now = store.info().clock.now();
+        let kept = shown.contains(&long.claim.token) || now >= long.until;
+        assert!(kept, "the lease of a reader ended with another's");
+        if !shown.contains(&short.claim.token) {
+            assert!(now >= short.until, "a reader's lease ended before its time");
+            break;
+        }
+        assert!(now < short.until + UNTOLD, "a dead reader is shown after its end");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(matches!(renew(&other, &short.claim, LONG, 1).await?, Renewed::Lost(_)), "a lapsed reader was renewed");
+    writer.gets_in_after(&long).await
+}
+
+async fn a_writer_waits_for_no_reader_that_left(ctx: Ctx) -> CaseResult {
+    let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
+    let left = grant(&store, &request_as(&key, Mode::Shared, LONG)?).await?;
+    let short = grant(&other, &request_as(&key, Mode::Shared, SHORT)?).await?;
+    assert!(matches!(store.release(&left.claim).await?, Release::Released { .. }));
+    Writer::waits(&ctx, &key).await?.gets_in_after(&short).await
+}
+
+async fn a_released_reader_ends_no_other(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let (one, two, three) = (read(&mine, &name).await?, read(&other, &name).await?, read(&mine, &name).await?);
+    let lock = other.rw_lock(&name).write().ttl(LONG);
+    assert_eq!(one.release().await?, Outcome::Released);
+    assert_shown(&lock, Mode::Shared, &[two.token(), three.token()]).await?;
+    let writer = tokio::spawn(async move { lock.acquire().await });
+    wait_for_waiter(&mine.lock(&name)).await?;
+    assert_eq!(two.release().await?, Outcome::Released);
+    assert_shown(&mine.lock(&name), Mode::Shared, &[three.token()]).await?;
+    three.renew().await?;
+    assert!(!writer.is_finished(), "a writer came in beside a reader");
+    assert_eq!(three.release().await?, Outcome::Released);
+    let guard = tokio::time::timeout(UNTOLD, writer).await.map_err(|_| "a writer is still waiting")???;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    Ok(())
+}
+
+async fn a_renewal_keeps_no_other_reader(ctx: Ctx) -> CaseResult {
+    let (store, other, key) = (ctx.store().await?, ctx.store().await?, ctx.key()?);
+    let dead = grant(&other, &request_as(&key, Mode::Shared, SHORT)?).await?;
+    let lives = grant(&store, &request_as(&key, Mode::Shared, LONG)?).await?;
+    let lock = ctx.locker().await?.lock(key.as_str());
+    loop {
+        let renewed = renew(&store, &lives.claim, LONG, 1).await?;
+        assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}, while it was renewed all the time");
+        if !tokens(&lock).await?.contains(&dead.claim.token) {
+            break;
+        }
+        let now = other.info().clock.now();
+        assert!(now < dead.until + UNTOLD, "a dead reader is kept by another's renewals");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_shown(&lock, Mode::Shared, &[lives.claim.token]).await?;
+    assert!(matches!(store.release(&lives.claim).await?, Release::Released { .. }));
+    Ok(())
+}
+
+async fn fences_order_readers_and_writers(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let write = async |locker: &Locker| {
+        let guard = locker.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+        let fence = guard.fence();
+        assert_eq!(guard.release().await?, Outcome::Released);
+        Ok::<_, BoxError>(fence)
+    };
+    let mut last = write(&mine).await?;
+    for locker in [&other, &mine] {
+        let one = read(locker, &name).await?;
+        assert!(one.fence() > last, "a reader's fence {} is not above the writer's {last}", one.fence());
+        let two = read(&mine, &name).await?;
+        assert!(two.fence() >= one.fence(), "{} came after {}", two.fence(), one.fence());
+        assert_eq!(one.release().await?, Outcome::Released);
+        let three = read(&other, &name).await?;
+        assert!(three.fence() >= two.fence(), "{} came after {}", three.fence(), two.fence());
+        let highest = three.fence();
+        assert_eq!(two.release().await?, Outcome::Released);
+        assert_eq!(three.release().await?, Outcome::Released);
+        last = write(locker).await?;
+        assert!(last > highest, "a writer's fence {last} is not above the readers' {highest}");
+    }
+    Ok(())
+}
+
+async fn a_resource_refuses_a_writer_that_readers_came_after(ctx: Ctx) -> CaseResult {
+    let (first, second, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let resource = Resource::default();
+    let stale = first.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+    assert!(resource.admit(stale.fence()));
+    // The lock is taken from a holder that does not notice: what a freeze or a partition looks like from outside.
+    second.break_lock(&name, stale.token()).await?;
+    let reader = read(&second, &name).await?;
+    let before = reader.fence();
+    assert!(resource.admit(before));
+    assert!(!resource.admit(stale.fence()), "the stale writer's write came through");
+    assert_eq!(reader.release().await?, Outcome::Released);
+    let writer = second.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+    assert!(resource.admit(writer.fence()));
+    assert!(!resource.admit(before), "a stale reader was let in after a writer");
+    Ok(())
+}
+
+/// A writer that waits behind readers.
+struct Writer(tokio::task::JoinHandle<Result<(Option<Guard>, Moment), lockkit_core::Error>>);
+
+impl Writer {
+    async fn waits(ctx: &Ctx, key: &LockKey) -> Result<Self, BoxError> {
+        let (store, shown) = (ctx.store().await?, ctx.locker().await?);
+        let lock = super::locker(Arc::clone(&store)).rw_lock(key.as_str()).write().ttl(LONG);
+        let waiting = tokio::spawn(async move {
+            let guard = lock.acquire_within(LONG / 2).await?;
+            Ok((guard, store.info().clock.now()))
+        });
+        wait_for_waiter(&shown.lock(key.as_str())).await?;
+        Ok(Self(waiting))
+    }
+
+    /// It gets the lock when this lease has ended, and not before.
+    async fn gets_in_after(self, last: &Hold) -> CaseResult {
+        let (guard, at) = self.0.await??;
+        let late = at.since(last.until);
+        let guard = guard.filter(|_| late < UNTOLD);
+        let guard = guard.ok_or_else(|| format!("a writer is still waiting {late:?} after the last reader's end"))?;
+        assert!(at >= last.until, "a writer came in beside a reader");
+        assert_eq!(guard.release().await?, Outcome::Released);
+        Ok(())
+    }
+}
+
+async fn tokens(lock: &Lock) -> Result<HashSet<Token>, BoxError> {
+    Ok(lock.inspect().await?.holders.iter().filter_map(|holder| holder.token).collect())
+}
+
+/// All that hold the lock are shown, in whatever order.
+pub(super) async fn assert_shown(lock: &Lock, mode: Mode, held: &[Token]) -> CaseResult {
+    let holders = lock.inspect().await?.holders;
+    let shown: HashSet<_> = holders.iter().filter_map(|holder| holder.token).collect();
+    let right = holders.len() == held.len() && shown == held.iter().copied().collect();
+    if right && holders.iter().all(|holder| holder.mode == mode) {
+        return Ok(());
+    }
+    Err(format!("{} that hold the lock as {mode} are shown as {holders:?}", held.len()).into())
+}
+
+async fn read(locker: &Locker, name: &str) -> Result<Guard, BoxError> {
+    let guard = locker.rw_lock(name).read().ttl(LONG).try_acquire().await?;
+    guard.ok_or_else(|| "readers must share".into())
+}
