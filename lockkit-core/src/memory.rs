@@ -17,8 +17,8 @@ use tokio::{sync::Notify, time::timeout};
 
 use self::lock::{Answer, Asked, Lock};
 use crate::{
-    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Fencing, KeyState, Liveness, LockKey, LockStore,
-    Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
+    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Fence, Fencing, Hold, KeyState, Liveness, LockKey,
+    LockStore, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
     store::{Record, Records, Swap, unpoisoned},
 };
 
@@ -78,6 +78,44 @@ impl MemoryStore {
         Self { info: Arc::new(info), judge: clock, table: Arc::default() }
     }
 
+    /// The same store, which does no more than a store of this capability, so that tests of an application see what
+    /// production will refuse: modes, order, grants in the place of others, ttls, lengths of names. Where fences mean nothing,
+    /// each is [`Fence::NONE`].
+    ///
+    /// Some things stay as they are: how waiters are woken, and that leases end by their ttl, of which this store takes its own
+    /// where the other has sessions.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+    /// use lockkit_core::{Capability, ErrorKind, LockStore, Locker, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// let production = Capability { shared: false, ..store.info().capability.clone() };
+    /// let prices = Locker::new(store.like(&production)).rw_lock("prices");
+    /// assert_eq!(prices.read().acquire().await.expect_err("no readers").kind(), ErrorKind::Unsupported);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn like(self, other: &Capability) -> Self {
+        let own = &self.info.capability;
+        let capability = Capability {
+            shared: own.shared && other.shared,
+            permits: own.permits && other.permits,
+            fifo: own.fifo && other.fifo,
+            resume: own.resume && other.resume,
+            waiting: own.waiting,
+            liveness: Liveness {
+                ttl: other.liveness.ttl.clone().or_else(|| own.liveness.ttl.clone()),
+                session: own.liveness.session,
+            },
+            // What is promised here holds in each of these ways.
+            fencing: if own.fencing == Fencing::None { Fencing::None } else { other.fencing },
+            max_key_bytes: own.max_key_bytes.min(other.max_key_bytes),
+        };
+        let info = StoreInfo { capability, ..StoreInfo::clone(&self.info) };
+        Self { info: Arc::new(info), ..self }
+    }
+
     /// Another client of this store, whose own clock is `clock`: the leases that it is granted end on that clock for
     /// itself, and on the store's for everyone else.
     #[must_use]
@@ -107,7 +145,20 @@ impl MemoryStore {
         let until = self.now() + request.ttl;
         let mut table = unpoisoned(&self.table);
         let (now, floor) = (self.store_now(), table.floor);
-        table.lock(&request.claim.key, now).ask(request, Asked { now, until, floor })
+        let answer = table.lock(&request.claim.key, now).ask(request, Asked { now, until, floor })?;
+        Ok(match answer {
+            Answer::Granted(hold) => Answer::Granted(self.told(hold)),
+            contended @ Answer::Contended(..) => contended,
+        })
+    }
+
+    fn has_fences(&self) -> bool {
+        self.info.capability.fencing != Fencing::None
+    }
+
+    /// What a client is told of its lease.
+    fn told(&self, hold: Hold) -> Hold {
+        if self.has_fences() { hold } else { Hold { fence: Fence::NONE, ..hold } }
     }
 
     /// Waits until the lease is granted or the wait is over, outside the queue.
@@ -145,15 +196,25 @@ impl MemoryStore {
         }
     }
 
-    fn renew_one(&self, renewal: &Renewal, sent: Moment) -> Renewed {
+    fn renew_one(&self, renewal: &Renewal, sent: Moment) -> Result<Renewed> {
+        self.info.admit_mode(renewal.claim.mode)?;
         let mut table = unpoisoned(&self.table);
         let now = self.store_now();
-        table.lock(&renewal.claim.key, now).renew(renewal, now, sent + renewal.ttl)
+        let renewed = table.lock(&renewal.claim.key, now).renew(renewal, now, sent + renewal.ttl);
+        Ok(match renewed {
+            Renewed::Held(hold) => Renewed::Held(self.told(hold)),
+            lost @ Renewed::Lost(_) => lost,
+        })
     }
 
     fn state_of(&self, table: &Table, key: &LockKey, now: Moment) -> KeyState {
         let free = || KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: Some(0) };
-        table.locks.get(key).map_or_else(free, |lock| lock.state(key, now))
+        let mut state = table.locks.get(key).map_or_else(free, |lock| lock.state(key, now));
+        if !self.has_fences() {
+            state.fence = None;
+            state.holders.iter_mut().for_each(|holder| holder.fence = None);
+        }
+        state
     }
 }
 
@@ -198,10 +259,11 @@ impl LockStore for MemoryStore {
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
         let sent = self.now();
-        renewals.iter().map(|renewal| Ok(self.renew_one(renewal, sent))).collect()
+        renewals.iter().map(|renewal| self.renew_one(renewal, sent)).collect()
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.info.admit_mode(claim.mode)?;
         let mut table = unpoisoned(&self.table);
         let now = self.store_now();
         Ok(table.lock(&claim.key, now).release(&claim.token, now))

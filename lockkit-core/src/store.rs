@@ -14,7 +14,10 @@
 //!   after any `Contended`; but it keeps the token, and with it the place, of a claim that queues (R3), unless the store
 //!   says that it is burnt. A grant [in the place of another](AcquireRequest::from) burns that one's token.
 //! - **R3, waiting.** `acquire` may answer [`Attempt::Contended`] at any time up to `wait`; `wait == 0` is a try. A
-//!   queueing store keeps the claim's place until `release(&claim)`. The core loops until the caller's deadline.
+//!   queueing store keeps the claim's place until `release(&claim)`, or until the claim has not asked again for 6 s, or
+//!   where leases end with the session until that does. A try gets no place and passes nobody that has one. All modes of a
+//!   key stand in one line: who has a place gets in as soon as it could beside all before it. The core loops until the
+//!   caller's deadline; a store answers a claim that stands in line within 2 s, so that it asks again in time.
 //! - **R4, validity.** [`Hold::until`] is the moment just **before the request was sent** plus the ttl, on the clock of
 //!   [`StoreInfo::clock`]. The core subtracts [`drift`](crate::drift). A reply that leaves less than the minimum
 //!   useful validity is not an acquisition: the core releases it and goes on.

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, ErrorKind, Fence, FenceRequest, HolderInfo, LockKey, LockStore, Locker,
-    MemoryStore, Mode, Moment, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
+    AcquireRequest, Attempt, Capability, Claim, Clock, ErrorKind, Fence, FenceRequest, Fencing, HolderInfo, Liveness,
+    LockKey, LockStore, Locker, MemoryStore, Mode, Moment, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
 };
 use tokio::time::Instant;
 
@@ -155,5 +155,45 @@ async fn a_reader_gets_the_fence_that_it_asks_for() -> Result<()> {
     assert!(prices.read().acquire().await?.fence() > first.fence(), "not below one that ended before");
     drop((first, second));
     assert!(prices.write().acquire().await?.fence() > Fence::NONE);
+    Ok(())
+}
+
+/// What the other store can't do is refused by the store itself, not only by the core in front of it.
+#[tokio::test]
+async fn a_store_like_another_does_no_more() -> Result<()> {
+    let own = MemoryStore::new().info().capability.clone();
+    let least = Capability {
+        shared: false,
+        permits: false,
+        fifo: false,
+        resume: false,
+        liveness: Liveness { ttl: Some(Duration::from_secs(1)..=Duration::from_secs(60)), session: None },
+        fencing: Fencing::None,
+        max_key_bytes: 64,
+        ..own.clone()
+    };
+    let store = MemoryStore::new().like(&least);
+    assert_eq!(store.info().capability, least);
+    assert!(!store.clone().like(&own).info().capability.shared, "what is refused stays refused");
+
+    let good = request("x", Duration::from_secs(10));
+    let mut shared = good.clone();
+    shared.claim.mode = Mode::Shared;
+    let ordered = AcquireRequest { order: Order::Fifo, ..good.clone() };
+    let taken_up = AcquireRequest { from: Some(Token::random()?), ..good.clone() };
+    for refused in [&shared, &ordered, &taken_up] {
+        assert_eq!(store.acquire(refused).await.expect_err("not there").kind(), ErrorKind::Unsupported);
+    }
+    assert_eq!(store.release(&shared.claim).await.expect_err("not there").kind(), ErrorKind::Unsupported);
+    let short = AcquireRequest { ttl: Duration::from_millis(500), ..good.clone() };
+    assert_eq!(store.acquire(&short).await.expect_err("too short").kind(), ErrorKind::InvalidInput);
+
+    let Attempt::Granted(hold) = store.acquire(&good).await? else { panic!("free") };
+    assert_eq!(hold.fence, Fence::NONE);
+    let state = store.inspect(&Query::Keys(vec![good.claim.key.clone()])).await?.remove(0);
+    assert!(state.fence.is_none() && state.holders.iter().all(|holder| holder.fence.is_none()), "{state:?}");
+    let locker = Locker::new(store);
+    assert_eq!(locker.lock("n".repeat(65)).acquire().await.expect_err("too long").kind(), ErrorKind::InvalidInput);
+    assert!(locker.lock("n".repeat(64)).acquire().await.is_ok());
     Ok(())
 }

@@ -1,6 +1,9 @@
 //! The simulated store does what its script says, in no time.
 
-use std::time::{Duration, Instant as RealInstant};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant as RealInstant},
+};
 
 use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Result, Status, Waiting};
 use lockkit_sim::{Answer, Call, Fault, Operation, SimStore};
@@ -237,5 +240,67 @@ async fn a_polled_store_is_asked_again_and_again() -> Result<()> {
     assert!(answers(&store.calls(), Operation::Inspect).len() > 5);
     drop(guard);
     drop(waiting.await.expect("no panic")?);
+    Ok(())
+}
+
+/// Also where nobody is woken, and nobody keeps the place of a client by waiting at the store.
+#[tokio::test(start_paused = true)]
+async fn those_that_stand_in_line_are_served_as_they_came() -> Result<()> {
+    for store in [SimStore::new(), SimStore::new().polled()] {
+        let lock = |store: &SimStore| Locker::new(store.another_client()).rw_lock("a");
+        let guard = lock(&store).write().acquire().await?;
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let mut waiting = Vec::new();
+        for number in 0..6_u32 {
+            let lock = if number % 2 == 0 { lock(&store).read() } else { lock(&store).write() };
+            let served = Arc::clone(&served);
+            waiting.push(tokio::spawn(async move {
+                let guard = lock.acquire().await?;
+                served.lock().unwrap().push(number);
+                guard.release().await
+            }));
+            while store.state("a").await?.waiters != Some(number + 1) {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+        // Longer than a place is kept for one that does not ask again.
+        sleep(secs(20)).await;
+        assert_eq!(store.state("a").await?.waiters, Some(6));
+        assert_eq!(guard.release().await?, Outcome::Released);
+        for waiter in waiting {
+            assert_eq!(waiter.await.expect("no panic")?, Outcome::Released);
+        }
+        assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+    }
+    Ok(())
+}
+
+/// The stranger takes the holder's place; those that wait go on waiting.
+#[tokio::test(start_paused = true)]
+async fn a_stranger_passes_those_that_stand_in_line() -> Result<()> {
+    let store = SimStore::new();
+    let prices = Locker::new(store.clone()).rw_lock("a");
+    let guard = prices.write().ttl(TTL).acquire().await?;
+    let reader = prices.read();
+    let waiting = tokio::spawn(async move { reader.acquire().await });
+    while store.state("a").await?.waiters != Some(1) {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let stranger = store.take_over("a", secs(20)).await?;
+    assert!(stranger.fence > guard.fence());
+    assert_eq!(guard.lost().await, LossReason::Taken);
+    assert!(waiting.await.expect("no panic")?.fence() > stranger.fence);
+    // Where others than a writer hold the lock, those that wait go first.
+    let readers = [prices.read().acquire().await?, prices.read().acquire().await?];
+    let writer = prices.write();
+    let waiting = tokio::spawn(async move { writer.acquire().await });
+    while store.state("a").await?.waiters != Some(1) {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let stranger = store.take_over("a", secs(20)).await?;
+    let writer = waiting.await.expect("no panic")?;
+    assert!(stranger.fence > writer.fence());
+    assert_eq!(writer.lost().await, LossReason::Taken);
+    drop(readers);
     Ok(())
 }
