@@ -197,3 +197,69 @@ async fn a_store_like_another_does_no_more() -> Result<()> {
     assert!(locker.lock("n".repeat(64)).acquire().await.is_ok());
     Ok(())
 }
+
+/// Who is in the room, and the fences of those that left it.
+#[derive(Debug, Default)]
+struct Room {
+    inside: Vec<Mode>,
+    /// The highest fence of a grant that was returned, and of one to others than readers.
+    highest: (Fence, Fence),
+}
+
+/// Every kind of lock, by clients in all threads, with acquisitions that are given up while they wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn all_kinds_in_a_crowd_exclude_and_are_served() -> Result<()> {
+    const TWO: std::num::NonZeroU32 = std::num::NonZeroU32::MIN.saturating_add(1);
+    let (store, room) = (MemoryStore::new(), Arc::new(std::sync::Mutex::new(Room::default())));
+    let mut tasks = Vec::new();
+    for number in 0..12_u32 {
+        let (locker, room) = (Locker::new(store.clone()), Arc::clone(&room));
+        tasks.push(tokio::spawn(async move {
+            let kinds = [
+                (Mode::Shared, locker.rw_lock("x").read()),
+                (Mode::Exclusive, locker.rw_lock("x").write()),
+                (Mode::Permit { limit: TWO }, locker.semaphore("x", TWO)),
+                (Mode::Exclusive, locker.lock("x").fifo()),
+            ];
+            for round in 0..100_u32 {
+                let (mode, lock) = &kinds[((number + round * 7 + round / 5) % 4) as usize];
+                let before = room.lock().unwrap().highest;
+                let patience = Duration::from_micros(if round % 3 == 0 { 200 } else { 60_000_000 });
+                let Ok(guard) = tokio::time::timeout(patience, lock.acquire()).await else { continue };
+                let guard = guard?;
+                // Rule R9: above all that were returned before it was asked for, or not below if both are shared.
+                let least = if *mode == Mode::Shared { before.1 } else { before.0 };
+                assert!(guard.fence() > least, "{mode}: {} after {least}", guard.fence());
+                {
+                    let mut room = room.lock().unwrap();
+                    room.inside.push(*mode);
+                    let kinds_agree = room.inside.iter().all(|other| other == mode);
+                    let most = match mode {
+                        Mode::Shared => usize::MAX,
+                        Mode::Permit { .. } => 2,
+                        _ => 1,
+                    };
+                    assert!(kinds_agree && room.inside.len() <= most, "{:?}", room.inside);
+                    room.highest.0 = room.highest.0.max(guard.fence());
+                    if *mode != Mode::Shared {
+                        room.highest.1 = room.highest.1.max(guard.fence());
+                    }
+                }
+                tokio::task::yield_now().await;
+                {
+                    let mut room = room.lock().unwrap();
+                    let at = room.inside.iter().position(|other| other == mode).expect("it is inside");
+                    room.inside.remove(at);
+                }
+                assert_eq!(guard.release().await?, Outcome::Released);
+            }
+            locker.shutdown(Duration::from_secs(10)).await
+        }));
+    }
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(60), task).await.expect("nobody is forgotten").expect("no panic")?;
+    }
+    let state = store.inspect(&Query::Keys(vec![LockKey::new("x")?])).await?.remove(0);
+    assert!(state.holders.is_empty() && state.waiters == Some(0), "{state:?}");
+    Ok(())
+}
