@@ -5,8 +5,8 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tokio::runtime::Handle;
 
 use crate::{
-    Claim, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, Mode, MultiLock, Observer, OwnThread,
-    Owner, Query, Release, Result, StoreInfo, Token,
+    Claim, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, LossReason, Mode, MultiLock, Observer,
+    OwnThread, Owner, Query, Release, Result, StoreInfo, Token,
     engine::{Engine, Home, Settings},
 };
 
@@ -174,8 +174,14 @@ impl Locker {
     /// # Cancellation
     /// The lease may have ended.
     pub async fn break_lock(&self, name: impl AsRef<str>, token: Token) -> Result<Release> {
-        let claim = Claim { key: LockKey::new(name.as_ref())?, token, mode: Mode::Exclusive };
-        self.engine.store.release(&claim).await
+        let mut claim = Claim { key: LockKey::new(name.as_ref())?, token, mode: Mode::Exclusive };
+        let release = self.engine.store.release(&claim).await?;
+        if matches!(release, Release::NotHeld(LossReason::Taken)) && self.info().capability.shared {
+            // It may be one of several that share the lock.
+            claim.mode = Mode::Shared;
+            return self.engine.store.release(&claim).await;
+        }
+        Ok(release)
     }
 
     /// Refuses new acquisitions and ends those that wait ([`Closed`](crate::ErrorKind::Closed)), then waits until every

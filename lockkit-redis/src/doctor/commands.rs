@@ -4,12 +4,30 @@ use lockkit_core::{ErrorKind, Finding};
 
 use crate::wire::access::Refusal;
 
+/// The commands that only locks need that are shared, or have an order.
+const QUEUE: [&str; 13] = [
+    "exists",
+    "hdel",
+    "hget",
+    "hset",
+    "pexpireat",
+    "pubsub",
+    "zadd",
+    "zcard",
+    "zrange",
+    "zrangebyscore",
+    "zrank",
+    "zrem",
+    "zscore",
+];
+
 /// Judges the answers of `probe.lua`. `user` is for advice.
 pub(super) fn judge(user: &str, answers: &[String]) -> Vec<Finding> {
-    let (mut denied, mut unknown, mut refused) = (Vec::new(), Vec::new(), None);
+    let (mut denied, mut unknown, mut refused, mut not_shared) = (Vec::new(), Vec::new(), None, Vec::new());
     for pair in answers.chunks_exact(2) {
         let (command, error) = (pair[0].to_lowercase(), &pair[1]);
         match refusal(error) {
+            Some(Refusal::Denied(_) | Refusal::Unknown(_)) if QUEUE.contains(&&*command) => not_shared.push(command),
             Some(Refusal::Denied(_)) => denied.push(command),
             Some(Refusal::Unknown(_)) => unknown.push(command),
             Some(Refusal::Other(why)) => refused = Some(why),
@@ -26,6 +44,11 @@ pub(super) fn judge(user: &str, answers: &[String]) -> Vec<Finding> {
         let summary = format!("the server has no {}", unknown.join(", "));
         let advice = "undo rename-command for these: scripts call them by their names";
         findings.push(Finding::error(ErrorKind::Unsupported, "commands", summary, advice));
+    }
+    if !not_shared.is_empty() {
+        let summary = format!("no readers, permits or order: {} can't be used in scripts", not_shared.join(", "));
+        let advice = format!("where they are needed: ACL SETUSER {user} +{}", not_shared.join(" +"));
+        findings.push(Finding::note("kinds", summary, advice));
     }
     if let Some(why) = refused {
         let summary = format!("the server refuses writes: {why}");

@@ -16,7 +16,7 @@ use crate::{
         node::{Node, Route},
         subscriptions::Interest,
     },
-    store::RedisStore,
+    store::{RedisStore, queue},
     wire::{
         error::{self, Sent},
         name, redirect,
@@ -29,13 +29,16 @@ use crate::{
 /// A waiter asks at least this often, whatever messages may have been lost.
 const SAFETY_POLL: Duration = Duration::from_secs(5);
 /// And this often while the holder is a client that is not lockkit, and sends no message when it releases.
-const SILENT_POLL: Duration = Duration::from_millis(100);
+pub(super) const SILENT_POLL: Duration = Duration::from_millis(100);
 /// When to ask again for a lock whose slot is on its way to another member of a cluster.
-const ON_ITS_WAY: Duration = Duration::from_millis(100);
+pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(100);
 
 /// Asks for a lease, for as long as the request says.
 pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Result<Attempt> {
     let acquisition = Acquisition::new(store, request)?;
+    if queue::has_order(request) {
+        return Box::pin(store.queue_up(&acquisition)).await;
+    }
     if request.wait.is_zero() {
         return store.ask(&acquisition, None).await.map(|(answer, _)| answer.into_attempt());
     }
@@ -44,25 +47,30 @@ pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Res
 }
 
 /// An acquisition that can be asked for as often as necessary (rule R1).
-struct Acquisition<'a> {
-    request: &'a AcquireRequest,
-    lock: String,
-    ttl_ms: u64,
-    bound: Duration,
-    clock: &'a dyn Clock,
+pub(super) struct Acquisition<'a> {
+    pub(super) request: &'a AcquireRequest,
+    pub(super) lock: String,
+    pub(super) ttl_ms: u64,
+    pub(super) bound: Duration,
+    pub(super) clock: &'a dyn Clock,
 }
 
 /// What the server said to an acquisition.
-enum Answer {
+pub(super) enum Answer {
     Granted(Hold),
-    Held {
-        remaining: Option<Duration>,
-        holder: HolderInfo,
-        /// Whether it sends no message when it releases.
-        is_silent: bool,
-    },
+    Held(Held),
     /// The server took over from another, and grants nothing for so long.
     Paused(Duration),
+}
+
+/// What is in the way of an acquisition.
+pub(super) struct Held {
+    pub(super) remaining: Option<Duration>,
+    pub(super) holder: HolderInfo,
+    /// Whether the holder sends no message when it releases.
+    pub(super) is_silent: bool,
+    /// Whether the claim is the first in the lock's queue.
+    pub(super) is_first: bool,
 }
 
 /// Where a waiter listens.
@@ -93,14 +101,10 @@ impl RedisStore {
     ) -> Result<Answer> {
         let node = &route.node;
         let connection = node.dialer.connection().await?;
-        let epoch = connection.epoch();
-        if route.asking && epoch.is_none() {
-            // It has no slot yet that could have its note. By the time that it is asked it may be in charge of this one.
-            return Err(redirect::undecided());
-        }
-        if let Some(left) = epoch.and_then(|epoch| epoch.pause(acquisition.clock.now())) {
+        if let Some(left) = acquisition.pause(route, &connection)? {
             return Ok(Answer::Paused(left));
         }
+        let epoch = connection.epoch();
         if let Some(from) = acquisition.request.from {
             return Box::pin(self.replace_at(route, &connection, acquisition, from)).await;
         }
@@ -172,7 +176,9 @@ impl RedisStore {
         });
         loop {
             let (answer, Route { node, asking, .. }) = self.ask(acquisition, waiter.as_mut()).await?;
-            let Answer::Held { remaining, holder, is_silent } = answer else { return Ok(answer.into_attempt()) };
+            let Answer::Held(Held { remaining, holder, is_silent, .. }) = answer else {
+                return Ok(answer.into_attempt());
+            };
             if asking {
                 // Nobody listens at a server that the slot has not arrived at.
                 return Ok(contended(Some(ON_ITS_WAY), holder));
@@ -196,7 +202,7 @@ impl RedisStore {
 }
 
 /// Makes sure that enough replicas have a grant. If they don't, it stays until the caller releases it (rule R2).
-async fn confirm(node: &Node, connection: &Connection, hold: Hold) -> Result<Hold> {
+pub(super) async fn confirm(node: &Node, connection: &Connection, hold: Hold) -> Result<Hold> {
     let Some(replicas) = &node.replicas else { return Ok(hold) };
     let Err(shortfall) = replicas.confirm(connection).await else { return Ok(hold) };
     let message = format!("the grant is not safe: {}", shortfall.message());
@@ -215,7 +221,7 @@ fn subscribed(connection: &Connection, replies: Vec<Value>) -> Result<Value> {
 }
 
 /// Finds out whether something other than a lock is in the way.
-async fn explain(connection: &Connection, acquisition: &Acquisition<'_>, cause: Error) -> Error {
+pub(super) async fn explain(connection: &Connection, acquisition: &Acquisition<'_>, cause: Error) -> Error {
     let mut requests = Pipeline::with_capacity(2);
     requests.cmd("TYPE").arg(&acquisition.lock).cmd("TYPE").arg(name::counter(&acquisition.lock));
     let types = connection.run_all(None, &requests, acquisition.bound, Sent::ReadOnly).await;
@@ -237,6 +243,15 @@ impl<'a> Acquisition<'a> {
         Ok(Self { request, lock, ttl_ms, bound: store.bound(*ttl), clock: &*store.info.clock })
     }
 
+    /// For how long the server grants nothing, because it took over from another.
+    pub(super) fn pause(&self, route: &Route, connection: &Connection) -> Result<Option<Duration>> {
+        match connection.epoch() {
+            // It has no slot yet that could have its note. By the time that it is asked it may be in charge of this one.
+            None if route.asking => Err(redirect::undecided()),
+            epoch => Ok(epoch.and_then(|epoch| epoch.pause(self.clock.now()))),
+        }
+    }
+
     fn request(&self, connection: &Connection) -> Result<Box<Request>> {
         let AcquireRequest { claim, fence, holder, .. } = self.request;
         let fence = FenceRequest { floor: self.floor(connection)?, ..*fence };
@@ -245,12 +260,12 @@ impl<'a> Acquisition<'a> {
     }
 
     /// The fence of a grant must be above this.
-    fn floor(&self, connection: &Connection) -> Result<Fence> {
+    pub(super) fn floor(&self, connection: &Connection) -> Result<Fence> {
         let fence = &self.request.fence;
         Ok(fence.floor.max(connection.floor(fence.clock)?))
     }
 
-    fn read(&self, reply: Value, sent: Moment, floor: Fence) -> Result<Answer> {
+    pub(super) fn read(&self, reply: Value, sent: Moment, floor: Fence) -> Result<Answer> {
         let grant = |fence, span, depth| {
             let until = sent + self.request.ttl;
             Ok(Answer::Granted(Hold { claim: self.request.claim.clone(), fence, span, until, depth }))
@@ -267,11 +282,15 @@ impl<'a> Acquisition<'a> {
                 grant(fence, span, depth)
             }
             Value::Array(parts) => match &parts[..] {
-                [Value::Int(pttl), Value::BulkString(theirs)] => {
+                [Value::Int(pttl), Value::BulkString(theirs), place @ ..] => {
                     let remaining = u64::try_from(*pttl).ok().map(Duration::from_millis);
                     let stored = Stored::parse(theirs);
-                    let is_silent = stored == Stored::Foreign;
-                    Ok(Answer::Held { remaining, holder: stored.into_holder(), is_silent })
+                    // It is free, but others wait for it.
+                    let is_free = theirs.is_empty() && !place.is_empty();
+                    let (is_silent, is_first) = (!is_free && stored == Stored::Foreign, *place == [Value::Int(0)]);
+                    let holder =
+                        if is_free { HolderInfo::new("others that wait for it") } else { stored.into_holder() };
+                    Ok(Answer::Held(Held { remaining, holder, is_silent, is_first }))
                 }
                 _ => Err(odd()),
             },
@@ -281,15 +300,15 @@ impl<'a> Acquisition<'a> {
 }
 
 impl Answer {
-    fn into_attempt(self) -> Attempt {
+    pub(super) fn into_attempt(self) -> Attempt {
         match self {
             Self::Granted(hold) => Attempt::Granted(hold),
-            Self::Held { remaining, holder, .. } => contended(remaining, holder),
+            Self::Held(Held { remaining, holder, .. }) => contended(remaining, holder),
             Self::Paused(left) => contended(Some(left), epoch::predecessors_holder()),
         }
     }
 }
 
-fn contended(retry_after: Option<Duration>, holder: HolderInfo) -> Attempt {
+pub(super) fn contended(retry_after: Option<Duration>, holder: HolderInfo) -> Attempt {
     Attempt::Contended(Contention { retry_after, holder: Some(holder), burnt: false })
 }

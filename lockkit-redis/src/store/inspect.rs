@@ -1,18 +1,21 @@
 //! Reading who holds what.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use lockkit_core::{Fence, Holder, HolderInfo, KeyState, LockKey, Mode, Query, Result};
 use redis::{Pipeline, Value};
 
 use crate::{
-    client::node::{Node, Sorted},
+    client::{
+        connection::Connection,
+        node::{Node, Sorted},
+    },
     store::RedisStore,
     wire::{
         error::{self, Sent},
         name, redirect,
-        scripts::INSPECT,
-        value::{self, Stored},
+        scripts::{INSPECT, SHARERS},
+        value::{self, Stored, StoredLease},
     },
 };
 
@@ -116,6 +119,7 @@ async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<V
             requests.add_command(script);
         }
         let replies = connection.run_all(Some(&INSPECT), &requests, store.timeout, Sent::ReadOnly).await?;
+        let sharers = sharers_at(store, &connection, &locks, each).await;
         let odd = || error::odd_reply(Sent::ReadOnly);
         let mut replies = replies.into_iter();
         // Asking for subscribers is a permission of its own, and not worth failing for.
@@ -126,34 +130,112 @@ async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<V
             let Value::Array(told) = connection.accept(reply, Sent::ReadOnly)? else { return Err(odd()) };
             parts.extend(told);
         }
-        let mut parts = parts.into_iter();
-        for (index, key) in keys.iter().enumerate() {
-            let (Some(value), Some(Value::Int(pttl)), Some(counter)) = (parts.next(), parts.next(), parts.next())
-            else {
-                return Err(odd());
+        for (index, (key, parts)) in keys.iter().zip(parts.chunks_mut(3)).enumerate() {
+            let [value, Value::Int(pttl), counter] = parts else { return Err(odd()) };
+            let read = Read {
+                value: connection.accept(std::mem::take(value), Sent::ReadOnly)?,
+                remaining: milliseconds(*pttl),
+                counter: std::mem::take(counter),
+                sharers: sharers.get(index),
+                subscribers: subscribers.get(index).map(|(_, count)| *count),
             };
-            let subscribers = subscribers.get(index).map(|(_, count)| *count);
-            let value = connection.accept(value, Sent::ReadOnly)?;
-            states.push(state(key, value, pttl, counter, subscribers));
+            states.push(read.state(key));
         }
     }
     Ok(states)
 }
 
-fn state(key: &LockKey, value: Value, pttl: i64, counter: Value, subscribers: Option<u32>) -> (KeyState, bool) {
-    let holder = |token, info, depth, fence| {
-        let remaining = u64::try_from(pttl).ok().map(std::time::Duration::from_millis);
-        Holder { token, info, mode: Mode::Exclusive, depth, fence, remaining }
-    };
-    let is_lock = !matches!(value, Value::SimpleString(_));
-    let holders = match value {
-        Value::BulkString(value) => vec![match Stored::parse(&value) {
-            Stored::Lease(lease) => holder(Some(lease.token), lease.holder, lease.depth, Some(lease.fence)),
-            Stored::Foreign => holder(None, value::foreign(), 1, None),
-        }],
-        Value::SimpleString(kind) => vec![holder(None, HolderInfo::new(&format!("no lock but a {kind}")), 1, None)],
-        _ => Vec::new(),
-    };
-    let fence = redis::from_redis_value::<Option<u64>>(counter).ok().flatten().map(Fence::new);
-    (KeyState { key: key.clone(), holders, fence, waiters: subscribers }, is_lock)
+/// Who shares each of these locks, and how many wait in its queue; nothing of those where that can't be read: to read it takes
+/// permissions, and in a cluster keys, that plain locks do not need.
+async fn sharers_at(store: &RedisStore, connection: &Connection, locks: &[String], each: usize) -> Vec<Sharers> {
+    let mut requests = Pipeline::with_capacity(locks.len() / each);
+    for locks in locks.chunks(each) {
+        let mut script = SHARERS.by_hash(3 * locks.len(), 0, 3 * locks.len() * 60);
+        for lock in locks {
+            script.arg(&name::sharers(lock));
+        }
+        requests.add_command(script);
+    }
+    let replies =
+        connection.run_all(Some(&SHARERS), &requests, store.timeout, Sent::ReadOnly).await.unwrap_or_default();
+    let mut sharers = Vec::with_capacity(locks.len());
+    for (reply, locks) in replies.into_iter().zip(locks.chunks(each)) {
+        match reply {
+            Value::Array(parts) if parts.len() == 2 * locks.len() => {
+                sharers.extend(parts.chunks(2).map(|pair| Sharers::read(pair).unwrap_or_default()));
+            }
+            _ => sharers.extend(locks.iter().map(|_| Sharers::default())),
+        }
+    }
+    sharers
+}
+
+/// The leases that share a lock, and those that wait.
+#[derive(Debug, Default)]
+struct Sharers {
+    queued: u32,
+    /// Each with its remaining time; `None` if they could not be read.
+    leases: Option<Vec<(StoredLease, Option<Duration>)>>,
+}
+
+impl Sharers {
+    fn read(pair: &[Value]) -> Option<Self> {
+        let [Value::Int(queued), Value::Array(leases)] = pair else { return None };
+        let lease = |pair: &[Value]| match pair {
+            [Value::BulkString(lease), Value::Int(remaining)] => match Stored::parse(lease) {
+                Stored::Lease(lease) => Some((lease, milliseconds(*remaining))),
+                _ => None,
+            },
+            _ => None,
+        };
+        let leases = Some(leases.chunks(2).filter_map(lease).collect());
+        Some(Self { queued: u32::try_from(*queued).unwrap_or_default(), leases })
+    }
+}
+
+/// What a server told of a lock.
+struct Read<'a> {
+    value: Value,
+    remaining: Option<Duration>,
+    counter: Value,
+    sharers: Option<&'a Sharers>,
+    /// How many listen on its channel.
+    subscribers: Option<u32>,
+}
+
+impl Read<'_> {
+    /// The state of the lock, and whether what is there is a lock at all.
+    fn state(self, key: &LockKey) -> (KeyState, bool) {
+        let remaining = self.remaining;
+        let unknown = |info, mode| Holder { token: None, info, mode, depth: 1, fence: None, remaining };
+        let is_lock = !matches!(self.value, Value::SimpleString(_));
+        let holders = match self.value {
+            Value::BulkString(value) => match Stored::parse(&value) {
+                Stored::Lease(lease) => vec![holder(lease, Mode::Exclusive, remaining)],
+                Stored::Shared(mode) => match self.sharers.and_then(|sharers| sharers.leases.as_ref()) {
+                    Some(leases) => leases.iter().map(|(lease, left)| holder(lease.clone(), mode, *left)).collect(),
+                    None => vec![unknown(Stored::Shared(mode).into_holder(), mode)],
+                },
+                Stored::Foreign => vec![unknown(value::foreign(), Mode::Exclusive)],
+            },
+            Value::SimpleString(kind) => {
+                vec![unknown(HolderInfo::new(&format!("no lock but a {kind}")), Mode::Exclusive)]
+            }
+            _ => Vec::new(),
+        };
+        let fence = redis::from_redis_value::<Option<u64>>(self.counter).ok().flatten().map(Fence::new);
+        // The first in the queue listens on the lock's channel, too.
+        let queued = self.sharers.map_or(0, |sharers| sharers.queued);
+        let waiters = self.subscribers.map(|others| queued + others.saturating_sub(queued.min(1)));
+        (KeyState { key: key.clone(), holders, fence, waiters }, is_lock)
+    }
+}
+
+fn holder(lease: StoredLease, mode: Mode, remaining: Option<Duration>) -> Holder {
+    let StoredLease { token, depth, fence, holder, .. } = lease;
+    Holder { token: Some(token), info: holder, mode, depth, fence: Some(fence), remaining }
+}
+
+fn milliseconds(number: i64) -> Option<Duration> {
+    u64::try_from(number).ok().map(Duration::from_millis)
 }

@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub(crate) mod check;
 pub(crate) mod inspect;
+pub(crate) mod queue;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
@@ -18,6 +19,7 @@ use lockkit_core::{
 use crate::{
     client::nodes::Nodes,
     config::{RedisConfig, Topology},
+    store::queue::Queued,
     wire::name::Names,
 };
 
@@ -29,6 +31,7 @@ pub struct RedisStore {
     pub(crate) names: Names,
     pub(crate) nodes: Nodes,
     pub(crate) timeout: Duration,
+    queued: Queued,
 }
 
 impl RedisStore {
@@ -69,9 +72,9 @@ impl RedisStore {
             scheme,
             name: config.display_name().into(),
             capability: Capability {
-                shared: false,
-                permits: false,
-                fifo: false,
+                shared: true,
+                permits: true,
+                fifo: true,
                 resume: true,
                 waiting: Waiting::Notify,
                 liveness: Liveness { ttl: Some(MIN_TTL..=config.max_ttl), session: None },
@@ -84,7 +87,7 @@ impl RedisStore {
         };
         let timeout = config.timeout;
         let nodes = Nodes::new(config, &names, alarm);
-        Ok(Self { info, names, nodes, timeout })
+        Ok(Self { info, names, nodes, timeout, queued: Queued::default() })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).

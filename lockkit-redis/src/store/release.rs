@@ -1,6 +1,6 @@
 //! Ending a lease.
 
-use lockkit_core::{Claim, LossReason, Release, Result, store::Sent};
+use lockkit_core::{Claim, Effect, LossReason, Mode, Release, Result, store::Sent};
 use redis::Value;
 
 use crate::{
@@ -12,6 +12,14 @@ use crate::{
 /// Ends a lease, wherever the lock is.
 pub(crate) async fn release(store: &RedisStore, claim: &Claim) -> Result<Release> {
     store.info.admit_mode(claim.mode)?;
+    if store.is_in_order(claim) {
+        let release = Box::pin(store.release_in_order(claim)).await;
+        // While the slot of a lock moves, a script with all its keys may be refused, which one with the lock alone is not.
+        let is_refused = matches!(&release, Err(e) if store.nodes.is_cluster() && e.effect() == Effect::None);
+        if !is_refused || claim.mode != Mode::Exclusive {
+            return release;
+        }
+    }
     let lock = store.names.lock(&claim.key);
     let mut route = store.nodes.route(&lock).await?;
     loop {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Effect, Error, ErrorKind, Hold, LossReason, Moment, Renewal, Renewed, Result};
+use lockkit_core::{Effect, Error, ErrorKind, Hold, LossReason, Mode, Moment, Renewal, Renewed, Result};
 use redis::{Cmd, Pipeline, Value};
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
         epoch::Epoch,
         node::{Node, Sorted},
     },
-    store::RedisStore,
+    store::{RedisStore, queue},
     wire::{
         error::{self, Sent},
         name,
@@ -46,7 +46,8 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
                 index,
                 ttl,
                 changes: renewal.fence_floor.is_some() || renewal.holder.is_some(),
-                alone: false,
+                shares: renewal.claim.mode != Mode::Exclusive,
+                alone: renewal.claim.mode != Mode::Exclusive,
             }),
             Err(e) => answers[index] = Some(Err(e)),
         }
@@ -97,13 +98,17 @@ async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut
     // Leases of the same ttl share a script. It is usually the same for all, so there is nothing to sort. In a cluster
     // they would have to share a slot as well, which is not worth looking for.
     let (chunk, batch) = if store.nodes.is_cluster() { (1, CHUNK) } else { (CHUNK, BATCH) };
-    let kind = |item: &Item| (item.alone, item.changes, item.ttl);
+    let kind = |item: &Item| (item.shares, item.alone, item.changes, item.ttl);
     todo.sort_by_key(kind);
     let chunks: Vec<&[Item]> = todo
         .chunk_by(|a, b| kind(a) == kind(b))
         .flat_map(|alike| alike.chunks(if alike[0].alone { 1 } else { chunk }))
         .collect();
-    let batches = chunks.chunks(batch).map(|chunks| send(store, &connection, renewals, chunks)).collect();
+    let batches = chunks
+        .chunk_by(|a, b| a[0].shares == b[0].shares)
+        .flat_map(|alike| alike.chunks(batch))
+        .map(|chunks| send(store, &connection, renewals, chunks))
+        .collect();
     let mut answers: Answers = join(batches).await.into_iter().flatten().collect();
     if let Some(replicas) = &node.replicas
         && answers.iter().any(|(_, answer)| matches!(answer, Ok(Renewed::Held(_))))
@@ -125,6 +130,8 @@ struct Item {
     ttl: u64,
     /// It changes more than the end of the lease and the depth: the fence counter, or the holder's name.
     changes: bool,
+    /// It shares its lock with others.
+    shares: bool,
     /// It is to have a script of its own.
     alone: bool,
 }
@@ -155,9 +162,16 @@ async fn send(store: &RedisStore, connection: &Connection, renewals: &[Renewal],
     let bound = store.timeout.min(shortest.unwrap_or(Duration::MAX) / 6);
     let mut requests = Pipeline::with_capacity(chunks.len());
     for chunk in chunks {
-        requests.add_command(script(store, connection.epoch(), renewals, chunk));
+        requests.add_command(match chunk {
+            [Item { shares: true, index, ttl, .. }] => queue::renewal(store, connection, &renewals[*index], *ttl),
+            _ => script(store, connection.epoch(), renewals, chunk),
+        });
     }
-    let script = if connection.epoch().is_some() { &*RENEW_GUARDED } else { &*RENEW };
+    let script = match chunks.first() {
+        Some([Item { shares: true, .. }]) => queue::script(connection),
+        _ if connection.epoch().is_some() => &*RENEW_GUARDED,
+        _ => &*RENEW,
+    };
     let sent = store.info.clock.now();
     let mut answers = Vec::with_capacity(chunks.len() * chunks.first().map_or(0, |chunk| chunk.len()));
     match connection.run_all(Some(script), &requests, bound, Sent::Yes).await {
@@ -170,6 +184,13 @@ async fn send(store: &RedisStore, connection: &Connection, renewals: &[Renewal],
                         (item.clone(), part.and_then(|part| read(&renewals[item.index], part, sent)))
                     })),
                     Ok(_) => fail(&mut answers, chunk, &error::odd_reply(Sent::Yes)),
+                    // A script with several keys is sent on while any of them is not here; the lock may be.
+                    Err(e)
+                        if matches!(chunk, [Item { shares: true, .. }])
+                            && Redirect::of(&e).is_some_and(|to| to.asking) =>
+                    {
+                        fail(&mut answers, chunk, &redirect::undecided());
+                    }
                     // The lease has left this server, and no other may renew it.
                     Err(e) if Redirect::of(&e).is_some_and(|to| to.asking) && store.nodes.is_cluster() => {
                         answers.extend(chunk.iter().map(|item| (item.clone(), Ok(Renewed::Lost(LossReason::Gone)))));

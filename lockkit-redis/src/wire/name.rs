@@ -15,8 +15,17 @@
 //! | hash tag `t` (between the first `{` and the next `}`)| `{t}:` key `:fence`|
 //! | `}`, but no tag (only with an empty prefix)          | `{}` key `:fence`  |
 //!
-//! No two names share a lock key, no two lock keys share a counter, and no lock key is a counter: every counter begins
-//! with `{` and ends in `:fence`, which no lock key does.
+//! What else there is of a lock that is shared, or has a queue, lies beside its counter. `word` is `members`, `leases`, `queue` or
+//! `places`:
+//!
+//! | lock key             | key                                             |
+//! |----------------------|-------------------------------------------------|
+//! | no `}`               | `{` key `}:` word `:fence`                      |
+//! | hash tag `t`         | `{t}:` word `:` key, with `%7B`..., `:fence`    |
+//! | `}`, but no tag      | `{}` word `:` key, with `%7B`..., `:fence`      |
+//!
+//! No two names share a lock key, no two lock keys share any of the others, and no lock key is one of these: they all begin
+//! with `{` and end in `:fence`, which no lock key does.
 //!
 //! Where servers can take over from each other, each keeps a note of its epoch: `{<prefix><n>}:reign`, where `n` is chosen
 //! such that the key lies in a slot of the server. With an empty prefix it is `lockkit:esc:{<n>}:reign`, which no name
@@ -157,6 +166,37 @@ pub(crate) fn push_counter(text: &mut String, lock: &str) {
     text.push_str(COUNTER_END);
 }
 
+/// All keys of the lock with this key: itself, its counter, and those of `queue.lua`, in its order.
+pub(crate) fn all(lock: &str) -> [String; 6] {
+    let [members, leases, queue] = sharers(lock);
+    [lock.to_owned(), counter(lock), members, leases, queue, beside(lock, "places")]
+}
+
+/// Those of them that `sharers.lua` reads.
+pub(crate) fn sharers(lock: &str) -> [String; 3] {
+    ["members", "leases", "queue"].map(|word| beside(lock, word))
+}
+
+/// What there is of a lock with this key beside its counter.
+fn beside(lock: &str, word: &str) -> String {
+    let mut key = String::with_capacity(lock.len() + word.len() + COUNTER_END.len() + 4);
+    match hash_tag(lock) {
+        None if !lock.contains('}') => {
+            for part in ["{", lock, "}:", word] {
+                key.push_str(part);
+            }
+        }
+        tag => {
+            key.push_str(&tag.map_or_else(|| "{}".to_owned(), |tag| format!("{{{tag}}}:")));
+            key.push_str(word);
+            key.push(':');
+            encode(lock, &mut key);
+        }
+    }
+    key.push_str(COUNTER_END);
+    key
+}
+
 /// The part of a key that decides its slot: between the first `{` and the next `}`, if it is not empty.
 /// (Redis cluster specification, "Hash tags".)
 fn hash_tag(key: &str) -> Option<&str> {
@@ -237,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_names_share_a_key_and_no_lock_is_a_counter_or_a_record() {
+    fn no_two_names_share_a_key_and_no_lock_is_a_counter_or_another_key() {
         for prefix in ["", "lockkit:", "a%7B"] {
             let names = Names::new(prefix).expect("prefix");
             let mut seen: HashMap<String, String> = HashMap::new();
@@ -245,8 +285,10 @@ mod tests {
                 let key = LockKey::new(name.as_str()).expect("name");
                 let (lock, record) = (names.lock(&key), names.record(&key));
                 assert_eq!((hash_tag(&record), names.name(record.as_bytes())), (None, None), "{record} is a record");
-                let counter = counter(&lock);
-                for key in [lock, counter, record] {
+                let mut keys = vec![counter(&lock), record];
+                keys.extend(["members", "queue"].map(|word| beside(&lock, word)));
+                keys.push(lock);
+                for key in keys {
                     if let Some(other) = seen.insert(key.clone(), name.clone()) {
                         panic!("prefix {prefix:?}: {name:?} and {other:?} share {key:?}");
                     }
@@ -262,23 +304,27 @@ mod tests {
             for name in tricky(4) {
                 let name = LockKey::new(name).expect("name");
                 assert_eq!(names.name(names.lock(&name).as_bytes()), Some(name.clone()), "{name}");
-                let counter = counter(&names.lock(&name));
-                assert_eq!(names.name(counter.as_bytes()), None, "{counter} is a counter");
+                let lock = names.lock(&name);
+                for key in [counter(&lock), beside(&lock, "queue")] {
+                    assert_eq!(names.name(key.as_bytes()), None, "{key} is no lock");
+                }
             }
         }
     }
 
     #[test]
-    fn a_counter_lies_in_the_slot_of_its_lock() {
+    fn what_belongs_to_a_lock_lies_in_its_slot() {
         let slot = |key: &str| hash_tag(key).unwrap_or(key).to_owned();
         for name in tricky(4) {
             let name = LockKey::new(name).expect("name");
             let lock = Names::new("lockkit:").expect("prefix").lock(&name);
             assert!(!lock.contains(['{', '}']));
             assert_eq!(slot(&counter(&lock)), slot(&lock));
+            assert_eq!(slot(&beside(&lock, "queue")), slot(&lock));
             let lock = Names::new("").expect("prefix").lock(&name);
             if hash_tag(&lock).is_some() || !lock.contains('}') {
                 assert_eq!(slot(&counter(&lock)), slot(&lock), "{lock}");
+                assert_eq!(slot(&beside(&lock, "queue")), slot(&lock), "{lock}");
             }
         }
     }

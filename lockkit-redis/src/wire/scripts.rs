@@ -40,8 +40,20 @@ pub(crate) static REPLACE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
         include_str!("scripts/replace.lua")
     ))
 });
+/// Its last key is the one that `writable` deletes.
+pub(crate) static QUEUE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(concat!(writable!(), "local mark\n", include_str!("scripts/queue.lua"))));
+/// [`QUEUE`] where servers can take over from each other. Its last arguments are as those of [`RENEW_GUARDED`].
+pub(crate) static QUEUE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(concat!(
+        include_str!("scripts/guard.lua"),
+        include_str!("scripts/mark.lua"),
+        include_str!("scripts/queue.lua")
+    ))
+});
 pub(crate) static EPOCH: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/epoch.lua").into()));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
+pub(crate) static SHARERS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/sharers.lua")));
 /// Its last key is the one that `writable` deletes.
 pub(crate) static RECORD: LazyLock<Script> =
     LazyLock::new(|| Script::new(concat!(writable!(), include_str!("scripts/record.lua"))));

@@ -3,20 +3,25 @@
 //! Token: 32 lower-case hexadecimal digits. Depth, fence and span: decimal. Epoch: 8 hexadecimal digits, only where
 //! servers can take over from each other (see [`epoch`](crate::client::epoch)). Holder: the rest, any text. Whatever does not
 //! have this form belongs to a client that is not lockkit, and excludes us all the same.
+//!
+//! While a lock is shared there is `#s:<fence>` or `#p<limit>:<fence>` in its place, and each lease has such a string in a hash
+//! beside it (see `queue.lua`).
 
-use lockkit_core::{Fence, HolderInfo, Token};
+use lockkit_core::{Fence, HolderInfo, Mode, Token};
 
 /// What is stored at a lock's key.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Stored {
     /// A lease of lockkit.
     Lease(StoredLease),
+    /// The lock is shared, by leases of this mode.
+    Shared(Mode),
     /// Another client's value. What it says is not kept: it may be that client's token, or anybody's data.
     Foreign,
 }
 
 /// A lease as it is stored.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StoredLease {
     pub(crate) token: Token,
     pub(crate) depth: u32,
@@ -28,13 +33,18 @@ pub(crate) struct StoredLease {
 impl Stored {
     /// Reads a stored value.
     pub(crate) fn parse(value: &[u8]) -> Self {
-        parse(value).map_or(Self::Foreign, Self::Lease)
+        match sharing(value) {
+            Some(mode) => Self::Shared(mode),
+            None => parse(value).map_or(Self::Foreign, Self::Lease),
+        }
     }
 
     /// The name of the holder.
     pub(crate) fn into_holder(self) -> HolderInfo {
         match self {
             Self::Lease(lease) => lease.holder,
+            Self::Shared(Mode::Permit { limit }) => HolderInfo::new(&format!("holders of {limit} permits")),
+            Self::Shared(_) => HolderInfo::new("readers"),
             Self::Foreign => foreign(),
         }
     }
@@ -96,6 +106,17 @@ fn push_number(text: &mut String, number: u32) {
     }
 }
 
+/// How a lock with this value is shared, if it is.
+fn sharing(value: &[u8]) -> Option<Mode> {
+    let (mode, fence) = str::from_utf8(value).ok()?.strip_prefix('#')?.split_once(':')?;
+    number(fence.as_bytes())?;
+    match mode.split_at_checked(1)? {
+        ("s", "") => Some(Mode::Shared),
+        ("p", limit) => Some(Mode::Permit { limit: limit.parse().ok()? }),
+        _ => None,
+    }
+}
+
 fn parse(value: &[u8]) -> Option<StoredLease> {
     let text = str::from_utf8(value).ok()?;
     let (fence, span, depth) = numbers(value)?;
@@ -134,6 +155,17 @@ mod tests {
                 Stored::parse(text.as_bytes()),
                 Stored::Lease(StoredLease { token, depth, fence, span, holder })
             );
+        }
+    }
+
+    #[test]
+    fn a_shared_lock_is_told_from_others() {
+        let permits = Mode::Permit { limit: std::num::NonZeroU32::MIN.saturating_add(2) };
+        for (text, mode) in [("#s:17", Mode::Shared), ("#p3:1795163327687740", permits)] {
+            assert_eq!(Stored::parse(text.as_bytes()), Stored::Shared(mode));
+        }
+        for text in ["#", "#s", "#s:", "#s:x", "#sx:1", "#p:1", "#p0:1", "#p-1:1", "#x:1", "s:1"] {
+            assert_eq!(Stored::parse(text.as_bytes()), Stored::Foreign, "{text}");
         }
     }
 

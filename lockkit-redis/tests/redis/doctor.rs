@@ -3,7 +3,7 @@
 use lockkit_core::{ErrorKind, Finding, Severity};
 use lockkit_redis::{RedisConfig, RedisStore, diagnose};
 
-use crate::support::{Server, claim, hold, raw};
+use crate::support::{QUEUE_PERMISSIONS, Server, claim, hold, raw};
 
 /// What is worse than a note, and what the default configuration deserves.
 const DEFAULT: [(Severity, &str); 5] = [
@@ -137,7 +137,7 @@ async fn every_missing_permission_is_found() {
     let server = Server::start().await;
     let config = server.config().username("app").password("pw");
     let allow = |rules: &str| raw::<()>(&mut server.raw(), &format!("ACL SETUSER app reset on >pw {rules}"));
-    let all = format!("~lockkit:* ~{{lockkit:* &lockkit:* +{}", ALL.join(" +"));
+    let all = format!("~lockkit:* ~{{lockkit:* &lockkit:* +{} {QUEUE_PERMISSIONS}", ALL.join(" +"));
     allow(&all);
     assert!(beyond_default(&config).await.is_empty());
     for (missing, severity, code) in [
@@ -156,6 +156,8 @@ async fn every_missing_permission_is_found() {
         ("scan", Severity::Note, "inspection"),
         ("pubsub", Severity::Note, "inspection"),
         ("type", Severity::Note, "inspection"),
+        ("zadd", Severity::Note, "kinds"),
+        ("hset", Severity::Note, "kinds"),
     ] {
         // What an EVAL has brought to the server once, EVALSHA finds there.
         raw::<()>(&mut server.raw(), "SCRIPT FLUSH");

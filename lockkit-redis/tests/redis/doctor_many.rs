@@ -8,7 +8,7 @@ use lockkit_testkit::servers::{RedisCluster, RedisOptions, RedisSentinels, Redis
 
 use crate::{
     doctor::{codes, findings, only},
-    support::{RedisServerAt, claim, flavor, hold},
+    support::{QUEUE_PERMISSIONS, RedisServerAt, claim, flavor, hold},
 };
 
 /// What the default configuration of several servers deserves.
@@ -271,7 +271,8 @@ async fn the_documented_permissions_suffice_in_a_cluster() {
     let all = members(true).await;
     let allow = |rules: &str| {
         for member in all.members() {
-            RedisServerAt(member.addr()).command(&format!("ACL SETUSER app reset on >pw {DOCUMENTED} {rules}"));
+            RedisServerAt(member.addr())
+                .command(&format!("ACL SETUSER app reset on >pw {DOCUMENTED} {QUEUE_PERMISSIONS} {rules}"));
         }
     };
     let url = all.url().replace("//", "//app:pw@");

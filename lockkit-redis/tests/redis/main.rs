@@ -14,6 +14,7 @@ mod fenced;
 mod fences;
 mod fuzz;
 mod inspect;
+mod kinds;
 mod left;
 mod mysql;
 mod passwords;

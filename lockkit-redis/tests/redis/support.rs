@@ -13,6 +13,10 @@ use lockkit_testkit::servers::{Keep, RedisFlavor, RedisOptions, RedisServer};
 pub(crate) const PERMISSIONS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
                                       +unsubscribe +type +info +scan +pubsub";
 
+/// What it asks for besides, for readers, permits and order.
+pub(crate) const QUEUE_PERMISSIONS: &str = "+exists +hdel +hget +hset +pexpireat +zadd +zcard +zrange +zrangebyscore +zrank \
+                                            +zrem +zscore";
+
 pub(crate) const TTL: Duration = Duration::from_secs(10);
 
 /// A server for one test.

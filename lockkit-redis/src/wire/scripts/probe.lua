@@ -1,5 +1,5 @@
--- Finds out which commands the other scripts may call. Changes nothing: the server refuses these calls for their
--- arguments once it would allow them, or they find nothing to change.
+-- Finds out which commands the other scripts may call. Leaves nothing behind: the server refuses these
+-- calls for their arguments once it would allow them, or they find nothing to change, or it is undone.
 --
 -- KEYS[1], KEYS[2]  names that nothing has
 --
@@ -20,4 +20,20 @@ try('INCRBY', KEYS[2], 'x')
 try('PEXPIRE', KEYS[1], '1')
 try('PTTL', KEYS[1])
 try('TIME')
+
+-- Those of queue.lua.
+try('EXISTS', KEYS[1])
+try('HSET', KEYS[1], 'field', '')
+redis.pcall('DEL', KEYS[1])
+try('HGET', KEYS[1], 'field')
+try('HDEL', KEYS[1], 'field')
+try('PEXPIREAT', KEYS[1], '1')
+try('PUBSUB', 'NUMSUB')
+try('ZADD', KEYS[1], 'XX', '1', 'member')
+try('ZCARD', KEYS[1])
+try('ZRANGE', KEYS[1], '0', '0')
+try('ZRANGEBYSCORE', KEYS[1], '0', '0')
+try('ZRANK', KEYS[1], 'member')
+try('ZREM', KEYS[1], 'member')
+try('ZSCORE', KEYS[1], 'member')
 return answers

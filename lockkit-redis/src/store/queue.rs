@@ -1,0 +1,440 @@
+//! Locks that are shared, and those whose waiters are served in the order in which they came: `queue.lua`.
+//!
+//! A claim that waits has a place at the server for a few seconds, which each request for it prolongs. It listens on a channel of
+//! its own, on which it hears that the release of another has granted it the lock; the first in the queue listens on the
+//! channel of the lock as well, for those who hold it without a thought of the queue. A place outlasts the call of
+//! [`acquire`](lockkit_core::LockStore::acquire) in which it was taken: the core asks again with the same token, or releases it.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceClock, LossReason, Mode, Order, Release, Renewal,
+    Result, Token, store::unpoisoned,
+};
+use redis::{Cmd, Pipeline, Value};
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    client::{
+        connection::Connection,
+        node::{Node, Route},
+        subscriptions::Interest,
+    },
+    store::{
+        RedisStore,
+        acquire::{Acquisition, Answer, Held, ON_ITS_WAY, SILENT_POLL, confirm, contended, explain},
+    },
+    wire::{
+        error::{self, Sent},
+        name, redirect,
+        scripts::{QUEUE, QUEUE_GUARDED, Script},
+        value,
+    },
+};
+
+/// For how long a claim keeps its place that does not ask again.
+const PLACE: Duration = Duration::from_secs(6);
+/// How often a claim asks again that waits.
+const REFRESH: Duration = Duration::from_secs(2);
+/// How many claims may be remembered, before those are forgotten that have the lock: they are released then as those are that came
+/// in no order, and the next one hears of it from the channel of the lock.
+const REMEMBERED: usize = 10_000;
+
+/// Whether what is asked for is shared, or has an order.
+pub(super) fn has_order(request: &AcquireRequest) -> bool {
+    request.from.is_none() && (request.order == Order::Fifo || request.claim.mode != Mode::Exclusive)
+}
+
+/// The claims that were asked for in an order, and where they wait.
+#[derive(Default)]
+pub(crate) struct Queued {
+    claims: Mutex<HashMap<Token, Stage>>,
+}
+
+/// How far a claim is.
+enum Stage {
+    /// A call is under way.
+    Asked,
+    /// It has a place, and may have been granted the lock.
+    Waits(Place),
+    /// It has the lock, or is being released.
+    Done,
+}
+
+/// Where a claim listens while it waits.
+struct Place {
+    node: Arc<Node>,
+    channel: String,
+    own: Interest,
+    /// On the channel of the lock, if it is the first.
+    first: Option<Interest>,
+}
+
+/// A claim that is asked for now.
+struct Asked<'a> {
+    queued: &'a Queued,
+    claim: &'a Claim,
+    place: Option<Place>,
+    /// This is the first call for the claim.
+    is_new: bool,
+}
+
+impl RedisStore {
+    /// Asks for a lease that is shared or has an order, and waits for it for a while: its place stays until it is released.
+    pub(super) async fn queue_up(&self, acquisition: &Acquisition<'_>) -> Result<Attempt> {
+        let mut asked = self.queued.ask(&acquisition.request.claim);
+        let outcome = self.ask_and_wait(acquisition, &mut asked).await;
+        outcome.map_err(|e| match asked.place {
+            // It may have been granted the lock by the release of another, whatever became of the last request.
+            Some(_) => e.unknown_effect(),
+            None => {
+                if e.effect() == Effect::None {
+                    asked.refused();
+                }
+                e
+            }
+        })
+    }
+
+    async fn ask_and_wait(&self, acquisition: &Acquisition<'_>, asked: &mut Asked<'_>) -> Result<Attempt> {
+        let AcquireRequest { wait, order, .. } = *acquisition.request;
+        let give_back = Instant::now() + wait.min(REFRESH);
+        loop {
+            let (answer, Route { node, asking, .. }) = self.ask_in_order(acquisition, asked.place.as_mut()).await?;
+            let held = match answer {
+                Answer::Granted(hold) => {
+                    asked.granted();
+                    return Ok(Attempt::Granted(hold));
+                }
+                Answer::Paused(_) => {
+                    asked.refused();
+                    return Ok(answer.into_attempt());
+                }
+                Answer::Held(held) => held,
+            };
+            if wait.is_zero() {
+                asked.refused();
+                return Ok(Answer::Held(held).into_attempt());
+            }
+            if order == Order::Any {
+                // It asks for no place, and the core with another token each time.
+                asked.refused();
+                return Ok(contended(Some(held.look_again().min(SILENT_POLL)), held.holder));
+            }
+            if asking {
+                // Nobody listens at a server that the slot has not arrived at.
+                return Ok(contended(Some(ON_ITS_WAY), held.holder));
+            }
+            let Some(place) = asked.place.as_mut().filter(|place| Arc::ptr_eq(&place.node, &node)) else {
+                let channel = self.names.reserved(&format!("turn-{}", Token::random()?.reveal()));
+                asked.place = Some(Place::new(node, channel, held.is_first.then_some(&*acquisition.lock)));
+                continue;
+            };
+            if held.is_first && place.first.is_none() {
+                place.first = Some(place.node.subscriptions.listen(&acquisition.lock));
+                continue;
+            }
+            if !held.is_first {
+                place.first = None;
+            }
+            let left = give_back.saturating_duration_since(Instant::now());
+            // It has been told, or it is time to look again.
+            _ = timeout(left.min(held.look_again()), place.called()).await;
+            if Instant::now() >= give_back {
+                return Ok(contended(Some(Duration::ZERO), held.holder));
+            }
+        }
+    }
+
+    /// Asks once, wherever the lock is; for a place in the queue if there is one to listen at.
+    async fn ask_in_order(
+        &self,
+        acquisition: &Acquisition<'_>,
+        mut place: Option<&mut Place>,
+    ) -> Result<(Answer, Route)> {
+        let mut route = self.nodes.route(&acquisition.lock).await?;
+        loop {
+            let here = place.as_deref_mut().filter(|place| Arc::ptr_eq(&place.node, &route.node) && !route.asking);
+            match self.ask_in_order_at(&route, acquisition, here).await {
+                Ok(answer) => return Ok((answer, route)),
+                Err(e) => route = self.nodes.follow(route, e).await?,
+            }
+        }
+    }
+
+    async fn ask_in_order_at(
+        &self,
+        route: &Route,
+        acquisition: &Acquisition<'_>,
+        mut place: Option<&mut Place>,
+    ) -> Result<Answer> {
+        let connection = route.node.dialer.connection().await?;
+        if let Some(left) = acquisition.pause(route, &connection)? {
+            return Ok(Answer::Paused(left));
+        }
+        let mut requests = Pipeline::with_capacity(3);
+        for channel in place.as_deref_mut().map(|place| place.arm(&acquisition.lock)).into_iter().flatten() {
+            requests.cmd("SUBSCRIBE").arg(channel);
+        }
+        let floor = acquisition.floor(&connection)?;
+        let first = connection.floor(FenceClock::Store)?.offset(1).get();
+        let mut take = Command::new(self, &connection, &acquisition.lock);
+        take.token("take", &acquisition.request.claim.token).arg(first).arg(1);
+        take.take(&connection, acquisition, place.map(|place| &*place.channel));
+        let (script, take) = take.end(&connection);
+        let sent = acquisition.clock.now();
+        let reply = if requests.is_empty() {
+            connection.run(script, &take, route.asking, acquisition.bound, Sent::Yes).await
+        } else {
+            requests.add_command(take);
+            let replies = connection.run_all(Some(script), &requests, acquisition.bound, Sent::Yes).await;
+            replies.and_then(|replies| last(&connection, replies))
+        };
+        match reply {
+            Ok(Value::Int(-4)) => {
+                Err(Error::new(ErrorKind::InvalidInput, "the semaphore has another number of permits"))
+            }
+            // The number of a group of readers may have been given out before.
+            Ok(reply) => match acquisition.read(reply, sent, floor)? {
+                Answer::Granted(hold) => confirm(&route.node, &connection, hold).await.map(Answer::Granted),
+                answer => Ok(answer),
+            },
+            Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
+                Err(explain(&connection, acquisition, e).await)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Whether a claim shares its lock, or was asked for in an order: its end grants the lock to the next.
+    pub(super) fn is_in_order(&self, claim: &Claim) -> bool {
+        claim.mode != Mode::Exclusive || unpoisoned(&self.queued.claims).contains_key(&claim.token)
+    }
+
+    /// Ends such a lease, or gives up its place.
+    pub(super) async fn release_in_order(&self, claim: &Claim) -> Result<Release> {
+        self.queued.end(claim);
+        let lock = self.names.lock(&claim.key);
+        let mut route = self.nodes.route(&lock).await?;
+        let release = loop {
+            match self.release_in_order_at(&route, claim, &lock).await {
+                Ok(release) => break release,
+                Err(e) => route = self.nodes.follow(route, e).await?,
+            }
+        };
+        self.queued.forget(claim);
+        Ok(release)
+    }
+
+    async fn release_in_order_at(&self, route: &Route, claim: &Claim, lock: &str) -> Result<Release> {
+        let connection = route.node.dialer.connection().await?;
+        if route.asking && connection.epoch().is_none() {
+            // It has no slot yet, and the script would name a key of another one.
+            return Err(redirect::undecided());
+        }
+        let pause = connection.epoch().and_then(|epoch| epoch.pause(self.info.clock.now()));
+        let first = connection.floor(FenceClock::Store)?.offset(1).get();
+        let mut end = Command::new(self, &connection, lock);
+        end.token("end", &claim.token).arg(first).arg(u8::from(pause.is_none()));
+        let (script, end) = end.end(&connection);
+        match connection.run(script, &end, route.asking, self.timeout, Sent::Yes).await? {
+            Value::Int(0) => Ok(Release::Released { waiters: None }),
+            Value::Int(-1) => Ok(Release::NotHeld(LossReason::Gone)),
+            Value::Int(-2) => Ok(Release::NotHeld(LossReason::Taken)),
+            _ => Err(error::odd_reply(Sent::Yes)),
+        }
+    }
+}
+
+/// A command that renews a lease that shares its lock.
+pub(super) fn renewal(store: &RedisStore, connection: &Connection, renewal: &Renewal, ttl_ms: u64) -> Cmd {
+    let text = |text: Option<String>| text.unwrap_or_default();
+    let mut renew = Command::new(store, connection, &store.names.lock(&renewal.claim.key));
+    renew.token("renew", &renewal.claim.token).arg(1).arg(0).arg(ttl_ms).arg(renewal.depth);
+    renew.command.arg(text(renewal.holder.as_ref().map(|holder| format!(":{}", holder.as_str()))));
+    renew.command.arg(text(renewal.fence_floor.map(|floor| floor.get().to_string())));
+    renew.end(connection).1
+}
+
+/// The script of such commands.
+pub(super) fn script(connection: &Connection) -> &'static Script {
+    if connection.epoch().is_some() { &QUEUE_GUARDED } else { &QUEUE }
+}
+
+/// The answer to the last request, if what went before it did not fail.
+fn last(connection: &Connection, mut replies: Vec<Value>) -> Result<Value> {
+    let reply = replies.pop().ok_or_else(|| error::odd_reply(Sent::Yes))?;
+    let reply = connection.accept(reply, Sent::Yes)?;
+    if matches!(reply, Value::Array(_)) {
+        // Without the subscription there is no waiting; but what was granted is granted.
+        for subscribed in replies {
+            connection.accept(subscribed, Sent::Yes)?;
+        }
+    }
+    Ok(reply)
+}
+
+impl Held {
+    /// After which time to look again at a lock of whose end nobody may tell.
+    fn look_again(&self) -> Duration {
+        let lapses = self.remaining.map_or(REFRESH, |remaining| remaining + Duration::from_millis(1));
+        match self {
+            Self { is_first: false, .. } => REFRESH,
+            Self { is_silent: true, .. } => lapses.min(SILENT_POLL),
+            _ => lapses,
+        }
+    }
+}
+
+impl Queued {
+    fn ask<'a>(&'a self, claim: &'a Claim) -> Asked<'a> {
+        let mut claims = unpoisoned(&self.claims);
+        if claims.len() >= REMEMBERED {
+            claims.retain(|_, stage| !matches!(stage, Stage::Done));
+        }
+        let before = claims.insert(claim.token, Stage::Asked);
+        let is_new = before.is_none();
+        let place = match before {
+            Some(Stage::Waits(place)) => Some(place),
+            _ => None,
+        };
+        Asked { queued: self, claim, place, is_new }
+    }
+
+    /// A claim is about to be released: it listens no more.
+    fn end(&self, claim: &Claim) {
+        let left = unpoisoned(&self.claims).get_mut(&claim.token).map(|stage| std::mem::replace(stage, Stage::Done));
+        // Its channels are given up after the lock on the table.
+        drop(left);
+    }
+
+    fn forget(&self, claim: &Claim) {
+        let left = unpoisoned(&self.claims).remove(&claim.token);
+        drop(left);
+    }
+}
+
+impl Asked<'_> {
+    /// The claim has the lock.
+    fn granted(&mut self) {
+        self.place = None;
+        // Its mode says how it is to be released, unless it is exclusive.
+        match self.claim.mode {
+            Mode::Exclusive => self.queued.end(self.claim),
+            _ => self.queued.forget(self.claim),
+        }
+    }
+
+    /// There is nothing to remember of a claim that never had a place.
+    fn refused(&self) {
+        if self.is_new && self.place.is_none() {
+            self.queued.forget(self.claim);
+        }
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        // It may have been released meanwhile. What is left of it then is dropped after the lock on the table.
+        let mut claims = unpoisoned(&self.queued.claims);
+        let left = match claims.get_mut(&self.claim.token) {
+            Some(stage @ Stage::Asked) => {
+                *stage = Stage::Waits(place);
+                None
+            }
+            _ => Some(place),
+        };
+        drop(claims);
+        drop(left);
+    }
+}
+
+impl Place {
+    /// `first` is the channel of the lock, for a claim that will be the first in the queue.
+    fn new(node: Arc<Node>, channel: String, first: Option<&str>) -> Self {
+        let own = node.subscriptions.listen(&channel);
+        let first = first.map(|lock| node.subscriptions.listen(lock));
+        Self { node, channel, own, first }
+    }
+
+    /// From now on only what is new counts. Returns the channels that have to be subscribed first.
+    fn arm<'a>(&'a mut self, lock: &'a str) -> impl Iterator<Item = &'a str> {
+        let wanted = |interest: &mut Interest, channel: &'a str| {
+            interest.arm();
+            (!interest.is_subscribed()).then_some(channel)
+        };
+        let own = wanted(&mut self.own, &self.channel);
+        let first = self.first.as_mut().and_then(|first| wanted(first, lock));
+        own.into_iter().chain(first)
+    }
+
+    /// Waits until something happened after which asking again makes sense.
+    async fn called(&mut self) {
+        match &mut self.first {
+            None => self.own.notified().await,
+            Some(first) => tokio::select! {
+                () = self.own.notified() => {}
+                () = first.notified() => {}
+            },
+        }
+    }
+}
+
+impl fmt::Debug for Queued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queued").field("claims", &unpoisoned(&self.claims).len()).finish()
+    }
+}
+
+/// A command that runs `queue.lua`.
+struct Command {
+    script: &'static Script,
+    command: Cmd,
+}
+
+impl Command {
+    fn new(store: &RedisStore, connection: &Connection, lock: &str) -> Self {
+        let (script, is_guarded) = (script(connection), connection.epoch().is_some());
+        let mut command = script.by_hash(if is_guarded { 6 } else { 7 }, 14, 8 * lock.len() + 500);
+        command.arg(&name::all(lock));
+        if !is_guarded {
+            command.arg(store.names.unused());
+        }
+        Self { script, command }
+    }
+
+    /// Adds what is to be done, and for which claim.
+    fn token(&mut self, what: &str, token: &Token) -> &mut Cmd {
+        self.command.arg(what).arg(token.reveal())
+    }
+
+    /// Adds what is asked for, with a place in the queue if there is a channel to listen at.
+    fn take(&mut self, connection: &Connection, acquisition: &Acquisition<'_>, channel: Option<&str>) {
+        let request = acquisition.request;
+        let mut tail = String::with_capacity(request.holder.as_str().len() + 24);
+        let mark = connection.epoch().map_or("", |epoch| &epoch.mark);
+        value::push_tail(&mut tail, request.fence.span, mark, &request.holder);
+        let kept = channel.map_or(0, |_| PLACE.as_millis());
+        let mode = match request.claim.mode {
+            Mode::Shared => "s".to_owned(),
+            Mode::Permit { limit } => format!("p{limit}"),
+            _ => "x".to_owned(),
+        };
+        self.command.arg(mode).arg(acquisition.ttl_ms).arg(request.fence.span).arg(request.fence.floor.offset(1).get());
+        self.command.arg(kept.to_string()).arg(channel.unwrap_or_default()).arg(tail);
+    }
+
+    /// Adds what goes before the script.
+    fn end(mut self, connection: &Connection) -> (&'static Script, Cmd) {
+        if let Some(epoch) = connection.epoch() {
+            self.command.arg(&epoch.mark).arg(&epoch.id);
+        }
+        (self.script, self.command)
+    }
+}

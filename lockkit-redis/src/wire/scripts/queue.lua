@@ -1,0 +1,315 @@
+-- Takes and ends leases of locks that are shared, or whose waiters are served in the order in which they came; renews those
+-- that are shared.
+-- Cites rules of LockStore.
+--
+-- KEYS[1]  the lock, also the name of the channel on which those hear of its release who do not queue
+-- KEYS[2]  its fence counter
+-- KEYS[3]  members: a sorted set of the tokens that share the lock, by the time when their leases end, in ms
+-- KEYS[4]  leases: a hash from these tokens to values as an exclusive lock has them
+-- KEYS[5]  queue: a sorted set of the tokens that wait, by their place
+-- KEYS[6]  places: a hash from these tokens to "<mode>|<ttl>|<span>|<least>|<until>|<length of channel>|<channel><tail>"
+-- ARGV[1]  what to do: take, renew or end
+-- ARGV[2]  token
+-- ARGV[3]  first: no new fence below
+-- ARGV[4]  1 if this server may grant
+-- take     ARGV[5 .. 11]  mode ("x", "s" or "p<limit>"), ttl in ms, span, least: no fence below for this claim; how long the
+--                         place in the queue is kept in ms (0 for a try), the channel on which the claim hears that it was
+--                         granted, tail of the value
+-- renew    ARGV[5 .. 8]   ttl in ms, depth, tail that the value is to have (empty to leave it), floor of the counter (or empty)
+-- mark     a local that goes before: the mark that a renewed lease must have; nil for any
+--
+-- Returns  take   a string                 the lock is the claim's; its value
+--                 {pttl, value, place}     it is not; the claim's place in the queue from 0 on, or the one that it would have
+--                 -4                       it is a semaphore of another limit
+--          renew  {answer}                 as renew.lua answers for each lease
+--          end    0                        the lease has ended
+--                 -1, -2                   there is no such lock; it is another's
+--
+-- While the lock is shared its key has a value that is nobody's, "#s:<fence>" or "#p<limit>:<fence>", and lasts as long as the
+-- longest of the leases, so that batch.lua finds the lock held. A lease in the set counts only while that value is there.
+--
+-- A place in the queue has a lease of its own, for waiters that are gone. The release of a lock grants it to the first in the
+-- queue that listens: until the end of its place at most, for what it knows is that it kept that. It asks for the rest.
+
+local call, format, max, min, ceil, match = redis.call, string.format, math.max, math.min, math.ceil, string.match
+local HOUR, MOST = 3600000, 9007199254740991
+-- How many are granted the lock, or passed by, in one step: the server serves nobody else meanwhile.
+local STEP, PASSED = 100, 1000
+local lock, counter, members, leases, queue, places = unpack(KEYS)
+local op, me, first, may_grant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
+local value = call('GET', lock)
+
+-- The server's clock in microseconds, and in milliseconds. It stands still while the script runs.
+local us, now
+local function clock()
+  if not us then
+    local time = call('TIME')
+    us = time[1] * 1000000 + time[2]
+    now = math.floor(us / 1000)
+  end
+  return us, now
+end
+
+local function int(number)
+  return format('%.0f', number)
+end
+
+-- How the lock is shared; nil if it is free or held by one.
+local function sharing()
+  return value and (match(value, '^#(s):%d+$') or match(value, '^#(p%d+):%d+$'))
+end
+
+-- The lock and what belongs to its leases last as long as the longest of them.
+local function last_until(ends)
+  for _, key in ipairs({lock, members, leases}) do
+    call('PEXPIREAT', key, ends)
+  end
+end
+
+-- After leases have ended.
+local function settle()
+  local _, now = clock()
+  local longest = call('ZRANGE', members, -1, -1, 'WITHSCORES')
+  if longest[1] and tonumber(longest[2]) > now then
+    last_until(longest[2])
+  else
+    call('DEL', lock, members, leases)
+    value = false
+  end
+end
+
+local function drop_lapsed()
+  if sharing() then
+    local _, now = clock()
+    local lapsed = call('ZRANGEBYSCORE', members, '-inf', now, 'LIMIT', 0, STEP)
+    if lapsed[1] then
+      call('ZREM', members, unpack(lapsed))
+      call('HDEL', leases, unpack(lapsed))
+      settle()
+    end
+  end
+end
+
+-- Moves the counter as batch.lua does. Returns the first of `span` fences; nil if there are none.
+local function next_fence(span, least)
+  local more = span - 1
+  local fence = call('INCRBY', counter, int(span)) - more
+  if fence < 1e15 or fence < least or more >= 100 then
+    local us = clock()
+    if fence < 1e15 or fence < least then
+      fence = max(fence, us, least)
+    end
+    if fence + more > MOST then
+      return nil
+    end
+    call('SET', counter, int(fence + more), 'PX', int(HOUR + max(0, ceil((fence + more - us) / 1000))))
+  end
+  return fence + more <= MOST and int(fence) or nil
+end
+
+local function has_room(mode)
+  if not value then
+    return true
+  end
+  return sharing() == mode and (mode == 's' or call('ZCARD', members) < tonumber(string.sub(mode, 2)))
+end
+
+local function share(token, mode, ends, fence, lease)
+  local is_new = not value
+  if is_new then
+    -- What a former group has left, whose lock lapsed or was deleted.
+    call('DEL', members, leases)
+  end
+  call('ZADD', members, int(ends), token)
+  call('HSET', leases, token, lease)
+  -- After them: without it they count for nothing.
+  local shared = '#' .. mode .. ':' .. fence
+  if value ~= shared then
+    value = shared
+    call('SET', lock, value, 'PX', int(ends - now))
+  end
+  if is_new then
+    last_until(int(ends))
+  else
+    settle()
+  end
+end
+
+-- Returns the new value. The counter moves before the lock is set, so an error leaves no lock. A gap is harmless.
+local function grant(token, mode, ttl, ends, span, least, tail)
+  -- Readers that share the lock have one number, as long as it is high enough for each. (A server that lost some data can have
+  -- a group again that had ended.)
+  local fence = mode == 's' and span == '1' and value and match(value, ':(%d+)$')
+  least = max(tonumber(least), first)
+  if not fence or tonumber(fence) < least then
+    fence = next_fence(tonumber(span), least)
+  end
+  if not fence then
+    return redis.error_reply('LOCKKIT the fence counter is beyond 2^53')
+  end
+  local lease = token .. ':1:' .. fence .. tail
+  if mode == 'x' and not ends then
+    value = lease
+    call('SET', lock, value, 'PX', ttl)
+    return lease
+  end
+  local _, now = clock()
+  ends = min(now + ttl, ends or math.huge)
+  if mode == 'x' then
+    value = lease
+    call('SET', lock, value, 'PX', int(ends - now))
+  else
+    share(token, mode, ends, fence, lease)
+  end
+  return lease
+end
+
+local function leave(token)
+  call('HDEL', places, token)
+  call('ZREM', queue, token)
+end
+
+-- Whether a claim that waits can be told. Its connection may be gone; it keeps its place.
+local function listens(channel)
+  local answer = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return answer.err or answer[2] > 0
+end
+
+-- Grants the lock to those in front of the queue that listen, as far as there is room. Returns the claim's own new value, if it
+-- was one of them, and whether nobody is in front of those that have no place.
+local function serve()
+  local at, granted, mine = 0, 0, nil
+  while may_grant and granted < STEP and at < PASSED do
+    local token = call('ZRANGE', queue, at, at)[1]
+    if not token then
+      return mine, true
+    end
+    if at + granted == 0 then
+      drop_lapsed()
+    end
+    local _, now = clock()
+    local place = call('HGET', places, token) or ''
+    local mode, ttl, span, least, ends, length, rest = match(place, '^(.-)|(.-)|(.-)|(.-)|(.-)|(%d+)|(.*)$')
+    local channel, tail = string.sub(rest or '', 1, length), string.sub(rest or '', (length or 0) + 1)
+    if not mode or tonumber(ends) <= now then
+      leave(token)
+    elseif not has_room(mode) then
+      if token == me or listens(channel) then
+        return mine, false
+      end
+      at = at + 1
+    elseif token == me then
+      leave(token)
+      mine = grant(token, mode, ttl, nil, span, least, tail)
+      granted = granted + 1
+    elseif listens(channel) then
+      leave(token)
+      grant(token, mode, ttl, tonumber(ends), span, least, tail)
+      redis.pcall('PUBLISH', channel, '')
+      granted = granted + 1
+    else
+      at = at + 1
+    end
+  end
+  return mine, false
+end
+
+-- How the claim has the lock: alone, or as one of those that share it; nil if it has not.
+local function held()
+  if value and string.sub(value, 1, 33) == me .. ':' then
+    return 'alone'
+  end
+  local ends = sharing() and call('ZSCORE', members, me)
+  if ends then
+    local _, now = clock()
+    return tonumber(ends) > now and 'shared' or nil
+  end
+end
+
+local function extend(ttl)
+  local _, now = clock()
+  call('ZADD', members, 'XX', 'GT', int(now + ttl), me)
+  settle()
+end
+
+local how = held()
+
+if op == 'renew' then
+  local ttl, depth, tail, floor = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+  local lease = how == 'shared' and call('HGET', leases, me)
+  if not lease then
+    return {value and 1 or 0}
+  end
+  if mark and not string.find(lease, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
+    return {3}
+  end
+  local granted, holder = match(lease, '^%x+:%d+:(%d+:%d+@?%x*)(:.*)$')
+  lease = me .. ':' .. depth .. ':' .. granted .. (tail == '' and holder or tail)
+  call('HSET', leases, me, lease)
+  extend(ttl)
+  if floor ~= '' and tonumber(floor) > tonumber(call('GET', counter) or 0) then
+    next_fence(1, tonumber(floor))
+  end
+  return {lease}
+end
+
+if op == 'end' then
+  local answer = value and -2 or -1
+  if how == 'alone' then
+    call('DEL', lock)
+    value = false
+  elseif how == 'shared' then
+    call('ZREM', members, me)
+    call('HDEL', leases, me)
+    settle()
+  else
+    leave(me)
+  end
+  serve()
+  if how then
+    answer = 0
+    if not value then
+      redis.pcall('PUBLISH', lock, '')
+    end
+  end
+  return answer
+end
+
+local mode, ttl, span, least, kept, channel, tail = unpack(ARGV, 5, 11)
+if how then
+  leave(me)
+  if how == 'alone' then
+    call('PEXPIRE', lock, ttl)
+    return value
+  end
+  extend(ttl)
+  -- There may have been more than one step takes.
+  serve()
+  return call('HGET', leases, me)
+end
+drop_lapsed()
+local shared = sharing()
+if shared and shared ~= mode and string.sub(shared, 1, 1) == 'p' and string.sub(mode, 1, 1) == 'p' then
+  leave(me)
+  serve()
+  return -4
+end
+if may_grant and call('EXISTS', queue) == 0 and has_room(mode) then
+  return grant(me, mode, ttl, nil, span, least, tail)
+end
+if kept ~= '0' then
+  local us, now = clock()
+  local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
+  call('ZADD', queue, 'NX', int(max(us, (last or 0) + 1)), me)
+  call('HSET', places, me, table.concat({mode, ttl, span, least, int(now + kept), #channel, channel .. tail}, '|'))
+  call('PEXPIRE', queue, kept)
+  call('PEXPIRE', places, kept)
+end
+local lease, is_first = serve()
+if lease then
+  return lease
+end
+if is_first and has_room(mode) then
+  return grant(me, mode, ttl, nil, span, least, tail)
+end
+return {call('PTTL', lock), value or '', call('ZRANK', queue, me) or call('ZCARD', queue)}

@@ -1,0 +1,502 @@
+//! Readers, permits and strict order: beside each other, beside those that know nothing of them, and after what goes wrong.
+
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Fence, Lock, LockStore, Locker, LossReason, Mode, Outcome};
+use lockkit_testkit::faults::Proxy;
+
+use crate::support::*;
+
+const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+/// All that a lock may leave: its fence counter.
+const LEFT: [&str; 1] = ["{lockkit:a}:fence"];
+
+/// A resource that several kinds of holders use, and that notices if they do so at the same time.
+#[derive(Default)]
+struct Room(Mutex<Inside>);
+
+#[derive(Default)]
+struct Inside {
+    writers: u32,
+    readers: u32,
+    permits: u32,
+    grants: [u64; 3],
+    /// The highest fence of a grant that returned: of all, and of those that are not shared.
+    highest: Fence,
+    highest_alone: Fence,
+}
+
+impl Room {
+    /// The highest fences before a request.
+    fn before(&self) -> (Fence, Fence) {
+        let inside = self.0.lock().expect("unpoisoned");
+        (inside.highest, inside.highest_alone)
+    }
+
+    fn enter(&self, mode: Mode, fence: Fence, (highest, highest_alone): (Fence, Fence)) {
+        let mut inside = self.0.lock().expect("unpoisoned");
+        match mode {
+            Mode::Exclusive => inside.writers += 1,
+            Mode::Shared => inside.readers += 1,
+            _ => inside.permits += 1,
+        }
+        let Inside { writers, readers, permits, .. } = *inside;
+        let kinds = u32::from(writers > 0) + u32::from(readers > 0) + u32::from(permits > 0);
+        assert!(kinds == 1 && writers <= 1 && permits <= 2, "{writers} writers, {readers} readers, {permits} permits");
+        if mode == Mode::Shared {
+            assert!(fence >= highest && fence > highest_alone, "a reader's {fence} after {highest}, {highest_alone}");
+        } else {
+            assert!(fence > highest, "{fence} after {highest}");
+            inside.highest_alone = inside.highest_alone.max(fence);
+        }
+        inside.highest = inside.highest.max(fence);
+        inside.grants[match mode {
+            Mode::Exclusive => 0,
+            Mode::Shared => 1,
+            _ => 2,
+        }] += 1;
+    }
+
+    fn leave(&self, mode: Mode) {
+        let mut inside = self.0.lock().expect("unpoisoned");
+        match mode {
+            Mode::Exclusive => inside.writers -= 1,
+            Mode::Shared => inside.readers -= 1,
+            _ => inside.permits -= 1,
+        }
+    }
+}
+
+/// Numbers that look random (xorshift, Marsaglia 2003).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+fn kind(locker: &Locker, number: u64) -> (Lock, Mode) {
+    match number {
+        0..2 => (locker.rw_lock("a").write().fifo(), Mode::Exclusive),
+        2..5 => (locker.rw_lock("a").read().fifo(), Mode::Shared),
+        5..7 => (locker.semaphore("a", TWO).fifo(), Mode::Permit { limit: TWO }),
+        _ => (locker.lock("a"), Mode::Exclusive),
+    }
+}
+
+/// One client of the crowd: takes the lock in one way after the other, gives up now and then, and goes on.
+async fn visit(locker: Locker, room: Arc<Room>, mut random: Random, until: Instant, ttl: Duration) {
+    while Instant::now() < until {
+        let (lock, mode) = kind(&locker, random.below(8));
+        let (lock, before) = (lock.ttl(ttl), room.before());
+        let asked = match random.below(4) {
+            0 => lock.try_acquire().await,
+            1 => lock.acquire_within(Duration::from_millis(random.below(20))).await,
+            // Dropped in the middle of anything.
+            2 => match tokio::time::timeout(Duration::from_micros(random.below(5000)), lock.acquire()).await {
+                Ok(asked) => asked.map(Some),
+                Err(_) => continue,
+            },
+            _ => lock.acquire_within(Duration::from_secs(2)).await,
+        };
+        let Ok(Some(guard)) = asked else { continue };
+        room.enter(mode, guard.fence(), before);
+        tokio::time::sleep(Duration::from_micros(random.below(1500))).await;
+        room.leave(mode);
+        // An error tells nothing: the release goes on in the background.
+        if let Ok(outcome) = guard.release().await {
+            assert_eq!(outcome, Outcome::Released);
+        }
+    }
+}
+
+/// All keys of the server, once nothing is left but what may stay.
+async fn empties(server: &Server) {
+    let mut raw_connection = server.raw();
+    eventually("nothing is left", || {
+        let mut keys: Vec<String> = raw(&mut raw_connection, "KEYS *");
+        keys.sort();
+        keys == LEFT
+    })
+    .await;
+}
+
+async fn crowd(server: &Server, lockers: Vec<Locker>, lasts: Duration, ttl: Duration) -> [u64; 3] {
+    let (room, until) = (Arc::new(Room::default()), Instant::now() + lasts);
+    let seed = Instant::now().elapsed().subsec_nanos() ^ std::process::id();
+    let visits = lockers.clone().into_iter().enumerate().map(|(number, locker)| {
+        let random = Random((u64::from(seed) << 8) + number as u64 + 1);
+        tokio::spawn(visit(locker, Arc::clone(&room), random, until, ttl))
+    });
+    for visit in visits.collect::<Vec<_>>() {
+        visit.await.expect("no two hold what excludes each other");
+    }
+    for locker in &lockers {
+        locker.shutdown(ttl).await.expect("all is released");
+    }
+    empties(server).await;
+    let inside = room.0.lock().expect("unpoisoned");
+    inside.grants
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_kinds_of_holders_exclude_each_other() {
+    let server = Server::start().await;
+    let mut lockers = Vec::new();
+    for _ in 0..4 {
+        let locker = Locker::new(server.store().await);
+        lockers.extend([locker.clone(), locker]);
+    }
+    let grants = crowd(&server, lockers, Duration::from_secs(3), TTL).await;
+    println!("writers, readers, permits: {grants:?}");
+    assert!(grants.iter().all(|grants| *grants > 50), "{grants:?}");
+}
+
+/// Connections end all the time: messages, answers and releases get lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn they_do_when_connections_are_cut() {
+    let server = Server::start().await;
+    let (mut lockers, mut proxies) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("proxy");
+        let config = lockkit_redis::RedisConfig::new("127.0.0.1", proxy.addr().port());
+        let config = config.timeout(Duration::from_millis(500));
+        lockers.push(Locker::new(lockkit_redis::RedisStore::connect(config).await.expect("connect")));
+        proxies.push(proxy);
+    }
+    let done = Arc::new(AtomicBool::new(false));
+    let cuts = tokio::spawn({
+        let done = Arc::clone(&done);
+        async move {
+            let mut random = Random(4711);
+            while !done.load(SeqCst) {
+                tokio::time::sleep(Duration::from_millis(random.below(60))).await;
+                proxies[usize::try_from(random.below(4)).expect("small")].cut().await;
+            }
+        }
+    });
+    let lockers = [lockers.clone(), lockers].concat();
+    let grants = crowd(&server, lockers, Duration::from_secs(4), Duration::from_secs(3)).await;
+    done.store(true, SeqCst);
+    cuts.await.expect("cuts");
+    println!("writers, readers, permits: {grants:?}");
+    assert!(grants.iter().sum::<u64>() > 20, "{grants:?}");
+}
+
+/// A client that waits, in the way that `number` says, and whose connection was closed.
+async fn gone(server: &Server, holder: &Locker, number: u64) -> tokio::task::JoinHandle<()> {
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("proxy");
+    let config = lockkit_redis::RedisConfig::new("127.0.0.1", proxy.addr().port());
+    let locker = Locker::new(lockkit_redis::RedisStore::connect(config).await.expect("connect"));
+    let waiting = tokio::spawn(async move { kind(&locker, number).0.acquire().await.map(drop).expect("acquire") });
+    waits(holder, 1).await;
+    proxy.refuse(true);
+    proxy.cut().await;
+    eventually("the server knows", || turns(server) == 0).await;
+    waiting
+}
+
+/// How many listen for their turn.
+fn turns(server: &Server) -> usize {
+    raw::<Vec<String>>(&mut server.raw(), "PUBSUB CHANNELS lockkit:%turn-*").len()
+}
+
+async fn waits(holder: &Locker, count: u32) {
+    let lock = holder.lock("a");
+    eventually_async("they wait", async || lock.inspect().await.expect("inspect").waiters >= Some(count)).await;
+}
+
+/// A waiter whose connection is closed is passed by without a pause, by those who wait behind it, and by those who only try.
+#[tokio::test]
+async fn a_waiter_that_is_gone_is_passed_by() {
+    let server = Server::start().await;
+    let (holder, next) = (Locker::new(server.store().await), Locker::new(server.store().await));
+    let guard = holder.lock("a").fifo().acquire().await.expect("acquire");
+    let dead = gone(&server, &holder, 0).await;
+    let served = tokio::spawn(async move { next.lock("a").fifo().acquire().await });
+    eventually("it waits", || turns(&server) == 1).await;
+    let released = Instant::now();
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    let guard = served.await.expect("task").expect("acquire");
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    let tried = holder.lock("a").fifo().try_acquire().await.expect("try").expect("nobody has it");
+    assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+    assert_eq!(tried.release().await.expect("release"), Outcome::Released);
+    dead.abort();
+}
+
+/// A writer that is gone does not keep readers from those that hold the lock.
+#[tokio::test]
+async fn readers_pass_a_writer_that_is_gone() {
+    let server = Server::start().await;
+    let (holder, next) = (Locker::new(server.store().await), Locker::new(server.store().await));
+    let _reader = kind(&holder, 2).0.acquire().await.expect("acquire");
+    let dead = gone(&server, &holder, 0).await;
+    let another = kind(&next, 2).0.acquire_within(Duration::from_secs(1)).await.expect("ask");
+    assert!(another.is_some_and(|guard| guard.is_held()));
+    dead.abort();
+}
+
+/// More than the server grants in one step.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_and_fifty_readers_get_in_behind_a_writer() {
+    let server = Server::start().await;
+    let (holder, readers) = (Locker::new(server.store().await), Locker::new(server.store().await));
+    let guard = holder.lock("a").fifo().acquire().await.expect("acquire");
+    let inside = Arc::new(tokio::sync::Barrier::new(150));
+    let tasks: Vec<_> = (0..150)
+        .map(|_| {
+            let (lock, inside) = (kind(&readers, 2).0, Arc::clone(&inside));
+            tokio::spawn(async move {
+                let guard = lock.acquire().await.expect("acquire");
+                inside.wait().await;
+                assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+            })
+        })
+        .collect();
+    waits(&holder, 150).await;
+    let released = Instant::now();
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    for task in tasks {
+        task.await.expect("all were inside together");
+    }
+    assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+}
+
+/// A server that lost the last second has a group of readers again that had ended. Those who join it are above all that was given
+/// out since.
+#[tokio::test]
+async fn readers_of_a_group_that_came_back_are_above_writers_since() {
+    let server = Server::start().await;
+    let mut root = server.raw();
+    let before = Locker::new(server.store().await);
+    let reader = kind(&before, 2).0.acquire().await.expect("acquire");
+    let parts = ["lockkit:a", "{lockkit:a}:fence", "{lockkit:a}:members:fence", "{lockkit:a}:leases:fence"];
+    let saved = parts.map(|key| redis::cmd("DUMP").arg(key).query::<Vec<u8>>(&mut root).expect("dump"));
+    assert_eq!(reader.release().await.expect("release"), Outcome::Released);
+    let writer = before.lock("a").acquire().await.expect("acquire");
+    let fence = writer.fence();
+    assert_eq!(writer.release().await.expect("release"), Outcome::Released);
+    for (key, value) in parts.iter().zip(saved) {
+        let mut restore = redis::cmd("RESTORE");
+        restore.arg(key).arg(20_000).arg(value).arg("REPLACE");
+        restore.query::<()>(&mut root).expect("restore");
+    }
+    // A connection does not outlive its server.
+    let after = Locker::new(server.store().await);
+    let reader = kind(&after, 2).0.acquire().await.expect("acquire");
+    assert!(reader.fence() > fence, "{} after {fence}", reader.fence());
+}
+
+/// The separators of what is stored may stand in a prefix.
+#[tokio::test]
+async fn a_prefix_may_have_any_characters() {
+    let server = Server::start().await;
+    let connect = || async {
+        let config = server.config().prefix("a|b:1|");
+        Locker::new(lockkit_redis::RedisStore::connect(config).await.expect("connect"))
+    };
+    let (one, other) = (connect().await, connect().await);
+    let guard = one.lock("a").fifo().acquire().await.expect("acquire");
+    let waiting = tokio::spawn(async move { other.lock("a").fifo().acquire().await });
+    waits(&one, 1).await;
+    let released = Instant::now();
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    assert!(waiting.await.expect("task").expect("acquire").is_held());
+    assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+}
+
+/// A user who may not use channels hands the lock over all the same. The next one comes a little later.
+#[tokio::test]
+async fn a_release_that_may_tell_nobody_is_one() {
+    let server = Server::start().await;
+    raw::<()>(
+        &mut server.raw(),
+        &format!("ACL SETUSER app on >pw resetchannels ~lockkit:* ~{{lockkit:* {PERMISSIONS} {QUEUE_PERMISSIONS}"),
+    );
+    let config = server.config().username("app").password("pw");
+    let mute = Locker::new(lockkit_redis::RedisStore::connect(config).await.expect("connect"));
+    let other = Locker::new(server.store().await);
+    let guard = mute.lock("a").fifo().acquire().await.expect("acquire");
+    let waiting = tokio::spawn(async move { other.lock("a").fifo().acquire_within(Duration::from_secs(5)).await });
+    eventually("it waits", || turns(&server) == 1).await;
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    assert!(waiting.await.expect("task").expect("ask").is_some_and(|guard| guard.is_held()));
+    // It can't wait, and leaves nothing in the queue.
+    let holder = Locker::new(server.store().await);
+    let guard = holder.lock("a").fifo().acquire().await.expect("acquire");
+    let error = mute.lock("a").fifo().ttl(Duration::from_secs(1)).acquire().await.expect_err("it can't listen");
+    assert_eq!(error.kind(), lockkit_core::ErrorKind::Denied, "{error}");
+    mute.shutdown(TTL).await.expect("all is released");
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    empties(&server).await;
+}
+
+/// A reader that asks for no order waits without a place, and leaves none.
+#[tokio::test]
+async fn without_an_order_there_is_no_place() {
+    let server = Server::start().await;
+    let (store, holder) = (server.store().await, Locker::new(server.store().await));
+    let guard = holder.lock("a").acquire().await.expect("acquire");
+    let mut asked = request(&claim("a"), TTL);
+    asked.claim.mode = Mode::Shared;
+    contended(store.acquire(&asked).await.expect("acquire"));
+    assert_eq!(turns(&server), 0);
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    empties(&server).await;
+}
+
+/// Those who queue hear at once of a release by those who don't, and the reverse.
+#[tokio::test]
+async fn both_hear_of_each_others_releases() {
+    let server = Server::start().await;
+    let (one, other) = (Locker::new(server.store().await), Locker::new(server.store().await));
+    let lock = |locker: &Locker, fifo: bool| if fifo { locker.lock("a").fifo() } else { locker.lock("a") };
+    for fifo in [true, false] {
+        let guard = lock(&one, fifo).acquire().await.expect("acquire");
+        let waiting = tokio::spawn({
+            let lock = lock(&other, !fifo);
+            async move { lock.acquire().await }
+        });
+        eventually("it listens", || subscribers(&mut server.raw(), "a") == 1).await;
+        let released = Instant::now();
+        assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+        let guard = waiting.await.expect("task").expect("acquire");
+        assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+        assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    }
+}
+
+/// A client that sets the key of a lock, as any other library does, is kept out by readers, and keeps them out.
+#[tokio::test]
+async fn readers_exclude_clients_that_know_nothing_of_them() {
+    let server = Server::start().await;
+    let (locker, mut other) = (Locker::new(server.store().await), server.raw());
+    let reader = locker.rw_lock("a").read().fifo().acquire().await.expect("acquire");
+    assert_eq!(raw::<Option<String>>(&mut other, "SET lockkit:a mine NX PX 500"), None);
+    assert_eq!(reader.release().await.expect("release"), Outcome::Released);
+    assert_eq!(raw::<Option<String>>(&mut other, "SET lockkit:a mine NX PX 500").as_deref(), Some("OK"));
+    assert!(locker.rw_lock("a").read().fifo().try_acquire().await.expect("try").is_none());
+    raw::<()>(&mut other, "DEL lockkit:a");
+    assert!(locker.rw_lock("a").read().fifo().try_acquire().await.expect("try").is_some());
+}
+
+/// A user who may do no more than plain locks need is refused the others, and nothing is left of them.
+#[tokio::test]
+async fn a_user_may_be_refused_what_they_need() {
+    let server = Server::start().await;
+    let mut root = server.raw();
+    let user = format!("ACL SETUSER app on >pw ~lockkit:* ~{{lockkit:* &lockkit:* {PERMISSIONS}");
+    let connect = || async {
+        let config = server.config().username("app").password("pw");
+        Locker::new(lockkit_redis::RedisStore::connect(config).await.expect("connect"))
+    };
+    raw::<()>(&mut root, &user);
+    let locker = connect().await;
+    for number in 0..7 {
+        let (lock, mode) = kind(&locker, number);
+        let error = lock.try_acquire().await.expect_err("refused");
+        assert_eq!(error.kind(), lockkit_core::ErrorKind::Denied, "{mode}: {error}");
+    }
+    assert_eq!(locker.lock("a").acquire().await.expect("acquire").release().await.expect("release"), Outcome::Released);
+    // What docs/backends/redis.md asks for.
+    raw::<()>(&mut root, &format!("{user} {QUEUE_PERMISSIONS}"));
+    let locker = connect().await;
+    for number in 0..7 {
+        let guard = kind(&locker, number).0.acquire().await.expect("acquire");
+        let waiting = kind(&locker, 0).0.acquire_within(Duration::from_millis(20)).await.expect("ask");
+        assert!(waiting.is_none());
+        guard.renew().await.expect("renew");
+        assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    }
+    empties(&server).await;
+}
+
+/// A lease that shares its lock can be ended by its token alone.
+#[tokio::test]
+async fn the_lease_of_a_reader_can_be_broken() {
+    let server = Server::start().await;
+    let (mine, other) = (Locker::new(server.store().await), Locker::new(server.store().await));
+    let reader = mine.rw_lock("a").read().fifo().acquire().await.expect("acquire");
+    let holders = other.lock("a").inspect().await.expect("inspect").holders;
+    let [holder] = &holders[..] else { panic!("{holders:?}") };
+    assert_eq!((holder.mode, holder.fence), (Mode::Shared, Some(reader.fence())));
+    let released = other.break_lock("a", holder.token.expect("token")).await.expect("break");
+    assert!(matches!(released, lockkit_core::Release::Released { .. }), "{released:?}");
+    assert!(matches!(reader.release().await.expect("release"), Outcome::NotHeld(_)));
+}
+
+/// What is left of readers whose lock was deleted by hand comes to no new life with the next ones.
+#[tokio::test]
+async fn members_of_a_group_that_ended_are_lost() {
+    let server = Server::start().await;
+    let (store, other) = (server.store().await, Locker::new(server.store().await));
+    let mut mine = request(&claim("a"), Duration::ZERO);
+    (mine.claim.mode, mine.order) = (Mode::Shared, lockkit_core::Order::Fifo);
+    granted(store.acquire(&mine).await.expect("acquire"));
+    held(renew(&store, &renewal(&mine.claim)).await);
+    raw::<()>(&mut server.raw(), "DEL lockkit:a");
+    assert_eq!(lost(renew(&store, &renewal(&mine.claim)).await), LossReason::Gone);
+    let writer = other.lock("a").acquire().await.expect("acquire");
+    assert_eq!(lost(renew(&store, &renewal(&mine.claim)).await), LossReason::Taken);
+    assert_eq!(writer.release().await.expect("release"), Outcome::Released);
+    let reader = other.rw_lock("a").read().fifo().acquire().await.expect("acquire");
+    assert_eq!(lost(renew(&store, &renewal(&mine.claim)).await), LossReason::Taken);
+    assert_eq!(reader.release().await.expect("release"), Outcome::Released);
+}
+
+/// A hand-over costs the same, however many wait: two scripts, and one message to one client.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_over_wakes_one_of_a_thousand() {
+    let server = Server::start().await;
+    let mut costs = Vec::new();
+    for waiters in [10, 100, 1000] {
+        let holder = Locker::new(server.store().await);
+        let guard = holder.lock("a").fifo().acquire().await.expect("acquire");
+        let mut lockers = Vec::new();
+        for _ in 0..10 {
+            lockers.push(Locker::new(server.store().await));
+        }
+        let served = Arc::new(AtomicU64::new(0));
+        let tasks: Vec<_> = (0..waiters)
+            .map(|number| {
+                let (lock, served) = (lockers[number % 10].lock("a").fifo(), Arc::clone(&served));
+                tokio::spawn(async move {
+                    let guard = lock.acquire().await.expect("acquire");
+                    served.fetch_add(1, SeqCst);
+                    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+                })
+            })
+            .collect();
+        let lock = holder.lock("a");
+        let wanted = u32::try_from(waiters).expect("small");
+        eventually_async("they wait", async || lock.inspect().await.expect("inspect").waiters == Some(wanted)).await;
+        let calls = |connection: &mut redis::Connection| {
+            let stats: String = raw(connection, "INFO commandstats");
+            let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap_or("0,");
+            line.split(',').next().and_then(|calls| calls.parse::<u64>().ok()).expect("a number")
+        };
+        let (before, begun) = (calls(&mut server.raw()), Instant::now());
+        assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+        for task in tasks {
+            task.await.expect("served");
+        }
+        // Each that waits asks every two seconds, to keep its place.
+        let refreshes = begun.elapsed().as_secs() / 2 * waiters as u64;
+        let each = (calls(&mut server.raw()) - before).saturating_sub(refreshes) / waiters as u64;
+        println!("{waiters} waiters: {each} scripts for each, {:?} for all", begun.elapsed());
+        costs.push(each);
+    }
+    assert!(costs.iter().all(|each| *each <= 4), "{costs:?}");
+}
