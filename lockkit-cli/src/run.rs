@@ -12,6 +12,7 @@ mod acquire;
 mod borrow;
 pub(crate) mod exec;
 mod hold;
+mod kind;
 mod lender;
 mod nest;
 mod notify;
@@ -29,6 +30,7 @@ use lockkit::{HolderInfo, Lock, LockKey, Locker};
 
 use self::{
     hold::Hold,
+    kind::Kind,
     lender::Lender,
     nest::{Enclosing, Entry},
     notify::RenewalNotify,
@@ -59,7 +61,8 @@ const UNDO_WITHIN: Duration = Duration::from_secs(1);
 /// lease can lapse: exit status 74. The same happens if lockkit itself is killed or stands still.
 ///
 /// Inside CMD, lockkit run on the same key does not wait for itself: it runs on the lease of the enclosing run, which
-/// lasts until both have ended.
+/// lasts until both have ended. If that run holds the lock in a way that does not cover what is asked for, as --read does
+/// not cover --write, it is refused: it would wait for itself.
 ///
 /// Signals: TERM, INT, HUP and QUIT are passed to CMD and all that it started, USR1 and USR2 to CMD alone. With a
 /// controlling terminal CMD shares the process group, so that it can read from the terminal, pipes and job control work,
@@ -72,6 +75,8 @@ pub(crate) struct Args {
     /// Name of the lock
     #[arg(long, value_name = "NAME", value_parser = who::key)]
     key: LockKey,
+    #[command(flatten)]
+    kind: Kind,
     /// How long the lease lasts when it is not renewed: how long others wait after a crash
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     ttl: Duration,
@@ -151,10 +156,10 @@ pub(crate) fn run(args: Args) -> Exit {
 
 /// The lease of an enclosing run, or one of our own.
 async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: RenewalNotify) -> Result<Hold, Failure> {
-    if let Some(borrowed) = borrow::borrow(locker, &args.key, enclosing, &notify).await? {
+    if let Some(borrowed) = borrow::borrow(locker, (&args.key, args.kind), enclosing, &notify).await? {
         return Ok(Hold::Borrowed(borrowed));
     }
-    let lock: Lock = locker.lock(args.key.as_str()).ttl(args.ttl);
+    let lock: Lock = args.kind.lock(locker, &args.key).ttl(args.ttl);
     let liveness = &locker.info().capability.liveness;
     let guard = acquire::acquire(&lock, &args.key, args.wait(), liveness).await?;
     // A grant that came slowly has little left, and CMD would be stopped as soon as it started.

@@ -11,18 +11,19 @@ use std::{
 };
 
 use lockkit::{
-    Fence, Holder, LockKey, Locker, LossReason, Moment,
+    Fence, Holder, LockKey, Locker, LossReason, Mode, Moment,
     store::{Query, drift},
 };
 use tokio::time::{sleep, timeout};
 
 use super::{
+    kind::Kind,
     lender::LeaseLoan,
     nest::{Enclosing, Entry},
     notify::RenewalNotify,
     plan::Plan,
 };
-use crate::exit::Failure;
+use crate::exit::{Failure, USAGE};
 
 /// The shortest pause between two questions.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
@@ -46,21 +47,26 @@ struct State {
 
 /// What the store says about a token.
 enum Answer {
-    Holds { fence: Option<Fence>, deadline: Moment },
+    Holds { mode: Mode, fence: Option<Fence>, deadline: Moment },
     Lost(LossReason),
 }
 
 /// The lease of an enclosing run on `key`, if one has it on this store.
 pub(super) async fn borrow(
     locker: &Locker,
-    key: &LockKey,
+    (key, kind): (&LockKey, Kind),
     enclosing: &Enclosing,
     notify: &RenewalNotify,
 ) -> Result<Option<Borrowed>, Failure> {
     // The innermost first: the same name may be held on several stores.
     for entry in enclosing.held.iter().rev().filter(|entry| entry.key == *key) {
         let Some(loan) = LeaseLoan::ask(&entry.run).await else { continue };
-        if let Answer::Holds { fence, deadline } = question(locker, entry).await? {
+        if let Answer::Holds { mode, fence, deadline } = question(locker, entry).await? {
+            if !kind.is_covered_by(mode) {
+                let message =
+                    format!("the enclosing run holds {key:?} ({mode}), which does not cover what is asked for here");
+                return Err(Failure::new(USAGE, message));
+            }
             let state = Mutex::new(State { deadline, lost: None });
             let (locker, entry, notify) = (locker.clone(), entry.clone(), notify.clone());
             let fence = fence.unwrap_or(Fence::NONE);
@@ -81,7 +87,7 @@ async fn question(locker: &Locker, entry: &Entry) -> lockkit::Result<Answer> {
         Some(holder) => {
             // Where time does not end leases, the outer run believes in it for so long after each renewal.
             let left = holder.remaining.unwrap_or(entry.lasts);
-            Answer::Holds { fence: holder.fence, deadline: asked + left.saturating_sub(drift(left)) }
+            Answer::Holds { mode: holder.mode, fence: holder.fence, deadline: asked + left.saturating_sub(drift(left)) }
         }
         None if holders.is_empty() => Answer::Lost(LossReason::Gone),
         None => Answer::Lost(LossReason::Taken),

@@ -1,0 +1,87 @@
+//! Runs that share a lock, and those that come in order.
+
+mod support;
+
+use support::{Line, Redis, Running, code, complaints, stdout};
+
+const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
+
+/// A run that holds the lock until it is told to go on.
+fn holding(redis: &Redis, line: &Line, options: &[&str]) -> Running {
+    let mut command = redis.run("k", options, "exec 3>$LINE; echo up >&3; read x <$GO");
+    line.give(&mut command);
+    let running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    running
+}
+
+fn try_run(redis: &Redis, options: &[&str]) -> i32 {
+    let options = [options, &["--no-wait"]].concat();
+    code(&redis.run("k", &options, "true").output().unwrap())
+}
+
+#[test]
+fn readers_run_together_and_keep_writers_out() {
+    let redis = Redis::start();
+    let (one, two) = (Line::new(), Line::new());
+    let first = holding(&redis, &one, &["--read"]);
+    let second = holding(&redis, &two, &["--read"]);
+    let who = redis.who("k");
+    let modes: Vec<_> =
+        who["holders"].as_array().unwrap().iter().map(|holder| holder["mode"].as_str().unwrap()).collect();
+    assert_eq!(modes, ["shared", "shared"]);
+    for refused in [&["--write"][..], &["--fifo"], &["--permit", "2"], &[]] {
+        assert_eq!(try_run(&redis, refused), 75, "{refused:?}");
+    }
+    assert_eq!(try_run(&redis, &["--read"]), 0);
+    for (line, run) in [(one, first), (two, second)] {
+        line.go();
+        assert_eq!(code(&run.end()), 0);
+    }
+    assert_eq!(try_run(&redis, &["--write"]), 0);
+}
+
+#[test]
+fn a_semaphore_has_as_many_permits_as_its_users_say() {
+    let redis = Redis::start();
+    let (one, two) = (Line::new(), Line::new());
+    let permit = ["--permit", "2"];
+    let (first, second) = (holding(&redis, &one, &permit), holding(&redis, &two, &permit));
+    assert_eq!(try_run(&redis, &permit), 75);
+    assert_eq!(try_run(&redis, &["--permit", "3"]), 64);
+    one.go();
+    assert_eq!(code(&first.end()), 0);
+    assert_eq!(try_run(&redis, &permit), 0);
+    two.go();
+    assert_eq!(code(&second.end()), 0);
+    assert_eq!(try_run(&redis, &["--permit", "3"]), 0);
+    assert_eq!(try_run(&redis, &["--permit", "0"]), 64);
+    assert_eq!(try_run(&redis, &["--read", "--write"]), 64);
+}
+
+#[test]
+fn a_run_inside_another_asks_for_no_more_than_that_has() {
+    let redis = Redis::start();
+    let inner = |options: &str| format!("{LOCKKIT} run --key k {options} -- sh -c 'echo $LOCKKIT_FENCE'");
+    for (outer, inside, expected) in [
+        (&["--read"][..], "--read", 0),
+        (&["--write"], "--read", 0),
+        (&["--fifo"], "", 0),
+        (&["--permit", "2"], "--permit 2", 0),
+        (&["--read"], "--write", 64),
+        (&["--read"], "", 64),
+        (&["--permit", "2"], "--permit 3", 64),
+    ] {
+        let script = format!("echo $LOCKKIT_FENCE; {}", inner(inside));
+        let output = redis.run("k", outer, &script).output().unwrap();
+        assert_eq!(code(&output), expected, "{outer:?} {inside}: {output:?}");
+        if expected == 0 {
+            let text = stdout(&output);
+            let fences: Vec<_> = text.lines().collect();
+            assert_eq!(fences[0], fences[1], "it runs on the lease of the other");
+        } else {
+            assert!(complaints(&output).contains("does not cover"), "{output:?}");
+        }
+    }
+    assert!(!redis.is_held("k"));
+}
