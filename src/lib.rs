@@ -5,6 +5,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod connect;
 #[cfg(feature = "doctor")]
 mod diagnose;

@@ -1,0 +1,119 @@
+//! Locks for code that is not async: called from plain threads, and from within runtimes.
+
+use std::{
+    num::NonZeroU32,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use lockkit::{ErrorKind, LossReason, Outcome, Result, blocking};
+use lockkit_testkit::servers::{
+    MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
+};
+use tokio::runtime::{Builder, Runtime};
+
+const TTL: Duration = Duration::from_millis(800);
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// Threads of two clients count with a lock between reading and writing, and the leases outlast the ttl.
+fn threads_exclude_each_other(url: &str, ttl: Duration) -> Result<()> {
+    let clients = [blocking::connect(url)?, blocking::connect(url)?];
+    let count = Arc::new(std::sync::Mutex::new(0));
+    let threads: Vec<_> = (0..6)
+        .map(|number| {
+            let (lock, count) = (clients[number % 2].lock("a").ttl(ttl), Arc::clone(&count));
+            thread::spawn(move || {
+                for _ in 0..10 {
+                    let guard = lock.acquire()?;
+                    let read = *count.lock().expect("unpoisoned");
+                    thread::yield_now();
+                    *count.lock().expect("unpoisoned") = read + 1;
+                    assert_eq!(guard.release()?, Outcome::Released);
+                }
+                Ok::<_, lockkit::Error>(())
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().expect("no panic")?;
+    }
+    assert_eq!(*count.lock().expect("unpoisoned"), 60);
+
+    let [one, other] = clients;
+    let guard = one.lock("a").ttl(ttl).acquire()?;
+    assert!(guard.lost_within(ttl * 2).is_none(), "nobody renews it");
+    assert!(guard.is_held() && guard.fence().get() > 0);
+    let asked = Instant::now();
+    assert!(other.lock("a").acquire_within(Duration::from_millis(200))?.is_none());
+    assert!(asked.elapsed() >= Duration::from_millis(195));
+    let [holder] = &other.lock("a").inspect()?.holders[..] else { panic!("one holds it") };
+    assert_eq!(holder.token, Some(guard.token()));
+    drop(guard);
+    assert!(other.lock("a").acquire_within(ttl * 5)?.is_some_and(|guard| guard.renew().is_ok()));
+    other.shutdown(ttl)?;
+    assert_eq!(other.lock("a").acquire().expect_err("it is closed").kind(), ErrorKind::Closed);
+    Ok(())
+}
+
+#[test]
+fn on_redis() -> Result<()> {
+    let servers = runtime();
+    let server = servers.block_on(RedisServer::start(RedisOptions::default())).expect("a server");
+    threads_exclude_each_other(&server.url(), TTL)?;
+    let (one, other) = (blocking::connect(&server.url())?, blocking::connect(&server.url())?);
+    let broken = one.lock("b").ttl(TTL).acquire()?;
+    other.block_on(other.asynchronous().break_lock("b", broken.token()))?;
+    assert_eq!(broken.lost_within(TTL * 5), Some(LossReason::Gone));
+    Ok(())
+}
+
+#[test]
+fn on_mysql() -> Result<()> {
+    let servers = runtime();
+    let server = servers.block_on(MySqlServer::start(MySqlOptions::default())).expect("a server");
+    threads_exclude_each_other(&format!("{}?create=true", server.url()), TTL)
+}
+
+#[test]
+fn on_zookeeper() -> Result<()> {
+    let servers = runtime();
+    let server = servers.block_on(ZooKeeperServer::start(ZooKeeperFlavor::Installed)).expect("a server");
+    threads_exclude_each_other(&format!("{}?session=4s", server.url()), Duration::from_secs(4))
+}
+
+/// A thread of a runtime may be blocked, however much of its budget its task has used, and whatever kind of runtime it is.
+#[test]
+fn within_a_runtime() -> Result<()> {
+    let current = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    for runtime in [current, runtime()] {
+        runtime.block_on(async {
+            tokio::spawn(async {
+                let locker = blocking::connect("memory:")?;
+                let two = NonZeroU32::MIN.saturating_add(1);
+                for _ in 0..500 {
+                    // Uses up what the runtime lets a task do at once.
+                    tokio::task::consume_budget().await;
+                    for lock in [locker.lock("a"), locker.read("a"), locker.write("a"), locker.semaphore("a", two)] {
+                        assert_eq!(lock.acquire()?.release()?, Outcome::Released);
+                    }
+                }
+                Ok(())
+            })
+            .await
+            .expect("no panic")
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_connecting_refuses_is_said() {
+    let error = blocking::connect("nothing://here").expect_err("no store");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    let error = blocking::connect("redis://127.0.0.1:1").expect_err("nobody listens");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
