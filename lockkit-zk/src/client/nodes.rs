@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, ErrorKind, Result, Token};
+use lockkit_core::{Error, ErrorKind, Mode, Result, Token};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::{
@@ -15,6 +15,9 @@ use crate::{
         value::{self, Value},
     },
 };
+
+/// How often the directory's data are written when others write to them at the same time.
+const WORD_TRIES: u32 = 16;
 
 impl Session {
     /// Makes a node and all that is missing above it, as containers, which the servers remove when they are empty.
@@ -60,23 +63,46 @@ impl Session {
         if stat.is_none_or(|stat| self.owns(stat.ephemeral_owner)) {
             return self.delete(path, bound).await;
         }
-        let mut both = self.client.new_multi_writer();
-        both.add_set_data(lock, value::revoked(token).as_bytes(), None)?;
-        both.add_delete(path, None)?;
-        let sent = self.now();
-        let done = both.commit();
-        match self.lead(sent, bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await {
-            Ok(_) => Ok(true),
-            // Who may delete nodes in the directory may not be allowed to write to it; or the node is gone by itself.
-            Err(failure) if failure.is_answer() => self.delete(path, bound).await,
-            Err(failure) => Err(failure),
+        for _ in 0..WORD_TRIES {
+            let (word, version) = self.last_words(lock, path, token, bound).await?;
+            let mut both = self.client.new_multi_writer();
+            both.add_set_data(lock, word.as_bytes(), version)?;
+            both.add_delete(path, None)?;
+            let sent = self.now();
+            let done = both.commit();
+            match self.lead(sent, bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await {
+                Ok(_) => return Ok(true),
+                // Another of those that hold the lock together was revoked meanwhile.
+                Err(failure) if failure.is(&zk::Error::BadVersion) => {}
+                // Who may delete nodes in the directory may not be allowed to write to it; or the node is gone by itself.
+                Err(failure) if failure.is_answer() => break,
+                Err(failure) => return Err(failure),
+            }
         }
+        self.delete(path, bound).await
     }
 
-    /// Whether the claim with this token was the last one of the lock to be revoked.
+    /// What the directory is to say when the claim's node is deleted, and the version of it that this follows.
+    async fn last_words(
+        &self,
+        lock: &str,
+        path: &str,
+        token: &Token,
+        bound: Duration,
+    ) -> Result<(String, Option<i32>), Failure> {
+        let node = path.rsplit('/').next().unwrap_or(path);
+        if name::mode(node) == Mode::Exclusive {
+            return Ok((value::revoked(token), None));
+        }
+        // The others that hold it may not have read their words yet.
+        let (before, stat) = self.read(bound, Box::pin(self.client.get_data(lock))).await?;
+        Ok((value::also_revoked(&before, token), Some(stat.version)))
+    }
+
+    /// Whether the claim with this token was the last one of the lock to be revoked, or among the last where many hold it.
     pub(crate) async fn is_revoked(&self, lock: &str, token: &Token, bound: Duration) -> Result<bool, Failure> {
         match self.read(bound, Box::pin(self.client.get_data(lock))).await {
-            Ok((data, _)) => Ok(data == value::revoked(token).as_bytes()),
+            Ok((data, _)) => Ok(value::is_revoked(&data, token)),
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
             Err(failure) => Err(failure),
         }
@@ -122,7 +148,8 @@ impl Session {
     }
 
     /// Writes the fence record of a lock, of which `version` is known, together with the data of the holder's node: both
-    /// or none.
+    /// or none. It is `false` if another holder wrote it: the lock has other holders, or is not ours any more, or will not be for
+    /// long.
     pub(crate) async fn write_record(
         &self,
         lock: &str,
@@ -130,7 +157,7 @@ impl Session {
         version: Option<i32>,
         own: (&str, Value),
         bound: Duration,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let failed = |failure: Failure| error::map_lasting(&failure, Sent::Yes);
         let (path, text) = (format!("{lock}/{}", FENCE), record.text());
         let mut both = self.client.new_multi_writer();
@@ -144,12 +171,8 @@ impl Session {
         let written = both.commit();
         let written = Box::pin(async move { written.await.map_err(zk::Error::from) });
         match self.lead(sent, bound, written).await {
-            Ok(_) => Ok(()),
-            Err(failure) if failure.is_answer() => {
-                // Another holder wrote it: the lock is not ours any more, or will not be for long.
-                let taken = Error::new(ErrorKind::Unavailable, "the lock changed hands while its fence was settled");
-                Err(taken.unknown_effect())
-            }
+            Ok(_) => Ok(true),
+            Err(failure) if failure.is_answer() => Ok(false),
             Err(failure) => Err(failed(failure)),
         }
     }
@@ -170,11 +193,16 @@ impl Session {
     }
 }
 
+/// Another holder wrote the fence record of a lock that one holds alone.
+pub(crate) fn overtaken() -> Error {
+    Error::new(ErrorKind::Unavailable, "the lock changed hands while its fence was settled").unknown_effect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use lockkit_core::{Alarm, Claim, LockKey, Mode};
+    use lockkit_core::{Alarm, Claim, LockKey};
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 
     use super::*;

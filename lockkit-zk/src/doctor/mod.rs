@@ -181,7 +181,7 @@ impl Doctor<'_> {
             let Ok(children) = self.answer(self.client.list_children(&path)).await? else { continue };
             let strangers = children.iter().filter(|child| *child != FENCE && queue::sequence(child).is_none());
             foreign.extend(strangers.map(|child| format!("{path}/{child}")));
-            if let Some((first, _)) = queue::holder(&children)
+            if let Some(first) = queue::holders(&children).0.first()
                 && queue::sequence(first).is_some()
             {
                 let holder = format!("{path}/{first}");

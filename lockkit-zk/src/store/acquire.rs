@@ -1,24 +1,25 @@
-//! Getting a place in the queue, waiting in it, and being granted the lock.
+//! Getting a place in the queue, and being granted the lock.
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{AcquireRequest, Attempt, Contention, Error, ErrorKind, Hold, HolderInfo, Moment, Result, Token};
-use tokio::time::{Instant, sleep_until};
+use lockkit_core::{
+    AcquireRequest, Attempt, Contention, Error, ErrorKind, FenceClock, Hold, HolderInfo, Mode, Moment, Result, Token,
+};
+use tokio::time::Instant;
 use zookeeper_client as zk;
 
 use crate::{
     client::{
-        driver::Answer,
+        nodes::overtaken,
         session::{Grant, Node, Session, Stage},
-        watched::{Use, Watched, changed, is_ready},
     },
-    store::ZkStore,
+    store::{ZkStore, wait::Woken},
     wire::{
         error::{self, Failure, Sent},
         fence::{self, Record},
         name,
         queue::{self, Position},
-        value::{self, Value},
+        value,
     },
 };
 
@@ -27,6 +28,9 @@ const WRAP_PAUSE: Duration = Duration::from_millis(20);
 
 /// When to look again at a queue that can't be watched.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
+
+/// How often a fence is settled that others change at the same time, who hold the lock together with us.
+const SETTLE_TRIES: u32 = 20;
 
 /// Shorter leases would be over before anything could be done under them.
 const MIN_TTL: Duration = Duration::from_millis(100);
@@ -37,6 +41,10 @@ pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result
     if request.ttl < MIN_TTL {
         let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
         return Err(Error::new(ErrorKind::InvalidInput, message));
+    }
+    if request.claim.mode != Mode::Exclusive && request.fence.clock == FenceClock::Floor {
+        let message = "only exclusive locks have fences without the clock of the store here";
+        return Err(Error::new(ErrorKind::Unsupported, message));
     }
     let session = store.session().await?;
     // A lease lasts as long as its session at most, whatever was asked for.
@@ -64,18 +72,6 @@ pub(crate) struct Acquisition<'a> {
 pub(crate) struct Queue {
     pub(crate) node: Node,
     pub(crate) children: Vec<String>,
-}
-
-/// How a wait for the node before ended.
-enum Woken {
-    /// Something changed.
-    Changed,
-    /// The node before was the holder's, it is gone, and nothing has changed since the queue was read but that.
-    Next,
-    /// There is no room for a watch on the node before.
-    Unwatched,
-    /// The caller's time is up, or the session's.
-    Over,
 }
 
 impl<'a> Acquisition<'a> {
@@ -106,24 +102,33 @@ impl<'a> Acquisition<'a> {
             }
             queue = self.line_up().await?;
         }
+        let mut settled = 0;
         loop {
-            match queue::place(&queue.children, &queue.node.name) {
-                Position::First => return self.grant(queue, None).await.map(Attempt::Granted),
+            let record = match queue::place(&queue.children, &queue.node.name) {
+                Position::Holds => Some(None),
                 Position::Absent => return self.vanished(),
+                Position::Disagrees(other) => return self.refuse(&queue, other).await,
                 Position::Behind { holder, .. } if self.request.wait.is_zero() => {
                     return self.leave(&queue, holder).await;
                 }
-                Position::Behind { before, holder } => {
-                    match self.wait(&queue, before, before == holder, deadline).await? {
-                        Woken::Changed => {}
-                        Woken::Next => {
-                            self.asked = self.session.now();
-                            return self.grant(queue, Some(Record::NONE)).await.map(Attempt::Granted);
-                        }
-                        // The claim keeps its place, or has none to keep.
-                        Woken::Unwatched => return Ok(Attempt::Contended(contention(None, LOOK_PAUSE))),
-                        Woken::Over => return Ok(Attempt::Contended(contention(None, Duration::ZERO))),
+                Position::Behind { until, .. } => match self.wait(&queue, until, deadline).await? {
+                    Woken::Changed => None,
+                    Woken::Next => {
+                        self.asked = self.session.now();
+                        Some(Some(Record::NONE))
                     }
+                    // The claim keeps its place, or has none to keep.
+                    Woken::Unwatched => return Ok(Attempt::Contended(contention(None, LOOK_PAUSE))),
+                    Woken::Over => return Ok(Attempt::Contended(contention(None, Duration::ZERO))),
+                },
+            };
+            if let Some(record) = record {
+                if let Some(hold) = self.grant(&queue, record).await? {
+                    return Ok(Attempt::Granted(hold));
+                }
+                settled += 1;
+                if settled == SETTLE_TRIES {
+                    return Err(overtaken());
                 }
             }
             self.asked = self.session.now();
@@ -131,76 +136,15 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Waits for the node before ours to change or go.
-    ///
-    /// When the holder goes and we are the next, the lock is ours without another look, if nothing else can have
-    /// changed. There are two such things, and both would be told of before the end of the holder's node, because
-    /// the servers and the driver keep the order of events:
-    /// - our own node was deleted; there is a watch on it too;
-    /// - the holder raised the fences of the lock; it says so in its own node.
-    ///
-    /// What happened while the connection was lost is told in any order, so then we look.
-    async fn wait(&self, queue: &Queue, before: &str, is_holder: bool, deadline: Option<Instant>) -> Result<Woken> {
-        let client = &self.session.client;
-        let mut states = client.state_watcher();
-        let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
-        let may_be_next = is_holder && !queue::has_record(&queue.children);
-        let own = may_be_next.then(|| self.look(&own_path, Use::Hearing)).flatten();
-        let Some(watched) = self.look(&path, Use::Waiting) else { return Ok(Woken::Unwatched) };
-        let own = match own {
-            Some(own) => Some(self.session.read(self.bound, own).await),
-            None => None,
-        };
-        let own = match own {
-            None => None,
-            Some(Ok((_, watch))) => Some(watch),
-            Some(Err(failure)) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
-            Some(Err(failure)) => return Err(self.doubtful(&failure)),
-        };
-        let (data, watch) = match self.session.read(self.bound, watched).await {
-            Ok(watched) => watched,
-            Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
-            Err(failure) => return Err(self.doubtful(&failure)),
-        };
-        let is_next = own.is_some() && Value::parse(&data).is_none_or(|value| value.fence.is_none());
-        let own_changed = async {
-            match own {
-                Some(own) => changed(own).await,
-                None => std::future::pending().await,
-            }
-        };
-        let event = tokio::select! {
-            biased;
-            _ = own_changed => return Ok(Woken::Changed),
-            event = changed(watch) => event,
-            () = until(deadline) => return Ok(Woken::Over),
-            () = self.session.ended() => return Ok(Woken::Over),
-        };
-        let Some(event) = event else { return Ok(Woken::Over) };
-        match event.event_type {
-            zk::EventType::NodeDeleted if is_next => {
-                let reconnected = is_ready(states.changed());
-                Ok(if reconnected { Woken::Changed } else { Woken::Next })
-            }
-            zk::EventType::Session => Ok(Woken::Over),
-            _ => Ok(Woken::Changed),
-        }
-    }
-
-    /// Asks for the data of a node of the queue and for a watch on it, if there is room for one.
-    fn look(&self, path: &str, purpose: Use) -> Option<Answer<'a, (Vec<u8>, Watched)>> {
-        let client = &self.session.client;
-        self.session.watches.ask(path, purpose, || {
-            let answer = client.get_and_watch_data(path);
-            async { answer.await.map(|(data, _, watcher)| (data, watcher)) }
-        })
-    }
-
-    /// The lock is ours. `record` is the lock's fence record, if that is known.
-    async fn grant(&self, queue: Queue, record: Option<Record>) -> Result<Hold> {
+    /// The lock is ours. `record` is the lock's fence record, if that is known. `None` if another of those that hold it
+    /// together changed the record, or our node is gone: then we look again.
+    async fn grant(&self, queue: &Queue, record: Option<Record>) -> Result<Option<Hold>> {
         let granted = match self.session.claimed(self.token).map(|claimed| claimed.stage) {
             Some(Stage::Held(node, grant)) if node == queue.node => grant,
-            _ => self.settle_fence(&queue, record).await?,
+            _ => match self.settle_fence(queue, record).await? {
+                Some(grant) => grant,
+                None => return Ok(None),
+            },
         };
         let (fence, span, depth) = (granted.fence, granted.span, granted.depth);
         if self.session.proven() < self.session.now() + self.request.ttl / 3 {
@@ -208,30 +152,58 @@ impl<'a> Acquisition<'a> {
             let sign = self.session.sign_of_life().await;
             sign.map_err(|failure| self.doubtful(&failure))?;
         }
-        self.session.update(self.token, |claimed| claimed.stage = Stage::Held(queue.node, granted));
+        self.session.update(self.token, |claimed| claimed.stage = Stage::Held(queue.node.clone(), granted));
         if self.session.is_over() {
             return Err(error::session_over());
         }
         let until = self.session.proven().min(self.asked + self.request.ttl);
-        Ok(Hold { claim: self.request.claim.clone(), fence, span, until, depth })
+        Ok(Some(Hold { claim: self.request.claim.clone(), fence, span, until, depth }))
     }
 
-    /// Decides on the fences of the grant, and writes down what they take from the grants to come.
-    async fn settle_fence(&self, queue: &Queue, record: Option<Record>) -> Result<Grant> {
+    /// Decides on the fences of the grant, and writes down what they take from the grants to come. `None` if that has to be
+    /// decided anew.
+    async fn settle_fence(&self, queue: &Queue, record: Option<Record>) -> Result<Option<Grant>> {
         let request = &self.request.fence;
+        let alone = self.request.claim.mode == Mode::Exclusive;
         let (record, version) = match record {
             Some(record) => (record, None),
             None if !queue::has_record(&queue.children) => (Record::NONE, None),
             None => self.session.read_record(&self.lock, self.bound).await?,
         };
-        let (fence, write) = fence::grant(record, queue.node.czxid, request)?;
+        let (fence, write) = fence::grant(record, queue.node.czxid, request, alone)?;
         let holder = self.request.holder.clone();
-        let grant = Grant { fence, span: request.span, depth: 1, explicit: write.is_some(), holder };
+        // Beside others the record may change as long as we hold, and then our fence would not follow from it.
+        let explicit = write.is_some() || (!alone && record != Record::NONE);
+        let grant = Grant { fence, span: request.span, depth: 1, explicit, holder };
+        let node = queue.node.name.as_str();
         if let Some(record) = write {
-            let own = (queue.node.name.as_str(), grant.value());
-            self.session.write_record(&self.lock, record, version, own, self.bound).await?;
+            let own = (node, grant.value());
+            return match self.session.write_record(&self.lock, record, version, own, self.bound).await? {
+                true => Ok(Some(grant)),
+                false if alone => Err(overtaken()),
+                false => Ok(None),
+            };
         }
-        Ok(grant)
+        let is_shown = !explicit || self.show(node, &grant).await?;
+        Ok(is_shown.then_some(grant))
+    }
+
+    /// Writes into the claim's node what was granted; tells whether it is still there.
+    async fn show(&self, node: &str, grant: &Grant) -> Result<bool> {
+        let (path, text) = (format!("{}/{node}", self.lock), grant.value().text());
+        let written = Box::pin(self.session.client.set_data(&path, text.as_bytes(), None));
+        match self.session.lead(self.session.now(), self.bound, written).await {
+            Ok(_) => Ok(true),
+            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
+            Err(failure) => Err(self.doubtful(&failure)),
+        }
+    }
+
+    /// Gives up the place in the queue: those who use the lock must agree on how many permits there are.
+    async fn refuse(&self, queue: &Queue, other: Mode) -> Result<Attempt> {
+        self.undo(&queue.node).await?;
+        let message = format!("the lock is in use as a {other}, not as a {}", self.request.claim.mode);
+        Err(Error::new(ErrorKind::InvalidInput, message))
     }
 
     /// Gives up the place in the queue again: a try leaves nothing behind.
@@ -282,14 +254,6 @@ impl<'a> Acquisition<'a> {
     }
 }
 
-/// Waits for a moment; for ever, if it is beyond the clock's range.
-async fn until(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// The lock is another's; when to ask again.
 fn contention(holder: Option<HolderInfo>, retry_after: Duration) -> Contention {
     Contention { retry_after: Some(retry_after), holder, burnt: false }
@@ -302,7 +266,7 @@ fn undone(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
 
 #[cfg(test)]
 mod tests {
-    use lockkit_core::{Claim, Fence, FenceRequest, LockKey, LockStore, Locker, Mode, Order};
+    use lockkit_core::{Claim, Fence, FenceRequest, LockKey, LockStore, Locker, Order};
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 
     use super::*;

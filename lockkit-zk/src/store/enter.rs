@@ -10,7 +10,7 @@ use crate::{
         watched::{Use, Watched, changed},
     },
     store::acquire::{Acquisition, Queue},
-    wire::{error::Failure, name::LOCK, queue, value::Value},
+    wire::{error::Failure, name, queue, value::Value},
 };
 
 /// How often a directory is made again that vanished under our hands: the servers remove empty ones now and then.
@@ -72,7 +72,8 @@ impl Acquisition<'_> {
 
     /// Makes the claim's node and finds out what else is in the queue.
     async fn create_and_list(&mut self) -> Result<Queue, Failure> {
-        let prefix = format!("{}/{}{LOCK}", self.lock, self.protection);
+        let mark = name::mark(self.request.claim.mode);
+        let prefix = format!("{}/{}{mark}", self.lock, self.protection);
         let session = self.session;
         let data = Value { depth: 1, span: self.request.fence.span, fence: None, holder: self.request.holder.clone() };
         let options = session.options(CreateMode::EphemeralSequential);
@@ -89,7 +90,7 @@ impl Acquisition<'_> {
             return Err(session.replaced());
         }
         session.wrote(self.asked);
-        let name = format!("{}{LOCK}{sequence}", self.protection);
+        let name = format!("{}{mark}{sequence}", self.protection);
         let node = Node { name, czxid: stat.czxid, sequence: sequence.into_i64() };
         session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
         let children = match listed {

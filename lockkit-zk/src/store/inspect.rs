@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, ErrorKind, Holder, HolderInfo, KeyState, LockKey, Mode, Query, Result};
+use lockkit_core::{Error, ErrorKind, Holder, KeyState, LockKey, Mode, Query, Result};
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
 /// How many locks are asked about at once.
 const BATCH: usize = 256;
 
-/// How often a lock is looked at again whose holder changed between two looks.
+/// How often a lock is looked at again whose holders changed between two looks.
 const LOOKS: u32 = 20;
 
 /// Answers a query.
@@ -67,49 +67,73 @@ async fn state(
     bound: Duration,
 ) -> Result<KeyState> {
     for _ in 0..LOOKS {
-        let Some((first, waiters)) = queue::holder(&children) else {
+        let (nodes, waiters) = queue::holders(&children);
+        if nodes.is_empty() {
             return Ok(KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: Some(0) });
-        };
-        if let Some(holder) = holder(session, path, first, queue::has_record(&children), bound).await? {
-            let (fence, waiters) = (holder.fence, Some(u32::try_from(waiters).unwrap_or(u32::MAX)));
-            return Ok(KeyState { key: key.clone(), holders: vec![holder], fence, waiters });
+        }
+        let holders = holders(session, path, &nodes, queue::has_record(&children), bound).await?;
+        if !holders.is_empty() {
+            let fence = holders.iter().filter_map(|holder| holder.fence).max();
+            let waiters = Some(u32::try_from(waiters).unwrap_or(u32::MAX));
+            return Ok(KeyState { key: key.clone(), holders, fence, waiters });
         }
         children = session.list(path, bound).await.map_err(|failure| read_only(&failure))?;
     }
     Err(Error::new(ErrorKind::Unavailable, "the lock changes hands faster than it can be looked at"))
 }
 
-/// What the first node of a queue says; `None` if it is gone by now.
-async fn holder(session: &Session, path: &str, first: &str, recorded: bool, bound: Duration) -> Result<Option<Holder>> {
-    let (first_path, record_path) = (format!("{path}/{first}"), format!("{path}/{FENCE}"));
-    let first_data = Box::pin(session.client.get_data(&first_path)) as Answer<'_, (Vec<u8>, Stat)>;
-    let record = recorded.then(|| Box::pin(session.client.get_data(&record_path)) as Answer<'_, (Vec<u8>, Stat)>);
-    let (data, stat) = match session.read(bound, first_data).await {
-        Ok(read) => read,
-        Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(None),
-        Err(failure) => return Err(read_only(&failure)),
-    };
+/// What the nodes of those that hold a lock say; none of those that are gone by now, and none at all if the lock was made anew.
+async fn holders(
+    session: &Session,
+    path: &str,
+    nodes: &[&str],
+    recorded: bool,
+    bound: Duration,
+) -> Result<Vec<Holder>> {
+    let (mut holders, record_path) = (Vec::with_capacity(nodes.len()), format!("{path}/{FENCE}"));
+    let paths: Vec<_> = nodes.iter().map(|node| format!("{path}/{node}")).collect();
+    let data = |path| Box::pin(session.client.get_data(path)) as Answer<'_, (Vec<u8>, Stat)>;
+    // All are on their way before any is awaited.
+    let asked: Vec<_> = paths.iter().map(|path| data(path)).collect();
+    let record = recorded.then(|| data(&record_path));
+    let mut seen = Vec::with_capacity(nodes.len());
+    for answer in asked {
+        seen.push(present(session.read(bound, answer).await)?);
+    }
     let record = match record {
         None => Some(Record::NONE),
-        Some(record) => match session.read(bound, record).await {
-            Ok((data, _)) => Record::parse(&data),
-            Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(None),
-            Err(failure) => return Err(read_only(&failure)),
+        Some(record) => match present(session.read(bound, record).await)? {
+            Some((data, _)) => Record::parse(&data),
+            None => return Ok(holders),
         },
     };
-    let value = Value::parse(&data);
+    for (node, (data, stat)) in nodes.iter().zip(seen).filter_map(|(node, seen)| Some((node, seen?))) {
+        holders.push(holder(node, &data, &stat, record));
+    }
+    Ok(holders)
+}
+
+/// What a node says.
+fn holder(node: &str, data: &[u8], stat: &Stat, record: Option<Record>) -> Holder {
+    let (value, mode) = (Value::parse(data), name::mode(node));
+    // Of those that hold together each says its fence if the record has a part in it: another may change that.
+    let record = if mode == Mode::Exclusive { record } else { Some(Record::NONE) };
     let fence = value.as_ref().and_then(|v| v.fence.or_else(|| record?.natural(stat.czxid)));
-    let info: HolderInfo = value::holder(&data);
     let depth = value.as_ref().map_or(1, |value| value.depth);
-    let token = value.and_then(|_| name::token(first));
-    Ok(Some(Holder { token, info, mode: Mode::Exclusive, depth, fence, remaining: None }))
+    let token = value.and_then(|_| name::token(node));
+    Holder { token, info: value::holder(data), mode, depth, fence, remaining: None }
+}
+
+/// What was read; `None` if it is gone by now.
+fn present<T>(read: Result<T, Failure>) -> Result<Option<T>> {
+    match read {
+        Err(failure) if failure.is(&zk::Error::NoNode) => Ok(None),
+        other => other.map(Some).map_err(|failure| read_only(&failure)),
+    }
 }
 
 fn children(listed: Result<Vec<String>, Failure>) -> Result<Vec<String>> {
-    match listed {
-        Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
-        other => other.map_err(|failure| read_only(&failure)),
-    }
+    Ok(present(listed)?.unwrap_or_default())
 }
 
 fn read_only(failure: &Failure) -> Error {

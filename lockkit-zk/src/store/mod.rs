@@ -6,6 +6,7 @@ pub(crate) mod inspect;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
+pub(crate) mod wait;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -56,8 +57,8 @@ impl ZkStore {
             scheme: "zk",
             name: config.display_name().into(),
             capability: Capability {
-                shared: false,
-                permits: false,
+                shared: true,
+                permits: true,
                 fifo: true,
                 resume: false,
                 waiting: Waiting::Queue,

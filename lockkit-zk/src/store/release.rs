@@ -7,8 +7,7 @@ use crate::{
     store::ZkStore,
     wire::{
         error::{self, Failure, Sent},
-        name,
-        queue::{self, Position},
+        name, queue,
     },
 };
 use lockkit_core::{Claim, Error, LossReason, Release, Result, store::unpoisoned};
@@ -79,19 +78,19 @@ async fn release_all(
 ) -> Result<Release, Failure> {
     let lock = session.names.lock(&claim.key);
     let children = session.list_settled(&lock, bound).await?;
+    let (holders, waiters) = queue::holders(&children);
     let mut held = false;
     for node in queue::of_claim(&children, &name::protection(&claim.token)) {
-        let first = queue::place(&children, node) == Position::First;
+        let holds = holders.contains(&node);
         let path = format!("{lock}/{node}");
-        let deleted = match foreign && first {
+        let deleted = match foreign && holds {
             true => session.revoke(&lock, &path, &claim.token, bound).await?,
             false => session.delete(&path, bound).await?,
         };
-        held |= first && deleted;
+        held |= holds && deleted;
     }
     if held {
-        let waiters = queue::holder(&children).and_then(|(_, waiters)| u32::try_from(waiters).ok());
-        return Ok(Release::Released { waiters });
+        return Ok(Release::Released { waiters: u32::try_from(waiters).ok() });
     }
     Ok(Release::NotHeld(why_not(session, claim, bound).await?))
 }
@@ -100,10 +99,11 @@ async fn release_all(
 pub(crate) async fn why_not(session: &Session, claim: &Claim, bound: Duration) -> Result<LossReason, Failure> {
     let lock = session.names.lock(&claim.key);
     let (children, revoked) = tokio::join!(session.list(&lock, bound), session.is_revoked(&lock, &claim.token, bound));
-    Ok(match queue::holder(&children?) {
+    let children = children?;
+    Ok(match queue::holders(&children) {
         _ if revoked? => LossReason::Revoked,
-        Some(_) => LossReason::Taken,
-        None => LossReason::Gone,
+        (holders, _) if holders.is_empty() => LossReason::Gone,
+        _ => LossReason::Taken,
     })
 }
 

@@ -5,13 +5,14 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Claim, Error, Fence, Hold, LossReason, Moment, Renewal, Renewed, Result, Token};
+use lockkit_core::{Claim, Error, Fence, Hold, LossReason, Mode, Moment, Renewal, Renewed, Result, Token};
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
     client::{
         connection::Connection,
         driver::Answer,
+        nodes::overtaken,
         session::{Claimed, Grant, Node, Session, Stage},
         unwatched::Unwatched,
         watched::{Use, Watched, changed},
@@ -216,7 +217,8 @@ impl<'a> Plan<'a> {
     }
 
     /// Raises the lock's fences above `floor`, in one transaction with a write to the holder's node, so that nobody
-    /// raises them who has lost the lock.
+    /// raises them who has lost the lock. If another of those that hold it together does so at the same time, it fails, and the
+    /// renewal is asked for again.
     async fn raise(
         &self,
         session: &Session,
@@ -232,12 +234,15 @@ impl<'a> Plan<'a> {
         } else {
             (fence::Record::NONE, None)
         };
-        let Some(raised) = fence::raise(record, node.czxid, floor)? else { return Ok(()) };
+        let alone = self.renewal.claim.mode == Mode::Exclusive;
+        let Some(raised) = fence::raise(record, node.czxid, floor, alone)? else { return Ok(()) };
         grant.explicit = true;
         // From now on the node may say it, and must go on to.
         set_grant(session, &self.renewal.claim, node, grant);
         session.update(&self.renewal.claim.token, |claimed| claimed.written = false);
-        session.write_record(lock, raised, version, (&node.name, grant.value()), bound).await?;
+        if !session.write_record(lock, raised, version, (&node.name, grant.value()), bound).await? {
+            return Err(overtaken());
+        }
         session.update(&self.renewal.claim.token, |claimed| claimed.written = true);
         Ok(())
     }

@@ -20,11 +20,22 @@
 //! The first such request turns the record of the lock into a counter: from then on every grant of that lock writes the
 //! last fence that it owns, and the next one starts above it. Since the counter starts above `STRIDE * z`, it is above
 //! all that was granted before.
+//!
+//! **Readers and permits** hold together, so the proof above is not theirs: one may settle its fence after another that has a
+//! higher number and has raised the offset, and the two could come to the same fence. So they raise it by multiples of
+//! [`LEAP`] only, which no distance between the nodes of two of them makes up for. They still never go back: who asks
+//! after a grant was returned has a higher number, and reads an offset that is not smaller. What turns the record into a
+//! counter is refused to them, for others may hold by then whose fences the counter would not be above. One that is there
+//! they count on like all others.
 
 use lockkit_core::{Error, ErrorKind, Fence, FenceClock, FenceRequest, Result};
 
 /// Fences per transaction. Core asks for 65 at most by default; more than that costs a grant one more write.
 pub(crate) const STRIDE: u64 = 128;
+
+/// By multiples of this those that hold together raise the offset of their lock. Two of their nodes would have to be one and a
+/// half epochs of 2^32 transactions apart, to the transaction, to come to the same fence all the same.
+const LEAP: u64 = STRIDE * 3 << 31;
 
 /// Where fences end: they should fit the signed numbers of databases.
 const MAX: u64 = i64::MAX as u64;
@@ -68,20 +79,36 @@ impl Record {
     }
 }
 
-/// The fence of a grant, and the record to be written before it is returned, if it changes.
+/// The fence of a grant, and the record to be written before it is returned, if it changes. `alone`: nobody else may hold the
+/// lock meanwhile.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidInput`] for a floor or a span that leads beyond 2^63; `Unexpected` if the ensemble has used up
-/// its transactions.
-pub(crate) fn grant(record: Record, czxid: i64, request: &FenceRequest) -> Result<(Fence, Option<Record>)> {
+/// its transactions; `Unsupported` for a first fence without the store's clock that is not `alone`.
+pub(crate) fn grant(
+    record: Record,
+    czxid: i64,
+    request: &FenceRequest,
+    alone: bool,
+) -> Result<(Fence, Option<Record>)> {
     let base = base(czxid)?;
     let floor = request.floor.get();
     let span = u64::from(request.span);
     let least = floor.checked_add(1).ok_or_else(too_high)?;
     let (fence, next) = match (record, request.clock) {
         (Record::Offset(offset), FenceClock::Store) => {
-            let offset = offset.max(least.saturating_sub(base));
-            (base.checked_add(offset), Record::Offset(offset.saturating_add(span.saturating_sub(STRIDE))))
+            let raised = raised(offset, least.saturating_sub(base), alone);
+            let (offset, next) = match span.saturating_sub(STRIDE) {
+                0 => (raised, raised),
+                // A leap of its own, which ends before the next one.
+                _ if !alone => (raised.saturating_add(LEAP), raised.saturating_add(2 * LEAP)),
+                more => (raised, raised.saturating_add(more)),
+            };
+            (base.checked_add(offset), Record::Offset(next))
+        }
+        (Record::Offset(_), FenceClock::Floor) if !alone => {
+            let message = "only exclusive locks have fences without the clock of the store here";
+            return Err(Error::new(ErrorKind::Unsupported, message));
         }
         (Record::Offset(offset), FenceClock::Floor) => {
             // All that was granted so far lies below.
@@ -98,20 +125,28 @@ pub(crate) fn grant(record: Record, czxid: i64, request: &FenceRequest) -> Resul
 }
 
 /// The record that makes all later grants higher than `floor`, if it has to change, while the holder made by `czxid`
-/// holds the lock.
+/// holds the lock, `alone` or not.
 ///
 /// # Errors
 /// As for [`grant`].
-pub(crate) fn raise(record: Record, czxid: i64, floor: Fence) -> Result<Option<Record>> {
+pub(crate) fn raise(record: Record, czxid: i64, floor: Fence, alone: bool) -> Result<Option<Record>> {
     let floor = floor.get();
     if floor >= MAX - u64::from(u32::MAX) {
         return Err(too_high());
     }
-    let raised = match record {
-        Record::Offset(offset) => Record::Offset(offset.max((floor + 1).saturating_sub(base(czxid)? + STRIDE))),
+    let next = match record {
+        Record::Offset(offset) => {
+            Record::Offset(raised(offset, (floor + 1).saturating_sub(base(czxid)? + STRIDE), alone))
+        }
         Record::Last(last) => Record::Last(last.max(floor)),
     };
-    Ok((raised != record).then_some(raised))
+    Ok((next != record).then_some(next))
+}
+
+/// An offset that is no smaller, and `least` or more.
+fn raised(offset: u64, least: u64, alone: bool) -> u64 {
+    let missing = least.saturating_sub(offset);
+    offset.saturating_add(if alone { missing } else { missing.div_ceil(LEAP).saturating_mul(LEAP) })
 }
 
 fn base(czxid: i64) -> Result<u64> {
@@ -134,10 +169,10 @@ mod tests {
 
     #[test]
     fn a_plain_grant_writes_nothing() {
-        let (fence, write) = grant(Record::NONE, 1000, &ask(0, 65, FenceClock::Store)).expect("grant");
+        let (fence, write) = grant(Record::NONE, 1000, &ask(0, 65, FenceClock::Store), true).expect("grant");
         assert_eq!((fence.get(), write), (1000 * STRIDE, None));
         let (fence, write) =
-            grant(Record::Offset(7), 1000, &ask(1000 * STRIDE + 6, 128, FenceClock::Store)).expect("grant");
+            grant(Record::Offset(7), 1000, &ask(1000 * STRIDE + 6, 128, FenceClock::Store), true).expect("grant");
         assert_eq!((fence.get(), write), (1000 * STRIDE + 7, None));
     }
 
@@ -158,26 +193,66 @@ mod tests {
             for _ in 0..30 {
                 czxid += 1 + i64::try_from(pick(3)).expect("small");
                 let (floor, span) = (floors[pick(4)] + u64::try_from(pick(300)).expect("small"), spans[pick(6)]);
-                let (fence, write) = grant(record, czxid, &ask(floor, span, clocks[pick(3)])).expect("grant");
+                let (fence, write) = grant(record, czxid, &ask(floor, span, clocks[pick(3)]), true).expect("grant");
                 assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {floor} {span}: {fence}");
                 next_free = fence.get() + u64::from(span);
                 record = write.unwrap_or(record);
                 if pick(3) == 0 {
                     let floor = next_free + u64::try_from(pick(1000)).expect("small");
-                    record = raise(record, czxid, Fence::new(floor)).expect("raise").unwrap_or(record);
+                    record = raise(record, czxid, Fence::new(floor), true).expect("raise").unwrap_or(record);
                     next_free = floor + 1;
                 }
             }
         }
     }
 
+    /// Those that hold together settle in any order, and raise the offset in any order.
+    #[test]
+    fn permits_held_together_never_share_a_fence() {
+        let mut state: u32 = 54321;
+        let mut pick = |among: usize| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as usize % among
+        };
+        let floors = [0, 0, 900 * STRIDE, 1 << 50];
+        for _ in 0..2000 {
+            let mut record = Record::NONE;
+            let mut given: Vec<(u64, u64)> = Vec::new();
+            for group in 0..4 {
+                let highest = given.iter().map(|(_, end)| *end).max().unwrap_or_default();
+                let mut unsettled: Vec<i64> = (0..6).map(|number| 500 + group * 10 + number).collect();
+                while !unsettled.is_empty() {
+                    let czxid = unsettled.remove(pick(unsettled.len()));
+                    let floor = floors[pick(4)] + u64::try_from(pick(300)).expect("small");
+                    let span = [1, 65, 400][pick(3)];
+                    let asked = ask(floor, span, FenceClock::Store);
+                    let (fence, write) = grant(record, czxid, &asked, false).expect("grant");
+                    let (first, end) = (fence.get(), fence.get() + u64::from(span));
+                    assert!(first > floor);
+                    assert!(first >= highest, "{fence} after {highest}, of the group before");
+                    assert!(given.iter().all(|(a, b)| end <= *a || *b <= first), "{fence} twice");
+                    given.push((first, end));
+                    record = write.unwrap_or(record);
+                    if pick(5) == 0 {
+                        let floor = first + u64::try_from(pick(1000)).expect("small");
+                        record = raise(record, czxid, Fence::new(floor), false).expect("raise").unwrap_or(record);
+                    }
+                }
+            }
+        }
+        let error = grant(Record::NONE, 7, &ask(0, 1, FenceClock::Floor), false).expect_err("others may hold");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let counted = grant(Record::Last(41), 7, &ask(0, 1, FenceClock::Store), false).expect("grant");
+        assert_eq!((counted.0.get(), counted.1), (42, Some(Record::Last(42))));
+    }
+
     #[test]
     fn a_quorum_gets_what_it_proposed() {
         let proposed = 4_000_000_000_000_000;
-        let (fence, write) = grant(Record::NONE, 77, &ask(proposed, 1, FenceClock::Floor)).expect("grant");
+        let (fence, write) = grant(Record::NONE, 77, &ask(proposed, 1, FenceClock::Floor), true).expect("grant");
         assert_eq!((fence.get(), write), (proposed + 1, Some(Record::Last(proposed + 1))));
         let (fence, write) =
-            grant(write.expect("written"), 79, &ask(proposed + 10, 3, FenceClock::Floor)).expect("grant");
+            grant(write.expect("written"), 79, &ask(proposed + 10, 3, FenceClock::Floor), true).expect("grant");
         assert_eq!((fence.get(), write), (proposed + 11, Some(Record::Last(proposed + 13))));
     }
 
@@ -185,16 +260,19 @@ mod tests {
     fn what_would_overflow_is_refused() {
         for (floor, span) in [(u64::MAX, 1), (MAX, 1), (MAX - 1, 2), (MAX - 10, u32::MAX)] {
             for record in [Record::NONE, Record::Last(5)] {
-                let error = grant(record, 1, &ask(floor, span, FenceClock::Store)).expect_err("too high");
+                let error = grant(record, 1, &ask(floor, span, FenceClock::Store), true).expect_err("too high");
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{floor} {span}");
             }
         }
-        assert_eq!(raise(Record::NONE, 1, Fence::new(u64::MAX)).expect_err("too high").kind(), ErrorKind::InvalidInput);
         assert_eq!(
-            grant(Record::NONE, -1, &FenceRequest::default()).expect_err("no czxid").kind(),
+            raise(Record::NONE, 1, Fence::new(u64::MAX), true).expect_err("too high").kind(),
+            ErrorKind::InvalidInput
+        );
+        assert_eq!(
+            grant(Record::NONE, -1, &FenceRequest::default(), true).expect_err("no czxid").kind(),
             ErrorKind::Unexpected
         );
-        assert!(grant(Record::NONE, i64::MAX, &FenceRequest::default()).is_err());
+        assert!(grant(Record::NONE, i64::MAX, &FenceRequest::default(), true).is_err());
     }
 
     #[test]

@@ -1,11 +1,15 @@
 //! From lock names to node names and back (rule R11), and the names of the nodes of a claim.
 
-use std::fmt::Write;
+use std::{borrow::Cow, fmt::Write};
 
-use lockkit_core::{LockKey, Token};
+use lockkit_core::{LockKey, Mode, Token};
 
-/// What the node of a claim is called after its uuid, before its sequence number, as Curator's mutex has it.
+/// What the node of an exclusive claim is called after its uuid, before its sequence number, as Curator's mutex has it. The
+/// names of all others end like this, too, so that whoever knows only this sees their place in the queue, and waits for them.
 pub(crate) const LOCK: &str = "lock-";
+
+/// The same for readers.
+const READ: &str = "read-lock-";
 
 /// Begins the names of nodes beside the locks that are none: no lock name is encoded like this, because what follows
 /// `%` there are digits.
@@ -78,7 +82,37 @@ impl Names {
     }
 }
 
-/// What begins the names of all nodes of a claim, followed by [`LOCK`] and the sequence number.
+/// What the node of a claim is called after its uuid, before its sequence number: it tells the mode.
+pub(crate) fn mark(mode: Mode) -> Cow<'static, str> {
+    match mode {
+        Mode::Shared => READ.into(),
+        Mode::Permit { limit } => format!("permit{limit}-{LOCK}").into(),
+        // Another there is not, or it is refused before it comes here.
+        _ => LOCK.into(),
+    }
+}
+
+/// How a node has or wants the lock. One that other clients made excludes all others, and so does one of a form that is not
+/// known.
+pub(crate) fn mode(node: &str) -> Mode {
+    mode_beside_others(node).unwrap_or(Mode::Exclusive)
+}
+
+fn mode_beside_others(node: &str) -> Option<Mode> {
+    let (uuid, rest) = node.strip_prefix("_c_")?.split_at_checked(36)?;
+    if !uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+        return None;
+    }
+    let (kind, _) = rest.strip_prefix('-')?.rsplit_once("-lock-")?;
+    if kind == "read" {
+        return Some(Mode::Shared);
+    }
+    let mode = Mode::Permit { limit: kind.strip_prefix("permit")?.parse().ok()? };
+    // Another spelling of the same limit is none of ours.
+    mark(mode).starts_with(&format!("{kind}-")).then_some(mode)
+}
+
+/// What begins the names of all nodes of a claim, followed by its [`mark`] and the sequence number.
 ///
 /// Curator protects its creations with a uuid in the same place; ours is the claim's token.
 pub(crate) fn protection(token: &Token) -> String {
@@ -221,6 +255,29 @@ mod tests {
         assert_eq!(super::token(&node), Some(token));
         for other in ["", "_c_", "lock-0000000001", "_c_00112233445566778899aabbccddeeff-lock-1", &node[1..]] {
             assert_eq!(super::token(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_node_tells_its_mode() {
+        let permit = |limit| Mode::Permit { limit: std::num::NonZeroU32::new(limit).expect("not zero") };
+        let token: Token = "00112233445566778899aabbccddeeff".parse().expect("token");
+        let begin = protection(&token);
+        for mode in [Mode::Exclusive, Mode::Shared, permit(1), permit(20), permit(u32::MAX)] {
+            let node = format!("{begin}{}0000000007", mark(mode));
+            assert_eq!((super::mode(&node), super::token(&node)), (mode, Some(token)), "{node}");
+            assert!(node.contains("-lock-0000000007"), "who knows Curator's mutex alone would not wait for {node}");
+        }
+        assert_eq!(format!("{begin}{}", mark(permit(3))), "_c_00112233-4455-6677-8899-aabbccddeeff-permit3-lock-");
+        assert_eq!(format!("{begin}{}", mark(Mode::Shared)), "_c_00112233-4455-6677-8899-aabbccddeeff-read-lock-");
+        for odd in
+            ["permit0", "permit03", "permit+3", "permit", "permit4294967296", "read-read", "Read", "", "__READ__"]
+        {
+            let node = format!("{begin}{odd}-lock-0000000007");
+            assert_eq!(super::mode(&node), Mode::Exclusive, "{node}");
+        }
+        for foreign in ["read-lock-0000000007", "_c_read-lock-0000000007", "a__rlock__0000000007", &begin] {
+            assert_eq!(super::mode(foreign), Mode::Exclusive, "{foreign}");
         }
     }
 }

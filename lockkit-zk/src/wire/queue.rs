@@ -1,14 +1,25 @@
 //! Who holds a lock, from nothing but the names of the nodes in its directory.
 //!
-//! The rule is Curator's, to the letter (`LockInternals`, `StandardLockInternalsDriver`), because exclusion between the
+//! The order is Curator's, to the letter (`LockInternals`, `StandardLockInternalsDriver`), because exclusion between the
 //! two rests on both seeing the same order: all children take part, whoever made them, sorted as text by what follows
-//! the last `lock-`, or by the whole name where there is none. The first holds the lock.
+//! the last `lock-`, or by the whole name where there is none. Each waits for those before it, unless it may hold beside them:
+//!
+//! - an exclusive node holds when it is the first, as in Curator;
+//! - a reader's holds when none but readers are before it;
+//! - a permit's holds when only permits of the same limit are before it, and fewer than the limit.
+//!
+//! So nobody passes anybody, and what holds goes on to, for whoever comes later stands behind it. Clients that know
+//! only the first rule wait for all that is before them, and are waited for.
 //!
 //! One thing is added. kazoo names its nodes `<hex>__lock__<number>`, and Curator, which sorts them by the hex digits,
 //! does not see them where they belong. We sort them by their numbers, and so wait for those that came before. That can
 //! only make us wait longer, and never in a circle, since everyone waits for lower numbers only.
 
-use crate::wire::name::LOCK;
+use std::{cmp::Reverse, num::NonZeroU32};
+
+use lockkit_core::Mode;
+
+use crate::wire::name::{self, LOCK};
 
 /// The node that keeps a lock's fence record. It is older than it looks: `~` sorts behind all that takes part, so
 /// Curator, which counts every child, never waits for it.
@@ -22,22 +33,44 @@ pub(crate) const FENCE: &str = "~fence";
 const LAST_SEQUENCE: i64 = if cfg!(test) { 40 } else { 2_000_000_000 };
 
 /// A claim's place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Position<'a> {
     /// It holds the lock.
-    First,
+    Holds,
     /// It waits.
     Behind {
-        /// The node just before it: the one to watch, so that a release wakes one waiter and not a herd.
-        before: &'a str,
-        /// The node that holds the lock.
+        /// What it waits for. It can't hold before, and may not even then.
+        until: Until<'a>,
+        /// The first node of the queue, which holds the lock.
         holder: &'a str,
     },
+    /// It is a permit, and stands behind a permit of another limit: this one.
+    Disagrees(Mode),
     /// It is not in the queue.
     Absent,
 }
 
-/// Finds the place of `own` among the children of a lock.
+/// What a claim waits for. It is as little as can be watched without ever missing that the lock is free for it, so that a
+/// release wakes few, and not a herd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Until<'a> {
+    /// This node is gone.
+    Gone {
+        /// The node just before it, or of those that a reader or a permit can't hold beside, the nearest.
+        node: &'a str,
+        /// Whether no other is before it, so that the lock is its own then.
+        alone: bool,
+    },
+    /// Fewer than so many of these are left. Any of them may be the one to go, so that it takes that many watches.
+    Fewer {
+        /// How many.
+        than: usize,
+        /// All that are before it, the nearest first.
+        ahead: Vec<&'a str>,
+    },
+}
+
+/// Finds the place of `own` among the children of a lock. Its name tells what it asks for.
 pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
     if !children.iter().any(|child| child == own) {
         return Position::Absent;
@@ -45,16 +78,46 @@ pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
     // Equal keys can't come from the server's counter. If somebody made up such a name, it goes before ours: rather wait
     // for a node that does not matter than hold a lock together with its owner.
     let ahead = || contenders(children).filter(|child| *child != own && key(child) <= key(own));
-    match (ahead().max_by_key(|child| key(child)), ahead().min_by_key(|child| key(child))) {
-        (Some(before), Some(holder)) => Position::Behind { before, holder },
-        _ => Position::First,
+    let Some(holder) = ahead().min_by_key(|child| key(child)) else { return Position::Holds };
+    let gone = |node| Position::Behind { until: Until::Gone { node, alone: ahead().count() == 1 }, holder };
+    match name::mode(own) {
+        Mode::Shared => {
+            let others = ahead().filter(|child| name::mode(child) != Mode::Shared);
+            others.max_by_key(|child| key(child)).map_or(Position::Holds, gone)
+        }
+        permit @ Mode::Permit { limit } => {
+            let mut ahead: Vec<_> = ahead().collect();
+            ahead.sort_unstable_by_key(|child| Reverse(key(*child)));
+            let is_other = |child: &&&str| name::mode(child) != permit;
+            let mut others = ahead.iter().filter(is_other).map(|child| name::mode(child));
+            if let Some(other) = others.find(|mode| matches!(mode, Mode::Permit { .. })) {
+                return Position::Disagrees(other);
+            }
+            let than = most(limit);
+            if than > 1 && ahead.len() >= than {
+                return Position::Behind { until: Until::Fewer { than, ahead }, holder };
+            }
+            let nearest = if than == 1 { ahead.first() } else { ahead.iter().find(is_other) };
+            nearest.map_or(Position::Holds, |node| gone(node))
+        }
+        _ => ahead().max_by_key(|child| key(child)).map_or(Position::Holds, gone),
     }
 }
 
-/// The node that holds the lock, and how many wait behind it.
-pub(crate) fn holder(children: &[String]) -> Option<(&str, usize)> {
-    let first = contenders(children).min_by_key(|child| key(child))?;
-    Some((first, contenders(children).count() - 1))
+/// The nodes that hold the lock, in their order, and how many wait behind them.
+pub(crate) fn holders(children: &[String]) -> (Vec<&str>, usize) {
+    let mut queue: Vec<_> = contenders(children).collect();
+    queue.sort_unstable_by_key(|child| key(*child));
+    let first = queue.first().map_or(Mode::Exclusive, |child| name::mode(child));
+    let most = match first {
+        Mode::Shared => usize::MAX,
+        Mode::Permit { limit } => most(limit),
+        _ => 1,
+    };
+    let beside = queue.iter().take(most).take_while(|child| name::mode(child) == first).count();
+    let waiters = queue.len() - beside;
+    queue.truncate(beside);
+    (queue, waiters)
 }
 
 /// The nodes of the claim whose nodes begin like this.
@@ -77,6 +140,10 @@ pub(crate) fn is_safe(sequence: i64) -> bool {
     (0..LAST_SEQUENCE).contains(&sequence)
 }
 
+fn most(limit: NonZeroU32) -> usize {
+    usize::try_from(limit.get()).unwrap_or(usize::MAX)
+}
+
 fn contenders(children: &[String]) -> impl Iterator<Item = &str> {
     children.iter().map(String::as_str).filter(|child| *child != FENCE)
 }
@@ -93,41 +160,128 @@ mod tests {
         children.iter().map(|child| (*child).to_owned()).collect()
     }
 
+    fn behind<'a>(node: &'a str, alone: bool, holder: &'a str) -> Position<'a> {
+        Position::Behind { until: Until::Gone { node, alone }, holder }
+    }
+
     #[test]
     fn the_lowest_number_holds_and_each_watches_the_one_before() {
         let children = queue(&["_c_b-lock-0000000010", "_c_a-lock-0000000012", "_c_z-lock-0000000009"]);
-        assert_eq!(place(&children, "_c_z-lock-0000000009"), Position::First);
-        let behind = |before| Position::Behind { before, holder: "_c_z-lock-0000000009" };
-        assert_eq!(place(&children, "_c_b-lock-0000000010"), behind("_c_z-lock-0000000009"));
-        assert_eq!(place(&children, "_c_a-lock-0000000012"), behind("_c_b-lock-0000000010"));
+        let first = "_c_z-lock-0000000009";
+        assert_eq!(place(&children, first), Position::Holds);
+        assert_eq!(place(&children, "_c_b-lock-0000000010"), behind(first, true, first));
+        assert_eq!(place(&children, "_c_a-lock-0000000012"), behind("_c_b-lock-0000000010", false, first));
         assert_eq!(place(&children, "_c_a-lock-0000000013"), Position::Absent);
-        assert_eq!(holder(&children), Some(("_c_z-lock-0000000009", 2)));
-        assert_eq!(holder(&[]), None);
+        assert_eq!(holders(&children), (vec![first], 2));
+        assert_eq!(holders(&[]), (vec![], 0));
+    }
+
+    /// The name of a node of lockkit.
+    fn node(mode: Mode, number: u32) -> String {
+        format!("_c_00000000-0000-4000-8000-000000000000-{}{number:010}", name::mark(mode))
+    }
+
+    fn permit(limit: u32) -> Mode {
+        Mode::Permit { limit: NonZeroU32::new(limit).expect("not zero") }
+    }
+
+    #[test]
+    fn readers_hold_beside_each_other_and_wait_for_the_nearest_of_another_kind() {
+        let modes = [Mode::Shared, Mode::Shared, Mode::Exclusive, Mode::Shared, permit(2), Mode::Shared, Mode::Shared];
+        let all: Vec<_> = modes.into_iter().zip(1..).map(|(mode, number)| node(mode, number)).collect();
+        assert_eq!((place(&all, &all[0]), place(&all, &all[1])), (Position::Holds, Position::Holds));
+        assert_eq!(place(&all, &all[2]), behind(&all[1], false, &all[0]));
+        assert_eq!(place(&all, &all[3]), behind(&all[2], false, &all[0]));
+        for late in [5, 6] {
+            assert_eq!(place(&all, &all[late]), behind(&all[4], false, &all[0]));
+        }
+        assert_eq!(place(&all[2..], &all[3]), behind(&all[2], true, &all[2]));
+        assert_eq!(holders(&all), (vec![&*all[0], &*all[1]], 5));
+    }
+
+    #[test]
+    fn permits_hold_beside_so_many() {
+        let three: Vec<_> = (1..=5).map(|number| node(permit(3), number)).collect();
+        assert_eq!((place(&three, &three[0]), place(&three, &three[2])), (Position::Holds, Position::Holds));
+        let ahead = |last: usize| three[..last].iter().rev().map(String::as_str).collect::<Vec<_>>();
+        for late in [3, 4] {
+            let until = Until::Fewer { than: 3, ahead: ahead(late) };
+            assert_eq!(place(&three, &three[late]), Position::Behind { until, holder: &three[0] });
+        }
+        assert_eq!(holders(&three), (vec![&*three[0], &*three[1], &*three[2]], 2));
+        let mixed = [node(Mode::Exclusive, 1), node(permit(3), 2), node(permit(2), 3)];
+        assert_eq!(place(&mixed, &mixed[1]), behind(&mixed[0], true, &mixed[0]));
+        assert_eq!(place(&mixed, &mixed[2]), Position::Disagrees(permit(3)));
+        let single = [node(permit(1), 1), node(permit(1), 2), node(permit(1), 3)];
+        assert_eq!(place(&single, &single[2]), behind(&single[1], false, &single[0]));
+    }
+
+    /// Random queues from which nodes go in a random order: nobody holds beside another who must not, and what a claim waits
+    /// for has come to pass whenever it holds, so that it was woken.
+    #[test]
+    fn nobody_holds_wrongly_or_sleeps_on() {
+        let modes = [Mode::Exclusive, Mode::Shared, Mode::Shared, permit(3), permit(3), permit(3), permit(1)];
+        let mut state: u32 = 12345;
+        let mut pick = |among: usize| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as usize % among
+        };
+        for _ in 0..3000 {
+            let first = pick(3);
+            let mut all: Vec<_> = (0..8).map(|number| node(modes[first + pick(modes.len() - first)], number)).collect();
+            let all_before = all.clone();
+            let waiting: Vec<_> = all_before.iter().map(|own| (own, place(&all_before, own))).collect();
+            while !all.is_empty() {
+                let holding: Vec<_> = all.iter().filter(|own| place(&all, own) == Position::Holds).collect();
+                assert_eq!(holders(&all).0, holding, "{all:?}");
+                let mode = name::mode(holding[0]);
+                assert!(holding.iter().all(|held| name::mode(held) == mode), "{holding:?}");
+                let most = match mode {
+                    Mode::Shared => all.len(),
+                    Mode::Permit { limit } => most(limit),
+                    _ => 1,
+                };
+                assert!(holding.len() <= most, "{holding:?}");
+                for (own, before) in waiting.iter().filter(|(own, _)| holding.contains(own)) {
+                    let is_left = |node: &&str| all.iter().any(|child| child == node);
+                    let woken = match before {
+                        Position::Behind { until: Until::Gone { node, .. }, .. } => !is_left(node),
+                        Position::Behind { until: Until::Fewer { than, ahead }, .. } => {
+                            // Watches on any so many of them would do.
+                            ahead.iter().filter(|node| is_left(node)).count() < *than
+                        }
+                        Position::Holds => true,
+                        // It is not there any more.
+                        Position::Disagrees(_) | Position::Absent => true,
+                    };
+                    assert!(woken, "{own} sleeps on among {all:?}");
+                }
+                all.remove(pick(all.len()));
+            }
+        }
     }
 
     #[test]
     fn foreign_children_take_part_as_in_curator() {
         let children = queue(&["x-lock-0000000003", "lock-0000000002", "clock-lock-0000000004", "0000000001", "zebra"]);
-        assert_eq!(
-            place(&children, "lock-0000000002"),
-            Position::Behind { before: "0000000001", holder: "0000000001" }
-        );
-        let ours = place(&children, "clock-lock-0000000004");
-        assert_eq!(ours, Position::Behind { before: "x-lock-0000000003", holder: "0000000001" });
+        assert_eq!(place(&children, "lock-0000000002"), behind("0000000001", true, "0000000001"));
+        assert_eq!(place(&children, "clock-lock-0000000004"), behind("x-lock-0000000003", false, "0000000001"));
         for kazoo in ["f0__lock__0000000000", "f0__rlock__0000000000"] {
-            let children = queue(&[kazoo, "_c_a-lock-0000000001"]);
-            assert_eq!(place(&children, "_c_a-lock-0000000001"), Position::Behind { before: kazoo, holder: kazoo });
+            let children = queue(&[kazoo, "_c_a-lock-0000000001", &node(Mode::Shared, 2)]);
+            assert_eq!(place(&children, "_c_a-lock-0000000001"), behind(kazoo, true, kazoo));
+            let alone = [children[0].clone(), children[2].clone()];
+            assert_eq!(place(&alone, &alone[1]), behind(kazoo, true, kazoo), "a reader holds beside no stranger");
         }
         let later = queue(&["00__lock__0000000002", "_c_a-lock-0000000001"]);
-        assert_eq!(place(&later, "_c_a-lock-0000000001"), Position::First);
+        assert_eq!(place(&later, "_c_a-lock-0000000001"), Position::Holds);
     }
 
     #[test]
     fn the_fence_record_waits_for_nothing_and_nobody_waits_for_it() {
         let children = queue(&[FENCE, "_c_a-lock-0000000001"]);
-        assert_eq!(place(&children, "_c_a-lock-0000000001"), Position::First);
-        assert_eq!(holder(&children), Some(("_c_a-lock-0000000001", 0)));
-        assert_eq!(holder(&queue(&[FENCE])), None);
+        assert_eq!(place(&children, "_c_a-lock-0000000001"), Position::Holds);
+        assert_eq!(holders(&children), (vec!["_c_a-lock-0000000001"], 0));
+        assert_eq!(holders(&queue(&[FENCE])), (vec![], 0));
         assert!(has_record(&children) && !has_record(&children[1..]));
         assert!(key(FENCE) > "9999999999" && key(FENCE) > "_c_a" && key(FENCE) > "zzz", "Curator would wait for it");
     }
@@ -135,8 +289,8 @@ mod tests {
     #[test]
     fn a_forged_twin_goes_first() {
         let children = queue(&["_c_a-lock-0000000001", "forged-lock-0000000001"]);
-        let behind = Position::Behind { before: "forged-lock-0000000001", holder: "forged-lock-0000000001" };
-        assert_eq!(place(&children, "_c_a-lock-0000000001"), behind);
+        let forged = "forged-lock-0000000001";
+        assert_eq!(place(&children, "_c_a-lock-0000000001"), behind(forged, true, forged));
     }
 
     #[test]

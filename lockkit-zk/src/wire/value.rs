@@ -7,6 +7,12 @@ use lockkit_core::{Fence, HolderInfo, Token};
 
 const MARK: &str = "lockkit:";
 
+/// Begins what the directory of a lock says of leases that were ended on purpose.
+const REVOKED: &str = "lockkit:revoked:";
+
+/// How many of them it says at most.
+const REMEMBERED: usize = 256;
+
 /// What a node says of its claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Value {
@@ -37,7 +43,25 @@ impl Value {
 
 /// What the directory of a lock says when the lease of the claim with this token was ended by somebody else on purpose.
 pub(crate) fn revoked(token: &Token) -> String {
-    format!("{MARK}revoked:{}", token.reveal())
+    format!("{REVOKED}{}", token.reveal())
+}
+
+/// The same after `data`, for a lock that several may hold: each of them has to find its token there.
+pub(crate) fn also_revoked(data: &[u8], token: &Token) -> String {
+    let before: Vec<_> = tokens(data).collect();
+    let kept = &before[before.len().saturating_sub(REMEMBERED - 1)..];
+    let all: String = kept.iter().flat_map(|token| [token, ","]).collect();
+    format!("{REVOKED}{all}{}", token.reveal())
+}
+
+/// Whether the directory of a lock says so of the claim with this token.
+pub(crate) fn is_revoked(data: &[u8], token: &Token) -> bool {
+    tokens(data).any(|revoked| revoked == token.reveal())
+}
+
+fn tokens(data: &[u8]) -> impl Iterator<Item = &str> {
+    let list = str::from_utf8(data).ok().and_then(|text| text.strip_prefix(REVOKED));
+    list.into_iter().flat_map(|list| list.split(','))
 }
 
 /// What a node says of who made it, whatever client that is.
@@ -69,5 +93,17 @@ mod tests {
         }
         assert_eq!(holder(b"").as_str(), "a client that is not lockkit");
         assert_eq!(holder(b"\xff\n").as_str(), "\u{fffd} ");
+    }
+
+    #[test]
+    fn each_that_was_revoked_finds_itself() {
+        let tokens = [0; 300].map(|_| Token::random().expect("random"));
+        let alone = revoked(&tokens[0]);
+        assert!(is_revoked(alone.as_bytes(), &tokens[0]) && !is_revoked(alone.as_bytes(), &tokens[1]));
+        let all = tokens.iter().fold(String::new(), |data, token| also_revoked(data.as_bytes(), token));
+        assert!(tokens[300 - REMEMBERED..].iter().all(|token| is_revoked(all.as_bytes(), token)));
+        assert!(!is_revoked(all.as_bytes(), &tokens[0]), "the list grows without end");
+        assert_eq!(also_revoked(b"what others wrote", &tokens[0]), alone);
+        assert_eq!(also_revoked(b"", &tokens[0]), alone);
     }
 }

@@ -1,0 +1,220 @@
+//! Waiting in the queue, until something comes to pass that the lock is waited for with.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    task::Poll,
+};
+
+use lockkit_core::Result;
+use tokio::time::{Instant, sleep_until};
+use zookeeper_client::{self as zk, WatchedEvent};
+
+use crate::{
+    client::{
+        driver::Answer,
+        watched::{Use, Watched, changed, is_ready},
+    },
+    store::acquire::{Acquisition, Queue},
+    wire::{
+        queue::{self, Position, Until},
+        value::Value,
+    },
+};
+
+/// How many nodes a permit watches at most. Where more permits may be held than that, one watch on the directory costs less, though
+/// it wakes at each change there.
+const WATCHES: usize = 16;
+
+/// How a wait ended.
+pub(crate) enum Woken {
+    /// Something changed.
+    Changed,
+    /// The only node before ours is gone, and nothing has changed since the queue was read but that.
+    Next,
+    /// There is no room for the watches that it takes.
+    Unwatched,
+    /// The caller's time is up, or the session's.
+    Over,
+}
+
+/// The news of a watch that is set.
+type News = Pin<Box<dyn Future<Output = Option<WatchedEvent>> + Send>>;
+
+impl<'a> Acquisition<'a> {
+    /// Waits in the queue. It returns before the lock can be ours, or then.
+    pub(crate) async fn wait(&self, queue: &Queue, until: Until<'_>, deadline: Option<Instant>) -> Result<Woken> {
+        match until {
+            Until::Gone { node, alone } => self.wait_for_end(queue, node, alone, deadline).await,
+            Until::Fewer { than, .. } if than > WATCHES => self.wait_for_change(queue, deadline).await,
+            Until::Fewer { than, ahead } => Box::pin(self.wait_for_room(queue, than, ahead, deadline)).await,
+        }
+    }
+
+    /// Waits for a node before ours to change or go.
+    ///
+    /// When the only one goes and we are the next, the lock is ours without another look, if nothing else can have
+    /// changed. There are two such things, and both would be told of before the end of the holder's node, because
+    /// the servers and the driver keep the order of events:
+    /// - our own node was deleted; there is a watch on it too;
+    /// - the holder raised the fences of the lock; it says so in its own node. Others that held the lock with it are gone since
+    ///   before the queue was read, in which their raise would have been seen.
+    ///
+    /// What happened while the connection was lost is told in any order, so then we look.
+    async fn wait_for_end(&self, queue: &Queue, before: &str, alone: bool, deadline: Option<Instant>) -> Result<Woken> {
+        let client = &self.session.client;
+        let mut states = client.state_watcher();
+        let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
+        let may_be_next = alone && !queue::has_record(&queue.children);
+        let own = may_be_next.then(|| self.look(&own_path, Use::Hearing)).flatten();
+        let Some(watched) = self.look(&path, Use::Waiting) else { return Ok(Woken::Unwatched) };
+        let own = match own {
+            Some(own) => Some(self.session.read(self.bound, own).await),
+            None => None,
+        };
+        let own = match own {
+            None => None,
+            Some(Ok((_, watch))) => Some(watch),
+            Some(Err(failure)) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
+            Some(Err(failure)) => return Err(self.doubtful(&failure)),
+        };
+        let (data, watch) = match self.session.read(self.bound, watched).await {
+            Ok(watched) => watched,
+            Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
+            Err(failure) => return Err(self.doubtful(&failure)),
+        };
+        let is_next = own.is_some() && Value::parse(&data).is_none_or(|value| value.fence.is_none());
+        let own_changed = async {
+            match own {
+                Some(own) => changed(own).await,
+                None => std::future::pending().await,
+            }
+        };
+        let event = tokio::select! {
+            biased;
+            _ = own_changed => return Ok(Woken::Changed),
+            event = changed(watch) => event,
+            () = until(deadline) => return Ok(Woken::Over),
+            () = self.session.ended() => return Ok(Woken::Over),
+        };
+        let Some(event) = event else { return Ok(Woken::Over) };
+        match event.event_type {
+            zk::EventType::NodeDeleted if is_next => {
+                let reconnected = is_ready(states.changed());
+                Ok(if reconnected { Woken::Changed } else { Woken::Next })
+            }
+            zk::EventType::Session => Ok(Woken::Over),
+            _ => Ok(Woken::Changed),
+        }
+    }
+
+    /// Waits until fewer than so many of the nodes before ours are left, whichever they are: as many are watched, and when one is
+    /// gone, another, which needs no look at the queue. None can have come between.
+    async fn wait_for_room(
+        &self,
+        queue: &Queue,
+        than: usize,
+        mut ahead: Vec<&str>,
+        deadline: Option<Instant>,
+    ) -> Result<Woken> {
+        // From here on the nearest is the last.
+        ahead.reverse();
+        let mut watched: Vec<(&str, News)> = Vec::with_capacity(than);
+        loop {
+            let missing = than - watched.len();
+            if ahead.len() < missing {
+                return Ok(Woken::Changed);
+            }
+            let nodes = ahead.split_off(ahead.len() - missing);
+            let path = |node| format!("{}/{node}", self.lock);
+            let asked: Vec<_> = nodes.into_iter().map(|node| (node, self.look(&path(node), Use::Waiting))).collect();
+            if asked.iter().any(|(_, answer)| answer.is_none()) {
+                drop((asked, watched));
+                return self.wait_for_change(queue, deadline).await;
+            }
+            for (node, answer) in asked {
+                let Some(answer) = answer else { continue };
+                match self.session.read(self.bound, answer).await {
+                    Ok((_, watch)) => watched.push((node, Box::pin(changed(watch)))),
+                    Err(failure) if failure.is(&zk::Error::NoNode) => {}
+                    Err(failure) => return Err(self.doubtful(&failure)),
+                }
+            }
+            if watched.len() < than {
+                continue;
+            }
+            let Some((node, event)) = self.unless_over(first(&mut watched), deadline).await else {
+                return Ok(Woken::Over);
+            };
+            match event.map(|event| event.event_type) {
+                None | Some(zk::EventType::Session) => return Ok(Woken::Over),
+                Some(zk::EventType::NodeDeleted) => {}
+                // It says something else now, and is still there.
+                Some(_) => ahead.push(node),
+            }
+        }
+    }
+
+    /// Waits for what comes and goes in the queue, until we don't have to wait for that any more.
+    async fn wait_for_change(&self, queue: &Queue, deadline: Option<Instant>) -> Result<Woken> {
+        let client = &self.session.client;
+        loop {
+            let listed =
+                self.session.watches.ask(&self.lock, Use::Waiting, || client.list_and_watch_children(&self.lock));
+            let Some(listed) = listed else { return Ok(Woken::Unwatched) };
+            let (children, watch) = match self.session.read(self.bound, listed).await {
+                Ok(listed) => listed,
+                Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
+                Err(failure) => return Err(self.doubtful(&failure)),
+            };
+            let place = queue::place(&children, &queue.node.name);
+            if !matches!(place, Position::Behind { until: Until::Fewer { .. }, .. }) {
+                return Ok(Woken::Changed);
+            }
+            match self.unless_over(changed(watch), deadline).await.flatten().map(|event| event.event_type) {
+                None | Some(zk::EventType::Session) => return Ok(Woken::Over),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// What comes first, unless the caller's time is up before, or the session's.
+    async fn unless_over<T>(&self, news: impl Future<Output = T>, deadline: Option<Instant>) -> Option<T> {
+        tokio::select! {
+            biased;
+            news = news => Some(news),
+            () = until(deadline) => None,
+            () = self.session.ended() => None,
+        }
+    }
+
+    /// Asks for the data of a node of the queue and for a watch on it, if there is room for one.
+    fn look(&self, path: &str, purpose: Use) -> Option<Answer<'a, (Vec<u8>, Watched)>> {
+        let client = &self.session.client;
+        self.session.watches.ask(path, purpose, || {
+            let answer = client.get_and_watch_data(path);
+            async { answer.await.map(|(data, _, watcher)| (data, watcher)) }
+        })
+    }
+}
+
+/// The first of the watches that has news, which is taken out.
+async fn first<'n>(watched: &mut Vec<(&'n str, News)>) -> (&'n str, Option<WatchedEvent>) {
+    poll_fn(|context| {
+        for place in 0..watched.len() {
+            if let Poll::Ready(event) = watched[place].1.as_mut().poll(context) {
+                return Poll::Ready((watched.swap_remove(place).0, event));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Waits for a moment; for ever, if it is beyond the clock's range.
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
