@@ -4,13 +4,14 @@
 
 use std::{
     fs,
+    num::NonZeroU32,
     process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use libtest_mimic::Trial;
-use lockkit_core::{Guard, Locker, Outcome};
+use lockkit_core::{Guard, Lock, Locker, Outcome};
 use lockkit_testkit::{
     BoxError, Other, OtherClient,
     faults::Proxy,
@@ -51,6 +52,8 @@ const CASES: &[(&str, Case)] = &[
     ("excludes_us_and_we_exclude_it", |setting| Box::pin(excludes(setting))),
     ("waits_for_us_and_we_wait_for_it", |setting| Box::pin(waits(setting))),
     ("loses_no_update_beside_us", |setting| Box::pin(counts(setting))),
+    ("excludes_readers_and_permits_and_they_exclude_it", |setting| Box::pin(excludes_kinds(setting))),
+    ("waits_for_readers_and_permits_and_they_wait_for_it", |setting| Box::pin(waits_for_kinds(setting))),
     ("gives_up_the_lock_when_it_is_killed", |setting| Box::pin(is_killed(setting))),
     ("gets_the_lock_when_we_are_gone", |setting| Box::pin(survives_us(setting))),
 ];
@@ -82,6 +85,49 @@ async fn waits(setting: &mut Setting) -> Result<(), BoxError> {
     assert_eq!(setting.other.ask("release").await?, "released");
     let guard = next.await??.ok_or("never granted")?;
     assert_eq!(guard.release().await?, Outcome::Released);
+    Ok(())
+}
+
+/// A reader, and a permit of two.
+fn kinds(locker: &Locker) -> [Lock; 2] {
+    let two = NonZeroU32::MIN.saturating_add(1);
+    [locker.rw_lock(NAME).read().ttl(TTL), locker.semaphore(NAME, two).ttl(TTL)]
+}
+
+async fn excludes_kinds(setting: &mut Setting) -> Result<(), BoxError> {
+    let second = kinds(&setting.second_locker().await?);
+    for (one, two) in kinds(&setting.locker).into_iter().zip(second) {
+        for guard in [one.try_acquire().await?, two.try_acquire().await?] {
+            // While there are two, and while there is one.
+            assert_eq!(setting.other.ask("acquire 200").await?, "refused");
+            assert_eq!(guard.ok_or("they hold together")?.release().await?, Outcome::Released);
+        }
+        assert_eq!(setting.other.ask("acquire 2000").await?, "acquired");
+        assert!(one.try_acquire().await?.is_none(), "granted beside it: {one:?}");
+        assert_eq!(setting.other.ask("release").await?, "released");
+    }
+    Ok(())
+}
+
+async fn waits_for_kinds(setting: &mut Setting) -> Result<(), BoxError> {
+    let late = kinds(&setting.second_locker().await?);
+    for (early, late) in kinds(&setting.locker).into_iter().zip(late) {
+        let guard = early.try_acquire().await?.ok_or("it is free")?;
+        setting.other.order("acquire 10000").await?;
+        setting.until_queued(2).await?;
+        // It could hold beside the first, but the other came before it.
+        let next = tokio::spawn(async move { late.acquire_within(Duration::from_secs(10)).await });
+        setting.until_queued(3).await?;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!next.is_finished(), "it passed the other client");
+        assert_eq!(guard.release().await?, Outcome::Released);
+        assert_eq!(setting.other.answer().await?, "acquired");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!next.is_finished(), "granted beside the other client");
+        assert_eq!(setting.other.ask("release").await?, "released");
+        let guard = next.await??.ok_or("never granted")?;
+        assert_eq!(guard.release().await?, Outcome::Released);
+    }
     Ok(())
 }
 

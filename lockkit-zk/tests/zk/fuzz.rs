@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use lockkit_core::{Attempt, Effect, Error, ErrorKind, LockStore, Query, Release, Renewed};
+use lockkit_core::{Attempt, Claim, Effect, Error, ErrorKind, LockStore, Mode, Query, Release, Renewed};
 use lockkit_zk::ZkStore;
 use proptest::{
     collection::{btree_map, vec},
@@ -18,6 +18,10 @@ use crate::support::*;
 
 /// A few seconds, unless `PROPTEST_CASES` says otherwise.
 const CASES: u32 = 150;
+
+/// What comes after the token: ours, and what looks like it.
+const KINDS: &[&str] =
+    &["lock-", "lock-", "read-lock-", "read-lock-", "permit2-lock-", "permit2-lock-", "permit02-lock-", "read-"];
 
 /// The names and the data of what lies there.
 type Nodes = BTreeMap<String, Vec<u8>>;
@@ -41,7 +45,8 @@ fn nodes() -> impl Strategy<Value = Nodes> {
         "９",
     ]);
     let name = prop_oneof![
-        4 => (token, number.clone()).prop_map(|(token, number)| format!("_c_{token}-lock-{number}")),
+        4 => (token, select(KINDS.to_vec()), number.clone())
+            .prop_map(|(token, kind, number)| format!("_c_{token}-{kind}{number}")),
         2 => (select(vec!["lock-", "x-lock-", "f0__lock__", "f0__rlock__", "_c_lock-", "_c_", "READ", "lock-lock-"]), number)
             .prop_map(|(mark, number)| format!("{mark}{number}")),
         3 => Just("~fence".to_owned()),
@@ -70,12 +75,13 @@ fn whatever_lies_in_a_directory_is_no_lease_of_ours() {
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { CASES };
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let (mut number, about) = (0, prop::option::of(select(vec!["", "lockkit:revoked:", "lockkit:revoked:x", "a"])));
+    let modes = select(vec![Mode::Exclusive, Mode::Shared, permit(2)]);
     let next = std::cell::RefCell::new(&mut number);
     TestRunner::new(config)
-        .run(&(nodes(), about), |(nodes, about)| {
+        .run(&(nodes(), about, modes), |(nodes, about, mode)| {
             **next.borrow_mut() += 1;
             let name = format!("fuzz-{}", next.borrow());
-            runtime.block_on(judge(&store, &raw, &name, &nodes, about)).map_err(TestCaseError::fail)
+            runtime.block_on(judge(&store, &raw, claim_as(mode, &name), &nodes, about)).map_err(TestCaseError::fail)
         })
         .unwrap_or_else(|broken| panic!("{broken}"));
 }
@@ -87,15 +93,27 @@ fn is_ahead(node: &str) -> bool {
     node != "~fence" && (key <= "0000000000" || key.starts_with('-'))
 }
 
+/// Whether none of those before a claim of this mode lets it hold beside itself, by the rules of the queue.
+fn is_taken(nodes: &Nodes, mode: Mode) -> bool {
+    let ahead: Vec<_> = nodes.keys().filter(|node| is_ahead(node)).collect();
+    let are_all = |kind: &str| ahead.iter().all(|node| node.starts_with("_c_") && node[39..].starts_with(kind));
+    match mode {
+        Mode::Shared => !are_all("-read-lock-"),
+        Mode::Permit { .. } => ahead.len() > 1 || !are_all("-permit2-lock-"),
+        _ => !ahead.is_empty(),
+    }
+}
+
 /// Judges the answers of a client about a lock whose directory has these nodes.
 async fn judge(
     store: &Arc<ZkStore>,
     raw: &Client,
-    name: &str,
+    mine: Claim,
     nodes: &Nodes,
     about: Option<&str>,
 ) -> Result<(), String> {
     let says = |error: Error| error.to_string();
+    let name = mine.key.as_str();
     let (lock, options) = (format!("/lockkit/{name}"), CreateMode::Persistent.with_acls(Acls::anyone_all()));
     let container = CreateMode::Container.with_acls(Acls::anyone_all());
     raw.mkdir(&lock, &container).await.map_err(|error| error.to_string())?;
@@ -105,7 +123,7 @@ async fn judge(
     if let Some(about) = about {
         raw.set_data(&lock, about.as_bytes(), None).await.map_err(|error| error.to_string())?;
     }
-    let (mine, is_taken) = (claim(name), nodes.keys().any(|node| is_ahead(node)));
+    let is_taken = is_taken(nodes, mine.mode);
     let answer = store.acquire(&request(&mine, Duration::from_millis(2))).await;
     let (is_granted, is_clear) = match answer {
         Ok(Attempt::Granted(hold)) if !is_taken => {

@@ -9,6 +9,8 @@ mod fenced;
 mod fuzz;
 mod many;
 mod old;
+mod permits;
+mod readers;
 mod reconnect;
 mod support;
 #[cfg(feature = "tls")]

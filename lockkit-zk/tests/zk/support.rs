@@ -1,6 +1,7 @@
 //! A private server per test, and short names for requests.
 
 use std::{
+    num::NonZeroU32,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -17,6 +18,7 @@ use lockkit_testkit::{
     servers::{ZooKeeperFlavor, ZooKeeperServer},
 };
 use lockkit_zk::{ZkConfig, ZkStore};
+use tokio::task::JoinHandle;
 use zookeeper_client::Client;
 
 pub(crate) const TTL: Duration = Duration::from_secs(4);
@@ -75,8 +77,16 @@ pub(crate) async fn children(raw: &Client, name: &str) -> Vec<String> {
 }
 
 pub(crate) fn claim(name: &str) -> Claim {
+    claim_as(Mode::Exclusive, name)
+}
+
+pub(crate) fn claim_as(mode: Mode, name: &str) -> Claim {
     let key = LockKey::new(name).expect("name");
-    Claim { key, token: Token::random().expect("token"), mode: Mode::Exclusive }
+    Claim { key, token: Token::random().expect("token"), mode }
+}
+
+pub(crate) fn permit(limit: u32) -> Mode {
+    Mode::Permit { limit: NonZeroU32::new(limit).expect("not zero") }
 }
 
 pub(crate) fn request(claim: &Claim, wait: Duration) -> AcquireRequest {
@@ -127,6 +137,35 @@ pub(crate) fn lost(renewed: &Renewed) -> LossReason {
 pub(crate) async fn free(store: &ZkStore, claim: &Claim) {
     let released = store.release(claim).await.expect("release");
     assert!(matches!(released, Release::Released { .. }), "{released:?}");
+}
+
+/// A claim that waits in the queue.
+pub(crate) struct Waiter {
+    pub(crate) claim: Claim,
+    task: JoinHandle<Result<Attempt>>,
+}
+
+impl Waiter {
+    /// Lets a claim queue; returns when its node is there, so that the order is known.
+    pub(crate) async fn queue(store: &Arc<ZkStore>, raw: &Client, claim: Claim) -> Self {
+        let (before, store, wanted) = (children(raw, claim.key.as_str()).await.len(), Arc::clone(store), claim.clone());
+        let task = tokio::spawn(async move { store.acquire(&request(&wanted, Duration::from_secs(20))).await });
+        eventually("it queues", async || children(raw, claim.key.as_str()).await.len() > before).await;
+        Self { claim, task }
+    }
+
+    /// It waits still. What it might do wrongly it would have done in the time.
+    pub(crate) async fn waits(&self) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!self.task.is_finished(), "{:?} does not wait", self.claim.mode);
+    }
+
+    /// It is granted now, and not when its time is up.
+    pub(crate) async fn granted(self) -> Hold {
+        let answer = tokio::time::timeout(Duration::from_secs(10), self.task).await;
+        let answer = answer.unwrap_or_else(|_| panic!("nothing woke {:?}", self.claim.mode));
+        granted(answer.expect("no panic").expect("acquire"))
+    }
 }
 
 /// Asks again and again, as the core does, until there is an answer.
