@@ -11,7 +11,8 @@
 //!
 //! A lock is a queue of ephemeral sequential nodes, named as Apache Curator names them, so that Curator's
 //! `InterProcessMutex` and lockkit exclude each other on the same path, in one order. Whoever is first holds the lock;
-//! each of the others watches the one before it.
+//! each of the others watches the one before it. Readers and permits have their places in the same queue, and hold beside those
+//! before them that let them.
 //!
 //! - **Exclusion** holds as long as the ensemble keeps its data, clocks run at about the same rate, and a session lasts two
 //!   ticks of the servers at least: a lease is believed in for no longer than writes that a majority acknowledged prove

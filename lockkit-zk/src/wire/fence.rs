@@ -35,7 +35,7 @@ pub(crate) const STRIDE: u64 = 128;
 
 /// By multiples of this those that hold together raise the offset of their lock. Two of their nodes would have to be one and a
 /// half epochs of 2^32 transactions apart, to the transaction, to come to the same fence all the same.
-const LEAP: u64 = STRIDE * 3 << 31;
+const LEAP: u64 = STRIDE * (3 << 31);
 
 /// Where fences end: they should fit the signed numbers of databases.
 const MAX: u64 = i64::MAX as u64;

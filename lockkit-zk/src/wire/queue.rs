@@ -15,7 +15,7 @@
 //! does not see them where they belong. We sort them by their numbers, and so wait for those that came before. That can
 //! only make us wait longer, and never in a circle, since everyone waits for lower numbers only.
 
-use std::{cmp::Reverse, num::NonZeroU32};
+use std::num::NonZeroU32;
 
 use lockkit_core::Mode;
 
@@ -87,7 +87,7 @@ pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
         }
         permit @ Mode::Permit { limit } => {
             let mut ahead: Vec<_> = ahead().collect();
-            ahead.sort_unstable_by_key(|child| Reverse(key(*child)));
+            ahead.sort_unstable_by(|a, b| key(b).cmp(key(a)));
             let is_other = |child: &&&str| name::mode(child) != permit;
             let mut others = ahead.iter().filter(is_other).map(|child| name::mode(child));
             if let Some(other) = others.find(|mode| matches!(mode, Mode::Permit { .. })) {
@@ -107,7 +107,7 @@ pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
 /// The nodes that hold the lock, in their order, and how many wait behind them.
 pub(crate) fn holders(children: &[String]) -> (Vec<&str>, usize) {
     let mut queue: Vec<_> = contenders(children).collect();
-    queue.sort_unstable_by_key(|child| key(*child));
+    queue.sort_unstable_by(|a, b| key(a).cmp(key(b)));
     let first = queue.first().map_or(Mode::Exclusive, |child| name::mode(child));
     let most = match first {
         Mode::Shared => usize::MAX,

@@ -20,8 +20,17 @@ use crate::support::*;
 const CASES: u32 = 150;
 
 /// What comes after the token: ours, and what looks like it.
-const KINDS: &[&str] =
-    &["lock-", "lock-", "read-lock-", "read-lock-", "permit2-lock-", "permit2-lock-", "permit02-lock-", "read-"];
+const KINDS: &[&str] = &[
+    "lock-",
+    "lock-",
+    "read-lock-",
+    "read-lock-",
+    "permit2-lock-",
+    "permit2-lock-",
+    "permit02-lock-",
+    "read-",
+    "permit3-lock-",
+];
 
 /// The names and the data of what lies there.
 type Nodes = BTreeMap<String, Vec<u8>>;
@@ -96,12 +105,20 @@ fn is_ahead(node: &str) -> bool {
 /// Whether none of those before a claim of this mode lets it hold beside itself, by the rules of the queue.
 fn is_taken(nodes: &Nodes, mode: Mode) -> bool {
     let ahead: Vec<_> = nodes.keys().filter(|node| is_ahead(node)).collect();
-    let are_all = |kind: &str| ahead.iter().all(|node| node.starts_with("_c_") && node[39..].starts_with(kind));
+    let are_all = |kind: &str| {
+        ahead.iter().all(|node| node.starts_with("_c_") && node.get(39..).is_some_and(|rest| rest.starts_with(kind)))
+    };
     match mode {
         Mode::Shared => !are_all("-read-lock-"),
         Mode::Permit { .. } => ahead.len() > 1 || !are_all("-permit2-lock-"),
         _ => !ahead.is_empty(),
     }
+}
+
+/// Whether a permit of another limit is before a claim of this mode.
+fn disagrees(nodes: &Nodes, mode: Mode) -> bool {
+    let other = |node: &String| is_ahead(node) && node.get(39..).is_some_and(|rest| rest.starts_with("-permit3-lock-"));
+    mode == permit(2) && nodes.keys().any(other)
 }
 
 /// Judges the answers of a client about a lock whose directory has these nodes.
@@ -134,6 +151,8 @@ async fn judge(
             (true, true)
         }
         Ok(Attempt::Contended(_)) if nodes.keys().any(|node| node != "~fence") => (false, true),
+        // A permit of another limit: the node is gone again.
+        Err(error) if disagrees(nodes, mine.mode) => (false, error.kind() == ErrorKind::InvalidInput),
         // A record that says nothing, or the last fence that there is. The node is there until the claim is released.
         Err(error)
             if nodes.contains_key("~fence")
