@@ -107,9 +107,9 @@ fn mode_beside_others(node: &str) -> Option<Mode> {
     if kind == "read" {
         return Some(Mode::Shared);
     }
-    let mode = Mode::Permit { limit: kind.strip_prefix("permit")?.parse().ok()? };
     // Another spelling of the same limit is none of ours.
-    mark(mode).starts_with(&format!("{kind}-")).then_some(mode)
+    let limit = kind.strip_prefix("permit").filter(|limit| !limit.starts_with(['0', '+']))?;
+    Some(Mode::Permit { limit: limit.parse().ok()? })
 }
 
 /// What begins the names of all nodes of a claim, followed by its [`mark`] and the sequence number.

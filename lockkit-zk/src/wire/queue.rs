@@ -77,37 +77,40 @@ pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
     }
     // Equal keys can't come from the server's counter. If somebody made up such a name, it goes before ours: rather wait
     // for a node that does not matter than hold a lock together with its owner.
-    let ahead = || contenders(children).filter(|child| *child != own && key(child) <= key(own));
-    let Some(holder) = ahead().min_by_key(|child| key(child)) else { return Position::Holds };
-    let gone = |node| Position::Behind { until: Until::Gone { node, alone: ahead().count() == 1 }, holder };
+    let place = key(own);
+    let mut ahead = sorted(children.iter().filter(|child| *child != own && key(child) <= place));
+    let Some(holder) = ahead.first().copied() else { return Position::Holds };
+    // From here on the nearest is the first.
+    ahead.reverse();
+    let alone = ahead.len() == 1;
+    let gone = |node| Position::Behind { until: Until::Gone { node, alone }, holder };
     match name::mode(own) {
         Mode::Shared => {
-            let others = ahead().filter(|child| name::mode(child) != Mode::Shared);
-            others.max_by_key(|child| key(child)).map_or(Position::Holds, gone)
+            let other = ahead.iter().find(|child| name::mode(child) != Mode::Shared);
+            other.map_or(Position::Holds, |node| gone(node))
         }
         permit @ Mode::Permit { limit } => {
-            let mut ahead: Vec<_> = ahead().collect();
-            ahead.sort_unstable_by(|a, b| key(b).cmp(key(a)));
-            let is_other = |child: &&&str| name::mode(child) != permit;
-            let mut others = ahead.iter().filter(is_other).map(|child| name::mode(child));
-            if let Some(other) = others.find(|mode| matches!(mode, Mode::Permit { .. })) {
-                return Position::Disagrees(other);
+            let mut nearest = None;
+            for child in &ahead {
+                match name::mode(child) {
+                    mode if mode == permit => {}
+                    other @ Mode::Permit { .. } => return Position::Disagrees(other),
+                    _ => nearest = nearest.or(Some(*child)),
+                }
             }
-            let than = most(limit);
-            if than > 1 && ahead.len() >= than {
-                return Position::Behind { until: Until::Fewer { than, ahead }, holder };
+            match most(limit) {
+                than if ahead.len() < than => nearest.map_or(Position::Holds, gone),
+                1 => gone(ahead[0]),
+                than => Position::Behind { until: Until::Fewer { than, ahead }, holder },
             }
-            let nearest = if than == 1 { ahead.first() } else { ahead.iter().find(is_other) };
-            nearest.map_or(Position::Holds, |node| gone(node))
         }
-        _ => ahead().max_by_key(|child| key(child)).map_or(Position::Holds, gone),
+        _ => gone(ahead[0]),
     }
 }
 
 /// The nodes that hold the lock, in their order, and how many wait behind them.
 pub(crate) fn holders(children: &[String]) -> (Vec<&str>, usize) {
-    let mut queue: Vec<_> = contenders(children).collect();
-    queue.sort_unstable_by(|a, b| key(a).cmp(key(b)));
+    let mut queue = sorted(children.iter());
     let first = queue.first().map_or(Mode::Exclusive, |child| name::mode(child));
     let most = match first {
         Mode::Shared => usize::MAX,
@@ -144,8 +147,12 @@ fn most(limit: NonZeroU32) -> usize {
     usize::try_from(limit.get()).unwrap_or(usize::MAX)
 }
 
-fn contenders(children: &[String]) -> impl Iterator<Item = &str> {
-    children.iter().map(String::as_str).filter(|child| *child != FENCE)
+/// Those that take part, the first in front.
+fn sorted<'a>(children: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
+    let contenders = children.map(String::as_str).filter(|child| *child != FENCE);
+    let mut queue: Vec<_> = contenders.map(|child| (key(child), child)).collect();
+    queue.sort_unstable();
+    queue.into_iter().map(|(_, child)| child).collect()
 }
 
 fn key(child: &str) -> &str {
