@@ -178,13 +178,13 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// What comes first, unless the caller's time is up before, or the session's.
+    /// The next news, unless the caller's time is up, or the session's. There may be news without end.
     async fn unless_over<T>(&self, news: impl Future<Output = T>, deadline: Option<Instant>) -> Option<T> {
         tokio::select! {
             biased;
-            news = news => Some(news),
             () = until(deadline) => None,
             () = self.session.ended() => None,
+            news = news => Some(news),
         }
     }
 

@@ -44,7 +44,7 @@ pub(crate) enum Position<'a> {
         /// The first node of the queue, which holds the lock.
         holder: &'a str,
     },
-    /// It is a permit, and stands behind a permit of another limit: this one.
+    /// It is a permit, and the first permit before it has another limit: this one.
     Disagrees(Mode),
     /// It is not in the queue.
     Absent,
@@ -90,13 +90,19 @@ pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
             other.map_or(Position::Holds, |node| gone(node))
         }
         permit @ Mode::Permit { limit } => {
-            let mut nearest = None;
+            let (mut nearest, mut first) = (None, permit);
             for child in &ahead {
-                match name::mode(child) {
-                    mode if mode == permit => {}
-                    other @ Mode::Permit { .. } => return Position::Disagrees(other),
-                    _ => nearest = nearest.or(Some(*child)),
+                let mode = name::mode(child);
+                if mode != permit {
+                    nearest = nearest.or(Some(*child));
                 }
+                if matches!(mode, Mode::Permit { .. }) {
+                    first = mode;
+                }
+            }
+            // The first permit's limit counts. One behind it that has another is about to be refused.
+            if first != permit {
+                return Position::Disagrees(first);
             }
             match most(limit) {
                 than if ahead.len() < than => nearest.map_or(Position::Holds, gone),
@@ -219,6 +225,9 @@ mod tests {
         let mixed = [node(Mode::Exclusive, 1), node(permit(3), 2), node(permit(2), 3)];
         assert_eq!(place(&mixed, &mixed[1]), behind(&mixed[0], true, &mixed[0]));
         assert_eq!(place(&mixed, &mixed[2]), Position::Disagrees(permit(3)));
+        let odd = [node(permit(3), 1), node(permit(2), 2), node(permit(3), 3)];
+        assert_eq!(place(&odd, &odd[1]), Position::Disagrees(permit(3)));
+        assert_eq!(place(&odd, &odd[2]), behind(&odd[1], false, &odd[0]), "the first was there before the odd one");
         let single = [node(permit(1), 1), node(permit(1), 2), node(permit(1), 3)];
         assert_eq!(place(&single, &single[2]), behind(&single[1], false, &single[0]));
     }

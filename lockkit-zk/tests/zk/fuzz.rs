@@ -115,10 +115,14 @@ fn is_taken(nodes: &Nodes, mode: Mode) -> bool {
     }
 }
 
-/// Whether a permit of another limit is before a claim of this mode.
+/// Whether the first permit before a claim of this mode has another limit.
 fn disagrees(nodes: &Nodes, mode: Mode) -> bool {
-    let other = |node: &String| is_ahead(node) && node.get(39..).is_some_and(|rest| rest.starts_with("-permit3-lock-"));
-    mode == permit(2) && nodes.keys().any(other)
+    let kind =
+        |node: &String| node.get(39..).and_then(|rest| rest.split_once("-lock-")).map(|(kind, _)| kind.to_owned());
+    let ahead = nodes.keys().filter(|node| is_ahead(node) && node.starts_with("_c_"));
+    let permits = ahead.filter(|node| matches!(kind(node).as_deref(), Some("-permit2" | "-permit3")));
+    let first = permits.min_by_key(|node| (node.rsplit_once("lock-").map(|(_, number)| number.to_owned()), *node));
+    mode == permit(2) && first.and_then(kind).as_deref() == Some("-permit3")
 }
 
 /// Judges the answers of a client about a lock whose directory has these nodes.

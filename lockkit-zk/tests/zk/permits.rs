@@ -11,6 +11,7 @@ use std::{
 use lockkit_core::{Claim, Effect, ErrorKind, LockStore, LossReason, Mode, Query, Release};
 use lockkit_zk::ZkStore;
 use tokio::task::JoinSet;
+use zookeeper_client::{Acls, CreateMode};
 
 use crate::support::*;
 
@@ -148,6 +149,20 @@ async fn another_limit_is_refused_while_somebody_holds_or_waits() {
     assert_eq!(children(&raw, "a").await.len(), 2, "a refused claim has left its node");
     free(&store, &writer).await;
     free(&store, &waiter.granted().await.claim).await;
+    // One that is about to be refused does others no harm whose limit is that of the holder.
+    let writer = claim("a");
+    hold(&store, &writer).await;
+    let waiter = Waiter::queue(&store, &raw, claim_as(permit(2), "a")).await;
+    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let prefix = "/lockkit/a/_c_6d3b9a3e-0000-4000-8000-000000000001-permit3-lock-";
+    let (_, odd) = raw.create(prefix, b"", &options).await.expect("create");
+    let late = Waiter::queue(&store, &raw, claim_as(permit(2), "a")).await;
+    free(&store, &writer).await;
+    let held = waiter.granted().await.claim;
+    late.waits().await;
+    raw.delete(&format!("{prefix}{odd}"), None).await.expect("delete");
+    free(&store, &late.granted().await.claim).await;
+    free(&store, &held).await;
     let other_limit = claim_as(permit(3), "a");
     hold(&other, &other_limit).await;
     free(&other, &other_limit).await;
