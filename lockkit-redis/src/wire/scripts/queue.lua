@@ -7,7 +7,8 @@
 -- KEYS[3]  members: a sorted set of the tokens that share the lock, by the time when their leases end, in ms
 -- KEYS[4]  leases: a hash from these tokens to values as an exclusive lock has them
 -- KEYS[5]  queue: a sorted set of the tokens that wait, by their place
--- KEYS[6]  places: a hash from these tokens to "<mode>|<ttl>|<span>|<least>|<until>|<length of channel>|<channel><tail>"
+-- KEYS[6]  places: a hash from these tokens to "<mode>|<ttl>|<span>|<least>|<until>|<length of channel>|<channel><tail>"; and
+--          from "permits" to the mode of the last that came to wait for one
 -- ARGV[1]  what to do: take, renew or end
 -- ARGV[2]  token
 -- ARGV[3]  first: no new fence below
@@ -166,7 +167,9 @@ end
 
 local function leave(token)
   call('HDEL', places, token)
-  call('ZREM', queue, token)
+  if call('ZREM', queue, token) == 1 and call('EXISTS', queue) == 0 then
+    call('DEL', places)
+  end
 end
 
 -- Whether a claim that waits can be told. Its connection may be gone; it keeps its place.
@@ -224,6 +227,30 @@ local function held()
     local _, now = clock()
     return tonumber(ends) > now and 'shared' or nil
   end
+end
+
+-- Whether others hold or await permits of another number.
+local function is_other_limit(mode)
+  if string.sub(mode, 1, 1) ~= 'p' then
+    return false
+  end
+  local shared = sharing()
+  if shared and string.sub(shared, 1, 1) == 'p' then
+    return shared ~= mode
+  end
+  -- The number of the last one that came to wait, who may have gone. As a rule all agree.
+  local noted = call('HGET', places, 'permits')
+  if not noted or noted == mode then
+    return false
+  end
+  local _, now = clock()
+  for _, token in ipairs(call('ZRANGE', queue, 0, -1)) do
+    local its_mode, ends = match(call('HGET', places, token) or '', '^(p%d+)|.-|.-|.-|(.-)|')
+    if its_mode and its_mode ~= mode and tonumber(ends) > now then
+      return true
+    end
+  end
+  return false
 end
 
 local function extend(ttl)
@@ -288,8 +315,7 @@ if how then
   return call('HGET', leases, me)
 end
 drop_lapsed()
-local shared = sharing()
-if shared and shared ~= mode and string.sub(shared, 1, 1) == 'p' and string.sub(mode, 1, 1) == 'p' then
+if is_other_limit(mode) then
   leave(me)
   serve()
   return -4
@@ -302,6 +328,9 @@ if kept ~= '0' then
   local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
   call('ZADD', queue, 'NX', int(max(us, (last or 0) + 1)), me)
   call('HSET', places, me, table.concat({mode, ttl, span, least, int(now + kept), #channel, channel .. tail}, '|'))
+  if string.sub(mode, 1, 1) == 'p' then
+    call('HSET', places, 'permits', mode)
+  end
   call('PEXPIRE', queue, kept)
   call('PEXPIRE', places, kept)
 end
