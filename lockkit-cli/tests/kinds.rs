@@ -17,7 +17,7 @@ fn holding(redis: &Redis, line: &Line, options: &[&str]) -> Running {
 
 fn try_run(redis: &Redis, options: &[&str]) -> i32 {
     let options = [options, &["--no-wait"]].concat();
-    code(&redis.run("k", &options, "true").output().unwrap())
+    code(&redis.run("k", &options, "true").output().expect("it runs"))
 }
 
 #[test]
