@@ -11,6 +11,7 @@ const REDLOCK_CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
 const REDLOCK_ROSTER: &str = "src/redlock/roster.rs";
 const REDLOCK_NODE: &str = "lockkit-redlock/src/client/node.rs";
 const REDLOCK_FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
+const REDIS_QUEUE: &str = "lockkit-redis/src/wire/scripts/queue.lua";
 const REDIS_SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
 const REDIS_ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
 const REDIS_SERVER: &str = "lockkit-redis/src/wire/server.rs";
@@ -188,10 +189,50 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redis/redis::waiting::a_holder_that_tells_nobody_is_not_waited_for_long",
     },
     Safeguard {
+        name: "permits_room",
+        does: "No more hold a semaphore than it has permits",
+        file: REDIS_QUEUE,
+        code: "«call('ZCARD', members) < tonumber(string.sub(mode, 2))»",
+        without: "true",
+        noticed_by: "lockkit-redis/redis::kinds::all_kinds_of_holders_exclude_each_other",
+    },
+    Safeguard {
+        name: "former_readers",
+        does: "What is left of readers whose lock ended comes to no new life",
+        file: REDIS_QUEUE,
+        code: "«call('DEL', members, leases)»",
+        without: "call('TIME')",
+        noticed_by: "lockkit-redis/redis::kinds::members_of_a_group_that_ended_are_lost",
+    },
+    Safeguard {
+        name: "group_floor",
+        does: "A reader that joins others is above all that was given out before it connected",
+        file: REDIS_QUEUE,
+        code: "if not fence «or tonumber(fence) < least» then",
+        without: "",
+        noticed_by: "lockkit-redis/redis::kinds::readers_of_a_group_that_came_back_are_above_writers_since",
+    },
+    Safeguard {
+        name: "passed_by",
+        does: "A waiter whose connection is gone holds nobody up",
+        file: REDIS_QUEUE,
+        code: "return answer.err or «answer[2] > 0»",
+        without: "true",
+        noticed_by: "lockkit-redis/redis::kinds::a_waiter_that_is_gone_is_passed_by",
+    },
+    Safeguard {
+        name: "queue_first",
+        does: "A try passes nobody that waits in the queue",
+        file: REDIS_QUEUE,
+        code: "if may_grant and «call('EXISTS', queue) == 0» and",
+        without: "true",
+        noticed_by: "lockkit/compliance::redis::fairness::a_try_passes_no_waiting_writer",
+    },
+    Safeguard {
         name: "pause",
         does: "A server that took over grants nothing for the longest ttl",
         file: REDIS_ACQUIRE,
-        code: "epoch.and_then(|epoch| «epoch.pause(acquisition.clock.now())»)",
+        code: "epoch.and_then(|epoch| «epoch.pause(self.clock.now())»)",
         without: "None",
         noticed_by: "lockkit-redis/redis::failover::a_lease_that_was_not_replicated_is_waited_for",
     },
