@@ -191,8 +191,10 @@ impl<'a> Acquisition<'a> {
     /// Writes into the claim's node what was granted; tells whether it is still there.
     async fn show(&self, node: &str, grant: &Grant) -> Result<bool> {
         let (path, text) = (format!("{}/{node}", self.lock), grant.value().text());
+        // Before the request, which the driver sends with the call: what it proves counts from here.
+        let sent = self.session.now();
         let written = Box::pin(self.session.client.set_data(&path, text.as_bytes(), None));
-        match self.session.lead(self.session.now(), self.bound, written).await {
+        match self.session.lead(sent, self.bound, written).await {
             Ok(_) => Ok(true),
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
             Err(failure) => Err(self.doubtful(&failure)),
