@@ -6,11 +6,11 @@ use std::{ops::RangeInclusive, time::Duration};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
     /// Whether [`Mode::Shared`](crate::Mode::Shared) is understood. Exclusive always is. Such a store also has
-    /// [`fifo`](Self::fifo), for readers and writers [stand in line](crate::Locker::rw_lock).
+    /// [`fifo`](Self::fifo), for readers and writers [wait in one queue](crate::Locker::rw_lock).
     pub shared: bool,
     /// Whether [`Mode::Permit`](crate::Mode::Permit) is understood. Such a store also has [`fifo`](Self::fifo).
     pub permits: bool,
-    /// Whether [`Order::Fifo`](crate::Order::Fifo) is understood: one line for all modes of a name.
+    /// Whether [`Order::Fifo`](crate::Order::Fifo) is understood: one queue for all modes of a name.
     pub fifo: bool,
     /// Whether an exclusive lease may outlive its client ([`Guard::detach`](crate::Guard::detach)), and a grant take the place of
     /// another ([`AcquireRequest::from`](crate::AcquireRequest::from)). Not where any lease may end with the session of its client.

@@ -74,10 +74,10 @@ impl Lock {
     /// Grants strictly in the order of asking, across processes. A [try](Self::try_acquire) passes nobody that waits.
     ///
     /// The two sides of a [`rw_lock`](crate::Locker::rw_lock), and a [`semaphore`](crate::Locker::semaphore), have this order
-    /// already; all that wait for a name stand in one line. A place is given up when its acquisition ends or is dropped. Those
+    /// already; all that wait for a name wait in one queue. A place is given up when its acquisition ends or is dropped. Those
     /// of a client that is gone without a word are kept for 6 s at most, or where leases end with the session for as long as
-    /// that lasts. Locks of the same name without this order stand in no line: they get in when nobody waits in it. Users of
-    /// one name should agree.
+    /// that lasts. Locks of the same name without this order do not queue: they get in when nobody has the lock, and on most stores
+    /// only when nobody waits in the queue. Users of one name should agree.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {

@@ -67,14 +67,14 @@ impl Locker {
     /// The two sides of the readers-writer lock of this name. No I/O; a bad name is reported by the first acquisition.
     ///
     /// Readers share the lock, a writer has it alone. Each reader has a lease of its own, which is renewed, lapses and is
-    /// released by itself: a writer gets in when the last of them has ended. Both sides queue in one line, in the
+    /// released by itself: a writer gets in when the last of them has ended. Both sides wait in one queue, in the
     /// [order](Lock::fifo) in which they came: a reader that comes behind a waiting writer waits, so that writers do not
     /// starve, and readers that stand in front together get in together. There is no way from reading to writing but to
     /// release the one and acquire the other.
     ///
-    /// [`lock`](Self::lock) of the same name excludes both sides and is excluded by them. It stands in no line: it gets in
-    /// when nobody has the lock nor waits for it, which may take long under load. Users of one name should agree on the
-    /// order.
+    /// [`lock`](Self::lock) of the same name excludes both sides and is excluded by them. It does not queue: it gets in when
+    /// nobody has the lock, and on most stores only when nobody waits for it either, which may take long under load. Users of one
+    /// name should agree on the order.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {

@@ -186,13 +186,13 @@ impl MemoryStore {
     async fn wait_in_line(&self, request: &AcquireRequest, give_up: Moment) -> Result<Attempt> {
         let give_up = give_up.min(self.now() + IN_LINE);
         loop {
-            let (contention, bell) = match self.attempt(request)? {
+            let (contention, wake) = match self.attempt(request)? {
                 Answer::Granted(hold) => return Ok(Attempt::Granted(hold)),
-                Answer::Contended(contention, bell) => (contention, bell),
+                Answer::Contended(contention, wake) => (contention, wake),
             };
             let left = give_up.since(self.now());
-            let Some(bell) = bell.filter(|_| !left.is_zero()) else { return Ok(at_once(contention)) };
-            drop(timeout(pause(&contention, left), bell.notified()).await);
+            let Some(wake) = wake.filter(|_| !left.is_zero()) else { return Ok(at_once(contention)) };
+            drop(timeout(pause(&contention, left), wake.notified()).await);
         }
     }
 

@@ -16,8 +16,8 @@
 //! - **R3, waiting.** `acquire` may answer [`Attempt::Contended`] at any time up to `wait`; `wait == 0` is a try. A
 //!   queueing store keeps the claim's place until `release(&claim)`, or until the claim has not asked again for 6 s, or
 //!   where leases end with the session until that does. A try gets no place and passes nobody that has one. All modes of a
-//!   key stand in one line: who has a place gets in as soon as it could beside all before it. The core loops until the
-//!   caller's deadline; a store answers a claim that stands in line within 2 s, so that it asks again in time.
+//!   key wait in one queue: a claim with a place gets in as soon as it could beside all before it. The core loops until the
+//!   caller's deadline; a store answers a claim in the queue within 2 s, so that it asks again in time.
 //! - **R4, validity.** [`Hold::until`] is the moment just **before the request was sent** plus the ttl, on the clock of
 //!   [`StoreInfo::clock`]. The core subtracts [`drift`](crate::drift). A reply that leaves less than the minimum
 //!   useful validity is not an acquisition: the core releases it and goes on.

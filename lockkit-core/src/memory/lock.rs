@@ -35,7 +35,7 @@ struct MemoryLease {
     info: HolderInfo,
 }
 
-/// The answer to a request. Who has a place in the queue gets its bell, too.
+/// The answer to a request. A claim with a place in the queue gets what wakes it, too.
 pub(super) enum Answer {
     Granted(Hold),
     Contended(Contention, Option<Arc<Notify>>),
@@ -80,13 +80,13 @@ impl Lock {
         }
         self.admit_limit(claim)?;
         let is_waiting = request.order == Order::Fifo && !request.wait.is_zero();
-        let bell = is_waiting.then(|| self.queue.keep(claim, now));
+        let wake = is_waiting.then(|| self.queue.keep(claim, now));
         // Who has no place passes nobody that has one. Who has one gets in if all before it could, too: a reader does not
         // wait for the reader before it to wake up.
         let may_pass = self.queue.is_empty() || self.queue.has(claim);
         let taken = self.modes().chain(self.queue.before(claim).map(Place::mode));
         if !may_pass || !has_room(claim.mode, taken) {
-            return Ok(Answer::Contended(self.contention(claim, now), bell));
+            return Ok(Answer::Contended(self.contention(claim, now), wake));
         }
         self.queue.leave(&claim.token);
         self.grant(request, asked)
@@ -170,7 +170,7 @@ impl Lock {
             if !has_room(place.mode(), self.modes().chain(self.queue.modes().take(number))) {
                 return;
             }
-            place.ring();
+            place.notify();
         }
     }
 

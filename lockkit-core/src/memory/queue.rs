@@ -17,21 +17,21 @@ pub(super) struct Queue(VecDeque<Place>);
 pub(super) struct Place {
     claim: Claim,
     ends: Moment,
-    /// Rings when it seems to be the claim's turn.
-    bell: Arc<Notify>,
+    /// Notified when it seems to be the claim's turn.
+    wake: Arc<Notify>,
 }
 
 impl Queue {
-    /// Keeps the claim's place from now on, the last one if it had none; returns its bell.
+    /// Keeps the claim's place from now on, the last one if it had none; returns what wakes it.
     pub(super) fn keep(&mut self, claim: &Claim, now: Moment) -> Arc<Notify> {
         let ends = now + PLACE;
         if let Some(place) = self.0.iter_mut().find(|place| place.claim == *claim) {
             place.ends = ends;
-            return Arc::clone(&place.bell);
+            return Arc::clone(&place.wake);
         }
-        let bell = Arc::new(Notify::new());
-        self.0.push_back(Place { claim: claim.clone(), ends, bell: Arc::clone(&bell) });
-        bell
+        let wake = Arc::new(Notify::new());
+        self.0.push_back(Place { claim: claim.clone(), ends, wake: Arc::clone(&wake) });
+        wake
     }
 
     /// Gives up a place; whether there was one.
@@ -87,7 +87,7 @@ impl Place {
     }
 
     /// Has the claim asked for again. If nobody listens at the moment, the next one who does hears it.
-    pub(super) fn ring(&self) {
-        self.bell.notify_one();
+    pub(super) fn notify(&self) {
+        self.wake.notify_one();
     }
 }
