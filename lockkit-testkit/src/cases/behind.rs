@@ -8,8 +8,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Hold, KeyState, LockKey, LockStore as _, LossReason, Release, Renewed,
-    Result as StoreResult, store::Swap,
+    AcquireRequest, Attempt, Claim, Effect, Hold, KeyState, LockKey, LockStore as _, LossReason, Release, Renewal,
+    Renewed, Result as StoreResult, store::Swap,
 };
 use tokio::{sync::Mutex, task::JoinSet};
 
@@ -130,7 +130,7 @@ async fn each_answer(
 async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: AnswerFault) -> Result<bool, BoxError> {
     let (store, begin) = (&scene.store, || fault.begin(scene, server));
     match call {
-        Call::AcquireNew | Call::AcquireKnown => {
+        Call::AcquireNew | Call::AcquireKnown | Call::InOrder | Call::Share => {
             let asked = scene.request_for_free(ctx, call, MEANWHILE).await?;
             begin().await?;
             let answer = store.acquire(&asked).await;
@@ -142,8 +142,8 @@ async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: 
             }
             scene.end(&asked).await
         }
-        Call::AcquireHeld | Call::Wait => {
-            let asked = AcquireRequest { wait: call.wait(), ..request(&scene.theirs.key, MEANWHILE)? };
+        Call::AcquireHeld | Call::Wait | Call::WaitInOrder => {
+            let asked = scene.request_for_held(call, MEANWHILE)?;
             begin().await?;
             let answer = store.acquire(&asked).await;
             scene.give_up(&asked.claim).await?;
@@ -186,9 +186,23 @@ async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: 
                 None => Err("no answer for the renewal".into()),
             }
         }
-        Call::Release => {
+        Call::RenewShared => {
             let key = ctx.key()?;
-            let claim = scene.take(&key, LONG).await?.claim;
+            let claim = scene.take_for(call, &key, LONG).await?.claim;
+            let [renewal] = scene.renewal(call)?;
+            begin().await?;
+            match store.renew(&[Renewal { claim: claim.clone(), ..renewal }]).await.pop() {
+                Some(Ok(Renewed::Held(hold))) => on_record(&hold, &claim, &scene.seen_by_other(&key).await?)?,
+                Some(Ok(Renewed::Lost(LossReason::SessionEnded))) => return Ok(true),
+                Some(Ok(Renewed::Lost(reason))) => return Err(lost(reason)),
+                Some(Err(error)) => passing::<()>(Err(error))?,
+                None => return Err("no answer for the renewal".into()),
+            }
+            scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await
+        }
+        Call::Release | Call::ReleaseShared => {
+            let key = ctx.key()?;
+            let claim = scene.take_for(call, &key, LONG).await?.claim;
             begin().await?;
             let answer = store.release(&claim).await;
             let is_free = scene.seen_by_other(&key).await?.holders.is_empty();

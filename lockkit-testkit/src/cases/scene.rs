@@ -10,8 +10,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, Fence, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason, Query,
-    Release, Renewal, Renewed, Result as StoreResult, Token,
+    AcquireRequest, Attempt, Claim, Error, Fence, Hold, HolderInfo, KeyState, LockKey, LockStore, LossReason, Mode,
+    Order, Query, Release, Renewal, Renewed, Result as StoreResult, Token,
     store::{Record, Records},
 };
 use tokio::task::JoinSet;
@@ -41,6 +41,12 @@ pub(super) enum Call {
     Wait,
     /// A grant in the place of another, where there are such.
     Replace,
+    /// Those that come in order, and those that share a lock, where there are such.
+    InOrder,
+    WaitInOrder,
+    Share,
+    RenewShared,
+    ReleaseShared,
     Renew,
     /// A renewal that also raises the fence counter and changes the holder's name.
     Change,
@@ -57,7 +63,7 @@ pub(super) enum Call {
 
 impl Call {
     /// Those about locks.
-    pub(super) const LOCKS: [Self; 12] = [
+    pub(super) const LOCKS: [Self; 17] = [
         Self::AcquireNew,
         Self::AcquireKnown,
         Self::AcquireHeld,
@@ -70,18 +76,42 @@ impl Call {
         Self::Inspect,
         Self::InspectPrefix,
         Self::Connect,
+        Self::InOrder,
+        Self::WaitInOrder,
+        Self::Share,
+        Self::RenewShared,
+        Self::ReleaseShared,
     ];
     /// Those about records.
     pub(super) const RECORDS: [Self; 3] = [Self::ReadRecord, Self::MakeRecord, Self::ChangeRecord];
 
     /// Whether a store does not know it.
     pub(super) fn is_lacking(self, store: &dyn LockStore) -> bool {
-        self == Self::Replace && !store.info().capability.resume
+        let capability = &store.info().capability;
+        match self {
+            Self::Replace => !capability.resume,
+            Self::InOrder | Self::WaitInOrder => !capability.fifo,
+            Self::Share | Self::RenewShared | Self::ReleaseShared => !capability.shared,
+            _ => false,
+        }
+    }
+
+    /// A request for a lock of the kind that the call is about.
+    fn request(self, key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
+        let mut asked = request(key, ttl)?;
+        match self {
+            Self::InOrder | Self::WaitInOrder => asked.order = Order::Fifo,
+            Self::Share | Self::RenewShared | Self::ReleaseShared => {
+                (asked.claim.mode, asked.order) = (Mode::Shared, Order::Fifo);
+            }
+            _ => {}
+        }
+        Ok(asked)
     }
 
     /// How long an acquisition waits.
     pub(super) fn wait(self) -> Duration {
-        if self == Self::Wait { WAIT } else { Duration::ZERO }
+        if matches!(self, Self::Wait | Self::WaitInOrder) { WAIT } else { Duration::ZERO }
     }
 }
 
@@ -131,7 +161,8 @@ impl Scene {
         server: &dyn Server,
     ) -> Result<Self, BoxError> {
         let other = server.open().await?;
-        let (mine, theirs) = (take(&store, &ctx.key()?, HELD).await?, take(&other, &ctx.key()?, HELD).await?);
+        let take = async |store, key| take(store, Call::AcquireNew, &key, HELD).await;
+        let (mine, theirs) = (take(&store, ctx.key()?).await?, take(&other, ctx.key()?).await?);
         let free = ctx.key()?;
         Ok(Self {
             store,
@@ -268,12 +299,17 @@ impl Scene {
         call: Call,
         ttl: Duration,
     ) -> Result<AcquireRequest, BoxError> {
-        let asked = request(&ctx.key()?, ttl)?;
+        let asked = call.request(&ctx.key()?, ttl)?;
         if call == Call::AcquireKnown {
             let before = self.take(&asked.claim.key, LONG).await?;
             self.end(&AcquireRequest { claim: before.claim, ..request(&asked.claim.key, LONG)? }).await?;
         }
         Ok(asked)
+    }
+
+    /// A request for the lock that the other client holds.
+    pub(super) fn request_for_held(&self, call: Call, ttl: Duration) -> Result<AcquireRequest, BoxError> {
+        Ok(AcquireRequest { wait: call.wait(), ..call.request(&self.theirs.key, ttl)? })
     }
 
     /// A lease of the client behind the proxy, and a request in its place.
@@ -323,7 +359,12 @@ impl Scene {
 
     /// Takes a free lock.
     pub(super) async fn take(&self, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
-        take(&self.store, key, ttl).await
+        self.take_for(Call::AcquireNew, key, ttl).await
+    }
+
+    /// The same, in the way that the call is about.
+    pub(super) async fn take_for(&self, call: Call, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
+        take(&self.store, call, key, ttl).await
     }
 
     /// Ends what was asked for, if it has not ended, and sees that the lock is free.
@@ -372,10 +413,10 @@ pub(super) fn new_text() -> Result<Record, BoxError> {
 }
 
 /// Takes a free lock. What was asked for in vain is given up first, so that it is not in the way.
-async fn take(store: &Arc<dyn LockStore>, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
+async fn take(store: &Arc<dyn LockStore>, call: Call, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
     let started = Instant::now();
     loop {
-        let asked = request(key, ttl)?;
+        let asked = call.request(key, ttl)?;
         match store.acquire(&asked).await {
             Ok(Attempt::Granted(hold)) => {
                 expect(hold.claim == asked.claim, || "a grant names another claim".to_owned())?;
