@@ -236,6 +236,25 @@ async fn what_follows_a_lease_ends_if_nobody_renews_it() -> Result<()> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_follows_a_lease_that_is_lost_is_given_back() -> Result<()> {
+    let world = World::shadowed().await?;
+    let dual = world.client().await?;
+    let claim = acquire(&dual, "x").await?;
+    world.until("the new store has it", async || Ok(dual.tally().granted == 1)).await?;
+    world.old.release(&claim).await?;
+    let renewal = Renewal { claim, ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let Renewed::Lost(_) = dual.renew(&[renewal]).await.remove(0)? else { panic!("nobody has it") };
+    // Long before nobody would have renewed it for too long.
+    for _ in 0..100 {
+        if world.new.holders("x").await? == 0 {
+            return Ok(());
+        }
+        sleep(TTL / 100).await;
+    }
+    panic!("it is not given back");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_follows_a_lease_gives_way_to_the_lease_itself() -> Result<()> {
     let world = World::shadowed().await?;
     let dual = world.client().await?;

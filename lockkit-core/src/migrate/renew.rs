@@ -227,6 +227,7 @@ impl Dual {
     /// releases it, and again until that is answered.
     fn lose(&self, entry: &Entry, reason: LossReason) {
         entry.end(Over::Lost(reason));
+        self.shadow.end(&entry.claim);
         self.claims.settle(entry);
     }
 }
