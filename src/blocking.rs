@@ -158,6 +158,11 @@ impl Lock {
         self.with(|lock| lock.max_hold(limit))
     }
 
+    /// Keeps the lock from all others for at least this long: [`lockkit::Lock::keep_for`](crate::Lock::keep_for).
+    pub fn keep_for(self, at_least: Duration) -> Self {
+        self.with(|lock| lock.keep_for(at_least))
+    }
+
     /// Every fence lies above this number: [`lockkit::Lock::fence_above`](crate::Lock::fence_above).
     pub fn fence_above(self, fence: Fence) -> Self {
         self.with(|lock| lock.fence_above(fence))
@@ -251,6 +256,15 @@ impl Guard {
     pub fn release(self) -> Result<Outcome> {
         let Self { guard, thread } = self;
         wait(&thread, guard.release())
+    }
+
+    /// Releases the lock although it was to be kept from others: [`lockkit::Guard::release_early`](crate::Guard::release_early).
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    pub fn release_early(self) -> Result<Outcome> {
+        let Self { guard, thread } = self;
+        wait(&thread, guard.release_early())
     }
 
     /// Ends the guard, and leaves the lease to the one that has its token: [`lockkit::Guard::detach`](crate::Guard::detach).

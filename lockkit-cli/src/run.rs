@@ -41,7 +41,7 @@ use self::{
 };
 use crate::{
     duration,
-    exit::{Exit, Failure, LOST, USAGE, say},
+    exit::{Exit, Failure, LOST, NOT_EXECUTABLE, NOT_FOUND, USAGE, say},
     signals::Signals,
     store::{self, StoreArgs, block_on},
     who,
@@ -86,6 +86,11 @@ pub(crate) struct Args {
     /// Give up at once, with exit status 75, when the lock is not free
     #[arg(long)]
     no_wait: bool,
+    /// Run CMD at most once in this time among all that use the lock: it is kept for so long from when it was taken, also if CMD ends
+    /// sooner, and whatever its exit status is, but for 126 and 127. Unless --wait is given, a run that comes later gives up at once, with exit
+    /// status 75
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with_all = ["read", "permit"])]
+    once_per: Option<Duration>,
     /// The holder's name, as shown to others; by default CMD@host:pid
     #[arg(long, value_name = "TEXT", value_parser = store::text)]
     holder: Option<String>,
@@ -96,7 +101,8 @@ pub(crate) struct Args {
 
 impl Args {
     fn wait(&self) -> Option<Duration> {
-        if self.no_wait { Some(Duration::ZERO) } else { self.wait }
+        let is_try = self.no_wait || self.once_per.is_some() && self.wait.is_none();
+        if is_try { Some(Duration::ZERO) } else { self.wait }
     }
 
     fn holder(&self) -> HolderInfo {
@@ -111,6 +117,9 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args) -> Exit {
+    if args.once_per.is_some_and(|time| time.is_zero()) {
+        return Err(Failure::new(USAGE, "--once-per takes a time above zero, such as 1h"));
+    }
     if args.command.first().and_then(|program| program.to_str()).is_some_and(store::is_store_url) {
         return Err(Failure::new(USAGE, "CMD is the URL of a store; that is given with --store, or in LOCKKIT_STORE"));
     }
@@ -157,9 +166,13 @@ pub(crate) fn run(args: Args) -> Exit {
 /// The lease of an enclosing run, or one of our own.
 async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: RenewalNotify) -> Result<Hold, Failure> {
     if let Some(borrowed) = borrow::borrow(locker, (&args.key, args.kind), enclosing, &notify).await? {
+        if args.once_per.is_some() {
+            let message = format!("--once-per belongs to the run that has {:?} already, around this one", args.key);
+            return Err(Failure::new(USAGE, message));
+        }
         return Ok(Hold::Borrowed(borrowed));
     }
-    let lock: Lock = args.kind.lock(locker, &args.key).ttl(args.ttl);
+    let lock: Lock = args.kind.lock(locker, &args.key).ttl(args.ttl).keep_for(args.once_per.unwrap_or_default());
     let liveness = &locker.info().capability.liveness;
     let guard = acquire::acquire(&lock, &args.key, args.wait(), liveness).await?;
     // A grant that came slowly has little left, and CMD would be stopped as soon as it started.
@@ -199,7 +212,7 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
         Ok(work) => work,
         Err(error) => {
             watchdog.dismiss().await;
-            drop(hold);
+            hold.release_early().await;
             return Err(Failure::system("start CMD", &error));
         }
     };
@@ -223,6 +236,11 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
             LOST,
             format!("stopped CMD before its lease of {:?} could lapse: lockkit itself stood still", args.key),
         )),
+        // It could not be started here; another host may have it.
+        End::Over if args.once_per.is_some() && matches!(ended.code, NOT_EXECUTABLE | NOT_FOUND) => {
+            hold.release_early().await;
+            Ok(ended)
+        }
         End::Over => released(args, hold).await.map(|()| ended),
     }
 }

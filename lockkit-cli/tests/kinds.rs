@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Line, Redis, Running, code, complaints, stdout};
+use support::{Line, Redis, Running, code, complaint, complaints, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
@@ -57,6 +57,44 @@ fn a_semaphore_has_as_many_permits_as_its_users_say() {
     assert_eq!(try_run(&redis, &["--permit", "3"]), 0);
     assert_eq!(try_run(&redis, &["--permit", "0"]), 64);
     assert_eq!(try_run(&redis, &["--read", "--write"]), 64);
+}
+
+#[test]
+fn a_job_runs_once_per_window() {
+    let redis = Redis::start();
+    let output = redis.run("k", &["--once-per", "1h"], "echo done; exit 3").output().unwrap();
+    assert_eq!((code(&output), stdout(&output)), (3, "done\n".to_owned()));
+    let again = redis.run("k", &["--once-per", "1h"], "echo twice").output().unwrap();
+    assert_eq!((code(&again), stdout(&again)), (75, String::new()));
+    let said = complaints(&again);
+    assert!(said.contains("(done), 59m") || said.contains("(done), 1h00m"), "{said}");
+    // Those without a window are kept out as well.
+    assert_eq!(try_run(&redis, &[]), 75);
+
+    let token = redis.who("k")["holders"][0]["token"].as_str().unwrap().to_owned();
+    assert_eq!(code(&redis.lockkit(&["break", "k", "--token", &token]).output().unwrap()), 0);
+    assert_eq!(try_run(&redis, &[]), 0);
+}
+
+#[test]
+fn a_command_that_is_not_there_keeps_no_window() {
+    let redis = Redis::start();
+    let no_command = ["run", "--key", "k", "--once-per", "1h", "--", "/nonexistent"];
+    assert_eq!(code(&redis.lockkit(&no_command).output().unwrap()), 127);
+    assert_eq!(try_run(&redis, &["--once-per", "1h"]), 0);
+}
+
+#[test]
+fn a_window_that_makes_no_sense_is_refused() {
+    let redis = Redis::start();
+    for options in [&["--once-per", "0s"][..], &["--once-per", "10000h"], &["--once-per", "1h", "--read"]] {
+        let output = redis.run("k", options, "echo up").output().unwrap();
+        assert_eq!((code(&output), stdout(&output)), (64, String::new()), "{options:?}");
+        assert!(complaint(&output).starts_with("lockkit: "), "{output:?}");
+    }
+    let inner = format!("{LOCKKIT} run --key k --once-per 1h -- echo up");
+    let nested = redis.run("k", &[], &inner).output().unwrap();
+    assert_eq!((code(&nested), stdout(&nested)), (64, String::new()));
 }
 
 #[test]

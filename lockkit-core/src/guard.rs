@@ -198,6 +198,19 @@ impl Guard {
         Ok(outcome.map_or(Outcome::Released, Outcome::NotHeld))
     }
 
+    /// The same, and others may have the lock at once, although it was to be [kept](crate::Lock::keep_for) from them: the work failed, or
+    /// was not begun, and another may try it in the same window of time.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    ///
+    /// # Cancellation
+    /// As [`release`](Self::release).
+    pub async fn release_early(self) -> Result<Outcome> {
+        self.lease.state().keep_no_longer();
+        self.release().await
+    }
+
     /// Ends the hold. An error if it was not held any more; that the store could not be asked is none.
     pub(crate) async fn lost_at_release(mut self) -> Option<Error> {
         self.ended = true;

@@ -26,7 +26,8 @@ impl Lock {
     pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
     pub(crate) fn new(engine: Arc<Engine>, name: &str, mode: Mode) -> Self {
-        let terms = Terms { ttl: Self::DEFAULT_TTL, renew: true, max_hold: None, fence_above: Fence::NONE };
+        let terms =
+            Terms { ttl: Self::DEFAULT_TTL, renew: true, max_hold: None, fence_above: Fence::NONE, keep_for: None };
         Self { engine, key: LockKey::new(name), mode, order: Order::Any, terms, ttl_is_set: false, owner: None }
     }
 
@@ -46,6 +47,38 @@ impl Lock {
     /// Ends the guard, as [`MaxHold`](crate::LossReason::MaxHold), when it was kept for so long.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.terms.max_hold = Some(limit);
+        self
+    }
+
+    /// Keeps the lock from all others for at least this long after it was granted, also if the holder is done sooner: for a job that
+    /// is due once in a window of time, of which each of many hosts starts one at about the same moment.
+    ///
+    /// What the holder leaves is a lease that nobody has, on the store's clock: the clocks of hosts do not matter, but for how
+    /// long this one measures its work. It ends at the latest a second after the window, or with the lease if that takes longer. A holder that
+    /// crashes, or can't tell the store that it is done, keeps the lock for its ttl, and another may do the job in the same
+    /// window: for a job that must not, set the ttl to as much as the store takes, and no renewal. Releasing, dropping and losing the
+    /// guard keep the lock alike; [`Guard::detach`] and [`Locker::break_lock`](crate::Locker::break_lock) do not.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+    /// use lockkit_core::{Locker, MemoryStore};
+    /// use std::time::Duration;
+    ///
+    /// let report = Locker::new(MemoryStore::new()).lock("report").keep_for(Duration::from_secs(3600));
+    /// if let Some(guard) = report.try_acquire().await? {
+    ///     // Takes a millisecond.
+    ///     guard.release().await?;
+    /// }
+    /// assert!(report.try_acquire().await?.is_none(), "once an hour is enough");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When the lock is acquired: `Unsupported` where leases may end with the session of their client
+    /// ([`Capability::resume`](crate::Capability)), and for readers and permits; `InvalidInput` above
+    /// [400 days](crate::StoreInfo::LONGEST_KEPT), and for a lock that is one [of several](crate::MultiLock).
+    pub fn keep_for(mut self, at_least: Duration) -> Self {
+        self.terms.keep_for = Some(at_least).filter(|at_least| !at_least.is_zero());
         self
     }
 
@@ -235,6 +268,10 @@ impl Lock {
 
     pub(crate) fn key(&self) -> Result<LockKey> {
         self.key.clone()
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.terms.keep_for.is_some()
     }
 
     pub(crate) fn mode(&self) -> Mode {

@@ -62,7 +62,8 @@ impl MultiLock {
     ///
     /// # Errors
     /// As those of [`Lock::acquire`], for any of them; those that were taken are released. [`Lost`](ErrorKind::Lost) if one was lost while
-    /// another was waited for. `InvalidInput` for no lock at all, and for one that is named twice in different modes. With
+    /// another was waited for. `InvalidInput` for no lock at all, for one that is named twice in different modes, and for one that
+    /// is [kept](Lock::keep_for) for a time. With
     /// locks of several stores also those of [`identity`]: all nodes of a quorum have to be up once for that.
     ///
     /// # Cancellation
@@ -118,6 +119,11 @@ impl MultiLock {
         let Some(first) = self.locks.first() else {
             return Err(Error::new(ErrorKind::InvalidInput, "a lock of several has at least one"));
         };
+        if let Some(kept) = self.locks.iter().find(|lock| lock.is_kept()) {
+            // Those that are given back because another was not to be had would be kept.
+            let message = format!("the lock {:?} is one of several: it can't be kept for a time", kept.key()?.as_str());
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
         // One store need not be told from others.
         let mut stores: Vec<(&Lock, Option<Identity>)> = vec![(first, None)];
         if !self.locks.iter().all(|lock| is_same(lock, first)) {

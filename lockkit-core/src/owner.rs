@@ -182,6 +182,10 @@ fn honour(engine: &Engine, lease: &Lease, ask: &Ask) -> Result<()> {
         format!(
             "the owner holds the lock with another max_hold than {wanted:?}, which a nested acquisition can't change"
         )
+    } else if let Some(wanted) = wants.keep_for.filter(|_| wants.keep_for != has.keep_for) {
+        format!(
+            "the owner holds the lock with another keep_for than {wanted:?}, which a nested acquisition can't change"
+        )
     } else {
         return Ok(());
     };

@@ -133,6 +133,10 @@ pub struct StoreInfo {
 }
 
 impl StoreInfo {
+    /// For how long a lock can be kept from others when its holder is done, where nobody renews the lease: 400 days, for a job
+    /// that is due once a year.
+    pub const LONGEST_KEPT: Duration = Duration::from_secs(400 * 24 * 60 * 60);
+
     /// Refuses a request for what the store's [`Capability`] does not offer (rule R12), and one that no store can grant. A
     /// store calls it before it asks its servers for anything.
     ///
@@ -150,7 +154,11 @@ impl StoreInfo {
             let message = "a grant in the place of another has a token of its own, and does not wait";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        self.admit_terms(request.claim.mode, request.order, request.ttl, Fence::NONE)
+        let longest = match (&self.capability.liveness.ttl, request.from) {
+            (Some(range), Some(_)) if request.ttl <= Self::LONGEST_KEPT => *range.end(),
+            _ => request.ttl,
+        };
+        self.admit_terms(request.claim.mode, request.order, request.ttl.min(longest), Fence::NONE)
     }
 
     /// The same for the mode of a claim that is renewed or released.
@@ -179,6 +187,17 @@ impl StoreInfo {
                 Err(Error::new(ErrorKind::InvalidInput, message))
             }
         }
+    }
+
+    pub(crate) fn admit_keep_for(&self, mode: Mode, keep_for: Duration) -> Result<()> {
+        if mode != Mode::Exclusive || !self.capability.resume {
+            return Err(self.lacks("locks that are kept when their holder is done"));
+        }
+        if keep_for > Self::LONGEST_KEPT {
+            let days = Self::LONGEST_KEPT.as_secs() / 86_400;
+            return Err(Error::new(ErrorKind::InvalidInput, format!("a lock can be kept for at most {days} days")));
+        }
+        Ok(())
     }
 
     pub(crate) fn admit_terms(&self, mode: Mode, order: Order, ttl: Duration, fence_above: Fence) -> Result<()> {
@@ -225,7 +244,8 @@ pub struct AcquireRequest {
     pub holder: HolderInfo,
     /// Take the place of the exclusive lease with this token: the grant is made only if that lease has the lock (or the claim
     /// has it, rule R1). The lease ends in the same step, so that nobody gets in between, and its token is burnt. If anybody else
-    /// has the lock, or nobody, the answer is `Contended`. It is a try: `wait` is zero.
+    /// has the lock, or nobody, the answer is `Contended`. It is a try: `wait` is zero. The ttl may be longer than the store's
+    /// longest, up to [`StoreInfo::LONGEST_KEPT`], for a lease that nobody holds ([`Lock::keep_for`](crate::Lock::keep_for)).
     pub from: Option<Token>,
 }
 

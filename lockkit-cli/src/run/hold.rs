@@ -122,4 +122,11 @@ impl Hold {
             Self::Borrowed(borrowed) => Ok(borrowed.check().await),
         }
     }
+
+    /// Ends the hold before CMD has begun.
+    pub(super) async fn release_early(self) {
+        if let Self::Own(own) = self {
+            drop(own.guard.release_early().await);
+        }
+    }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Terms {
     pub(crate) max_hold: Option<Duration>,
     /// The fence is to lie above this.
     pub(crate) fence_above: Fence,
+    /// From the grant on, nobody else is to have the lock for at least so long.
+    pub(crate) keep_for: Option<Duration>,
 }
 
 /// How long a caller waits.

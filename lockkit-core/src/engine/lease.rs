@@ -53,6 +53,8 @@ pub(crate) struct State {
     hold_limit: Option<Moment>,
     /// Whether its holder has it. One that is on its way to a holder, who may never be polled again, is not renewed.
     taken: bool,
+    /// Whether the lock is kept from others at its end, if its holder asked for that.
+    keeps: bool,
     /// Failed renewals in a row.
     failures: u32,
     /// When the lease is next looked at; its place in the timer queue.
@@ -102,6 +104,7 @@ impl Lease {
                 deadline,
                 hold_limit,
                 taken: true,
+                keeps: true,
                 failures: 0,
                 next_event: since,
                 depth: 1,
@@ -127,6 +130,7 @@ impl Lease {
                 deadline: state.deadline,
                 hold_limit: None,
                 taken: false,
+                keeps: true,
                 failures: 0,
                 next_event: state.next_event,
                 depth: 1,
@@ -200,6 +204,16 @@ impl State {
     /// Whether its holder has it.
     pub(crate) fn is_taken(&self) -> bool {
         self.taken
+    }
+
+    /// Until when the lock is to be kept from others at the end of this hold, which began at `since`.
+    pub(crate) fn kept_until(&self, terms: &Terms, since: Moment) -> Option<Moment> {
+        terms.keep_for.filter(|_| self.taken && self.keeps).map(|keep_for| since + keep_for)
+    }
+
+    /// Others may have the lock as soon as this hold ends.
+    pub(crate) fn keep_no_longer(&mut self) {
+        self.keeps = false;
     }
 
     /// The holder has it, from now on.
@@ -287,7 +301,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     fn terms() -> Terms {
-        Terms { ttl: TTL, renew: true, max_hold: None, fence_above: Fence::NONE }
+        Terms { ttl: TTL, renew: true, max_hold: None, fence_above: Fence::NONE, keep_for: None }
     }
 
     fn start() -> Moment {

@@ -8,6 +8,7 @@ mod ask;
 mod backlog;
 mod backoff;
 mod home;
+mod keep;
 mod lanes;
 mod lease;
 mod local;
@@ -39,6 +40,7 @@ pub(crate) use self::{
 };
 use self::{
     backlog::Backlog,
+    keep::Kept,
     lanes::Lanes,
     lease::State,
     local::{Handed, LocalQueues, Seat, Turn},
@@ -91,8 +93,8 @@ enum Ending {
     Lost(LossReason),
     /// It was one of several nested holds.
     Nested,
-    /// The store has to be told.
-    Store(Option<Seat>),
+    /// The store has to be told, and may have to keep the lock from others.
+    Store(Option<Seat>, Option<Kept>),
 }
 
 impl Engine {
@@ -157,7 +159,7 @@ impl Engine {
             Ending::Done => Ok(None),
             Ending::Lost(reason) => Ok(Some(reason)),
             Ending::Nested => self.write_depth(lease).await,
-            Ending::Store(seat) => self.release_at_store(lease, seat).await,
+            Ending::Store(seat, kept) => self.release_at_store(lease, seat, kept).await,
         }
     }
 
@@ -175,9 +177,9 @@ impl Engine {
                 let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
                 self.spawn(async move { drop(engine.write_depth(&lease).await) });
             }
-            Ending::Store(seat) => {
+            Ending::Store(seat, kept) => {
                 let lapse = self.lapse_of(lease.terms.ttl);
-                self.reap(lease.claim.clone(), lapse, reaper::Certainty::Settled, seat);
+                self.reap(lease.claim.clone(), lapse, reaper::Certainty::Settled, kept, seat);
             }
         }
     }
@@ -224,7 +226,8 @@ impl Engine {
             drop(waiter.wake.send(Turn::Take(Handed::new(next, Arc::clone(self)))));
             return Ending::Done;
         }
-        Ending::Store(self.end_here(lease, state, now))
+        let kept = Kept::of(lease, &state);
+        Ending::Store(self.end_here(lease, state, now), kept)
     }
 
     /// Ends the last hold of a lease in this process, and leaves what the store has. Gives the place in the local queue.
@@ -282,16 +285,23 @@ impl Engine {
 
     fn may_hand_over(&self, lease: &Lease, state: &lease::State, now: Moment) -> bool {
         lease.spare_fences > 0
+            && lease.terms.keep_for.is_none()
             && state.seat.is_some()
             && state.is_sure()
             && state.deadline().since(now) >= lease::useful(lease.ttl)
     }
 
-    async fn release_at_store(self: &Arc<Self>, lease: &Lease, seat: Option<Seat>) -> Result<Option<LossReason>> {
+    async fn release_at_store(
+        self: &Arc<Self>,
+        lease: &Lease,
+        seat: Option<Seat>,
+        kept: Option<Kept>,
+    ) -> Result<Option<LossReason>> {
         let mut undo = self.undo(&lease.claim, lease.terms.ttl);
+        undo.keep(kept);
         undo.arm();
         let sent = self.now();
-        let answer = self.store.release(&lease.claim).await;
+        let answer = self.end_at_store(&lease.claim, kept).await;
         match answer {
             Ok(Release::Released { waiters }) => {
                 undo.disarm();
@@ -360,10 +370,10 @@ impl Engine {
 
     /// What has to be done once when a lease is found to be lost.
     fn after_loss(self: &Arc<Self>, lease: &Arc<Lease>, reason: LossReason) {
-        let (seat, taken) = {
+        let (seat, taken, kept) = {
             let mut state = lease.state();
             self.timers.remove(lease, &state);
-            (state.seat.take(), state.is_taken())
+            (state.seat.take(), state.is_taken(), Kept::of(lease, &state))
         };
         if let Some(seat) = &seat {
             self.queues.ended(seat);
@@ -380,7 +390,7 @@ impl Engine {
                 reaper::Certainty::Settled
             }
         };
-        self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty);
+        self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty, kept);
         // Not with the release, which may have to wait: whoever is next asks the store, and waits there.
         drop(seat);
     }

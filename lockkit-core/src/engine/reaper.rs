@@ -14,7 +14,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{Engine, backoff::Backoff, local::Seat};
+use super::{Engine, backoff::Backoff, keep::Kept, local::Seat};
 use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
 
 /// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
@@ -91,6 +91,8 @@ pub(super) struct Owed {
     /// When there is nothing left to release; `None` if time does not do that.
     lapse: Option<Moment>,
     certainty: Certainty,
+    /// Whether the lock is to be kept from others.
+    kept: Option<Kept>,
     backoff: Backoff,
     /// Tells whoever asked for the claim, by its end, that nothing of it is left.
     unsettled: Arc<Unsettled>,
@@ -103,7 +105,15 @@ pub(super) struct Unsettled;
 impl Owed {
     fn new(engine: &Arc<Engine>, claim: Claim, lapse: Option<Moment>, certainty: Certainty) -> Self {
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
-        Self { engine: Counted::new(engine), claim, lapse, certainty, backoff, unsettled: Arc::new(Unsettled) }
+        Self {
+            engine: Counted::new(engine),
+            claim,
+            lapse,
+            certainty,
+            kept: None,
+            backoff,
+            unsettled: Arc::new(Unsettled),
+        }
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine> {
@@ -114,7 +124,7 @@ impl Owed {
     pub(super) async fn settle(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
         let engine = &self.engine.0;
         let sent = engine.now();
-        match engine.store.release(&self.claim).await {
+        match engine.end_at_store(&self.claim, self.kept).await {
             Ok(Release::Released { waiters }) => {
                 engine.pass(seat.take(), &self.claim.key, waiters, sent);
                 return None;
@@ -151,6 +161,8 @@ pub(super) struct Undo<'a> {
     armed: Option<Certainty>,
     /// What earlier requests left to be undone: a place in a queue, or a lease that may yet be granted.
     before: Option<Certainty>,
+    /// Whether the lock is to be kept from others.
+    kept: Option<Kept>,
     unsettled: Arc<Unsettled>,
 }
 
@@ -165,6 +177,11 @@ impl Undo<'_> {
     pub(super) fn arm(&mut self) {
         self.before = self.armed;
         self.armed.get_or_insert(Certainty::Ordered);
+    }
+
+    /// What is undone is the end of a hold, after which the lock is to be kept from others.
+    pub(super) fn keep(&mut self, kept: Option<Kept>) {
+        self.kept = kept;
     }
 
     /// The request changed nothing: only what was to be undone before it still is.
@@ -188,6 +205,7 @@ impl Drop for Undo<'_> {
         if let Some(certainty) = self.armed {
             let lapse = self.engine.lapse_of(self.ttl);
             let mut owed = Owed::new(self.engine, self.claim.clone(), lapse, certainty);
+            owed.kept = self.kept;
             owed.unsettled = Arc::clone(&self.unsettled);
             self.engine.reap_owed(owed, None);
         }
@@ -199,7 +217,7 @@ impl Engine {
     /// The release of `claim` for the case that the caller's future is dropped; to be armed before a request is sent.
     pub(super) fn undo<'a>(self: &'a Arc<Self>, claim: &'a Claim, ttl: Duration) -> Undo<'a> {
         self.outstanding.begin();
-        Undo { engine: self, claim, ttl, armed: None, before: None, unsettled: Arc::new(Unsettled) }
+        Undo { engine: self, claim, ttl, armed: None, before: None, kept: None, unsettled: Arc::new(Unsettled) }
     }
 
     /// When a lease asked for up to now must have lapsed, if time alone ends leases on this store.
@@ -208,15 +226,16 @@ impl Engine {
         by_time.then(|| self.now() + ttl + drift(ttl))
     }
 
-    /// Releases `claim` in the background. The seat is given up after the first try, whatever its outcome.
+    /// Ends the lease of `claim` in the background. The seat is given up after the first try, whatever its outcome.
     pub(super) fn reap(
         self: &Arc<Self>,
         claim: Claim,
         lapse: Option<Moment>,
         certainty: Certainty,
+        kept: Option<Kept>,
         seat: Option<Seat>,
     ) {
-        self.reap_owed(Owed::new(self, claim, lapse, certainty), seat);
+        self.reap_owed(Owed { kept, ..Owed::new(self, claim, lapse, certainty) }, seat);
     }
 
     fn reap_owed(self: &Arc<Self>, mut owed: Owed, mut seat: Option<Seat>) {
@@ -229,10 +248,16 @@ impl Engine {
         });
     }
 
-    /// Releases `claim` in the background when it is its turn. For leases that are lost, of which there may be thousands at
+    /// Ends the lease of `claim` in the background when it is its turn. For leases that are lost, of which there may be thousands at
     /// once: their releases must not be in the way of the renewals that save the others.
-    pub(super) fn reap_in_turn(self: &Arc<Self>, claim: Claim, lapse: Option<Moment>, certainty: Certainty) {
-        self.backlog.add(self.now(), Owed::new(self, claim, lapse, certainty));
+    pub(super) fn reap_in_turn(
+        self: &Arc<Self>,
+        claim: Claim,
+        lapse: Option<Moment>,
+        certainty: Certainty,
+        kept: Option<Kept>,
+    ) {
+        self.backlog.add(self.now(), Owed { kept, ..Owed::new(self, claim, lapse, certainty) });
     }
 
     /// Refuses to leave more behind on a store where leases end with a session: only an answer ends a release there.

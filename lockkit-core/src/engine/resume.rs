@@ -16,6 +16,7 @@ impl Engine {
         let info = self.store.info();
         let about = |error: Error| error.at("resume", Some(&claim.key), &info.name);
         info.admit_terms(claim.mode, Order::Any, terms.ttl, terms.fence_above).map_err(about)?;
+        terms.keep_for.map_or(Ok(()), |keep_for| info.admit_keep_for(claim.mode, keep_for)).map_err(about)?;
         let unsupported = |message: &str| Err(about(Error::new(ErrorKind::Unsupported, message)));
         if !info.capability.resume {
             return unsupported("a lease that may end with its session can't be taken up by another one");

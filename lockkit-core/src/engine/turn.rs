@@ -82,7 +82,7 @@ impl Engine {
     /// Goes past a head that is not polled: the seat, or else when to look again.
     fn overtake(self: &Arc<Self>, place: &Place) -> Result<Seat, Moment> {
         let now = self.now();
-        let release = |claim, ttl| self.reap(claim, self.lapse_of(ttl), Certainty::Doubtful, None);
+        let release = |claim, ttl| self.reap(claim, self.lapse_of(ttl), Certainty::Doubtful, None, None);
         place.overtake(now, release).map_err(|not_yet| match not_yet {
             NotYet::Before(later) => later,
             NotYet::Wake(waker) => {

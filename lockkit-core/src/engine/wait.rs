@@ -117,6 +117,7 @@ impl Engine {
             Err(Error::new(ErrorKind::InvalidInput, format!("names have at most {most} bytes on this store")))
         } else {
             info.admit_terms(ask.mode, ask.order, ask.terms.ttl, ask.terms.fence_above)
+                .and_then(|()| ask.terms.keep_for.map_or(Ok(()), |keep_for| info.admit_keep_for(ask.mode, keep_for)))
         };
         refused.map_err(|e| e.at("acquire", Some(&ask.key), &info.name))
     }

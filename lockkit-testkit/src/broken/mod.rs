@@ -167,6 +167,9 @@ bugs! {
     ReplacesNobody "A grant in the place of a lease takes a lock that nobody has." =>
         "ownership::the_place_of_a_lease_is_taken_once" says "nobody's place was taken",
         "lifecycle::a_lease_is_taken_up_by_its_token" says "taken up after its release";
+    WindowOfALease "A lock that is kept when its holder is done is kept for no longer than the longest lease." =>
+        "window::a_window_may_be_longer_than_any_lease" says "are left of",
+        "window::what_is_late_does_not_cut_a_window_short" says "are left of";
     RecordsReadThenWritten "A record is read and, if it is what was seen, written in a second step." =>
         "records::each_change_builds_on_the_one_before" says "builds on";
     RecordsRemembered "A record that was read is not asked for again." =>

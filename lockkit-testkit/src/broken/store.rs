@@ -128,6 +128,8 @@ impl SimpleStore {
             Some(Bug::NoExpiry | Bug::SetThenExpire) => None,
             // BUG: rounded down. A store that takes no 0 makes it 1.
             Some(Bug::WholeSeconds) => Some(Duration::from_secs(ttl.as_secs().max(1))),
+            // BUG: whoever asks.
+            Some(Bug::WindowOfALease) => Some(ttl.min(Duration::from_secs(300))),
             _ => Some(ttl),
         }
     }

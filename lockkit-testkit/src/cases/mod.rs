@@ -24,6 +24,7 @@ mod reentrancy;
 mod resource;
 mod scene;
 mod waiting;
+mod window;
 
 use std::{
     fmt,
@@ -143,7 +144,7 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 17] = [
+    let groups: [&'static [Case]; 18] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
@@ -160,6 +161,7 @@ pub fn all() -> Vec<&'static Case> {
         behind::CASES,
         input::CASES,
         records::CASES,
+        window::CASES,
         faults::CASES,
     ];
     groups.into_iter().flatten().collect()

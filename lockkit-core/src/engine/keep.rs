@@ -1,0 +1,62 @@
+//! Locks that are kept from others for a while after their holder is done: [`Lock::keep_for`](crate::Lock::keep_for).
+//!
+//! The lease is not renewed to last for longer, for a renewal that comes late would cut it short again: a lease that nobody holds takes
+//! its place in one step. Whatever is still on its way for the former one finds the lock another's.
+
+use std::time::Duration;
+
+use super::{Engine, Lease, lease::State};
+use crate::{
+    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LossReason, Moment, Order, Release, Result, Token,
+};
+
+/// No lock is kept for less: a request with a shorter ttl has hardly time to arrive.
+const SHORTEST: Duration = Duration::from_secs(1);
+
+/// Until when a lock is to be kept from others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    /// That of the lease that keeps it. It is asked for again and again until the store answers.
+    token: Token,
+    until: Moment,
+}
+
+impl Kept {
+    /// What is to become of a lease; `None` if it is to be released.
+    pub(super) fn of(lease: &Lease, state: &State) -> Option<Self> {
+        let until = state.kept_until(&lease.terms, lease.since)?;
+        // Random numbers fail on no system that has given the first one.
+        Some(Self { token: Token::random().ok()?, until })
+    }
+}
+
+impl Engine {
+    /// Ends a lease at the store: releases it, or has the lock kept from others.
+    pub(super) async fn end_at_store(&self, claim: &Claim, kept: Option<Kept>) -> Result<Release> {
+        let left = |kept: Kept| (kept, kept.until.since(self.now()));
+        match kept.map(left).filter(|(_, left)| !left.is_zero()) {
+            Some((kept, left)) => self.keep_from_others(claim, kept.token, left).await,
+            None => self.store.release(claim).await,
+        }
+    }
+
+    async fn keep_from_others(&self, claim: &Claim, token: Token, left: Duration) -> Result<Release> {
+        let least =
+            self.store.info().capability.liveness.ttl.as_ref().map_or(SHORTEST, |ttl| SHORTEST.max(*ttl.start()));
+        let request = AcquireRequest {
+            claim: Claim { token, ..claim.clone() },
+            ttl: left.max(least),
+            wait: Duration::ZERO,
+            order: Order::Any,
+            fence: FenceRequest::default(),
+            holder: HolderInfo::new(&format!("{} (done)", self.settings.holder)),
+            from: Some(claim.token),
+        };
+        Ok(match self.store.acquire(&request).await? {
+            Attempt::Granted(_) => Release::Released { waiters: Some(0) },
+            Attempt::Contended(contention) => {
+                Release::NotHeld(if contention.holder.is_some() { LossReason::Taken } else { LossReason::Gone })
+            }
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! Locks that are kept when their holder is done, on a store that fails. What holds on every store is in the compliance suite.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Error, ErrorKind, Guard, Lock, LockStore, Locker, MemoryStore, Outcome, Result, Token,
+};
+use lockkit_testkit::{Alter, Altered};
+use tokio::time::sleep;
+
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// How long anything awaited may take. Not how long it does take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A store that does not answer a few of those that ask for a lock in the place of another.
+#[derive(Clone, Debug)]
+struct Failing {
+    inner: MemoryStore,
+    failures: Arc<AtomicUsize>,
+    /// Whether what it does not answer takes place.
+    takes_place: bool,
+}
+
+#[async_trait]
+impl Alter for Failing {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let fails = |left: usize| left.checked_sub(1);
+        let is_meant = request.from.is_some();
+        if is_meant && self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
+            if self.takes_place {
+                self.inner.acquire(request).await?;
+            }
+            tokio::task::yield_now().await;
+            return Err(Error::new(ErrorKind::Unavailable, "no answer").unknown_effect());
+        }
+        self.inner.acquire(request).await
+    }
+}
+
+fn failing(failures: usize, takes_place: bool) -> Locker {
+    let failures = Arc::new(AtomicUsize::new(failures));
+    Locker::new(Altered(Failing { inner: MemoryStore::new(), failures, takes_place }))
+}
+
+async fn take(lock: &Lock) -> Result<Guard> {
+    Ok(lock.try_acquire().await?.expect("it is free"))
+}
+
+/// Waits until another lease than this one, and one that lasts, has the lock.
+async fn kept_by_another(locker: &Locker, token: Token) -> Result<()> {
+    let kept = async {
+        loop {
+            let holders = locker.lock("x").inspect().await?.holders;
+            let [holder] = &holders[..] else { panic!("one has the lock: {holders:?}") };
+            if holder.token != Some(token) {
+                assert!(holder.remaining.is_some_and(|left| left > YEAR / 2), "{holder:?}");
+                return Ok(());
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, kept).await.expect("it is kept in time")
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_is_asked_again() -> Result<()> {
+    for takes_place in [false, true] {
+        let locker = failing(3, takes_place);
+        let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
+        let token = guard.token();
+        assert_eq!(guard.release().await.expect_err("no answer").kind(), ErrorKind::Unavailable);
+        kept_by_another(&locker, token).await?;
+        // What is asked again changes nothing any more.
+        locker.shutdown(PATIENCE).await?;
+        kept_by_another(&locker, token).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_that_is_dropped_keeps_the_lock() -> Result<()> {
+    let locker = failing(1, false);
+    let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
+    let token = guard.token();
+    {
+        let mut release = pin!(guard.release());
+        let polled = poll_fn(|context| Poll::Ready(release.as_mut().poll(context).is_pending())).await;
+        assert!(polled, "it waits for the store");
+    }
+    kept_by_another(&locker, token).await
+}
+
+#[tokio::test]
+async fn a_lock_that_is_lost_is_kept() -> Result<()> {
+    let locker = failing(0, false);
+    let guard = take(&locker.lock("x").keep_for(YEAR).max_hold(Duration::from_millis(20))).await?;
+    let token = guard.token();
+    guard.lost().await;
+    kept_by_another(&locker, token).await?;
+    assert!(matches!(guard.release().await?, Outcome::NotHeld(_)));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_next_task_of_the_process_gets_no_lock_that_is_kept() -> Result<()> {
+    let locker = failing(0, false);
+    let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
+    let (token, lock) = (guard.token(), locker.lock("x"));
+    let mut next = pin!(lock.acquire());
+    let waits = poll_fn(|context| Poll::Ready(next.as_mut().poll(context).is_pending())).await;
+    assert!(waits);
+    assert_eq!(guard.release().await?, Outcome::Released);
+    kept_by_another(&locker, token).await
+}
+
+#[tokio::test]
+async fn a_nested_hold_asks_for_no_other_window() -> Result<()> {
+    let owner = failing(0, false).owner();
+    let outer = take(&owner.lock("x").keep_for(YEAR)).await?;
+    let other = owner.lock("x").keep_for(YEAR / 2).try_acquire().await.expect_err("it can't be changed");
+    assert_eq!(other.kind(), ErrorKind::InvalidInput);
+    // What is not asked for is taken as it is.
+    let inner = take(&owner.lock("x")).await?;
+    assert_eq!(inner.release().await?, Outcome::Released);
+    assert_eq!(outer.release_early().await?, Outcome::Released);
+    assert!(owner.lock("x").inspect().await?.holders.is_empty());
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Locks that are kept for a window of time, whoever is done before that.
+
+use std::time::{Duration, Instant};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, ErrorKind, Guard, Lock, Locker, MultiLock, Outcome, Release, Renewed, StoreInfo, Token,
+};
+
+use super::{CaseResult, Ctx, LONG, UNTOLD, assert_taken, cases, fencing_claimed, grant, renew, request};
+use crate::BoxError;
+
+cases! { "window":
+    a_lock_is_kept_for_its_window [RESUME] "A lock with keep_for is nobody's from the grant until the window is over, however short the work was; then another gets it."
+    what_is_left_of_the_lease_does_not_count [RESUME] "A window that is shorter than the ttl ends when it is over, and not with the lease."
+    dropping_a_guard_keeps_the_lock [RESUME] "A guard that is dropped keeps the lock as one that is released."
+    a_window_may_be_longer_than_any_lease [RESUME] "A window may be longer than the longest ttl. The one who keeps it is shown with what is left, and can be made to give way."
+    what_is_late_does_not_cut_a_window_short [RESUME] "A late renewal or release of the holder that is done changes nothing (R5, R7)."
+    other_tasks_of_the_process_wait_as_well [RESUME] "A lock that is kept is not handed over to the next task of the process."
+    work_that_is_longer_than_the_window_is_released [RESUME] "A lock that was held for longer than its window is free when it is released."
+    a_holder_may_give_the_window_up [RESUME] "release_early() lets others in at once."
+    what_can_not_be_kept_is_refused [NOTHING] "keep_for is refused where leases end with their client, for years, and for one lock of several (R12)."
+}
+
+/// Longer than the shortest that is kept, and than what servers are late by.
+const WINDOW: Duration = Duration::from_millis(2500);
+/// For as long as the case may take.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// A lock that is not lost while the case runs.
+fn kept(locker: &Locker, name: &str, window: Duration) -> Lock {
+    locker.lock(name).ttl(LONG).keep_for(window)
+}
+
+async fn take(lock: &Lock) -> Result<Guard, BoxError> {
+    Ok(lock.try_acquire().await?.ok_or("it should be free")?)
+}
+
+/// Waits for the lock, and tells how long that took.
+async fn awaited(locker: &Locker, name: &str, since: Instant) -> Result<(Guard, Duration), BoxError> {
+    let next = locker.lock(name).ttl(LONG).acquire_within(LONG * 2).await?.ok_or("the window does not end")?;
+    Ok((next, since.elapsed()))
+}
+
+async fn a_lock_is_kept_for_its_window(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let before = Instant::now();
+    let guard = take(&kept(&mine, &name, WINDOW)).await?;
+    let fence = guard.fence();
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert_taken(&other, &name).await?;
+    assert_taken(&mine, &name).await?;
+    let (next, gap) = awaited(&other, &name, before).await?;
+    assert!(gap >= WINDOW, "granted again {gap:?} after a grant that was to be kept for {WINDOW:?}");
+    assert!(next.fence() > fence || !fencing_claimed(&other), "the fence {} after {fence}", next.fence());
+    Ok(())
+}
+
+async fn what_is_left_of_the_lease_does_not_count(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    assert_eq!(take(&kept(&mine, &name, WINDOW)).await?.release().await?, Outcome::Released);
+    let released = Instant::now();
+    let (_next, late) = awaited(&other, &name, released).await?;
+    assert!(
+        late < WINDOW + UNTOLD + Duration::from_secs(5),
+        "granted {late:?} after the release, with a ttl of {LONG:?}"
+    );
+    Ok(())
+}
+
+async fn dropping_a_guard_keeps_the_lock(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&kept(&mine, &name, YEAR)).await?;
+    let token = guard.token();
+    drop(guard);
+    mine.shutdown(LONG).await?;
+    let keeper = keeper(&other, &name).await?;
+    assert_ne!(keeper, token, "the lease was left to lapse");
+    make_way(&other, &name, keeper).await
+}
+
+/// Ends a window.
+async fn make_way(locker: &Locker, name: &str, keeper: Token) -> CaseResult {
+    let answer = locker.break_lock(name, keeper).await?;
+    assert!(matches!(answer, Release::Released { .. }), "{answer:?}");
+    Ok(())
+}
+
+/// The token of the lease that keeps a lock.
+async fn keeper(locker: &Locker, name: &str) -> Result<Token, BoxError> {
+    let state = locker.lock(name).inspect().await?;
+    let [keeper] = &state.holders[..] else { return Err(format!("one keeps the lock: {:?}", state.holders).into()) };
+    Ok(keeper.token.ok_or("it is a lockkit client")?)
+}
+
+async fn a_window_may_be_longer_than_any_lease(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    assert_eq!(take(&kept(&mine, &name, YEAR)).await?.release().await?, Outcome::Released);
+    assert_taken(&other, &name).await?;
+    let state = other.lock(&name).inspect().await?;
+    let [keeper] = &state.holders[..] else { return Err(format!("one keeps the lock: {:?}", state.holders).into()) };
+    let left = keeper.remaining.ok_or("a window ends by time")?;
+    assert!(left <= YEAR && left > YEAR - Duration::from_secs(3600), "{left:?} are left of {YEAR:?}");
+    assert!(keeper.info.as_str().ends_with(" (done)"), "{:?}", keeper.info);
+    make_way(&other, &name, keeper.token.ok_or("it is a lockkit client")?).await?;
+    drop(take(&other.lock(&name)).await?);
+    Ok(())
+}
+
+async fn what_is_late_does_not_cut_a_window_short(ctx: Ctx) -> CaseResult {
+    let (store, other, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
+    let first = request(&key, LONG)?;
+    grant(&store, &first).await?;
+    let keeps = AcquireRequest { from: Some(first.claim.token), ttl: YEAR, ..request(&key, LONG)? };
+    grant(&store, &keeps).await?;
+    // The same again: its answer was lost.
+    grant(&store, &keeps).await?;
+    assert!(matches!(renew(&store, &first.claim, LONG, 1).await?, Renewed::Lost(_)), "it was renewed");
+    assert!(matches!(store.release(&first.claim).await?, Release::NotHeld(_)), "it was released");
+    let again = AcquireRequest { ttl: LONG, ..request(&key, LONG)? };
+    assert!(matches!(store.acquire(&again).await?, Attempt::Contended(_)), "granted twice");
+    let state = other.lock(key.as_str()).inspect().await?;
+    let left = state.holders.first().and_then(|keeper| keeper.remaining).unwrap_or_default();
+    assert!(left > YEAR / 2, "{left:?} are left of {YEAR:?}");
+    store.release(&keeps.claim).await?;
+    Ok(())
+}
+
+async fn other_tasks_of_the_process_wait_as_well(ctx: Ctx) -> CaseResult {
+    let (mine, name) = (ctx.locker().await?, ctx.name());
+    let before = Instant::now();
+    let guard = take(&kept(&mine, &name, WINDOW)).await?;
+    let lock = mine.lock(&name).ttl(LONG);
+    let next = tokio::spawn(async move { lock.acquire().await.map(|guard| (guard, Instant::now())) });
+    tokio::task::yield_now().await;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    let gap = next.await??.1.duration_since(before);
+    assert!(gap >= WINDOW, "handed over {gap:?} after a grant that was to be kept for {WINDOW:?}");
+    Ok(())
+}
+
+async fn work_that_is_longer_than_the_window_is_released(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&kept(&mine, &name, Duration::from_nanos(1))).await?;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    drop(take(&other.lock(&name)).await?);
+    Ok(())
+}
+
+async fn a_holder_may_give_the_window_up(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&kept(&mine, &name, YEAR)).await?;
+    assert_eq!(guard.release_early().await?, Outcome::Released);
+    drop(take(&other.lock(&name)).await?);
+    Ok(())
+}
+
+async fn what_can_not_be_kept_is_refused(ctx: Ctx) -> CaseResult {
+    let (locker, name) = (ctx.locker().await?, ctx.name());
+    let capability = locker.info().capability.clone();
+    let refused = |answer: lockkit_core::Result<Option<Guard>>| answer.err().map(|error| error.kind());
+    let plain = refused(locker.lock(&name).keep_for(WINDOW).try_acquire().await);
+    if !capability.resume {
+        assert_eq!(plain, Some(ErrorKind::Unsupported), "what ends with its client can't be kept");
+        return Ok(());
+    }
+    assert_eq!(plain, None);
+    if capability.shared {
+        let reader = locker.rw_lock(&name).read().keep_for(WINDOW).try_acquire().await;
+        assert_eq!(refused(reader), Some(ErrorKind::Unsupported));
+    }
+    let too_long = StoreInfo::LONGEST_KEPT + Duration::from_secs(1);
+    let years = locker.lock(ctx.name()).keep_for(too_long).try_acquire().await;
+    assert_eq!(refused(years), Some(ErrorKind::InvalidInput));
+    let several = MultiLock::new([locker.lock(ctx.name()), locker.lock(ctx.name()).keep_for(WINDOW)]);
+    let several = several.try_acquire().await.err().map(|error| error.kind());
+    assert_eq!(several, Some(ErrorKind::InvalidInput));
+    Ok(())
+}
