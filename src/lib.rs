@@ -21,8 +21,8 @@ pub use crate::diagnose::diagnose;
 
 // Locks.
 pub use lockkit_core::{
-    Effect, Error, ErrorKind, Fence, Guard, HandOver, Lock, Locker, LockerBuilder, LossReason, LossSignal, Mode,
-    MultiGuard, MultiLock, Outcome, OwnThread, Owner, Result, RwLock, Status,
+    Effect, Election, Error, ErrorKind, Fence, Guard, HandOver, Leader, Leaders, Lock, Locker, LockerBuilder,
+    LossReason, LossSignal, Mode, MultiGuard, MultiLock, Outcome, OwnThread, Owner, Result, RwLock, Status, Term,
 };
 
 // Moving a service from one store to another.

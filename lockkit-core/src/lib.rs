@@ -15,6 +15,7 @@
 mod alarm;
 mod capability;
 mod clock;
+mod election;
 mod engine;
 mod error;
 pub mod fenced;
@@ -40,6 +41,7 @@ pub use {
     alarm::Alarm,
     capability::{Capability, Fencing, Liveness, Waiting},
     clock::{Clock, Moment, ShiftedClock, SystemClock},
+    election::{Election, Leader, Leaders, Term},
     engine::HandOver,
     error::{Effect, Error, ErrorKind, Result},
     finding::{ClockOffset, Finding, Severity, said_once},

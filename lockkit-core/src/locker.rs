@@ -5,8 +5,8 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tokio::runtime::Handle;
 
 use crate::{
-    Claim, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, LossReason, Mode, MultiLock, Observer,
-    OwnThread, Owner, Query, Release, Result, StoreInfo, Token,
+    Claim, Election, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, LossReason, Mode, MultiLock,
+    Observer, OwnThread, Owner, Query, Release, Result, StoreInfo, Token,
     engine::{Engine, Home, Settings},
 };
 
@@ -135,6 +135,13 @@ impl Locker {
     /// The exclusive locks of these names, all or none. For other settings, and locks of several lockers, see [`MultiLock::new`].
     pub fn multi<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> MultiLock {
         MultiLock::new(names.into_iter().map(|name| self.lock(name)))
+    }
+
+    /// The election of this name, in which this locker is a candidate under its [holder](LockerBuilder::holder)'s name. No I/O; a bad
+    /// name is reported by the first campaign. It excludes the [`lock`](Self::lock) of the same name.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        let lock = self.lock(name);
+        Election::new(if self.info().capability.fifo { lock.fifo() } else { lock })
     }
 
     /// A new identity for reentrant locks.

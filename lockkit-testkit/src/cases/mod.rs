@@ -9,6 +9,7 @@ mod behind;
 mod cancellation;
 mod contention;
 mod counted;
+mod election;
 mod expiry;
 mod fairness;
 mod faults;
@@ -144,7 +145,7 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 18] = [
+    let groups: [&'static [Case]; 19] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
@@ -162,6 +163,7 @@ pub fn all() -> Vec<&'static Case> {
         input::CASES,
         records::CASES,
         window::CASES,
+        election::CASES,
         faults::CASES,
     ];
     groups.into_iter().flatten().collect()
