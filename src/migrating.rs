@@ -86,6 +86,7 @@ impl Late {
                 permits: false,
                 fifo: false,
                 resume: false,
+                keeps: false,
                 waiting: Waiting::Poll,
                 // Its leases may be of either kind: nothing may count on time to end them.
                 liveness: Liveness { ttl: None, session: Some(Duration::from_secs(20)) },

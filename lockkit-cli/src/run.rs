@@ -41,7 +41,7 @@ use self::{
 };
 use crate::{
     duration,
-    exit::{Exit, Failure, LOST, NOT_EXECUTABLE, NOT_FOUND, USAGE, say},
+    exit::{Exit, Failure, LOST, USAGE, say},
     signals::Signals,
     store::{self, StoreArgs, block_on},
     who,
@@ -86,9 +86,9 @@ pub(crate) struct Args {
     /// Give up at once, with exit status 75, when the lock is not free
     #[arg(long)]
     no_wait: bool,
-    /// Run CMD at most once in this time among all that use the lock: it is kept for so long from when it was taken, also if CMD ends
-    /// sooner, and whatever its exit status is, but for 126 and 127. Unless --wait is given, a run that comes later gives up at once, with exit
-    /// status 75
+    /// Run CMD once in this time among all that use the lock: it is kept for so long from when it was taken, also if CMD ends sooner,
+    /// and whatever its exit status is. Unless --wait is given, a run that comes later gives up at once, with exit status 75. The
+    /// time has to be shorter than that from one start to the next: 23h for what is started once a day
     #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with_all = ["read", "permit"])]
     once_per: Option<Duration>,
     /// The holder's name, as shown to others; by default CMD@host:pid
@@ -124,6 +124,9 @@ pub(crate) fn run(args: Args) -> Exit {
         return Err(Failure::new(USAGE, "CMD is the URL of a store; that is given with --store, or in LOCKKIT_STORE"));
     }
     // All on this one thread: the parent-death signal of CMD comes when the thread that started it ends.
+    if args.once_per.is_some() {
+        exec::find(&args.command)?;
+    }
     let ended = block_on(async {
         let mut signals =
             Signals::listen(&signals::FORWARDED).map_err(|error| Failure::system("listen for signals", &error))?;
@@ -148,7 +151,7 @@ pub(crate) fn run(args: Args) -> Exit {
             }
         };
         let result = match obtained {
-            Ok(hold) => run_under(&args, hold, &enclosing, &mut signals).await,
+            Ok(hold) => run_under(&args, hold, &locker, &enclosing, &mut signals).await,
             Err(failure) => Err(failure),
         };
         if result.is_err() {
@@ -175,6 +178,8 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: Ren
     let lock: Lock = args.kind.lock(locker, &args.key).ttl(args.ttl).keep_for(args.once_per.unwrap_or_default());
     let liveness = &locker.info().capability.liveness;
     let guard = acquire::acquire(&lock, &args.key, args.wait(), liveness).await?;
+    // Not before CMD runs: what goes wrong until then must not cost the others their window.
+    guard.keep_for(Duration::ZERO)?;
     // A grant that came slowly has little left, and CMD would be stopped as soon as it started.
     if guard.remaining() < args.ttl / 2 {
         guard.renew().await?;
@@ -188,7 +193,13 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: Ren
 }
 
 /// Runs CMD under the lease and ends the lease.
-async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut Signals) -> Result<Ended, Failure> {
+async fn run_under(
+    args: &Args,
+    hold: Hold,
+    locker: &Locker,
+    enclosing: &Enclosing,
+    signals: &mut Signals,
+) -> Result<Ended, Failure> {
     let run = nest::run_id()?;
     let mut lender = None;
     let mut inside = enclosing.clone();
@@ -212,10 +223,13 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
         Ok(work) => work,
         Err(error) => {
             watchdog.dismiss().await;
-            hold.release_early().await;
+            drop(hold);
             return Err(Failure::system("start CMD", &error));
         }
     };
+    if let (Hold::Own(own), Some(window)) = (&hold, args.once_per) {
+        own.keep_for(window)?;
+    }
     watchdog.guard(work.targets());
     let end = supervise::supervise(&hold, &plan, &mut work, &mut watchdog, lender, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.
@@ -236,17 +250,12 @@ async fn run_under(args: &Args, hold: Hold, enclosing: &Enclosing, signals: &mut
             LOST,
             format!("stopped CMD before its lease of {:?} could lapse: lockkit itself stood still", args.key),
         )),
-        // It could not be started here; another host may have it.
-        End::Over if args.once_per.is_some() && matches!(ended.code, NOT_EXECUTABLE | NOT_FOUND) => {
-            hold.release_early().await;
-            Ok(ended)
-        }
-        End::Over => released(args, hold).await.map(|()| ended),
+        End::Over => released(args, hold, locker).await.map(|()| ended),
     }
 }
 
 /// Ends the lease after CMD has ended by itself.
-async fn released(args: &Args, hold: Hold) -> Result<(), Failure> {
+async fn released(args: &Args, hold: Hold, locker: &Locker) -> Result<(), Failure> {
     let left = hold.remaining();
     match hold.release().await {
         Ok(None) => Ok(()),
@@ -257,6 +266,15 @@ async fn released(args: &Args, hold: Hold) -> Result<(), Failure> {
                 args.key
             ),
         )),
+        Err(error) if args.once_per.is_some() => {
+            let within = duration::spoken(left);
+            say(&format!(
+                "{:?}: unless the store answers within {within}, CMD may run again in this window: {error}",
+                args.key
+            ));
+            drop(locker.shutdown(left).await);
+            Ok(())
+        }
         Err(error) => {
             // The lease was held until CMD's end. That it lasts longer than need be is no harm to CMD's work.
             say(&format!("{:?} stays locked for up to {}: {error}", args.key, duration::spoken(left)));

@@ -188,7 +188,8 @@ impl Guard {
     /// it is the store's.
     ///
     /// # Errors
-    /// When the store could not be asked. The lease then ends by the background release or by its ttl.
+    /// When the store could not be asked. The lease then ends by the background release or by its ttl; a lock that was to be
+    /// [kept](crate::Lock::keep_for) may not be, if it is the ttl.
     ///
     /// # Cancellation
     /// The release goes on in the background.
@@ -198,8 +199,23 @@ impl Guard {
         Ok(outcome.map_or(Outcome::Released, Outcome::NotHeld))
     }
 
-    /// The same, and others may have the lock at once, although it was to be [kept](crate::Lock::keep_for) from them: the work failed, or
-    /// was not begun, and another may try it in the same window of time.
+    /// Keeps the lock from all others for at least this long after it was granted, as [`Lock::keep_for`](crate::Lock::keep_for) does from the
+    /// beginning; not at all if that is no time. It goes for all guards of an [owner](crate::Owner).
+    ///
+    /// # Errors
+    /// As for [`Lock::keep_for`](crate::Lock::keep_for).
+    pub fn keep_for(&self, at_least: Duration) -> Result<()> {
+        let info = self.engine.store.info();
+        if !at_least.is_zero() {
+            let refused = info.admit_keep_for(self.lease.claim.mode, at_least);
+            refused.map_err(|error| error.at("keep", Some(self.key()), &info.name))?;
+        }
+        self.lease.state().keep_for(at_least);
+        Ok(())
+    }
+
+    /// Ends the hold as [`release`](Self::release) does, and others may have the lock at once, although it was to be
+    /// [kept](crate::Lock::keep_for) from them: the work failed, and another may try it in the same window of time.
     ///
     /// # Errors
     /// As [`release`](Self::release).
@@ -207,7 +223,7 @@ impl Guard {
     /// # Cancellation
     /// As [`release`](Self::release).
     pub async fn release_early(self) -> Result<Outcome> {
-        self.lease.state().keep_no_longer();
+        self.lease.state().keep_for(Duration::ZERO);
         self.release().await
     }
 

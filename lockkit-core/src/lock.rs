@@ -54,10 +54,13 @@ impl Lock {
     /// is due once in a window of time, of which each of many hosts starts one at about the same moment.
     ///
     /// What the holder leaves is a lease that nobody has, on the store's clock: the clocks of hosts do not matter, but for how
-    /// long this one measures its work. It ends at the latest a second after the window, or with the lease if that takes longer. A holder that
-    /// crashes, or can't tell the store that it is done, keeps the lock for its ttl, and another may do the job in the same
-    /// window: for a job that must not, set the ttl to as much as the store takes, and no renewal. Releasing, dropping and losing the
-    /// guard keep the lock alike; [`Guard::detach`] and [`Locker::break_lock`](crate::Locker::break_lock) do not.
+    /// long this one measures its work. A window has to be shorter than the time from one start of the job to the next, by more than
+    /// that varies, for it may end a second late: 23 hours for what is started once a day.
+    ///
+    /// The lock is kept when the guard is [released](Guard::release), whatever came of the work. A dropped guard has it done in the background:
+    /// a process that ends then leaves the lease alone, which lapses after the ttl. So does one that crashes or can't reach the store, and a
+    /// store that loses the lease keeps nothing: another may do the job in the same window then. [`Guard::keep_for`] changes the
+    /// window of a hold, [`Guard::release_early`] gives it up.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
@@ -74,8 +77,8 @@ impl Lock {
     /// ```
     ///
     /// # Errors
-    /// When the lock is acquired: `Unsupported` where leases may end with the session of their client
-    /// ([`Capability::resume`](crate::Capability)), and for readers and permits; `InvalidInput` above
+    /// When the lock is acquired: `Unsupported` where the store can't do it ([`Capability::keeps`](crate::Capability): a quorum, and where
+    /// leases end with the session of their client), and for readers and permits; `InvalidInput` above
     /// [400 days](crate::StoreInfo::LONGEST_KEPT), and for a lock that is one [of several](crate::MultiLock).
     pub fn keep_for(mut self, at_least: Duration) -> Self {
         self.terms.keep_for = Some(at_least).filter(|at_least| !at_least.is_zero());

@@ -62,6 +62,7 @@ impl MemoryStore {
             permits: true,
             fifo: true,
             resume: true,
+            keeps: true,
             waiting: Waiting::Notify,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,
@@ -103,6 +104,7 @@ impl MemoryStore {
             permits: own.permits && other.permits,
             fifo: own.fifo && other.fifo,
             resume: own.resume && other.resume,
+            keeps: own.keeps && other.keeps,
             waiting: own.waiting,
             liveness: Liveness {
                 ttl: other.liveness.ttl.clone().or_else(|| own.liveness.ttl.clone()),

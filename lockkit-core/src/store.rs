@@ -154,8 +154,10 @@ impl StoreInfo {
             let message = "a grant in the place of another has a token of its own, and does not wait";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        let longest = match (&self.capability.liveness.ttl, request.from) {
-            (Some(range), Some(_)) if request.ttl <= Self::LONGEST_KEPT => *range.end(),
+        let longest = match &self.capability.liveness.ttl {
+            Some(range) if self.capability.keeps && request.from.is_some() && request.ttl <= Self::LONGEST_KEPT => {
+                *range.end()
+            }
             _ => request.ttl,
         };
         self.admit_terms(request.claim.mode, request.order, request.ttl.min(longest), Fence::NONE)
@@ -190,7 +192,7 @@ impl StoreInfo {
     }
 
     pub(crate) fn admit_keep_for(&self, mode: Mode, keep_for: Duration) -> Result<()> {
-        if mode != Mode::Exclusive || !self.capability.resume {
+        if mode != Mode::Exclusive || !self.capability.keeps {
             return Err(self.lacks("locks that are kept when their holder is done"));
         }
         if keep_for > Self::LONGEST_KEPT {
@@ -244,8 +246,9 @@ pub struct AcquireRequest {
     pub holder: HolderInfo,
     /// Take the place of the exclusive lease with this token: the grant is made only if that lease has the lock (or the claim
     /// has it, rule R1). The lease ends in the same step, so that nobody gets in between, and its token is burnt. If anybody else
-    /// has the lock, or nobody, the answer is `Contended`. It is a try: `wait` is zero. The ttl may be longer than the store's
-    /// longest, up to [`StoreInfo::LONGEST_KEPT`], for a lease that nobody holds ([`Lock::keep_for`](crate::Lock::keep_for)).
+    /// has the lock, or nobody, the answer is `Contended`. It is a try: `wait` is zero. Where a store
+    /// [keeps](crate::Capability::keeps) locks, the ttl may be longer than its longest, for a lease that nobody holds; after an unknown
+    /// effect such a request is made again with the same token.
     pub from: Option<Token>,
 }
 

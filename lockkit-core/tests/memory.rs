@@ -167,6 +167,7 @@ async fn a_store_like_another_does_no_more() -> Result<()> {
         permits: false,
         fifo: false,
         resume: false,
+        keeps: false,
         liveness: Liveness { ttl: Some(Duration::from_secs(1)..=Duration::from_secs(60)), session: None },
         fencing: Fencing::None,
         max_key_bytes: 64,

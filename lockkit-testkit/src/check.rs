@@ -109,7 +109,7 @@ impl Subject {
     /// Why a case does not apply; `None` if it does.
     #[must_use]
     pub fn lacks(&self, case: &Case) -> Option<String> {
-        let Needs { ttl, shared, permits, fifo, fences, hybrid, resume, records, clock, server } = case.needs;
+        let Needs { ttl, shared, permits, fifo, fences, hybrid, resume, keeps, records, clock, server } = case.needs;
         let fencing = self.capability.fencing;
         if ttl && self.capability.liveness.session.is_some() {
             Some("leases here end with the session, not by ttl".to_owned())
@@ -125,6 +125,8 @@ impl Subject {
             Some(format!("fencing is {fencing:?}, not Hybrid"))
         } else if resume && !self.capability.resume {
             Some("no grants in the place of others".to_owned())
+        } else if keeps && !self.capability.keeps {
+            Some("locks end with their holders".to_owned())
         } else if records && self.keepers != 1 {
             Some(if self.keepers == 0 { "no records" } else { "records are kept at each node" }.to_owned())
         } else if clock && !self.clock {

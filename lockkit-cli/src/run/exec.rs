@@ -3,10 +3,20 @@
 //! A process can ask the kernel to be killed when its parent dies, but only for itself, and between `fork` and `exec`
 //! nothing can be run without unsafe code. So this does it, and then replaces itself by CMD.
 
-use std::{ffi::OsString, io, os::unix::process::CommandExt, process::Command};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    io,
+    os::unix::process::CommandExt,
+    path::Path,
+    process::Command,
+};
 
 use clap::Args as ClapArgs;
-use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::{
+    fs::{Access, access},
+    process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal},
+};
 
 use crate::exit::{Exit, Failure, LOST, NOT_EXECUTABLE, NOT_FOUND};
 
@@ -36,6 +46,23 @@ pub(crate) fn run(args: &Args) -> Exit {
     let error = Command::new(program).args(arguments).exec();
     let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
     Err(Failure::new(code, format!("could not run {program:?}: {error}")))
+}
+
+/// Looks for CMD, for a run that has one try: on a host that lacks it another one's must not be used up.
+pub(super) fn find(command: &[OsString]) -> Result<(), Failure> {
+    let program = Path::new(command.first().map_or(OsStr::new(""), OsString::as_os_str));
+    let can_run = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
+    let is_there = if program.as_os_str().as_encoded_bytes().contains(&b'/') {
+        can_run(program)
+    } else {
+        let path = env::var_os("PATH").unwrap_or_default();
+        env::split_paths(&path).any(|directory| can_run(&directory.join(program)))
+    };
+    if is_there {
+        Ok(())
+    } else {
+        Err(Failure::new(NOT_FOUND, format!("there is no {program:?} here that can be run")))
+    }
 }
 
 /// The hidden subcommand that dies of SIGINT.

@@ -26,6 +26,11 @@ impl Own {
     pub(super) fn token(&self) -> Token {
         self.guard.token()
     }
+
+    /// Keeps the lock from others for so long.
+    pub(super) fn keep_for(&self, window: Duration) -> lockkit::Result<()> {
+        self.guard.keep_for(window)
+    }
 }
 
 impl Hold {
@@ -120,13 +125,6 @@ impl Hold {
                 Outcome::NotHeld(reason) => Some(reason.to_string()),
             }),
             Self::Borrowed(borrowed) => Ok(borrowed.check().await),
-        }
-    }
-
-    /// Ends the hold before CMD has begun.
-    pub(super) async fn release_early(self) {
-        if let Self::Own(own) = self {
-            drop(own.guard.release_early().await);
         }
     }
 }

@@ -53,8 +53,10 @@ pub(crate) struct State {
     hold_limit: Option<Moment>,
     /// Whether its holder has it. One that is on its way to a holder, who may never be polled again, is not renewed.
     taken: bool,
-    /// Whether the lock is kept from others at its end, if its holder asked for that.
-    keeps: bool,
+    /// Since when its holder has it.
+    held_since: Moment,
+    /// For how long since then the lock is to be kept from others.
+    keep_for: Option<Duration>,
     /// Failed renewals in a row.
     failures: u32,
     /// When the lease is next looked at; its place in the timer queue.
@@ -104,7 +106,8 @@ impl Lease {
                 deadline,
                 hold_limit,
                 taken: true,
-                keeps: true,
+                held_since: since,
+                keep_for: terms.keep_for,
                 failures: 0,
                 next_event: since,
                 depth: 1,
@@ -130,7 +133,8 @@ impl Lease {
                 deadline: state.deadline,
                 hold_limit: None,
                 taken: false,
-                keeps: true,
+                held_since: now,
+                keep_for: terms.keep_for,
                 failures: 0,
                 next_event: state.next_event,
                 depth: 1,
@@ -206,19 +210,19 @@ impl State {
         self.taken
     }
 
-    /// Until when the lock is to be kept from others at the end of this hold, which began at `since`.
-    pub(crate) fn kept_until(&self, terms: &Terms, since: Moment) -> Option<Moment> {
-        terms.keep_for.filter(|_| self.taken && self.keeps).map(|keep_for| since + keep_for)
+    /// Until when the lock is to be kept from others at the end of this hold.
+    pub(crate) fn kept_until(&self) -> Option<Moment> {
+        self.keep_for.filter(|_| self.taken).map(|keep_for| self.held_since + keep_for)
     }
 
-    /// Others may have the lock as soon as this hold ends.
-    pub(crate) fn keep_no_longer(&mut self) {
-        self.keeps = false;
+    /// From now on the lock is to be kept for so long since its holder got it.
+    pub(crate) fn keep_for(&mut self, at_least: Duration) {
+        self.keep_for = Some(at_least).filter(|at_least| !at_least.is_zero());
     }
 
     /// The holder has it, from now on.
     pub(crate) fn take(&mut self, terms: &Terms, now: Moment) {
-        self.taken = true;
+        (self.taken, self.held_since) = (true, now);
         self.hold_limit = terms.max_hold.map(|limit| now + limit);
     }
 

@@ -226,7 +226,7 @@ impl Engine {
             drop(waiter.wake.send(Turn::Take(Handed::new(next, Arc::clone(self)))));
             return Ending::Done;
         }
-        let kept = Kept::of(lease, &state);
+        let kept = Kept::of(&state);
         Ending::Store(self.end_here(lease, state, now), kept)
     }
 
@@ -285,7 +285,7 @@ impl Engine {
 
     fn may_hand_over(&self, lease: &Lease, state: &lease::State, now: Moment) -> bool {
         lease.spare_fences > 0
-            && lease.terms.keep_for.is_none()
+            && state.kept_until().is_none()
             && state.seat.is_some()
             && state.is_sure()
             && state.deadline().since(now) >= lease::useful(lease.ttl)
@@ -373,7 +373,7 @@ impl Engine {
         let (seat, taken, kept) = {
             let mut state = lease.state();
             self.timers.remove(lease, &state);
-            (state.seat.take(), state.is_taken(), Kept::of(lease, &state))
+            (state.seat.take(), state.is_taken(), Kept::of(&state))
         };
         if let Some(seat) = &seat {
             self.queues.ended(seat);

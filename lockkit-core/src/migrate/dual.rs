@@ -309,6 +309,7 @@ fn info(pair: &Pair, record: &PhaseRecord) -> Result<StoreInfo> {
             permits: false,
             fifo: false,
             resume: false,
+            keeps: false,
             waiting: if polls { Waiting::Poll } else { Waiting::Notify },
             liveness: Liveness {
                 ttl: Some(shortest..=longest),

@@ -73,12 +73,15 @@ impl MySqlStore {
         }
     }
 
-    /// Takes the place of a lease. Where there is no row, there is none.
+    /// Takes the place of a lease. Where there is no row, there is none. It is how a lease is taken up, and how one ends: like a release
+    /// it does not wait behind those that ask for locks, and gives back the named lock that the former lease came with.
     async fn attempt_in_place_of(&self, request: &AcquireRequest, ttl: i64, from: &Token) -> Result<Attempt> {
-        let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
-        if let Some(hold) = self.take(&mut connection, request, ttl).await? {
-            self.grants.forget(from);
-            named_lock_queue::release(self.queues.named_lock_of(&request.claim.key, from));
+        self.grants.forget(from);
+        let named_lock = self.queues.named_lock_of(&request.claim.key, from);
+        let mut connection = self.pool.connection(Lane::Reserved, self.bound(request.ttl)).await?;
+        let taken = self.take(&mut connection, request, ttl).await?;
+        named_lock_queue::release(named_lock);
+        if let Some(hold) = taken {
             return Ok(Attempt::Granted(hold));
         }
         match self.look_after(&mut connection, &request.claim.key).await? {

@@ -91,6 +91,7 @@ impl MySqlStore {
                 permits: false,
                 fifo: false,
                 resume: true,
+                keeps: true,
                 waiting: Waiting::Poll,
                 liveness: Liveness { ttl: Some(MIN_TTL..=MAX_TTL), session: None },
                 fencing: Fencing::Hybrid,

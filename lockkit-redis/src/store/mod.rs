@@ -76,6 +76,7 @@ impl RedisStore {
                 permits: true,
                 fifo: true,
                 resume: true,
+                keeps: true,
                 waiting: Waiting::Notify,
                 liveness: Liveness { ttl: Some(MIN_TTL..=config.max_ttl), session: None },
                 fencing,

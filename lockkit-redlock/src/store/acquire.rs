@@ -85,11 +85,6 @@ impl Quorum {
     /// The same claim again (rule R1): the grant goes on with its fence if a majority still has it.
     async fn repeat(self: &Arc<Self>, request: &AcquireRequest) -> Result<Attempt> {
         let grant = self.claims.get(&request.claim.token).and_then(|entry| entry.grant());
-        if let Some(grant) = grant.as_ref().filter(|_| self.info.admit_ttl(request.ttl).is_err()) {
-            // No lease that can be renewed lasts for so long: it keeps the lock from others, and nobody holds it.
-            let Grant { fence, span, until, depth, .. } = *grant;
-            return Ok(Attempt::Granted(Hold { claim: request.claim.clone(), fence, span, until, depth }));
-        }
         let depth = grant.map_or(1, |Grant { depth, .. }| depth);
         let renewal =
             Renewal { claim: request.claim.clone(), ttl: request.ttl, depth, fence_floor: None, holder: None };

@@ -35,6 +35,7 @@ impl LocalStore {
             permits: false,
             fifo: false,
             resume: true,
+            keeps: false,
             waiting: Waiting::Poll,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,

@@ -51,6 +51,7 @@ impl SimpleStore {
             permits: !exclusive_only,
             fifo: true,
             resume: true,
+            keeps: true,
             waiting: Waiting::Notify,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,

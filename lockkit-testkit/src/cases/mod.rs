@@ -80,6 +80,8 @@ pub struct Needs {
     pub hybrid: bool,
     /// Grants in the place of others.
     pub resume: bool,
+    /// Locks that are kept when their holder is done.
+    pub keeps: bool,
     /// Records, kept in one place.
     pub records: bool,
     /// A clock that can be injected.
@@ -98,6 +100,7 @@ impl Needs {
         fences: false,
         hybrid: false,
         resume: false,
+        keeps: false,
         records: false,
         clock: false,
         server: false,
@@ -126,6 +129,8 @@ impl Needs {
     pub const CLOCK: Self = Self { ttl: true, clock: true, ..Self::NOTHING };
     /// Grants in the place of others.
     pub const RESUME: Self = Self { resume: true, ..Self::NOTHING };
+    /// Locks that are kept when their holder is done.
+    pub const KEEPS: Self = Self { keeps: true, ..Self::RESUME };
     /// Records, kept in one place.
     pub const RECORDS: Self = Self { records: true, ..Self::NOTHING };
     /// A private server.

@@ -10,15 +10,15 @@ use super::{CaseResult, Ctx, LONG, UNTOLD, assert_taken, cases, fencing_claimed,
 use crate::BoxError;
 
 cases! { "window":
-    a_lock_is_kept_for_its_window [RESUME] "A lock with keep_for is nobody's from the grant until the window is over, however short the work was; then another gets it."
-    what_is_left_of_the_lease_does_not_count [RESUME] "A window that is shorter than the ttl ends when it is over, and not with the lease."
-    dropping_a_guard_keeps_the_lock [RESUME] "A guard that is dropped keeps the lock as one that is released."
-    a_window_may_be_longer_than_any_lease [RESUME] "A window may be longer than the longest ttl. The one who keeps it is shown with what is left, and can be made to give way."
-    what_is_late_does_not_cut_a_window_short [RESUME] "A late renewal or release of the holder that is done changes nothing (R5, R7)."
-    other_tasks_of_the_process_wait_as_well [RESUME] "A lock that is kept is not handed over to the next task of the process."
-    work_that_is_longer_than_the_window_is_released [RESUME] "A lock that was held for longer than its window is free when it is released."
-    a_holder_may_give_the_window_up [RESUME] "release_early() lets others in at once."
-    what_can_not_be_kept_is_refused [NOTHING] "keep_for is refused where leases end with their client, for years, and for one lock of several (R12)."
+    a_lock_is_kept_for_its_window [KEEPS] "A lock with keep_for is nobody's from the grant until the window is over, however short the work was; then another gets it."
+    what_is_left_of_the_lease_does_not_count [KEEPS] "A window that is shorter than the ttl ends when it is over, and not with the lease."
+    dropping_a_guard_keeps_the_lock [KEEPS] "A guard that is dropped keeps the lock as one that is released."
+    a_window_may_be_longer_than_any_lease [KEEPS] "A window may be longer than the longest ttl. The one who keeps it is shown with what is left, and can be made to give way."
+    what_is_late_does_not_cut_a_window_short [KEEPS] "A late renewal or release of the holder that is done changes nothing (R5, R7)."
+    other_tasks_of_the_process_wait_as_well [KEEPS] "A lock that is kept is not handed over to the next task of the process."
+    work_that_is_longer_than_the_window_is_released [KEEPS] "A lock that was held for longer than its window is free when it is released."
+    a_holder_may_give_the_window_up [KEEPS] "release_early() lets others in at once; a window may also be set while the lock is held."
+    what_can_not_be_kept_is_refused [NOTHING] "keep_for is refused where it is not claimed, for years, and for one lock of several (R12)."
 }
 
 /// Longer than the shortest that is kept, and than what servers are late by.
@@ -150,8 +150,12 @@ async fn a_holder_may_give_the_window_up(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&kept(&mine, &name, YEAR)).await?;
     assert_eq!(guard.release_early().await?, Outcome::Released);
-    drop(take(&other.lock(&name)).await?);
-    Ok(())
+    let guard = take(&other.lock(&name).ttl(LONG)).await?;
+    guard.keep_for(YEAR)?;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    assert_taken(&mine, &name).await?;
+    let keeper = keeper(&mine, &name).await?;
+    make_way(&mine, &name, keeper).await
 }
 
 async fn what_can_not_be_kept_is_refused(ctx: Ctx) -> CaseResult {
@@ -159,8 +163,8 @@ async fn what_can_not_be_kept_is_refused(ctx: Ctx) -> CaseResult {
     let capability = locker.info().capability.clone();
     let refused = |answer: lockkit_core::Result<Option<Guard>>| answer.err().map(|error| error.kind());
     let plain = refused(locker.lock(&name).keep_for(WINDOW).try_acquire().await);
-    if !capability.resume {
-        assert_eq!(plain, Some(ErrorKind::Unsupported), "what ends with its client can't be kept");
+    if !capability.keeps {
+        assert_eq!(plain, Some(ErrorKind::Unsupported), "it is not claimed");
         return Ok(());
     }
     assert_eq!(plain, None);

@@ -61,6 +61,7 @@ impl ZkStore {
                 permits: true,
                 fifo: true,
                 resume: false,
+                keeps: false,
                 waiting: Waiting::Queue,
                 liveness: Liveness { ttl: None, session: Some(config.session) },
                 fencing: Fencing::Strict,
