@@ -136,7 +136,14 @@ async fn a_server_that_ends_by_itself_is_not_running() -> Result {
 
 #[tokio::test]
 async fn a_restart_keeps_what_it_is_asked_to_keep() -> Result {
-    let server = start(RedisOptions::default().persistence(Persistence::AppendAlways)).await?;
+    for persistence in [Persistence::Append, Persistence::AppendAlways] {
+        restart_and_look(persistence).await?;
+    }
+    Ok(())
+}
+
+async fn restart_and_look(persistence: Persistence) -> Result {
+    let server = start(RedisOptions::default().persistence(persistence)).await?;
     let (port, pid) = (server.port(), server.pid());
     server.command(&["SET", "key", "value"]).await?;
 

@@ -38,7 +38,7 @@ impl Harmed {
 
 impl Private {
     async fn start(side: Side) -> Result<Self, BoxError> {
-        let server = || RedisServer::start(RedisOptions::default().persistence(Persistence::AppendAlways));
+        let server = || RedisServer::start(RedisOptions::default().persistence(Persistence::Append));
         let servers = [server().await?, server().await?];
         let old = RedisStore::from_url(&servers[0].url()).await?;
         let new = RedisStore::from_url(&servers[1].url()).await?;

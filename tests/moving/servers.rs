@@ -6,7 +6,7 @@ use lockkit::mysql::{MySqlConfig, schema};
 use lockkit_testkit::{
     BoxError,
     faults::Proxy,
-    servers::{MySqlOptions, MySqlServer, Persistence, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
+    servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
 };
 
 /// A kind of store.
@@ -35,7 +35,7 @@ impl Kind {
         let list = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         match self {
             Self::Redis => format!("redis://{list}?prefix=store{place}:"),
-            Self::Redlock => format!("redlock://{list}?max_ttl=2s&prefix=store{place}:"),
+            Self::Redlock => format!("redlock://{list}?max_ttl=2s&durable=yes&prefix=store{place}:"),
             Self::MySql => format!("mysql://root@{list}/{}?table={}", MySqlServer::DATABASE, table(place)),
             Self::ZooKeeper => format!("zk://{list}?session=2s&base=/store{place}"),
         }
@@ -46,7 +46,8 @@ fn table(place: usize) -> &'static str {
     [MySqlConfig::TABLE, "resource_lock_next"][place]
 }
 
-/// The servers of one store, each with a proxy that its clients go through.
+/// The servers of one store, each with a proxy that its clients go through. None is ever started again, so none has to wait
+/// for the disk.
 #[derive(Debug)]
 pub(crate) struct Servers {
     kind: Kind,
@@ -68,8 +69,7 @@ impl Servers {
         match kind {
             Kind::Redis | Kind::Redlock => {
                 for _ in 0..if kind == Kind::Redis { 1 } else { 3 } {
-                    let options = RedisOptions::default().persistence(Persistence::AppendAlways);
-                    let server = RedisServer::start(options).await?;
+                    let server = RedisServer::start(RedisOptions::default()).await?;
                     running.push((server.addr(), Box::new(server)));
                 }
             }

@@ -41,6 +41,9 @@ pub enum Persistence {
     /// Nothing: it forgets everything when it is restarted.
     #[default]
     None,
+    /// Each write, with the operating system before it is answered (`appendfsync no`): a server that was killed has all its
+    /// data again, a machine that lost its power may not. It never waits for the disk, and lockkit does not call it durable.
+    Append,
     /// Each write, on disk before it is answered (`appendfsync always`).
     AppendAlways,
 }
@@ -259,6 +262,7 @@ impl Service for Redis {
         command.extend(["--dir".into(), place.data.clone().into()]);
         match options.persistence {
             Persistence::None => command.extend(["--appendonly", "no"].map(Into::into)),
+            Persistence::Append => command.extend(["--appendonly", "yes", "--appendfsync", "no"].map(Into::into)),
             Persistence::AppendAlways => {
                 command.extend(["--appendonly", "yes", "--appendfsync", "always"].map(Into::into));
             }
