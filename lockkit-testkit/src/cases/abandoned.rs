@@ -7,7 +7,7 @@
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{AcquireRequest, Attempt, LockStore as _, Release, Renewal, Renewed, store::Swap};
-use tokio::time::timeout;
+use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
 
 use super::{
     CaseResult, Ctx, LONG, SHORT, cases, request,
@@ -70,25 +70,38 @@ pub(super) async fn drop_each(ctx: &Ctx, scene: &Arc<Scene>, calls: &[Call]) -> 
 
 async fn a_dropped_probe_answers_no_other(ctx: Ctx) -> CaseResult {
     let server = ctx.server().await?;
-    let mut scenes = Vec::new();
+    // They are idle side by side, but not at work: that would be for this machine to bear, and not for the store.
+    let (ctx, turns, mut scenes) = (Arc::new(ctx), Arc::new(Semaphore::new(1)), JoinSet::new());
     // What a grant in the place of another asks is what any grant asks.
     for call in Call::LOCKS.into_iter().filter(|call| *call != Call::Replace) {
         for polls in 1..=IDLE_POLLS {
+            let turn = Arc::clone(&turns).acquire_owned().await?;
             let scene = Arc::new(Scene::open(&ctx, &*server).await?);
             if call.is_lacking(&*scene.store) {
                 break;
             }
             scene.ask_everything(&ctx).await?;
-            scenes.push((call, polls, scene));
+            drop(turn);
+            // Each on its own from here on: none is idle until all the others have been opened, and have had their turns.
+            let (ctx, turns) = (Arc::clone(&ctx), Arc::clone(&turns));
+            scenes.spawn(async move {
+                let dropped = drop_idle(&ctx, &turns, &scene, call, polls).await;
+                dropped.map_err(|error| format!("{call:?} dropped at poll {polls} on idle connections: {error}"))
+            });
         }
     }
-    tokio::time::sleep(IDLE).await;
-    for (call, polls, scene) in scenes {
-        let at = |error| format!("{call:?} dropped at poll {polls} on idle connections: {error}");
-        drop_at(&ctx, &scene, call, polls, Fate::Held).await.map_err(at)?;
-        scene.ask_everything(&ctx).await.map_err(at)?;
+    while let Some(ended) = scenes.join_next().await {
+        ended??;
     }
     Ok(())
+}
+
+/// Drops a call on connections that were idle for a while.
+async fn drop_idle(ctx: &Ctx, turns: &Semaphore, scene: &Arc<Scene>, call: Call, polls: u32) -> CaseResult {
+    tokio::time::sleep(IDLE).await;
+    let _turn = turns.acquire().await?;
+    drop_at(ctx, scene, call, polls, Fate::Held).await?;
+    scene.ask_everything(ctx).await
 }
 
 /// Drops a call at its `polls`th poll, and ends what it was about. Whether it got that far.

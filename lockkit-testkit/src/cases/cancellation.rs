@@ -9,7 +9,7 @@ use std::{
 
 use lockkit_core::{ErrorKind, Outcome};
 
-use super::{CaseResult, Ctx, LONG, SHORT, abandon_after, cases, locker, request, take, wait_for_waiter};
+use super::{CaseResult, Ctx, LONG, SHORT, abandon_after, cases, locker, request, take, take_in_the_end, wait_for_waiter};
 
 cases! { "cancellation":
     an_abandoned_acquisition_leaves_nothing [NOTHING] "An acquisition dropped at any moment leaves the lock free (R8)."
@@ -129,7 +129,7 @@ async fn a_guard_may_outlive_its_runtime(ctx: Ctx) -> CaseResult {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let guard = runtime.block_on(async {
             let locker = locker(backend.open().await.expect("the store is there"));
-            take(&locker, &own_name, SHORT).await.expect("it is free")
+            take_in_the_end(&locker, &own_name, SHORT).await.expect("it is free")
         });
         drop(runtime);
         guard

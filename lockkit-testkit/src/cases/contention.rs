@@ -9,8 +9,10 @@ use std::{
 };
 
 use lockkit_core::{HandOver, Locker, Outcome};
+use tokio::task::JoinSet;
 
 use super::{CaseResult, Ctx, LONG, cases, fencing_claimed, resource::Resource, take};
+use crate::BoxError;
 
 cases! { "contention":
     a_crowd_loses_no_update [NOTHING] "50 tasks of 5 clients increment a counter under one lock: none is lost, no fence is stale."
@@ -79,24 +81,29 @@ async fn everyone_gets_a_turn(ctx: Ctx) -> CaseResult {
         lockers.push(ctx.locker().await?);
     }
     // A client has several turns before another has some: few changes from one to the next would judge by chance.
-    let (begun, changes, limit) = (Instant::now(), 200, Duration::from_secs(10));
-    let mut tasks = Vec::new();
+    let changes = 200;
+    let mut tasks = JoinSet::new();
     for client in (0..9).map(|task| task % 3) {
         let (lock, turns) = (lockers[client].lock(&name).ttl(LONG), Arc::clone(&turns));
-        tasks.push(tokio::spawn(async move {
-            while turns.changes.load(Relaxed) < changes && begun.elapsed() < limit {
+        tasks.spawn(async move {
+            while turns.changes.load(Relaxed) < changes {
                 let guard = lock.acquire().await?;
                 turns.take(client);
                 tokio::task::yield_now().await;
                 assert_eq!(guard.release().await?, Outcome::Released);
             }
             Ok::<_, lockkit_core::Error>(())
-        }));
+        });
     }
-    for task in tasks {
-        task.await??;
-    }
+    let ended = async {
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        Ok::<_, BoxError>(())
+    };
+    let ended = tokio::time::timeout(LONG * 2, ended).await;
     let of_client = turns.of_client.each_ref().map(|turns| turns.load(Relaxed));
+    ended.map_err(|_| format!("the lock does not go from one client to another: {of_client:?}"))??;
     let (least, total) = (of_client.iter().min().copied().unwrap_or(0), of_client.iter().sum::<u64>());
     assert!(least * 20 >= total, "one client starved: {of_client:?}");
     Ok(())
@@ -109,7 +116,7 @@ async fn the_waiting_time_is_kept(ctx: Ctx) -> CaseResult {
         let asked = Instant::now();
         assert!(locker.lock(&name).acquire_within(Duration::from_millis(500)).await?.is_none());
         let waited = asked.elapsed();
-        assert!((Duration::from_millis(495)..Duration::from_millis(1500)).contains(&waited), "waited {waited:?}");
+        assert!((Duration::from_millis(495)..LONG / 2).contains(&waited), "waited {waited:?}");
     }
     assert_eq!(guard.release().await?, Outcome::Released);
     let free = take(&other, &name, LONG).await?;

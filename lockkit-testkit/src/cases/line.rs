@@ -140,7 +140,8 @@ async fn readers_in_front_enter_together(ctx: Ctx) -> CaseResult {
     for (who, locker) in [("one", &mine), ("two", &other), ("three", &other)] {
         let meeting = Arc::clone(&meeting);
         let together = async move {
-            let met = timeout(SOON, meeting.wait()).await;
+            // Each holds the lock for as long as it waits for the others.
+            let met = timeout(LONG / 2, meeting.wait()).await;
             met.map(|_| ()).map_err(|_| "readers get the lock one after the other".into())
         };
         line.join_and(who, locker.rw_lock(&name).read(), together).await?;

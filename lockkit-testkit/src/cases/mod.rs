@@ -202,6 +202,9 @@ const PLACE: Duration = Duration::from_secs(6);
 /// How late a waiter may be that is not told what has happened: a lease or a place ran out.
 const UNTOLD: Duration = Duration::from_secs(2);
 
+/// For how long a call is made again that failed for want of time: with [`SHORT`] it has no more than 150 ms.
+const AGAIN: Duration = Duration::from_secs(10);
+
 /// How late this machine may be at doing what is due.
 const SLACK: Duration = Duration::from_millis(400);
 
@@ -274,9 +277,26 @@ fn request_as(key: &LockKey, mode: Mode, ttl: Duration) -> Result<AcquireRequest
     Ok(request)
 }
 
-/// Asks once and expects a grant.
+/// Asks for a free lock, and again with the same claim when a call failed for want of time: that is one lease (rule R1).
 async fn grant(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
-    match store.acquire(request).await? {
+    let asked = Instant::now();
+    loop {
+        match store.acquire(request).await {
+            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            answer => return granted(answer?),
+        }
+    }
+}
+
+/// Asks once and expects a grant.
+async fn grant_at_once(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
+    granted(store.acquire(request).await?)
+}
+
+fn granted(answer: Attempt) -> Result<Hold, BoxError> {
+    match answer {
         Attempt::Granted(hold) => Ok(hold),
         Attempt::Contended(by) => Err(format!("a free lock was refused; held by {:?}", by.holder).into()),
     }
@@ -293,6 +313,12 @@ async fn renew(store: &Arc<dyn LockStore>, claim: &Claim, ttl: Duration, depth: 
 /// Takes a lock that should be free.
 async fn take(locker: &Locker, name: &str, ttl: Duration) -> Result<Guard, BoxError> {
     locker.lock(name).ttl(ttl).try_acquire().await?.ok_or_else(|| format!("{name} should be free").into())
+}
+
+/// Takes a lock that nobody has, for a short time, where it does not matter whether the first call is in time.
+async fn take_in_the_end(locker: &Locker, name: &str, ttl: Duration) -> Result<Guard, BoxError> {
+    let guard = locker.lock(name).ttl(ttl).acquire_within(AGAIN).await?;
+    guard.ok_or_else(|| format!("{name} should be free").into())
 }
 
 /// Tells that a lock can't be had.

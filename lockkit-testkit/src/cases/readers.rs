@@ -44,8 +44,9 @@ async fn a_dead_reader_lapses_alone(ctx: Ctx) -> CaseResult {
     let short = grant(&other, &request_as(&key, Mode::Shared, SHORT)?).await?;
     let writer = Writer::waits(third, &key);
     loop {
+        // What is shown was there after this moment, and what is not there any more had ended by the next.
+        let before = store.info().clock.now();
         let shown = tokens(&lock).await?;
-        // After the look: what is not there any more had ended by now.
         let now = store.info().clock.now();
         let kept = shown.contains(&long.claim.token) || now >= long.until;
         assert!(kept, "the lease of a reader ended with another's");
@@ -53,7 +54,7 @@ async fn a_dead_reader_lapses_alone(ctx: Ctx) -> CaseResult {
             assert!(now >= short.until, "a reader's lease ended before its time");
             break;
         }
-        assert!(now < short.until + UNTOLD, "a dead reader is shown after its end");
+        assert!(before < short.until + UNTOLD, "a dead reader is shown after its end");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(matches!(renew(&other, &short.claim, LONG, 1).await?, Renewed::Lost(_)), "a lapsed reader was renewed");
@@ -94,11 +95,11 @@ async fn a_renewal_keeps_no_other_reader(ctx: Ctx) -> CaseResult {
     loop {
         let renewed = renew(&store, &lives.claim, LONG, 1).await?;
         assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}, while it was renewed all the time");
+        let before = other.info().clock.now();
         if !tokens(&lock).await?.contains(&dead.claim.token) {
             break;
         }
-        let now = other.info().clock.now();
-        assert!(now < dead.until + UNTOLD, "a dead reader is kept by another's renewals");
+        assert!(before < dead.until + UNTOLD, "a dead reader is kept by another's renewals");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_shown(&lock, Mode::Shared, &[lives.claim.token]).await?;
