@@ -48,8 +48,7 @@ async fn until_held_at(node: &MemoryStore, claim: &Claim) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_is_counted_from_the_moment_of_its_request() {
     let (cluster, slow) = (Cluster::start(3).await, Duration::from_millis(20));
-    let patient = RedlockConfig::new().node_timeout(Duration::from_millis(500));
-    let store = cluster.nodes().delayed_restart(false).config(patient).connect().await.expect("connect");
+    let store = cluster.client().await;
     hold(&store, &claim("warm")).await;
     for proxy in &cluster.proxies {
         proxy.delay(Direction::ToClient, slow);

@@ -33,11 +33,14 @@ async fn a_node_that_grants_after_the_verdict_is_released() {
     // Two nodes are free, and answer only when the other three have refused.
     for node in [0, 1] {
         cluster.servers[node].command(&["DEL", "lockkit:a"]).await.expect("DEL");
-        cluster.proxies[node].delay(Direction::ToServer, Duration::from_millis(100));
+        cluster.proxies[node].hold(Direction::ToServer);
     }
     let refused = contended(&mine, &claim("a")).await;
     assert_eq!(refused.holder.expect("a holder").as_str(), "test");
     assert_eq!(cluster.held_at("a").await, 3, "the late two have not granted yet");
+    for node in [0, 1] {
+        cluster.proxies[node].release(Direction::ToServer);
+    }
     while mine.stats().late_grants_released < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

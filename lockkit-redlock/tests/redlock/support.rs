@@ -25,6 +25,10 @@ use tokio::sync::Semaphore;
 
 pub(crate) const TTL: Duration = Duration::from_secs(4);
 
+/// How long a node has to answer. The default for a [`TTL`] is 50 ms, for which a busy machine stands still now and then; this
+/// is the default for a long one.
+pub(crate) const NODE_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Servers without persistence, each behind a proxy.
 pub(crate) struct Cluster {
     pub(crate) servers: Vec<RedisServer>,
@@ -44,7 +48,11 @@ impl Cluster {
 
     /// A client whose traffic runs through the proxies. The servers are new, which is not what most tests are about.
     pub(crate) async fn client(&self) -> RedlockStore {
-        self.nodes().delayed_restart(false).connect().await.expect("connect")
+        self.client_with(RedlockConfig::new().node_timeout(NODE_TIMEOUT)).await
+    }
+
+    pub(crate) async fn client_with(&self, config: RedlockConfig) -> RedlockStore {
+        self.nodes().delayed_restart(false).config(config).connect().await.expect("connect")
     }
 
     pub(crate) fn nodes(&self) -> RedisNodes {
@@ -56,7 +64,8 @@ impl Cluster {
     pub(crate) async fn observer(&self) -> RedlockStore {
         let servers = self.servers.iter().map(|server| server.addr());
         let nodes = RedisNodes::new(servers.map(|at| RedisConfig::new(at.ip().to_string(), at.port())).collect());
-        nodes.delayed_restart(false).connect().await.expect("connect")
+        let config = RedlockConfig::new().node_timeout(NODE_TIMEOUT);
+        nodes.delayed_restart(false).config(config).connect().await.expect("connect")
     }
 
     /// At how many nodes the lock is held.
