@@ -13,7 +13,8 @@ use lockkit_testkit::servers::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-const TTL: Duration = Duration::from_millis(800);
+/// Long enough for a renewal to be late by a second, and another one.
+const TTL: Duration = Duration::from_secs(3);
 
 fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")

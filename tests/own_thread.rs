@@ -9,6 +9,8 @@ use lockkit_testkit::servers::{
 };
 use tokio::runtime::{Builder, Runtime};
 
+/// Long enough for a renewal to be late by a second, and another one.
+const TTL: Duration = Duration::from_secs(3);
 /// The shortest session of ZooKeeper that its server agrees to is 4 s.
 const SESSION: Duration = Duration::from_secs(4);
 
@@ -26,11 +28,11 @@ fn leases_survive(url: &str, ttl: Duration) -> Result<()> {
         let locker = lockkit::connect_on_own_thread(url).await?;
         let guard = locker.lock("a").ttl(ttl).acquire().await?;
         // Within a call,
-        sleep(ttl * 3);
+        sleep(ttl * 3 / 2);
         Ok::<_, lockkit::Error>((locker, guard))
     })?;
     // and between two of them.
-    sleep(ttl * 3);
+    sleep(ttl * 3 / 2);
     assert!(guard.is_held());
     let stranger = other.block_on(lockkit::connect(url))?;
     assert!(other.block_on(stranger.lock("a").try_acquire())?.is_none(), "another holds it as well");
@@ -46,7 +48,7 @@ fn leases_survive(url: &str, ttl: Duration) -> Result<()> {
 fn on_redis() -> Result<()> {
     let servers = driven();
     let server = servers.block_on(RedisServer::start(RedisOptions::default())).expect("a server");
-    leases_survive(&server.url(), Duration::from_millis(800))
+    leases_survive(&server.url(), TTL)
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn on_mysql() -> Result<()> {
     // Leases are renewed while nobody looks, and not by waiting for the disk.
     let options = MySqlOptions::default().args(["--innodb-flush-log-at-trx-commit=2"]);
     let server = servers.block_on(MySqlServer::start(options)).expect("a server");
-    leases_survive(&format!("{}?create=true", server.url()), Duration::from_millis(800))
+    leases_survive(&format!("{}?create=true", server.url()), TTL)
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The life of locks as users see it, on the memory store.
 
+mod paused;
+
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -8,6 +10,8 @@ use std::{
 use lockkit_core::{
     ErrorKind, Event, Fence, HandOver, Locker, LossReason, MemoryStore, Observed, Observer, Outcome, Result, Status,
 };
+
+use crate::paused::paused_store;
 
 #[derive(Clone, Debug, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
@@ -89,10 +93,10 @@ async fn hand_over_ends_after_its_times() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn observers_are_told_of_renewal_and_loss() -> Result<()> {
     let log = Log::default();
-    let store = MemoryStore::new();
+    let store = paused_store();
     let locker = Locker::builder(Observed::new(store.clone())).observer(log.clone()).build();
     let guard = locker.lock("x").ttl(Duration::from_millis(300)).acquire().await?;
     tokio::time::sleep(Duration::from_millis(250)).await;
@@ -134,9 +138,9 @@ async fn waiters_are_told_of_a_shutdown() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nested_guards_share_one_fate() -> Result<()> {
-    let store = MemoryStore::new();
+    let store = paused_store();
     let owner = Locker::new(store.clone()).owner();
     let lock = owner.lock("x").ttl(Duration::from_millis(300));
     let (outer, inner) = (lock.acquire().await?, lock.acquire().await?);
@@ -185,10 +189,11 @@ fn metrics_have_their_documented_names() {
 
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().start_paused(true).build().expect("a runtime");
     metrics::with_local_recorder(&recorder, || {
         runtime.block_on(async {
-            let store = MemoryStore::new();
+            let store = paused_store();
             let metrics = Metrics::classified(|key| if key.as_str().starts_with("job/") { "job" } else { "other" });
             let locker = Locker::builder(Observed::new(store.clone())).observer(metrics).build();
             let guard = locker.lock("job/1").ttl(Duration::from_millis(200)).acquire().await.expect("free");
@@ -223,9 +228,9 @@ fn an_error_gives_its_cause_as_it_is() {
     assert_eq!(source.map(ToString::to_string).as_deref(), Some("the cable was cut"));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn run_uses_the_time_up_to_max_hold() -> Result<()> {
-    let locker = Locker::new(MemoryStore::new());
+    let locker = Locker::new(paused_store());
     let guard = locker.lock("x").max_hold(Duration::from_millis(400)).acquire().await?;
     guard.run(tokio::time::sleep(Duration::from_millis(100))).await?;
     let error = guard.run(std::future::pending::<()>()).await.expect_err("too long");

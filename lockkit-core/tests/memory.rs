@@ -1,22 +1,16 @@
 //! The memory store by itself.
 
+mod paused;
+
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, ErrorKind, Fence, FenceRequest, Fencing, HolderInfo, Liveness,
-    LockKey, LockStore, Locker, MemoryStore, Mode, Moment, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
+    LockKey, LockStore, Locker, MemoryStore, Mode, Order, Outcome, Query, Renewal, Result, ShiftedClock, Token,
 };
 use tokio::time::Instant;
 
-/// A clock that stands still unless somebody sleeps.
-#[derive(Debug)]
-struct Paused(Instant);
-
-impl Clock for Paused {
-    fn now(&self) -> Moment {
-        Moment::from_nanos(0) + Duration::from_secs(1) + self.0.elapsed()
-    }
-}
+use crate::paused::paused_store;
 
 fn request(name: &str, ttl: Duration) -> AcquireRequest {
     AcquireRequest {
@@ -37,7 +31,7 @@ fn request(name: &str, ttl: Duration) -> AcquireRequest {
 /// However long it has waited by then.
 #[tokio::test(start_paused = true)]
 async fn a_release_wakes_who_has_waited_for_minutes() -> Result<()> {
-    let store = MemoryStore::with_clock(Arc::new(Paused(Instant::now())));
+    let store = paused_store();
     let (holder, waiter) = (Locker::new(store.clone()), Locker::new(store));
     let guard = holder.lock("x").ttl(Duration::from_secs(300)).acquire().await?;
     let lock = waiter.lock("x");
@@ -93,7 +87,7 @@ async fn fences_end_with_an_error() -> Result<()> {
 /// A place is kept for 6 s, and no longer for a client that does not ask again.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_kept_for_six_seconds() -> Result<()> {
-    let store = MemoryStore::with_clock(Arc::new(Paused(Instant::now())));
+    let store = paused_store();
     let holder = Locker::new(store.clone()).lock("x").ttl(Duration::from_secs(300)).acquire().await?;
     let mut dead = request("x", Duration::from_secs(30));
     (dead.order, dead.wait) = (Order::Fifo, Duration::from_secs(60));
@@ -122,7 +116,7 @@ async fn a_place_is_kept_for_six_seconds() -> Result<()> {
 /// Nobody has to wake up for those behind to get in.
 #[tokio::test(start_paused = true)]
 async fn readers_do_not_wait_for_the_readers_before_them() -> Result<()> {
-    let store = MemoryStore::with_clock(Arc::new(Paused(Instant::now())));
+    let store = paused_store();
     let writer = Locker::new(store.clone()).rw_lock("x").write().acquire().await?;
     let reader = || {
         let mut asked = request("x", Duration::from_secs(30));

@@ -1,12 +1,14 @@
 //! Waiting on a store that can't wake anyone.
 
+mod paused;
+
 use std::{
     num::NonZeroU32,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -14,6 +16,9 @@ use lockkit_core::{
     AcquireRequest, Attempt, Contention, KeyState, LockStore, Locker, MemoryStore, Query, Result, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, WithInfo};
+use tokio::time::Instant;
+
+use crate::paused::paused_store;
 
 /// The memory store without its wake-ups, counting what it is asked.
 #[derive(Debug)]
@@ -59,9 +64,9 @@ impl Alter for Polled {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_waiter_is_found_soon_after_a_release() -> Result<()> {
-    let store = MemoryStore::new();
+    let store = paused_store();
     let (holder, waiter) = (Locker::new(store.clone()), Locker::new(Altered(Polled::new(&store))));
     let guard = holder.lock("x").acquire().await?;
     let waiting = tokio::spawn(async move { waiter.lock("x").acquire().await.map(drop) });
@@ -132,9 +137,9 @@ async fn run_after_run_is_handed_over() -> Result<()> {
 }
 
 /// One of several permits is enough to go on, and a reader can go on beside another one.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_waiter_is_found_although_others_hold() -> Result<()> {
-    let store = MemoryStore::new();
+    let store = paused_store();
     let (holder, waiter) = (Locker::new(store.clone()), Locker::new(Altered(Polled::new(&store))));
     let two = NonZeroU32::new(2).expect("not zero");
 

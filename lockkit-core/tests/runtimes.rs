@@ -20,7 +20,14 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+/// Of a lease that is to lapse.
 const TTL: Duration = Duration::from_millis(600);
+/// Of one that has to outlast its ttl: a renewal may be late by a second, and another one.
+const KEPT: Duration = Duration::from_secs(3);
+/// For how long it is looked at: it would have lapsed by then.
+const LAPSED: Duration = Duration::from_millis(4500);
+/// How long anything awaited may take. Not how long it does take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
@@ -31,12 +38,12 @@ fn runtime() -> Runtime {
 fn leases_are_renewed_after_the_first_runtime_ended() -> Result<()> {
     let locker = Locker::new(MemoryStore::new());
     let (first, second, third) = (runtime(), runtime(), runtime());
-    let early = first.block_on(locker.lock("a").ttl(TTL).acquire())?;
-    let outlived = second.block_on(locker.lock("b").ttl(TTL).acquire())?;
-    let late = third.block_on(locker.lock("c").ttl(TTL).acquire())?;
+    let early = first.block_on(locker.lock("a").ttl(KEPT).acquire())?;
+    let outlived = second.block_on(locker.lock("b").ttl(KEPT).acquire())?;
+    let late = third.block_on(locker.lock("c").ttl(KEPT).acquire())?;
     drop((first, second));
     third.block_on(async {
-        sleep(TTL * 2).await;
+        sleep(LAPSED).await;
         assert!(early.is_held() && outlived.is_held() && late.is_held());
         assert_eq!(late.release().await?, Outcome::Released);
         Ok(())
@@ -50,9 +57,9 @@ fn a_loss_is_told_when_no_runtime_is_left_to_renew() -> Result<()> {
     let guard = first.block_on(locker.lock("a").ttl(TTL).acquire())?;
     drop(first);
     second.block_on(async {
-        let stopped = timeout(TTL * 4, guard.run(std::future::pending::<()>())).await.expect("stopped");
+        let stopped = timeout(PATIENCE, guard.run(std::future::pending::<()>())).await.expect("stopped");
         assert_eq!(stopped.expect_err("the lease ran out").kind(), ErrorKind::Lost);
-        assert_eq!(timeout(TTL * 4, guard.lost()).await, Ok(LossReason::Expired));
+        assert_eq!(timeout(PATIENCE, guard.lost()).await, Ok(LossReason::Expired));
     });
     Ok(())
 }
@@ -64,7 +71,7 @@ fn a_loss_is_told_after_the_first_runtime_ended() -> Result<()> {
     drop(first.block_on(locker.lock("a").acquire())?);
     let guard = second.block_on(locker.lock("b").ttl(TTL).no_renewal().acquire())?;
     drop(first);
-    let told = second.block_on(async { timeout(TTL * 4, guard.lost()).await });
+    let told = second.block_on(async { timeout(PATIENCE, guard.lost()).await });
     assert_eq!(told, Ok(LossReason::Expired));
     Ok(())
 }
@@ -123,11 +130,11 @@ fn a_renewal_that_ended_with_its_runtime_is_made_again() -> Result<()> {
     let locker = Locker::builder(Arc::clone(&store)).build();
     let (first, second) = (runtime(), runtime());
     drop(first.block_on(locker.lock("a").acquire())?);
-    let guard = second.block_on(locker.lock("b").ttl(TTL * 5).acquire())?;
+    let guard = second.block_on(locker.lock("b").ttl(KEPT).acquire())?;
     wait_for(&store.0.is_asked);
     drop(first);
     second.block_on(async {
-        sleep(TTL * 5).await;
+        sleep(LAPSED).await;
         assert!(guard.is_held());
     });
     Ok(())
@@ -154,10 +161,10 @@ fn a_release_is_noticed_after_the_runtime_of_the_poller_ended() -> Result<()> {
     drop(first);
     assert!(second.block_on(ends).is_err(), "it ended with its runtime");
     second.block_on(async {
-        sleep(TTL / 4).await;
+        sleep(Duration::from_millis(150)).await;
         drop(guards);
         // The holder's lease would last for 30 s.
-        let guard = timeout(TTL, waits).await.expect("it noticed").expect("no panic")?;
+        let guard = timeout(PATIENCE, waits).await.expect("it noticed").expect("no panic")?;
         assert!(guard.is_held());
         Ok(())
     })
@@ -178,7 +185,7 @@ fn a_release_is_noticed_though_the_poller_never_ran() -> Result<()> {
     drop(first);
     second.block_on(async {
         drop(guard);
-        let guard = timeout(TTL, waits).await.expect("it noticed").expect("no panic")?;
+        let guard = timeout(PATIENCE, waits).await.expect("it noticed").expect("no panic")?;
         assert!(guard.is_held());
         Ok(())
     })
@@ -195,7 +202,7 @@ fn a_guard_dropped_on_a_runtime_that_nobody_drives_is_released() -> Result<()> {
     let locker = driven.block_on(async { Locker::new(MemoryStore::new()) });
     undriven.block_on(async { locker.lock("a").acquire().await.map(drop) })?;
     driven.block_on(async {
-        let guard = timeout(TTL, locker.lock("a").acquire()).await.expect("free")?;
+        let guard = timeout(PATIENCE, locker.lock("a").acquire()).await.expect("free")?;
         assert!(guard.is_held());
         Ok(())
     })
@@ -208,7 +215,7 @@ fn a_guard_dropped_at_a_home_that_nobody_drives_blocks_nobody_past_its_lapse() -
     let locker = undriven.block_on(async { Locker::new(MemoryStore::new()) });
     undriven.block_on(async { locker.lock("a").ttl(TTL).acquire().await.map(drop) })?;
     driven.block_on(async {
-        let guard = timeout(TTL * 5, locker.lock("a").ttl(TTL).acquire()).await.expect("free")?;
+        let guard = timeout(PATIENCE, locker.lock("a").ttl(TTL).acquire()).await.expect("free")?;
         assert!(guard.is_held());
         Ok(())
     })
@@ -220,12 +227,17 @@ fn leases_of_a_runtime_that_nobody_drives_are_renewed_at_home() -> Result<()> {
     let given =
         undriven.block_on(async { Locker::builder(MemoryStore::new()).runtime(driven.handle().clone()).build() });
     let built = driven.block_on(async { Locker::new(MemoryStore::new()) });
-    for locker in [given, built] {
-        let guard = undriven.block_on(locker.lock("a").ttl(TTL).acquire())?;
-        std::thread::sleep(TTL * 3);
+    let take = |locker: Locker| {
+        let guard = undriven.block_on(locker.lock("a").ttl(KEPT).acquire())?;
+        Ok::<_, Error>((locker, guard))
+    };
+    let taken = [take(given)?, take(built)?];
+    std::thread::sleep(LAPSED);
+    for (locker, guard) in taken {
         assert!(guard.is_held());
         drop(guard);
-        let guard = undriven.block_on(async { timeout(TTL, locker.lock("a").acquire()).await });
+        // Its lease would last for longer, if nobody released it.
+        let guard = undriven.block_on(async { timeout(KEPT / 2, locker.lock("a").acquire()).await });
         assert!(guard.expect("released without a runtime at hand")?.is_held());
     }
     Ok(())
@@ -243,17 +255,17 @@ fn a_thread_of_its_own_renews_while_the_application_blocks() -> Result<()> {
     let guard = undriven.block_on(async {
         let store = thread.run(async { MemoryStore::new() }).await;
         let locker = Locker::builder(store).own_thread(thread).build();
-        let guard = locker.lock("a").ttl(TTL).acquire().await?;
-        std::thread::sleep(TTL * 3);
+        let guard = locker.lock("a").ttl(KEPT).acquire().await?;
+        std::thread::sleep(LAPSED);
         assert!(guard.is_held());
         Ok::<_, Error>(guard)
     })?;
     drop(undriven);
-    std::thread::sleep(TTL * 3);
+    std::thread::sleep(LAPSED);
     assert!(guard.is_held());
     assert_eq!(ended.try_recv(), Err(TryRecvError::Empty));
     drop(guard);
     // With the last handle, the thread ends.
-    assert_eq!(ended.recv_timeout(TTL * 10), Err(RecvTimeoutError::Disconnected));
+    assert_eq!(ended.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
     Ok(())
 }
