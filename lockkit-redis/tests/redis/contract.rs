@@ -401,13 +401,14 @@ async fn what_the_store_can_not_do_it_refuses() {
 async fn a_lease_lapses_on_the_servers_clock() {
     let server = Server::start().await;
     let store = server.store().await;
-    let mut short = request(&claim("a"), Duration::ZERO);
-    short.ttl = Duration::from_millis(100);
-    let first = granted(store.acquire(&short).await.expect("acquire"));
-    tokio::time::sleep(Duration::from_millis(110)).await;
+    let mine = claim("a");
+    let first = hold(&store, &mine).await;
+    let mut connection = server.raw();
+    raw::<()>(&mut connection, "PEXPIRE lockkit:a 1");
+    eventually("it lapses", || raw::<u32>(&mut connection, "EXISTS lockkit:a") == 0).await;
     let second = hold(&store, &claim("a")).await;
     assert!(second.fence > first.fence);
-    assert_eq!(store.release(&short.claim).await.expect("release"), Release::NotHeld(LossReason::Taken));
+    assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Taken));
 }
 
 /// Many renewals share a script, and what goes wrong with one is no matter of the others.

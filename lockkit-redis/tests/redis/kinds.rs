@@ -15,6 +15,10 @@ use lockkit_testkit::faults::Proxy;
 use crate::support::*;
 
 const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+/// One that waits and is not told of anything asks again after two seconds.
+const TOLD: Duration = Duration::from_millis(1800);
+/// No crowd needs so long for what is asked of it.
+const HANGS: Duration = Duration::from_secs(60);
 /// All that a lock may leave: its fence counter.
 const LEFT: [&str; 1] = ["{lockkit:a}:fence"];
 
@@ -74,6 +78,26 @@ impl Room {
     }
 }
 
+/// How long a crowd stays: for a while, and until there were enough grants.
+#[derive(Clone, Copy)]
+struct Stay {
+    begun: Instant,
+    least: Duration,
+    enough: fn(&[u64; 3]) -> bool,
+}
+
+impl Stay {
+    fn new(least: Duration, enough: fn(&[u64; 3]) -> bool) -> Self {
+        Self { begun: Instant::now(), least, enough }
+    }
+
+    fn is_over(&self, room: &Room) -> bool {
+        let stayed = self.begun.elapsed();
+        let is_enough = || (self.enough)(&room.0.lock().expect("unpoisoned").grants);
+        stayed >= HANGS || stayed >= self.least && is_enough()
+    }
+}
+
 /// Numbers that look random (xorshift, Marsaglia 2003).
 struct Random(u64);
 
@@ -96,8 +120,8 @@ fn kind(locker: &Locker, number: u64) -> (Lock, Mode) {
 }
 
 /// One client of the crowd: takes the lock in one way after the other, gives up now and then, and goes on.
-async fn visit(locker: Locker, room: Arc<Room>, mut random: Random, until: Instant, ttl: Duration) {
-    while Instant::now() < until {
+async fn visit(locker: Locker, room: Arc<Room>, mut random: Random, stay: Stay, ttl: Duration) {
+    while !stay.is_over(&room) {
         let (lock, mode) = kind(&locker, random.below(8));
         let (lock, before) = (lock.ttl(ttl), room.before());
         let asked = match random.below(4) {
@@ -132,12 +156,12 @@ async fn empties(server: &Server) {
     .await;
 }
 
-async fn crowd(server: &Server, lockers: Vec<Locker>, lasts: Duration, ttl: Duration) -> [u64; 3] {
-    let (room, until) = (Arc::new(Room::default()), Instant::now() + lasts);
+async fn crowd(server: &Server, lockers: Vec<Locker>, stay: Stay, ttl: Duration) {
+    let room = Arc::new(Room::default());
     let seed = Instant::now().elapsed().subsec_nanos() ^ std::process::id();
     let visits = lockers.clone().into_iter().enumerate().map(|(number, locker)| {
         let random = Random((u64::from(seed) << 8) + number as u64 + 1);
-        tokio::spawn(visit(locker, Arc::clone(&room), random, until, ttl))
+        tokio::spawn(visit(locker, Arc::clone(&room), random, stay, ttl))
     });
     for visit in visits.collect::<Vec<_>>() {
         visit.await.expect("no two hold what excludes each other");
@@ -146,8 +170,9 @@ async fn crowd(server: &Server, lockers: Vec<Locker>, lasts: Duration, ttl: Dura
         locker.shutdown(ttl).await.expect("all is released");
     }
     empties(server).await;
-    let inside = room.0.lock().expect("unpoisoned");
-    inside.grants
+    let grants = room.0.lock().expect("unpoisoned").grants;
+    println!("writers, readers, permits: {grants:?}");
+    assert!((stay.enough)(&grants), "no more in {HANGS:?} than {grants:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,9 +183,8 @@ async fn all_kinds_of_holders_exclude_each_other() {
         let locker = Locker::new(server.store().await);
         lockers.extend([locker.clone(), locker]);
     }
-    let grants = crowd(&server, lockers, Duration::from_secs(3), TTL).await;
-    println!("writers, readers, permits: {grants:?}");
-    assert!(grants.iter().all(|grants| *grants > 50), "{grants:?}");
+    let stay = Stay::new(Duration::from_secs(3), |grants| grants.iter().all(|grants| *grants > 50));
+    crowd(&server, lockers, stay, TTL).await;
 }
 
 /// Connections end all the time: messages, answers and releases get lost.
@@ -187,11 +211,10 @@ async fn they_do_when_connections_are_cut() {
         }
     });
     let lockers = [lockers.clone(), lockers].concat();
-    let grants = crowd(&server, lockers, Duration::from_secs(4), Duration::from_secs(3)).await;
+    let stay = Stay::new(Duration::from_secs(4), |grants| grants.iter().sum::<u64>() > 20);
+    crowd(&server, lockers, stay, Duration::from_secs(3)).await;
     done.store(true, SeqCst);
     cuts.await.expect("cuts");
-    println!("writers, readers, permits: {grants:?}");
-    assert!(grants.iter().sum::<u64>() > 20, "{grants:?}");
 }
 
 /// A client that waits, in the way that `number` says, and whose connection was closed.
@@ -231,7 +254,7 @@ async fn a_waiter_that_is_gone_is_passed_by() {
     let guard = served.await.expect("task").expect("acquire");
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     let tried = holder.lock("a").fifo().try_acquire().await.expect("try").expect("nobody has it");
-    assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+    assert!(released.elapsed() < TOLD, "{:?}", released.elapsed());
     assert_eq!(tried.release().await.expect("release"), Outcome::Released);
     dead.abort();
 }
@@ -243,7 +266,7 @@ async fn readers_pass_a_writer_that_is_gone() {
     let (holder, next) = (Locker::new(server.store().await), Locker::new(server.store().await));
     let _reader = kind(&holder, 2).0.acquire().await.expect("acquire");
     let dead = gone(&server, &holder, 0).await;
-    let another = kind(&next, 2).0.acquire_within(Duration::from_secs(1)).await.expect("ask");
+    let another = kind(&next, 2).0.acquire_within(TOLD).await.expect("ask");
     assert!(another.is_some_and(|guard| guard.is_held()));
     dead.abort();
 }
@@ -271,7 +294,7 @@ async fn a_hundred_and_fifty_readers_get_in_behind_a_writer() {
     for task in tasks {
         task.await.expect("all were inside together");
     }
-    assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+    assert!(released.elapsed() < TOLD, "{:?}", released.elapsed());
 }
 
 /// A server that lost the last second has a group of readers again that had ended. Those who join it are above all that was given
@@ -314,7 +337,7 @@ async fn a_prefix_may_have_any_characters() {
     let released = Instant::now();
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     assert!(waiting.await.expect("task").expect("acquire").is_held());
-    assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+    assert!(released.elapsed() < TOLD, "{:?}", released.elapsed());
 }
 
 /// A user who may not use channels hands the lock over all the same. The next one comes a little later.
@@ -373,7 +396,7 @@ async fn both_hear_of_each_others_releases() {
         let released = Instant::now();
         assert_eq!(guard.release().await.expect("release"), Outcome::Released);
         let guard = waiting.await.expect("task").expect("acquire");
-        assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+        assert!(released.elapsed() < TOLD, "{:?}", released.elapsed());
         assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     }
 }

@@ -1,6 +1,9 @@
 //! Grants that replicas have to have.
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Effect, ErrorKind, LockKey, LockStore, Locker, Release,
@@ -24,6 +27,11 @@ async fn store(all: &RedisSentinels, options: &str) -> lockkit_core::Result<Redi
     RedisStore::from_url(&format!("{}?{options}", all.servers()[0].url())).await
 }
 
+/// A client that waits longer for a replica than this machine stands still.
+async fn patient(all: &RedisSentinels) -> RedisStore {
+    store(all, "replicas=1&replica_timeout=3s").await.expect("connect")
+}
+
 #[tokio::test]
 async fn a_grant_is_answered_when_the_replica_has_it() {
     let all = servers().await;
@@ -40,6 +48,7 @@ async fn a_grant_is_answered_when_the_replica_has_it() {
 #[tokio::test]
 async fn a_grant_that_the_replica_lacks_is_left_to_its_caller() {
     let all = servers().await;
+    let patient = patient(&all).await;
     let store = store(&all, "replicas=1&replica_timeout=300ms").await.expect("connect");
     let kept = claim("kept");
     hold(&store, &kept).await;
@@ -54,13 +63,20 @@ async fn a_grant_that_the_replica_lacks_is_left_to_its_caller() {
     let error = renew(&store, &renewal(&kept)).await.expect_err("no replica");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
     // Releasing needs nobody, and is not held up by those who wait for replicas.
-    let unsafe_too = claim("a");
-    let (asked, ()) = tokio::join!(attempt(&store, &unsafe_too), async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let started = Instant::now();
-        assert!(matches!(store.release(&kept).await, Ok(Release::Released { .. })));
-        assert!(started.elapsed() < Duration::from_millis(200), "{:?}", started.elapsed());
-    });
+    let (unsafe_too, has_waited) = (claim("a"), Cell::new(false));
+    let release = async {
+        while all.servers()[0].command(&["EXISTS", "lockkit:a"]).await.expect("EXISTS") == "0" {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert!(matches!(patient.release(&kept).await, Ok(Release::Released { .. })));
+        assert!(!has_waited.get(), "it was held up until the wait for the replica was over");
+    };
+    let ask = async {
+        let asked = attempt(&patient, &unsafe_too).await;
+        has_waited.set(true);
+        asked
+    };
+    let ((), asked) = tokio::join!(biased; release, ask);
     assert_eq!(asked.expect_err("no replica").kind(), ErrorKind::Unavailable);
     all.servers()[1].thaw().expect("thaw");
     hold(&store, &claim("b")).await;

@@ -37,7 +37,8 @@ async fn a_release_wakes_the_waiter() {
     }
     latencies.sort();
     println!("release to grant: median {:?}, worst {:?}", latencies[10], latencies[19]);
-    assert!(latencies[10] < Duration::from_millis(20), "{latencies:?}");
+    // Without the message it would ask after five seconds.
+    assert!(latencies[10] < Duration::from_secs(4), "{latencies:?}");
 }
 
 /// A client that is not lockkit tells nobody of its release. Its lock may last for long, or for ever.
