@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{Line, Redis, Running, code, lock, stdout};
+use support::{Line, Redis, Running, by_the_clock, code, lock, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
@@ -125,15 +125,16 @@ fn a_forged_or_stale_environment_opens_nothing() {
 fn a_nested_run_is_stopped_with_the_lease() {
     let redis = Redis::start();
     let line = Line::new();
-    let stubborn = "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo up >&3; while :; do sleep 0.01; done";
+    let stubborn =
+        "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo up >&3; while :; do : >$LINE.alive; sleep 0.01; done";
     let script = format!("{LOCKKIT} run --key k --no-wait -- setsid -w sh -c '{stubborn}'; exit $?");
     let mut command = redis.run("k", &["--ttl", "3s"], &script);
     line.give(&mut command);
     let outer = Running::start(command);
     assert_eq!(line.hear(), "up");
-    let lapse = redis.freeze_while_held("k", Duration::from_secs(3));
-    let (_, gone) = line.end();
-    assert!(gone < lapse, "{:?} too late", gone - lapse);
+    let ends = by_the_clock(redis.freeze_while_held("k", Duration::from_secs(3)));
+    line.end();
+    assert!(line.last_sign() < ends, "{:?} too late", line.last_sign().duration_since(ends));
     let output = outer.end();
     assert_eq!(output.status.code(), Some(74), "{output:?}");
 }
@@ -142,19 +143,21 @@ fn a_nested_run_is_stopped_with_the_lease() {
 fn a_nested_run_finds_out_by_itself_that_the_lease_is_lost() {
     let redis = Redis::start();
     let line = Line::new();
-    let stubborn = "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo $PPID >&3; while :; do sleep 0.01; done";
+    let stubborn =
+        "exec 2>/dev/null 3>$LINE; trap \"\" TERM; echo $PPID >&3; while :; do : >$LINE.alive; sleep 0.01; done";
     let script = format!("{LOCKKIT} run --key k --no-wait -- sh -c '{stubborn}'; echo \"inner $?\" >&2; read x <$GO");
-    let mut command = redis.run("k", &["--ttl", "3s"], &script);
+    let mut command = redis.run("k", &["--ttl", "6s"], &script);
     line.give(&mut command);
     let mut outer = Running::start(command);
     line.hear();
     redis.await_renewal("k");
     // The outer run stands still, and its watchdog lets CMD live until the lease would have lapsed.
     outer.signal("STOP");
-    let lapse = Instant::now() + redis.left("k");
+    let ends = by_the_clock(Instant::now() + redis.left("k"));
     redis.command(&["DEL", &lock("k")]);
-    let (_, gone) = line.end();
-    assert!(gone + Duration::from_millis(500) < lapse, "only {:?} before", lapse - gone);
+    line.end();
+    let left = ends.duration_since(line.last_sign()).unwrap();
+    assert!(left > Duration::from_millis(500), "only {left:?} before");
     assert!(outer.complaint().contains("no such lease any more"));
     assert_eq!(outer.complaint(), "inner 74");
     outer.signal("CONT");

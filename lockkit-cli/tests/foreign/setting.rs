@@ -1,6 +1,11 @@
 //! Two stores, the migration between them, and the two clients of one lock.
 
-use std::{fs, net::SocketAddr, process::Output, time::Duration};
+use std::{
+    fs,
+    net::SocketAddr,
+    process::Output,
+    time::{Duration, Instant},
+};
 
 use lockkit::{
     Fence, Guard, Locker, Outcome,
@@ -117,9 +122,16 @@ impl Setting {
         Ok(Self { migration, other, called, urls, locker, highest: Fence::NONE, _servers: servers })
     }
 
-    /// Tries to take the lock, as a service does that was deployed with the URL of the migration.
+    /// Tries to take the lock, as a service does that was deployed with the URL of the migration. A try that failed, for a call
+    /// has a quarter of the ttl, is made again: it has said nothing.
     pub(crate) async fn take(&mut self) -> Result<Option<Guard>, BoxError> {
-        self.take_within(Duration::ZERO).await
+        let asked = Instant::now();
+        loop {
+            match self.take_within(Duration::ZERO).await {
+                Err(error) if asked.elapsed() < PATIENCE && is_retryable(&error) => {}
+                answer => return answer,
+            }
+        }
     }
 
     /// The same with a wait. Each grant must have a higher fence than those before it, whatever the phase.
@@ -195,6 +207,10 @@ impl Setting {
     pub(crate) async fn phase(&self) -> Result<Phase, BoxError> {
         Ok(self.migration.state().await?.record.phase)
     }
+}
+
+fn is_retryable(error: &BoxError) -> bool {
+    error.downcast_ref::<lockkit::Error>().is_some_and(lockkit::Error::is_retryable)
 }
 
 async fn connect(urls: &[String; 2]) -> Result<Locker, BoxError> {

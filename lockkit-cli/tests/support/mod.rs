@@ -12,7 +12,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use lockkit_testkit::servers::{RedisOptions, RedisServer};
@@ -185,6 +185,13 @@ impl Line {
         self.dir.path().join("line")
     }
 
+    /// When a process was there for the last time that leaves a sign of life with `: >$LINE.alive` again and again. Its own
+    /// time: when it ended is seen later than that, by as long as this machine stands still.
+    #[track_caller]
+    pub(crate) fn last_sign(&self) -> SystemTime {
+        self.path().with_extension("alive").metadata().unwrap().modified().unwrap()
+    }
+
     /// Gives a command's CMD the line as `$LINE`, and a pipe to wait at as `$GO`.
     pub(crate) fn give(&self, command: &mut Command) {
         command.env("LINE", self.path()).env("GO", self.dir.path().join("go"));
@@ -219,6 +226,13 @@ impl Line {
             go.is_ok_and(|mut go| go.write_all(b"go\n").is_ok())
         });
     }
+}
+
+/// A moment by the clock that files have their times from.
+pub(crate) fn by_the_clock(moment: Instant) -> SystemTime {
+    // In this order: what passes between the two makes it later, and proves less.
+    let left = moment.saturating_duration_since(Instant::now());
+    SystemTime::now() + left
 }
 
 /// A running command that is killed when the test fails.

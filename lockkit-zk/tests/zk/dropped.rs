@@ -153,9 +153,8 @@ async fn an_undone_try_is_not_taken_for_a_place_in_the_queue() {
     let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
     let theirs = claim("a");
     hold(&other, &theirs).await;
-    let Attempt::Contended(contention) = attempt(&store, &claim("a")).await.expect("ask") else {
-        panic!("two holders")
-    };
+    let asked = insist("ask", async || attempt(&store, &claim("a")).await).await;
+    let Attempt::Contended(contention) = asked else { panic!("two holders") };
     assert!(contention.burnt, "its node was deleted");
     let mine = claim("a");
     proxy.drop_reply_after(format!("_c_{}-", &mine.token.reveal()[..8]), 2);
