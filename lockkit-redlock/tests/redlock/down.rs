@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Attempt, Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Release, Renewed};
+use lockkit_core::{
+    AcquireRequest, Attempt, Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Release, Renewed,
+};
 use lockkit_redlock::{Node, NodeErrors, RedlockConfig, RedlockStore};
 use lockkit_sim::{Fault, Operation, SimStore};
 use lockkit_testkit::{faults::Direction, servers::Keep};

@@ -31,6 +31,8 @@ async fn a_locked_row_is_the_loss_of_one_node() {
         RedisServer::start(RedisOptions::default()).await.expect("a server"),
     ];
     let table = MySqlOptions::default().init(lockkit_mysql::schema::ddl(MySqlConfig::TABLE).expect("ddl"));
+    // It is never started again, so it need not wait for the disk.
+    let table = table.args(["--innodb-flush-log-at-trx-commit=2"]);
     let mysql = Arc::new(MySqlServer::start(table).await.expect("a server"));
     let at_mysql = Arc::new(MySqlStore::from_url(&mysql.url()).await.expect("connect"));
     let mut nodes = vec![Node::new(Arc::clone(&at_mysql) as Arc<dyn LockStore>)];
