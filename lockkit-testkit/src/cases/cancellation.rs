@@ -9,7 +9,9 @@ use std::{
 
 use lockkit_core::{ErrorKind, Outcome};
 
-use super::{CaseResult, Ctx, LONG, SHORT, abandon_after, cases, locker, request, take, take_in_the_end, wait_for_waiter};
+use super::{
+    CaseResult, Ctx, LONG, SHORT, abandon_after, cases, locker, request, seen, take, take_in_the_end, wait_for_waiter,
+};
 
 cases! { "cancellation":
     an_abandoned_acquisition_leaves_nothing [NOTHING] "An acquisition dropped at any moment leaves the lock free (R8)."
@@ -105,7 +107,7 @@ async fn an_abandoned_waiter_leaves_no_trace(ctx: Ctx) -> CaseResult {
     assert_eq!(guard.release().await?, Outcome::Released);
     let given_up = Instant::now();
     // A store may go on listening for the lock until it is released the next time.
-    while let Some(1..) = mine.lock(&name).inspect().await?.waiters {
+    while let Some(1..) = seen(&mine.lock(&name)).await?.waiters {
         assert!(given_up.elapsed() < Duration::from_secs(8), "somebody is shown to wait, but nobody does");
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(take(&mine, &name, LONG).await?.release().await?, Outcome::Released);

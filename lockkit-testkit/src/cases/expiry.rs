@@ -2,10 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Attempt, ErrorKind, Guard, Locker, LossReason, Outcome, Query, Renewed, ShiftedClock, Status, drift};
+use lockkit_core::{
+    Attempt, ErrorKind, Guard, Locker, LossReason, Outcome, Query, Renewed, ShiftedClock, Status, drift,
+};
 
 use super::{
-    AGAIN, CaseResult, Ctx, LONG, SHORT, SLACK, assert_taken, cases, fresh, grant, locker, renew, request, take,
+    AGAIN, CaseResult, Ctx, LONG, SHORT, SLACK, assert_taken, cases, fresh, grant, locker, renew, request, seen, take,
 };
 use crate::BoxError;
 
@@ -136,7 +138,7 @@ async fn a_ttl_out_of_bounds_is_refused(ctx: Ctx) -> CaseResult {
         let error = locker.lock(&name).ttl(ttl).try_acquire().await.expect_err("must be refused");
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{ttl:?}");
     }
-    assert!(locker.lock(&name).inspect().await?.holders.is_empty());
+    assert!(seen(&locker.lock(&name)).await?.holders.is_empty());
     Ok(())
 }
 
@@ -196,7 +198,7 @@ async fn a_manual_renewal_extends(ctx: Ctx) -> CaseResult {
     let guard = mine.lock(&name).ttl(LONG).no_renewal().try_acquire().await?.ok_or("should be free")?;
     // What the store has on record, and what the guard believes.
     let left = async || {
-        let state = other.lock(&name).inspect().await?;
+        let state = seen(&other.lock(&name)).await?;
         let shown = state.holders.first().ok_or("nobody is shown to hold it")?.remaining;
         Ok::<_, BoxError>((shown, guard.remaining()))
     };

@@ -12,7 +12,7 @@ use lockkit_core::{Error, ErrorKind, Locker, LossReason, Outcome, Query, Renewed
 
 use super::{
     CaseResult, Ctx, LONG, SHORT, cases, fencing_claimed, grant, grant_at_once, locker, renew, request,
-    resource::Resource, take, take_in_the_end,
+    resource::Resource, seen, take, take_in_the_end,
 };
 use crate::faults::Direction;
 
@@ -186,7 +186,7 @@ async fn a_partitioned_holder_loses_in_time(ctx: Ctx) -> CaseResult {
     // Whatever the healed connection still carries must neither hurt the new holder nor bring back the old one.
     assert!(mine.lock(&name).acquire_within(Duration::from_secs(3)).await.map_or(true, |guard| guard.is_none()));
     assert!(next.is_held() && !guard.is_held());
-    let state = other.lock(&name).inspect().await?;
+    let state = seen(&other.lock(&name)).await?;
     assert_eq!(state.holders[0].token, Some(next.token()));
     Ok(())
 }

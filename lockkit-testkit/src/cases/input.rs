@@ -2,7 +2,7 @@
 
 use lockkit_core::{ErrorKind, LockKey, Query};
 
-use super::{CaseResult, Ctx, LONG, cases, grant, request, take};
+use super::{CaseResult, Ctx, LONG, cases, grant, request, seen, take};
 
 cases! { "input":
     odd_names_are_distinct [NOTHING] "Names that differ in any byte are different locks (R11)."
@@ -141,7 +141,7 @@ async fn tokens_are_not_printed(ctx: Ctx) -> CaseResult {
     let (store, locker, name) = (ctx.store().await?, ctx.locker().await?, ctx.name());
     let guard = take(&locker, &name, LONG).await?;
     let secret = guard.token().reveal();
-    let state = locker.lock(&name).inspect().await?;
+    let state = seen(&locker.lock(&name)).await?;
     let mine = request(&ctx.key()?, LONG)?;
     let hold = grant(&store, &mine).await?;
     let printed = format!("{guard:?} {state:?} {locker:?} {:?} {store:?}", locker.lock(&name));

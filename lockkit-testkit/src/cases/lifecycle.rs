@@ -6,7 +6,7 @@ use lockkit_core::{
     ErrorKind, HolderInfo, Locker, LossReason, Outcome, Query, Release, Renewal, Renewed, Token, drift,
 };
 
-use super::{CaseResult, Ctx, LONG, assert_taken, cases, grant, request, take};
+use super::{CaseResult, Ctx, LONG, assert_taken, cases, grant, request, seen, take};
 
 cases! { "lifecycle":
     a_free_lock_is_granted [NOTHING] "A free lock is granted at once, with what the ttl leaves of validity."
@@ -37,9 +37,9 @@ async fn a_free_lock_is_granted(ctx: Ctx) -> CaseResult {
 async fn a_held_lock_is_refused(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
-    let before = mine.lock(&name).inspect().await?;
+    let before = seen(&mine.lock(&name)).await?;
     assert_taken(&other, &name).await?;
-    let after = mine.lock(&name).inspect().await?;
+    let after = seen(&mine.lock(&name)).await?;
     assert_eq!(before.holders[0].token, after.holders[0].token, "the holder changed");
     assert_eq!(after.holders.len(), 1);
     assert_eq!(guard.release().await?, Outcome::Released);
@@ -93,7 +93,7 @@ async fn many_rounds_leave_nothing_behind(ctx: Ctx) -> CaseResult {
         last = fence;
         assert_eq!(guard.release().await?, Outcome::Released);
     }
-    assert!(locker.lock(&name).inspect().await?.holders.is_empty());
+    assert!(seen(&locker.lock(&name)).await?.holders.is_empty());
     Ok(())
 }
 
@@ -102,7 +102,7 @@ async fn the_holder_is_shown_while_it_holds(ctx: Ctx) -> CaseResult {
     let info = lockkit_core::HolderInfo::new("billing: nightly run ü");
     let mine = lockkit_core::Locker::shared_builder(mine).holder(info.clone()).build();
     let guard = take(&mine, &name, LONG).await?;
-    let state = other.lock(&name).inspect().await?;
+    let state = seen(&other.lock(&name)).await?;
     let holder = &state.holders[0];
     assert_eq!((&holder.info, holder.token, holder.depth), (&info, Some(guard.token()), 1));
     if guard.fence() != lockkit_core::Fence::NONE {
@@ -112,7 +112,7 @@ async fn the_holder_is_shown_while_it_holds(ctx: Ctx) -> CaseResult {
         assert!(remaining <= LONG && remaining > LONG / 2, "{remaining:?}");
     }
     assert_eq!(guard.release().await?, Outcome::Released);
-    assert!(other.lock(&name).inspect().await?.holders.is_empty());
+    assert!(seen(&other.lock(&name)).await?.holders.is_empty());
     Ok(())
 }
 
@@ -159,7 +159,7 @@ async fn a_lease_is_taken_up_by_its_token(ctx: Ctx) -> CaseResult {
     let next = Locker::shared_builder(ctx.store().await?).holder(HolderInfo::new("the next")).build();
     let again = next.lock(&name).ttl(LONG).resume(token).await?.ok_or("the lease is still there")?;
     assert!(again.fence() > first, "{:?} after {first:?}", again.fence());
-    assert_eq!(mine.lock(&name).inspect().await?.holders[0].info.as_str(), "the next");
+    assert_eq!(seen(&mine.lock(&name)).await?.holders[0].info.as_str(), "the next");
     assert!(other.lock(&name).resume(token).await?.is_none(), "taken up twice");
     assert_taken(&mine, &name).await?;
     again.renew().await?;
@@ -203,7 +203,7 @@ async fn a_broken_lock_is_free(ctx: Ctx) -> CaseResult {
     let guard = take(&mine, &name, LONG).await?;
     let wrong = lockkit_core::Token::random()?;
     assert_eq!(admin.break_lock(&name, wrong).await?, Release::NotHeld(LossReason::Taken));
-    let shown = admin.lock(&name).inspect().await?.holders[0].token.ok_or("no token is shown")?;
+    let shown = seen(&admin.lock(&name)).await?.holders[0].token.ok_or("no token is shown")?;
     assert!(matches!(admin.break_lock(&name, shown).await?, Release::Released { .. }));
     let next = take(&admin, &name, LONG).await?;
     assert!(matches!(guard.release().await?, Outcome::NotHeld(_)), "the broken guard's release must say so");

@@ -8,7 +8,7 @@ use std::{
 use lockkit_core::{Attempt, Guard, Lock, Outcome};
 use tokio::{sync::Barrier, task::JoinHandle, time::timeout};
 
-use super::{CaseResult, Ctx, LONG, PLACE, SLACK, UNTOLD, cases, modes::TWO, request_as, take, wait_for_waiters};
+use super::{CaseResult, Ctx, LONG, PLACE, SLACK, UNTOLD, cases, modes::TWO, request_as, seen, take, wait_for_waiters};
 use crate::BoxError;
 
 cases! { "fairness":
@@ -62,7 +62,7 @@ impl Line {
         }));
         let count = u32::try_from(self.waiting.len())?;
         for _ in 0..1000 {
-            let waiters = self.lock.inspect().await?.waiters;
+            let waiters = seen(&self.lock).await?.waiters;
             if waiters.is_none() {
                 tokio::time::sleep(SLACK).await;
             }

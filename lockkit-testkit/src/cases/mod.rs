@@ -40,8 +40,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Fencing, Guard, Hold, HolderInfo, Lock, LockKey,
-    LockStore, Locker, Mode, Order, Renewal, Renewed, Token,
+    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Fencing, Guard, Hold, HolderInfo, KeyState, Lock,
+    LockKey, LockStore, Locker, Mode, Order, Renewal, Renewed, Token,
 };
 
 use crate::{Backend, BoxError, Server};
@@ -321,6 +321,19 @@ async fn take_in_the_end(locker: &Locker, name: &str, ttl: Duration) -> Result<G
     guard.ok_or_else(|| format!("{name} should be free").into())
 }
 
+/// Who holds a lock and how many wait, asked again when a call failed for want of time.
+async fn seen(lock: &Lock) -> Result<KeyState, BoxError> {
+    let asked = Instant::now();
+    loop {
+        match lock.inspect().await {
+            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            answer => return Ok(answer?),
+        }
+    }
+}
+
 /// Tells that a lock can't be had.
 async fn assert_taken(locker: &Locker, name: &str) -> CaseResult {
     match locker.lock(name).try_acquire().await? {
@@ -354,7 +367,7 @@ async fn wait_for_waiter(lock: &Lock) -> CaseResult {
 /// The same for so many of them.
 async fn wait_for_waiters(lock: &Lock, count: u32) -> CaseResult {
     for _ in 0..1000 {
-        match lock.inspect().await?.waiters {
+        match seen(lock).await?.waiters {
             Some(waiters) if waiters < count => tokio::time::sleep(Duration::from_millis(10)).await,
             Some(_) => return Ok(()),
             None => {

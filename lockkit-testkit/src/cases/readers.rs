@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use lockkit_core::{Guard, Hold, Lock, LockKey, LockStore, Locker, Mode, Moment, Outcome, Release, Renewed, Token};
 
 use super::{
-    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, renew, request_as, resource::Resource, wait_for_waiter,
+    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, renew, request_as, resource::Resource, seen, wait_for_waiter,
 };
 use crate::BoxError;
 
@@ -177,12 +177,12 @@ impl Writer {
 }
 
 async fn tokens(lock: &Lock) -> Result<HashSet<Token>, BoxError> {
-    Ok(lock.inspect().await?.holders.iter().filter_map(|holder| holder.token).collect())
+    Ok(seen(lock).await?.holders.iter().filter_map(|holder| holder.token).collect())
 }
 
 /// All that hold the lock are shown, in whatever order.
 pub(super) async fn assert_shown(lock: &Lock, mode: Mode, held: &[Token]) -> CaseResult {
-    let holders = lock.inspect().await?.holders;
+    let holders = seen(lock).await?.holders;
     let shown: HashSet<_> = holders.iter().filter_map(|holder| holder.token).collect();
     let right = holders.len() == held.len() && shown == held.iter().copied().collect();
     if right && holders.iter().all(|holder| holder.mode == mode) {
