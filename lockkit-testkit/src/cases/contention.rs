@@ -80,13 +80,14 @@ async fn everyone_gets_a_turn(ctx: Ctx) -> CaseResult {
     for _ in 0..3 {
         lockers.push(ctx.locker().await?);
     }
-    // A client has several turns before another has some: few changes from one to the next would judge by chance.
-    let changes = 200;
+    // A client has several turns before another has some: few changes from one to the next would judge by chance. Where each takes
+    // long, 60 will do.
+    let (begun, most, enough, long) = (Instant::now(), 200, 60, Duration::from_secs(10));
     let mut tasks = JoinSet::new();
     for client in (0..9).map(|task| task % 3) {
         let (lock, turns) = (lockers[client].lock(&name).ttl(LONG), Arc::clone(&turns));
         tasks.spawn(async move {
-            while turns.changes.load(Relaxed) < changes {
+            while turns.changes.load(Relaxed) < if begun.elapsed() < long { most } else { enough } {
                 let guard = lock.acquire().await?;
                 turns.take(client);
                 tokio::task::yield_now().await;
