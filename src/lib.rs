@@ -68,6 +68,8 @@ mod documentation {
     mod readme {}
     #[doc = include_str!("../docs/writing-a-backend.md")]
     mod writing_a_backend {}
+    #[doc = include_str!("../docs/coming-from.md")]
+    mod coming_from {}
     #[cfg(feature = "mysql")]
     #[doc = include_str!("../docs/fencing.md")]
     mod fencing {}
