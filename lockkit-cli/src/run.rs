@@ -88,7 +88,8 @@ pub(crate) struct Args {
     no_wait: bool,
     /// Run CMD once in this time among all that use the lock: it is kept for so long from when it was taken, also if CMD ends sooner,
     /// and whatever its exit status is. Unless --wait is given, a run that comes later gives up at once, with exit status 75. The
-    /// time has to be shorter than that from one start to the next: 23h for what is started once a day
+    /// time has to be shorter than that from one start to the next: 23h for what is started once a day. If lockkit itself is
+    /// killed, others may run CMD when the lease has lapsed
     #[arg(long, value_name = "TIME", value_parser = duration::parse, conflicts_with_all = ["read", "permit"])]
     once_per: Option<Duration>,
     /// The holder's name, as shown to others; by default CMD@host:pid
@@ -178,7 +179,7 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: Ren
     let lock: Lock = args.kind.lock(locker, &args.key).ttl(args.ttl).keep_for(args.once_per.unwrap_or_default());
     let liveness = &locker.info().capability.liveness;
     let guard = acquire::acquire(&lock, &args.key, args.wait(), liveness).await?;
-    // Not before CMD runs: what goes wrong until then must not cost the others their window.
+    // Not before CMD is started: what goes wrong until then must not cost the others their window.
     guard.keep_for(Duration::ZERO)?;
     // A grant that came slowly has little left, and CMD would be stopped as soon as it started.
     if guard.remaining() < args.ttl / 2 {
@@ -250,12 +251,12 @@ async fn run_under(
             LOST,
             format!("stopped CMD before its lease of {:?} could lapse: lockkit itself stood still", args.key),
         )),
-        End::Over => released(args, hold, locker).await.map(|()| ended),
+        End::Over => released(args, hold, locker, signals).await.map(|()| ended),
     }
 }
 
 /// Ends the lease after CMD has ended by itself.
-async fn released(args: &Args, hold: Hold, locker: &Locker) -> Result<(), Failure> {
+async fn released(args: &Args, hold: Hold, locker: &Locker, signals: &mut Signals) -> Result<(), Failure> {
     let left = hold.remaining();
     match hold.release().await {
         Ok(None) => Ok(()),
@@ -272,7 +273,10 @@ async fn released(args: &Args, hold: Hold, locker: &Locker) -> Result<(), Failur
                 "{:?}: unless the store answers within {within}, CMD may run again in this window: {error}",
                 args.key
             ));
-            drop(locker.shutdown(left).await);
+            tokio::select! {
+                told = locker.shutdown(left) => drop(told),
+                _ = signals.next() => {}
+            }
             Ok(())
         }
         Err(error) => {

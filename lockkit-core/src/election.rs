@@ -9,7 +9,8 @@ use crate::{ErrorKind, Fence, Guard, HolderInfo, KeyState, Lock, LossReason, Out
 /// An election: of all candidates one leads at a time, for as long as it keeps its lease, and everybody can see which.
 ///
 /// It is the exclusive lock of this name, held for long. The number of a term is its fence: each term has a higher one than all
-/// before it, also after a crash, so that a resource which [checks fences](crate::fenced) refuses a leader that was. What
+/// before it, as far as the store's [fences](crate::Fencing) promise, so that a resource which [checks fences](crate::fenced) refuses a
+/// leader that was. What
 /// candidates are called, and what observers learn of a leader, is the [holder](crate::LockerBuilder::holder) of their locker: an
 /// address, say.
 ///
@@ -20,12 +21,13 @@ use crate::{ErrorKind, Fence, Guard, HolderInfo, KeyState, Lock, LossReason, Out
 /// use lockkit_core::{Locker, MemoryStore};
 ///
 /// let election = Locker::new(MemoryStore::new()).election("scheduler");
-/// let jobs = election.lead(|term| async move { term.get() % 10 }).await?;
-/// # assert!(jobs < 10);
+/// let last = election.lead(|term| async move { schedule_jobs(term).await }).await?;
 /// let term = election.campaign().await?;
+/// assert!(term.fence() > last);
 /// assert_eq!(election.leader().await?.and_then(|leader| leader.term), Some(term.fence()));
 /// term.resign().await?;
 /// # Ok(()) }
+/// # async fn schedule_jobs(term: lockkit_core::Fence) -> lockkit_core::Fence { term }
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
@@ -45,7 +47,8 @@ pub struct Term {
 pub struct Leader {
     /// Its name, as it gave it.
     pub info: HolderInfo,
-    /// The number of its term; `None` if it is not a lockkit client, or the store has no fences.
+    /// The number of its term; `None` if it is not a lockkit client, or the store has no fences. A quorum may show another one than
+    /// [`Term::fence`], because its nodes count apart.
     pub term: Option<Fence>,
     /// What is left of its lease on the store's clock if it is not renewed; `None` if the lease does not end by time.
     pub remaining: Option<Duration>,
@@ -98,8 +101,10 @@ impl Election {
     /// lapse, as by [`Guard::run`]; then this campaigns again. When it ends by itself, its output is returned, and the term is over.
     ///
     /// # Errors
-    /// As [`campaign`](Self::campaign). [`Lost`](ErrorKind::Lost) if the work ended, and the store then said that the lease was
-    /// not held any more: another may have led at the same time.
+    /// As [`campaign`](Self::campaign), at any time: when the store is away for longer than the
+    /// [patience](crate::LockerBuilder::patience), say. Call it again after a pause if the error is
+    /// [retryable](crate::Error::is_retryable). [`Lost`](ErrorKind::Lost) if the work ended, and the store then said that the lease
+    /// was not held any more: another may have led at the same time, and what the work gave is dropped.
     ///
     /// # Cancellation
     /// The work is dropped, and the term ends in the background.
@@ -117,7 +122,8 @@ impl Election {
         }
     }
 
-    /// The one that leads at this moment, by what the store says.
+    /// The one that leads at this moment, by what the store says. After a [hand-over](Term::hand_over) that is the former leader until
+    /// another has taken over.
     ///
     /// # Errors
     /// As [`Lock::inspect`].
@@ -126,7 +132,10 @@ impl Election {
     }
 
     /// Tells of each change of the leader that is seen by asking so often.
+    ///
+    /// At least a millisecond passes between two questions, and at most a day.
     pub fn observe(&self, every: Duration) -> Leaders {
+        let every = every.clamp(Duration::from_millis(1), Duration::from_secs(24 * 60 * 60));
         Leaders { lock: self.lock.clone(), every, next: Instant::now(), told: None }
     }
 
@@ -181,7 +190,8 @@ impl Term {
     /// [takes over](Election::take_over) while the lease lasts. Nobody gets in between. If none does in time, all can.
     ///
     /// # Errors
-    /// As [`Guard::detach`].
+    /// As [`Guard::detach`]; `Unsupported` on ZooKeeper, say ([`Capability::resume`](crate::Capability)). The term is over then, as by
+    /// dropping it.
     pub fn hand_over(self) -> Result<Token> {
         self.guard.detach()
     }
@@ -195,13 +205,13 @@ impl Leaders {
     /// As [`Lock::inspect`]. It can be called again.
     ///
     /// # Cancellation
-    /// Nothing is missed.
+    /// The next call tells what this one would have. A question that was dropped is asked again when its time has come.
     pub async fn next(&mut self) -> Result<Option<Leader>> {
         loop {
             sleep_until(self.next).await;
-            let state = self.lock.inspect().await;
+            // Before the question, which may be dropped.
             self.next = Instant::now() + self.every;
-            let leader = leader(state?);
+            let leader = leader(self.lock.inspect().await?);
             let seen = leader.as_ref().map(|leader| (leader.info.clone(), leader.term));
             if self.told.as_ref() != Some(&seen) {
                 self.told = Some(seen);

@@ -200,22 +200,24 @@ impl Guard {
     }
 
     /// Keeps the lock from all others for at least this long after it was granted, as [`Lock::keep_for`](crate::Lock::keep_for) does from the
-    /// beginning; not at all if that is no time. It goes for all guards of an [owner](crate::Owner).
+    /// beginning; zero: not at all. It goes for all guards of an [owner](crate::Owner).
     ///
     /// # Errors
-    /// As for [`Lock::keep_for`](crate::Lock::keep_for).
+    /// As for [`Lock::keep_for`](crate::Lock::keep_for); [`Lost`](crate::ErrorKind::Lost) if the lease is lost.
     pub fn keep_for(&self, at_least: Duration) -> Result<()> {
         let info = self.engine.store.info();
         if !at_least.is_zero() {
             let refused = info.admit_keep_for(self.lease.claim.mode, at_least);
             refused.map_err(|error| error.at("keep", Some(self.key()), &info.name))?;
+            self.ensure(Duration::ZERO)?;
         }
         self.lease.state().keep_for(at_least);
         Ok(())
     }
 
     /// Ends the hold as [`release`](Self::release) does, and others may have the lock at once, although it was to be
-    /// [kept](crate::Lock::keep_for) from them: the work failed, and another may try it in the same window of time.
+    /// [kept](crate::Lock::keep_for) from them: the work failed, and another may try it in the same window of time. With other guards of the
+    /// [owner](crate::Owner), when the last of them ends. After a loss it is too late: the lock is being kept.
     ///
     /// # Errors
     /// As [`release`](Self::release).

@@ -26,8 +26,14 @@ impl Lock {
     pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
     pub(crate) fn new(engine: Arc<Engine>, name: &str, mode: Mode) -> Self {
-        let terms =
-            Terms { ttl: Self::DEFAULT_TTL, renew: true, max_hold: None, fence_above: Fence::NONE, keep_for: None };
+        let terms = Terms {
+            ttl: Self::DEFAULT_TTL,
+            renew: true,
+            max_hold: None,
+            fence_above: Fence::NONE,
+            keep_for: None,
+            hands_over: true,
+        };
         Self { engine, key: LockKey::new(name), mode, order: Order::Any, terms, ttl_is_set: false, owner: None }
     }
 
@@ -271,6 +277,12 @@ impl Lock {
 
     pub(crate) fn key(&self) -> Result<LockKey> {
         self.key.clone()
+    }
+
+    /// Each holder of it is seen at the store.
+    pub(crate) fn not_handed_over(mut self) -> Self {
+        self.terms.hands_over = false;
+        self
     }
 
     pub(crate) fn is_kept(&self) -> bool {

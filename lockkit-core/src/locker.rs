@@ -138,9 +138,9 @@ impl Locker {
     }
 
     /// The election of this name, in which this locker is a candidate under its [holder](LockerBuilder::holder)'s name. No I/O; a bad
-    /// name is reported by the first campaign. It excludes the [`lock`](Self::lock) of the same name.
+    /// name is reported by the first campaign. It excludes the [`lock`](Self::lock) of the same name, and its holder looks like a leader.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
-        let lock = self.lock(name);
+        let lock = self.lock(name).not_handed_over();
         Election::new(if self.info().capability.fifo { lock.fifo() } else { lock })
     }
 

@@ -1,8 +1,8 @@
 //! Locks that are kept when their holder is done, on a store that fails. What holds on every store is in the compliance suite.
 
 use std::{
-    future::poll_fn,
-    pin::pin,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -118,11 +118,18 @@ async fn a_lock_that_is_lost_is_kept() -> Result<()> {
 #[tokio::test]
 async fn the_next_task_of_the_process_gets_no_lock_that_is_kept() -> Result<()> {
     let locker = failing(0, false);
-    let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
-    let (token, lock) = (guard.token(), locker.lock("x"));
-    let mut next = pin!(lock.acquire());
-    let waits = poll_fn(|context| Poll::Ready(next.as_mut().poll(context).is_pending())).await;
-    assert!(waits);
+    let (lock, kept) = (locker.lock("x"), locker.lock("x").keep_for(YEAR));
+    let first = take(&lock).await?;
+    let (mut second, mut third) = (pin!(kept.acquire()), pin!(lock.acquire()));
+    for next in [second.as_mut() as Pin<&mut dyn Future<Output = Result<Guard>>>, third.as_mut()] {
+        let mut next = next;
+        assert!(poll_fn(|context| Poll::Ready(next.as_mut().poll(context).is_pending())).await);
+    }
+    // For so long that the next grant has a fence for the one after it.
+    sleep(Duration::from_millis(20)).await;
+    assert_eq!(first.release().await?, Outcome::Released);
+    let guard = second.await?;
+    let token = guard.token();
     assert_eq!(guard.release().await?, Outcome::Released);
     kept_by_another(&locker, token).await
 }

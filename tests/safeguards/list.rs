@@ -210,6 +210,14 @@ pub(crate) const ALL: &[Safeguard] = &[
     },
     // Handing over.
     Safeguard {
+        name: "hand_over_unseen",
+        does: "The lease of a leader is not handed over, for others are to see the next one",
+        file: ENGINE,
+        code: "&& «lease.terms.hands_over»",
+        without: "true",
+        noticed_by: "lockkit-redlock/compliance::redlock-memory::election::each_leader_of_a_process_is_seen",
+    },
+    Safeguard {
         name: "hand_over_suspect",
         does: "A lease in doubt is not handed over",
         file: ENGINE,

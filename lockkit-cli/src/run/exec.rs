@@ -55,8 +55,9 @@ pub(super) fn find(command: &[OsString]) -> Result<(), Failure> {
     let is_there = if program.as_os_str().as_encoded_bytes().contains(&b'/') {
         can_run(program)
     } else {
-        let path = env::var_os("PATH").unwrap_or_default();
-        env::split_paths(&path).any(|directory| can_run(&directory.join(program)))
+        // Without a PATH the system looks where it likes.
+        env::var_os("PATH")
+            .is_none_or(|path| env::split_paths(&path).any(|directory| can_run(&directory.join(program))))
     };
     if is_there {
         Ok(())

@@ -27,6 +27,8 @@ pub(crate) struct Terms {
     pub(crate) fence_above: Fence,
     /// From the grant on, nobody else is to have the lock for at least so long.
     pub(crate) keep_for: Option<Duration>,
+    /// Whether the lease may go to the next task of this process, unseen by the store.
+    pub(crate) hands_over: bool,
 }
 
 /// How long a caller waits.

@@ -305,7 +305,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     fn terms() -> Terms {
-        Terms { ttl: TTL, renew: true, max_hold: None, fence_above: Fence::NONE, keep_for: None }
+        Terms { ttl: TTL, renew: true, max_hold: None, fence_above: Fence::NONE, keep_for: None, hands_over: true }
     }
 
     fn start() -> Moment {

@@ -285,6 +285,7 @@ impl Engine {
 
     fn may_hand_over(&self, lease: &Lease, state: &lease::State, now: Moment) -> bool {
         lease.spare_fences > 0
+            && lease.terms.hands_over
             && state.kept_until().is_none()
             && state.seat.is_some()
             && state.is_sure()

@@ -320,8 +320,14 @@ mod tests {
     use super::*;
     use crate::Fence;
 
-    const TERMS: Terms =
-        Terms { ttl: Duration::from_secs(10), renew: true, max_hold: None, fence_above: Fence::NONE, keep_for: None };
+    const TERMS: Terms = Terms {
+        ttl: Duration::from_secs(10),
+        renew: true,
+        max_hold: None,
+        fence_above: Fence::NONE,
+        keep_for: None,
+        hands_over: true,
+    };
 
     fn at(micros: u64) -> Moment {
         Moment::from_nanos(1_000_000_000_000 + micros * 1000)

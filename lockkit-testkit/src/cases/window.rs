@@ -23,6 +23,8 @@ cases! { "window":
 
 /// Longer than the shortest that is kept, and than what servers are late by.
 const WINDOW: Duration = Duration::from_millis(2500);
+/// For a task to wait in its process.
+const LINE_UP: Duration = Duration::from_millis(20);
 /// For as long as the case may take.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -127,13 +129,17 @@ async fn what_is_late_does_not_cut_a_window_short(ctx: Ctx) -> CaseResult {
 
 async fn other_tasks_of_the_process_wait_as_well(ctx: Ctx) -> CaseResult {
     let (mine, name) = (ctx.locker().await?, ctx.name());
+    let first = take(&mine.lock(&name).ttl(LONG)).await?;
+    let acquiring = |lock: Lock| tokio::spawn(async move { lock.acquire().await.map(|guard| (guard, Instant::now())) });
+    // They line up behind each other, and the holder has the lock for so long that the next may hand it on.
+    let second = acquiring(kept(&mine, &name, WINDOW));
+    tokio::time::sleep(LINE_UP).await;
+    let third = acquiring(mine.lock(&name).ttl(LONG));
+    tokio::time::sleep(LINE_UP).await;
     let before = Instant::now();
-    let guard = take(&kept(&mine, &name, WINDOW)).await?;
-    let lock = mine.lock(&name).ttl(LONG);
-    let next = tokio::spawn(async move { lock.acquire().await.map(|guard| (guard, Instant::now())) });
-    tokio::task::yield_now().await;
-    assert_eq!(guard.release().await?, Outcome::Released);
-    let gap = next.await??.1.duration_since(before);
+    assert_eq!(first.release().await?, Outcome::Released);
+    assert_eq!(second.await??.0.release().await?, Outcome::Released);
+    let gap = third.await??.1.duration_since(before);
     assert!(gap >= WINDOW, "handed over {gap:?} after a grant that was to be kept for {WINDOW:?}");
     Ok(())
 }
