@@ -171,7 +171,7 @@ pub(crate) fn run(args: Args) -> Exit {
 async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: RenewalNotify) -> Result<Hold, Failure> {
     if let Some(borrowed) = borrow::borrow(locker, (&args.key, args.kind), enclosing, &notify).await? {
         if args.once_per.is_some() {
-            let message = format!("--once-per belongs to the run that has {:?} already, around this one", args.key);
+            let message = format!("an enclosing run holds {:?} already: give --once-per to that one", args.key);
             return Err(Failure::new(USAGE, message));
         }
         return Ok(Hold::Borrowed(borrowed));

@@ -10,9 +10,8 @@ use crate::{ErrorKind, Fence, Guard, HolderInfo, KeyState, Lock, LossReason, Out
 ///
 /// It is the exclusive lock of this name, held for long. The number of a term is its fence: each term has a higher one than all
 /// before it, as far as the store's [fences](crate::Fencing) promise, so that a resource which [checks fences](crate::fenced) refuses a
-/// leader that was. What
-/// candidates are called, and what observers learn of a leader, is the [holder](crate::LockerBuilder::holder) of their locker: an
-/// address, say.
+/// former leader. The name of a candidate, which is all that observers learn of it, is the
+/// [holder](crate::LockerBuilder::holder) of its locker: an address, say.
 ///
 /// Where the store has [that order](Lock::fifo), the candidate that asked first leads next.
 ///
@@ -198,8 +197,8 @@ impl Term {
 }
 
 impl Leaders {
-    /// Waits until another leads than this told of last, or nobody; the first time it tells at once. What comes and goes between two
-    /// questions to the store is not seen.
+    /// Waits until the leader is another than the last one that this returned, or there is none; the first call returns at once. A leader
+    /// that comes and goes between two questions to the store is not seen.
     ///
     /// # Errors
     /// As [`Lock::inspect`]. It can be called again.

@@ -61,7 +61,8 @@ impl Lock {
     ///
     /// What the holder leaves is a lease that nobody has, on the store's clock: the clocks of hosts do not matter, but for how
     /// long this one measures its work. A window has to be shorter than the time from one start of the job to the next, by more than
-    /// that varies, for it may end a second late: 23 hours for what is started once a day.
+    /// that varies: 23 hours for a job that is started once a day. It may end a second late, and later by as long as the holder's
+    /// last request takes to reach the store.
     ///
     /// The lock is kept when the guard is [released](Guard::release), whatever came of the work. A dropped guard has it done in the background:
     /// a process that ends then leaves the lease alone, which lapses after the ttl. So does one that crashes or can't reach the store, and a

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Exit {
     Err(Failure::new(code, format!("could not run {program:?}: {error}")))
 }
 
-/// Looks for CMD, for a run that has one try: on a host that lacks it another one's must not be used up.
+/// Looks for CMD before a window begins, so that a host which lacks CMD does not keep the other hosts from running it.
 pub(super) fn find(command: &[OsString]) -> Result<(), Failure> {
     let program = Path::new(command.first().map_or(OsStr::new(""), OsString::as_os_str));
     let can_run = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
@@ -62,7 +62,7 @@ pub(super) fn find(command: &[OsString]) -> Result<(), Failure> {
     if is_there {
         Ok(())
     } else {
-        Err(Failure::new(NOT_FOUND, format!("there is no {program:?} here that can be run")))
+        Err(Failure::new(NOT_FOUND, format!("CMD {program:?} is not there, or can't be executed")))
     }
 }
 

@@ -6,13 +6,16 @@ use lockkit_core::{
     AcquireRequest, Attempt, ErrorKind, Guard, Lock, Locker, MultiLock, Outcome, Release, Renewed, StoreInfo, Token,
 };
 
-use super::{CaseResult, Ctx, LONG, UNTOLD, assert_taken, cases, fencing_claimed, grant, renew, request};
+use super::{
+    CaseResult, Ctx, LONG, UNTOLD, abandon_after, assert_taken, cases, fencing_claimed, grant, renew, request,
+};
 use crate::BoxError;
 
 cases! { "window":
     a_lock_is_kept_for_its_window [KEEPS] "A lock with keep_for is nobody's from the grant until the window is over, however short the work was; then another gets it."
     what_is_left_of_the_lease_does_not_count [KEEPS] "A window that is shorter than the ttl ends when it is over, and not with the lease."
     dropping_a_guard_keeps_the_lock [KEEPS] "A guard that is dropped keeps the lock as one that is released."
+    a_release_that_is_abandoned_keeps_the_lock [KEEPS] "A release that is dropped at any moment keeps the lock all the same."
     a_window_may_be_longer_than_any_lease [KEEPS] "A window may be longer than the longest ttl. The one who keeps it is shown with what is left, and can be made to give way."
     what_is_late_does_not_cut_a_window_short [KEEPS] "A late renewal or release of the holder that is done changes nothing (R5, R7)."
     other_tasks_of_the_process_wait_as_well [KEEPS] "A lock that is kept is not handed over to the next task of the process."
@@ -25,8 +28,8 @@ cases! { "window":
 const WINDOW: Duration = Duration::from_millis(2500);
 /// For a task to wait in its process.
 const LINE_UP: Duration = Duration::from_millis(20);
-/// For as long as the case may take.
-const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Longer than any lease, and than the case takes. What a case leaves on a server when it fails is gone after that.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// A lock that is not lost while the case runs.
 fn kept(locker: &Locker, name: &str, window: Duration) -> Lock {
@@ -71,13 +74,32 @@ async fn what_is_left_of_the_lease_does_not_count(ctx: Ctx) -> CaseResult {
 
 async fn dropping_a_guard_keeps_the_lock(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
-    let guard = take(&kept(&mine, &name, YEAR)).await?;
+    let guard = take(&kept(&mine, &name, HOUR)).await?;
     let token = guard.token();
     drop(guard);
     mine.shutdown(LONG).await?;
     let keeper = keeper(&other, &name).await?;
     assert_ne!(keeper, token, "the lease was left to lapse");
     make_way(&other, &name, keeper).await
+}
+
+async fn a_release_that_is_abandoned_keeps_the_lock(ctx: Ctx) -> CaseResult {
+    let (mine, other) = (ctx.locker().await?, ctx.locker().await?);
+    let mut ended = Vec::new();
+    for round in 0..50_u64 {
+        let name = ctx.name();
+        let guard = take(&kept(&mine, &name, HOUR)).await?;
+        let token = guard.token();
+        drop(abandon_after(Duration::from_micros(round * 20), guard.release()).await);
+        ended.push((name, token));
+    }
+    mine.shutdown(LONG).await?;
+    for (name, token) in ended {
+        let keeper = keeper(&other, &name).await?;
+        assert_ne!(keeper, token, "the lease was left to lapse");
+        make_way(&other, &name, keeper).await?;
+    }
+    Ok(())
 }
 
 /// Ends a window.
@@ -96,12 +118,12 @@ async fn keeper(locker: &Locker, name: &str) -> Result<Token, BoxError> {
 
 async fn a_window_may_be_longer_than_any_lease(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
-    assert_eq!(take(&kept(&mine, &name, YEAR)).await?.release().await?, Outcome::Released);
+    assert_eq!(take(&kept(&mine, &name, HOUR)).await?.release().await?, Outcome::Released);
     assert_taken(&other, &name).await?;
     let state = other.lock(&name).inspect().await?;
     let [keeper] = &state.holders[..] else { return Err(format!("one keeps the lock: {:?}", state.holders).into()) };
     let left = keeper.remaining.ok_or("a window ends by time")?;
-    assert!(left <= YEAR && left > YEAR - Duration::from_secs(3600), "{left:?} are left of {YEAR:?}");
+    assert!(left <= HOUR && left > HOUR - Duration::from_secs(600), "{left:?} are left of {HOUR:?}");
     assert!(keeper.info.as_str().ends_with(" (done)"), "{:?}", keeper.info);
     make_way(&other, &name, keeper.token.ok_or("it is a lockkit client")?).await?;
     drop(take(&other.lock(&name)).await?);
@@ -112,7 +134,7 @@ async fn what_is_late_does_not_cut_a_window_short(ctx: Ctx) -> CaseResult {
     let (store, other, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
     let first = request(&key, LONG)?;
     grant(&store, &first).await?;
-    let keeps = AcquireRequest { from: Some(first.claim.token), ttl: YEAR, ..request(&key, LONG)? };
+    let keeps = AcquireRequest { from: Some(first.claim.token), ttl: HOUR, ..request(&key, LONG)? };
     grant(&store, &keeps).await?;
     // The same again: its answer was lost.
     grant(&store, &keeps).await?;
@@ -122,7 +144,7 @@ async fn what_is_late_does_not_cut_a_window_short(ctx: Ctx) -> CaseResult {
     assert!(matches!(store.acquire(&again).await?, Attempt::Contended(_)), "granted twice");
     let state = other.lock(key.as_str()).inspect().await?;
     let left = state.holders.first().and_then(|keeper| keeper.remaining).unwrap_or_default();
-    assert!(left > YEAR / 2, "{left:?} are left of {YEAR:?}");
+    assert!(left > HOUR / 2, "{left:?} are left of {HOUR:?}");
     store.release(&keeps.claim).await?;
     Ok(())
 }
@@ -154,10 +176,10 @@ async fn work_that_is_longer_than_the_window_is_released(ctx: Ctx) -> CaseResult
 
 async fn a_holder_may_give_the_window_up(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
-    let guard = take(&kept(&mine, &name, YEAR)).await?;
+    let guard = take(&kept(&mine, &name, HOUR)).await?;
     assert_eq!(guard.release_early().await?, Outcome::Released);
     let guard = take(&other.lock(&name).ttl(LONG)).await?;
-    guard.keep_for(YEAR)?;
+    guard.keep_for(HOUR)?;
     assert_eq!(guard.release().await?, Outcome::Released);
     assert_taken(&mine, &name).await?;
     let keeper = keeper(&mine, &name).await?;
