@@ -41,6 +41,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Run(run::Args),
+    Elect(run::elect::Args),
     Ls(ls::Args),
     Who(who::Args),
     Break(break_lock::Args),
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
 fn dispatch(verb: Verb) -> Exit {
     match verb {
         Verb::Run(args) => run::run(args),
+        Verb::Elect(args) => run::elect::run(args),
         Verb::Ls(args) => ls::run(&args),
         Verb::Who(args) => who::run(&args),
         Verb::Break(args) => break_lock::run(args),

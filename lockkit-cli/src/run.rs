@@ -6,10 +6,11 @@
 //! ```
 //!
 //! The lock is acquired or, inside a run that holds it already, borrowed ([`nest`]). Then two things race: CMD's end
-//! and the lease's ([`supervise`]). CMD must be gone before the lease can lapse.
+//! and the lease's ([`under`], [`supervise`]). CMD must be gone before the lease can lapse. [`elect`] does so again and again.
 
 mod acquire;
 mod borrow;
+pub(crate) mod elect;
 pub(crate) mod exec;
 mod hold;
 mod kind;
@@ -20,28 +21,26 @@ mod plan;
 mod signals;
 mod supervise;
 mod targets;
+mod under;
 pub(crate) mod watchdog;
 mod work;
 
 use std::{ffi::OsString, time::Duration};
 
 use clap::Args as ClapArgs;
-use lockkit::{HolderInfo, Lock, LockKey, Locker};
+use lockkit::{Guard, HolderInfo, Lock, LockKey, Locker};
 
 use self::{
     hold::Hold,
     kind::Kind,
-    lender::Lender,
-    nest::{Enclosing, Entry},
+    nest::Enclosing,
     notify::RenewalNotify,
-    plan::Plan,
-    supervise::End,
-    watchdog::Watchdog,
-    work::{Ended, Work},
+    under::{Finish, Task, run_under},
+    work::Ended,
 };
 use crate::{
     duration,
-    exit::{Exit, Failure, LOST, USAGE, say},
+    exit::{Exit, Failure, LOST, USAGE},
     signals::Signals,
     store::{self, StoreArgs, block_on},
     who,
@@ -105,25 +104,42 @@ impl Args {
         let is_try = self.no_wait || self.once_per.is_some() && self.wait.is_none();
         if is_try { Some(Duration::ZERO) } else { self.wait }
     }
+}
 
-    fn holder(&self) -> HolderInfo {
-        let text = self.holder.clone().unwrap_or_else(|| {
-            let program = self.command.first().map(std::path::Path::new).and_then(|path| path.file_name());
-            let host = rustix::system::uname();
-            let program = program.unwrap_or_default().to_string_lossy();
-            format!("{program}@{}:{}", host.nodename().to_string_lossy(), std::process::id())
-        });
-        HolderInfo::new(&text)
+/// The holder's name that was given, or one that tells where CMD runs.
+fn holder(given: Option<&str>, command: &[OsString]) -> HolderInfo {
+    let text = given.map(str::to_owned).unwrap_or_else(|| {
+        let program = command.first().map(std::path::Path::new).and_then(|path| path.file_name());
+        let host = rustix::system::uname();
+        let program = program.unwrap_or_default().to_string_lossy();
+        format!("{program}@{}:{}", host.nodename().to_string_lossy(), std::process::id())
+    });
+    HolderInfo::new(&text)
+}
+
+/// Refuses what can't be meant to be CMD.
+fn admit(command: &[OsString]) -> Result<(), Failure> {
+    if command.first().and_then(|program| program.to_str()).is_some_and(store::is_store_url) {
+        return Err(Failure::new(USAGE, "CMD is the URL of a store; that is given with --store, or in LOCKKIT_STORE"));
     }
+    Ok(())
+}
+
+/// Refuses the store that no two processes share.
+fn admit_store(locker: &Locker) -> Result<(), Failure> {
+    if locker.info().scheme == "memory" {
+        let instead = "give a store that processes share, such as --store redis://host:6379";
+        let message = format!("memory: excludes nobody, for every process has a memory of its own; {instead}");
+        return Err(Failure::new(USAGE, message));
+    }
+    Ok(())
 }
 
 pub(crate) fn run(args: Args) -> Exit {
     if args.once_per.is_some_and(|time| time.is_zero()) {
         return Err(Failure::new(USAGE, "--once-per takes a time above zero, such as 1h"));
     }
-    if args.command.first().and_then(|program| program.to_str()).is_some_and(store::is_store_url) {
-        return Err(Failure::new(USAGE, "CMD is the URL of a store; that is given with --store, or in LOCKKIT_STORE"));
-    }
+    admit(&args.command)?;
     // All on this one thread: the parent-death signal of CMD comes when the thread that started it ends.
     if args.once_per.is_some() {
         exec::find(&args.command)?;
@@ -136,12 +152,8 @@ pub(crate) fn run(args: Args) -> Exit {
             builder = args.store.builder() => builder?,
             signal = signals.next() => return Ok(Ended::waiting(signal)),
         };
-        let locker = builder.holder(args.holder()).observer(notify.clone()).build();
-        if locker.info().scheme == "memory" {
-            let instead = "give a store that processes share, such as --store redis://host:6379";
-            let message = format!("memory: excludes nobody, for every process has a memory of its own; {instead}");
-            return Err(Failure::new(USAGE, message));
-        }
+        let locker = builder.holder(holder(args.holder.as_deref(), &args.command)).observer(notify.clone()).build();
+        admit_store(&locker)?;
         let enclosing = Enclosing::from_env();
         let obtained = tokio::select! {
             hold = obtain(&args, &locker, &enclosing, notify) => hold,
@@ -152,7 +164,14 @@ pub(crate) fn run(args: Args) -> Exit {
             }
         };
         let result = match obtained {
-            Ok(hold) => run_under(&args, hold, &locker, &enclosing, &mut signals).await,
+            Ok(hold) => {
+                let task = Task { key: &args.key, once_per: args.once_per, command: &args.command };
+                match run_under(&task, hold, &locker, &enclosing, &mut signals).await {
+                    Ok(Finish::Ended(ended)) => Ok(ended),
+                    Ok(Finish::Stopped(why)) => Err(Failure::new(LOST, why)),
+                    Err(failure) => Err(failure),
+                }
+            }
             Err(failure) => Err(failure),
         };
         if result.is_err() {
@@ -181,108 +200,19 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: Ren
     let guard = acquire::acquire(&lock, &args.key, args.wait(), liveness).await?;
     // Not before CMD is started: what goes wrong until then must not cost the others their window.
     guard.keep_for(Duration::ZERO)?;
+    Ok(own(guard, args.ttl, locker, notify).await?)
+}
+
+/// A lease that was just granted, with enough left of it to begin.
+async fn own(guard: Guard, ttl: Duration, locker: &Locker, notify: RenewalNotify) -> lockkit::Result<Hold> {
     // A grant that came slowly has little left, and CMD would be stopped as soon as it started.
-    if guard.remaining() < args.ttl / 2 {
+    if guard.remaining() < ttl / 2 {
         guard.renew().await?;
     }
-    let ttl = match liveness.session {
+    let ttl = match locker.info().capability.liveness.session {
         // The session decides how long the lease lasts, and it may give less than was asked for.
-        Some(_) => args.ttl.min(guard.remaining()),
-        None => args.ttl,
+        Some(_) => ttl.min(guard.remaining()),
+        None => ttl,
     };
     Ok(Hold::own(guard, ttl, notify))
-}
-
-/// Runs CMD under the lease and ends the lease.
-async fn run_under(
-    args: &Args,
-    hold: Hold,
-    locker: &Locker,
-    enclosing: &Enclosing,
-    signals: &mut Signals,
-) -> Result<Ended, Failure> {
-    let run = nest::run_id()?;
-    let mut lender = None;
-    let mut inside = enclosing.clone();
-    inside.runs.push(run.clone());
-    if let Hold::Own(own) = &hold {
-        lender = Some(Lender::open(&run).map_err(|error| Failure::system("open a socket", &error))?);
-        let (key, token) = (args.key.clone(), own.token());
-        inside.held.push(Entry { key, token, ttl: hold.ttl(), lasts: hold.lasts(), run: run.clone() });
-    }
-    let mut watchdog = Watchdog::start(&run).map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
-    let plan = Plan::of(hold.lasts());
-    watchdog.allow(hold.remaining(), &plan);
-    let vars = [
-        ("LOCKKIT_KEY", args.key.as_str().to_owned()),
-        ("LOCKKIT_FENCE", hold.fence().to_string()),
-        ("LOCKKIT_TTL_MS", hold.ttl().as_millis().to_string()),
-        (nest::HELD, inside.held_text()),
-        (nest::RUNS, inside.runs_text()),
-    ];
-    let mut work = match Work::start(&args.command, vars, run) {
-        Ok(work) => work,
-        Err(error) => {
-            watchdog.dismiss().await;
-            drop(hold);
-            return Err(Failure::system("start CMD", &error));
-        }
-    };
-    if let (Hold::Own(own), Some(window)) = (&hold, args.once_per) {
-        own.keep_for(window)?;
-    }
-    watchdog.guard(work.targets());
-    let end = supervise::supervise(&hold, &plan, &mut work, &mut watchdog, lender, signals).await;
-    // Dismissed before CMD is reaped: until then its number can't be another's.
-    let bitten = watchdog.dismiss().await;
-    let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;
-    match end {
-        End::Stopped { why, in_time: true } => {
-            Err(Failure::new(LOST, format!("stopped CMD before its lease of {:?} could lapse: {why}", args.key)))
-        }
-        End::Stopped { why, in_time: false } => Err(Failure::new(
-            LOST,
-            format!(
-                "stopped CMD, its work may have overlapped with another's: the lease of {:?} is lost: {why}",
-                args.key
-            ),
-        )),
-        End::Over if bitten => Err(Failure::new(
-            LOST,
-            format!("stopped CMD before its lease of {:?} could lapse: lockkit itself stood still", args.key),
-        )),
-        End::Over => released(args, hold, locker, signals).await.map(|()| ended),
-    }
-}
-
-/// Ends the lease after CMD has ended by itself.
-async fn released(args: &Args, hold: Hold, locker: &Locker, signals: &mut Signals) -> Result<(), Failure> {
-    let left = hold.remaining();
-    match hold.release().await {
-        Ok(None) => Ok(()),
-        Ok(Some(why)) => Err(Failure::new(
-            LOST,
-            format!(
-                "CMD has ended, its work may have overlapped with another's: the lease of {:?} is lost: {why}",
-                args.key
-            ),
-        )),
-        Err(error) if args.once_per.is_some() => {
-            let within = duration::spoken(left);
-            say(&format!(
-                "{:?}: unless the store answers within {within}, CMD may run again in this window: {error}",
-                args.key
-            ));
-            tokio::select! {
-                told = locker.shutdown(left) => drop(told),
-                _ = signals.next() => {}
-            }
-            Ok(())
-        }
-        Err(error) => {
-            // The lease was held until CMD's end. That it lasts longer than need be is no harm to CMD's work.
-            say(&format!("{:?} stays locked for up to {}: {error}", args.key, duration::spoken(left)));
-            Ok(())
-        }
-    }
 }

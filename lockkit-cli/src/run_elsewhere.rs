@@ -21,3 +21,23 @@ pub(crate) fn run(_: Args) -> Exit {
     let why = "run works on Linux only, for elsewhere CMD could outlive its lock; CMD was not started";
     Err(Failure::new(NOT_EXECUTABLE, why))
 }
+
+pub(crate) mod elect {
+    //! `lockkit elect` where it can't keep its promise.
+
+    use super::{Exit, Failure, NOT_EXECUTABLE};
+
+    /// Run a command on one of many hosts: on Linux only
+    ///
+    /// As for lockkit run.
+    #[derive(Debug, clap::Args)]
+    pub(crate) struct Args {
+        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        all: Vec<std::ffi::OsString>,
+    }
+
+    pub(crate) fn run(_: Args) -> Exit {
+        let why = "elect works on Linux only, for elsewhere CMD could outlive its term; CMD was not started";
+        Err(Failure::new(NOT_EXECUTABLE, why))
+    }
+}

@@ -13,12 +13,16 @@ use crate::{
 
 /// Writes to stdout. A reader that has seen enough and went away, as `head` does, is no error.
 pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    is_printed(write).map(drop)
+}
+
+/// The same for a verb that goes on printing; tells whether there is still a reader.
+pub(crate) fn is_printed(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match write(&mut out).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(LOST, format!("could not write the output: {error}")))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::new(LOST, format!("could not write the output: {error}"))),
     }
 }
 

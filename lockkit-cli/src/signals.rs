@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 #[derive(Debug)]
 pub(crate) struct Signals {
     streams: Vec<(Signal, tokio::signal::unix::Signal)>,
+    end: Option<Signal>,
 }
 
 impl Signals {
@@ -20,12 +21,12 @@ impl Signals {
         let streams = wanted
             .map(|which| Ok((*which, signal(SignalKind::from_raw(which.as_raw()))?)))
             .collect::<io::Result<_>>()?;
-        Ok(Self { streams })
+        Ok(Self { streams, end: None })
     }
 
     /// The next signal to arrive.
     pub(crate) async fn next(&mut self) -> Signal {
-        poll_fn(|context| {
+        let signal = poll_fn(|context| {
             for (which, stream) in &mut self.streams {
                 if stream.poll_recv(context).is_ready() {
                     return Poll::Ready(*which);
@@ -33,7 +34,16 @@ impl Signals {
             }
             Poll::Pending
         })
-        .await
+        .await;
+        if matches!(signal, Signal::TERM | Signal::INT | Signal::QUIT) {
+            self.end = Some(signal);
+        }
+        signal
+    }
+
+    /// The last signal that arrived of those which always ask a program to end.
+    pub(crate) fn end(&self) -> Option<Signal> {
+        self.end
     }
 }
 

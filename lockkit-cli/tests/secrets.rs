@@ -50,8 +50,9 @@ fn anywhere() -> impl Strategy<Value = String> {
     prop_oneof![3 => url(), 1 => select(vec!["Xs3cr3tX@host", "Xs3cr3tX", ":Xs3cr3tX@host:1", "--Xs3cr3tX", "-Xs3cr3tX"]).prop_map(str::to_owned)]
 }
 
-const VERBS: [&[&str]; 9] = [
+const VERBS: [&[&str]; 10] = [
     &["run", "--key", "k", "--no-wait"],
+    &["elect", "--key", "k"],
     &["ls"],
     &["who", "k"],
     &["break", "k", "--token", "0123456789abcdef0123456789abcdef"],
@@ -83,6 +84,7 @@ fn command_line() -> impl Strategy<Value = (Vec<String>, Option<String>)> {
             &["break"],
             &["run", "--key"],
             &["run", "--holder"],
+            &["elect", "--candidate"],
             &["check", "--filter"],
             &["check", "--junit"],
             &["compare", "--out"],
@@ -124,7 +126,7 @@ fn no_verb_tells_a_secret() {
     let config =
         ProptestConfig { failure_persistence: None, cases: 200, max_shrink_iters: 20, ..ProptestConfig::default() };
     proptest!(config, |((mut args, store) in command_line())| {
-        if args.first().is_some_and(|verb| verb == "run") && !args.iter().any(|arg| arg == "--") {
+        if args.first().is_some_and(|verb| verb == "run" || verb == "elect") && !args.iter().any(|arg| arg == "--") {
             args.extend(["--".to_owned(), "true".to_owned()]);
         }
         let mut command = lockkit(&args.iter().map(String::as_str).collect::<Vec<_>>());

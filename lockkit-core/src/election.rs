@@ -174,6 +174,11 @@ impl Term {
         &self.guard
     }
 
+    /// The lease of the term, for code that takes guards. The term lasts as long as it.
+    pub fn into_guard(self) -> Guard {
+        self.guard
+    }
+
     /// Ends the term, so that the next candidate leads.
     ///
     /// # Errors

@@ -45,7 +45,7 @@ pub(super) async fn acquire(
 }
 
 /// Says once, if it takes long, who has the lock.
-async fn announce(lock: &Lock, key: &LockKey, liveness: &Liveness) -> Infallible {
+pub(super) async fn announce(lock: &Lock, key: &LockKey, liveness: &Liveness) -> Infallible {
     tokio::time::sleep(SILENT).await;
     let holder = holder(lock, liveness).await;
     say(&format!("waiting for {key:?}, {holder}"));

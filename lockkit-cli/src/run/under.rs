@@ -1,0 +1,130 @@
+//! One run of CMD under a lease.
+
+use std::{ffi::OsString, time::Duration};
+
+use lockkit::{LockKey, Locker};
+
+use super::{
+    hold::Hold,
+    lender::Lender,
+    nest::{self, Enclosing, Entry},
+    plan::Plan,
+    supervise::{self, End},
+    watchdog::Watchdog,
+    work::{Ended, Work},
+};
+use crate::{
+    duration,
+    exit::{Failure, LOST, say},
+    signals::Signals,
+};
+
+/// What runs under the lease.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Task<'a> {
+    /// The name of the lock.
+    pub(super) key: &'a LockKey,
+    /// How long the lock is kept from others once CMD has started.
+    pub(super) once_per: Option<Duration>,
+    /// CMD.
+    pub(super) command: &'a [OsString],
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(super) enum Finish {
+    /// CMD ended by itself, and held the lease until then.
+    Ended(Ended),
+    /// CMD was stopped, because its lease was lost or would have been: what is to be said of it.
+    Stopped(String),
+}
+
+/// Runs CMD under the lease and ends the lease.
+pub(super) async fn run_under(
+    task: &Task<'_>,
+    hold: Hold,
+    locker: &Locker,
+    enclosing: &Enclosing,
+    signals: &mut Signals,
+) -> Result<Finish, Failure> {
+    let run = nest::run_id()?;
+    let mut lender = None;
+    let mut inside = enclosing.clone();
+    inside.runs.push(run.clone());
+    if let Hold::Own(own) = &hold {
+        lender = Some(Lender::open(&run).map_err(|error| Failure::system("open a socket", &error))?);
+        let (key, token) = (task.key.clone(), own.token());
+        inside.held.push(Entry { key, token, ttl: hold.ttl(), lasts: hold.lasts(), run: run.clone() });
+    }
+    let mut watchdog = Watchdog::start(&run).map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
+    let plan = Plan::of(hold.lasts());
+    watchdog.allow(hold.remaining(), &plan);
+    let vars = [
+        ("LOCKKIT_KEY", task.key.as_str().to_owned()),
+        ("LOCKKIT_FENCE", hold.fence().to_string()),
+        ("LOCKKIT_TTL_MS", hold.ttl().as_millis().to_string()),
+        (nest::HELD, inside.held_text()),
+        (nest::RUNS, inside.runs_text()),
+    ];
+    let mut work = match Work::start(task.command, vars, run) {
+        Ok(work) => work,
+        Err(error) => {
+            watchdog.dismiss().await;
+            drop(hold);
+            return Err(Failure::system("start CMD", &error));
+        }
+    };
+    if let (Hold::Own(own), Some(window)) = (&hold, task.once_per) {
+        own.keep_for(window)?;
+    }
+    watchdog.guard(work.targets());
+    let end = supervise::supervise(&hold, &plan, &mut work, &mut watchdog, lender, signals).await;
+    // Dismissed before CMD is reaped: until then its number can't be another's.
+    let bitten = watchdog.dismiss().await;
+    let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;
+    let key = task.key;
+    match end {
+        End::Stopped { why, in_time: true } => {
+            Ok(Finish::Stopped(format!("stopped CMD before its lease of {key:?} could lapse: {why}")))
+        }
+        End::Stopped { why, in_time: false } => Ok(Finish::Stopped(format!(
+            "stopped CMD, its work may have overlapped with another's: the lease of {key:?} is lost: {why}"
+        ))),
+        End::Over if bitten => Ok(Finish::Stopped(format!(
+            "stopped CMD before its lease of {key:?} could lapse: lockkit itself stood still"
+        ))),
+        End::Over => released(task, hold, locker, signals).await.map(|()| Finish::Ended(ended)),
+    }
+}
+
+/// Ends the lease after CMD has ended by itself.
+async fn released(task: &Task<'_>, hold: Hold, locker: &Locker, signals: &mut Signals) -> Result<(), Failure> {
+    let left = hold.remaining();
+    match hold.release().await {
+        Ok(None) => Ok(()),
+        Ok(Some(why)) => Err(Failure::new(
+            LOST,
+            format!(
+                "CMD has ended, its work may have overlapped with another's: the lease of {:?} is lost: {why}",
+                task.key
+            ),
+        )),
+        Err(error) if task.once_per.is_some() => {
+            let within = duration::spoken(left);
+            say(&format!(
+                "{:?}: unless the store answers within {within}, CMD may run again in this window: {error}",
+                task.key
+            ));
+            tokio::select! {
+                told = locker.shutdown(left) => drop(told),
+                _ = signals.next() => {}
+            }
+            Ok(())
+        }
+        Err(error) => {
+            // The lease was held until CMD's end. That it lasts longer than need be is no harm to CMD's work.
+            say(&format!("{:?} stays locked for up to {}: {error}", task.key, duration::spoken(left)));
+            Ok(())
+        }
+    }
+}
