@@ -22,7 +22,8 @@
 //! - **Waiting** is by polling, and for hot locks by queueing on `GET_LOCK`, which wakes.
 //! - **Failures** are errors: an operation that got no answer never pretends that the lock is free, held or lost. Every
 //!   operation is bounded in time, and some connections are kept for renewals and releases.
-//! - **[`lock_in_transaction`]** is the other kind of lock that a database has, for work within one transaction.
+//! - **[`lock_in_transaction`]** is the other kind of lock that a database has, for work within one transaction;
+//!   **[`update_versioned`]** does without a lock.
 //!
 //! The table is described in `docs/backends/mysql.md`; [`schema`] makes it.
 
@@ -44,6 +45,7 @@ pub use doctor::diagnose;
 pub use store::{
     MySqlStore, schema,
     transaction::{TransactionLock, lock_in_transaction},
+    versioned::{VersionedUpdate, update_versioned},
 };
 
 #[cfg(doctest)]

@@ -10,6 +10,7 @@ pub(crate) mod release;
 pub(crate) mod renew;
 pub mod schema;
 pub(crate) mod transaction;
+pub(crate) mod versioned;
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -18,6 +18,7 @@ mod tls;
 mod transactions;
 mod traps;
 mod unused;
+mod versioned;
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -54,6 +55,7 @@ fn tests() -> Vec<(&'static str, Test)> {
         fences::TESTS,
         fenced::TESTS,
         named_locks::TESTS,
+        versioned::TESTS,
     ]
     .concat();
     tests.extend_from_slice(doctor::TESTS);
