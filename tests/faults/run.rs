@@ -177,7 +177,7 @@ pub(crate) fn judge(row: &Row) -> Result<(), Verdict> {
         Rule::FenceOrder | Rule::Resource => orders,
         // It follows from the two together.
         Rule::Superseded => excludes && orders,
-        Rule::Liveness => !a_lease_may_linger(&row.faults),
+        Rule::Liveness | Rule::Reach => !a_lease_may_linger(&row.faults),
         Rule::Answer | Rule::Record => true,
     };
     if let Some(place) = row.report.violations.iter().position(|violation| claimed(violation.rule)) {

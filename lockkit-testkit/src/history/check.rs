@@ -1,6 +1,9 @@
 //! From events to operations, and the report.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
 
 use lockkit_core::LossReason;
 
@@ -8,16 +11,35 @@ use super::{
     Event, History, Party, Report, Rule, What,
     judge::{self, violation},
     lease::leases,
-    ops::{Grant, Ops, Wanted},
+    ops::{Grant, Ops, Wanted, Wish},
+    reach::{self, Lives, Trouble, worker},
     writes::Writes,
 };
 
 /// Judges a history.
 #[must_use]
 pub fn check(history: &History) -> Report {
+    judged(history, None)
+}
+
+/// Judges a history as [`check`] does, and whether a lock was [out of reach](Rule::Reach): asked for, and held by nobody, for
+/// longer than `within`.
+///
+/// Such a time ends with a grant that somebody heard of. A holder had the lock for as long as it was told so, and until it gave it
+/// back. So `within` covers what the lease of a holder that was killed has still to run, a release under way, and the next one's
+/// grant.
+///
+/// A [`Fault`](What::Fault) of a worker, by its name without the task, says that it stands still until it is healed, or was killed:
+/// it asks for nothing then, and what it holds may lapse. A fault of any other name excuses everybody until it is healed.
+#[must_use]
+pub fn check_reach(history: &History, within: Duration) -> Report {
+    judged(history, Some(within))
+}
+
+fn judged(history: &History, within: Option<Duration>) -> Report {
     let mut sweep = Sweep { writes: Writes::new(&history.events), ..Sweep::default() };
     history.events.iter().for_each(|event| sweep.see(event));
-    let Sweep { keys, mut report, .. } = sweep;
+    let Sweep { keys, mut report, lives, .. } = sweep;
     for (key, ops) in keys {
         let leases = leases(&ops.grants);
         report.nested += (ops.grants.len() - leases.len()) as u64;
@@ -28,6 +50,12 @@ pub fn check(history: &History) -> Report {
         judge::nesting(key, &ops.grants, &mut report.violations);
         judge::resource(key, &ops, &mut report.violations);
         judge::liveness(key, &ops.wanted, history.end(), &mut report.violations);
+        if let Some(within) = within {
+            let spans = reach::spans(&ops, &lives);
+            let longest = spans.iter().map(|span| Duration::from_nanos(span.to - span.from)).max();
+            report.out_of_reach = report.out_of_reach.max(Some(longest.unwrap_or_default()));
+            reach::judge(key, &spans, within.as_nanos() as u64, &mut report.violations);
+        }
     }
     let origin = history.events.first().map_or(0, |event| event.at);
     report.violations.iter_mut().for_each(|violation| violation.origin = origin);
@@ -44,11 +72,11 @@ impl History {
 
 /// What is asked and not answered yet.
 enum Open<'a> {
-    Acquire { key: &'a str, asked: u64, owner: Option<u64>, wanted: Option<usize> },
+    Acquire { key: &'a str, asked: u64, owner: Option<u64>, wanted: Option<usize>, wish: usize },
     Ask { grant: Place<'a>, asked: u64, renews: bool },
     Write { key: &'a str },
     Release { grant: Place<'a>, asked: u64 },
-    Fault,
+    Fault { trouble: usize },
 }
 
 /// The place of a grant: its lock, and its index there.
@@ -71,12 +99,16 @@ struct Sweep<'a> {
     /// How many guards each process has.
     held: HashMap<&'a str, usize>,
     writes: Writes<'a>,
+    lives: Lives<'a>,
     /// The last place in the order of each resource.
     order: HashMap<&'a str, u64>,
 }
 
 impl<'a> Sweep<'a> {
     fn see(&mut self, event: &'a Event) {
+        if !matches!(event.what, What::Fault { .. } | What::Healed) {
+            self.lives.last.insert(worker(&event.process), event.at);
+        }
         match &event.what {
             What::Acquire { .. }
             | What::Ask { .. }
@@ -104,7 +136,9 @@ impl<'a> Sweep<'a> {
                     ops.wanted.push(Wanted { process, asked, within, granted: None, denied: None });
                     ops.wanted.len() - 1
                 });
-                Open::Acquire { key, asked, owner: *owner, wanted }
+                let (process, wish) = (event.process.clone(), ops.wishes.len());
+                ops.wishes.push(Wish { process, asked, answered: None, is_refused: false });
+                Open::Acquire { key, asked, owner: *owner, wanted, wish }
             }
             What::Ask { grant } | What::Renew { grant } => {
                 let Some(grant) = self.guard(event, *grant) else { return };
@@ -125,7 +159,10 @@ impl<'a> Sweep<'a> {
                 self.writes.asked(id.0, key, event.op, *fence);
                 Open::Write { key }
             }
-            _ => Open::Fault,
+            _ => {
+                self.lives.troubles.push(Trouble { of: id.0, from: asked, to: None });
+                Open::Fault { trouble: self.lives.troubles.len() - 1 }
+            }
         };
         self.open.insert(id, open);
     }
@@ -136,10 +173,12 @@ impl<'a> Sweep<'a> {
             return self.broken(Rule::Record, event, "", "an answer to what was not asked, or was answered before");
         };
         match (&event.what, open) {
-            (What::Granted { fence }, Open::Acquire { key, asked, owner, wanted }) => {
+            (What::Granted { fence }, Open::Acquire { key, asked, owner, wanted, wish }) => {
+                self.answered(event, key, wish);
                 self.granted(event, key, Grant::new(event, asked, owner, *fence), wanted);
             }
-            (What::Contended | What::Cancelled | What::Failed { .. }, Open::Acquire { key, wanted, .. }) => {
+            (What::Contended | What::Cancelled | What::Failed { .. }, Open::Acquire { key, wanted, wish, .. }) => {
+                self.answered(event, key, wish);
                 self.denied(event, key, wanted);
             }
             (What::Held, Open::Ask { grant, asked, .. }) => self.believes(grant, asked),
@@ -170,7 +209,7 @@ impl<'a> Sweep<'a> {
                 }
             }
             (What::Failed { .. }, Open::Ask { renews: true, .. } | Open::Write { .. }) => {}
-            (What::Healed, Open::Fault) => {}
+            (What::Healed, Open::Fault { trouble }) => self.lives.troubles[trouble].to = Some(event.at),
             _ => self.broken(Rule::Record, event, "", "an answer to another question"),
         }
     }
@@ -222,6 +261,13 @@ impl<'a> Sweep<'a> {
         }
         self.places.insert((process, event.op), (key, ops.grants.len()));
         ops.grants.push(grant);
+    }
+
+    fn answered(&mut self, event: &'a Event, key: &'a str, wish: usize) {
+        if let Some(wish) = self.keys.get_mut(key).and_then(|ops| ops.wishes.get_mut(wish)) {
+            wish.answered = Some(event.at);
+            wish.is_refused = matches!(event.what, What::Contended | What::Failed { .. });
+        }
     }
 
     fn denied(&mut self, event: &'a Event, key: &'a str, wanted: Option<usize>) {
@@ -293,9 +339,4 @@ impl<'a> Sweep<'a> {
         let text = format!("{text} (operation {} of {})", event.op, event.process);
         self.report.violations.push(violation(rule, key, (at, at), vec![party], text));
     }
-}
-
-/// The process, of which the part behind a `/` is a task.
-fn worker(process: &str) -> &str {
-    process.split('/').next().unwrap_or(process)
 }

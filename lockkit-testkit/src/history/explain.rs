@@ -22,6 +22,9 @@ pub enum Rule {
     Resource,
     /// A lock that must be free is granted in time.
     Liveness,
+    /// A lock that somebody asks for and nobody has is granted in time. Claimed only where that time is said
+    /// ([`check_reach`](super::check_reach)).
+    Reach,
     /// The history is one that somebody can have lived through: what is heard was asked, once; what is used was granted;
     /// nothing is missing in the record of a resource. If not, it is the recording that is wrong, whatever the store did.
     Record,
@@ -37,6 +40,7 @@ impl fmt::Display for Rule {
             Self::Rival => "taken by another who never was",
             Self::Resource => "fenced resource corrupted",
             Self::Liveness => "lock not to be had",
+            Self::Reach => "lock out of reach",
             Self::Record => "a record that can't be",
         })
     }

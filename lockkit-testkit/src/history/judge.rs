@@ -259,6 +259,6 @@ fn visitor(event: &Event) -> Party {
     Party { process, grant: None, fence, from: event.at, to: event.at }
 }
 
-fn millis(nanos: u64) -> String {
+pub(super) fn millis(nanos: u64) -> String {
     format!("{:.3} ms", nanos as f64 / 1e6)
 }

@@ -13,6 +13,7 @@
 //! | [`Rival`](Rule::Rival) | taken by nobody |
 //! | [`Resource`](Rule::Resource) | a fenced resource that admits who is late, refuses who is not, or loses an update or a write that it acknowledged |
 //! | [`Liveness`](Rule::Liveness) | a lock that was to be had within some time, and was not |
+//! | [`Reach`](Rule::Reach) | a lock that somebody asked for and nobody had for longer than is allowed, if that is said ([`check_reach`]) |
 //! | [`Record`](Rule::Record) | answers to what nobody asked, guards that nobody has, gaps in the record of a resource |
 //!
 //! **What is not known counts for nobody.** A process may be killed between asking and hearing, and an error may hide an
@@ -32,13 +33,14 @@ mod explain;
 mod judge;
 mod lease;
 mod ops;
+mod reach;
 mod recorder;
 mod report;
 mod timeline;
 mod writes;
 
 pub use self::{
-    check::check,
+    check::{check, check_reach},
     event::{Event, History, What},
     explain::{Party, Rule, Violation},
     recorder::Recorder,

@@ -7,6 +7,7 @@ use super::Event;
 pub(super) struct Ops {
     pub(super) grants: Vec<Grant>,
     pub(super) wanted: Vec<Wanted>,
+    pub(super) wishes: Vec<Wish>,
     /// The resource's own record, in its own order.
     pub(super) records: Vec<Event>,
     /// How many have asked for the lock so far.
@@ -52,6 +53,17 @@ impl Grant {
             ended: None,
         }
     }
+}
+
+/// An acquisition, granted or not.
+#[derive(Clone, Debug)]
+pub(super) struct Wish {
+    pub(super) process: String,
+    pub(super) asked: u64,
+    /// When it was answered, or given up.
+    pub(super) answered: Option<u64>,
+    /// Whether the answer was that another has the lock, or an error.
+    pub(super) is_refused: bool,
 }
 
 /// An acquisition that must succeed within some time.

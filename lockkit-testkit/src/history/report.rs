@@ -1,5 +1,7 @@
 //! What the judge has to say.
 
+use std::time::Duration;
+
 use super::{Rule, Violation};
 
 /// What a history shows.
@@ -35,6 +37,9 @@ pub struct Report {
     pub lost_on_twins: u64,
     /// How many writes the unfenced twins took.
     pub twin_writes: u64,
+    /// The longest time for which somebody asked for a lock and nobody had it; `None` if nobody wanted to know
+    /// ([`check_reach`](super::check_reach)).
+    pub out_of_reach: Option<Duration>,
 }
 
 impl Report {

@@ -5,5 +5,6 @@
 mod answers;
 mod changes;
 mod leases;
+mod reach;
 mod report;
 mod script;
