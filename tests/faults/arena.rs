@@ -68,6 +68,7 @@ impl Arena {
             register: self.register.addr(),
             keys: KEYS.map(str::to_owned).into(),
             ttl_ms: self.kind.ttl().as_millis() as u64,
+            rest_ms: 8,
             seed: self.seed,
             history: self.dir.path().join(&name),
             name,

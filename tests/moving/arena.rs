@@ -1,11 +1,20 @@
 //! Two stores, the workers that use both as one, and what they recorded.
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::Stdio,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use lockkit::migrate::{Migration, Phase, Start, Tally};
+use lockkit::{
+    Clock, SystemClock,
+    migrate::{Migration, Phase, Start, Tally},
+};
 use lockkit_testkit::{
     BoxError,
-    history::{History, Report, Rule, check},
+    history::{Event, History, Report, Rule, What, check_reach},
 };
 use tokio::{
     process::Command,
@@ -14,7 +23,8 @@ use tokio::{
 
 use crate::{
     MIGRATOR, WORKER,
-    servers::{Kind, Servers},
+    clients::Bad,
+    servers::{House, Kind, Store},
     storm::{Orders, Register, Workers},
 };
 
@@ -26,31 +36,46 @@ pub(crate) const START: Start = Start {
     fence_above: lockkit::Fence::NONE,
 };
 
+/// Has the trials tell for how long a lock was out of reach, and keep their histories in this directory.
+const FIGURES: &str = "LOCKKIT_MOVING_FIGURES";
+
 const KEYS: [&str; 2] = ["account/1", "account/2"];
 
 /// How long the workers may take to go on. Not how long they do take.
 const PATIENCE: Duration = Duration::from_secs(40);
 
+/// How much longer than a lease may be in the way of others a lock may be out of reach. In the order of the terms: what a client read
+/// of the phase; the longest pause between two questions; the old store, the new one and the old one again, each of which may take
+/// a quarter of the ttl; and the longest time for which a worker leaves an acquisition alone that it has begun.
+const SLACK: Duration = Duration::from_millis(500 + 500 + 3 * 1500 / 4 + 600);
+
 /// Everything that takes part in one run.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    pub(crate) stores: [Servers; 2],
+    pub(crate) stores: [Store; 2],
     pub(crate) migration: Migration,
     pub(crate) register: Register,
     pub(crate) workers: Workers,
+    ttl: Duration,
+    rest_ms: u64,
+    /// What befell workers and stores.
+    troubles: Mutex<Vec<Event>>,
     dir: tempfile::TempDir,
 }
 
+/// Something that befell a worker, or all of them, and is not over yet.
+#[derive(Debug)]
+pub(crate) struct Trouble {
+    of: String,
+    op: u64,
+}
+
 impl Arena {
-    /// A migration that has been started, between two stores on servers of their own, or on the same ones, and its workers.
-    pub(crate) async fn open(old: Kind, new: Kind, workers: usize) -> Result<Self, BoxError> {
-        let first = Servers::start(old, 0).await?;
-        let second = if old == new { first.beside().await? } else { Servers::start(new, 1).await? };
-        let stores = [first, second];
-        let migration = Migration::new(lockkit::open(&stores[0].url()).await?, lockkit::open(&stores[1].url()).await?);
-        migration.start(START).await?;
-        let dir = tempfile::Builder::new().prefix("lockkit-moving-").tempdir()?;
-        let arena = Self { stores, migration, register: Register::start().await?, workers: Workers::new(WORKER), dir };
+    /// A migration that has been started between two stores, and its workers.
+    pub(crate) async fn open(house: &Arc<House>, old: Kind, new: Kind, workers: usize) -> Result<Self, BoxError> {
+        let mut arena = Self::empty(house, old, new, TTL, START).await?;
+        // Two processors serve a few that ask all the time, and a crowd of those that rest.
+        arena.rest_ms *= if workers > 5 { 8 } else { 1 };
         for number in 1..=workers {
             arena.start(&format!("w{number}"))?;
         }
@@ -58,14 +83,40 @@ impl Arena {
         Ok(arena)
     }
 
+    /// A migration that has been started, and nobody there who works.
+    pub(crate) async fn empty(
+        house: &Arc<House>,
+        old: Kind,
+        new: Kind,
+        ttl: Duration,
+        start: Start,
+    ) -> Result<Self, BoxError> {
+        let stores = [house.store(old).await?, house.store(new).await?];
+        let migration = Migration::new(lockkit::open(&stores[0].url()).await?, lockkit::open(&stores[1].url()).await?);
+        migration.start(start).await?;
+        let dir = tempfile::Builder::new().prefix("lockkit-moving-").tempdir()?;
+        let (register, workers) = (Register::start().await?, Workers::new(WORKER));
+        Ok(Self { stores, migration, register, workers, ttl, rest_ms: 8, troubles: Mutex::default(), dir })
+    }
+
     /// Starts a worker.
     pub(crate) fn start(&self, name: &str) -> Result<(), BoxError> {
+        self.start_with("", name)
+    }
+
+    /// Starts a worker whose client leaves something out.
+    pub(crate) fn start_bad(&self, bad: Bad, name: &str) -> Result<(), BoxError> {
+        self.start_with(bad.mark(), name)
+    }
+
+    fn start_with(&self, mark: &str, name: &str) -> Result<(), BoxError> {
         let [old, new] = [0, 1].map(|place: usize| self.stores[place].proxied_url());
         Ok(self.workers.start(Orders {
-            url: format!("migrate:?from={old}&to={new}"),
+            url: format!("{mark}migrate:?from={old}&to={new}"),
             register: self.register.addr(),
             keys: KEYS.map(str::to_owned).into(),
-            ttl_ms: TTL.as_millis() as u64,
+            ttl_ms: self.ttl.as_millis() as u64,
+            rest_ms: self.rest_ms,
             seed: 0,
             history: self.dir.path().join(name),
             name: name.to_owned(),
@@ -102,6 +153,39 @@ impl Arena {
         timeout(PATIENCE, tried).await.map_err(|_| "the workers have not asked the new store")?
     }
 
+    /// Stops a worker in its tracks.
+    pub(crate) async fn freeze(&self, name: &str) -> Result<Trouble, BoxError> {
+        let trouble = self.trouble(name, "stands still");
+        self.workers.freeze(name).await?;
+        Ok(trouble)
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&self, trouble: Trouble) -> Result<(), BoxError> {
+        self.workers.thaw(&trouble.of)?;
+        self.over(trouble);
+        Ok(())
+    }
+
+    pub(crate) async fn kill(&self, name: &str) -> Result<(), BoxError> {
+        self.trouble(name, "killed");
+        self.workers.kill(name).await?;
+        Ok(())
+    }
+
+    /// Notes what befalls a worker, or with a name that is none, all of them.
+    pub(crate) fn trouble(&self, of: &str, note: &str) -> Trouble {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let op = troubles.len() as u64;
+        troubles.push(event(of, op, What::Fault { note: note.to_owned() }));
+        Trouble { of: of.to_owned(), op }
+    }
+
+    pub(crate) fn over(&self, trouble: Trouble) {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        troubles.push(event(&trouble.of, trouble.op, What::Healed));
+    }
+
     /// A process that moves the migration on.
     pub(crate) fn migrator(&self, goal: Phase) -> Result<tokio::process::Child, BoxError> {
         let mut command = Command::new(std::env::current_exe()?);
@@ -115,13 +199,27 @@ impl Arena {
         let files = self.workers.stop().await?;
         let mut events = History::read(&files)?.events().to_vec();
         events.extend(self.register.record());
-        Ok(check(&History::new(events)))
+        events.extend(self.troubles.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let lapse = self.stores.iter().map(|store| store.kind.lapse(self.ttl)).max().unwrap_or(self.ttl);
+        let (history, within) = (History::new(events), lapse + SLACK);
+        let report = check_reach(&history, within);
+        if let Some(dir) = std::env::var_os(FIGURES) {
+            let pair = self.stores.each_ref().map(|store| store.kind.name()).join(" to ");
+            let (longest, grants) = (report.out_of_reach.unwrap_or_default(), report.grants);
+            eprintln!("{pair}: {grants} grants, out of reach for {longest:?} at most, {within:?} allowed");
+            fs::write(Path::new(&dir).join(format!("{pair} {grants}.jsonl")), history.to_lines())?;
+        }
+        Ok(report)
     }
 }
 
-/// Whether everything that every store here claims was kept.
+fn event(process: &str, op: u64, what: What) -> Event {
+    Event { at: SystemClock.now().as_nanos(), process: process.to_owned(), op, what }
+}
+
+/// Whether everything that every store here claims was kept, and no lock was out of reach for long.
 pub(crate) fn judge(report: &Report) -> Result<(), BoxError> {
-    // A worker that was killed may keep its lock for as long as its lease lasts, and both stores need a while then.
+    // Nobody says here of an acquisition by when it must succeed.
     if let Some(violation) = report.violations.iter().find(|violation| violation.rule != Rule::Liveness) {
         return Err(format!("{violation}\n  ({} violations in all)", report.violations.len()).into());
     }

@@ -5,6 +5,7 @@
 
 mod arena;
 mod bad;
+mod clients;
 mod servers;
 #[allow(dead_code, unused_imports, reason = "what only the fault trials use of it")]
 #[path = "../faults/storm/mod.rs"]
@@ -41,7 +42,7 @@ fn worker(orders: &str) -> Result<(), BoxError> {
     runtime()?.block_on(async {
         let store = loop {
             // A worker may be started while a store is cut off.
-            match lockkit::open(&orders.url).await {
+            match clients::open(&orders.url).await {
                 Ok(store) => break store,
                 Err(error) if error.is_retryable() => sleep(Duration::from_millis(20)).await,
                 Err(error) => return Err(error.into()),

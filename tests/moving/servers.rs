@@ -1,13 +1,25 @@
-//! The stores of a migration, as real servers behind proxies.
+//! The stores of a migration, on real servers behind proxies.
 
-use std::{any::Any, net::SocketAddr};
+use std::{
+    any::Any,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use lockkit::mysql::{MySqlConfig, schema};
 use lockkit_testkit::{
     BoxError,
     faults::Proxy,
     servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
 };
+use tokio::sync::OnceCell;
+
+/// The session of a ZooKeeper store, and the servers' tick, by which they may end it later.
+const SESSION: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_millis(500);
 
 /// A kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,85 +42,101 @@ impl Kind {
         }
     }
 
-    /// The URL of a store at these addresses, the first or the second on the same servers.
-    fn url(self, addresses: &[SocketAddr], place: usize) -> String {
+    /// How long a lease of `ttl` may be in the way after its holder was killed.
+    pub(crate) fn lapse(self, ttl: Duration) -> Duration {
+        if self == Self::ZooKeeper { SESSION + TICK } else { ttl }
+    }
+
+    /// The URL of a store at these addresses, one of many on the same servers.
+    fn url(self, addresses: &[SocketAddr], number: usize) -> String {
         let list = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         match self {
-            Self::Redis => format!("redis://{list}?prefix=store{place}:"),
-            Self::Redlock => format!("redlock://{list}?max_ttl=2s&durable=yes&prefix=store{place}:"),
-            Self::MySql => format!("mysql://root@{list}/{}?table={}", MySqlServer::DATABASE, table(place)),
-            Self::ZooKeeper => format!("zk://{list}?session=2s&base=/store{place}"),
+            Self::Redis => format!("redis://{list}?prefix=store{number}:"),
+            Self::Redlock => format!("redlock://{list}?max_ttl=2s&durable=yes&prefix=store{number}:"),
+            Self::MySql => format!("mysql://root@{list}/{}?table=locks_{number}", MySqlServer::DATABASE),
+            Self::ZooKeeper => format!("zk://{list}?session={}s&base=/store{number}", SESSION.as_secs()),
         }
+    }
+
+    async fn start(self) -> Result<Vec<Running>, BoxError> {
+        let mut running = Vec::new();
+        match self {
+            Self::Redis | Self::Redlock => {
+                for _ in 0..if self == Self::Redis { 1 } else { 3 } {
+                    let server = RedisServer::start(RedisOptions::default()).await?;
+                    running.push(Running { addr: server.addr(), _server: Box::new(server) });
+                }
+            }
+            Self::MySql => {
+                // None is ever started again, so none has to wait for the disk. The clients of two trials share it.
+                let args = ["--innodb-flush-log-at-trx-commit=2", "--max-connections=1000"];
+                let server = MySqlServer::start(MySqlOptions::default().args(args)).await?;
+                running.push(Running { addr: server.addr(), _server: Box::new(server) });
+            }
+            Self::ZooKeeper => {
+                let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?;
+                running.push(Running { addr: server.addr(), _server: Box::new(server) });
+            }
+        }
+        Ok(running)
     }
 }
 
-fn table(place: usize) -> &'static str {
-    [MySqlConfig::TABLE, "resource_lock_next"][place]
-}
-
-/// The servers of one store, each with a proxy that its clients go through. None is ever started again, so none has to wait
-/// for the disk.
+/// A server. It is stopped when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Servers {
-    kind: Kind,
-    place: usize,
-    addresses: Vec<SocketAddr>,
-    proxies: Vec<Proxy>,
-    /// Stopped when they are dropped.
-    _running: Vec<Box<dyn Running>>,
+struct Running {
+    addr: SocketAddr,
+    _server: Box<dyn Server>,
 }
 
-trait Running: Any + std::fmt::Debug + Send + Sync {}
-impl Running for RedisServer {}
-impl Running for MySqlServer {}
-impl Running for ZooKeeperServer {}
+trait Server: Any + std::fmt::Debug + Send + Sync {}
+impl Server for RedisServer {}
+impl Server for MySqlServer {}
+impl Server for ZooKeeperServer {}
 
-impl Servers {
-    pub(crate) async fn start(kind: Kind, place: usize) -> Result<Self, BoxError> {
-        let mut running: Vec<(SocketAddr, Box<dyn Running>)> = Vec::new();
-        match kind {
-            Kind::Redis | Kind::Redlock => {
-                for _ in 0..if kind == Kind::Redis { 1 } else { 3 } {
-                    let server = RedisServer::start(RedisOptions::default()).await?;
-                    running.push((server.addr(), Box::new(server)));
-                }
-            }
-            Kind::MySql => {
-                let (first, second) = (schema::ddl(table(0))?, schema::ddl(table(1))?);
-                let options = MySqlOptions::default().init(format!("{first};\n{second}"));
-                let server = MySqlServer::start(options.args(["--innodb-flush-log-at-trx-commit=2"])).await?;
-                running.push((server.addr(), Box::new(server)));
-            }
-            Kind::ZooKeeper => {
-                let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await?;
-                running.push((server.addr(), Box::new(server)));
-            }
-        }
-        let (addresses, running): (Vec<_>, Vec<_>) = running.into_iter().unzip();
+/// The servers of all trials: each is started when it is first needed, and stopped when the last trial is over. No trial harms
+/// them, and each store on them has names of its own; most of what a trial took was to start them.
+#[derive(Debug, Default)]
+pub(crate) struct House {
+    running: [OnceCell<Vec<Running>>; Kind::ALL.len()],
+    stores: AtomicUsize,
+}
+
+impl House {
+    /// A new, empty store, with proxies of its own.
+    pub(crate) async fn store(self: &Arc<Self>, kind: Kind) -> Result<Store, BoxError> {
+        let running = self.running[kind as usize].get_or_try_init(|| kind.start()).await?;
+        let addresses: Vec<_> = running.iter().map(|server| server.addr).collect();
         let mut proxies = Vec::new();
         for address in &addresses {
             proxies.push(Proxy::start(*address).await?);
         }
-        Ok(Self { kind, place, addresses, proxies, _running: running })
+        let number = self.stores.fetch_add(1, Ordering::Relaxed);
+        Ok(Store { kind, number, addresses, proxies, _house: Arc::clone(self) })
     }
+}
 
-    /// Another store on the same servers, with proxies of its own.
-    pub(crate) async fn beside(&self) -> Result<Self, BoxError> {
-        let mut proxies = Vec::new();
-        for address in &self.addresses {
-            proxies.push(Proxy::start(*address).await?);
-        }
-        Ok(Self { place: 1, addresses: self.addresses.clone(), proxies, _running: Vec::new(), ..*self })
-    }
+/// One store, and the proxies through which its clients go.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) kind: Kind,
+    number: usize,
+    addresses: Vec<SocketAddr>,
+    proxies: Vec<Proxy>,
+    _house: Arc<House>,
+}
 
+impl Store {
     /// The URL for those who are cut off when the store is.
     pub(crate) fn proxied_url(&self) -> String {
         let addresses: Vec<_> = self.proxies.iter().map(Proxy::addr).collect();
-        self.kind.url(&addresses, self.place)
+        self.kind.url(&addresses, self.number)
     }
 
+    /// The URL for those who are not, who come first.
     pub(crate) fn url(&self) -> String {
-        self.kind.url(&self.addresses, self.place)
+        let url = self.kind.url(&self.addresses, self.number);
+        if self.kind == Kind::MySql { url + "&create=true" } else { url }
     }
 
     /// Cuts all connections, and lets nobody make new ones.

@@ -27,7 +27,8 @@ pub fn check(history: &History) -> Report {
 ///
 /// Such a time ends with a grant that somebody heard of. A holder had the lock for as long as it was told so, and until it gave it
 /// back. So `within` covers what the lease of a holder that was killed has still to run, a release under way, and the next one's
-/// grant.
+/// grant. An acquisition that ended with an error may have been granted, and its lease be in the way as that of a holder that was
+/// killed: the time counts anew from each.
 ///
 /// A [`Fault`](What::Fault) of a worker, by its name without the task, says that it stands still until it is healed, or was killed:
 /// it asks for nothing then, and what it holds may lapse. A fault of any other name excuses everybody until it is healed.
@@ -137,7 +138,7 @@ impl<'a> Sweep<'a> {
                     ops.wanted.len() - 1
                 });
                 let (process, wish) = (event.process.clone(), ops.wishes.len());
-                ops.wishes.push(Wish { process, asked, answered: None, is_refused: false });
+                ops.wishes.push(Wish { process, asked, answered: None, is_refused: false, is_in_doubt: false });
                 Open::Acquire { key, asked, owner: *owner, wanted, wish }
             }
             What::Ask { grant } | What::Renew { grant } => {
@@ -266,7 +267,8 @@ impl<'a> Sweep<'a> {
     fn answered(&mut self, event: &'a Event, key: &'a str, wish: usize) {
         if let Some(wish) = self.keys.get_mut(key).and_then(|ops| ops.wishes.get_mut(wish)) {
             wish.answered = Some(event.at);
-            wish.is_refused = matches!(event.what, What::Contended | What::Failed { .. });
+            wish.is_in_doubt = matches!(event.what, What::Failed { .. });
+            wish.is_refused = wish.is_in_doubt || event.what == What::Contended;
         }
     }
 

@@ -64,6 +64,8 @@ pub(super) struct Wish {
     pub(super) answered: Option<u64>,
     /// Whether the answer was that another has the lock, or an error.
     pub(super) is_refused: bool,
+    /// Whether it was an error: it may have been granted, and nobody knows.
+    pub(super) is_in_doubt: bool,
 }
 
 /// An acquisition that must succeed within some time.

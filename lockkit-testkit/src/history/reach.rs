@@ -8,7 +8,7 @@ use super::{
     ops::{Grant, Ops, Wish},
 };
 
-/// Who was refused asks again. For so long it still counts as asking, in nanoseconds: a lock that refuses everybody at once is
+/// Who was refused asks again. For so long it still counts as asking, in nanoseconds: a lock that everybody is refused at once is
 /// out of reach, too.
 const ASKS_AGAIN: u64 = 100_000_000;
 
@@ -67,6 +67,9 @@ pub(super) fn spans<'a>(ops: &'a Ops, lives: &Lives<'a>) -> Vec<Span<'a>> {
     for wish in &ops.wishes {
         for asked in lives.asked(wish) {
             add(Kind::Asks, wish.process.as_str(), asked);
+        }
+        if let Some(at) = wish.answered.filter(|_| wish.is_in_doubt) {
+            add(Kind::Holds, wish.process.as_str(), (at, at));
         }
     }
     for trouble in lives.troubles.iter().filter(|trouble| !lives.last.contains_key(trouble.of)) {

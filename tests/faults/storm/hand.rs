@@ -39,6 +39,7 @@ pub(crate) struct Hand {
     /// The locks that nobody else asks for.
     pub(crate) own: Vec<String>,
     pub(crate) ttl: Duration,
+    pub(crate) rest_ms: u64,
     pub(crate) random: Random,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) register: Client,
@@ -68,7 +69,7 @@ impl Hand {
             2 => self.hold_many().await?,
             _ => self.fight().await?,
         }
-        sleep(self.random.millis(0, 8)).await;
+        sleep(self.random.millis(0, self.rest_ms)).await;
         Ok(())
     }
 

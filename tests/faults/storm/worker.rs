@@ -37,6 +37,8 @@ pub(crate) struct Orders {
     pub(crate) keys: Vec<String>,
     /// How long a lease lasts, in milliseconds.
     pub(crate) ttl_ms: u64,
+    /// How long a task rests at most between one lock and the next, in milliseconds.
+    pub(crate) rest_ms: u64,
     /// What its choices come from.
     pub(crate) seed: u64,
     /// The file of its history.
@@ -75,6 +77,7 @@ pub(crate) async fn work(orders: Orders, store: Arc<dyn LockStore>) -> Result<()
             keys: orders.keys.clone(),
             own: orders.keys_of(number).collect(),
             ttl: Duration::from_millis(orders.ttl_ms),
+            rest_ms: orders.rest_ms,
             random: Random::new(orders.seed, &name),
             recorder: Arc::new(recorder.another(&name)),
             register: Client::connect(orders.register, &name).await?,
