@@ -4,10 +4,13 @@
 
 mod support;
 
-use std::process::{Command, Output};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Output, Stdio},
+};
 
 use serde_json::Value;
-use support::{Line, Redis, Running, code, complaint, eventually, lockkit, stdout};
+use support::{Line, Redis, Running, Terminal, code, complaint, eventually, lockkit, stdout};
 
 /// Two private servers, and what moves between them.
 struct Stores {
@@ -134,6 +137,39 @@ fn the_new_store_is_tried_out_and_clients_are_shown() {
     }
     assert_eq!((code(&running.end()), code(&taken.end())), (0, 0));
     assert!(refused(&stores.migrate(&["rollback", "--to-phase", "shadow", "--yes"]), 64).contains("shadow"));
+}
+
+#[test]
+fn who_looks_on_sees_how_long_a_drain_goes_on() {
+    let stores = Stores::new();
+    let output = stores.migrate(&["start", "--max-ttl", "2s", "--fresh", "200ms", "--durable", "--yes"]);
+    assert_eq!(code(&output), 0, "{output:?}");
+    stores.step(&["advance", "--yes"], "both");
+    // On a terminal a bar.
+    let (old, new, line) = (stores.old.url(), stores.new.url(), Line::new());
+    let script = format!("LOCKKIT_FROM='{old}' LOCKKIT_TO='{new}' exec $LOCKKIT migrate status --watch");
+    let mut terminal = Terminal::start(&stores.old, &line, &script);
+    terminal.await_text("nobody acts on the phase before: ");
+    stores.step(&["rollback", "--yes"], "old");
+    terminal.await_text("phase   old");
+    terminal.typed("\x03");
+    let (interrupted, screen) = terminal.end();
+    assert!(interrupted == 130 && !screen.contains("drain   at most"), "{interrupted} {screen}");
+    // Elsewhere a line, until the drain is over.
+    let mut watch = stores.command(&["migrate", "status", "--watch"]);
+    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut round = || lines.by_ref().take_while(|line| !line.starts_with("phase ")).collect::<Vec<_>>();
+    assert_eq!(round(), [""; 0]);
+    let has_drain = |round: &[String]| round.iter().any(|line| line.starts_with("drain   at most "));
+    let first = round();
+    assert!(has_drain(&first), "{first:?}");
+    let last = (0..30).map(|_| round()).find(|round| !has_drain(round));
+    assert!(last.is_some_and(|last| last.iter().any(|line| line.starts_with("limits "))));
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    // Who looks once does not know since when.
+    assert!(!stdout(&stores.migrate(&["status"])).contains("drain "));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `lockkit migrate`: move a live service from one store to another, step by step.
 
+mod drain;
 mod plan;
 mod status;
 mod steps;
@@ -129,7 +130,7 @@ struct StartArgs {
 struct StatusArgs {
     #[command(flatten)]
     stores: Stores,
-    /// Show it anew every second, until interrupted
+    /// Show it anew every second, until interrupted; and after a change, how long at most a client may still act on the phase before
     #[arg(long, conflicts_with = "json")]
     watch: bool,
     /// Print JSON

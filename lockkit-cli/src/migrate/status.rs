@@ -1,7 +1,11 @@
 //! Where a migration is.
 
-use std::{io::IsTerminal, time::Duration};
+use std::{
+    io::{self, IsTerminal},
+    time::{Duration, Instant},
+};
 
+use indicatif::ProgressBar;
 use lockkit::{
     Token,
     migrate::{Client, Fences, Migration, Phase, PhaseRecord, Seen, Side, State, Tally},
@@ -9,7 +13,10 @@ use lockkit::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{Goal, StatusArgs};
+use super::{
+    Goal, StatusArgs,
+    drain::{self, Onlooker},
+};
 use crate::{
     duration::spoken,
     exit::Exit,
@@ -36,8 +43,10 @@ pub(super) fn run(args: StatusArgs) -> Exit {
     interrupt::block_on(async move {
         let migration = args.stores.migration().await?;
         let (mut fences, mut round) = (None, 0_u32);
+        let (mut onlooker, mut bar) = (Onlooker::default(), None::<ProgressBar>);
         loop {
             let state = migration.state().await?;
+            let drain = onlooker.look(&state, Instant::now()).filter(|_| args.watch);
             // It takes a lock for that: not each second.
             if round.is_multiple_of(10) {
                 fences = if state.record.phase == Phase::Both { None } else { migration.fences().await.ok() };
@@ -49,9 +58,17 @@ pub(super) fn run(args: StatusArgs) -> Exit {
                 print_json(&to_json(&status))?;
                 return Ok(0);
             }
-            let text = in_words(&status);
-            let clear = args.watch && std::io::stdout().is_terminal();
-            print(|out| write!(out, "{}{text}", if clear { "\x1b[2J\x1b[H" } else { "" }))?;
+            let mut text = in_words(&status);
+            if let Some(drain) = drain.filter(|_| !io::stderr().is_terminal()) {
+                text += &drain::in_words(drain);
+            }
+            let clear = args.watch && io::stdout().is_terminal();
+            let written = || print(|out| write!(out, "{}{text}", if clear { "\x1b[2J\x1b[H" } else { "" }));
+            bar.as_ref().map_or_else(written, |bar| bar.suspend(written))?;
+            match drain {
+                Some(drain) => drain::show(bar.get_or_insert_with(|| drain::bar("at most {msg} left")), drain),
+                None => drop(bar.take().map(|bar| bar.finish_and_clear())),
+            }
             if !args.watch {
                 return Ok(0);
             }
@@ -286,7 +303,7 @@ fn to_json(status: &Status) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use lockkit::{
         Fence, HolderInfo, LockKey, Mode,
         migrate::Start,
@@ -299,7 +316,7 @@ mod tests {
         Token::random().expect("random")
     }
 
-    fn record() -> PhaseRecord {
+    pub(in crate::migrate) fn record() -> PhaseRecord {
         let Start { max_ttl, fresh, home_is_durable, .. } = Start::default();
         PhaseRecord {
             id: token(),

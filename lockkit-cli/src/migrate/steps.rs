@@ -1,14 +1,13 @@
 //! Steps: what will happen is said first, and then asked for.
 
-use std::{
-    io::{self, BufRead, IsTerminal, Write},
-    time::Duration,
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use lockkit::migrate::{Client, Migration, Phase, PhaseRecord, Step};
+
+use super::{
+    FinishArgs, Goal, StartArgs, StepArgs,
+    drain::{bar, show},
 };
-
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lockkit::migrate::{Client, Drain, Migration, Phase, PhaseRecord, Step};
-
-use super::{FinishArgs, Goal, StartArgs, StepArgs};
 use crate::{
     duration::spoken,
     exit::{Exit, Failure, UNAVAILABLE, USAGE, say},
@@ -70,7 +69,7 @@ async fn go(migration: &Migration, goal: Goal) -> lockkit::Result<Step> {
     match goal {
         Goal::Shadow => migration.shadow(true).await,
         Goal::Phase(phase) => {
-            let bar = bar();
+            let bar = bar("{msg} left");
             let step = migration.step(phase, |drain| show(&bar, drain)).await;
             bar.finish_and_clear();
             step
@@ -90,7 +89,7 @@ pub(super) fn finish(args: FinishArgs) -> Exit {
         if args.fences_are_set {
             migration = migration.fences_are_set();
         }
-        let bar = bar();
+        let bar = bar("{msg} left");
         let finished = migration.finish(|drain| show(&bar, drain)).await;
         bar.finish_and_clear();
         finished?;
@@ -172,19 +171,6 @@ fn confirm(what: &str, yes: bool) -> Result<(), Failure> {
         "y" | "Y" | "yes" => Ok(()),
         _ => Err(Failure::new(USAGE, "nothing was done")),
     }
-}
-
-fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("waiting until nobody acts on the phase before: {bar:30} {msg} left")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr()).with_style(style)
-}
-
-fn show(bar: &ProgressBar, drain: Drain) {
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    bar.set_length(millis(drain.whole));
-    bar.set_position(millis(drain.whole - drain.left));
-    bar.set_message(spoken(drain.left));
 }
 
 fn tell(text: &str) -> Exit {
