@@ -70,6 +70,23 @@ impl Suite {
         }
     }
 
+    /// Adds a store that has something new to say in these cases alone, such as `abandoned::a_dropped_call_answers_no_other`. It is
+    /// required, all of them must run on it, and it has no list.
+    pub fn add_cases<B: Backend>(&mut self, name: &str, backend: Result<B, BoxError>, cases: &[&str]) {
+        let subject = backend.and_then(|backend| runtime()?.block_on(Subject::new(Arc::new(backend))));
+        let subject = match subject {
+            Ok(subject) => Arc::new(subject),
+            Err(error) => return self.push(format!("{name}::is_there"), Err(format!("{name} is required: {error}"))),
+        };
+        let is_wanted = |trial: &Trial| cases.iter().any(|case| trial.name() == format!("{name}::{case}"));
+        let trials: Vec<_> = trials_of(name, &subject).into_iter().filter(is_wanted).collect();
+        if trials.len() != cases.len() {
+            let missing = format!("{} of {} cases are there and run on it", trials.len(), cases.len());
+            self.push(format!("{name}::runs_what_is_wanted"), Err(missing));
+        }
+        self.trials.extend(trials);
+    }
+
     /// Runs them all, as the arguments of the program say.
     #[must_use]
     pub fn run(mut self) -> ExitCode {

@@ -1,4 +1,4 @@
-//! Two private servers, of which one is harmed, in the phase in which each lock is in both.
+//! Two private servers, of which one is harmed, in the phase in which each lock is in both, or in the shadow of the one before.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,6 +21,7 @@ use crate::pair::short;
 pub(crate) struct Harmed {
     name: &'static str,
     side: Side,
+    phase: Phase,
     shared: Private,
 }
 
@@ -31,20 +32,23 @@ struct Private {
 }
 
 impl Harmed {
-    pub(crate) async fn start(name: &'static str, side: Side) -> Result<Self, BoxError> {
-        Ok(Self { name, side, shared: Private::start(side).await? })
+    /// In the phase both, or in the shadow of the phase old.
+    pub(crate) async fn start(name: &'static str, side: Side, phase: Phase) -> Result<Self, BoxError> {
+        Ok(Self { name, side, phase, shared: Private::start(side, phase).await? })
     }
 }
 
 impl Private {
-    async fn start(side: Side) -> Result<Self, BoxError> {
+    async fn start(side: Side, phase: Phase) -> Result<Self, BoxError> {
         let server = || RedisServer::start(RedisOptions::default().persistence(Persistence::Append));
         let servers = [server().await?, server().await?];
         let old = RedisStore::from_url(&servers[0].url()).await?;
         let new = RedisStore::from_url(&servers[1].url()).await?;
         let migration = Migration::new(Arc::new(old), Arc::new(new));
         migration.start(short()).await?;
-        migration.step(Phase::Both, |_| {}).await?.copied?;
+        let step =
+            if phase == Phase::Old { migration.shadow(true).await? } else { migration.step(phase, |_| {}).await? };
+        step.copied?;
         Ok(Self { side, servers })
     }
 
@@ -78,7 +82,7 @@ impl Backend for Harmed {
     }
 
     async fn private_server(&self) -> Result<Option<Box<dyn Server>>, BoxError> {
-        Ok(Some(Box::new(Private::start(self.side).await?)))
+        Ok(Some(Box::new(Private::start(self.side, self.phase).await?)))
     }
 }
 
