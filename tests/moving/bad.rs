@@ -109,7 +109,7 @@ pub(crate) async fn without_a_floor(house: Arc<House>) -> Result<(), BoxError> {
 /// The new phase is opened when a part of the drain is over. A holder that stood still all the while has not heard of it, and its lease
 /// is still good.
 pub(crate) async fn a_drain_cut_short(house: Arc<House>) -> Result<(), BoxError> {
-    let ttl = Duration::from_secs(4);
+    let ttl = Duration::from_secs(6);
     let start = Start { max_ttl: ttl, ..START };
     let arena = Arena::empty(&house, Kind::Redis, Kind::MySql, ttl, start).await?;
     for number in 1..=4 {
@@ -122,11 +122,11 @@ pub(crate) async fn a_drain_cut_short(house: Arc<House>) -> Result<(), BoxError>
         let caught = timeout(PATIENCE, arena.register.catch()).await?;
         let still = arena.freeze(&caught.worker).await?;
         write(&arena, &stores, Phase::Both).await?;
-        // A quarter of the drain: long enough for all others to follow.
-        sleep(arena.migration.state().await?.record.drain() / 4).await;
+        // A small part of the drain, in which all others follow.
+        sleep(START.fresh).await;
         write(&arena, &stores, Phase::New).await?;
         // Before the lease of the one that stands still is over: it was renewed a third of its time ago, at most.
-        overlaps += u32::from(timeout(ttl / 3, arena.register.overtaken(&caught)).await.is_ok());
+        overlaps += u32::from(timeout(ttl / 2, arena.register.overtaken(&caught)).await.is_ok());
         arena.thaw(still)?;
         drop(caught);
         arena.progress(5).await?;

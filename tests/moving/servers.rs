@@ -15,11 +15,17 @@ use lockkit_testkit::{
     faults::Proxy,
     servers::{MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer},
 };
-use tokio::sync::OnceCell;
+use tokio::{
+    sync::OnceCell,
+    time::{sleep, timeout},
+};
 
 /// The session of a ZooKeeper store, and the servers' tick, by which they may end it later.
 const SESSION: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(500);
+
+/// How long servers may take until they serve locks. Not how long they do take.
+const READY_WITHIN: Duration = Duration::from_secs(30);
 
 /// A kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +62,12 @@ impl Kind {
             Self::MySql => format!("mysql://root@{list}/{}?table=locks_{number}", MySqlServer::DATABASE),
             Self::ZooKeeper => format!("zk://{list}?session={}s&base=/store{number}", SESSION.as_secs()),
         }
+    }
+
+    /// The same for whoever comes first, and makes what the store needs.
+    fn first_url(self, addresses: &[SocketAddr], number: usize) -> String {
+        let url = self.url(addresses, number);
+        if self == Self::MySql { url + "&create=true" } else { url }
     }
 
     async fn start(self) -> Result<Vec<Running>, BoxError> {
@@ -105,15 +117,44 @@ pub(crate) struct House {
 impl House {
     /// A new, empty store, with proxies of its own.
     pub(crate) async fn store(self: &Arc<Self>, kind: Kind) -> Result<Store, BoxError> {
-        let running = self.running[kind as usize].get_or_try_init(|| kind.start()).await?;
+        let running = self.running[kind as usize].get_or_try_init(|| self.start(kind)).await?;
         let addresses: Vec<_> = running.iter().map(|server| server.addr).collect();
         let mut proxies = Vec::new();
         for address in &addresses {
             proxies.push(Proxy::start(*address).await?);
         }
-        let number = self.stores.fetch_add(1, Ordering::Relaxed);
+        let number = self.number();
         Ok(Store { kind, number, addresses, proxies, _house: Arc::clone(self) })
     }
+
+    /// Starts servers, and waits until they serve locks: the first calls of some take longer than a client waits.
+    async fn start(&self, kind: Kind) -> Result<Vec<Running>, BoxError> {
+        let running = kind.start().await?;
+        let addresses: Vec<_> = running.iter().map(|server| server.addr).collect();
+        let url = kind.first_url(&addresses, self.number());
+        let served = async {
+            loop {
+                match served(&url).await {
+                    Err(error) if error.is_retryable() => sleep(Duration::from_millis(20)).await,
+                    served => return served,
+                }
+            }
+        };
+        timeout(READY_WITHIN, served).await.map_err(|_| format!("no {} within {READY_WITHIN:?}", kind.name()))??;
+        Ok(running)
+    }
+
+    fn number(&self) -> usize {
+        self.stores.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Has a store serve a lock.
+async fn served(url: &str) -> lockkit::Result<()> {
+    let locker = lockkit::connect(url).await?;
+    locker.lock("first").acquire_within(Duration::from_secs(5)).await?.map(drop);
+    drop(locker.shutdown(Duration::from_secs(1)).await);
+    Ok(())
 }
 
 /// One store, and the proxies through which its clients go.
@@ -135,8 +176,7 @@ impl Store {
 
     /// The URL for those who are not, who come first.
     pub(crate) fn url(&self) -> String {
-        let url = self.kind.url(&self.addresses, self.number);
-        if self.kind == Kind::MySql { url + "&create=true" } else { url }
+        self.kind.first_url(&self.addresses, self.number)
     }
 
     /// Cuts all connections, and lets nobody make new ones.
