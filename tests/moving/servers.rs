@@ -20,6 +20,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use crate::arena::TTL;
+
 /// The session of a ZooKeeper store, and the servers' tick, by which they may end it later.
 const SESSION: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(500);
@@ -152,7 +154,7 @@ impl House {
 /// Has a store serve a lock.
 async fn served(url: &str) -> lockkit::Result<()> {
     let locker = lockkit::connect(url).await?;
-    locker.lock("first").acquire_within(Duration::from_secs(5)).await?.map(drop);
+    drop(locker.lock("first").ttl(TTL).acquire_within(Duration::from_secs(5)).await?);
     drop(locker.shutdown(Duration::from_secs(1)).await);
     Ok(())
 }
