@@ -21,7 +21,7 @@ use crate::{
     duration::spoken,
     exit::Exit,
     interrupt,
-    show::{holder, left, plain, print, print_json, table},
+    show::{holder, is_printed, left, plain, print_json, table},
 };
 
 /// How many holders are shown one by one.
@@ -63,13 +63,13 @@ pub(super) fn run(args: StatusArgs) -> Exit {
                 text += &drain::in_words(drain);
             }
             let clear = args.watch && io::stdout().is_terminal();
-            let written = || print(|out| write!(out, "{}{text}", if clear { "\x1b[2J\x1b[H" } else { "" }));
-            bar.as_ref().map_or_else(written, |bar| bar.suspend(written))?;
+            let write = || is_printed(|out| write!(out, "{}{text}", if clear { "\x1b[2J\x1b[H" } else { "" }));
+            let is_read = bar.as_ref().map_or_else(write, |bar| bar.suspend(write))?;
             match drain {
                 Some(drain) => drain::show(bar.get_or_insert_with(|| drain::bar("at most {msg} left")), drain),
                 None => drop(bar.take().map(|bar| bar.finish_and_clear())),
             }
-            if !args.watch {
+            if !args.watch || !is_read {
                 return Ok(0);
             }
             sleep(Duration::from_secs(1)).await;

@@ -209,7 +209,7 @@ mod tests {
             (None, "nobody leads", r#"{"leader":null,"term":null}"#),
             (Some(leader("a", Some(Fence::new(7)))), "a leads, term 7", r#"{"leader":"a","term":7}"#),
             (Some(leader("", None)), "somebody leads", r#"{"leader":"","term":null}"#),
-            (Some(leader("a\nb", None)), r"a\nb leads", r#"{"leader":"a\nb","term":null}"#),
+            (Some(leader("a\nb", None)), "a b leads", r#"{"leader":"a b","term":null}"#),
         ] {
             assert_eq!((line(leader.as_ref()).as_str(), json_line(leader.as_ref()).as_str()), (text, json));
         }
