@@ -41,25 +41,39 @@ struct Awaited {
 
 #[derive(Debug)]
 struct Watched {
-    /// How each of those who wait wants to hold it.
-    waiters: Vec<Mode>,
-    freed: Arc<Notify>,
+    waiters: Vec<Waiter>,
     pause: Duration,
     /// How often in a row nothing had changed.
     unchanged: u32,
     due: Instant,
-    /// How many held it, and the first of them.
+    /// How many held it, and the least of their tokens: a store shows them in any order.
     holders: (usize, Option<Token>),
+}
+
+/// One that waits.
+#[derive(Clone, Debug)]
+struct Waiter {
+    /// How it wants to hold the lock.
+    mode: Mode,
+    /// Its token, if it has a place in a queue at the store. Then its turn has come when it holds the lock.
+    queued: Option<Token>,
+    freed: Arc<Notify>,
 }
 
 impl Engine {
     /// Returns when the lock was seen to be free for one who wants to hold it in this way, or could not be asked for, or
-    /// after `limit`.
-    pub(super) async fn until_free(self: &Arc<Self>, key: &LockKey, mode: Mode, limit: Duration) {
-        let interest = Interest::new(self, key, mode);
-        let freed = interest.freed.notified();
+    /// after `limit`. One that is queued at the store, by its token, is not up when there is room, which may be that of others
+    /// before it, but when it holds the lock; or when nobody does, for then the store has to be asked whose turn it is. Nor is it queued
+    /// if the store shows nobody who is.
+    pub(super) async fn until_free(
+        self: &Arc<Self>,
+        key: &LockKey,
+        (mode, queued): (Mode, Option<Token>),
+        limit: Duration,
+    ) {
+        let interest = Interest::new(self, key, Waiter { mode, queued, freed: Arc::default() });
         self.start_polling();
-        drop(timeout(limit, freed).await);
+        drop(timeout(limit, interest.waiter.freed.notified()).await);
     }
 
     fn start_polling(self: &Arc<Self>) {
@@ -127,10 +141,14 @@ impl Poller {
         let mut awaited = unpoisoned(&self.awaited);
         for state in states {
             let Some(lock) = awaited.locks.get_mut(&state.key) else { continue };
-            let holders = (state.holders.len(), state.holders.first().and_then(|holder| holder.token));
-            let is_free = lock.waiters.iter().any(|mode| has_room(*mode, &state.holders));
-            if is_free {
-                lock.freed.notify_waiters();
+            let holders = (
+                state.holders.len(),
+                state.holders.iter().filter_map(|holder| holder.token).min_by_key(|token| *token.as_bytes()),
+            );
+            let mut is_free = false;
+            for waiter in lock.waiters.iter().filter(|waiter| waiter.is_up(state)) {
+                is_free = true;
+                waiter.freed.notify_one();
             }
             if is_free || holders != lock.holders {
                 (lock.pause, lock.unchanged) = (FASTEST, 0);
@@ -149,8 +167,27 @@ impl Poller {
         for key in keys {
             if let Some(lock) = awaited.locks.get_mut(key) {
                 lock.pause = SLOWEST;
-                lock.freed.notify_waiters();
+                lock.wake_all();
             }
+        }
+    }
+}
+
+impl Watched {
+    fn wake_all(&self) {
+        self.waiters.iter().for_each(|waiter| waiter.freed.notify_one());
+    }
+}
+
+impl Waiter {
+    fn is_up(&self, KeyState { holders, waiters, .. }: &KeyState) -> bool {
+        // If the store knows of nobody in a queue, it has no place any more.
+        let is_queued = self.queued.is_some() && waiters.is_some_and(|waiters| waiters > 0);
+        if is_queued {
+            holders.is_empty() || holders.iter().any(|holder| holder.token == self.queued)
+        } else {
+            has_room(self.mode, holders)
+                || self.queued.is_some_and(|me| holders.iter().any(|holder| holder.token == Some(me)))
         }
     }
 }
@@ -184,7 +221,7 @@ impl Drop for Running {
         if !self.is_over {
             let mut awaited = unpoisoned(&self.engine.poller.awaited);
             awaited.running = false;
-            awaited.locks.values().for_each(|lock| lock.freed.notify_waiters());
+            awaited.locks.values().for_each(Watched::wake_all);
         }
     }
 }
@@ -193,23 +230,21 @@ impl Drop for Running {
 struct Interest<'a> {
     engine: &'a Engine,
     key: &'a LockKey,
-    mode: Mode,
-    freed: Arc<Notify>,
+    waiter: Waiter,
 }
 
 impl<'a> Interest<'a> {
-    fn new(engine: &'a Engine, key: &'a LockKey, mode: Mode) -> Self {
+    fn new(engine: &'a Engine, key: &'a LockKey, waiter: Waiter) -> Self {
         let mut awaited = unpoisoned(&engine.poller.awaited);
         let lock = awaited.locks.entry(key.clone()).or_insert_with(|| Watched {
             waiters: Vec::new(),
-            freed: Arc::default(),
             pause: FASTEST,
             unchanged: 0,
             due: Instant::now() + FASTEST,
             holders: (0, None),
         });
-        lock.waiters.push(mode);
-        Self { engine, key, mode, freed: Arc::clone(&lock.freed) }
+        lock.waiters.push(waiter.clone());
+        Self { engine, key, waiter }
     }
 }
 
@@ -217,7 +252,7 @@ impl Drop for Interest<'_> {
     fn drop(&mut self) {
         let mut awaited = unpoisoned(&self.engine.poller.awaited);
         if let Some(lock) = awaited.locks.get_mut(self.key) {
-            if let Some(at) = lock.waiters.iter().position(|mode| *mode == self.mode) {
+            if let Some(at) = lock.waiters.iter().position(|waiter| Arc::ptr_eq(&waiter.freed, &self.waiter.freed)) {
                 lock.waiters.swap_remove(at);
             }
             if lock.waiters.is_empty() {

@@ -149,7 +149,7 @@ impl Asking<'_> {
             match self.with_one_token().await? {
                 Step::Done(hold) => return Ok(Some(hold)),
                 Step::GiveUp => return Ok(None),
-                Step::Again(pause) | Step::Afresh(pause) => self.pause(pause).await,
+                Step::Again(pause) | Step::Afresh(pause) => self.pause(pause, None).await,
             }
         }
     }
@@ -169,17 +169,21 @@ impl Asking<'_> {
             let answer = self.call(&request).await;
             self.tell_others(&answer, sent, doubt.is_some());
             match self.judge(&request, answer, &mut undo)? {
-                Step::Again(pause) => self.pause(pause).await,
+                Step::Again(pause) => self.pause(pause, self.keeps_place().then_some(claim.token)).await,
                 Step::GiveUp => return doubt.map_or(Ok(Step::GiveUp), Err),
                 step => return Ok(step),
             }
         }
     }
 
-    async fn pause(&self, pause: Pause) {
+    /// Waits, possibly in a queue at the store, by the token of the claim.
+    async fn pause(&self, pause: Pause, queued: Option<Token>) {
         match pause {
             Pause::For(time) => sleep(time).await,
-            Pause::UntilFree(limit) => self.engine.until_free(&self.ask.key, self.ask.mode, limit).await,
+            Pause::UntilFree(limit) => {
+                let waiter = (self.ask.mode, queued);
+                self.engine.until_free(&self.ask.key, waiter, limit).await;
+            }
         }
     }
 
