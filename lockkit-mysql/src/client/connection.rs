@@ -30,6 +30,7 @@ use crate::{
     },
     wire::{
         error::{self, Sent},
+        order,
         statements::{self, Question, Statement},
     },
 };
@@ -173,6 +174,47 @@ impl Connection {
         Ok((self.ended(outcome, Sent::ReadOnly)?, question))
     }
 
+    /// Runs a transaction that is given as one text, possibly about a claim. The rows of all its statements begin with the number
+    /// of the question.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute). What was begun is rolled back if a row was busy, as it may be on a lock that many want; after
+    /// any other error the connection is closed.
+    pub(crate) async fn transact(
+        &mut self,
+        text: impl FnOnce(Question) -> String,
+        token: Option<Token>,
+    ) -> Result<Vec<MySqlRow>> {
+        let (driver, alarm, question) = self.ask(token)?;
+        let text = sqlx::AssertSqlSafe(text(question));
+        let outcome = before(alarm, sqlx::raw_sql(text).fetch_all(driver)).await;
+        let rows = match self.ended(outcome, Sent::Yes) {
+            Ok(rows) => rows,
+            Err(busy) if error::is_row_busy(&busy) => {
+                self.roll_back().await;
+                return Err(busy);
+            }
+            Err(failed) => {
+                self.close_if_answered();
+                return Err(failed);
+            }
+        };
+        if !rows.is_empty() && has_number(&rows, question) { Ok(rows) } else { Err(self.out_of_step(Sent::Yes)) }
+    }
+
+    /// Ends a transaction that a refusal left open. The refusal had no number: that this answer has its own says that both came
+    /// once. Without it the connection is not used again.
+    async fn roll_back(&mut self) {
+        let Ok((driver, alarm, question)) = self.ask(None) else { return };
+        let text = sqlx::AssertSqlSafe(order::roll_back(question));
+        let outcome = before(alarm, sqlx::raw_sql(text).fetch_all(driver)).await;
+        match self.ended(outcome, Sent::ReadOnly) {
+            Ok(rows) if rows.len() == 1 && has_number(&rows, question) => {}
+            Ok(_) => drop(self.out_of_step(Sent::ReadOnly)),
+            Err(_) => self.close_if_answered(),
+        }
+    }
+
     /// Runs statements given as text.
     ///
     /// # Errors
@@ -191,6 +233,11 @@ impl Connection {
     /// Closes it, and with it what the server keeps for it, instead of putting it back.
     pub(crate) fn hang_up(&mut self) {
         self.raw = None;
+    }
+
+    /// Closes it, unless the server may still be at work on the last question: then it is closed later.
+    fn close_if_answered(&mut self) {
+        self.raw.take_if(|raw| !raw.is_in_doubt());
     }
 
     /// The answer belongs to another question. The server may not have run the last one yet, so that the connection is in

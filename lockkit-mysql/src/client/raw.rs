@@ -38,10 +38,10 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// modes change what a statement means (`SIMULTANEOUS_ASSIGNMENT` would break the order of assignments that the
 /// statements rely on); `innodb_lock_wait_timeout` because no row here is locked for longer than a statement;
 /// `sql_select_limit` because a lease whose row is not given back would be taken for a lost one; `sql_safe_updates` because it
-/// refuses the removal of unused rows.
+/// refuses the removal of unused rows; `group_concat_max_len` because a list of claims is longer than MySQL's 1024 bytes.
 const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION autocommit = 1, \
      SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', SESSION innodb_lock_wait_timeout = 1, \
-     SESSION sql_select_limit = 18446744073709551615, SESSION sql_safe_updates = 0; \
+     SESSION sql_select_limit = 18446744073709551615, SESSION sql_safe_updates = 0, SESSION group_concat_max_len = 1048576; \
      SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
 
 /// The timer of a connection.

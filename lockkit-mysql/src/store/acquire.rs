@@ -11,7 +11,7 @@ use crate::{
     store::{
         MySqlStore,
         named_lock_queue::{self, Queued, Turn},
-        renew,
+        order, renew,
     },
     wire::{
         name::to_column,
@@ -27,6 +27,9 @@ const LEAST_TIME: u64 = 1 << 50;
 pub(crate) async fn acquire(store: &MySqlStore, request: &AcquireRequest) -> Result<Attempt> {
     store.info.admit(request)?;
     check_floor(request.fence.floor)?;
+    if order::is_ordered(request) {
+        return store.ask_in_order(request).await;
+    }
     let ttl = microseconds(request.ttl);
     if let Some(from) = request.from {
         return store.attempt_in_place_of(request, ttl, &from).await;
@@ -77,19 +80,23 @@ impl MySqlStore {
     /// it does not wait behind those that ask for locks, and gives back the named lock that the former lease came with.
     async fn attempt_in_place_of(&self, request: &AcquireRequest, ttl: i64, from: &Token) -> Result<Attempt> {
         self.grants.forget(from);
+        self.ordered.add_like(from, request.claim.token);
         let named_lock = self.queues.named_lock_of(&request.claim.key, from);
         let mut connection = self.pool.connection(Lane::Reserved, self.bound(request.ttl)).await?;
         let taken = self.take(&mut connection, request, ttl).await?;
         named_lock_queue::release(named_lock);
-        if let Some(hold) = taken {
-            return Ok(Attempt::Granted(hold));
-        }
-        match self.look_after(&mut connection, &request.claim.key).await? {
-            Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
-                self.take_again(&mut connection, request).await
-            }
-            found => Ok(contended(found)),
-        }
+        let attempt = match taken {
+            Some(hold) => Attempt::Granted(hold),
+            None => match self.look_after(&mut connection, &request.claim.key).await? {
+                Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
+                    self.take_again(&mut connection, request).await?
+                }
+                found => contended(found),
+            },
+        };
+        let over = if matches!(attempt, Attempt::Granted(_)) { from } else { &request.claim.token };
+        self.ordered.forget(over);
+        Ok(attempt)
     }
 
     async fn attempt_row(&self, request: &AcquireRequest, ttl: i64) -> Result<Attempt> {

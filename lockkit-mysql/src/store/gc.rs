@@ -56,12 +56,14 @@ pub(crate) struct Sweeper {
     after: Arc<Mutex<Option<u64>>>,
     /// Whether rows are to stay, or this user may not remove them.
     off: Arc<AtomicBool>,
+    /// Whether there is a table of claims.
+    pub(crate) has_claims: bool,
 }
 
 impl Sweeper {
     pub(crate) fn new(pool: Arc<Pool>, statements: Arc<Statements>, timeout: Duration, keep_rows: bool) -> Self {
         let (after, off) = (Arc::default(), Arc::new(AtomicBool::new(keep_rows)));
-        Self { pool, statements, timeout, made: AtomicU64::new(0), after, off }
+        Self { pool, statements, timeout, made: AtomicU64::new(0), after, off, has_claims: false }
     }
 
     /// Takes note that this store has made the row with this id, and sweeps in the background when it is time.
@@ -73,12 +75,18 @@ impl Sweeper {
         // At once: where connections are few, each is in use again when the task begins.
         let Some(permit) = self.pool.permit(Lane::Common) else { return };
         let (pool, statements, off) = (Arc::clone(&self.pool), Arc::clone(&self.statements), Arc::clone(&self.off));
-        let bound = Bound::new(self.timeout);
+        let (bound, has_claims) = (Bound::new(self.timeout), self.has_claims);
         tokio::spawn(async move {
             let Ok(mut connection) = pool.trusted(permit, bound).await else { return };
             // Programs that make one row each begin at different places.
             let start = after.unwrap_or_else(|| below(id));
-            match remove_page(&statements, &mut connection, WEEK, start).await {
+            let removed = async {
+                if has_claims {
+                    remove_claims(&statements, &mut connection, start).await?;
+                }
+                remove_page(&statements, &mut connection, WEEK, start).await
+            };
+            match removed.await {
                 // The first page follows the last.
                 Ok(page) => *after = Some(page.last.unwrap_or(0)),
                 Err(failed) => off.store(!failed.is_retryable(), Ordering::Relaxed),
@@ -93,6 +101,11 @@ impl Sweeper {
         }
         let micros = i64::try_from(unused_for.as_micros()).map_err(|_| invalid("the period is too long"))?;
         let unused = Unused { micros, never_leased: true };
+        let mut after = self.has_claims.then_some(0);
+        while let Some(id) = after {
+            let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+            after = remove_claims(&self.statements, &mut connection, id).await?;
+        }
         let (mut removed, mut after) = (0, Some(0));
         while let Some(id) = after {
             let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
@@ -143,4 +156,17 @@ async fn remove_page(statements: &Statements, connection: &mut Connection, unuse
         Err(failed) => return Err(failed),
     };
     Ok(Page { removed, last })
+}
+
+/// Removes claims that lapsed on a page of locks, those whose ids follow this one. Says where the next page begins, if there is one.
+/// What lapsed of locks that are in use goes with the next request; this is for those that nobody asks for.
+async fn remove_claims(statements: &Statements, connection: &mut Connection, after: u64) -> Result<Option<u64>> {
+    let read = |question| statements.lapsed_claims().bind(question).bind(after).bind(PAGE);
+    let rows = connection.numbered_rows(read).await?;
+    let mut last = after;
+    for row in &rows {
+        last = column(row, 1)?;
+        connection.transact(|question| statements.order().clear(question, last), None).await?;
+    }
+    Ok((rows.len() >= usize::try_from(PAGE).unwrap_or(usize::MAX)).then_some(last))
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use lockkit_core::{KeyState, LockKey, Query, Result};
+use sqlx::mysql::MySqlRow;
 
 use crate::{
     client::{
@@ -28,7 +29,8 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
         Query::Keys(keys) => {
             for keys in keys.chunks(Size::MOST) {
                 let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
-                let found = read(store, &mut connection, &keys.iter().collect::<Vec<_>>()).await?;
+                let found =
+                    read(store, &mut connection, &keys.iter().collect::<Vec<_>>(), store.info.capability.fifo).await?;
                 // A name may stand in the query twice.
                 states.extend(keys.iter().map(|key| match found.get(to_column(key)) {
                     Some(lock) => lock.clone().into_state(key.clone()),
@@ -54,20 +56,22 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
     Ok(states)
 }
 
-/// The rows of these locks by their names, without locks that have no row. There are at most [`Size::MOST`] locks.
+/// The rows of these locks by their names, without locks that have no row, and with the claims on them if these are wanted. There are at most [`Size::MOST`] locks.
 pub(crate) async fn read(
     store: &MySqlStore,
     connection: &mut Connection,
     keys: &[&LockKey],
+    with_claims: bool,
 ) -> Result<HashMap<Vec<u8>, Lock>> {
     let size = Size::of(keys.len());
     let statement = |question| {
-        let statement = store.statements.inspect(size).bind(question);
+        let statement =
+            if with_claims { store.statements.inspect_claims(size) } else { store.statements.inspect(size) };
+        let statement = statement.bind(question);
         size.fill(keys).fold(statement, |statement, key| statement.bind(to_column(key)))
     };
     let mut found = HashMap::with_capacity(keys.len());
-    for row in connection.numbered_rows(statement).await? {
-        let lock = Lock::read(&row)?;
+    for lock in locks(&connection.numbered_rows(statement).await?, with_claims)? {
         found.insert(lock.name.clone(), lock);
     }
     if keys.iter().filter(|key| found.contains_key(to_column(key))).count() < found.len() {
@@ -78,9 +82,20 @@ pub(crate) async fn read(
 }
 
 async fn page(store: &MySqlStore, connection: &mut Connection, prefix: &str, last: &[u8]) -> Result<Vec<Lock>> {
+    let with_claims = store.info.capability.fifo;
     let statement = |question| {
-        let page = store.statements.page().bind(question).bind(last);
+        let page = if with_claims { store.statements.page_claims() } else { store.statements.page() };
+        let page = page.bind(question).bind(last);
         page.bind(prefix.as_bytes()).bind(after_prefix(prefix)).bind(PAGE)
     };
-    connection.numbered_rows(statement).await?.iter().map(Lock::read).collect()
+    locks(&connection.numbered_rows(statement).await?, with_claims)
+}
+
+fn locks(rows: &[MySqlRow], with_claims: bool) -> Result<Vec<Lock>> {
+    if !with_claims {
+        return rows.iter().map(Lock::read).collect();
+    }
+    let mut locks = Vec::with_capacity(rows.len());
+    rows.iter().try_for_each(|row| Lock::read_with_claim(row, &mut locks))?;
+    Ok(locks)
 }

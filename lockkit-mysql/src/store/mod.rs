@@ -5,6 +5,7 @@ pub(crate) mod gc;
 pub(crate) mod grants;
 pub(crate) mod inspect;
 pub(crate) mod named_lock_queue;
+pub(crate) mod order;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
@@ -23,13 +24,19 @@ use lockkit_core::{
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::Pool,
+        pool::{Lane, Pool},
         raw::Replicas,
         settings::of_server,
     },
     config::MySqlConfig,
     store::{gc::Sweeper, grants::Grants, named_lock_queue::NamedLockQueues},
-    wire::{error::Sent, name::to_column, row, settings, statements::Statements},
+    wire::{
+        error::Sent,
+        name::{quoted_table, to_column},
+        row, settings,
+        statements::Statements,
+        table::of_claims,
+    },
 };
 
 const MIN_TTL: Duration = Duration::from_millis(100);
@@ -43,12 +50,16 @@ pub struct MySqlStore {
     pub(crate) timeout: Duration,
     pub(crate) queues: Arc<NamedLockQueues>,
     pub(crate) grants: Grants,
+    pub(crate) ordered: order::Ordered,
     sweeper: Sweeper,
 }
 
 impl MySqlStore {
     /// Connects, and checks that the server and the table can keep locks. The table is made if it is missing and
     /// [`create`](MySqlConfig::create) allows it.
+    ///
+    /// So is the second table, of claims that share a lock or wait in an order. If it is missing, or this user may not use it,
+    /// the store does without: then it has exclusive locks in no order alone, and [`warnings`](Self::warnings) say so.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration; [`ErrorKind::Misconfigured`](lockkit_core::ErrorKind::Misconfigured) for something else
@@ -57,7 +68,13 @@ impl MySqlStore {
     /// can't be asked or takes no writes.
     pub async fn connect(config: MySqlConfig) -> Result<Self> {
         let mut store = Self::new(config.clone())?;
-        let warnings = store.check(&config).await.map_err(|e| e.at("connect", None, &store.info.name))?;
+        let at = |e: Error, store: &Self| e.at("connect", None, &store.info.name);
+        let mut warnings = store.check(&config).await.map_err(|e| at(e, &store))?;
+        let no_claims = store.check_claims(&config).await.map_err(|e| at(e, &store))?;
+        let Capability { shared, permits, fifo, .. } = &mut store.info.capability;
+        (*shared, *permits, *fifo) = (no_claims.is_none(), no_claims.is_none(), no_claims.is_none());
+        store.sweeper.has_claims = no_claims.is_none();
+        warnings.extend(no_claims);
         store.info.warnings = warnings.into();
         Ok(store)
     }
@@ -71,7 +88,7 @@ impl MySqlStore {
     }
 
     /// A store that connects when it is first used, and checks neither server nor table: for a quorum, whose members may
-    /// be down when it starts.
+    /// be down when it starts. As it does not know of the second table, it has exclusive locks in no order alone.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`](lockkit_core::ErrorKind::InvalidInput) for a wrong configuration.
@@ -81,7 +98,7 @@ impl MySqlStore {
 
     /// The same, on servers of this kind.
     pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
-        let statements = Arc::new(Statements::new(&config.check()?));
+        let statements = Arc::new(Statements::new(&config.check()?, quoted_table(&of_claims(&config.table)).ok()));
         let pool = Arc::new(Pool::new(&config, replicas));
         let queues = Arc::new(NamedLockQueues::new(&config.table, config.timeout));
         let info = StoreInfo {
@@ -103,7 +120,16 @@ impl MySqlStore {
             warnings: Arc::default(),
         };
         let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), config.timeout, config.keep_rows);
-        Ok(Self { info, pool, statements, timeout: config.timeout, queues, grants: Grants::default(), sweeper })
+        Ok(Self {
+            info,
+            pool,
+            statements,
+            timeout: config.timeout,
+            queues,
+            grants: Grants::default(),
+            ordered: order::Ordered::default(),
+            sweeper,
+        })
     }
 
     /// Warnings about the server's settings; known only after [`connect`](Self::connect).
@@ -140,6 +166,17 @@ impl MySqlStore {
         }
         schema::check_table(&mut connection, config).await?;
         Ok(warnings)
+    }
+
+    /// Why claims can't be kept, if they can't.
+    async fn check_claims(&self, config: &MySqlConfig) -> Result<Option<String>> {
+        // A refusal closes the connection.
+        let connection = || self.pool.connection(Lane::Common, Bound::new(self.timeout));
+        let mut why = schema::no_claims(&mut connection().await?, config).await?;
+        if why.is_some() && config.create && schema::create_claims(&mut connection().await?, config).await? {
+            why = schema::no_claims(&mut connection().await?, config).await?;
+        }
+        Ok(why.map(|why| why.finding().in_words()))
     }
 }
 

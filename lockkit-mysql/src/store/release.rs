@@ -5,7 +5,10 @@ use lockkit_core::{Claim, Release, Result, store::Sent};
 use crate::{
     client::{connection::Bound, pool::Lane},
     store::{MySqlStore, named_lock_queue, renew},
-    wire::{name::to_column, row::why_not},
+    wire::{
+        name::to_column,
+        row::{Lock, why_not},
+    },
 };
 
 /// Ends a lease.
@@ -13,6 +16,9 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     store.info.admit_mode(claim.mode)?;
     store.grants.forget(&claim.token);
     let bound = Bound::new(store.timeout);
+    if store.ordered.has(claim) {
+        return store.release_in_order(claim, bound).await;
+    }
     let named_lock = store.queues.named_lock_of(&claim.key, &claim.token);
     // The release follows every statement that was sent for the claim and given up: one of those could take the lock after it.
     store.pool.settled(&claim.token, bound).await?;
@@ -27,6 +33,12 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
         }
         0 if renew::is_answer(&done, question) => {
             let found = store.look_after(&mut connection, &claim.key).await?;
+            let may_share = found.as_ref().is_some_and(Lock::is_shared) || store.ordered.has_forgotten();
+            if store.info.capability.shared && may_share {
+                // It may be the lease of one of those, or a place.
+                drop(connection);
+                return store.release_in_order(claim, bound).await;
+            }
             Ok(Release::NotHeld(why_not(found.as_ref().and_then(|lock| lock.lease.as_ref()))))
         }
         _ => Err(connection.out_of_step(Sent::Yes)),

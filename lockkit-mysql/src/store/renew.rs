@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use lockkit_core::{Claim, Error, ErrorKind, Hold, LockKey, Moment, Renewal, Renewed, Result};
+use lockkit_core::{Claim, Error, ErrorKind, Hold, LockKey, Mode, Moment, Renewal, Renewed, Result};
 use sqlx::mysql::MySqlQueryResult;
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// How many leases one statement extends. Its rows stay locked until all of them are written.
-const CHUNK: usize = 64;
+pub(crate) const CHUNK: usize = 64;
 
 /// The terms that leases in the same statement have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,14 +41,14 @@ type Answers = Vec<Option<Result<Renewed>>>;
 /// Extends leases.
 pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
     let mut answers: Answers = renewals.iter().map(|_| None).collect();
-    let mut groups: BTreeMap<Terms, Vec<usize>> = BTreeMap::new();
+    let mut groups: BTreeMap<(bool, Terms), Vec<usize>> = BTreeMap::new();
     for (index, renewal) in renewals.iter().enumerate() {
         match terms(store, renewal) {
-            Ok(terms) => groups.entry(terms).or_default().push(index),
+            Ok(terms) => groups.entry((is_share(&renewal.claim), terms)).or_default().push(index),
             Err(e) => answers[index] = Some(Err(e)),
         }
     }
-    for (terms, mut group) in groups {
+    for ((_, terms), mut group) in groups {
         // In the order of the index, so that statements that meet on the same rows lock them in the same order.
         group.sort_by_key(|index| &renewals[*index].claim.key);
         for chunk in group.chunks(CHUNK) {
@@ -60,11 +60,17 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
         if matches!(answer, Ok(Renewed::Lost(_))) {
             // It will not be released.
             store.grants.forget(&claim.token);
+            store.ordered.forget(&claim.token);
             named_lock_queue::release(store.queues.named_lock_of(&claim.key, &claim.token));
         }
         answer
     };
     answers.zip(renewals).map(forget_lost).collect()
+}
+
+/// Whether a claim shares its lock. Then its lease is no row of its own.
+fn is_share(claim: &Claim) -> bool {
+    claim.mode != Mode::Exclusive
 }
 
 fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<Terms> {
@@ -102,6 +108,13 @@ async fn try_chunk(
     answers: &mut Answers,
 ) -> Result<()> {
     let Some(first) = chunk.first() else { return Ok(()) };
+    if is_share(&renewals[*first].claim) {
+        let shares: Vec<&Renewal> = chunk.iter().map(|index| &renewals[*index]).collect();
+        for (index, answer) in chunk.iter().zip(store.renew_shares(&shares, terms).await?) {
+            answers[*index] = Some(Ok(answer));
+        }
+        return Ok(());
+    }
     let bound = store.bound(renewals[*first].ttl);
     let mut connection = store.pool.connection(Lane::Reserved, bound).await?;
     let claims: Vec<&Claim> = chunk.iter().map(|index| &renewals[*index].claim).collect();
@@ -160,7 +173,7 @@ async fn read_back(
     claims: &[&Claim],
 ) -> Result<HashMap<Vec<u8>, Lock>> {
     let keys: Vec<&LockKey> = claims.iter().map(|claim| &claim.key).collect();
-    inspect::read(store, connection, &keys).await
+    inspect::read(store, connection, &keys, false).await
 }
 
 /// Gives each renewal its answer. A lease that is the claim's now was extended: nobody else can have had it in between,

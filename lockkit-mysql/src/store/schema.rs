@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Error, ErrorKind, Finding, Result};
 
-pub use crate::wire::table::ddl;
+pub use crate::wire::table::{claims_ddl, ddl};
 use crate::{
     client::{
         connection::{Bound, Connection},
@@ -12,20 +12,35 @@ use crate::{
         raw::Replicas,
     },
     config::MySqlConfig,
-    wire::{name::quoted_table, row::column, table::Table},
+    wire::{
+        error,
+        name::quoted_table,
+        row::column,
+        table::{Table, of_claims},
+    },
 };
 
 /// How long changing a table may take.
 const CHANGE_WITHIN: Duration = Duration::from_secs(600);
 
-/// Makes the table if it is missing. One that is there is not changed.
+/// Makes the table if it is missing, and the second one, of claims. What is there is not changed. A name that is too long for
+/// the second one has the first alone.
 ///
 /// # Errors
 /// `InvalidInput` for a wrong configuration; `Denied` if the user may not make tables; else when the server can't be
 /// asked.
 pub async fn create(config: &MySqlConfig) -> Result<()> {
     let mut session = Session::open(config).await?;
-    let made = create_if_missing(&mut session.connection, config).await;
+    let connection = &mut session.connection;
+    let made = async {
+        create_if_missing(connection, config).await?;
+        // A user without the right to make tables may have both.
+        if let (true, Ok(ddl)) = (claims(connection, config).await?.is_missing(), claims_ddl(&config.table)) {
+            connection.run_text(ddl).await?;
+        }
+        Ok(())
+    };
+    let made = made.await;
     made.map_err(|e| session.at("create table", e))
 }
 
@@ -94,6 +109,110 @@ pub(crate) async fn examine(connection: &mut Connection, config: &MySqlConfig) -
     read(connection, config).await?.findings(&config.table)
 }
 
+/// Why a store does without claims.
+pub(crate) enum NoClaims {
+    /// The name of the first table leaves no room for that of the second one.
+    Name,
+    Missing {
+        ddl: String,
+    },
+    Wrong {
+        faults: Vec<String>,
+        ddl: String,
+    },
+    /// The server refuses what it takes, which is mostly because of the user's rights.
+    Refused {
+        why: String,
+    },
+}
+
+impl NoClaims {
+    /// What it means, and what to do.
+    pub(crate) fn finding(&self) -> Finding {
+        let (why, advice) = match self {
+            Self::Name => (
+                "the name of the table has more than 58 characters".to_owned(),
+                "name a table by a shorter one".to_owned(),
+            ),
+            Self::Missing { ddl } => (
+                "the table of claims is missing, or hidden from this user".to_owned(),
+                format!("it is made by `lockkit init`, by the option create=true, or by: {ddl}"),
+            ),
+            Self::Wrong { faults, ddl } => (
+                format!("the table of claims is not as lockkit needs it ({})", faults.join(", ")),
+                format!("while no lock is shared or waited for, drop it and make it anew: {ddl}"),
+            ),
+            Self::Refused { why } => (
+                format!("the server refuses the use of the table of claims ({why})"),
+                "GRANT SELECT, INSERT, UPDATE, DELETE on it to the user".to_owned(),
+            ),
+        };
+        let summary = format!("no shared locks, no permits and no order among waiters: {why}");
+        Finding::warning("claims", summary, advice)
+    }
+}
+
+/// Makes the table of claims; says whether it did, for the server may refuse.
+pub(crate) async fn create_claims(connection: &mut Connection, config: &MySqlConfig) -> Result<bool> {
+    let Ok(ddl) = claims_ddl(&config.table) else { return Ok(false) };
+    match connection.run_text(ddl).await {
+        Ok(_) => Ok(true),
+        Err(refused) if error::is_refusal(&refused) => Ok(false),
+        Err(failed) => Err(failed),
+    }
+}
+
+/// Why there can be no claims; `None` if there can.
+pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Option<NoClaims>> {
+    let Ok(ddl) = claims_ddl(&config.table) else { return Ok(Some(NoClaims::Name)) };
+    let table = claims(connection, config).await?;
+    if table.is_missing() {
+        return Ok(Some(NoClaims::Missing { ddl }));
+    }
+    let faults = table.faults_of_claims();
+    if !faults.is_empty() {
+        return Ok(Some(NoClaims::Wrong { faults, ddl }));
+    }
+    // Nothing of this is done, but it takes the rights to do it.
+    let name = quoted_table(&of_claims(&config.table))?;
+    let all = format!(
+        "EXPLAIN INSERT INTO {name} SELECT * FROM {name} WHERE 1 = 0; EXPLAIN UPDATE {name} SET expires = expires WHERE 1 = 0; \
+         EXPLAIN DELETE FROM {name} WHERE 1 = 0"
+    );
+    match connection.run_text(all).await {
+        Ok(_) => Ok(None),
+        Err(refused) if error::is_refusal(&refused) => {
+            Ok(Some(NoClaims::Refused { why: refused.message().to_owned() }))
+        }
+        Err(failed) => Err(failed),
+    }
+}
+
+/// Reads how the server describes the table of claims, in one query: that is asked at each start of a program.
+async fn claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Table> {
+    let (name, here) = (of_claims(&config.table), "table_schema = DATABASE() AND table_name = ?");
+    // A key of which a column is indexed in part has another name of a column.
+    let ask = format!(
+        "SELECT 1, CAST(column_name AS CHAR), CAST(column_type AS CHAR) FROM information_schema.columns WHERE {here} \
+         UNION ALL SELECT 2, CAST(index_name AS CHAR), \
+         CAST(GROUP_CONCAT(column_name, COALESCE(sub_part, '') ORDER BY seq_in_index) AS CHAR) \
+         FROM information_schema.statistics WHERE {here} GROUP BY index_name \
+         UNION ALL SELECT 3, '', CAST(engine AS CHAR) FROM information_schema.tables WHERE {here}"
+    );
+    let ask = sqlx::query(sqlx::AssertSqlSafe(ask)).bind(&name).bind(&name).bind(&name);
+    let mut table = Table::default();
+    for row in connection.rows(ask).await? {
+        let (what, name) = (column::<i64>(&row, 0)?, column::<String>(&row, 1)?);
+        let value = column::<Option<String>>(&row, 2)?.unwrap_or_default();
+        match what {
+            1 => table.add_column(&name, &value),
+            2 => table.add_key(&name, &value),
+            _ => table.is_innodb = value.eq_ignore_ascii_case("InnoDB"),
+        }
+    }
+    Ok(table)
+}
+
 async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Result<bool> {
     let table = read(connection, config).await?;
     if table.is_missing() {
@@ -115,21 +234,22 @@ async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Res
 
 /// Reads how the server describes the table.
 async fn read(connection: &mut Connection, config: &MySqlConfig) -> Result<Table> {
+    let name = &config.table;
     let columns = "SELECT CAST(column_name AS CHAR), CAST(column_type AS CHAR) FROM information_schema.columns \
          WHERE table_schema = DATABASE() AND table_name = ?";
     let mut table = Table::default();
-    for row in connection.rows(sqlx::query(columns).bind(&config.table)).await? {
+    for row in connection.rows(sqlx::query(columns).bind(name)).await? {
         table.add_column(&column::<String>(&row, 0)?, &column::<String>(&row, 1)?);
     }
     let engine = "SELECT CAST(engine AS CHAR) FROM information_schema.tables \
          WHERE table_schema = DATABASE() AND table_name = ?";
-    for row in connection.rows(sqlx::query(engine).bind(&config.table)).await? {
+    for row in connection.rows(sqlx::query(engine).bind(name)).await? {
         let engine: Option<String> = column(&row, 0)?;
         table.is_innodb = engine.is_some_and(|engine| engine.eq_ignore_ascii_case("InnoDB"));
     }
     let unique = "SELECT CAST(index_name AS CHAR) FROM information_schema.statistics \
          WHERE table_schema = DATABASE() AND table_name = ? GROUP BY index_name \
          HAVING COUNT(*) = 1 AND MAX(column_name) = 'resource_name' AND MAX(non_unique) = 0 AND MAX(sub_part) IS NULL";
-    table.has_unique_name = !connection.rows(sqlx::query(unique).bind(&config.table)).await?.is_empty();
+    table.has_unique_name = !connection.rows(sqlx::query(unique).bind(name)).await?.is_empty();
     Ok(table)
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod error;
 pub(crate) mod name;
+pub(crate) mod order;
 pub(crate) mod row;
 pub(crate) mod settings;
 pub(crate) mod statements;

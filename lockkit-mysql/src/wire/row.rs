@@ -9,7 +9,7 @@ use sqlx::{Row, mysql::MySqlRow};
 
 use crate::wire::{
     error::{self, Sent, invalid},
-    name,
+    name, order,
 };
 
 /// Beyond this the server's arithmetic would leave the integers.
@@ -24,6 +24,10 @@ pub(crate) struct Lock {
     pub(crate) last: u64,
     /// The lease, if the lock is held.
     pub(crate) lease: Option<Lease>,
+    /// Those that share it, as far as they were read: then the lease is nobody's.
+    shares: Option<Vec<Holder>>,
+    /// How many wait for it in an order, if that was read.
+    waiters: Option<u32>,
 }
 
 /// A lease that has not run out.
@@ -57,14 +61,52 @@ impl Lock {
                 remaining: Duration::from_micros(micros),
             }),
         };
-        Ok(Self { id: column(row, 9)?, name: column(row, 1)?, last: column(row, 5)?, lease })
+        Ok(Self {
+            id: column(row, 9)?,
+            name: column(row, 1)?,
+            last: column(row, 5)?,
+            lease,
+            shares: None,
+            waiters: None,
+        })
+    }
+
+    /// Reads a row with its claims. One that is the same lock's as the last goes to that.
+    ///
+    /// # Errors
+    /// When the columns are not what they should be.
+    pub(crate) fn read_with_claim(row: &MySqlRow, locks: &mut Vec<Self>) -> Result<()> {
+        let mut lock = Self::read(row)?;
+        if column::<Option<i64>>(row, 10)?.is_some_and(|is_shared| is_shared != 0) {
+            lock.shares = Some(Vec::new());
+        }
+        // Those that wait in no order are not known.
+        lock.waiters = u32::try_from(column::<i64>(row, 11)?).ok().filter(|waiters| *waiters > 0);
+        let share = share(row)?;
+        let lock = match locks.last_mut() {
+            Some(last) if last.id == lock.id => last,
+            _ => {
+                locks.push(lock);
+                let Some(last) = locks.last_mut() else { return Ok(()) };
+                last
+            }
+        };
+        lock.shares.iter_mut().for_each(|shares| shares.extend(share.clone()));
+        Ok(())
+    }
+
+    /// Whether claims share the lock.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.lease
+            .as_ref()
+            .is_some_and(|lease| lease.token.is_none() && order::sharers(lease.holder.as_str()).is_some())
     }
 
     /// The state to show; the key is known to be that of the row.
     pub(crate) fn into_state(self, key: LockKey) -> KeyState {
-        let holders = self.lease.into_iter().map(Lease::into_holder).collect();
+        let holders = self.shares.unwrap_or_else(|| self.lease.into_iter().map(Lease::into_holder).collect());
         let fence = Some(self.last).filter(|last| *last > 0).map(Fence::new);
-        KeyState { key, holders, fence, waiters: None }
+        KeyState { key, holders, fence, waiters: self.waiters }
     }
 
     /// The state to show, if the row was made by lockkit.
@@ -86,7 +128,11 @@ impl Lease {
     }
 
     pub(crate) fn into_contention(self) -> Contention {
-        Contention { retry_after: Some(self.remaining), holder: Some(self.holder), burnt: false }
+        let holder = match order::sharers(self.holder.as_str()) {
+            Some(words) if self.token.is_none() => HolderInfo::new(words),
+            _ => self.holder,
+        };
+        Contention { retry_after: Some(self.remaining), holder: Some(holder), burnt: false }
     }
 
     fn into_holder(self) -> Holder {
@@ -99,6 +145,20 @@ impl Lease {
             remaining: Some(self.remaining),
         }
     }
+}
+
+/// The claim in a row, if there is one.
+fn share(row: &MySqlRow) -> Result<Option<Holder>> {
+    let Some(bytes) = column::<Option<&[u8]>>(row, 12)? else { return Ok(None) };
+    let remaining: i64 = column(row, 18)?;
+    Ok(Some(Holder {
+        token: token(bytes),
+        info: HolderInfo::new(column(row, 17)?),
+        mode: order::mode(column(row, 13)?, column(row, 14)?),
+        depth: column(row, 16)?,
+        fence: Some(Fence::new(column(row, 15)?)),
+        remaining: Some(Duration::from_micros(u64::try_from(remaining).unwrap_or(0))),
+    }))
 }
 
 /// Why a lease is not the claim's, given the lease that was found.

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
+use crate::wire::order::{GATE, LAPSED, Order};
+
 /// A statement with its arguments.
 pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
 
@@ -39,6 +41,11 @@ pub(crate) struct Statements {
     remove_unused: [Arc<str>; SIZES.len()],
     record: Arc<str>,
     set_record: Arc<str>,
+    /// The name of the table of claims, quoted; empty if it can have none.
+    claims: String,
+    lapsed_claims: Arc<str>,
+    inspect_claims: [Arc<str>; SIZES.len()],
+    page_claims: Arc<str>,
 }
 
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
@@ -59,8 +66,9 @@ const COLUMNS: &str = "resource_name, token, fence, span, fence_last, `count`, n
      TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), id";
 
 impl Statements {
-    /// The statements on the table with this quoted name.
-    pub(crate) fn new(table: &str) -> Self {
+    /// The statements on the table with this quoted name, and on that of its claims.
+    pub(crate) fn new(table: &str, claims: Option<String>) -> Self {
+        let claims = claims.unwrap_or_default();
         let text = |text: String| -> Arc<str> { text.into() };
         // Unsigned like the counter: between numbers of both kinds MariaDB's GREATEST compares signed ones, and takes a counter
         // from 2^63 on for a negative number, so that the fence would go back.
@@ -97,6 +105,20 @@ impl Statements {
                 "SELECT {NUMBER}, CAST(@@GLOBAL.read_only AS CHAR), COALESCE(node_info, ''), resource_name \
                  FROM (SELECT 1) AS one LEFT JOIN {table} ON resource_name = ?"
             )),
+            inspect_claims: SIZES.map(|size| {
+                // The limit is no limit: names are unique.
+                let named = format!("resource_name IN ({}) LIMIT {size}", list("?", size));
+                text(with_claims(table, &named, &claims, "l.id"))
+            }),
+            page_claims: {
+                let page = "resource_name > ? AND resource_name >= ? AND resource_name < ? \
+                     AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?";
+                text(with_claims(table, page, &claims, "l.resource_name"))
+            },
+            lapsed_claims: text(format!(
+                "SELECT DISTINCT {NUMBER}, lock_id FROM {claims} WHERE lock_id > ? AND {LAPSED} ORDER BY lock_id LIMIT ?"
+            )),
+            claims,
             // A counter of 1 keeps the row from those that are removed as unused. The text is compared byte for byte, whatever
             // collation somebody gave the column.
             set_record: text(format!(
@@ -149,6 +171,27 @@ impl Statements {
     /// the first name, the first name beyond, how many.
     pub(crate) fn page(&self) -> Statement<'static> {
         query(&self.page)
+    }
+
+    /// The same as [`inspect`](Self::inspect), with the claims of the locks: several rows for a lock that is shared.
+    pub(crate) fn inspect_claims(&self, size: Size) -> Statement<'static> {
+        query(&self.inspect_claims[size.index])
+    }
+
+    /// The same as [`page`](Self::page), likewise.
+    pub(crate) fn page_claims(&self) -> Statement<'static> {
+        query(&self.page_claims)
+    }
+
+    /// Reads ids of locks on which there are claims that lapsed a while ago. Arguments: the question, the id before the
+    /// first, how many.
+    pub(crate) fn lapsed_claims(&self) -> Statement<'static> {
+        query(&self.lapsed_claims)
+    }
+
+    /// The transactions on claims.
+    pub(crate) fn order(&self) -> Order<'_> {
+        Order { locks: &self.table, claims: &self.claims }
     }
 
     /// Reads ids, and of rows that are long unused also the names. Arguments: the question, since when in µs, whether also those
@@ -282,6 +325,26 @@ fn renew(table: &str, size: usize) -> String {
          WHERE resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
         list("?", size),
         list("(?, ?)", size)
+    )
+}
+
+/// Reads rows of locks, `l`, with how many wait for each lock, and with the claims that share it. Rows of one lock follow each other,
+/// in an order that stays.
+///
+/// Those that wait are counted once for each lock, and not for each claim that shares it: the limit that ends the choice of `rows`
+/// keeps the server from making one query of the two.
+fn with_claims(table: &str, rows: &str, claims: &str, order: &str) -> String {
+    let is_gate = format!("l.token IS NULL AND l.expires > UTC_TIMESTAMP(6) AND LEFT(l.node_info, 1) = '{GATE}'");
+    let waiting = format!(
+        "SELECT COUNT(*) FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = r.id AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6)"
+    );
+    format!(
+        "SELECT {NUMBER}, l.resource_name, l.token, l.fence, l.span, l.fence_last, l.`count`, l.node_info, \
+         TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.expires), l.id, {is_gate}, l.waiting, \
+         c.token, c.mode, c.permits, c.fence, c.`count`, c.node_info, \
+         TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), c.expires) \
+         FROM (SELECT r.*, ({waiting}) AS waiting FROM {table} AS r WHERE {rows}) AS l LEFT JOIN {claims} AS c \
+         ON c.lock_id = IF({is_gate}, l.id, NULL) AND c.place = 0 AND c.expires > UTC_TIMESTAMP(6) ORDER BY {order}, c.token"
     )
 }
 

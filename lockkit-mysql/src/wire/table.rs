@@ -23,6 +23,47 @@ const COLUMNS: [(&str, &str, &str, bool); 12] = [
     ("version", "bigint unsigned", "BIGINT UNSIGNED NOT NULL DEFAULT 0", false),
 ];
 
+/// What follows the name of a table in that of the table of its claims.
+const OF_CLAIMS: &str = "_claim";
+
+/// The columns of the table of claims, likewise.
+const CLAIM_COLUMNS: [(&str, &str, &str); 12] = [
+    ("lock_id", "bigint unsigned", "BIGINT UNSIGNED NOT NULL"),
+    ("token", "binary(16)", "BINARY(16) NOT NULL"),
+    ("place", "bigint unsigned", "BIGINT UNSIGNED NOT NULL"),
+    ("mode", "tinyint unsigned", "TINYINT UNSIGNED NOT NULL"),
+    ("permits", "int unsigned", "INT UNSIGNED NOT NULL"),
+    ("fence", "bigint unsigned", "BIGINT UNSIGNED NOT NULL"),
+    ("span", "int unsigned", "INT UNSIGNED NOT NULL"),
+    ("count", "int unsigned", "INT UNSIGNED NOT NULL"),
+    ("ttl", "bigint unsigned", "BIGINT UNSIGNED NOT NULL"),
+    ("expires", "datetime(6)", "DATETIME(6) NOT NULL"),
+    ("kept", "datetime(6)", "DATETIME(6) NOT NULL"),
+    ("node_info", "varchar(256)", "VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"),
+];
+
+/// The keys of the table of claims, with their columns.
+const CLAIM_KEYS: [(&str, &str); 2] = [("PRIMARY", "lock_id,token"), ("turns", "lock_id,place,expires")];
+
+/// The name of the table of claims.
+pub(crate) fn of_claims(table: &str) -> String {
+    format!("{table}{OF_CLAIMS}")
+}
+
+/// The statement that makes the second table, of claims that share a lock or wait for it, on one line.
+///
+/// # Errors
+/// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) if the table can't have that name: the second one's is six characters
+/// longer.
+pub fn claims_ddl(table: &str) -> Result<String> {
+    let table = quoted_table(&of_claims(table))?;
+    let columns = CLAIM_COLUMNS.map(|(name, _, definition)| format!("`{name}` {definition}")).join(", ");
+    Ok(format!(
+        "CREATE TABLE IF NOT EXISTS {table} ({columns}, PRIMARY KEY (`lock_id`, `token`), \
+         KEY `turns` (`lock_id`, `place`, `expires`)) ENGINE=InnoDB"
+    ))
+}
+
 /// The statement that makes the table, on one line.
 ///
 /// # Errors
@@ -43,12 +84,19 @@ pub(crate) struct Table {
     columns: Vec<(String, String)>,
     pub(crate) is_innodb: bool,
     pub(crate) has_unique_name: bool,
+    /// Name and columns of each key.
+    keys: Vec<(String, String)>,
 }
 
 impl Table {
     /// A column with the type that the server shows for it.
     pub(crate) fn add_column(&mut self, name: &str, shown: &str) {
         self.columns.push((name.to_lowercase(), without_width(shown)));
+    }
+
+    /// A key with its columns in their order, separated by commas.
+    pub(crate) fn add_key(&mut self, name: &str, columns: &str) {
+        self.keys.push((name.to_lowercase(), columns.to_lowercase()));
     }
 
     pub(crate) fn is_missing(&self) -> bool {
@@ -95,6 +143,21 @@ impl Table {
     /// Whether a row is a held lock, as before lockkit.
     fn is_classic(&self) -> bool {
         COLUMNS.iter().all(|(name, _, _, classic)| self.shown(name).is_some() == *classic)
+    }
+
+    /// What keeps it from keeping claims, in words.
+    pub(crate) fn faults_of_claims(&self) -> Vec<String> {
+        let columns = CLAIM_COLUMNS.iter().filter_map(|(name, wanted, _)| match self.shown(name) {
+            None => Some(format!("{name} is missing")),
+            Some(shown) if shown != *wanted => Some(format!("{name} is {shown}, not {wanted}")),
+            Some(_) => None,
+        });
+        let has_key = |name: &str, columns: &str| {
+            self.keys.iter().any(|(key, of)| key.eq_ignore_ascii_case(name) && of == columns)
+        };
+        let keys = CLAIM_KEYS.iter().filter(|(name, columns)| !has_key(name, columns));
+        let engine = (!self.is_innodb).then(|| NOT_INNODB.to_owned());
+        columns.chain(keys.map(|(name, columns)| format!("it has no key {name} ({columns})"))).chain(engine).collect()
     }
 
     /// What is wrong with it, in words.

@@ -1,0 +1,299 @@
+//! Locks that are shared, and those whose waiters are served in the order in which they came.
+//!
+//! Each step is one transaction, sent as one text ([`wire::order`](crate::wire::order)). A claim that waits has a row of its own,
+//! its place, which lasts a few seconds; each request for it prolongs that. Whoever ends a lease grants the lock to the next in the
+//! queue, until the end of its place at most, for that is what the next one knows of. A table can't wake it: the core's poller
+//! sees that its token holds the lock, and asks for the rest. The named locks are left alone, for their order is another one.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, Hold, HolderInfo, LockKey, LossReason,
+    Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, store::unpoisoned,
+};
+use sqlx::mysql::MySqlRow;
+
+use crate::{
+    client::{
+        connection::{Bound, Connection},
+        pool::Lane,
+    },
+    store::{
+        MySqlStore,
+        renew::{CHUNK, Terms},
+    },
+    wire::{
+        error::{self, Sent},
+        order::{self, Take},
+        row::{MAX_FENCE, column},
+    },
+};
+
+/// For how long a claim keeps its place that does not ask again.
+const PLACE: Duration = Duration::from_secs(6);
+/// After which time a claim is to ask again that waits.
+const REFRESH: Duration = Duration::from_secs(2);
+/// How many claims are remembered that asked in an order.
+const REMEMBERED: usize = 1 << 16;
+
+/// The claims that may wait in a queue, and the exclusive ones that were asked for in an order.
+#[derive(Default)]
+pub(crate) struct Ordered {
+    claims: Mutex<HashSet<Token>>,
+    /// Whether there were too many once. Then one that is not known may be one all the same.
+    forgot: AtomicBool,
+}
+
+impl Ordered {
+    /// Remembers a claim; says whether it was unknown.
+    fn add(&self, token: Token) -> bool {
+        let mut claims = unpoisoned(&self.claims);
+        if claims.len() >= REMEMBERED && !claims.contains(&token) {
+            self.forgot.store(true, Ordering::Relaxed);
+            claims.clear();
+        }
+        claims.insert(token)
+    }
+
+    /// Forgets a claim; says whether it was known.
+    pub(crate) fn forget(&self, token: &Token) -> bool {
+        unpoisoned(&self.claims).remove(token)
+    }
+
+    /// Whether a claim that is not known may have been forgotten.
+    pub(crate) fn has_forgotten(&self) -> bool {
+        self.forgot.load(Ordering::Relaxed)
+    }
+
+    /// Another claim may be about to take the place of one: where that was asked for in an order, it remembers this one, too.
+    pub(crate) fn add_like(&self, from: &Token, claim: Token) {
+        let is_known = unpoisoned(&self.claims).contains(from);
+        if is_known {
+            self.add(claim);
+        }
+    }
+
+    /// Whether the end of a claim concerns a queue.
+    pub(crate) fn has(&self, claim: &Claim) -> bool {
+        claim.mode != Mode::Exclusive || unpoisoned(&self.claims).contains(&claim.token)
+    }
+}
+
+/// Whether what is asked for is shared, or has an order.
+pub(crate) fn is_ordered(request: &AcquireRequest) -> bool {
+    request.from.is_none() && (request.order == Order::Fifo || request.claim.mode != Mode::Exclusive)
+}
+
+/// What a claim has.
+enum Has {
+    Lease(Hold),
+    /// Nothing but a place, if it is to have one.
+    Waits {
+        is_first: bool,
+        holder: HolderInfo,
+        left: Option<Duration>,
+    },
+    /// The lock has no row.
+    NoRow,
+}
+
+impl MySqlStore {
+    /// Asks for a lease that is shared or has an order. A claim that waits has a place in the queue then.
+    pub(super) async fn ask_in_order(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let waits = request.order == Order::Fifo && !request.wait.is_zero();
+        self.grants.forget(&request.claim.token);
+        let is_new = waits && self.ordered.add(request.claim.token);
+        let asked = self.ask_for_place(request, waits, is_new).await;
+        if is_new && asked.as_ref().is_err_and(|e| e.effect() == Effect::None) {
+            // It has no place, so that nobody has to release it.
+            self.ordered.forget(&request.claim.token);
+        }
+        asked
+    }
+
+    async fn ask_for_place(&self, request: &AcquireRequest, waits: bool, is_new: bool) -> Result<Attempt> {
+        let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+        if waits
+            && !is_new
+            && let Some(holder) = self.keep_place(&mut connection, &request.claim).await?
+        {
+            return Ok(behind_others(holder));
+        }
+        let mut has = self.take_in_order(&mut connection, request, waits).await?;
+        if matches!(has, Has::NoRow) {
+            let made = self.make_row(&mut connection, &request.claim.key).await?;
+            has = self.take_in_order(&mut connection, request, waits).await?;
+            // It may be the only connection, and the sweep needs one.
+            drop(connection);
+            made.into_iter().for_each(|id| self.sweeper.made_row(id));
+        }
+        match has {
+            Has::Lease(hold) => {
+                if request.claim.mode == Mode::Exclusive {
+                    // Also after a try: others may have queued meanwhile.
+                    self.ordered.add(request.claim.token);
+                    self.grants.add(&hold);
+                } else {
+                    self.ordered.forget(&request.claim.token);
+                }
+                Ok(Attempt::Granted(hold))
+            }
+            Has::Waits { is_first, holder, left } => {
+                let again = if is_first { left.map_or(REFRESH, |left| left.min(REFRESH)) } else { REFRESH };
+                let retry_after = if waits { Some(again) } else { left };
+                Ok(Attempt::Contended(Contention { retry_after, holder: Some(holder), burnt: false }))
+            }
+            // It was removed twice in between.
+            Has::NoRow => {
+                Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..Contention::default() }))
+            }
+        }
+    }
+
+    /// Prolongs the place of a claim. Gives the holder if there is nothing else to do: others wait before it, for a lock that is held.
+    async fn keep_place(&self, connection: &mut Connection, claim: &Claim) -> Result<Option<HolderInfo>> {
+        let text = |question| self.statements.order().keep(question, claim, PLACE);
+        let rows = connection.transact(text, Some(claim.token)).await?;
+        let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
+        let waits_behind = read::<u64>(row, 1)? > 0;
+        waits_behind.then(|| holder(row, 2)).transpose()
+    }
+
+    async fn take_in_order(&self, connection: &mut Connection, request: &AcquireRequest, waits: bool) -> Result<Has> {
+        let take = Take {
+            claim: &request.claim,
+            ttl: request.ttl,
+            span: request.fence.span,
+            least: request.fence.floor.get() + 1,
+            holder: &request.holder,
+            place: waits.then_some(PLACE),
+        };
+        let sent = self.info.clock.now();
+        let text = |question| self.statements.order().take(question, &take);
+        let rows = connection.transact(text, Some(request.claim.token)).await?;
+        let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
+        if read::<Option<u64>>(row, 1)?.is_none() {
+            return Ok(Has::NoRow);
+        }
+        if read::<u64>(row, 2)? > 0 {
+            return Err(error::invalid("the semaphore has another number of permits"));
+        }
+        if !matches!(read::<u64>(row, 3)?, 1 | 2) {
+            let left =
+                read::<Option<i64>>(row, 9)?.and_then(|left| u64::try_from(left).ok()).map(Duration::from_micros);
+            return Ok(Has::Waits { is_first: read::<u64>(row, 7)? > 0, holder: holder(row, 8)?, left });
+        }
+        let hold = hold(row, 4, &request.claim, sent + request.ttl)?;
+        if hold.fence.get() >= MAX_FENCE {
+            return Err(
+                Error::new(ErrorKind::Unexpected, "the fence counter of the lock is out of bounds").unknown_effect()
+            );
+        }
+        Ok(Has::Lease(hold))
+    }
+
+    /// Ends such a lease, or gives up its place; grants the lock to the next in the queue.
+    pub(super) async fn release_in_order(&self, claim: &Claim, bound: Bound) -> Result<Release> {
+        self.pool.settled(&claim.token, bound).await?;
+        let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
+        let text = |question| self.statements.order().end(question, claim);
+        let rows = connection.transact(text, Some(claim.token)).await?;
+        let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
+        let release = match (read::<u64>(row, 1)?, read::<u64>(row, 2)?) {
+            (1, _) => Release::Released { waiters: None },
+            (_, 1) => Release::NotHeld(LossReason::Taken),
+            _ => Release::NotHeld(LossReason::Gone),
+        };
+        self.ordered.forget(&claim.token);
+        Ok(release)
+    }
+
+    /// Extends shares of locks with the same terms, which are in the order of the locks' names.
+    pub(super) async fn renew_shares(&self, renewals: &[&Renewal], terms: &Terms) -> Result<Vec<Renewed>> {
+        debug_assert!(renewals.len() <= CHUNK);
+        let Some(ttl) = renewals.first().map(|renewal| renewal.ttl) else { return Ok(Vec::new()) };
+        let mut shares: Vec<(&LockKey, Vec<Token>)> = Vec::new();
+        for Renewal { claim, .. } in renewals {
+            match shares.last_mut() {
+                Some((key, tokens)) if *key == &claim.key => tokens.push(claim.token),
+                _ => shares.push((&claim.key, vec![claim.token])),
+            }
+        }
+        let mut connection = self.pool.connection(Lane::Reserved, self.bound(ttl)).await?;
+        let sent = self.info.clock.now();
+        let text = |question| self.statements.order().renew(question, &shares, terms);
+        let rows = connection.transact(text, None).await?;
+        let read = rows
+            .iter()
+            .map(|row| Ok((read::<u64>(row, 1)?, read::<u64>(row, 2)? > 0, read::<Option<&[u8]>>(row, 3)?, row)));
+        let found = read.collect::<Result<Vec<_>>>()?;
+        let answer = |renewal: &&Renewal| {
+            let claim = &renewal.claim;
+            let number = shares.iter().position(|(key, _)| *key == &claim.key).and_then(|at| u64::try_from(at).ok());
+            let mut of_lock = found.iter().filter(|(lock, ..)| Some(*lock) == number).peekable();
+            let Some((_, is_held, ..)) = of_lock.peek().copied().copied() else {
+                return Err(error::odd_reply(Sent::Yes));
+            };
+            match of_lock.find(|(_, _, token, _)| *token == Some(claim.token.as_bytes().as_slice())) {
+                Some((.., row)) => Ok(Renewed::Held(hold(row, 4, claim, sent + renewal.ttl)?)),
+                None if is_held => Ok(Renewed::Lost(LossReason::Taken)),
+                None => Ok(Renewed::Lost(LossReason::Gone)),
+            }
+        };
+        renewals.iter().map(answer).collect()
+    }
+}
+
+fn behind_others(holder: HolderInfo) -> Attempt {
+    Attempt::Contended(Contention { retry_after: Some(REFRESH), holder: Some(holder), burnt: false })
+}
+
+/// Who has the lock.
+fn holder(row: &MySqlRow, at: usize) -> Result<HolderInfo> {
+    let holder = read::<Option<String>>(row, at)?.unwrap_or_default();
+    Ok(HolderInfo::new(order::sharers(&holder).unwrap_or(&holder)))
+}
+
+/// The grant in a row: fence, span and depth from this column on.
+fn hold(row: &MySqlRow, at: usize, claim: &Claim, until: Moment) -> Result<Hold> {
+    let small = |at| read::<u64>(row, at).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+    Ok(Hold {
+        claim: claim.clone(),
+        fence: Fence::new(read(row, at)?),
+        span: small(at + 1)?.max(1),
+        until,
+        depth: small(at + 2)?,
+    })
+}
+
+/// Reads a column of an answer that came after the commit.
+fn read<'r, T>(row: &'r MySqlRow, at: usize) -> Result<T>
+where
+    T: sqlx::Decode<'r, sqlx::MySql> + sqlx::Type<sqlx::MySql>,
+{
+    column(row, at).map_err(Error::unknown_effect)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nobody is taken for known, or for surely unknown, who is not.
+    #[test]
+    fn that_claims_were_forgotten_is_known() {
+        let (ordered, first) = (Ordered::default(), Token::random().expect("token"));
+        assert!(ordered.add(first) && !ordered.add(first) && !ordered.has_forgotten());
+        for _ in 0..REMEMBERED {
+            ordered.add(Token::random().expect("token"));
+        }
+        assert!(ordered.has_forgotten() && !ordered.forget(&first));
+        assert!(unpoisoned(&ordered.claims).len() <= REMEMBERED);
+    }
+}

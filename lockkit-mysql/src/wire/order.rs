@@ -1,0 +1,334 @@
+//! Transactions on locks that are shared, or whose waiters have an order: each is one text of several statements.
+//!
+//! The whole is sent at once, so that a client that stops in the middle of anything keeps no row locked: the server goes on to
+//! the end, or rolls back. Each begins with the row of the lock, `FOR UPDATE`. **Claims of a lock are changed only by those who
+//! have its row locked**, so that there is nothing to deadlock on, and all that was decided still holds when it is written. There
+//! are two exceptions. Who waits prolongs its own place: that is one row, and a column that is in no index, so that this waits for
+//! nothing while it has the row. And what has long lapsed is removed by a statement that skips all rows that are locked. What one
+//! statement finds out, the next ones find in variables of the session.
+//!
+//! **Claims are locked by the primary key alone, and by equality.** A range would lock the first claim of the next lock, too, and two
+//! indexes in two orders are a deadlock. So what is to be changed is found first, by `SELECT … INTO`, which locks nothing; a `SET`
+//! and a join would lock what they read.
+//!
+//! Each text says itself that no transaction follows its own: by the setting `completion_type` one would, and would keep all that
+//! comes later on the connection from others.
+//!
+//! While claims share a lock, its row has no token, an `expires` that is that of the claim that lasts longest, and a `node_info`
+//! that begins with [`GATE`]: to a client that knows of no claims the lock is held by another. A claim counts only under such a
+//! row. A step whose condition does not hold is given NULL in place of the lock's id, and finds nothing.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use lockkit_core::{Claim, HolderInfo, LockKey, Mode, Token};
+
+use crate::{
+    store::renew::Terms,
+    wire::{
+        name::to_column,
+        row::microseconds,
+        statements::{Question, literal},
+    },
+};
+
+/// So begins what stands for the holder while claims share a lock.
+pub(crate) const GATE: &str = "#";
+/// And so it goes on: for readers, or for permits, with their number behind it.
+const READERS: &str = "readers";
+const PERMITS: &str = "permits of ";
+/// So many claims are let in by one transaction at most. The others follow with the next one.
+const STEP: u32 = 100;
+const NOW: &str = "CAST(@now AS DATETIME(6))";
+const COMMIT: &str = "COMMIT AND NO CHAIN NO RELEASE";
+
+/// Texts on one table and the table of its claims, both quoted.
+pub(crate) struct Order<'a> {
+    pub(crate) locks: &'a str,
+    pub(crate) claims: &'a str,
+}
+
+/// What a claim asks for.
+pub(crate) struct Take<'a> {
+    pub(crate) claim: &'a Claim,
+    pub(crate) ttl: Duration,
+    pub(crate) span: u32,
+    /// The least fence.
+    pub(crate) least: u64,
+    pub(crate) holder: &'a HolderInfo,
+    /// How long it keeps its place in the queue; `None` if it does not wait.
+    pub(crate) place: Option<Duration>,
+}
+
+impl Order<'_> {
+    /// Takes a lock, or a place in its queue. The answer is one row: the question, the lock's id or NULL if it has no row, whether
+    /// another limit is in use, what the claim has (0 nothing, 1 the lock alone, 2 a share, 3 a place), fence, span, depth;
+    /// whether it is the first in the queue; who else has the lock, and in how many µs that may change.
+    pub(crate) fn take(&self, question: Question, take: &Take<'_>) -> String {
+        let (locks, claims) = (self.locks, self.claims);
+        let (mode, limit) = columns(take.claim.mode);
+        let (me, ttl) = (token(&take.claim.token), microseconds(take.ttl));
+        let (place, waits) = (take.place.map_or(0, microseconds), take.place.is_some());
+        let (span, least) = (take.span, take.least);
+        let holder = text(take.holder.as_str());
+        let ends = format!("{NOW} + INTERVAL {ttl} MICROSECOND");
+        let keeps = format!("{NOW} + INTERVAL {place} MICROSECOND");
+        let mut sql = self.enter(&take.claim.key);
+        // It may have the lock, by this claim.
+        sql += &format!(
+            "SET @mine = @live AND COALESCE(@owner = {me}, 0); \
+             UPDATE {locks} SET expires = GREATEST(expires, {ends}), version = version + 1, update_time = {NOW} \
+             WHERE id = IF(@mine, @id, NULL); \
+             UPDATE {claims} FORCE INDEX (PRIMARY) SET expires = GREATEST(expires, {ends}) WHERE lock_id = @gate AND token = {me} AND place = 0; \
+             SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @gate AND token = {me} AND place = 0; \
+             SET @asks = IF(@mine OR @shares, NULL, @id); "
+        );
+        if mode == PERMIT {
+            sql += &format!(
+                "SELECT COUNT(*) INTO @other FROM {claims} WHERE lock_id = @asks AND mode = {PERMIT} AND permits <> {limit}; \
+                 SET @asks = IF(@other, NULL, @asks); "
+            );
+        }
+        sql += &format!(
+            "SELECT MAX(place) INTO @last_place FROM {claims} WHERE lock_id = @asks; \
+             INSERT INTO {claims} (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
+             SELECT @asks, {me}, GREATEST(CAST(COALESCE(@last_place, 0) AS UNSIGNED) + 1, {NOW_US}), {mode}, {limit}, {least}, {span}, 0, \
+             {ttl}, {keeps}, {keeps}, {holder} FROM DUAL WHERE @asks IS NOT NULL ON DUPLICATE KEY UPDATE kept = {keeps}; "
+        );
+        sql += &self.serve(&format!("IF(token = {me}, {ends}, LEAST({ITS_END}))"));
+        if !waits {
+            sql += &format!("{} WHERE c.lock_id = @id AND c.token = {me} AND c.place > 0; ", self.delete());
+        }
+        sql += &format!(
+            "SELECT CAST({question} AS UNSIGNED), l.id, CAST(@other > 0 AS UNSIGNED), \
+             CAST(CASE WHEN l.token = {me} AND l.expires > {NOW} THEN 1 WHEN c.place = 0 THEN 2 WHEN c.place > 0 THEN 3 ELSE 0 END AS UNSIGNED), \
+             CAST(COALESCE(c.fence, l.fence) AS UNSIGNED), CAST(COALESCE(c.span, l.span) AS UNSIGNED), \
+             CAST(COALESCE(c.`count`, l.`count`) AS UNSIGNED), \
+             CAST(NOT EXISTS (SELECT 1 FROM {claims} AS w WHERE w.lock_id = @id AND w.place > 0 AND w.place < c.place) AS UNSIGNED), \
+             {}, \
+             CAST(TIMESTAMPDIFF(MICROSECOND, {NOW}, LEAST(l.expires, COALESCE((SELECT MIN(m.expires) FROM {claims} AS m \
+             WHERE m.lock_id = @id AND m.place = 0), l.expires))) AS SIGNED) \
+             FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
+             LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me}; {COMMIT}",
+            self.holder()
+        );
+        sql
+    }
+
+    /// Prolongs the place of a claim in the queue. The answer is one row: the question; whether it waits behind others, for a lock
+    /// that somebody has, so that there is nothing else to do; the holder.
+    pub(crate) fn keep(&self, question: Question, claim: &Claim, place: Duration) -> String {
+        let (locks, claims) = (self.locks, self.claims);
+        let (me, place) = (token(&claim.token), microseconds(place));
+        let name = literal(to_column(&claim.key));
+        format!(
+            "SET @id = NULL; SELECT id INTO @id FROM {locks} WHERE resource_name = {name}; \
+             UPDATE {claims} FORCE INDEX (PRIMARY) SET kept = UTC_TIMESTAMP(6) + INTERVAL {place} MICROSECOND \
+             WHERE lock_id = @id AND token = {me} AND place > 0 AND kept > UTC_TIMESTAMP(6); \
+             SELECT CAST({question} AS UNSIGNED), CAST(COALESCE(l.expires > UTC_TIMESTAMP(6) AND c.kept > UTC_TIMESTAMP(6) \
+             AND EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 AND w.place < c.place \
+             AND w.kept > UTC_TIMESTAMP(6)), 0) AS UNSIGNED), {} FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
+             LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me} AND c.place > 0",
+            self.holder()
+        )
+    }
+
+    /// Ends a claim, whatever it has. The answer is one row: the question, whether it had the lock, whether another has it.
+    pub(crate) fn end(&self, question: Question, claim: &Claim) -> String {
+        let (locks, claims) = (self.locks, self.claims);
+        let (me, delete) = (token(&claim.token), self.delete());
+        let mut sql = self.enter(&claim.key);
+        sql += &format!(
+            "SET @mine = @live AND COALESCE(@owner = {me}, 0); \
+             SELECT COUNT(*) INTO @shares FROM {claims} WHERE lock_id = @gate AND token = {me} AND place = 0; \
+             SET @others = @live AND NOT @mine AND NOT @shares; \
+             {delete} WHERE c.lock_id = @id AND c.token = {me}; \
+             SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @gate AND place = 0; \
+             SET @free = @mine OR @shares AND @ends IS NULL; \
+             UPDATE {locks} SET token = NULL, expires = IF(@free, NULL, CAST(@ends AS DATETIME(6))), `count` = 0, \
+             version = version + 1, update_time = {NOW} WHERE id = IF(@mine OR @shares, @id, NULL); \
+             SET @kind = IF(@free, NULL, @kind), @gate = IF(@free, NULL, @gate); "
+        );
+        sql += &self.serve(&format!("LEAST({ITS_END})"));
+        sql += &format!(
+            "SELECT CAST({question} AS UNSIGNED), CAST(COALESCE(@mine OR @shares, 0) AS UNSIGNED), CAST(COALESCE(@others, 0) AS UNSIGNED); {COMMIT}"
+        );
+        sql
+    }
+
+    /// Extends shares of locks: of each lock those of some tokens. The answer has a row for each that was extended, and one for
+    /// each lock of which none was: the question, the number of the lock, whether anybody has it, token, fence, span, depth.
+    /// The locks have to be in the order of their names. The rows of all are locked before anything is changed: those who have the
+    /// row of one lock may not wait for another one's while they keep claims from others.
+    pub(crate) fn renew(&self, question: Question, shares: &[(&LockKey, Vec<Token>)], terms: &Terms) -> String {
+        let (locks, claims) = (self.locks, self.claims);
+        let ends = format!("{NOW} + INTERVAL {} MICROSECOND", terms.ttl);
+        let depth = terms.depth.map_or(String::new(), |depth| format!(", `count` = {depth}"));
+        let holder = terms.holder.as_ref().map_or(String::new(), |holder| format!(", node_info = {}", text(holder)));
+        let floor = terms.floor;
+        let mut sql = String::from("START TRANSACTION; ");
+        if shares.len() > 1 {
+            sql.extend(shares.iter().map(|(key, _)| self.lock(key)));
+        }
+        for (number, (key, tokens)) in shares.iter().enumerate() {
+            let tokens: Vec<String> = tokens.iter().map(token).collect();
+            let mine = format!("token IN ({}) AND place = 0 AND expires > {NOW}", tokens.join(", "));
+            sql += &self.lock(key);
+            sql += &format!(
+                "SET @ends = NULL; \
+                 SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @gate AND {mine}; \
+                 SET @some = IF(@ends IS NULL, NULL, @gate); \
+                 UPDATE {claims} FORCE INDEX (PRIMARY) SET expires = {ends}{depth}{holder} WHERE lock_id = @some AND {mine}; \
+                 SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @some AND place = 0; \
+                 UPDATE {locks} SET expires = CAST(@ends AS DATETIME(6)), fence_last = GREATEST(fence_last, {floor}), \
+                 version = version + 1, update_time = {NOW} WHERE id = @some; \
+                 SELECT CAST({question} AS UNSIGNED), CAST({number} AS UNSIGNED), CAST(@live AS UNSIGNED), token, fence, span, `count` \
+                 FROM (SELECT 1) AS one LEFT JOIN {claims} ON lock_id = @some AND {mine}; "
+            );
+        }
+        sql + COMMIT
+    }
+
+    /// Removes what has long lapsed of a lock's claims, but for rows that somebody has locked. The answer is the question.
+    pub(crate) fn clear(&self, question: Question, lock: u64) -> String {
+        let claims = self.claims;
+        format!(
+            "DELETE gone FROM (SELECT token AS who FROM {claims} FORCE INDEX (PRIMARY) WHERE lock_id = {lock} AND {LAPSED} LIMIT {CLEARED} \
+             FOR UPDATE SKIP LOCKED) AS old STRAIGHT_JOIN {claims} AS gone FORCE INDEX (PRIMARY) \
+             ON gone.lock_id = {lock} AND gone.token = old.who; SELECT CAST({question} AS UNSIGNED)"
+        )
+    }
+
+    /// Locks the row of a lock, and notes how it is held.
+    fn lock(&self, key: &LockKey) -> String {
+        let Self { locks, .. } = self;
+        let name = literal(to_column(key));
+        format!(
+            "SET @id = NULL, @now = NULL, @live = 0, @owner = NULL, @info = '', @last = 0; \
+             SELECT id, UTC_TIMESTAMP(6), COALESCE(expires > UTC_TIMESTAMP(6), 0), token, node_info, fence_last \
+             INTO @id, @now, @live, @owner, @info, @last FROM {locks} WHERE resource_name = {name} FOR UPDATE; \
+             SET @gate = IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GATE}', @id, NULL); "
+        )
+    }
+
+    /// The same, and removes what has lapsed, and what is left of those whose lock was taken from them. Mostly there is nothing: to
+    /// look for it locks nothing.
+    fn enter(&self, key: &LockKey) -> String {
+        let (claims, delete) = (self.claims, self.delete());
+        format!(
+            "START TRANSACTION; {} \
+             SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @left = 0; \
+             SELECT COUNT(*) INTO @gone FROM {claims} FORCE INDEX (turns) \
+             WHERE lock_id = @id AND place = 0 AND expires <= CAST(@over AS DATETIME(6)); \
+             SELECT COUNT(*) INTO @left FROM {claims} FORCE INDEX (turns) WHERE lock_id = @id AND place > 0 AND kept <= {NOW}; \
+             {delete} WHERE c.lock_id = IF(@gone > 0, @id, NULL) AND c.place = 0 AND c.expires <= CAST(@over AS DATETIME(6)); \
+             {delete} WHERE c.lock_id = IF(@left > 0, @id, NULL) AND c.place > 0 AND c.kept <= {NOW}; \
+             SET @kind = IF(@live, {EXCLUSIVE}, NULL), @other = 0, @mine = 0; \
+             SELECT mode INTO @kind FROM {claims} WHERE lock_id = @gate AND place = 0 LIMIT 1; ",
+            self.lock(key)
+        )
+    }
+
+    /// Who has the lock `l`; of several one.
+    fn holder(&self) -> String {
+        let members =
+            format!("SELECT m.node_info FROM {} AS m WHERE m.lock_id = l.id AND m.place = 0 LIMIT 1", self.claims);
+        format!("IF(l.token IS NULL, COALESCE(({members}), l.node_info), l.node_info)")
+    }
+
+    /// Removes claims, by the primary key.
+    fn delete(&self) -> String {
+        format!("DELETE c FROM {} AS c FORCE INDEX (PRIMARY)", self.claims)
+    }
+
+    /// Grants the lock to those in front of the queue, as far as there is room, until this moment.
+    fn serve(&self, until: &str) -> String {
+        let (locks, claims) = (self.locks, self.claims);
+        // Those in front, with their numbers.
+        let front = format!(
+            "(SELECT f.*, ROW_NUMBER() OVER (ORDER BY place) AS number \
+             FROM (SELECT token, place, mode, fence, span FROM {claims} FORCE INDEX (turns) \
+             WHERE lock_id = @group AND place > 0 ORDER BY place LIMIT {STEP}) AS f)"
+        );
+        // The number, from 1, among those who are let in; 0 for others.
+        let number = "FIND_IN_SET(HEX(token), @let_in)";
+        let delete = self.delete();
+        let group = "COALESCE(@group, @gate)";
+        format!(
+            "SET @first = NULL, @limit = 0, @next = NULL, @members = 0; \
+             SELECT mode, permits INTO @first, @limit FROM {claims} FORCE INDEX (turns) \
+             WHERE lock_id = @id AND place > 0 ORDER BY place LIMIT 1; \
+             SET @fits = COALESCE(@first IS NOT NULL AND (@kind IS NULL OR @kind = @first AND @kind <> {EXCLUSIVE}), 0); \
+             SET @alone = IF(@fits AND @first = {EXCLUSIVE}, @id, NULL), @group = IF(@fits AND @first <> {EXCLUSIVE}, @id, NULL); \
+             SELECT token, GREATEST(CAST(@last AS UNSIGNED) + 1, fence, {NOW_US}), span, node_info, {until} \
+             INTO @next, @fence, @span, @who, @until FROM {claims} FORCE INDEX (turns) \
+             WHERE lock_id = @alone AND place > 0 ORDER BY place LIMIT 1; \
+             UPDATE {locks} SET token = @next, fence = @fence, span = @span, fence_last = @fence + @span - 1, node_info = @who, \
+             `count` = 1, expires = CAST(@until AS DATETIME(6)), version = version + 1, update_time = {NOW} WHERE id = @alone; \
+             {delete} WHERE c.lock_id = @alone AND c.token = @next; \
+             SELECT COUNT(*) INTO @members FROM {claims} WHERE lock_id = IF(@first = {PERMIT}, @gate, NULL) AND place = 0; \
+             SET @room = IF(@first = {PERMIT}, CAST(@limit AS SIGNED) - CAST(@members AS SIGNED), {STEP}), @stop = NULL; \
+             SELECT MIN(place) INTO @stop FROM {front} AS q WHERE mode <> @first OR number > @room; \
+             SELECT GROUP_CONCAT(HEX(token) ORDER BY place), MAX(span), COUNT(*) * MAX(span), \
+             GREATEST(CAST(@last AS UNSIGNED) + 1, MAX(fence), {NOW_US}) INTO @let_in, @each, @taken, @base \
+             FROM {front} AS q WHERE place < COALESCE(@stop, ~0); \
+             UPDATE {claims} FORCE INDEX (PRIMARY) SET fence = @base + ({number} - 1) * @each, `count` = 1, \
+             expires = {until}, place = 0 WHERE lock_id = @group AND {number} > 0; \
+             SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = {group} AND place = 0; \
+             UPDATE {locks} SET token = NULL, `count` = 0, expires = CAST(@ends AS DATETIME(6)), \
+             node_info = CASE WHEN @base IS NULL THEN node_info WHEN @first = {PERMIT} THEN CONCAT('{GATE}{PERMITS}', @limit) \
+             ELSE '{GATE}{READERS}' END, fence_last = COALESCE(@base + @taken - 1, fence_last), \
+             version = version + 1, update_time = {NOW} WHERE id = {group} AND @ends IS NOT NULL; "
+        )
+    }
+}
+
+/// Ends a transaction without effect. The answer is the question.
+pub(crate) fn roll_back(question: Question) -> String {
+    format!("ROLLBACK AND NO CHAIN NO RELEASE; SELECT CAST({question} AS UNSIGNED)")
+}
+
+/// The moment as a fence.
+const NOW_US: &str = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CAST(@now AS DATETIME(6))) AS UNSIGNED)";
+/// What a claim gets that did not ask just now: it knows only that its place lasts. A short ttl may be over before it can ask, so
+/// that it gets a second.
+const ITS_END: &str = "CAST(@now AS DATETIME(6)) + INTERVAL GREATEST(ttl, 1000000) MICROSECOND, kept";
+
+/// A claim that is over for so long that nobody can mean it any more.
+pub(crate) const LAPSED: &str = "IF(place > 0, kept, expires) < UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE";
+/// So many of them are removed from one lock at a time.
+const CLEARED: u32 = 1000;
+
+const EXCLUSIVE: u8 = 0;
+const SHARED: u8 = 1;
+const PERMIT: u8 = 2;
+
+/// A mode as it stands in the table, with how many may hold the lock in it.
+fn columns(mode: Mode) -> (u8, u32) {
+    match mode {
+        Mode::Shared => (SHARED, 0),
+        Mode::Permit { limit } => (PERMIT, limit.get()),
+        _ => (EXCLUSIVE, 0),
+    }
+}
+
+/// What a lock's row says in place of the holder while claims share it, in words for people.
+pub(crate) fn sharers(node_info: &str) -> Option<&str> {
+    node_info.strip_prefix(GATE).filter(|words| *words == READERS || words.starts_with(PERMITS))
+}
+
+/// The mode of these columns.
+pub(crate) fn mode(mode: u8, permits: u32) -> Mode {
+    match (mode, NonZeroU32::new(permits)) {
+        (PERMIT, Some(limit)) => Mode::Permit { limit },
+        (EXCLUSIVE, _) => Mode::Exclusive,
+        _ => Mode::Shared,
+    }
+}
+
+fn token(token: &Token) -> String {
+    literal(token.as_bytes())
+}
+
+fn text(text: &str) -> String {
+    format!("CONVERT({} USING utf8mb4)", literal(text.as_bytes()))
+}
