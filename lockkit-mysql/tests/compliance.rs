@@ -41,6 +41,7 @@ impl MySqlBackend {
 /// A server whose operator sees to it that the table is always there, also after the loss of all data.
 async fn start(flavor: MySqlFlavor) -> Result<MySqlServer, BoxError> {
     let options = MySqlOptions::default().flavor(flavor).init(schema::ddl(MySqlConfig::TABLE)?);
+    let options = options.init(schema::claims_ddl(MySqlConfig::TABLE)?);
     // Each commit goes to the operating system, not to the disk: a killed server loses nothing by that, and a disk that is
     // busy for half a second does not look like a fault of the store.
     let options = options.args(["--innodb-flush-log-at-trx-commit=2"]);
@@ -95,7 +96,9 @@ impl Server for Private {
         let server = self.server().await?;
         let proxy = Proxy::start(server.addr()).await?;
         let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
-        Ok((Arc::new(MySqlStore::connect(MySqlConfig::from_url(&url)?.timeout(timeout)).await?), proxy))
+        // Some cases keep dozens of clients, each of which uses all its connections, and a server has 1000.
+        let config = MySqlConfig::from_url(&url)?.timeout(timeout).connections(8);
+        Ok((Arc::new(MySqlStore::connect(config).await?), proxy))
     }
 
     async fn kill(&self) -> Result<(), BoxError> {

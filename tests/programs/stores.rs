@@ -110,6 +110,7 @@ impl Kind {
             }
             Self::MySql(flavor) => {
                 let options = MySqlOptions::default().flavor(flavor()).init(schema::ddl(MySqlConfig::TABLE)?);
+                let options = options.init(schema::claims_ddl(MySqlConfig::TABLE)?);
                 let server = MySqlServer::start(options.args(["--innodb-flush-log-at-trx-commit=2"])).await?;
                 Running::at(server.url(), server)
             }

@@ -21,6 +21,7 @@ const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
 const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
 const REDIS_RECORDS: &str = "lockkit-redis/src/store/records.rs";
+const MYSQL_ORDER: &str = "lockkit-mysql/src/wire/order.rs";
 const MYSQL_RECORDS: &str = "lockkit-mysql/src/store/records.rs";
 const ZK_RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
@@ -295,6 +296,30 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if «!raw.is_in_doubt()» {",
         without: "true",
         noticed_by: "lockkit-mysql/mysql::mariadb::every_question_can_be_dropped_at_any_moment",
+    },
+    Safeguard {
+        name: "no_chain",
+        does: "No transaction follows another by itself, whatever the server is set to",
+        file: MYSQL_ORDER,
+        code: r#"const COMMIT: &str = «"COMMIT AND NO CHAIN NO RELEASE"»;"#,
+        without: r#""COMMIT""#,
+        noticed_by: "lockkit-mysql/mysql::mariadb::transactions_that_are_to_follow_each_other_hide_nothing",
+    },
+    Safeguard {
+        name: "repeated_ask",
+        does: "A claim that asks again for what it has shortens no lease",
+        file: MYSQL_ORDER,
+        code: "SET expires = «GREATEST(expires, {ends})», version",
+        without: "{ends}",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_repeated_request_shortens_no_lease",
+    },
+    Safeguard {
+        name: "short_turn",
+        does: "A turn lasts until the one whose it is can have heard of it",
+        file: MYSQL_ORDER,
+        code: "INTERVAL «GREATEST(ttl, 1000000)» MICROSECOND",
+        without: "ttl",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_short_ttl_leaves_time_for_the_turn",
     },
     // ZooKeeper.
     Safeguard {

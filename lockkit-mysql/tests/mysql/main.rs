@@ -2,13 +2,16 @@
 //!
 //! All tests run on MariaDB, which is required, and on MySQL, if there is one.
 
+mod crowd;
 mod doctor;
 mod failover;
 mod fenced;
 mod fences;
 mod fuzz;
 mod in_doubt;
+mod kinds;
 mod named_locks;
+mod queue;
 mod renewals;
 mod servers;
 mod support;
@@ -64,6 +67,9 @@ fn tests() -> Vec<(&'static str, Test)> {
     tests.extend_from_slice(fuzz::TESTS);
     tests.extend_from_slice(renewals::TESTS);
     tests.extend_from_slice(unused::TESTS);
+    tests.extend_from_slice(kinds::TESTS);
+    tests.extend_from_slice(queue::TESTS);
+    tests.extend_from_slice(crowd::TESTS);
     #[cfg(feature = "tls")]
     tests.extend_from_slice(tls::TESTS);
     tests

@@ -13,7 +13,7 @@ use lockkit_core::{
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
 use lockkit_testkit::servers::{MySqlFlavor, MySqlOptions, MySqlServer};
-use sqlx::{Connection as _, Executor as _, MySqlConnection};
+use sqlx::{Connection as _, Executor as _, MySqlConnection, Row as _};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -59,7 +59,8 @@ impl Ctx {
     pub(crate) async fn private(&self, args: &[&str]) -> MySqlServer {
         let ddl = schema::ddl(MySqlConfig::TABLE).expect("ddl");
         let args = ["--innodb-flush-log-at-trx-commit=2"].iter().chain(args).copied();
-        let options = MySqlOptions::default().flavor(self.flavor.clone()).init(ddl).args(args);
+        let claims = schema::claims_ddl(MySqlConfig::TABLE).expect("ddl");
+        let options = MySqlOptions::default().flavor(self.flavor.clone()).init(ddl).init(claims).args(args);
         MySqlServer::start(options).await.expect("a server")
     }
 
@@ -83,6 +84,14 @@ pub(crate) fn config(server: &MySqlServer) -> MySqlConfig {
 
 pub(crate) async fn raw(server: &MySqlServer) -> MySqlConnection {
     MySqlConnection::connect(&server.url()).await.expect("raw connection")
+}
+
+/// A number that the server counts, or the sum of several whose names begin alike.
+pub(crate) async fn status(raw: &mut MySqlConnection, name: &str) -> u64 {
+    let ask = format!("SHOW GLOBAL STATUS LIKE '{name}'");
+    let rows = raw.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(ask))).await.expect("status");
+    assert!(!rows.is_empty(), "{name} is not counted");
+    rows.iter().map(|row| row.get::<String, _>(1).parse::<u64>().expect("a number")).sum()
 }
 
 /// Begins a transaction that keeps the rows of these claims locked, as an administrator's forgotten session would. At the
@@ -164,6 +173,15 @@ pub(crate) fn is_held(renewed: &Result<Renewed>) -> bool {
 pub(crate) async fn free(store: &MySqlStore, claim: &Claim) {
     let released = store.release(claim).await.expect("release");
     assert!(matches!(released, Release::Released { .. }), "{released:?}");
+}
+
+/// Waits until something is true that takes asking.
+pub(crate) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !is_true().await {
+        assert!(start.elapsed() < Duration::from_secs(5), "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }
 
 /// Between a client and a server, something that changes what the client says. It ends with the runtime.

@@ -1,0 +1,303 @@
+//! Holders of all kinds on one lock at the same time, with cancellations, and with connections that end.
+
+use std::{
+    num::NonZeroU32,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{AcquireRequest, Claim, Fence, Lock, LockKey, LockStore, Locker, Mode, Order, Outcome, Token};
+use lockkit_mysql::MySqlStore;
+use lockkit_testkit::{faults::Proxy, servers::MySqlServer};
+
+use crate::support::{Ctx, TTL, config, eventually, renewal, request, tests};
+
+tests! {
+    all_kinds_of_holders_exclude_each_other
+    they_do_when_connections_are_cut
+    renewals_of_many_locks_and_all_else_do_not_deadlock
+    a_hand_over_costs_the_same_however_many_wait
+}
+
+const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+
+/// A resource that several kinds of holders use, and that notices if they do so at the same time.
+#[derive(Default)]
+struct Room(Mutex<Inside>);
+
+#[derive(Default)]
+struct Inside {
+    writers: u32,
+    readers: u32,
+    permits: u32,
+    grants: [u64; 3],
+    /// The highest fence of a grant that returned: of all, and of those that are not shared.
+    highest: Fence,
+    highest_alone: Fence,
+}
+
+impl Room {
+    /// The highest fences before a request.
+    fn before(&self) -> (Fence, Fence) {
+        let inside = self.0.lock().expect("unpoisoned");
+        (inside.highest, inside.highest_alone)
+    }
+
+    fn enter(&self, mode: Mode, fence: Fence, (highest, highest_alone): (Fence, Fence)) {
+        let mut inside = self.0.lock().expect("unpoisoned");
+        match mode {
+            Mode::Exclusive => inside.writers += 1,
+            Mode::Shared => inside.readers += 1,
+            _ => inside.permits += 1,
+        }
+        let Inside { writers, readers, permits, .. } = *inside;
+        let kinds = u32::from(writers > 0) + u32::from(readers > 0) + u32::from(permits > 0);
+        assert!(kinds == 1 && writers <= 1 && permits <= 2, "{writers} writers, {readers} readers, {permits} permits");
+        if mode == Mode::Shared {
+            assert!(fence >= highest && fence > highest_alone, "a reader's {fence} after {highest}, {highest_alone}");
+        } else {
+            assert!(fence > highest, "{fence} after {highest}");
+            inside.highest_alone = inside.highest_alone.max(fence);
+        }
+        inside.highest = inside.highest.max(fence);
+        inside.grants[match mode {
+            Mode::Exclusive => 0,
+            Mode::Shared => 1,
+            _ => 2,
+        }] += 1;
+    }
+
+    fn leave(&self, mode: Mode) {
+        let mut inside = self.0.lock().expect("unpoisoned");
+        match mode {
+            Mode::Exclusive => inside.writers -= 1,
+            Mode::Shared => inside.readers -= 1,
+            _ => inside.permits -= 1,
+        }
+    }
+}
+
+/// Numbers that look random (xorshift, Marsaglia 2003).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// The names of the locks, next to each other in the tables.
+const NAMES: [&str; 3] = ["c", "a", "b"];
+
+fn kind(locker: &Locker, name: &str, number: u64) -> (Lock, Mode) {
+    match number {
+        0..2 => (locker.rw_lock(name).write().fifo(), Mode::Exclusive),
+        2..5 => (locker.rw_lock(name).read().fifo(), Mode::Shared),
+        5..7 => (locker.semaphore(name, TWO).fifo(), Mode::Permit { limit: TWO }),
+        _ => (locker.lock(name), Mode::Exclusive),
+    }
+}
+
+/// One client of the crowd: takes the lock in one way after the other, gives up now and then, and goes on.
+async fn visit(locker: Locker, rooms: Arc<[Room; NAMES.len()]>, mut random: Random, until: Instant, ttl: Duration) {
+    while Instant::now() < until {
+        // Most want the same one.
+        let at = usize::try_from(random.below(5)).expect("small").saturating_sub(2);
+        let (room, (lock, mode)) = (&rooms[at], kind(&locker, NAMES[at], random.below(8)));
+        let (lock, before) = (lock.ttl(ttl), room.before());
+        let asked = match random.below(4) {
+            0 => lock.try_acquire().await,
+            1 => lock.acquire_within(Duration::from_millis(random.below(20))).await,
+            // Dropped in the middle of anything.
+            2 => match tokio::time::timeout(Duration::from_micros(random.below(5000)), lock.acquire()).await {
+                Ok(asked) => asked.map(Some),
+                Err(_) => continue,
+            },
+            _ => lock.acquire_within(Duration::from_secs(2)).await,
+        };
+        let Ok(Some(guard)) = asked else { continue };
+        room.enter(mode, guard.fence(), before);
+        tokio::time::sleep(Duration::from_micros(random.below(1500))).await;
+        room.leave(mode);
+        // An error tells nothing: the release goes on in the background.
+        if let Ok(outcome) = guard.release().await {
+            assert_eq!(outcome, Outcome::Released);
+        }
+    }
+}
+
+/// What the server counted: deadlocks, and waits for rows that took too long.
+async fn conflicts(server: &MySqlServer) -> Vec<Vec<Option<String>>> {
+    let ask =
+        "SELECT name, `count` FROM information_schema.innodb_metrics WHERE name IN ('lock_deadlocks', 'lock_timeouts')";
+    server.admin(ask).await.expect("metrics")
+}
+
+/// The server's words on the last deadlock.
+async fn last_deadlock(server: &MySqlServer) -> String {
+    let status =
+        server.admin("SHOW ENGINE INNODB STATUS").await.expect("status").remove(0).remove(2).unwrap_or_default();
+    let deadlock =
+        status.split("LATEST DETECTED DEADLOCK").nth(1).and_then(|rest| rest.split("\nTRANSACTIONS\n").next());
+    deadlock.unwrap_or("rows stayed locked").to_owned()
+}
+
+async fn crowd(server: &MySqlServer, lockers: Vec<Locker>, lasts: Duration, ttl: Duration) -> [u64; 3] {
+    let (rooms, until) = (Arc::new(<[Room; NAMES.len()]>::default()), Instant::now() + lasts);
+    let visits = lockers.clone().into_iter().enumerate().map(|(number, locker)| {
+        let random = Random((u64::from(std::process::id()) << 8) + number as u64 + 1);
+        tokio::spawn(visit(locker, Arc::clone(&rooms), random, until, ttl))
+    });
+    for visit in visits.collect::<Vec<_>>() {
+        visit.await.expect("no two hold what excludes each other");
+    }
+    for locker in &lockers {
+        locker.shutdown(ttl).await.expect("all is released");
+    }
+    eventually("nothing is left", async || {
+        let claims = server.admin("SELECT COUNT(*) FROM resource_lock_claim").await.expect("claims");
+        let held =
+            server.admin("SELECT COUNT(*) FROM resource_lock WHERE expires > UTC_TIMESTAMP(6)").await.expect("held");
+        [&claims, &held].iter().all(|rows| rows[0][0].as_deref() == Some("0"))
+    })
+    .await;
+    let grants = |kind: usize| rooms.iter().map(|room| room.0.lock().expect("unpoisoned").grants[kind]).sum();
+    [grants(0), grants(1), grants(2)]
+}
+
+async fn all_kinds_of_holders_exclude_each_other(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let mut lockers = Vec::new();
+    for _ in 0..4 {
+        let locker = Locker::new(MySqlStore::connect(config(&server)).await.expect("connect"));
+        lockers.extend([locker.clone(), locker]);
+    }
+    let before = conflicts(&server).await;
+    assert_eq!(before.len(), 2, "{before:?}");
+    let grants = crowd(&server, lockers, Duration::from_secs(4), Duration::from_secs(20)).await;
+    println!("writers, readers, permits: {grants:?}");
+    assert!(grants.iter().all(|grants| *grants > 2), "{grants:?}");
+    assert_eq!(conflicts(&server).await, before, "{}", last_deadlock(&server).await);
+}
+
+/// Connections end all the time, in the middle of transactions.
+async fn they_do_when_connections_are_cut(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (mut lockers, mut proxies) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let proxy = Proxy::start(server.addr()).await.expect("proxy");
+        let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
+        let config = lockkit_mysql::MySqlConfig::from_url(&url).expect("url").timeout(Duration::from_millis(500));
+        lockers.push(Locker::new(MySqlStore::connect(config).await.expect("connect")));
+        proxies.push(proxy);
+    }
+    let done = Arc::new(AtomicBool::new(false));
+    let cuts = tokio::spawn({
+        let done = Arc::clone(&done);
+        async move {
+            let mut random = Random(4711);
+            while !done.load(SeqCst) {
+                tokio::time::sleep(Duration::from_millis(random.below(300))).await;
+                proxies[usize::try_from(random.below(4)).expect("small")].cut().await;
+            }
+            proxies
+        }
+    });
+    let lockers = [lockers.clone(), lockers].concat();
+    let grants = crowd(&server, lockers, Duration::from_secs(4), Duration::from_secs(3)).await;
+    done.store(true, SeqCst);
+    drop(cuts.await.expect("cuts"));
+    println!("writers, readers, permits: {grants:?}");
+    assert!(grants.iter().sum::<u64>() > 5, "{grants:?}");
+}
+
+/// Some renew readers of several locks in one transaction, while others come and go at those locks, some of which let their leases
+/// and places lapse.
+async fn renewals_of_many_locks_and_all_else_do_not_deadlock(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let before = conflicts(&server).await;
+    let (until, mut tasks) = (Instant::now() + Duration::from_secs(4), Vec::new());
+    let reader = |name: &str| {
+        let (key, token) = (LockKey::new(name).expect("name"), Token::random().expect("token"));
+        Claim { key, token, mode: Mode::Shared }
+    };
+    let asks = |claim: &Claim, ttl, wait| AcquireRequest { order: Order::Fifo, ttl, wait, ..request(claim) };
+    for number in 0..6 {
+        let store = MySqlStore::connect(config(&server)).await.expect("connect");
+        let mut random = Random(u64::from(std::process::id()) << 8 | (number + 1));
+        tasks.push(tokio::spawn(async move {
+            let mine = NAMES.map(reader);
+            let renewals = mine.each_ref().map(renewal);
+            while number < 3 && Instant::now() < until {
+                for claim in &mine {
+                    store.acquire(&asks(claim, TTL, Duration::ZERO)).await.expect("acquire");
+                }
+                for _ in 0..10 {
+                    store.renew(&renewals).await.into_iter().for_each(|renewed| drop(renewed.expect("renew")));
+                }
+            }
+            while Instant::now() < until {
+                let name = NAMES[usize::try_from(random.below(3)).expect("small")];
+                let (claim, writes) = (reader(name), random.below(4) == 0);
+                let claim = if writes { Claim { mode: Mode::Exclusive, ..claim } } else { claim };
+                let (ttl, wait) =
+                    (Duration::from_millis(100 + random.below(300)), Duration::from_secs(random.below(2)));
+                // It finds no time for its transaction within a quarter of a short ttl, now and then.
+                for _ in 0..=random.below(2) {
+                    drop(store.acquire(&asks(&claim, ttl, wait)).await);
+                }
+                if random.below(3) > 0 {
+                    drop(store.release(&claim).await);
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.expect("all are answered");
+    }
+    assert_eq!(conflicts(&server).await, before, "{}", last_deadlock(&server).await);
+}
+
+/// A transaction that takes the lock, one that confirms it, and one that ends it; a look each time the poller is due.
+async fn a_hand_over_costs_the_same_however_many_wait(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let commits = async || {
+        let rows = server.admin("SHOW GLOBAL STATUS LIKE 'Com_commit'").await.expect("status");
+        rows[0][1].as_deref().and_then(|count| count.parse::<usize>().ok()).expect("a number")
+    };
+    let mut lockers = Vec::new();
+    for _ in 0..4 {
+        lockers.push(Locker::new(MySqlStore::connect(config(&server)).await.expect("connect")));
+    }
+    for waiters in [10, 100] {
+        let guard = lockers[0].lock("a").fifo().acquire().await.expect("acquire");
+        let before = commits().await;
+        let tasks: Vec<_> = (0..waiters)
+            .map(|number| {
+                let lock = lockers[number % 4].lock("a").fifo();
+                tokio::spawn(async move {
+                    let guard = lock.acquire().await.expect("acquire");
+                    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+                })
+            })
+            .collect();
+        let (lock, wanted) = (lockers[0].lock("a"), u32::try_from(waiters).expect("small"));
+        eventually("they wait", async || lock.inspect().await.expect("inspect").waiters == Some(wanted)).await;
+        let begun = Instant::now();
+        assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+        for task in tasks {
+            task.await.expect("served");
+        }
+        // Each that waits asks every two seconds, to keep its place.
+        let refreshes = usize::try_from(begun.elapsed().as_secs() / 2 + 1).expect("small") * waiters;
+        let each = (commits().await - before).saturating_sub(refreshes) / waiters;
+        println!("{waiters} waiters: {each} transactions for each, {:?} for all", begun.elapsed());
+        assert!(each <= 4, "{each} transactions for each of {waiters}");
+    }
+}

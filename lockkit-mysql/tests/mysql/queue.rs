@@ -1,0 +1,199 @@
+//! The queue of those who ask in an order: places, turns, and what the server has to do for them.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{Attempt, Claim, ErrorKind, LockStore, Mode, Order, Query, Release, Result};
+use lockkit_mysql::MySqlStore;
+
+use crate::support::{
+    Ctx, TTL, attempt, claim, config, contended, end, free, hold, lock_rows, raw, request, rival, status, tests,
+};
+
+tests! {
+    a_short_ttl_leaves_time_for_the_turn
+    a_place_is_kept_without_the_row_of_the_lock
+    a_place_that_lapsed_is_not_taken_up_again
+    the_end_of_one_in_the_place_of_another_serves_the_queue
+    transactions_that_are_to_follow_each_other_hide_nothing
+    those_who_wait_are_counted_once
+    what_somebody_keeps_locked_is_left
+}
+
+/// Asks, and waits in the queue.
+async fn ask(store: &MySqlStore, claim: &Claim, ttl: Duration) -> Result<Attempt> {
+    let mut request = request(claim);
+    (request.order, request.ttl, request.wait) = (Order::Fifo, ttl, Duration::from_secs(30));
+    store.acquire(&request).await
+}
+
+async fn granted(store: &MySqlStore, claim: &Claim) {
+    let asked = ask(store, claim, TTL).await.expect("acquire");
+    assert!(matches!(asked, Attempt::Granted(_)), "{asked:?}");
+}
+
+async fn waits(store: &MySqlStore, claim: &Claim, ttl: Duration) {
+    contended(ask(store, claim, ttl).await.expect("acquire"));
+}
+
+fn reader(of: &Claim) -> Claim {
+    Claim { mode: Mode::Shared, ..rival(of) }
+}
+
+/// A waiter hears of its turn by a look, which it takes every 250 ms at the slowest, and has to ask then.
+async fn a_short_ttl_leaves_time_for_the_turn(ctx: Arc<Ctx>) {
+    let (store, short) = (ctx.store().await, Duration::from_millis(400));
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let holder = claim();
+        let (first, second) = (Claim { mode, ..rival(&holder) }, rival(&holder));
+        granted(&store, &holder).await;
+        waits(&store, &first, short).await;
+        waits(&store, &second, TTL).await;
+        free(&store, &holder).await;
+        let states = store.inspect(&Query::Keys(vec![holder.key.clone()])).await.expect("inspect");
+        let [next] = &states[0].holders[..] else { panic!("not one has it: {states:?}") };
+        assert_eq!(next.token, Some(first.token));
+        assert!(next.remaining > Some(short), "{mode:?}: {:?}", next.remaining);
+        waits(&store, &second, TTL).await;
+        let asked = ask(&store, &first, short).await.expect("acquire");
+        assert!(matches!(asked, Attempt::Granted(_)), "{mode:?}: {asked:?}");
+    }
+}
+
+/// Who is not the first has nothing to do with the lock but to wait.
+async fn a_place_is_kept_without_the_row_of_the_lock(ctx: Arc<Ctx>) {
+    let (store, mut raw) = (ctx.store().await, ctx.raw().await);
+    let holder = claim();
+    let (first, second, third) = (rival(&holder), rival(&holder), reader(&holder));
+    granted(&store, &holder).await;
+    for waiter in [&first, &second, &third] {
+        waits(&store, waiter, TTL).await;
+    }
+    lock_rows(&mut raw, &[&holder]).await;
+    for waiter in [&second, &third] {
+        let asked = Instant::now();
+        let held = contended(ask(&store, waiter, TTL).await.expect("it keeps its place"));
+        assert_eq!(held.holder.expect("a holder").as_str(), "test: holder");
+        assert!(asked.elapsed() < Duration::from_millis(900), "it waited: {:?}", asked.elapsed());
+    }
+    assert_eq!(ask(&store, &first, TTL).await.expect_err("the row is locked").kind(), ErrorKind::Unavailable);
+    end(&mut raw).await;
+    free(&store, &holder).await;
+    // In their order.
+    for waiter in [first, second, third] {
+        granted(&store, &waiter).await;
+        free(&store, &waiter).await;
+    }
+}
+
+/// Others may be served by then who came later.
+async fn a_place_that_lapsed_is_not_taken_up_again(ctx: Arc<Ctx>) {
+    let (store, holder) = (ctx.store().await, claim());
+    let (first, second, third) = (rival(&holder), rival(&holder), rival(&holder));
+    granted(&store, &holder).await;
+    for waiter in [&first, &second, &third] {
+        waits(&store, waiter, TTL).await;
+    }
+    let late: String = second.token.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let age = format!("UPDATE resource_lock_claim SET kept = kept - INTERVAL 1 MINUTE WHERE token = x'{late}'");
+    ctx.server().await.admin(&age).await.expect("age");
+    waits(&store, &second, TTL).await;
+    free(&store, &holder).await;
+    for waiter in [first, third, second] {
+        granted(&store, &waiter).await;
+        free(&store, &waiter).await;
+    }
+}
+
+/// So ends a lease that was handed over, or a window that was given up.
+async fn the_end_of_one_in_the_place_of_another_serves_the_queue(ctx: Arc<Ctx>) {
+    let (store, holder) = (ctx.store().await, claim());
+    let (after, next) = (rival(&holder), rival(&holder));
+    granted(&store, &holder).await;
+    waits(&store, &next, TTL).await;
+    let mut in_place = request(&after);
+    in_place.from = Some(holder.token);
+    let taken = store.acquire(&in_place).await.expect("acquire");
+    assert!(matches!(taken, Attempt::Granted(_)), "{taken:?}");
+    free(&store, &after).await;
+    let states = store.inspect(&Query::Keys(vec![holder.key.clone()])).await.expect("inspect");
+    assert_eq!(states[0].holders.first().and_then(|holder| holder.token), Some(next.token), "{states:?}");
+}
+
+/// With `completion_type` a server is set to begin a transaction after each, in which what follows would stay unseen by others, or
+/// to end the session.
+async fn transactions_that_are_to_follow_each_other_hide_nothing(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    for setting in ["CHAIN", "RELEASE"] {
+        server.admin(&format!("SET GLOBAL completion_type = '{setting}'")).await.expect("setting");
+        let connect = async || MySqlStore::connect(config(&server)).await.expect("connect");
+        let (store, other, mut raw) = (connect().await, connect().await, raw(&server).await);
+        let (plain, mine) = (claim(), claim());
+        let (one, two) = (reader(&mine), reader(&mine));
+        let checked = async |what: &str| {
+            hold(&store, &plain).await;
+            contended(attempt(&other, &rival(&plain)).await.expect(what));
+            free(&store, &plain).await;
+        };
+        granted(&store, &one).await;
+        checked("after an acquisition").await;
+        assert_eq!(store.renew(&[crate::support::renewal(&one)]).await.len(), 1);
+        checked("after a renewal").await;
+        lock_rows(&mut raw, &[&one]).await;
+        ask(&store, &two, TTL).await.expect_err("the row is locked");
+        end(&mut raw).await;
+        checked("after a transaction that was rolled back").await;
+        assert!(matches!(store.release(&one).await, Ok(Release::Released { .. })));
+        checked("after a release").await;
+    }
+}
+
+/// A look at a lock reads what waits and what shares it, and not the one for each of the other.
+async fn those_who_wait_are_counted_once(ctx: Arc<Ctx>) {
+    const EACH: u32 = 60;
+    let server = ctx.private(&[]).await;
+    let (store, mut raw) = (MySqlStore::connect(config(&server)).await.expect("connect"), raw(&server).await);
+    let first = reader(&claim());
+    granted(&store, &first).await;
+    for _ in 1..EACH {
+        granted(&store, &reader(&first)).await;
+    }
+    for _ in 0..EACH {
+        waits(&store, &Claim { mode: Mode::Exclusive, ..rival(&first) }, TTL).await;
+    }
+    for query in [Query::Keys(vec![first.key.clone()]), Query::Prefix(first.key.as_str().to_owned())] {
+        let before = status(&mut raw, "Handler_read%").await;
+        let states = store.inspect(&query).await.expect("inspect");
+        let read = status(&mut raw, "Handler_read%").await - before;
+        assert_eq!((states[0].holders.len(), states[0].waiters), (60, Some(EACH)));
+        println!("{read} rows read");
+        assert!(read < 1000, "{read} rows were read for {EACH} readers and {EACH} that wait");
+    }
+}
+
+/// Neither a lock's row that somebody keeps locked nor a claim's is waited for.
+async fn what_somebody_keeps_locked_is_left(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (store, mut raw) = (MySqlStore::connect(config(&server)).await.expect("connect"), raw(&server).await);
+    let (lapsed, kept) = (reader(&claim()), reader(&claim()));
+    for claim in [&lapsed, &kept] {
+        granted(&store, claim).await;
+    }
+    server.admin("UPDATE resource_lock_claim SET expires = expires - INTERVAL 1 DAY").await.expect("age");
+    lock_rows(&mut raw, &[&lapsed, &kept]).await;
+    let rows =
+        server.admin(&format!("SELECT id FROM resource_lock WHERE resource_name = '{}'", kept.key)).await.expect("id");
+    let lock = "SELECT lock_id FROM resource_lock_claim WHERE lock_id = ? AND token = ? FOR UPDATE";
+    let lock = sqlx::query(lock).bind(rows[0][0].as_deref()).bind(kept.token.as_bytes().as_slice());
+    lock.fetch_one(&mut raw).await.expect("the row is there");
+    let begun = Instant::now();
+    store.remove_unused(Duration::from_secs(3600)).await.expect("removed");
+    assert!(begun.elapsed() < Duration::from_millis(900), "it waited: {:?}", begun.elapsed());
+    let left = server.admin("SELECT HEX(token) FROM resource_lock_claim").await.expect("claims");
+    assert_eq!(left.len(), 1, "{left:?}");
+    end(&mut raw).await;
+    store.remove_unused(Duration::from_secs(3600)).await.expect("removed");
+    assert!(server.admin("SELECT 1 FROM resource_lock_claim").await.expect("claims").is_empty());
+}
