@@ -19,9 +19,9 @@ use tokio::task::JoinSet;
 use super::{CaseResult, Ctx, LONG, SHORT, request};
 use crate::{BoxError, Server, faults::Proxy};
 
-/// So many of each question are under way at once, so often: more than a client has connections.
+/// So many of each question are under way at once: more than a client has connections. Mostly they are asked so often.
 const AT_ONCE: usize = 3;
-const ROUNDS: usize = 2;
+pub(super) const ROUNDS: usize = 2;
 
 /// How long the two leases last: many scenes are opened one after the other, and then left alone for a while.
 const HELD: Duration = LONG.saturating_mul(3);
@@ -96,6 +96,11 @@ impl Call {
         }
     }
 
+    /// Whether it is about a lock that is shared or has an order.
+    pub(super) fn is_of_kinds(self) -> bool {
+        matches!(self, Self::InOrder | Self::WaitInOrder | Self::Share | Self::RenewShared | Self::ReleaseShared)
+    }
+
     /// A request for a lock of the kind that the call is about.
     fn request(self, key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
         let mut asked = request(key, ttl)?;
@@ -136,16 +141,20 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) async fn open(ctx: &Ctx, server: &dyn Server) -> Result<Self, BoxError> {
-        Self::with(ctx, server.open_through_proxy().await?, server).await
+        Self::opened(ctx, server, None).await
     }
 
     /// The same, with a client that waits no longer than this for an answer.
     pub(super) async fn impatient(ctx: &Ctx, server: &dyn Server, timeout: Duration) -> Result<Self, BoxError> {
+        Self::opened(ctx, server, Some(timeout)).await
+    }
+
+    async fn opened(ctx: &Ctx, server: &dyn Server, timeout: Option<Duration>) -> Result<Self, BoxError> {
         let started = Instant::now();
         loop {
-            // On a busy machine it may take longer to connect than such a client waits.
-            let error = match server.open_impatient(timeout).await {
-                Ok(opened) => return Self::with(ctx, opened, server).await,
+            // On a busy machine it may take longer to connect than a client waits.
+            let error = match Self::open_once(ctx, server, timeout).await {
+                Ok(scene) => return Ok(scene),
                 Err(error) => error,
             };
             let passes = error.downcast_ref::<Error>().is_some_and(Error::is_retryable);
@@ -155,11 +164,11 @@ impl Scene {
         }
     }
 
-    async fn with(
-        ctx: &Ctx,
-        (store, proxy): (Arc<dyn LockStore>, Proxy),
-        server: &dyn Server,
-    ) -> Result<Self, BoxError> {
+    async fn open_once(ctx: &Ctx, server: &dyn Server, timeout: Option<Duration>) -> Result<Self, BoxError> {
+        let (store, proxy) = match timeout {
+            Some(timeout) => server.open_impatient(timeout).await?,
+            None => server.open_through_proxy().await?,
+        };
         let other = server.open().await?;
         let take = async |store, key| take(store, Call::AcquireNew, &key, HELD).await;
         let (mine, theirs) = (take(&store, ctx.key()?).await?, take(&other, ctx.key()?).await?);
@@ -185,12 +194,7 @@ impl Scene {
         Ok(self)
     }
 
-    /// Asks all questions, several at a time. An error is no wrong answer, as long as an answer comes in the end.
-    pub(super) async fn ask_everything(self: &Arc<Self>, ctx: &Ctx) -> CaseResult {
-        self.ask(ctx, ROUNDS).await
-    }
-
-    /// The same, so often.
+    /// Asks all questions so often, several at a time. An error is no wrong answer, as long as an answer comes in the end.
     pub(super) async fn ask(self: &Arc<Self>, ctx: &Ctx, rounds: usize) -> CaseResult {
         renew(&self.other, &self.theirs).await?;
         for _ in 0..rounds {
