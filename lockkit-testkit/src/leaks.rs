@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Guard, Locker, Outcome, Query};
+use lockkit_core::{Error, Guard, Locker, Outcome, Query};
 use tokio::runtime::Handle;
 
 use crate::{AsyncOpen, BoxError, cases::abandon_after, frozen::expect};
@@ -134,7 +134,7 @@ async fn cycle(mine: &Locker, other: &Locker, name: &str, round: u32) -> Result<
         0 => release(take(mine, name).await?).await,
         1 => {
             let guard = take(mine, name).await?;
-            expect(theirs.try_acquire().await?.is_none(), "a held lock was granted")?;
+            is_refused(theirs.try_acquire().await)?;
             release(guard).await
         }
         2 => {
@@ -157,7 +157,7 @@ async fn cycle(mine: &Locker, other: &Locker, name: &str, round: u32) -> Result<
         }
         6 => {
             let guard = take(mine, name).await?;
-            expect(theirs.acquire_within(Duration::from_millis(2)).await?.is_none(), "a held lock was granted")?;
+            is_refused(theirs.acquire_within(Duration::from_millis(2)).await)?;
             _ = abandon_after(moment, guard.release()).await.transpose()?;
             Ok(())
         }
@@ -174,6 +174,15 @@ async fn cycle(mine: &Locker, other: &Locker, name: &str, round: u32) -> Result<
 async fn take(locker: &Locker, name: &str) -> Result<Guard, BoxError> {
     let guard = locker.lock(name).ttl(LONG).acquire_within(LONG).await?;
     Ok(guard.ok_or("a lock that nobody has was not granted")?)
+}
+
+/// A held lock is not granted. On a busy machine a store may answer too late, which is an error, and leaves nothing either.
+fn is_refused(asked: Result<Option<Guard>, Error>) -> Result<(), BoxError> {
+    match asked {
+        Ok(granted) => expect(granted.is_none(), "a held lock was granted"),
+        Err(late) if late.is_retryable() => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn release(guard: Guard) -> Result<(), BoxError> {
