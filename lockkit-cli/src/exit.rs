@@ -27,19 +27,19 @@ pub(crate) const NOT_EXECUTABLE: u8 = 126;
 pub(crate) const NOT_FOUND: u8 = 127;
 
 /// All exit codes, for the help and the manual.
-pub(crate) const CODES: &str = "   0  done (run: CMD's own)
+pub(crate) const CODES: &str = "   0  done (run, elect: CMD's own)
    1  race, compare, check: a lock let two in at once, or a compliance case failed
   64  bad usage or bad input
   69  the store can't be used: unreachable, no answer, access denied
   70  race, compare: a worker process failed
-  74  run: the lease was lost while CMD ran, its work may have overlapped with another's;
+  74  run, elect: the lease was lost while CMD ran, its work may have overlapped with another's;
       otherwise: the output could not be written
   75  the lock was not acquired, or not held by the token to break
   78  the store is not fit for locks, or lacks what it needs: a table, a database, the file of a
       password; or its URL is of another kind of server. doctor: there are warnings or errors
- 126  run: CMD can't be executed
- 127  run: there is no such CMD
-128+N run: CMD was killed by signal N, or lockkit by N while it waited for the lock;
+ 126  run, elect: CMD can't be executed
+ 127  run, elect: there is no such CMD
+128+N run, elect: CMD was killed by signal N, or lockkit by N while it waited for the lock;
       race, compare, check: interrupted by signal N";
 
 /// How a verb ended: the exit code, or what to say first.

@@ -29,7 +29,8 @@ pub(crate) mod elect {
 
     /// Run a command on one of many hosts: on Linux only
     ///
-    /// As for lockkit run.
+    /// CMD is to be gone before its term can lapse, also when lockkit itself is killed or stands still. That takes what only Linux has. Here
+    /// no command is started.
     #[derive(Debug, clap::Args)]
     pub(crate) struct Args {
         #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]

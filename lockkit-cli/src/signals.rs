@@ -35,7 +35,7 @@ impl Signals {
             Poll::Pending
         })
         .await;
-        if matches!(signal, Signal::TERM | Signal::INT | Signal::QUIT) {
+        if matches!(signal, Signal::TERM | Signal::INT) {
             self.end = Some(signal);
         }
         signal

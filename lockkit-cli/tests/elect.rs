@@ -76,7 +76,7 @@ fn a_leader_that_loses_its_lease_is_a_candidate_again() {
     let line = Line::new();
     // Two commands say their terms one after the other: the line stays open between them.
     let open = File::options().write(true).open(line.path()).unwrap();
-    let mut running = Running::start(candidate(&redis, &line, &["--ttl", "1s"]));
+    let mut running = Running::start(candidate(&redis, &line, &["--ttl", "3s"]));
     let before = term(&line);
     assert!(running.complaint().contains("leads"));
     redis.freeze();
@@ -99,7 +99,7 @@ fn a_candidate_waits_for_a_store_that_is_away() {
     assert!(second.complaint().contains("waiting for"));
     redis.freeze();
     let said = second.complaint();
-    assert!(said.ends_with("; goes on asking"), "{said}");
+    assert!(said.ends_with("; will keep trying"), "{said}");
     redis.thaw();
     one.go();
     assert_eq!(first.end().status.code(), Some(3));
@@ -116,6 +116,8 @@ fn signals_end_candidates_and_leaders() {
     term(&one);
     let mut second = Running::start(candidate(&redis, &two, &[]));
     assert!(second.complaint().contains("waiting for"));
+    second.signal("USR1");
+    assert!(second.is_running());
     second.signal("TERM");
     assert_eq!(second.end().status.code(), Some(143));
     first.signal("TERM");

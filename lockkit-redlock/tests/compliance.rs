@@ -324,7 +324,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let start = |count| runtime.block_on(servers(count));
     let memory = MemoryQuorum { nodes: (0..3).map(|_| MemoryStore::new()).collect() };
-    let mut suite = Suite::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expected"), REQUIRED);
+    let mut suite = Suite::of_slow_stores(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/expected"), REQUIRED);
     suite.add("redlock-memory", Ok(memory));
     suite.add("redlock-redis", start(5).map(|shared| RedisQuorum { shared }));
     for (name, troubles) in troubles() {

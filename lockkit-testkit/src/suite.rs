@@ -32,12 +32,16 @@ pub struct Suite {
 /// They may have as many files open as the system allows: some tests need two thousand connections.
 #[must_use]
 pub fn arguments() -> Arguments {
+    arguments_with(2)
+}
+
+fn arguments_with(per_processor: usize) -> Arguments {
     let open_files = getrlimit(Resource::Nofile);
     // Where that is refused, tests that need more say so themselves.
     _ = setrlimit(Resource::Nofile, Rlimit { current: open_files.maximum, ..open_files });
     let mut arguments = Arguments::from_args();
     let processors = available_parallelism().map_or(1, NonZero::get);
-    arguments.test_threads = arguments.test_threads.or(Some(2 * processors));
+    arguments.test_threads = arguments.test_threads.or(Some(per_processor * processors));
     arguments
 }
 
@@ -45,7 +49,15 @@ impl Suite {
     /// A suite without stores: the directory of its lists, and what is required unless `LOCKKIT_REQUIRE` says otherwise.
     pub fn new(lists: impl Into<PathBuf>, required: &str) -> Self {
         // First of all: help is shown without waiting for servers.
-        let arguments = arguments();
+        Self::with(arguments(), lists, required)
+    }
+
+    /// The same for stores whose cases wait for time-outs most of the time: three run at once for each processor.
+    pub fn of_slow_stores(lists: impl Into<PathBuf>, required: &str) -> Self {
+        Self::with(arguments_with(3), lists, required)
+    }
+
+    fn with(arguments: Arguments, lists: impl Into<PathBuf>, required: &str) -> Self {
         let required = env::var("LOCKKIT_REQUIRE").unwrap_or_else(|_| required.to_owned());
         Self { arguments, lists: lists.into(), required, names: Vec::new(), trials: Vec::new() }
     }

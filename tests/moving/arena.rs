@@ -91,7 +91,7 @@ impl Arena {
         ttl: Duration,
         start: Start,
     ) -> Result<Self, BoxError> {
-        let stores = [house.store(old).await?, house.store(new).await?];
+        let stores = [Box::pin(house.store(old)).await?, Box::pin(house.store(new)).await?];
         let migration = Migration::new(lockkit::open(&stores[0].url()).await?, lockkit::open(&stores[1].url()).await?);
         migration.start(start).await?;
         let dir = tempfile::Builder::new().prefix("lockkit-moving-").tempdir()?;

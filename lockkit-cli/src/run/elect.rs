@@ -3,7 +3,8 @@
 use std::{ffi::OsString, time::Duration};
 
 use clap::Args as ClapArgs;
-use lockkit::{Election, HolderInfo, Leader, LockKey, Locker};
+use lockkit::{Election, ErrorKind, HolderInfo, Leader, LockKey, Locker};
+use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -43,7 +44,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// then lockkit elect is a candidate again. When CMD ends by itself, the term is over, another can lead, and CMD's exit status passes
 /// through. Once a candidate has been connected, it waits for a store that is away, and asks again each second.
 ///
-/// A signal ends a candidate that waits: exit status 128+N. A leader passes signals to CMD as lockkit run does.
+/// A signal ends a candidate that waits (exit status 128+N), except USR1 and USR2. A leader passes signals to CMD as lockkit run does; after
+/// TERM or INT it is no candidate again.
 ///
 /// With --observe no CMD is run: lockkit elect prints the leader, and each change that it sees, until it is interrupted. With --json
 /// each line is an object with leader (null if nobody leads) and term (null if it is not known).
@@ -106,15 +108,21 @@ pub(crate) fn run(args: Args) -> Exit {
 /// Campaigns, and leads, until CMD ends by itself or a signal ends this.
 async fn stand(args: &Args, locker: &Locker, notify: RenewalNotify, signals: &mut Signals) -> Result<Ended, Failure> {
     let enclosing = Enclosing::from_env();
-    if borrow::borrow(locker, (&args.key, Kind::default()), &enclosing, &notify).await?.is_some() {
+    let enclosed = tokio::select! {
+        borrowed = borrow::borrow(locker, (&args.key, Kind::default()), &enclosing, &notify) => borrowed?.is_some(),
+        signal = signals.next() => return Ok(Ended::waiting(signal)),
+    };
+    if enclosed {
         let message = format!("an enclosing run holds {:?}: the candidate would wait for itself", args.key);
         return Err(Failure::new(USAGE, message));
     }
     let election = locker.election(args.key.as_str()).ttl(args.ttl);
     loop {
+        // What is heard of renewals is of the term to come.
+        notify.set_error(None);
         let hold = tokio::select! {
             hold = campaign(args, &election, locker, &notify) => hold?,
-            signal = signals.next() => return Ok(Ended::waiting(signal)),
+            signal = ending(signals) => return Ok(Ended::waiting(signal)),
         };
         say(&format!("leads {:?}, term {}", args.key, hold.fence()));
         let task = Task { key: &args.key, once_per: None, command: &args.command };
@@ -123,7 +131,18 @@ async fn stand(args: &Args, locker: &Locker, notify: RenewalNotify, signals: &mu
             Finish::Stopped(why) => say(&why),
         }
         if let Some(signal) = signals.end() {
+            say(&format!("ends, for it got signal {} while CMD ran", signal.as_raw()));
             return Ok(Ended::waiting(signal));
+        }
+    }
+}
+
+/// The next signal that ends a candidate. USR1 and USR2 are for CMD, which does not run.
+async fn ending(signals: &mut Signals) -> Signal {
+    loop {
+        let signal = signals.next().await;
+        if !matches!(signal, Signal::USR1 | Signal::USR2) {
+            return signal;
         }
     }
 }
@@ -131,21 +150,24 @@ async fn stand(args: &Args, locker: &Locker, notify: RenewalNotify, signals: &mu
 /// Waits until this candidate leads, however long the store is away.
 async fn campaign(args: &Args, election: &Election, locker: &Locker, notify: &RenewalNotify) -> Result<Hold, Failure> {
     let mut said = None;
-    loop {
-        let asked = async {
-            let guard = election.campaign().await?.into_guard();
-            own(guard, args.ttl, locker, notify.clone()).await
-        };
-        let lock = locker.lock(args.key.as_str());
-        let outcome = tokio::select! {
-            outcome = asked => outcome,
-            never = announce(&lock, &args.key, &locker.info().capability.liveness) => match never {},
-        };
-        match outcome {
-            Err(error) if error.is_retryable() => complain(&mut said, &error),
-            outcome => return Ok(outcome?),
+    let asked = async {
+        loop {
+            let term = async {
+                let guard = election.campaign().await?.into_guard();
+                own(guard, args.ttl, locker, notify.clone()).await
+            };
+            match term.await {
+                // A term that was lost before it began is none.
+                Err(error) if error.is_retryable() || error.kind() == ErrorKind::Lost => complain(&mut said, &error),
+                outcome => return Ok(outcome?),
+            }
+            sleep(PAUSE).await;
         }
-        sleep(PAUSE).await;
+    };
+    let lock = locker.lock(args.key.as_str());
+    tokio::select! {
+        hold = asked => hold,
+        never = announce(&lock, &args.key, &locker.info().capability.liveness) => match never {},
     }
 }
 
@@ -174,7 +196,7 @@ async fn observe(args: &Args) -> Result<(), Failure> {
 fn complain(said: &mut Option<String>, error: &lockkit::Error) {
     let text = error.to_string();
     if said.as_ref() != Some(&text) {
-        say(&format!("{text}; goes on asking"));
+        say(&format!("{text}; will keep trying"));
         *said = Some(text);
     }
 }

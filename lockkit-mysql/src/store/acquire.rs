@@ -80,9 +80,13 @@ impl MySqlStore {
     /// it does not wait behind those that ask for locks, and gives back the named lock that the former lease came with.
     async fn attempt_in_place_of(&self, request: &AcquireRequest, ttl: i64, from: &Token) -> Result<Attempt> {
         self.grants.forget(from);
-        self.ordered.add_like(from, request.claim.token);
+        let bound = self.bound(request.ttl);
+        if self.ordered.add_like(from, request.claim.token) {
+            // A request of the former claim that is still on its way would find the lock held by another, and line up for nobody.
+            self.pool.settled(from, bound).await?;
+        }
         let named_lock = self.queues.named_lock_of(&request.claim.key, from);
-        let mut connection = self.pool.connection(Lane::Reserved, self.bound(request.ttl)).await?;
+        let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
         let taken = self.take(&mut connection, request, ttl).await?;
         named_lock_queue::release(named_lock);
         let attempt = match taken {

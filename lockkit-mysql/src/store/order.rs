@@ -72,12 +72,14 @@ impl Ordered {
         self.forgot.load(Ordering::Relaxed)
     }
 
-    /// Another claim may be about to take the place of one: where that was asked for in an order, it remembers this one, too.
-    pub(crate) fn add_like(&self, from: &Token, claim: Token) {
+    /// Another claim may be about to take the place of one: where that was asked for in an order, it remembers this one, too, and says
+    /// so.
+    pub(crate) fn add_like(&self, from: &Token, claim: Token) -> bool {
         let is_known = unpoisoned(&self.claims).contains(from);
         if is_known {
             self.add(claim);
         }
+        is_known
     }
 
     /// Whether the end of a claim concerns a queue.

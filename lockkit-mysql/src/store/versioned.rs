@@ -18,7 +18,7 @@ use crate::wire::error::{self, Sent};
 /// let (n, version): (u32, u64) = sqlx::query_as("SELECT n, version FROM stock WHERE id = 7").fetch_one(&mut *data).await?;
 /// let mut transaction = data.begin().await?;
 /// let update = sqlx::query("UPDATE stock SET n = ?, version = version + 1 WHERE id = 7 AND version = ?");
-/// match update_versioned(&mut transaction, update.bind(n - 1).bind(version)).await? {
+/// match update_versioned(&mut transaction, update.bind(n.saturating_sub(1)).bind(version)).await? {
 ///     VersionedUpdate::Done => transaction.commit().await?,
 ///     VersionedUpdate::Stale => transaction.rollback().await?, // read again, and decide again
 /// }
@@ -26,12 +26,15 @@ use crate::wire::error::{self, Sent};
 /// ```
 ///
 /// It fits short decisions about one row that few want at the same time; where many do, most of them work in vain, and
-/// [`lock_in_transaction`](crate::lock_in_transaction) lets them wait instead. Every writer of the row has to raise the version. It sees
-/// what was committed last, also under `REPEATABLE READ`, and waits while another transaction has changed the row and is not over.
+/// [`lock_in_transaction`](crate::lock_in_transaction) lets them wait instead. Every writer of the row has to raise the version. The
+/// statement sees what was committed last, also under `REPEATABLE READ`, and waits while another transaction has changed the row and is
+/// not over. After `Stale` read again in a new transaction: under `REPEATABLE READ` the old one goes on seeing the old row. It has to be an
+/// `UPDATE`: `INSERT … ON DUPLICATE KEY UPDATE` counts a change as two rows.
 ///
 /// # Errors
 /// `InvalidInput` if more than one row was changed: roll the transaction back; [`Deadlock`](ErrorKind::Deadlock) when the server has
-/// rolled it back; [`Unavailable`](ErrorKind::Unavailable) when another transaction kept the row locked for too long
+/// rolled it back, which MariaDB with `innodb_snapshot_isolation` (on by default in newer versions) does instead of `Stale` where the transaction
+/// had read before; [`Unavailable`](ErrorKind::Unavailable) when another transaction kept the row locked for too long
 /// (`innodb_lock_wait_timeout`); others as the server's answer says.
 ///
 /// # Cancellation

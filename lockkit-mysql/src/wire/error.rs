@@ -83,6 +83,8 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
     }
     let (kind, message) = match number {
         1213 => (ErrorKind::Deadlock, "the server rolled this statement back to end a deadlock".to_owned()),
+        // MariaDB with innodb_snapshot_isolation: the view of a transaction is older than the row. No deadlock, and the same to do.
+        1020 => (ErrorKind::Deadlock, format!("the server rolled the transaction back: {text}")),
         1205 => (ErrorKind::Unavailable, "another transaction keeps the row locked".to_owned()),
         1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
         1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),

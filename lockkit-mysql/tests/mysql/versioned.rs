@@ -12,6 +12,7 @@ tests! {
     what_was_changed_since_it_was_read_is_not_overwritten
     many_writers_lose_nothing
     more_rows_than_one_are_refused
+    a_server_that_refuses_an_old_view_says_so
 }
 
 const ADD: &str = "UPDATE stock SET n = ?, version = version + 1 WHERE id = ? AND version = ?";
@@ -107,4 +108,24 @@ async fn more_rows_than_one_are_refused(ctx: Arc<Ctx>) {
     assert!(error.to_string().contains("changed 2 rows"), "{error}");
     transaction.rollback().await.expect("rollback");
     assert_eq!(read(&mut connection, &ids[0]).await, (0, 1));
+}
+
+/// MariaDB with `innodb_snapshot_isolation` ends a transaction that has an old view of the row. Others don't know the setting.
+async fn a_server_that_refuses_an_old_view_says_so(ctx: Arc<Ctx>) {
+    let (mut one, mut two) = (ctx.raw().await, ctx.raw().await);
+    let known = two.execute("SET SESSION innodb_snapshot_isolation = ON").await;
+    if known.is_err() {
+        return;
+    }
+    let id = row(&mut one).await;
+    let mut transaction = two.begin().await.expect("begin");
+    let (n, version) = read(&mut transaction, &id).await;
+    assert_eq!(add(&mut one, &id, (n, version)).await, VersionedUpdate::Done);
+    let update = sqlx::query(ADD).bind(n + 1).bind(&id).bind(version);
+    let error = update_versioned(&mut transaction, update).await.expect_err("its view is old");
+    assert_eq!(error.kind(), ErrorKind::Deadlock, "{error}");
+    assert!(error.is_retryable(), "{error}");
+    transaction.rollback().await.expect("rollback");
+    let seen = read(&mut two, &id).await;
+    assert_eq!(add(&mut two, &id, seen).await, VersionedUpdate::Done);
 }
