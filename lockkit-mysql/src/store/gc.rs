@@ -2,7 +2,8 @@
 //!
 //! A row is made when its lock is first used. If names are used once, rows would pile up. So the making of rows drives their
 //! removal: for every few rows that a store makes, it reads a page of the table and removes the unused rows of that page. Each
-//! time that is at most two statements, in the background, on a connection to spare.
+//! time that is at most two statements, in the background, on a connection to spare; and where there is a table of claims, one more
+//! and a short transaction for each lock of the page that has lapsed claims, which is none where nobody shares locks.
 
 use std::{
     sync::{
