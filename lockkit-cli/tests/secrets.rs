@@ -50,8 +50,9 @@ fn anywhere() -> impl Strategy<Value = String> {
     prop_oneof![3 => url(), 1 => select(vec!["Xs3cr3tX@host", "Xs3cr3tX", ":Xs3cr3tX@host:1", "--Xs3cr3tX", "-Xs3cr3tX"]).prop_map(str::to_owned)]
 }
 
-const VERBS: [&[&str]; 10] = [
+const VERBS: [&[&str]; 11] = [
     &["run", "--key", "k", "--no-wait"],
+    &["run", "--key", "k", "--once-per", "1h"],
     &["elect", "--key", "k"],
     &["ls"],
     &["who", "k"],

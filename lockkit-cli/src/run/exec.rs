@@ -62,7 +62,8 @@ pub(super) fn find(command: &[OsString]) -> Result<(), Failure> {
     if is_there {
         Ok(())
     } else {
-        Err(Failure::new(NOT_FOUND, format!("CMD {program:?} is not there, or can't be executed")))
+        // Without its name: before a store is connected to, what stands here may be a part of its URL.
+        Err(Failure::new(NOT_FOUND, "CMD is not there, or can't be executed"))
     }
 }
 
