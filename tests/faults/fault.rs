@@ -76,18 +76,31 @@ impl Which {
 impl Fault {
     /// Those of a store.
     pub(crate) fn of(kind: Kind) -> Vec<Self> {
+        let mut all = Self::OF_CLIENTS.to_vec();
+        all.extend(Self::of_servers(kind));
+        all
+    }
+
+    /// Whether it befalls the servers of a store.
+    pub(crate) fn is_of_servers(self, kind: Kind) -> bool {
+        Self::of_servers(kind).contains(&self)
+    }
+
+    /// What befalls clients and the network.
+    const OF_CLIENTS: [Self; 8] = [
+        Self::Nothing,
+        Self::ClientKill,
+        Self::ClientFreeze,
+        Self::HolderCutOff,
+        Self::Cut,
+        Self::HeldReplies,
+        Self::Delay,
+        Self::ReplyLost,
+    ];
+
+    fn of_servers(kind: Kind) -> Vec<Self> {
         use Which::{All, Follower, Leader, One, Three, Two};
-        let mut all = vec![
-            Self::Nothing,
-            Self::ClientKill,
-            Self::ClientFreeze,
-            Self::HolderCutOff,
-            Self::Cut,
-            Self::HeldReplies,
-            Self::Delay,
-            Self::ReplyLost,
-        ];
-        all.extend(match kind {
+        match kind {
             Kind::Redis | Kind::RedisNewer | Kind::Valkey => vec![
                 Self::Kill(All),
                 Self::KillEmpty(All),
@@ -124,8 +137,7 @@ impl Fault {
                 let at = [Leader, Follower].into_iter();
                 at.flat_map(|which| [Self::Kill(which), Self::Freeze(which), Self::CutOff(which)]).collect()
             }
-        });
-        all
+        }
     }
 
     /// Its name in a trial and in the history.

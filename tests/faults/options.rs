@@ -1,4 +1,4 @@
-//! The command line: what every test takes, and three options more.
+//! The command line: what every test takes, and four options more.
 
 use std::{env, path::PathBuf, time::SystemTime};
 
@@ -15,12 +15,14 @@ pub(crate) struct Options {
     pub(crate) soak: Option<u64>,
     /// The file that has the table.
     pub(crate) write: Option<PathBuf>,
+    /// Whether each version of a server gets all faults, also those that befall clients and the network.
+    pub(crate) every_version: bool,
     pub(crate) harness: Arguments,
 }
 
 impl Options {
     pub(crate) fn from_args() -> Result<Self, String> {
-        let (mut seed, mut soak, mut write) = (None, None, None);
+        let (mut seed, mut soak, mut write, mut every_version) = (None, None, None, false);
         let mut args = env::args();
         let mut others: Vec<String> = args.next().into_iter().collect();
         while let Some(arg) = args.next() {
@@ -29,13 +31,16 @@ impl Options {
             match name {
                 "--seed" => seed = Some(number(name, &value()?)?),
                 "--soak" => soak = Some(number(name, &value()?)?),
+                "--every-version" => every_version = true,
                 "--write" => write = Some(PathBuf::from(value()?)),
                 _ => others.push(arg),
             }
         }
         let mut harness = Arguments::from_iter(others);
         harness.test_threads = harness.test_threads.or(Some(THREADS));
-        Ok(Self { seed: seed.unwrap_or_else(any_seed), soak, write, harness })
+        // The table has all of them.
+        let every_version = every_version || write.is_some();
+        Ok(Self { seed: seed.unwrap_or_else(any_seed), soak, write, every_version, harness })
     }
 }
 

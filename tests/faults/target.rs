@@ -88,6 +88,11 @@ impl Kind {
         found.err().map(|error| error.to_string())
     }
 
+    /// Whether it is a version of a server of which another version has all faults.
+    pub(crate) fn is_another_version(self) -> bool {
+        matches!(self, Self::RedisNewer | Self::Valkey | Self::ZooKeeperNewer)
+    }
+
     /// Whether a machine without it fails the tests.
     pub(crate) fn is_required(self) -> bool {
         !matches!(self, Self::RedisNewer | Self::Valkey | Self::MySql | Self::ZooKeeperNewer)
