@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
 
-use lockkit::{Fencing, Locker};
+use lockkit::{Fencing, Locker, Mode};
 use lockkit_testkit::{
     BoxError,
     faults::ServerClock,
@@ -141,7 +141,12 @@ async fn probe(arena: &Arena) -> Result<Fencing, BoxError> {
         let (turns, lock) = (Arc::clone(&turns), locker.lock(&key).ttl(ttl));
         asking.spawn(async move {
             let _turn = turns.acquire().await?;
-            let op = recorder.ask(What::Acquire { key, within: Some(within.as_nanos() as u64), owner: None })?;
+            let op = recorder.ask(What::Acquire {
+                key,
+                within: Some(within.as_nanos() as u64),
+                owner: None,
+                mode: Mode::Exclusive,
+            })?;
             let had = timeout(within + SLACK, async {
                 loop {
                     match lock.acquire().await {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit::{ErrorKind, Guard, Lock, Outcome, Result, Status, store::Query};
+use lockkit::{ErrorKind, Guard, Lock, Mode, Outcome, Result, Status, store::Query};
 use lockkit_testkit::history::What;
 use tokio::time::{sleep, timeout};
 
@@ -91,8 +91,12 @@ impl Hand {
         let (world, process) = (Arc::clone(&self.world), self.process());
         let (lock, wait) = (self.lock(ask), self.wait(ask));
         let (was_closed, free) = (process.is_closed(), world.comes(ask.key));
-        let asked =
-            What::Acquire { key: world.name(ask.key), within: None, owner: ask.owner.map(|owner| owner as u64) };
+        let asked = What::Acquire {
+            key: world.name(ask.key),
+            within: None,
+            owner: ask.owner.map(|owner| owner as u64),
+            mode: Mode::Exclusive,
+        };
         let grant = process.recorder.ask(asked).expect("a file");
         let acquiring = async {
             match wait {

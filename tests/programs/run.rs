@@ -191,7 +191,7 @@ async fn all_is_free(world: &Arc<World>, observer: Arc<dyn LockStore>, dir: &std
     }
     let (locker, recorder) = (Locker::shared_builder(observer).build(), Recorder::create("last", &dir.join("last"))?);
     for key in 0..KEYS {
-        let op = recorder.ask(What::Acquire { key: world.name(key), within: None, owner: None })?;
+        let op = recorder.ask(What::acquire(world.name(key)))?;
         match locker.lock(world.name(key)).try_acquire().await {
             Ok(Some(guard)) => {
                 recorder.hear(op, What::Granted { fence: guard.fence().get() })?;

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::LossReason;
+use lockkit_core::{LossReason, Mode};
 
 use super::{
     Event, History, Party, Report, Rule, What,
@@ -73,7 +73,7 @@ impl History {
 
 /// What is asked and not answered yet.
 enum Open<'a> {
-    Acquire { key: &'a str, asked: u64, owner: Option<u64>, wanted: Option<usize>, wish: usize },
+    Acquire { key: &'a str, asked: u64, by: (Option<u64>, Mode), wanted: Option<usize>, wish: usize },
     Ask { grant: Place<'a>, asked: u64, renews: bool },
     Write { key: &'a str },
     Release { grant: Place<'a>, asked: u64 },
@@ -129,7 +129,7 @@ impl<'a> Sweep<'a> {
         }
         let asked = event.at;
         let open = match &event.what {
-            What::Acquire { key, within, owner } => {
+            What::Acquire { key, within, owner, mode } => {
                 let ops = self.keys.entry(key).or_default();
                 ops.asked += 1;
                 let wanted = within.map(|within| {
@@ -139,7 +139,7 @@ impl<'a> Sweep<'a> {
                 });
                 let (process, wish) = (event.process.clone(), ops.wishes.len());
                 ops.wishes.push(Wish { process, asked, answered: None, is_refused: false, is_in_doubt: false });
-                Open::Acquire { key, asked, owner: *owner, wanted, wish }
+                Open::Acquire { key, asked, by: (*owner, *mode), wanted, wish }
             }
             What::Ask { grant } | What::Renew { grant } => {
                 let Some(grant) = self.guard(event, *grant) else { return };
@@ -174,9 +174,9 @@ impl<'a> Sweep<'a> {
             return self.broken(Rule::Record, event, "", "an answer to what was not asked, or was answered before");
         };
         match (&event.what, open) {
-            (What::Granted { fence }, Open::Acquire { key, asked, owner, wanted, wish }) => {
+            (What::Granted { fence }, Open::Acquire { key, asked, by, wanted, wish }) => {
                 self.answered(event, key, wish);
-                self.granted(event, key, Grant::new(event, asked, owner, *fence), wanted);
+                self.granted(event, key, Grant::new(event, asked, by, *fence), wanted);
             }
             (What::Contended | What::Cancelled | What::Failed { .. }, Open::Acquire { key, wanted, wish, .. }) => {
                 self.answered(event, key, wish);

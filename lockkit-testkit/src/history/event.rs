@@ -2,7 +2,10 @@
 
 use std::{fs, io, path::Path};
 
+use lockkit_core::Mode;
 use serde::{Deserialize, Serialize};
+
+use super::mode;
 
 /// Something that a process did or heard.
 ///
@@ -44,6 +47,9 @@ pub enum What {
         /// For which owner of this process, if for one: what an owner acquires while it holds the lock is nested.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         owner: Option<u64>,
+        /// Alone, or together with others; alone if nothing is said.
+        #[serde(default = "mode::alone", skip_serializing_if = "mode::is_alone", with = "mode")]
+        mode: Mode,
     },
     /// The answer: it is yours.
     Granted {
@@ -146,6 +152,14 @@ pub enum What {
     },
     /// The fault is over.
     Healed,
+}
+
+impl What {
+    /// Asks for a lock, for nobody but the one who asks, without an owner and without a bound.
+    #[must_use]
+    pub fn acquire(key: impl Into<String>) -> Self {
+        Self::Acquire { key: key.into(), within: None, owner: None, mode: Mode::Exclusive }
+    }
 }
 
 /// The events of all processes, in the order of time.

@@ -1,21 +1,27 @@
 //! The rules, for one lock at a time: no lock has anything to do with another.
 
+use lockkit_core::Mode;
+
 use super::{
     Event, Party, Rule, Violation, What,
     lease::Lease,
+    mode,
     ops::{Grant, Ops, Wanted},
 };
 
-/// Nobody believes while another does: sorted by when they began, whoever begins before the last one so far has ended
-/// overlaps with that one. Who never heard yes counts for nothing: it may have been long over when it heard of its grant.
-/// O(n log n).
+/// Nobody believes while another does with whom it can't share the lock: sorted by when they began, each is held against those that
+/// still believe. Who never heard yes counts for nothing: it may have been long over when it heard of its grant.
+/// O(n log n), and O(n) for each that believes at once.
 pub(super) fn overlaps(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) {
     let mut sorted: Vec<_> = leases.iter().filter_map(|lease| lease.believed.map(|until| (lease, until))).collect();
     sorted.sort_by_key(|(lease, _)| lease.heard);
-    let mut last: Option<(&Lease<'_>, u64)> = None;
+    let mut standing: Vec<(&Lease<'_>, u64)> = Vec::new();
     for (lease, believed) in sorted {
-        if let Some((before, until)) = last.filter(|(_, until)| lease.heard < *until) {
-            let text = format!(
+        standing.retain(|(_, until)| lease.heard < *until);
+        let is_full = standing.len() >= mode::limit(lease.mode);
+        let rivals = standing.iter().filter(|(other, _)| is_full || mode::excludes(lease.mode, other.mode));
+        if let Some((before, until)) = rivals.max_by_key(|(_, until)| *until) {
+            let mut text = format!(
                 "{} was told that the lock is its own, {} after {} had got it, and {} was still told so {} later",
                 lease.first().process,
                 millis(lease.heard - before.heard),
@@ -23,52 +29,48 @@ pub(super) fn overlaps(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violatio
                 before.first().process,
                 millis(until - lease.heard),
             );
-            let time = (lease.heard, until.min(believed).max(lease.heard));
+            if lease.mode != Mode::Exclusive || before.mode != Mode::Exclusive {
+                text += &format!(" ({} beside {}, {} in all)", lease.mode, before.mode, standing.len() + 1);
+            }
+            let time = (lease.heard, (*until).min(believed).max(lease.heard));
             found.push(violation(Rule::Overlap, key, time, vec![belief(before), belief(lease)], text));
         }
-        if last.is_none_or(|(_, until)| until < believed) {
-            last = Some((lease, believed));
-        }
+        standing.push((lease, believed));
     }
 }
 
 /// Who has an older fence does not believe once a newer one was heard of: by the fences its lease came first, so that it
-/// had ended when the newer one was granted. Where both believed at once, or the older fence was asked for after the newer
-/// one was returned, another rule says so. O(n log n).
+/// had ended when the newer one was granted, unless the two share the lock. Where both believed at once, or the older fence was asked
+/// for after the newer one was returned, another rule says so. O(n log n), and O(n) for each limit of permits.
 pub(super) fn superseded(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) {
     let mut sorted: Vec<_> = leases.iter().filter(|lease| lease.fence != 0).collect();
     sorted.sort_by_key(|lease| std::cmp::Reverse(lease.fence));
-    // Of those with a higher fence, the one that was heard of first; and of those with this fence, so far.
-    let (mut newer, mut same): (Option<&Lease<'_>>, Option<&Lease<'_>>) = (None, None);
-    let earlier = |one: Option<&'_ Lease<'_>>, other: &Lease<'_>| one.is_none_or(|one| other.heard < one.heard);
-    for lease in sorted {
-        if let Some(before) = same.filter(|before| before.fence != lease.fence) {
-            if earlier(newer, before) {
-                newer = Some(before);
+    // Of those with a higher fence, for each mode the one that was heard of first.
+    let mut newer: Vec<&Lease<'_>> = Vec::new();
+    for same in sorted.chunk_by(|one, other| one.fence == other.fence) {
+        for lease in same {
+            let rivals = newer.iter().filter(|newer| mode::excludes(lease.mode, newer.mode));
+            if let (Some(newer), Some(believed)) = (rivals.min_by_key(|newer| newer.heard), lease.believed)
+                && newer.heard < believed
+                && lease.asked <= newer.heard
+                && newer.believed.is_none_or(|until| lease.heard >= until)
+            {
+                let text = format!(
+                    "{} was told that the lock is its own, {} after {} had got it with a greater fence",
+                    lease.first().process,
+                    millis(believed - newer.heard),
+                    newer.first().process,
+                );
+                let parties = vec![belief(lease), belief(newer)];
+                found.push(violation(Rule::Superseded, key, (newer.heard, believed), parties, text));
             }
-            same = None;
         }
-        if let (Some(newer), Some(believed)) = (newer, lease.believed)
-            && newer.heard < believed
-            && lease.asked <= newer.heard
-            && newer.believed.is_none_or(|until| lease.heard >= until)
-        {
-            let text = format!(
-                "{} was told that the lock is its own, {} after {} had got it with a greater fence",
-                lease.first().process,
-                millis(believed - newer.heard),
-                newer.first().process,
-            );
-            found.push(violation(
-                Rule::Superseded,
-                key,
-                (newer.heard, believed),
-                vec![belief(lease), belief(newer)],
-                text,
-            ));
-        }
-        if earlier(same, lease) {
-            same = Some(lease);
+        for lease in same {
+            match newer.iter_mut().find(|newer| newer.mode == lease.mode) {
+                Some(newer) if lease.heard < newer.heard => *newer = lease,
+                Some(_) => {}
+                None => newer.push(lease),
+            }
         }
     }
 }
@@ -87,8 +89,8 @@ pub(super) fn losses(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>
 }
 
 /// Fences follow the order of time wherever there is one: of all leases that were returned before this one was asked
-/// for, the highest fence is below its own. No two are the same, whatever the order. A store that never gives a fence has
-/// no order; one that gives them sometimes does not keep it.
+/// for, the highest fence is below its own. No two are the same, whatever the order, but those of readers: they may have one number
+/// together. A store that never gives a fence has no order; one that gives them sometimes does not keep it.
 ///
 /// A lease that is handed over in its process goes on with fences of the same grant. Where the store has ended it early, those
 /// are older than what others get meanwhile, as the fence of a holder who does not know yet is: that is [`Rule::Superseded`].
@@ -97,17 +99,22 @@ pub(super) fn fences(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>
     if leases.iter().all(|lease| lease.fence == 0) {
         return;
     }
+    let share = |one: &Lease<'_>, other: &Lease<'_>| one.mode == Mode::Shared && other.mode == Mode::Shared;
     let mut by_heard: Vec<_> = leases.iter().collect();
     by_heard.sort_by_key(|lease| lease.heard);
     let mut returned = by_heard.into_iter().peekable();
-    let mut highest: Option<&Lease<'_>> = None;
+    // Of those that were returned, the highest of a reader and the highest of all others.
+    let mut highest: [Option<&Lease<'_>>; 2] = [None; 2];
     for lease in leases {
         while let Some(before) = returned.next_if(|before| before.heard < lease.asked) {
+            let highest = &mut highest[usize::from(before.mode == Mode::Shared)];
             if highest.is_none_or(|highest| highest.fence < before.fence) {
-                highest = Some(before);
+                *highest = Some(before);
             }
         }
-        if let Some(before) = highest.filter(|before| before.fence >= lease.fence) {
+        let bars =
+            |before: &&Lease<'_>| before.fence > lease.fence || before.fence == lease.fence && !share(before, lease);
+        if let Some(before) = highest.into_iter().flatten().filter(bars).max_by_key(|before| before.fence) {
             let text = format!(
                 "{} asked {} after {} had got the fence {}, and got {}, which is not greater",
                 lease.first().process,
@@ -126,7 +133,7 @@ pub(super) fn fences(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>
     by_fence.sort_by_key(|lease| (lease.fence, lease.heard));
     for (one, other) in by_fence.iter().zip(by_fence.iter().skip(1)) {
         // Where one was returned before the other was asked for, that has been said above.
-        if one.fence == other.fence && other.asked <= one.heard {
+        if one.fence == other.fence && other.asked <= one.heard && !share(one, other) {
             let (first, second) = (&one.first().process, &other.first().process);
             let text = format!("{first} and {second} both got the fence {}", one.fence);
             let parties = vec![belief(one), belief(other)];
@@ -146,6 +153,7 @@ pub(super) fn nesting(key: &str, grants: &[Grant], found: &mut Vec<Violation>) {
         if let Some(outer) = outer
             && outer.heard < grant.asked
             && outer.given_up.is_none_or(|end| end > grant.heard)
+            && outer.mode == grant.mode
             && outer.fence != grant.fence
         {
             let text = format!(

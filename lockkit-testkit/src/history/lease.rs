@@ -1,5 +1,7 @@
 //! From grants to leases: what one owner holds at once of a lock is one lease.
 
+use lockkit_core::Mode;
+
 use super::ops::Grant;
 
 /// What excludes others: a grant, or several that are nested.
@@ -7,6 +9,7 @@ use super::ops::Grant;
 pub(super) struct Lease<'a> {
     /// In the order in which they were asked for.
     pub(super) grants: Vec<&'a Grant>,
+    pub(super) mode: Mode,
     pub(super) fence: u64,
     /// When the first was asked for.
     pub(super) asked: u64,
@@ -24,6 +27,7 @@ impl<'a> Lease<'a> {
     fn new(grant: &'a Grant) -> Self {
         Self {
             grants: vec![grant],
+            mode: grant.mode,
             fence: grant.fence,
             asked: grant.asked,
             heard: grant.heard,
@@ -41,7 +45,8 @@ impl<'a> Lease<'a> {
     fn nests(&self, grant: &Grant) -> bool {
         let first = self.first();
         let same = first.owner.is_some() && (&first.process, first.owner) == (&grant.process, grant.owner);
-        same && first.fence == grant.fence && self.ended.is_none_or(|ended| grant.asked <= ended)
+        same && (first.fence, first.mode) == (grant.fence, grant.mode)
+            && self.ended.is_none_or(|ended| grant.asked <= ended)
     }
 
     fn add(&mut self, grant: &'a Grant) {

@@ -6,8 +6,8 @@
 //!
 //! | rule | what must not be |
 //! |---|---|
-//! | [`Overlap`](Rule::Overlap) | two holders who were told at the same moment that the lock is theirs |
-//! | [`FenceOrder`](Rule::FenceOrder) | a grant with a fence no greater than one that was returned before it was asked for; two leases with one fence |
+//! | [`Overlap`](Rule::Overlap) | two holders who were told at the same moment that the lock is theirs, and do not share it; more permits than there are |
+//! | [`FenceOrder`](Rule::FenceOrder) | a grant with a fence no greater than one that was returned before it was asked for; two leases with one fence (readers may have the same) |
 //! | [`Superseded`](Rule::Superseded) | a holder who is told that the lock is its own after a newer fence was returned |
 //! | [`Answer`](Rule::Answer) | held after lost |
 //! | [`Rival`](Rule::Rival) | taken by nobody |
@@ -32,6 +32,7 @@ mod event;
 mod explain;
 mod judge;
 mod lease;
+mod mode;
 mod ops;
 mod reach;
 mod recorder;

@@ -1,5 +1,7 @@
 //! What was done with one lock, as far as it is known.
 
+use lockkit_core::Mode;
+
 use super::Event;
 
 /// All that was done with one lock and its resource.
@@ -20,6 +22,7 @@ pub(super) struct Grant {
     pub(super) process: String,
     pub(super) op: u64,
     pub(super) owner: Option<u64>,
+    pub(super) mode: Mode,
     pub(super) fence: u64,
     /// Whether it has the very next fence after another of its process: handed over, most likely.
     pub(super) handed: bool,
@@ -38,11 +41,12 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    pub(super) fn new(event: &Event, asked: u64, owner: Option<u64>, fence: u64) -> Self {
+    pub(super) fn new(event: &Event, asked: u64, (owner, mode): (Option<u64>, Mode), fence: u64) -> Self {
         Self {
             process: event.process.clone(),
             op: event.op,
             owner,
+            mode,
             fence,
             handed: false,
             asked,

@@ -1,6 +1,6 @@
 //! Answers that can't be true: of guards, of resources, and of locks that must be free.
 
-use lockkit_core::LossReason;
+use lockkit_core::{LossReason, Mode};
 use lockkit_testkit::history::{Rule, What};
 
 use crate::script::{KEY, MILLI, Script, judged};
@@ -10,9 +10,9 @@ use crate::script::{KEY, MILLI, Script, judged};
 fn what_nobody_heard_is_held_against_nobody() {
     let unheard = |script: &mut Script| {
         let fence = script.fence + 10;
-        script.ask("w1", What::Acquire { key: KEY.into(), within: None, owner: None });
+        script.ask("w1", What::acquire(KEY));
         let held = script.acquire("w2", fence);
-        let failed = script.ask("w3", What::Acquire { key: KEY.into(), within: None, owner: None });
+        let failed = script.ask("w3", What::acquire(KEY));
         script.hear("w3", failed, What::Failed { error: "timed out".into() });
         // The guard was asked, and the process died before it heard.
         script.ask("w2", What::Ask { grant: held });
@@ -77,7 +77,10 @@ fn a_lost_update_is_found() {
 fn a_lock_that_is_not_to_be_had_is_found() {
     let run = |script: &mut Script, waits: u64, granted: bool| {
         let fence = script.fence + 10;
-        let op = script.ask("w1", What::Acquire { key: KEY.into(), within: Some(100 * MILLI), owner: None });
+        let op = script.ask(
+            "w1",
+            What::Acquire { key: KEY.into(), within: Some(100 * MILLI), owner: None, mode: Mode::Exclusive },
+        );
         script.now += waits;
         let heard = if granted { What::Granted { fence } } else { What::Failed { error: "no answer in time".into() } };
         script.hear("w1", op, heard);
@@ -150,9 +153,9 @@ fn a_rival_that_never_was_is_found() {
         let run = |script: &mut Script, alone: bool| {
             let key = || String::from(if alone { "account/alone" } else { KEY });
             if !alone {
-                script.ask("w2", What::Acquire { key: key(), within: None, owner: None });
+                script.ask("w2", What::acquire(key()));
             }
-            let op = script.ask("w1", What::Acquire { key: key(), within: None, owner: None });
+            let op = script.ask("w1", What::acquire(key()));
             let reason = LossReason::Taken.to_string();
             let fence = script.fence + 10;
             script.hear("w1", op, What::Granted { fence });
@@ -167,7 +170,7 @@ fn a_rival_that_never_was_is_found() {
         judged(Rule::Rival, 1, |script| run(script, false), |script| run(script, true));
     }
     let mut script = Script::new(1);
-    let op = script.ask("w1", What::Acquire { key: KEY.into(), within: None, owner: None });
+    let op = script.ask("w1", What::acquire(KEY));
     script.hear("w1", op, What::Contended);
     assert_eq!(script.check().1.contended_alone, 1);
 }
@@ -217,7 +220,10 @@ fn versions_that_do_not_advance_are_found() {
 fn an_early_refusal_is_not_in_time() {
     let run = |script: &mut Script, granted: bool| {
         let fence = script.fence + 10;
-        let op = script.ask("w1", What::Acquire { key: KEY.into(), within: Some(u64::MAX / 2), owner: None });
+        let op = script.ask(
+            "w1",
+            What::Acquire { key: KEY.into(), within: Some(u64::MAX / 2), owner: None, mode: Mode::Exclusive },
+        );
         let heard = if granted { What::Granted { fence } } else { What::Failed { error: "no".into() } };
         script.hear("w1", op, heard);
     };

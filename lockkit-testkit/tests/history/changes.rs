@@ -17,9 +17,9 @@ fn everything(seed: u64) -> Script {
     let base = script.version;
     script.write("w1", fence, true, base);
     script.twin("w1", 0);
-    let rival = script.ask("w2", What::Acquire { key: KEY.into(), within: None, owner: None });
+    let rival = script.ask("w2", What::acquire(KEY));
     script.hear("w2", rival, What::Contended);
-    let gone = script.ask("w3", What::Acquire { key: KEY.into(), within: None, owner: None });
+    let gone = script.ask("w3", What::acquire(KEY));
     script.hear("w3", gone, What::Cancelled);
     script.drop_guard("w1", outer);
     script.is_held("w1", inner);

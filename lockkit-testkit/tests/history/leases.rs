@@ -59,8 +59,7 @@ fn a_fence_that_does_not_grow_is_found() {
 fn fences_of_concurrent_grants_are_distinct() {
     let run = |script: &mut Script, fences: [u64; 2]| {
         let base = script.fence + 10;
-        let ops = ["w1", "w2"]
-            .map(|process| script.ask(process, What::Acquire { key: KEY.into(), within: None, owner: None }));
+        let ops = ["w1", "w2"].map(|process| script.ask(process, What::acquire(KEY)));
         for ((process, op), fence) in ["w1", "w2"].into_iter().zip(ops).zip(fences) {
             script.hear(process, op, What::Granted { fence: base + fence });
         }
@@ -91,7 +90,7 @@ fn two_releases_that_tell_of_one_time_are_found() {
 fn who_hears_late_of_a_grant_does_not_believe() {
     let run = |script: &mut Script, believes: bool| {
         let fence = script.fence + 10;
-        let late = script.ask("w1", What::Acquire { key: KEY.into(), within: None, owner: None });
+        let late = script.ask("w1", What::acquire(KEY));
         let new = script.acquire("w2", fence + 1);
         script.is_held("w2", new);
         script.hear("w1", late, What::Granted { fence });
@@ -110,7 +109,7 @@ fn who_hears_late_of_a_grant_does_not_believe() {
 fn an_older_holder_who_believes_after_a_newer_one_is_found() {
     let run = |script: &mut Script, older: bool| {
         let fence = script.fence + 10;
-        let late = script.ask("w1", What::Acquire { key: KEY.into(), within: None, owner: None });
+        let late = script.ask("w1", What::acquire(KEY));
         let new = script.acquire("w2", fence + 1);
         script.release("w2", new);
         script.hear("w1", late, What::Granted { fence: if older { fence } else { fence + 2 } });

@@ -5,6 +5,7 @@
 mod answers;
 mod changes;
 mod leases;
+mod modes;
 mod reach;
 mod report;
 mod script;

@@ -10,7 +10,7 @@ use crate::script::{KEY, MILLI, Script};
 const WITHIN: Duration = Duration::from_millis(500);
 
 fn wish() -> What {
-    What::Acquire { key: KEY.into(), within: None, owner: None }
+    What::acquire(KEY)
 }
 
 /// Traffic of `w0` to `w3`, what `end` puts behind it, and more traffic; judged for many seeds.

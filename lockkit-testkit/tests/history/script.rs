@@ -1,5 +1,6 @@
 //! How the histories are made: lawful traffic from a seed, and what a test puts behind it.
 
+use lockkit_core::Mode;
 use lockkit_testkit::history::{Event, History, Report, Rule, What, check};
 
 pub(crate) const MILLI: u64 = 1_000_000;
@@ -53,14 +54,22 @@ impl Script {
     }
 
     pub(crate) fn acquire(&mut self, process: &str, fence: u64) -> u64 {
-        let op = self.ask(process, What::Acquire { key: KEY.into(), within: None, owner: None });
+        let op = self.ask(process, What::acquire(KEY));
+        self.hear(process, op, What::Granted { fence });
+        op
+    }
+
+    /// Together with others.
+    pub(crate) fn share(&mut self, process: &str, mode: Mode, fence: u64) -> u64 {
+        let op = self.ask(process, What::Acquire { key: KEY.into(), within: None, owner: None, mode });
         self.hear(process, op, What::Granted { fence });
         op
     }
 
     /// For an owner, who may nest.
     pub(crate) fn nest(&mut self, process: &str, owner: u64, fence: u64) -> u64 {
-        let op = self.ask(process, What::Acquire { key: KEY.into(), within: None, owner: Some(owner) });
+        let op = self
+            .ask(process, What::Acquire { key: KEY.into(), within: None, owner: Some(owner), mode: Mode::Exclusive });
         self.hear(process, op, What::Granted { fence });
         op
     }

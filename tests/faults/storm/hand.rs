@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit::{Guard, Lock, Locker};
+use lockkit::{Guard, Lock, Locker, Mode};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -230,7 +230,7 @@ impl Hand {
 }
 
 fn acquire(key: &str, owner: Option<u64>) -> What {
-    What::Acquire { key: key.to_owned(), within: None, owner }
+    What::Acquire { key: key.to_owned(), within: None, owner, mode: Mode::Exclusive }
 }
 
 /// Records what came of an acquisition.
