@@ -8,13 +8,19 @@ use tokio::time::timeout;
 use crate::{
     WORKER,
     sabotage::Sabotage,
-    storm::{Caught, Orders, Random, Register, Workers},
+    storm::{Caught, Orders, Prey, Random, Register, Sharing, Workers},
     target::{Kind, Setup, Target},
     trouble::Trouble,
 };
 
 const WORKERS: usize = 4;
-const KEYS: [&str; 2] = ["account/1", "account/2"];
+const KEYS: [&str; 2] = ["account/1", SHARED];
+
+/// The lock that readers share, where the store has readers.
+pub(crate) const SHARED: &str = "account/2";
+
+/// The semaphore, where the store has permits.
+const PERMITS: &str = "permits/1";
 
 /// How long a step of a nemesis may take before it must be broken. The slowest is the end of a session on a busy machine.
 const STEP: Duration = Duration::from_secs(30);
@@ -67,6 +73,7 @@ impl Arena {
             url,
             register: self.register.addr(),
             keys: KEYS.map(str::to_owned).into(),
+            sharing: self.kind.has_every_mode().then(|| Sharing { lock: SHARED.into(), permits: PERMITS.into() }),
             ttl_ms: self.kind.ttl().as_millis() as u64,
             rest_ms: 8,
             seed: self.seed,
@@ -78,7 +85,9 @@ impl Arena {
     /// The names of all locks: those that are fought for, and each worker's own.
     pub(crate) fn keys(&self) -> Vec<String> {
         let workers = (1..=WORKERS).map(|number| self.orders(format!("w{number}"), &[]));
-        KEYS.map(str::to_owned).into_iter().chain(workers.flat_map(|orders| orders.own_keys())).collect()
+        let permits = self.kind.has_every_mode().then_some(PERMITS);
+        let shared = KEYS.into_iter().chain(permits).map(str::to_owned);
+        shared.chain(workers.flat_map(|orders| orders.own_keys())).collect()
     }
 
     /// The store's URL through the proxies of one worker.
@@ -112,7 +121,12 @@ impl Arena {
 
     /// Catches a holder between its check and its write.
     pub(crate) async fn catch(&self) -> Result<Caught, Trouble> {
-        let caught = timeout(STEP, self.register.catch()).await;
+        self.catch_a(Prey::Writer).await
+    }
+
+    /// Catches such a holder between its check and its end.
+    pub(crate) async fn catch_a(&self, prey: Prey) -> Result<Caught, Trouble> {
+        let caught = timeout(STEP, self.register.catch(prey)).await;
         caught.map_err(|_| Trouble::Stuck("no holder could be caught".to_owned()))
     }
 

@@ -13,6 +13,12 @@ pub(crate) enum Fault {
     ClientKill,
     /// A client stands still past its lease, between its last check and its write.
     ClientFreeze,
+    /// A reader and the holder of a permit are killed, and started again.
+    SharersKill,
+    /// A reader stands still past its lease.
+    ReaderFreeze,
+    /// All that wait for a lock are killed while it is held, and started again.
+    WaitersKill,
     /// Nothing comes through between a holder and the store any more, in both directions, past its lease.
     HolderCutOff,
     /// All connections are reset, again and again.
@@ -77,6 +83,9 @@ impl Fault {
     /// Those of a store.
     pub(crate) fn of(kind: Kind) -> Vec<Self> {
         let mut all = Self::OF_CLIENTS.to_vec();
+        if kind.has_every_mode() {
+            all.extend([Self::SharersKill, Self::ReaderFreeze, Self::WaitersKill]);
+        }
         all.extend(Self::of_servers(kind));
         all
     }
@@ -162,6 +171,9 @@ impl Fault {
             Self::Nothing => "nothing".into(),
             Self::ClientKill => "a holder is killed".into(),
             Self::ClientFreeze => "a holder is frozen past its lease".into(),
+            Self::SharersKill => "a reader and the holder of a permit are killed".into(),
+            Self::ReaderFreeze => "a reader is frozen past its lease".into(),
+            Self::WaitersKill => "all that wait for a lock are killed".into(),
             Self::HolderCutOff if session => "a holder is cut off until its session expires".into(),
             Self::HolderCutOff => "a holder is cut off past its lease (half-open)".into(),
             Self::Cut => "connections are reset".into(),
@@ -212,13 +224,19 @@ impl Fault {
     }
 
     /// Whether it lasts longer than a lease that is not renewed meanwhile, so that a holder must learn of its loss.
+    pub(crate) fn costs_a_lease(self) -> bool {
+        self.outlasts_leases() || self == Self::ReaderFreeze
+    }
+
+    /// Whether nobody can renew or release anything for longer than a lease.
     pub(crate) fn outlasts_leases(self) -> bool {
         matches!(self, Self::HeldReplies | Self::Freeze(Which::All | Which::Three))
     }
 
     /// Whether a holder is kept at its lock from beginning to end. (The others choose one of their own.)
     pub(crate) fn has_a_holder(self) -> bool {
-        !self.shows_on_twin() && self != Self::ClientKill
+        let chooses = matches!(self, Self::ClientKill | Self::SharersKill | Self::ReaderFreeze | Self::WaitersKill);
+        !self.shows_on_twin() && !chooses
     }
 
     /// Whether two may believe at once: where a store loses leases before they end (docs/guarantees.md). One node of a
@@ -242,7 +260,12 @@ impl Fault {
 /// was not answered by then is given up.
 pub(crate) fn a_lease_may_linger(faults: &[Fault]) -> bool {
     let keeps_releases_away = |fault: &Fault| match fault {
-        Fault::ClientKill | Fault::HolderCutOff | Fault::Connections | Fault::Kill(Which::All) => true,
+        Fault::ClientKill
+        | Fault::SharersKill
+        | Fault::WaitersKill
+        | Fault::HolderCutOff
+        | Fault::Connections
+        | Fault::Kill(Which::All) => true,
         fault => fault.outlasts_leases(),
     };
     faults.contains(&Fault::ClockForward(Which::All)) && faults.iter().any(keeps_releases_away)

@@ -11,9 +11,9 @@ use lockkit_testkit::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    arena::Arena,
+    arena::{Arena, SHARED},
     fault::{Fault, Which},
-    storm::Random,
+    storm::{Prey, Random},
     target::Target,
     trouble::{Trouble, shows},
     witness::{keys, metric, round_trip},
@@ -54,7 +54,10 @@ impl Arena {
         match fault {
             Fault::Nothing => sleep(A_WHILE).await,
             Fault::ClientKill => self.kill_clients().await?,
-            Fault::ClientFreeze => self.freeze_client().await?,
+            Fault::ClientFreeze => self.freeze(Prey::Writer).await?,
+            Fault::SharersKill => self.kill_sharers().await?,
+            Fault::ReaderFreeze => self.freeze(Prey::Reader).await?,
+            Fault::WaitersKill => self.kill_waiters().await?,
             Fault::HolderCutOff => self.cut_off_holder().await?,
             Fault::Cut => {
                 let mut cut = 0;
@@ -142,7 +145,11 @@ impl Arena {
             Fault::DeleteAll(Which::All) => {
                 let caught = self.catch().await?;
                 match &self.target {
-                    Target::MySql(server) => drop(server.admin("DELETE FROM resource_lock").await?),
+                    Target::MySql(server) => {
+                        for table in ["resource_lock", "resource_lock_claim"] {
+                            server.admin(&format!("DELETE FROM {table}")).await?;
+                        }
+                    }
                     target => flush(target.redis()).await?,
                 }
                 self.overtaken(&caught).await?;
@@ -219,9 +226,40 @@ impl Arena {
         self.progress(10).await
     }
 
+    /// What each of them holds is in the way of a writer, who must get in when their leases have lapsed.
+    async fn kill_sharers(&self) -> Result<(), Trouble> {
+        let reader = self.catch_a(Prey::Reader).await?;
+        self.replace(&reader.worker).await?;
+        self.overtaken(&reader).await?;
+        // While these are held, there is no other.
+        let permits = [self.catch_a(Prey::Permit).await?, self.catch_a(Prey::Permit).await?];
+        self.progress(20).await?;
+        let [killed, other] = permits;
+        self.replace(&killed.worker).await?;
+        drop(other);
+        self.overtaken(&killed).await?;
+        self.progress(10).await
+    }
+
+    /// The queue of a lock holds nobody but the dead when its holder gives it up.
+    async fn kill_waiters(&self) -> Result<(), Trouble> {
+        let caught = self.catch_a(Prey::WriterOf(SHARED)).await?;
+        let waiting = self.waiting_for(SHARED, 2).await?;
+        for worker in self.workers.names().into_iter().filter(|name| *name != caught.worker) {
+            self.replace(&worker).await?;
+        }
+        shows(waiting >= 2, format!("{waiting} waited"))?;
+        let key = caught.key.clone();
+        drop(caught);
+        let next = self.catch_a(Prey::WriterOf(SHARED)).await?;
+        shows(next.key == key, "another lock was taken")?;
+        drop(next);
+        self.progress(10).await
+    }
+
     /// The fault that every lock service has to live with.
-    async fn freeze_client(&self) -> Result<(), Trouble> {
-        let caught = self.catch().await?;
+    async fn freeze(&self, prey: Prey) -> Result<(), Trouble> {
+        let caught = self.catch_a(prey).await?;
         self.workers.freeze(&caught.worker).await?;
         self.overtaken(&caught).await?;
         let worker = caught.worker.clone();

@@ -210,7 +210,7 @@ fn must_show(fault: Fault, row: &Row) -> Option<&'static str> {
     if fault.shows_on_twin() && report.lost_on_twins == 0 {
         return Some("the unfenced twin lost no update: the nemesis is broken");
     }
-    if fault.outlasts_leases() && row.lost_meanwhile == 0 {
+    if fault.costs_a_lease() && row.lost_meanwhile == 0 {
         return Some("no guard said that its lock was lost: the nemesis is broken");
     }
     None
@@ -226,6 +226,7 @@ pub(crate) fn work_was_done(rows: &[Row]) -> Result<(), String> {
             ("nested", sum(|report| report.nested), 1),
             ("cancelled", sum(|report| report.cancelled), 1),
             ("dropped", sum(|report| report.dropped), 1),
+            ("shared", sum(|report| report.shared), if kind.has_every_mode() { MANY } else { 0 }),
             ("handed over", sum(|report| report.handed_over), 1),
             ("held at once", reports.iter().map(|report| report.most_held as u64).max().unwrap_or(0), MANY),
         ];

@@ -8,7 +8,7 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit::{
-    Fence, LockStore, Result, Token,
+    Fence, LockKey, LockStore, Mode, Result, Token,
     store::{AcquireRequest, Attempt, Hold, Renewal, Renewed},
 };
 use lockkit_testkit::{Alter, Altered, BoxError, history::Rule};
@@ -27,20 +27,32 @@ pub(crate) enum Sabotage {
     SameFence,
     /// Every renewal succeeds, whatever the store says, also when it says nothing.
     DeafRenewal,
+    /// Readers lock something else than writers do.
+    ReadersApart,
+    /// There are more permits than their limit says.
+    MorePermits,
     /// The workers go to the store directly, where no fault reaches them.
     Bypass,
 }
 
 /// What stands in front of a URL whose store is to be spoilt, and how.
-const MARKS: [(&str, Sabotage); 2] = [("same-fence+", Sabotage::SameFence), ("deaf-renewal+", Sabotage::DeafRenewal)];
+const MARKS: [(&str, Sabotage); 4] = [
+    ("same-fence+", Sabotage::SameFence),
+    ("deaf-renewal+", Sabotage::DeafRenewal),
+    ("readers-apart+", Sabotage::ReadersApart),
+    ("more-permits+", Sabotage::MorePermits),
+];
 
 impl Sabotage {
-    pub(crate) const ALL: [Self; 3] = [Self::SameFence, Self::DeafRenewal, Self::Bypass];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::SameFence, Self::DeafRenewal, Self::ReadersApart, Self::MorePermits, Self::Bypass];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::SameFence => "the_same_fence_for_all_is_found",
             Self::DeafRenewal => "renewals_that_always_succeed_are_found",
+            Self::ReadersApart => "readers_beside_a_writer_are_found",
+            Self::MorePermits => "more_permits_than_there_are_are_found",
             Self::Bypass => "faults_that_reach_nobody_are_found",
         }
     }
@@ -56,6 +68,8 @@ impl Sabotage {
         let (fault, rules) = match self {
             Self::SameFence => (Fault::ClientFreeze, &[Rule::FenceOrder, Rule::Resource][..]),
             Self::DeafRenewal => (Fault::HolderCutOff, &[Rule::Overlap][..]),
+            Self::ReadersApart => (Fault::Nothing, &[Rule::Overlap][..]),
+            Self::MorePermits => (Fault::SharersKill, &[Rule::Overlap][..]),
             Self::Bypass => return reaches_nobody(seed).await,
         };
         let arena = Arena::open(Kind::Redis, Setup { sabotage: Some(self), ..Setup::default() }, seed).await?;
@@ -120,7 +134,17 @@ impl Alter for Spoilt {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let mut attempt = self.inner.acquire(request).await?;
+        let mut spoilt = request.clone();
+        match (self.sabotage, request.claim.mode) {
+            (Sabotage::ReadersApart, Mode::Shared) => {
+                spoilt.claim.key = LockKey::new(format!("{}/readers", request.claim.key))?;
+            }
+            (Sabotage::MorePermits, Mode::Permit { limit }) => {
+                spoilt.claim.mode = Mode::Permit { limit: limit.saturating_add(limit.get()) };
+            }
+            _ => {}
+        }
+        let mut attempt = self.inner.acquire(&spoilt).await?;
         if let Attempt::Granted(hold) = &mut attempt {
             if self.sabotage == Sabotage::SameFence {
                 (hold.fence, hold.span) = (Fence::new(7), 1);

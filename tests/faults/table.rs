@@ -19,14 +19,14 @@ pub(crate) fn render(rows: &[Row], seed: u64) -> String {
         stores.entry(row.kind).or_default().push(row);
     }
     let mut text = format!(
-        "Made by `cargo test --all-features --test faults -- --write docs/guarantees.md --seed {seed}`: four processes and \
-         two locks, one fault at a time.\n"
+        "Made by `cargo test --all-features --test faults -- --write docs/guarantees.md --seed {seed}`: four processes, \
+         two locks and a semaphore, one fault at a time.\n"
     );
     for (kind, mut rows) in stores {
         rows.sort_by_key(|row| Fault::of(kind).iter().position(|fault| row.faults[..] == [*fault]));
         text += &format!(
-            "\n**{}**\n\n| what goes wrong | grants | two believed at once | late acts refused by the fence | fenced: \
-             updates lost | unfenced twin: updates lost |\n|---|---:|---:|---:|---:|---:|\n",
+            "\n**{}**\n\n| what goes wrong | grants | of these shared | two believed at once | late acts refused by the fence | fenced: \
+             updates lost | unfenced twin: updates lost |\n|---|---:|---:|---:|---:|---:|---:|\n",
             kind.title()
         );
         rows.iter().for_each(|row| text += &line(row));
@@ -37,9 +37,10 @@ pub(crate) fn render(rows: &[Row], seed: u64) -> String {
 fn line(row: &Row) -> String {
     let not_claimed = if fences_hold(row.fencing, &row.faults) { "" } else { " (not claimed)" };
     format!(
-        "| {} | {} | {} | {} | {}{not_claimed} | {} of {} |\n",
+        "| {} | {} | {} | {} | {} | {}{not_claimed} | {} of {} |\n",
         row.faults[0].words(row.kind),
         row.report.grants,
+        row.report.shared,
         row.report.count(Rule::Overlap),
         row.report.refused,
         row.corrupted(),

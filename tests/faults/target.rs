@@ -102,6 +102,11 @@ impl Kind {
         matches!(self, Self::ZooKeeper | Self::ZooKeeperNewer | Self::Ensemble)
     }
 
+    /// Whether it has readers, permits and strict order.
+    pub(crate) fn has_every_mode(self) -> bool {
+        self != Self::Redlock
+    }
+
     pub(crate) fn is_sql(self) -> bool {
         matches!(self, Self::MariaDb | Self::MySql)
     }
@@ -201,9 +206,10 @@ async fn redis(flavor: RedisFlavor, setup: &Setup, clock: Option<&ServerClock>) 
 }
 
 async fn mysql(flavor: MySqlFlavor, setup: &Setup) -> Result<MySqlServer, BoxError> {
-    // The table is there also after the loss of all data. A killed server loses nothing that it gave to the operating
+    // The tables are there also after the loss of all data. A killed server loses nothing that it gave to the operating
     // system, so there is no need to wait for the disk.
     let options = MySqlOptions::default().flavor(flavor).init(schema::ddl(MySqlConfig::TABLE)?);
+    let options = options.init(schema::claims_ddl(MySqlConfig::TABLE)?);
     let mut options = options.args(["--innodb-flush-log-at-trx-commit=2"]);
     if let Some(clock) = &setup.clock {
         options = options.clock(clock);

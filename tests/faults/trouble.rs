@@ -38,7 +38,8 @@ impl Trouble {
             Self::NoRows => matches!(other, Fault::DeleteAll(_) | Fault::KillEmpty(_)),
             // A frozen holder, too, can release nothing while the others wait.
             Self::Stuck(_) => {
-                let freezes = |fault| if fault == Fault::ClientFreeze { Fault::ClientKill } else { fault };
+                let is_frozen = |fault| matches!(fault, Fault::ClientFreeze | Fault::ReaderFreeze);
+                let freezes = |fault| if is_frozen(fault) { Fault::ClientKill } else { fault };
                 a_lease_may_linger(&[freezes(mine), freezes(other)])
             }
             // A server that is away shows nothing, and nothing passes where replies are held back.

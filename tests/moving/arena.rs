@@ -115,6 +115,8 @@ impl Arena {
             url: format!("{mark}migrate:?from={old}&to={new}"),
             register: self.register.addr(),
             keys: KEYS.map(str::to_owned).into(),
+            // The store of a migration has exclusive locks only.
+            sharing: None,
             ttl_ms: self.ttl.as_millis() as u64,
             rest_ms: self.rest_ms,
             seed: 0,

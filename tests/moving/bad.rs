@@ -17,7 +17,7 @@ use crate::{
     arena::{Arena, START, TTL},
     clients::Bad,
     servers::{House, Kind},
-    storm::Caught,
+    storm::{Caught, Prey},
 };
 
 /// How long something may take to come about. Not how long it does take.
@@ -59,7 +59,7 @@ fn noticed(report: &Report, rules: &[Rule], what: &str) -> Result<(), BoxError> 
 async fn catch(arena: &Arena, worker: &str) -> Result<Caught, BoxError> {
     let caught = async {
         loop {
-            let caught = arena.register.catch().await;
+            let caught = arena.register.catch(Prey::Writer).await;
             if caught.worker == worker {
                 return caught;
             }
@@ -75,7 +75,7 @@ pub(crate) async fn without_a_drain(house: Arc<House>) -> Result<(), BoxError> {
     let mut overlaps = 0;
     for _ in 0..10 {
         // A holder that stays where it is: past its last check.
-        let caught = timeout(PATIENCE, arena.register.catch()).await?;
+        let caught = timeout(PATIENCE, arena.register.catch(Prey::Writer)).await?;
         write(&arena, &stores, Phase::Both).await?;
         write(&arena, &stores, Phase::New).await?;
         if timeout(Duration::from_secs(1), arena.register.overtaken(&caught)).await.is_ok() {
@@ -119,7 +119,7 @@ pub(crate) async fn a_drain_cut_short(house: Arc<House>) -> Result<(), BoxError>
     let stores = stores(&arena).await?;
     let mut overlaps = 0;
     for _ in 0..5 {
-        let caught = timeout(PATIENCE, arena.register.catch()).await?;
+        let caught = timeout(PATIENCE, arena.register.catch(Prey::Writer)).await?;
         let still = arena.freeze(&caught.worker).await?;
         write(&arena, &stores, Phase::Both).await?;
         // A small part of the drain, in which all others follow.

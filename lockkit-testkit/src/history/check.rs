@@ -44,7 +44,7 @@ fn judged(history: &History, within: Option<Duration>) -> Report {
     for (key, ops) in keys {
         let leases = leases(&ops.grants);
         report.nested += (ops.grants.len() - leases.len()) as u64;
-        judge::overlaps(key, &leases, &mut report.violations);
+        report.shared += judge::overlaps(key, &leases, &mut report.violations);
         judge::superseded(key, &leases, &mut report.violations);
         judge::losses(key, &leases, &mut report.violations);
         judge::fences(key, &leases, &mut report.violations);

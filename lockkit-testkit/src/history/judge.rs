@@ -10,15 +10,18 @@ use super::{
 };
 
 /// Nobody believes while another does with whom it can't share the lock: sorted by when they began, each is held against those that
-/// still believe. Who never heard yes counts for nothing: it may have been long over when it heard of its grant.
+/// still believe. Who never heard yes counts for nothing: it may have been long over when it heard of its grant. Returns how many shared
+/// the lock with one that was there before.
 /// O(n log n), and O(n) for each that believes at once.
-pub(super) fn overlaps(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) {
+pub(super) fn overlaps(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>) -> u64 {
     let mut sorted: Vec<_> = leases.iter().filter_map(|lease| lease.believed.map(|until| (lease, until))).collect();
     sorted.sort_by_key(|(lease, _)| lease.heard);
     let mut standing: Vec<(&Lease<'_>, u64)> = Vec::new();
+    let mut shared = 0;
     for (lease, believed) in sorted {
         standing.retain(|(_, until)| lease.heard < *until);
         let is_full = standing.len() >= mode::limit(lease.mode);
+        shared += u64::from(standing.iter().any(|(other, _)| !mode::excludes(lease.mode, other.mode)));
         let rivals = standing.iter().filter(|(other, _)| is_full || mode::excludes(lease.mode, other.mode));
         if let Some((before, until)) = rivals.max_by_key(|(_, until)| *until) {
             let mut text = format!(
@@ -37,6 +40,7 @@ pub(super) fn overlaps(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violatio
         }
         standing.push((lease, believed));
     }
+    shared
 }
 
 /// Who has an older fence does not believe once a newer one was heard of: by the fences its lease came first, so that it

@@ -16,6 +16,8 @@ pub struct Report {
     pub unfenced: u64,
     /// How many of them were nested in another of the same owner.
     pub nested: u64,
+    /// How many leases shared their lock, when they began, with one that was there before: readers, and permits.
+    pub shared: u64,
     /// How many had the very next fence after another of the same process: handed over, most likely.
     pub handed_over: u64,
     /// How many acquisitions were dropped.

@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr};
 
-use lockkit::{Guard, Outcome, Status};
+use lockkit::{Guard, Mode, Outcome, Status};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     net::{
@@ -41,8 +41,8 @@ impl Client {
         }
     }
 
-    pub(crate) async fn pass(&mut self, key: &str) -> Result<(), BoxError> {
-        self.ask(format!("pass {} {key}\n", self.name)).await.map(drop)
+    pub(crate) async fn pass(&mut self, key: &str, mode: Mode) -> Result<(), BoxError> {
+        self.ask(format!("pass {} {key} {mode}\n", self.name)).await.map(drop)
     }
 
     pub(crate) async fn write(&mut self, key: &str, fence: u64, base: u64, twin: u64) -> Result<bool, BoxError> {

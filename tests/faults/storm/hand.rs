@@ -2,6 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
+    num::NonZeroU32,
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -15,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    Random,
+    Random, Sharing,
     client::{Client, Held},
 };
 use lockkit_testkit::{
@@ -25,6 +26,8 @@ use lockkit_testkit::{
 
 /// How long to wait for a lock, at most, in milliseconds.
 const PATIENCE: u64 = 1500;
+/// How many permits there are. The nemesis catches as many.
+const PERMITS: NonZeroU32 = NonZeroU32::new(2).expect("not zero");
 /// How often a holder that is caught asks its guard.
 const ASK_EVERY: Duration = Duration::from_millis(15);
 
@@ -36,6 +39,8 @@ pub(crate) struct Hand {
     pub(crate) locker: Locker,
     /// The locks to fight for.
     pub(crate) keys: Vec<String>,
+    /// What is used in all modes, if anything is.
+    pub(crate) sharing: Option<Sharing>,
     /// The locks that nobody else asks for.
     pub(crate) own: Vec<String>,
     pub(crate) ttl: Duration,
@@ -64,9 +69,13 @@ impl Hand {
     }
 
     pub(crate) async fn round(&mut self) -> Result<(), BoxError> {
-        match self.random.below(10) {
-            0 | 1 => self.nest().await?,
-            2 => self.hold_many().await?,
+        let sharing = self.sharing.clone();
+        match (self.random.below(12), sharing) {
+            (0 | 1, _) => self.nest().await?,
+            (2, _) => self.hold_many().await?,
+            (3 | 4, Some(Sharing { lock, .. })) => self.read(&lock).await?,
+            (5, Some(Sharing { lock, .. })) => self.queue(&lock).await?,
+            (6 | 7, Some(Sharing { permits, .. })) => self.take_permit(&permits).await?,
             _ => self.fight().await?,
         }
         sleep(self.random.millis(0, self.rest_ms)).await;
@@ -77,9 +86,56 @@ impl Hand {
     async fn fight(&mut self) -> Result<(), BoxError> {
         let key = self.pick()?;
         let lock = self.locker.lock(&key).ttl(self.ttl);
-        let Some(held) = self.acquire(&key, &lock, None).await? else { return Ok(()) };
-        self.use_it(&key, &held).await?;
+        self.fight_for(&key, &lock).await
+    }
+
+    async fn fight_for(&mut self, key: &str, lock: &Lock) -> Result<(), BoxError> {
+        let Some(held) = self.acquire(acquire(key, None), lock).await? else { return Ok(()) };
+        self.use_it(key, &held).await?;
         self.end(held).await
+    }
+
+    /// The lock that is shared, in strict order among readers and writers.
+    async fn queue(&mut self, key: &str) -> Result<(), BoxError> {
+        let lock = self.locker.rw_lock(key).write().ttl(self.ttl);
+        self.fight_for(key, &lock).await
+    }
+
+    /// Reads what the shared lock protects, beside other readers.
+    async fn read(&mut self, key: &str) -> Result<(), BoxError> {
+        let lock = self.locker.rw_lock(key).read().ttl(self.ttl);
+        let Some(held) = self.acquire(acquire_as(key, Mode::Shared), &lock).await? else { return Ok(()) };
+        self.register.claim(key, held.guard.fence().get()).await?;
+        self.stay(key, Mode::Shared, &held).await?;
+        self.end(held).await
+    }
+
+    /// One of a few permits. Now and then all of them, as an exclusive lock, which alone may write.
+    async fn take_permit(&mut self, key: &str) -> Result<(), BoxError> {
+        let mode = Mode::Permit { limit: PERMITS };
+        if self.random.below(4) == 0 {
+            let lock = self.locker.lock(key).fifo().ttl(self.ttl);
+            return self.fight_for(key, &lock).await;
+        }
+        let lock = self.locker.semaphore(key, PERMITS).ttl(self.ttl);
+        let Some(held) = self.acquire(acquire_as(key, mode), &lock).await? else { return Ok(()) };
+        // A permit's fence is no admission: nothing is claimed with it.
+        self.stay(key, mode, &held).await?;
+        self.end(held).await
+    }
+
+    /// Holds for a while, writes nothing, and asks the guard.
+    async fn stay(&mut self, key: &str, mode: Mode, held: &Held) -> Result<(), BoxError> {
+        for _ in 0..=self.random.below(3) {
+            sleep(self.random.millis(1, 12)).await;
+            if self.random.below(8) == 0 {
+                held.renew(&self.recorder).await?;
+            }
+            if !held.ask(&self.recorder)? {
+                return Ok(());
+            }
+        }
+        self.pass(key, mode, held).await
     }
 
     /// The same with an owner that acquires the lock several times, and gives its guards back in any order.
@@ -89,12 +145,12 @@ impl Hand {
         let (owner, number) = (self.locker.owner(), self.owners);
         let lock = owner.lock(&key).ttl(self.ttl);
         let mut guards = Vec::new();
-        guards.extend(self.acquire(&key, &lock, Some(number)).await?);
+        guards.extend(self.acquire(acquire(&key, Some(number)), &lock).await?);
         if guards.is_empty() {
             return Ok(());
         }
         for _ in 0..=self.random.below(2) {
-            guards.extend(self.acquire(&key, &lock, Some(number)).await?);
+            guards.extend(self.acquire(acquire(&key, Some(number)), &lock).await?);
         }
         let user = self.random.below(guards.len() as u64) as usize;
         self.use_it(&key, &guards[user]).await?;
@@ -107,7 +163,7 @@ impl Hand {
         }
         // All are gone: what the owner acquires now is another lease.
         if self.random.below(2) == 0
-            && let Some(again) = self.acquire(&key, &lock, Some(number)).await?
+            && let Some(again) = self.acquire(acquire(&key, Some(number)), &lock).await?
         {
             self.end(again).await?;
         }
@@ -141,9 +197,9 @@ impl Hand {
     }
 
     /// Acquires in one of the ways in which people do.
-    async fn acquire(&mut self, key: &str, lock: &Lock, owner: Option<u64>) -> Result<Option<Held>, BoxError> {
+    async fn acquire(&mut self, what: What, lock: &Lock) -> Result<Option<Held>, BoxError> {
         let wait = self.random.millis(50, PATIENCE);
-        let op = self.recorder.ask(acquire(key, owner))?;
+        let op = self.recorder.ask(what)?;
         let came = match self.random.below(10) {
             // Given up after some time, whatever has come of it.
             0 => timeout(self.random.millis(0, 30), lock.acquire_within(wait)).await.ok(),
@@ -189,7 +245,7 @@ impl Hand {
                 return Ok(());
             }
         }
-        self.pass(key, held).await?;
+        self.pass(key, Mode::Exclusive, held).await?;
         let op = self.recorder.ask(What::Write { key: key.to_owned(), fence })?;
         let admitted = self.register.write(key, fence, version, twin).await?;
         self.recorder.hear(op, if admitted { What::Written } else { What::Refused })?;
@@ -198,8 +254,8 @@ impl Hand {
 
     /// Waits for as long as the register likes. What the guard says meanwhile is for the history only: the holder is past
     /// its check.
-    async fn pass(&mut self, key: &str, held: &Held) -> Result<(), BoxError> {
-        let mut passed = pin!(self.register.pass(key));
+    async fn pass(&mut self, key: &str, mode: Mode, held: &Held) -> Result<(), BoxError> {
+        let mut passed = pin!(self.register.pass(key, mode));
         loop {
             tokio::select! {
                 passed = &mut passed => {
@@ -231,6 +287,10 @@ impl Hand {
 
 fn acquire(key: &str, owner: Option<u64>) -> What {
     What::Acquire { key: key.to_owned(), within: None, owner, mode: Mode::Exclusive }
+}
+
+fn acquire_as(key: &str, mode: Mode) -> What {
+    What::Acquire { key: key.to_owned(), within: None, owner: None, mode }
 }
 
 /// Records what came of an acquisition.

@@ -28,7 +28,7 @@ mod workers;
 pub(crate) use self::{
     proof::trials,
     random::Random,
-    register::{Caught, Register},
-    worker::{Orders, work},
+    register::{Caught, Prey, Register},
+    worker::{Orders, Sharing, work},
     workers::Workers,
 };

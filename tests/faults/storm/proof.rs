@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Random, Register};
+use super::{Prey, Random, Register};
 use crate::runtime;
 
 /// The tests of this module.
@@ -63,13 +63,13 @@ async fn whoever_is_caught_and_overtaken_loses_an_update_of_the_twin_alone() {
     let register = Register::start().await.expect("start");
     let (mut one, mut two) = (Client::connect(&register).await, Client::connect(&register).await);
     assert_eq!(one.ask("claim w1 a 10").await, "1 0 0");
-    let caught = register.catch();
-    one.say("pass w1 a").await;
+    let caught = register.catch(Prey::Writer);
+    one.say("pass w1 a exclusive").await;
     let caught = caught.await;
     assert_eq!((caught.worker.as_str(), caught.key.as_str()), ("w1", "a"));
     assert!(timeout(Duration::from_millis(50), register.overtaken(&caught)).await.is_err(), "by whom?");
     assert_eq!(two.ask("claim w2 a 11").await, "1 0 0");
-    assert_eq!(two.ask("pass w2 a").await, "go");
+    assert_eq!(two.ask("pass w2 a exclusive").await, "go");
     assert_eq!(two.ask("write w2 a 11 0 0").await, "1");
     register.overtaken(&caught).await;
     drop(caught);
@@ -85,15 +85,15 @@ async fn a_worker_that_died_where_it_was_caught_is_no_hindrance() {
     let register = Register::start().await.expect("start");
     let mut one = Client::connect(&register).await;
     one.ask("claim w1 a 10").await;
-    let caught = register.catch();
-    one.say("pass w1 a").await;
+    let caught = register.catch(Prey::Writer);
+    one.say("pass w1 a exclusive").await;
     let caught = caught.await;
     drop(one);
     drop(caught);
     // Nobody waits for this trap any more, so it catches nobody.
-    assert!(timeout(Duration::from_millis(10), register.catch()).await.is_err());
+    assert!(timeout(Duration::from_millis(10), register.catch(Prey::Writer)).await.is_err());
     let mut two = Client::connect(&register).await;
-    assert_eq!(two.ask("pass w2 a").await, "go");
+    assert_eq!(two.ask("pass w2 a exclusive").await, "go");
 }
 
 fn the_same_seed_gives_the_same_numbers() {

@@ -22,7 +22,7 @@ use lockkit_testkit::history::{Event, What};
 
 /// The resource, kept by the test's own process, which no fault touches. Ends when it is dropped.
 ///
-/// Workers speak to it in lines: `claim NAME KEY FENCE`, `pass NAME KEY`, `write NAME KEY FENCE BASE TWIN_BASE`.
+/// Workers speak to it in lines: `claim NAME KEY FENCE`, `pass NAME KEY MODE`, `write NAME KEY FENCE BASE TWIN_BASE`.
 #[derive(Debug)]
 pub(crate) struct Register {
     addr: SocketAddr,
@@ -41,7 +41,38 @@ struct Shared {
 struct State {
     values: BTreeMap<String, Value>,
     record: Vec<Event>,
-    traps: VecDeque<oneshot::Sender<Caught>>,
+    traps: VecDeque<Trap>,
+}
+
+/// Waits for a holder.
+#[derive(Debug)]
+struct Trap {
+    prey: Prey,
+    catches: oneshot::Sender<Caught>,
+}
+
+/// Which holders are to be caught.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prey {
+    /// One that holds any lock alone, and is about to write.
+    Writer,
+    /// One that holds the lock of this name alone, and is about to write.
+    WriterOf(&'static str),
+    /// A reader.
+    Reader,
+    /// One that has a permit.
+    Permit,
+}
+
+impl Prey {
+    fn is(self, key: &str, mode: &str) -> bool {
+        match self {
+            Self::Writer => mode == "exclusive",
+            Self::WriterOf(name) => mode == "exclusive" && key == name,
+            Self::Reader => mode == "shared",
+            Self::Permit => mode.starts_with("permit"),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,22 +124,22 @@ impl Register {
         _ = self.shared.writes.subscribe().wait_for(|now| *now >= writes).await;
     }
 
-    /// Catches the next holder that passes after this call, also one that passes before the future is polled.
-    pub(crate) fn catch(&self) -> impl Future<Output = Caught> {
-        let mut trap = self.set_trap();
+    /// Catches the next such holder that passes after this call, also one that passes before the future is polled.
+    pub(crate) fn catch(&self, prey: Prey) -> impl Future<Output = Caught> {
+        let mut trap = self.set_trap(prey);
         async move {
             loop {
                 if let Ok(caught) = trap.await {
                     return caught;
                 }
-                trap = self.set_trap();
+                trap = self.set_trap(prey);
             }
         }
     }
 
-    fn set_trap(&self) -> oneshot::Receiver<Caught> {
-        let (trap, caught) = oneshot::channel();
-        lock(&self.shared.state).traps.push_back(trap);
+    fn set_trap(&self, prey: Prey) -> oneshot::Receiver<Caught> {
+        let (catches, caught) = oneshot::channel();
+        lock(&self.shared.state).traps.push_back(Trap { prey, catches });
         caught
     }
 
@@ -140,7 +171,7 @@ impl Shared {
         match verb {
             "claim" => Some(self.claim(name, key, number()?)),
             "pass" => {
-                let trapped = self.spring(name, key);
+                let trapped = self.spring(name, key, words.next()?);
                 if let Some(go) = trapped {
                     // Either way it may go on: the one who caught it said so, or is gone.
                     _ = go.await;
@@ -177,15 +208,16 @@ impl Shared {
         u8::from(admitted).to_string()
     }
 
-    fn spring(&self, worker: &str, key: &str) -> Option<oneshot::Receiver<()>> {
+    fn spring(&self, worker: &str, key: &str, mode: &str) -> Option<oneshot::Receiver<()>> {
         let mut state = lock(&self.state);
         let twin = state.values.get(key).map_or(0, |value| value.twin);
-        while let Some(trap) = state.traps.pop_front() {
+        while let Some(place) = state.traps.iter().position(|trap| trap.prey.is(key, mode)) {
+            let trap = state.traps.remove(place)?;
             let (go, goes) = oneshot::channel();
             // The process, of which the part behind the slash is a task.
             let worker = worker.split('/').next().unwrap_or(worker).to_owned();
             let caught = Caught { worker, key: key.to_owned(), twin, _go: go };
-            if trap.send(caught).is_ok() {
+            if trap.catches.send(caught).is_ok() {
                 return Some(goes);
             }
         }

@@ -35,6 +35,8 @@ pub(crate) struct Orders {
     pub(crate) register: SocketAddr,
     /// The locks to fight for.
     pub(crate) keys: Vec<String>,
+    /// What is used in all modes, where the store has them.
+    pub(crate) sharing: Option<Sharing>,
     /// How long a lease lasts, in milliseconds.
     pub(crate) ttl_ms: u64,
     /// How long a task rests at most between one lock and the next, in milliseconds.
@@ -43,6 +45,15 @@ pub(crate) struct Orders {
     pub(crate) seed: u64,
     /// The file of its history.
     pub(crate) history: PathBuf,
+}
+
+/// The names that are used in all modes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Sharing {
+    /// Of the locks to fight for, the one that readers share.
+    pub(crate) lock: String,
+    /// The semaphore.
+    pub(crate) permits: String,
 }
 
 impl Orders {
@@ -75,6 +86,7 @@ pub(crate) async fn work(orders: Orders, store: Arc<dyn LockStore>) -> Result<()
             number,
             locker: locker.clone(),
             keys: orders.keys.clone(),
+            sharing: orders.sharing.clone(),
             own: orders.keys_of(number).collect(),
             ttl: Duration::from_millis(orders.ttl_ms),
             rest_ms: orders.rest_ms,
