@@ -1,0 +1,71 @@
+//! The examples run, without a server and, where they take a URL, on Redis. Cargo builds them with the tests; a single
+//! `cargo test --test examples` runs those that are there (`cargo build --examples --all-features` makes them anew).
+
+#![cfg(feature = "redis")]
+
+use std::{env, path::PathBuf, process::Command};
+
+use lockkit_testkit::servers::{RedisOptions, RedisServer};
+
+/// The example's program: beside this test's own folder.
+fn program(name: &str) -> PathBuf {
+    let test = env::current_exe().expect("this test has a path");
+    let target = test.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps");
+    target.join("examples").join(name)
+}
+
+/// Runs an example to its end, and returns what it printed.
+fn run(name: &str, url: Option<&str>) -> String {
+    let program = program(name);
+    let output = Command::new(&program).args(url).output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{name} {url:?}: {}\n{out}{err}", output.status);
+    out.into_owned()
+}
+
+async fn redis() -> RedisServer {
+    RedisServer::start(RedisOptions::default()).await.expect("a Redis server")
+}
+
+#[tokio::test]
+async fn quickstart_lets_one_in_after_the_other() {
+    let server = redis().await;
+    for url in [None, Some(server.url())] {
+        let printed = run("quickstart", url.as_deref());
+        let lines: Vec<_> = printed.lines().collect();
+        assert!(lines.len() == 4 && lines[1].ends_with("released") && lines[3].ends_with("released"), "{printed}");
+    }
+}
+
+#[tokio::test]
+async fn leader_has_three_terms() {
+    let server = redis().await;
+    for url in [None, Some(server.url())] {
+        let printed = run("leader", url.as_deref());
+        let hosts: Vec<_> = printed.lines().filter(|line| line.starts_with("host-")).collect();
+        assert!(hosts.len() == 6, "{printed}");
+        for turn in hosts.chunks(2) {
+            let (host, _) = turn[0].split_once(": leads").expect(&printed);
+            assert_eq!(turn[1], format!("{host}: steps down"), "{printed}");
+        }
+        assert!(printed.contains("follower: host-"), "{printed}");
+    }
+}
+
+#[tokio::test]
+async fn scheduled_job_runs_once_each_time() {
+    let server = redis().await;
+    for url in [None, Some(server.url())] {
+        let printed = run("scheduled_job", url.as_deref());
+        assert_eq!(printed.matches("runs the job").count(), 2, "{printed}");
+        assert_eq!(printed.matches("somebody else does it").count(), 8, "{printed}");
+    }
+}
+
+#[test]
+fn fenced_write_and_migration_come_to_their_end() {
+    let printed = run("fenced_write", None);
+    assert!(printed.contains("the old holder's write:  refused"), "{printed}");
+    run("migration", None);
+}
