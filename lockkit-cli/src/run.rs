@@ -15,9 +15,9 @@ pub(crate) mod exec;
 mod hold;
 mod kind;
 mod lender;
+mod margins;
 mod nest;
 mod notify;
-mod plan;
 mod signals;
 mod supervise;
 mod targets;
@@ -31,7 +31,7 @@ use clap::Args as ClapArgs;
 use lockkit::{Guard, HolderInfo, Lock, LockKey, Locker};
 
 use self::{
-    hold::Hold,
+    hold::HeldLease,
     kind::Kind,
     nest::Enclosing,
     notify::RenewalNotify,
@@ -187,13 +187,18 @@ pub(crate) fn run(args: Args) -> Exit {
 }
 
 /// The lease of an enclosing run, or one of our own.
-async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: RenewalNotify) -> Result<Hold, Failure> {
+async fn obtain(
+    args: &Args,
+    locker: &Locker,
+    enclosing: &Enclosing,
+    notify: RenewalNotify,
+) -> Result<HeldLease, Failure> {
     if let Some(borrowed) = borrow::borrow(locker, (&args.key, args.kind), enclosing, &notify).await? {
         if args.once_per.is_some() {
             let message = format!("an enclosing run holds {:?} already: give --once-per to that one", args.key);
             return Err(Failure::new(USAGE, message));
         }
-        return Ok(Hold::Borrowed(borrowed));
+        return Ok(HeldLease::Borrowed(borrowed));
     }
     let lock: Lock = args.kind.lock(locker, &args.key).ttl(args.ttl).keep_for(args.once_per.unwrap_or_default());
     let liveness = &locker.info().capability.liveness;
@@ -204,7 +209,7 @@ async fn obtain(args: &Args, locker: &Locker, enclosing: &Enclosing, notify: Ren
 }
 
 /// A lease that was just granted, with enough left of it to begin.
-async fn own(guard: Guard, ttl: Duration, locker: &Locker, notify: RenewalNotify) -> lockkit::Result<Hold> {
+async fn own(guard: Guard, ttl: Duration, locker: &Locker, notify: RenewalNotify) -> lockkit::Result<HeldLease> {
     // A grant that came slowly has little left, and CMD would be stopped as soon as it started.
     if guard.remaining() < ttl / 2 {
         guard.renew().await?;
@@ -214,5 +219,5 @@ async fn own(guard: Guard, ttl: Duration, locker: &Locker, notify: RenewalNotify
         Some(_) => ttl.min(guard.remaining()),
         None => ttl,
     };
-    Ok(Hold::own(guard, ttl, notify))
+    Ok(HeldLease::own(guard, ttl, notify))
 }

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    worker::{Answer, Job, Order},
+    worker::{Answer, Assignment, Job},
 };
 
 /// The program that worker processes run: one that calls [`worker::run`](crate::worker::run) when it is started like this.
@@ -98,7 +98,7 @@ impl Worker {
         };
         let (answers, last_words) = (BufReader::new(answers).lines(), tokio::spawn(last_line(errors)));
         let mut worker = Self { child, orders, answers, last_words };
-        worker.tell(&Order { job, store: store.map(str::to_owned) }).await?;
+        worker.tell(&Assignment { job, store: store.map(str::to_owned) }).await?;
         Ok(worker)
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     Error, ErrorKind, Fence, LockKey, LossReason, LossSignal, Result, Token,
-    engine::{Engine, Lease, Phase},
+    engine::{Engine, Lease, LeaseStatus},
 };
 
 /// A held lock: a **belief with a deadline**, not a proof.
@@ -88,11 +88,11 @@ impl Guard {
     #[must_use]
     pub fn status(&self) -> Status {
         match self.engine.look(&self.lease) {
-            Phase::Held => Status::Held,
-            Phase::Suspect => Status::Suspect,
-            Phase::Lost(reason) => Status::Lost(reason),
+            LeaseStatus::Held => Status::Held,
+            LeaseStatus::Suspect => Status::Suspect,
+            LeaseStatus::Lost(reason) => Status::Lost(reason),
             // A nested hold of the same owner can't have ended what this one still holds.
-            Phase::Released => Status::Lost(LossReason::Gone),
+            LeaseStatus::Released => Status::Lost(LossReason::Gone),
         }
     }
 

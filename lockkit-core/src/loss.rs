@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::{
     LossReason,
-    engine::{Engine, Lease, Phase},
+    engine::{Engine, Lease, LeaseStatus},
 };
 
 /// Tells how a hold ends. It can be cloned, goes anywhere, and outlives the guard that it is of
@@ -79,15 +79,15 @@ impl LossSignal {
     fn look(&self) -> Result<Duration, Option<LossReason>> {
         let Some(engine) = self.engine.upgrade() else {
             // The guard is gone, too.
-            return Err(match self.lease.state().phase() {
-                Phase::Lost(reason) => Some(reason),
-                Phase::Held | Phase::Suspect | Phase::Released => None,
+            return Err(match self.lease.state().status() {
+                LeaseStatus::Lost(reason) => Some(reason),
+                LeaseStatus::Held | LeaseStatus::Suspect | LeaseStatus::Released => None,
             });
         };
         match engine.look(&self.lease) {
-            Phase::Held | Phase::Suspect => Ok(self.lease.state().deadline().since(engine.now())),
-            Phase::Lost(reason) => Err(Some(reason)),
-            Phase::Released => Err(None),
+            LeaseStatus::Held | LeaseStatus::Suspect => Ok(self.lease.state().deadline().since(engine.now())),
+            LeaseStatus::Lost(reason) => Err(Some(reason)),
+            LeaseStatus::Released => Err(None),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::timeout};
 
-use self::lock::{Answer, Asked, Lock};
+use self::lock::{Answer, AskedAt, LockState};
 use crate::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Fence, Fencing, Hold, KeyState, Liveness, LockKey,
     LockStore, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
@@ -39,7 +39,7 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct Table {
-    locks: BTreeMap<LockKey, Lock>,
+    locks: BTreeMap<LockKey, LockState>,
     records: BTreeMap<LockKey, Record>,
     /// No new counter starts at or below this.
     floor: u64,
@@ -147,7 +147,7 @@ impl MemoryStore {
         let until = self.now() + request.ttl;
         let mut table = unpoisoned(&self.table);
         let (now, floor) = (self.store_now(), table.floor);
-        let answer = table.lock(&request.claim.key, now).ask(request, Asked { now, until, floor })?;
+        let answer = table.lock(&request.claim.key, now).ask(request, AskedAt { now, until, floor })?;
         Ok(match answer {
             Answer::Granted(hold) => Answer::Granted(self.told(hold)),
             contended @ Answer::Contended(..) => contended,
@@ -168,7 +168,7 @@ impl MemoryStore {
         if let Answer::Granted(hold) = self.attempt(request)? {
             return Ok(Attempt::Granted(hold));
         }
-        let waiter = Waiter::new(self, &request.claim.key);
+        let waiter = CountedWaiter::new(self, &request.claim.key);
         loop {
             // Listen first, ask then: what is freed in between is not missed.
             let freed = waiter.freed.notified();
@@ -309,7 +309,7 @@ impl Records for MemoryStore {
 
 impl Table {
     /// A lock, without what ran out.
-    fn lock(&mut self, key: &LockKey, now: Moment) -> &mut Lock {
+    fn lock(&mut self, key: &LockKey, now: Moment) -> &mut LockState {
         if !self.locks.contains_key(key) {
             self.tidy(now);
         }
@@ -338,13 +338,13 @@ impl Table {
 }
 
 /// Counts one that waits outside the queue for as long as it does.
-struct Waiter<'a> {
+struct CountedWaiter<'a> {
     store: &'a MemoryStore,
     key: &'a LockKey,
     freed: Arc<Notify>,
 }
 
-impl<'a> Waiter<'a> {
+impl<'a> CountedWaiter<'a> {
     fn new(store: &'a MemoryStore, key: &'a LockKey) -> Self {
         let mut table = unpoisoned(&store.table);
         let lock = table.locks.entry(key.clone()).or_default();
@@ -353,7 +353,7 @@ impl<'a> Waiter<'a> {
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for CountedWaiter<'_> {
     fn drop(&mut self) {
         let mut table = unpoisoned(&self.store.table);
         if let Some(lock) = table.locks.get_mut(self.key).filter(|lock| Arc::ptr_eq(&lock.freed, &self.freed)) {

@@ -9,7 +9,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
     Error, ErrorKind, Fence, LockKey, LossReason, Moment, Result,
-    engine::{Ask, Engine, Lease, Limit, Phase},
+    engine::{Ask, Engine, Lease, LeaseStatus, Limit},
     store::unpoisoned,
 };
 
@@ -139,14 +139,14 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask) -> Result<Opt
     engine.look(lease);
     {
         let mut state = lease.state();
-        match state.phase() {
+        match state.status() {
             // Others than guards may keep the lease alive for a moment: what counts is whether a guard does.
-            Phase::Lost(reason) if state.depth > 0 => {
+            LeaseStatus::Lost(reason) if state.depth > 0 => {
                 drop(state);
                 return Err(lost(engine, lease, reason));
             }
-            Phase::Lost(_) | Phase::Released => return Ok(None),
-            Phase::Held | Phase::Suspect => honour(engine, lease, ask)?,
+            LeaseStatus::Lost(_) | LeaseStatus::Released => return Ok(None),
+            LeaseStatus::Held | LeaseStatus::Suspect => honour(engine, lease, ask)?,
         }
         // Counted before it is sent, so that the last other guard can't end the lease under us.
         state.depth = state
@@ -154,14 +154,14 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask) -> Result<Opt
             .checked_add(1)
             .ok_or_else(|| refused(engine, lease, "the lock is nested too deeply".to_owned()))?;
     }
-    let hold = Counted { engine, lease: Some(lease) };
+    let hold = CountedHold { engine, lease: Some(lease) };
     if let Some(reason) = engine.renew_now(lease).await? {
         return Err(lost(engine, lease, reason));
     }
     // The answer may have come too late.
     match engine.look(lease) {
-        Phase::Lost(reason) => Err(lost(engine, lease, reason)),
-        Phase::Held | Phase::Suspect | Phase::Released => Ok(hold.keep()),
+        LeaseStatus::Lost(reason) => Err(lost(engine, lease, reason)),
+        LeaseStatus::Held | LeaseStatus::Suspect | LeaseStatus::Released => Ok(hold.keep()),
     }
 }
 
@@ -197,18 +197,18 @@ fn refused(engine: &Engine, lease: &Lease, message: String) -> Error {
 }
 
 /// A hold that was counted; given back when dropped.
-struct Counted<'a> {
+struct CountedHold<'a> {
     engine: &'a Arc<Engine>,
     lease: Option<&'a Arc<Lease>>,
 }
 
-impl Counted<'_> {
+impl CountedHold<'_> {
     fn keep(mut self) -> Option<Arc<Lease>> {
         self.lease.take().cloned()
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountedHold<'_> {
     fn drop(&mut self) {
         if let Some(lease) = self.lease {
             self.engine.let_go(lease);

@@ -10,7 +10,7 @@ use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Severity, Tok
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::Lane,
+        pool::ConnectionClass,
         raw::Replicas,
         settings::{of_server, of_session},
     },
@@ -71,7 +71,7 @@ impl Doctor<'_> {
 
     /// A connection for one question: after an error it is not used again.
     async fn connection(&self) -> Result<Connection> {
-        self.store.pool.connection(Lane::Common, Bound::new(self.store.timeout)).await
+        self.store.pool.connection(ConnectionClass::Common, Bound::new(self.store.timeout)).await
     }
 
     /// Whether one connection is one session, in which what was set holds.

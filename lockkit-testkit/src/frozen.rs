@@ -34,7 +34,7 @@ pub async fn a_frozen_holder_is_refused(
 ) -> Result<(), BoxError> {
     let (frozen, freezes) = oneshot::channel();
     let (thaw, thaws) = mpsc::channel();
-    let holder = Holder { resource: Arc::clone(&resource), name: name.to_owned(), ttl, frozen, thaws };
+    let holder = FrozenHolder { resource: Arc::clone(&resource), name: name.to_owned(), ttl, frozen, thaws };
     let first = thread::spawn({
         let open = open.clone();
         move || holder.live(open)
@@ -83,7 +83,7 @@ where
 }
 
 /// The holder that freezes.
-struct Holder {
+struct FrozenHolder {
     resource: Arc<dyn FencedResource>,
     name: String,
     ttl: Duration,
@@ -99,7 +99,7 @@ struct Late {
     is_held: bool,
 }
 
-impl Holder {
+impl FrozenHolder {
     fn live(self, open: impl AsyncOpen) -> Result<Late, BoxError> {
         tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
             let locker = Locker::shared_builder(open.open().await?).build();

@@ -58,7 +58,7 @@ struct Shared {
 }
 
 /// The fence's node as it was read.
-struct Seen {
+struct SeenFence {
     highest: Fence,
     /// `None` if there is no such node.
     version: Option<i32>,
@@ -101,7 +101,7 @@ impl ZkResource {
         let client = self.shared.client().await?;
         for _ in 0..ATTEMPTS {
             // What is read may be old, but the highest fence only grows: who is refused by an old one is refused.
-            let Seen { mut highest, version } = self.seen(&client).await?;
+            let SeenFence { mut highest, version } = self.seen(&client).await?;
             if let refused @ Admission::Refused { .. } = admit(&mut highest, fence) {
                 return Ok(refused);
             }
@@ -119,7 +119,7 @@ impl ZkResource {
         Err(Error::new(ErrorKind::Unavailable, "others kept changing the resource; do they hold the lock?"))
     }
 
-    async fn seen(&self, client: &Client) -> Result<Seen> {
+    async fn seen(&self, client: &Client) -> Result<SeenFence> {
         let path = self.fence_path();
         let read = async {
             match client.get_data(&path).await {
@@ -128,11 +128,11 @@ impl ZkResource {
             }
         };
         let Some((data, stat)) = self.shared.bounded(client, Sent::ReadOnly, read).await? else {
-            return Ok(Seen { highest: Fence::NONE, version: None });
+            return Ok(SeenFence { highest: Fence::NONE, version: None });
         };
         let number = str::from_utf8(&data).ok().and_then(|text| text.parse().ok());
         let odd = || Error::new(ErrorKind::Unexpected, format!("what is in the node {path} is no fence"));
-        Ok(Seen { highest: Fence::new(number.ok_or_else(odd)?), version: Some(stat.version) })
+        Ok(SeenFence { highest: Fence::new(number.ok_or_else(odd)?), version: Some(stat.version) })
     }
 
     /// Writes the fence, and the value if there is one, in one step; `false` if anything was not as it was read.

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// What there is to say of a migration between two stores.
-struct Plan {
+struct Assessment {
     stores: [Arc<dyn LockStore>; 2],
     held: Vec<KeyState>,
     in_the_way: Vec<String>,
@@ -30,27 +30,27 @@ struct Plan {
 
 pub(super) fn run(args: PlanArgs) -> Exit {
     interrupt::block_on(async move {
-        let plan = Plan::of(args.stores.open().await?, args.settings.start()).await?;
+        let assessment = Assessment::of(args.stores.open().await?, args.settings.start()).await?;
         if args.json {
-            plan.print_json()?;
+            assessment.print_json()?;
         } else {
-            plan.print()?;
+            assessment.print()?;
         }
-        Ok(if plan.in_the_way.is_empty() { 0 } else { UNFIT })
+        Ok(if assessment.in_the_way.is_empty() { 0 } else { UNFIT })
     })
 }
 
-impl Plan {
+impl Assessment {
     async fn of(stores: [Arc<dyn LockStore>; 2], start: Start) -> Result<Self, Failure> {
         let mut held = stores[0].inspect(&Query::Prefix(String::new())).await?;
         held.retain(|lock| !Migration::is_own(&lock.key));
         let home = Migration::new(Arc::clone(&stores[0]), Arc::clone(&stores[1])).home().ok();
-        let mut plan = Self { stores, held, in_the_way: vec![], lost: vec![], advice: vec![], home, start };
-        plan.check_stores().await;
-        plan.check_ttl(start.max_ttl);
-        plan.check_held(start.max_ttl);
-        plan.compare();
-        Ok(plan)
+        let mut assessment = Self { stores, held, in_the_way: vec![], lost: vec![], advice: vec![], home, start };
+        assessment.check_stores().await;
+        assessment.check_ttl(start.max_ttl);
+        assessment.check_held(start.max_ttl);
+        assessment.compare();
+        Ok(assessment)
     }
 
     /// Whether these two can be migrated at all.

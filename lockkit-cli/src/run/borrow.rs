@@ -19,9 +19,9 @@ use tokio::time::{sleep, timeout};
 use super::{
     kind::Kind,
     lender::LeaseLoan,
+    margins::Margins,
     nest::{Enclosing, Entry},
     notify::RenewalNotify,
-    plan::Plan,
 };
 use crate::exit::{Failure, USAGE};
 
@@ -123,7 +123,7 @@ impl Borrowed {
 
     /// Asks at every third of the time until CMD would be stopped, so that an answer may fail to come or be late.
     pub(super) async fn keep(&self) -> Infallible {
-        let term = Plan::of(self.entry.lasts).term;
+        let term = Margins::of(self.entry.lasts).term;
         while !self.remaining().is_zero() {
             let pause = (self.remaining().saturating_sub(term) / 3).max(SHORTEST_PAUSE);
             tokio::select! {

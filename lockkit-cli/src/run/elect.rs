@@ -12,7 +12,7 @@ use super::{
     UNDO_WITHIN,
     acquire::announce,
     admit, admit_store, borrow, exec,
-    hold::Hold,
+    hold::HeldLease,
     holder,
     kind::Kind,
     nest::Enclosing,
@@ -148,7 +148,12 @@ async fn ending(signals: &mut Signals) -> Signal {
 }
 
 /// Waits until this candidate leads, however long the store is away.
-async fn campaign(args: &Args, election: &Election, locker: &Locker, notify: &RenewalNotify) -> Result<Hold, Failure> {
+async fn campaign(
+    args: &Args,
+    election: &Election,
+    locker: &Locker,
+    notify: &RenewalNotify,
+) -> Result<HeldLease, Failure> {
     let mut said = None;
     let asked = async {
         loop {

@@ -8,7 +8,7 @@ use super::{borrow::Borrowed, notify::RenewalNotify};
 
 /// A lease with a deadline.
 #[derive(Debug)]
-pub(super) enum Hold {
+pub(super) enum HeldLease {
     Own(Own),
     Borrowed(Borrowed),
 }
@@ -33,7 +33,7 @@ impl Own {
     }
 }
 
-impl Hold {
+impl HeldLease {
     pub(super) fn own(guard: Guard, ttl: Duration, notify: RenewalNotify) -> Self {
         let lasts = guard.remaining().min(ttl);
         Self::Own(Own { guard, ttl, lasts, notify })

@@ -6,9 +6,9 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use super::{
-    hold::Hold,
+    hold::HeldLease,
     lender::Lender,
-    plan::{AFTER_LOSS, Plan},
+    margins::{AFTER_LOSS, Margins},
     watchdog::Watchdog,
     work::Work,
 };
@@ -33,8 +33,8 @@ pub(super) enum End {
 
 /// Returns when CMD has ended, or was stopped because its lease would have.
 pub(super) async fn supervise(
-    hold: &Hold,
-    plan: &Plan,
+    hold: &HeldLease,
+    margins: &Margins,
     work: &mut Work,
     watchdog: &mut Watchdog,
     lender: Option<Lender>,
@@ -50,16 +50,16 @@ pub(super) async fn supervise(
     });
     let why = loop {
         let left = hold.remaining();
-        if left <= plan.term {
+        if left <= margins.term {
             break hold.trouble();
         }
-        watchdog.allow(left, plan);
+        watchdog.allow(left, margins);
         tokio::select! {
             // The lease first: after a freeze it must not be said that CMD ended in time.
             biased;
             never = &mut keep => match never {},
             () = hold.changed() => {}
-            () = sleep((left - plan.term).min(LONGEST_SLEEP)) => {}
+            () = sleep((left - margins.term).min(LONGEST_SLEEP)) => {}
             () = &mut over => return End::Over,
             signal = signals.next() => targets.forward(signal),
         }
@@ -67,7 +67,7 @@ pub(super) async fn supervise(
     targets.signal(Signal::TERM);
     tokio::select! {
         () = &mut over => {}
-        () = grace(hold, plan) => {}
+        () = grace(hold, margins) => {}
     }
     // Also when CMD has ended: what it started may not have.
     targets.kill();
@@ -78,12 +78,12 @@ pub(super) async fn supervise(
 }
 
 /// The time between TERM and KILL.
-async fn grace(hold: &Hold, plan: &Plan) {
+async fn grace(hold: &HeldLease, margins: &Margins) {
     let left = hold.remaining();
     let until_kill = async {
         match left.is_zero() {
             true => sleep(AFTER_LOSS).await,
-            false => sleep(left.saturating_sub(plan.kill)).await,
+            false => sleep(left.saturating_sub(margins.kill)).await,
         }
     };
     let after_loss = async {

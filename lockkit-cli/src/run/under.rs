@@ -5,10 +5,10 @@ use std::{ffi::OsString, time::Duration};
 use lockkit::{LockKey, Locker};
 
 use super::{
-    hold::Hold,
+    hold::HeldLease,
     lender::Lender,
+    margins::Margins,
     nest::{self, Enclosing, Entry},
-    plan::Plan,
     supervise::{self, End},
     watchdog::Watchdog,
     work::{Ended, Work},
@@ -42,7 +42,7 @@ pub(super) enum Finish {
 /// Runs CMD under the lease and ends the lease.
 pub(super) async fn run_under(
     task: &Task<'_>,
-    hold: Hold,
+    hold: HeldLease,
     locker: &Locker,
     enclosing: &Enclosing,
     signals: &mut Signals,
@@ -51,14 +51,14 @@ pub(super) async fn run_under(
     let mut lender = None;
     let mut inside = enclosing.clone();
     inside.runs.push(run.clone());
-    if let Hold::Own(own) = &hold {
+    if let HeldLease::Own(own) = &hold {
         lender = Some(Lender::open(&run).map_err(|error| Failure::system("open a socket", &error))?);
         let (key, token) = (task.key.clone(), own.token());
         inside.held.push(Entry { key, token, ttl: hold.ttl(), lasts: hold.lasts(), run: run.clone() });
     }
     let mut watchdog = Watchdog::start(&run).map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
-    let plan = Plan::of(hold.lasts());
-    watchdog.allow(hold.remaining(), &plan);
+    let margins = Margins::of(hold.lasts());
+    watchdog.allow(hold.remaining(), &margins);
     let vars = [
         ("LOCKKIT_KEY", task.key.as_str().to_owned()),
         ("LOCKKIT_FENCE", hold.fence().to_string()),
@@ -74,11 +74,11 @@ pub(super) async fn run_under(
             return Err(Failure::system("start CMD", &error));
         }
     };
-    if let (Hold::Own(own), Some(window)) = (&hold, task.once_per) {
+    if let (HeldLease::Own(own), Some(window)) = (&hold, task.once_per) {
         own.keep_for(window)?;
     }
     watchdog.guard(work.targets());
-    let end = supervise::supervise(&hold, &plan, &mut work, &mut watchdog, lender, signals).await;
+    let end = supervise::supervise(&hold, &margins, &mut work, &mut watchdog, lender, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.
     let bitten = watchdog.dismiss().await;
     let ended = work.reap().map_err(|error| Failure::system("wait for CMD", &error))?;
@@ -98,7 +98,7 @@ pub(super) async fn run_under(
 }
 
 /// Ends the lease after CMD has ended by itself.
-async fn released(task: &Task<'_>, hold: Hold, locker: &Locker, signals: &mut Signals) -> Result<(), Failure> {
+async fn released(task: &Task<'_>, hold: HeldLease, locker: &Locker, signals: &mut Signals) -> Result<(), Failure> {
     let left = hold.remaining();
     match hold.release().await {
         Ok(None) => Ok(()),

@@ -20,7 +20,7 @@ use rustix::{
     process::Pid,
 };
 
-use super::{exec::this_program, nest, plan::Plan, targets::Targets};
+use super::{exec::this_program, margins::Margins, nest, targets::Targets};
 use crate::{
     exit::{Exit, Failure},
     store::URL_VARIABLE,
@@ -71,8 +71,8 @@ impl Watchdog {
     }
 
     /// Allows CMD to run for as long as the lease lasts.
-    pub(super) fn allow(&mut self, left: Duration, plan: &Plan) {
-        let until = SystemClock.now() + left.saturating_sub(plan.kill);
+    pub(super) fn allow(&mut self, left: Duration, margins: &Margins) {
+        let until = SystemClock.now() + left.saturating_sub(margins.kill);
         // A lease is only ever extended; what is said again differs by the time it takes to say it.
         if self.last.is_none_or(|last| until.since(last) > Duration::from_millis(1)) {
             self.last = Some(until);

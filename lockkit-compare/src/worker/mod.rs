@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::error::{Error, ErrorKind, Result};
-pub(crate) use protocol::{Answer, Contend, Count, Hold, HoldCost, Job, Order, Under};
+pub(crate) use protocol::{Answer, Assignment, Contend, Count, Hold, HoldCost, Job, Under};
 
 /// How long a lease of a worker lasts: a worker that is killed leaves its lock behind for so long.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
@@ -37,8 +37,8 @@ pub fn run() -> Result<()> {
         .map_err(|error| Error::system("start the runtime", &error))?;
     let mut orders = Orders::listen();
     match runtime.block_on(async {
-        let order = orders.next().await?;
-        work(order, orders).await
+        let assignment = orders.next().await?;
+        work(assignment, orders).await
     }) {
         Ok(answer) => say(&answer),
         Err(error) => {
@@ -48,9 +48,9 @@ pub fn run() -> Result<()> {
     }
 }
 
-async fn work(order: Order, orders: Orders) -> Result<Answer> {
-    let store = order.store.as_deref();
-    match order.job {
+async fn work(assignment: Assignment, orders: Orders) -> Result<Answer> {
+    let store = assignment.store.as_deref();
+    match assignment.job {
         Job::Count(job) => count::run(job, store, orders).await,
         Job::Contend(job) => contend::run(job, store, orders).await,
         Job::Take { key } => take::run(&key, store, orders).await,

@@ -9,7 +9,7 @@ use crate::{contention::Tally, error::ErrorKind};
 /// The first order: the whole job. It goes through a pipe, for the URL may have a password in it: arguments and the
 /// environment can be read by others.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Order {
+pub(crate) struct Assignment {
     pub(crate) job: Job,
     /// The URL of the store, if the job needs one.
     pub(crate) store: Option<String>,

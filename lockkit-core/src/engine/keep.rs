@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{Engine, lease::State};
+use super::{Engine, lease::LeaseState};
 use crate::{
     AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LossReason, Moment, Order, Release, Result, Token,
 };
@@ -23,7 +23,7 @@ pub(super) struct Kept {
 
 impl Kept {
     /// What is to become of a lease; `None` if it is to be released.
-    pub(super) fn of(state: &State) -> Option<Self> {
+    pub(super) fn of(state: &LeaseState) -> Option<Self> {
         let until = state.kept_until()?;
         // Random numbers fail on no system that has given the first one.
         Some(Self { token: Token::random().ok()?, until })

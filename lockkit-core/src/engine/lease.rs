@@ -30,7 +30,7 @@ pub(crate) struct Lease {
     pub(crate) since: Moment,
     /// Where: it can be looked after there if the timer task has to move.
     pub(crate) runtime: Option<Handle>,
-    state: Mutex<State>,
+    state: Mutex<LeaseState>,
     ended: Notify,
 }
 
@@ -45,8 +45,8 @@ pub(super) fn renewal_timeout(ttl: Duration) -> Duration {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
-    phase: Phase,
+pub(crate) struct LeaseState {
+    status: LeaseStatus,
     /// When belief ends if nothing is heard.
     deadline: Moment,
     /// When this holder's time is up, however often the lease is renewed.
@@ -68,7 +68,7 @@ pub(crate) struct State {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum LeaseStatus {
     Held,
     Suspect,
     Lost(LossReason),
@@ -101,8 +101,8 @@ impl Lease {
             spare_fences: hold.span.saturating_sub(1),
             since,
             runtime: Handle::try_current().ok(),
-            state: Mutex::new(State {
-                phase: Phase::Held,
+            state: Mutex::new(LeaseState {
+                status: LeaseStatus::Held,
                 deadline,
                 hold_limit,
                 taken: true,
@@ -118,7 +118,7 @@ impl Lease {
     }
 
     /// The same lease on its way to the next holder, with the next fence. The caller ends this one.
-    pub(crate) fn succeed(&self, id: u64, terms: Terms, now: Moment, seat: Option<Seat>, state: &State) -> Self {
+    pub(crate) fn succeed(&self, id: u64, terms: Terms, now: Moment, seat: Option<Seat>, state: &LeaseState) -> Self {
         Self {
             id,
             claim: self.claim.clone(),
@@ -128,8 +128,8 @@ impl Lease {
             spare_fences: self.spare_fences - 1,
             since: now,
             runtime: Handle::try_current().ok(),
-            state: Mutex::new(State {
-                phase: Phase::Held,
+            state: Mutex::new(LeaseState {
+                status: LeaseStatus::Held,
                 deadline: state.deadline,
                 hold_limit: None,
                 taken: false,
@@ -144,7 +144,7 @@ impl Lease {
         }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, LeaseState> {
         unpoisoned(&self.state)
     }
 
@@ -159,9 +159,9 @@ impl Lease {
     }
 }
 
-impl State {
-    pub(crate) fn phase(&self) -> Phase {
-        self.phase
+impl LeaseState {
+    pub(crate) fn status(&self) -> LeaseStatus {
+        self.status
     }
 
     /// When belief ends: the lease's deadline or the holder's limit, whichever is first.
@@ -174,7 +174,7 @@ impl State {
         let end = self.deadline - margin;
         match self.hold_limit {
             Some(limit) if limit <= end => (limit, LossReason::MaxHold),
-            _ if self.phase == Phase::Suspect => (end, LossReason::Unreachable),
+            _ if self.status == LeaseStatus::Suspect => (end, LossReason::Unreachable),
             _ => (end, LossReason::Expired),
         }
     }
@@ -186,23 +186,23 @@ impl State {
         if !self.is_live() || now < self.deadline() {
             return None;
         }
-        let reason = match self.phase {
+        let reason = match self.status {
             _ if self.hold_limit.is_some_and(|limit| limit <= self.deadline) => LossReason::MaxHold,
-            Phase::Suspect => LossReason::Unreachable,
+            LeaseStatus::Suspect => LossReason::Unreachable,
             _ => LossReason::Expired,
         };
-        self.phase = Phase::Lost(reason);
+        self.status = LeaseStatus::Lost(reason);
         Some(reason)
     }
 
     /// Whether it is held, surely or not.
     pub(crate) fn is_live(&self) -> bool {
-        matches!(self.phase, Phase::Held | Phase::Suspect)
+        matches!(self.status, LeaseStatus::Held | LeaseStatus::Suspect)
     }
 
     /// Whether it is held and the last renewal went well.
     pub(crate) fn is_sure(&self) -> bool {
-        self.phase == Phase::Held
+        self.status == LeaseStatus::Held
     }
 
     /// Whether its holder has it.
@@ -227,15 +227,15 @@ impl State {
     }
 
     /// Ends the holder's belief. Returns what was believed until now.
-    pub(crate) fn release(&mut self) -> Phase {
-        std::mem::replace(&mut self.phase, Phase::Released)
+    pub(crate) fn release(&mut self) -> LeaseStatus {
+        std::mem::replace(&mut self.status, LeaseStatus::Released)
     }
 
     /// Records that the lease is lost, unless it had ended already.
     pub(crate) fn lose(&mut self, reason: LossReason) -> bool {
         let live = self.is_live();
         if live {
-            self.phase = Phase::Lost(reason);
+            self.status = LeaseStatus::Lost(reason);
         }
         live
     }
@@ -246,7 +246,7 @@ impl State {
         if !self.is_live() || !self.taken || now >= self.deadline() {
             return;
         }
-        self.phase = Phase::Held;
+        self.status = LeaseStatus::Held;
         self.failures = 0;
         self.deadline = self.deadline.max(until - drift(ttl));
     }
@@ -257,7 +257,7 @@ impl State {
         if !self.is_live() {
             return None;
         }
-        self.phase = Phase::Suspect;
+        self.status = LeaseStatus::Suspect;
         let longest = (ttl / 10).max(Duration::from_millis(5));
         let pause = Duration::from_millis(100).saturating_mul(1 << self.failures.min(10)).min(longest);
         self.failures += 1;
@@ -337,7 +337,7 @@ mod tests {
         let mut state = lease.state();
         assert!(state.lose(LossReason::Taken));
         state.extend(start() + TTL * 2, TTL, start() + Duration::from_secs(1));
-        assert_eq!(state.phase(), Phase::Lost(LossReason::Taken));
+        assert_eq!(state.status(), LeaseStatus::Lost(LossReason::Taken));
         assert!(!state.lose(LossReason::Gone));
         assert_eq!(state.due(&terms(), start()), Due::Nothing);
     }

@@ -103,7 +103,7 @@ pub(crate) struct Handed {
 
 /// A place in a queue. Dropping it leaves the queue.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct LocalWaiter {
     queues: Arc<LocalQueues>,
     key: LockKey,
     id: u64,
@@ -114,7 +114,7 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) enum Entered {
     Head(Seat),
-    Behind(Place),
+    Behind(LocalWaiter),
 }
 
 impl LocalQueues {
@@ -137,7 +137,7 @@ impl LocalQueues {
             Entry::Occupied(mut queue) => {
                 let (wake, turn) = oneshot::channel();
                 let id = queue.get_mut().join(terms, wake, self.clock.now());
-                Entered::Behind(Place { queues: Arc::clone(self), key: key.clone(), id, turn })
+                Entered::Behind(LocalWaiter { queues: Arc::clone(self), key: key.clone(), id, turn })
             }
         }
     }
@@ -351,7 +351,7 @@ impl fmt::Debug for Handed {
     }
 }
 
-impl Place {
+impl LocalWaiter {
     /// Waits to be up. Cancel-safe: a turn that arrives after all goes to the next in the queue.
     pub(crate) async fn turn(&mut self) -> Option<Turn> {
         (&mut self.turn).await.ok()
@@ -378,7 +378,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for LocalWaiter {
     fn drop(&mut self) {
         // Closing first decides the race with a sender: from here on a turn can't get lost in the channel.
         self.turn.close();

@@ -36,13 +36,13 @@ pub use self::local::HandOver;
 pub(crate) use self::{
     ask::{Ask, Limit, Terms},
     home::Home,
-    lease::{Lease, Phase},
+    lease::{Lease, LeaseStatus},
 };
 use self::{
     backlog::Backlog,
     keep::Kept,
     lanes::Lanes,
-    lease::State,
+    lease::LeaseState,
     local::{Handed, LocalQueues, Seat, Turn},
     poll::Poller,
     reaper::Outstanding,
@@ -142,15 +142,15 @@ impl Engine {
     }
 
     /// Checks what is believed of a lease, and carries out a loss that only this look revealed.
-    pub(crate) fn look(self: &Arc<Self>, lease: &Arc<Lease>) -> Phase {
+    pub(crate) fn look(self: &Arc<Self>, lease: &Arc<Lease>) -> LeaseStatus {
         let mut state = lease.state();
         let lost = state.look(self.now());
-        let phase = state.phase();
+        let status = state.status();
         drop(state);
         if let Some(reason) = lost {
             self.after_loss(lease, reason);
         }
-        phase
+        status
     }
 
     /// Ends a hold and reports how it stood.
@@ -185,7 +185,7 @@ impl Engine {
     }
 
     /// Ends a hold in this process. From here on nobody believes in it, whatever becomes of the store's lease.
-    fn end(self: &Arc<Self>, lease: &Arc<Lease>, mut state: MutexGuard<'_, State>) -> Ending {
+    fn end(self: &Arc<Self>, lease: &Arc<Lease>, mut state: MutexGuard<'_, LeaseState>) -> Ending {
         let now = self.now();
         let taken = state.is_taken();
         // A lease that was taken back on its way ends once more when its way does.
@@ -195,14 +195,14 @@ impl Engine {
             self.after_loss(lease, reason);
             return Ending::Lost(reason);
         }
-        match state.phase() {
-            Phase::Lost(reason) => {
+        match state.status() {
+            LeaseStatus::Lost(reason) => {
                 // Counted down also now: an owner starts afresh when the last hold of a lost lease is gone.
                 state.depth = state.depth.saturating_sub(1);
                 return Ending::Lost(reason);
             }
-            Phase::Released => return Ending::Done,
-            Phase::Held | Phase::Suspect => {}
+            LeaseStatus::Released => return Ending::Done,
+            LeaseStatus::Held | LeaseStatus::Suspect => {}
         }
         if state.depth > 1 {
             state.depth -= 1;
@@ -231,7 +231,7 @@ impl Engine {
     }
 
     /// Ends the last hold of a lease in this process, and leaves what the store has. Gives the place in the local queue.
-    fn end_here(&self, lease: &Lease, mut state: MutexGuard<'_, State>, now: Moment) -> Option<Seat> {
+    fn end_here(&self, lease: &Lease, mut state: MutexGuard<'_, LeaseState>, now: Moment) -> Option<Seat> {
         let taken = state.is_taken();
         state.release();
         self.timers.remove(lease, &state);
@@ -283,7 +283,7 @@ impl Engine {
         }
     }
 
-    fn may_hand_over(&self, lease: &Lease, state: &lease::State, now: Moment) -> bool {
+    fn may_hand_over(&self, lease: &Lease, state: &lease::LeaseState, now: Moment) -> bool {
         lease.spare_fences > 0
             && lease.terms.hands_over
             && state.kept_until().is_none()

@@ -41,7 +41,7 @@ struct Awaited {
 
 #[derive(Debug)]
 struct Watched {
-    waiters: Vec<Waiter>,
+    waiters: Vec<PolledWaiter>,
     pause: Duration,
     /// How often in a row nothing had changed.
     unchanged: u32,
@@ -52,7 +52,7 @@ struct Watched {
 
 /// One that waits.
 #[derive(Clone, Debug)]
-struct Waiter {
+struct PolledWaiter {
     /// How it wants to hold the lock.
     mode: Mode,
     /// Its token, if it has a place in a queue at the store. Then its turn has come when it holds the lock.
@@ -71,7 +71,7 @@ impl Engine {
         (mode, queued): (Mode, Option<Token>),
         limit: Duration,
     ) {
-        let interest = Interest::new(self, key, Waiter { mode, queued, freed: Arc::default() });
+        let interest = PollGuard::new(self, key, PolledWaiter { mode, queued, freed: Arc::default() });
         self.start_polling();
         drop(timeout(limit, interest.waiter.freed.notified()).await);
     }
@@ -179,7 +179,7 @@ impl Watched {
     }
 }
 
-impl Waiter {
+impl PolledWaiter {
     fn is_up(&self, KeyState { holders, waiters, .. }: &KeyState) -> bool {
         // If the store knows of nobody in a queue, it has no place any more.
         let is_queued = self.queued.is_some() && waiters.is_some_and(|waiters| waiters > 0);
@@ -227,14 +227,14 @@ impl Drop for Running {
 }
 
 /// One that waits; the lock is asked for as long as there is one.
-struct Interest<'a> {
+struct PollGuard<'a> {
     engine: &'a Engine,
     key: &'a LockKey,
-    waiter: Waiter,
+    waiter: PolledWaiter,
 }
 
-impl<'a> Interest<'a> {
-    fn new(engine: &'a Engine, key: &'a LockKey, waiter: Waiter) -> Self {
+impl<'a> PollGuard<'a> {
+    fn new(engine: &'a Engine, key: &'a LockKey, waiter: PolledWaiter) -> Self {
         let mut awaited = unpoisoned(&engine.poller.awaited);
         let lock = awaited.locks.entry(key.clone()).or_insert_with(|| Watched {
             waiters: Vec::new(),
@@ -248,7 +248,7 @@ impl<'a> Interest<'a> {
     }
 }
 
-impl Drop for Interest<'_> {
+impl Drop for PollGuard<'_> {
     fn drop(&mut self) {
         let mut awaited = unpoisoned(&self.engine.poller.awaited);
         if let Some(lock) = awaited.locks.get_mut(self.key) {

@@ -69,16 +69,16 @@ impl Outstanding {
 }
 
 /// One background task, counted from its creation to its end, also if its runtime drops it.
-struct Counted(Arc<Engine>);
+struct BackgroundTask(Arc<Engine>);
 
-impl Counted {
+impl BackgroundTask {
     fn new(engine: &Arc<Engine>) -> Self {
         engine.outstanding.begin();
         Self(Arc::clone(engine))
     }
 }
 
-impl Drop for Counted {
+impl Drop for BackgroundTask {
     fn drop(&mut self) {
         self.0.outstanding.end();
     }
@@ -86,7 +86,7 @@ impl Drop for Counted {
 
 /// A release that the store has to be told of.
 pub(super) struct Owed {
-    engine: Counted,
+    engine: BackgroundTask,
     claim: Claim,
     /// When there is nothing left to release; `None` if time does not do that.
     lapse: Option<Moment>,
@@ -106,7 +106,7 @@ impl Owed {
     fn new(engine: &Arc<Engine>, claim: Claim, lapse: Option<Moment>, certainty: Certainty) -> Self {
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
         Self {
-            engine: Counted::new(engine),
+            engine: BackgroundTask::new(engine),
             claim,
             lapse,
             certainty,
@@ -272,7 +272,7 @@ impl Engine {
 
     /// Runs a task in the background.
     pub(super) fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
-        let counted = Counted::new(self);
+        let counted = BackgroundTask::new(self);
         self.at_home(async move {
             task.await;
             drop(counted);

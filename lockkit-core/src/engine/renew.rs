@@ -24,7 +24,7 @@ use super::{
     Engine, Lease,
     backoff::Random,
     lanes::LaneId,
-    lease::{Due, Phase, State, renewal_timeout},
+    lease::{Due, LeaseState, LeaseStatus, renewal_timeout},
 };
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
@@ -41,14 +41,14 @@ const TURN: usize = 1024;
 /// The leases of one `Locker`, by the moment at which each is next looked at.
 #[derive(Debug)]
 pub(super) struct Timers {
-    queue: Mutex<Queue>,
+    queue: Mutex<RenewalQueue>,
     wake: Notify,
     /// What the task listens to. It outlives the task, so that nothing is missed between two of them.
     alarms: AsyncMutex<Option<Alarms>>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct RenewalQueue {
     leases: BTreeMap<(Moment, u64), Arc<Lease>>,
     /// Until when the task sleeps; `None` while it is awake or waits for a first lease.
     asleep_until: Option<Moment>,
@@ -62,7 +62,7 @@ impl Timers {
         Self { queue: Mutex::default(), wake: Notify::new(), alarms: AsyncMutex::new(alarm.map(Alarm::listen)) }
     }
 
-    pub(super) fn remove(&self, lease: &Lease, state: &State) {
+    pub(super) fn remove(&self, lease: &Lease, state: &LeaseState) {
         unpoisoned(&self.queue).leases.remove(&(state.next_event, lease.id));
     }
 
@@ -80,7 +80,7 @@ impl Timers {
     }
 
     /// Moves a lease to the moment at which it is to be looked at.
-    fn plan(&self, lease: &Arc<Lease>, state: &mut State, at: Moment) {
+    fn plan(&self, lease: &Arc<Lease>, state: &mut LeaseState, at: Moment) {
         let mut queue = unpoisoned(&self.queue);
         queue.leases.remove(&(state.next_event, lease.id));
         state.next_event = at;
@@ -186,7 +186,7 @@ impl Engine {
     /// Makes as many calls as there may be at a time. Called by tasks at home.
     fn renew_waiting(self: &Arc<Self>) {
         for (lane, leases) in self.lanes.take() {
-            tokio::spawn(Batch { engine: Arc::clone(self), lane: Some(lane), leases }.work());
+            tokio::spawn(RenewalCall { engine: Arc::clone(self), lane: Some(lane), leases }.work());
         }
     }
 
@@ -232,7 +232,7 @@ impl Engine {
                 Ok(None)
             }
             // The release of the last hold has overtaken what was asked for another one, which was held until then.
-            Ok(Renewed::Lost(_)) if state.phase() == Phase::Released => Ok(None),
+            Ok(Renewed::Lost(_)) if state.status() == LeaseStatus::Released => Ok(None),
             Ok(Renewed::Lost(reason)) => {
                 let news = state.lose(reason);
                 drop(state);
@@ -270,14 +270,14 @@ fn no_answer() -> Error {
 }
 
 /// Leases that a call is about. If the call ends with its task, they are in doubt.
-struct Batch {
+struct RenewalCall {
     engine: Arc<Engine>,
     /// Where it counts as under way.
     lane: Option<LaneId>,
     leases: Vec<Arc<Lease>>,
 }
 
-impl Batch {
+impl RenewalCall {
     /// Asks the store, and goes on with the next batch of the lane as long as there is one.
     async fn work(mut self) {
         loop {
@@ -330,7 +330,7 @@ impl Batch {
     }
 }
 
-impl Drop for Batch {
+impl Drop for RenewalCall {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
             self.engine.lanes.leave(lane);

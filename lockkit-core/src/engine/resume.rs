@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Engine, Lease, Phase, Terms};
+use super::{Engine, Lease, LeaseStatus, Terms};
 use crate::{
     AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, LossReason, Mode, Order, Result, Token,
 };
@@ -74,7 +74,7 @@ impl Engine {
         if lease.claim.mode != Mode::Exclusive {
             return Err(about(Error::new(ErrorKind::Unsupported, "only an exclusive lease can be taken up again")));
         }
-        if let Phase::Lost(reason) = self.look(lease) {
+        if let LeaseStatus::Lost(reason) = self.look(lease) {
             return Err(about(lost(reason)));
         }
         let now = self.now();

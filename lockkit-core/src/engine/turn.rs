@@ -8,14 +8,14 @@ use super::{
     Engine, Lease,
     ask::{Ask, Limit},
     closed,
-    local::{Entered, Place, Seat, Turn},
+    local::{Entered, LocalWaiter, Seat, Turn},
     queue::{NotYet, OVERDUE, Verdict},
     reaper::Certainty,
 };
 use crate::{Error, ErrorKind, Moment, Result};
 
 /// How waiting in the local queue ended.
-pub(super) enum Queued {
+pub(super) enum LocalOutcome {
     /// Ask the store. Without a seat where there is no queue, or where only the store can tell whether the lock is held.
     Ask(Option<Seat>),
     /// A holder of this process handed its lease over.
@@ -26,28 +26,28 @@ pub(super) enum Queued {
 
 impl Engine {
     /// Waits for the head of the local queue, or for the lease itself.
-    pub(super) async fn queue_up(self: &Arc<Self>, ask: &Ask, limit: Limit, start: Moment) -> Result<Queued> {
+    pub(super) async fn queue_up(self: &Arc<Self>, ask: &Ask, limit: Limit, start: Moment) -> Result<LocalOutcome> {
         if !ask.queues_locally() {
-            return Ok(Queued::Ask(None));
+            return Ok(LocalOutcome::Ask(None));
         }
         if let Limit::Try = limit {
             let seat = self.queues.try_enter(&ask.key);
-            return if seat.is_some() { Ok(Queued::Ask(seat)) } else { self.time_is_up(ask, start) };
+            return if seat.is_some() { Ok(LocalOutcome::Ask(seat)) } else { self.time_is_up(ask, start) };
         }
         loop {
             let place = match self.queues.enter(&ask.key, ask.terms) {
-                Entered::Head(seat) => return Ok(Queued::Ask(Some(seat))),
+                Entered::Head(seat) => return Ok(LocalOutcome::Ask(Some(seat))),
                 Entered::Behind(place) => place,
             };
             match self.turn(place, limit).await? {
                 None => return self.time_is_up(ask, start),
                 Some(Turn::Fail(error)) => return Err(error),
-                Some(Turn::Ask(seat)) if self.queues.touch(&seat, None) => return Ok(Queued::Ask(Some(seat))),
+                Some(Turn::Ask(seat)) if self.queues.touch(&seat, None) => return Ok(LocalOutcome::Ask(Some(seat))),
                 // This future was not polled for so long that it was overtaken, or the lease ran out.
                 Some(Turn::Ask(_)) => {}
                 Some(Turn::Take(handed)) => {
                     if let Some(lease) = handed.accept() {
-                        return Ok(Queued::Granted(lease));
+                        return Ok(LocalOutcome::Granted(lease));
                     }
                 }
             }
@@ -55,7 +55,7 @@ impl Engine {
     }
 
     /// Waits until this place is up; `None` if the time is.
-    async fn turn(self: &Arc<Self>, mut place: Place, limit: Limit) -> Result<Option<Turn>> {
+    async fn turn(self: &Arc<Self>, mut place: LocalWaiter, limit: Limit) -> Result<Option<Turn>> {
         let mut closing = pin!(self.closing.notified());
         self.check_open()?;
         let mut pause = OVERDUE;
@@ -80,7 +80,7 @@ impl Engine {
     }
 
     /// Goes past a head that is not polled: the seat, or else when to look again.
-    fn overtake(self: &Arc<Self>, place: &Place) -> Result<Seat, Moment> {
+    fn overtake(self: &Arc<Self>, place: &LocalWaiter) -> Result<Seat, Moment> {
         let now = self.now();
         let release = |claim, ttl| self.reap(claim, self.lapse_of(ttl), Certainty::Doubtful, None, None);
         place.overtake(now, release).map_err(|not_yet| match not_yet {
@@ -98,18 +98,18 @@ impl Engine {
 
     /// What may be said of a lock for which somebody waited in vain since `start`. That others of this process stand before
     /// it is no answer (rule R6): they may be asking a store that is away.
-    fn time_is_up(&self, ask: &Ask, start: Moment) -> Result<Queued> {
+    fn time_is_up(&self, ask: &Ask, start: Moment) -> Result<LocalOutcome> {
         match self.queues.verdict(&ask.key, start) {
-            Verdict::Contended => Ok(Queued::Contended),
+            Verdict::Contended => Ok(LocalOutcome::Contended),
             Verdict::Failed(error) => Err(error),
-            Verdict::Unknown => Ok(Queued::Ask(None)),
+            Verdict::Unknown => Ok(LocalOutcome::Ask(None)),
         }
     }
 
     /// Shows those behind it that the head of the queue is polled, each time that it is.
     pub(super) async fn stay_at_head(&self, seat: Option<&Seat>) -> Infallible {
         let Some(seat) = seat else { return std::future::pending().await };
-        let _gone = Gone { engine: self, seat };
+        let _gone = WakerGuard { engine: self, seat };
         std::future::poll_fn(|context| {
             self.queues.touch(seat, Some(context.waker().clone()));
             Poll::Pending
@@ -119,12 +119,12 @@ impl Engine {
 }
 
 /// Takes the waker of a head back that does not ask any more.
-struct Gone<'a> {
+struct WakerGuard<'a> {
     engine: &'a Engine,
     seat: &'a Seat,
 }
 
-impl Drop for Gone<'_> {
+impl Drop for WakerGuard<'_> {
     fn drop(&mut self) {
         self.engine.queues.touch(self.seat, None);
     }

@@ -16,7 +16,7 @@ use super::{
     lease::useful,
     local::Seat,
     reaper::{Undo, Unsettled},
-    turn::Queued,
+    turn::LocalOutcome,
 };
 use crate::{
     AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, Moment, Order,
@@ -27,7 +27,7 @@ use crate::{
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// One acquisition and what its requests led to so far.
-struct Asking<'a> {
+struct Acquisition<'a> {
     engine: &'a Arc<Engine>,
     ask: &'a Ask,
     limit: Limit,
@@ -65,12 +65,12 @@ impl Engine {
         self.check(ask)?;
         let start = self.now();
         let seat = match self.queue_up(ask, limit, start).await? {
-            Queued::Ask(seat) => seat,
-            Queued::Granted(lease) => {
+            LocalOutcome::Ask(seat) => seat,
+            LocalOutcome::Granted(lease) => {
                 self.note_granted(&lease, start, true);
                 return Ok(Some(lease));
             }
-            Queued::Contended => return Ok(self.note_contended(ask, start)),
+            LocalOutcome::Contended => return Ok(self.note_contended(ask, start)),
         };
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();
@@ -83,7 +83,7 @@ impl Engine {
                 sleep(keep_back).await;
             }
         }
-        let mut asking = Asking {
+        let mut asking = Acquisition {
             engine: self,
             ask,
             limit,
@@ -143,7 +143,7 @@ impl Engine {
     }
 }
 
-impl Asking<'_> {
+impl Acquisition<'_> {
     async fn run(&mut self) -> Result<Option<Hold>> {
         loop {
             match self.with_one_token().await? {

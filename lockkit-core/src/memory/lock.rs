@@ -8,16 +8,16 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::queue::{Place, Queue};
+use super::queue::{ClaimQueue, QueuedClaim};
 use crate::{
     AcquireRequest, Claim, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest, Hold, Holder, HolderInfo,
     KeyState, LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token,
 };
 
 #[derive(Debug, Default)]
-pub(super) struct Lock {
+pub(super) struct LockState {
     leases: Vec<MemoryLease>,
-    queue: Queue,
+    queue: ClaimQueue,
     /// The last fence given out.
     fence: u64,
     /// How many wait outside the queue, and how they are told that the lock may be free.
@@ -43,13 +43,13 @@ pub(super) enum Answer {
 
 /// When a request is judged, what its lease is counted from, and above which fence a new counter starts.
 #[derive(Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct AskedAt {
     pub(super) now: Moment,
     pub(super) until: Moment,
     pub(super) floor: u64,
 }
 
-impl Lock {
+impl LockState {
     /// Ends what ran out.
     pub(super) fn drop_lapsed(&mut self, now: Moment) {
         let before = self.leases.len();
@@ -69,7 +69,7 @@ impl Lock {
     }
 
     /// One attempt, after all that ran out has ended.
-    pub(super) fn ask(&mut self, request: &AcquireRequest, asked: Asked) -> Result<Answer> {
+    pub(super) fn ask(&mut self, request: &AcquireRequest, asked: AskedAt) -> Result<Answer> {
         let (claim, now) = (&request.claim, asked.now);
         if let Some(lease) = self.leases.iter_mut().find(|lease| lease.claim == *claim) {
             lease.expires = now + request.ttl;
@@ -84,7 +84,7 @@ impl Lock {
         // Who has no place passes nobody that has one. Who has one gets in if all before it could, too: a reader does not
         // wait for the reader before it to wake up.
         let may_pass = self.queue.is_empty() || self.queue.has(claim);
-        let taken = self.modes().chain(self.queue.before(claim).map(Place::mode));
+        let taken = self.modes().chain(self.queue.before(claim).map(QueuedClaim::mode));
         if !may_pass || !has_room(claim.mode, taken) {
             return Ok(Answer::Contended(self.contention(claim, now), wake));
         }
@@ -93,7 +93,7 @@ impl Lock {
     }
 
     /// A grant in the place of the exclusive lease with this token.
-    fn replace(&mut self, from: Token, request: &AcquireRequest, asked: Asked) -> Result<Answer> {
+    fn replace(&mut self, from: Token, request: &AcquireRequest, asked: AskedAt) -> Result<Answer> {
         let is_it = |lease: &MemoryLease| lease.claim.token == from && lease.claim.mode == Mode::Exclusive;
         if !self.leases.iter().any(is_it) {
             return Ok(Answer::Contended(self.contention(&request.claim, asked.now), None));
@@ -104,7 +104,7 @@ impl Lock {
         Ok(granted)
     }
 
-    fn grant(&mut self, request: &AcquireRequest, asked: Asked) -> Result<Answer> {
+    fn grant(&mut self, request: &AcquireRequest, asked: AskedAt) -> Result<Answer> {
         let fence = self.next_fence(request.claim.mode, request.fence, asked.floor)?;
         let lease = MemoryLease {
             claim: request.claim.clone(),
@@ -201,7 +201,7 @@ impl Lock {
         let is_beside = |lease: &&MemoryLease| claim.mode != Mode::Exclusive && lease.claim.mode == claim.mode;
         let in_the_way = self.leases.iter().filter(|lease| !is_beside(lease)).max_by_key(|lease| lease.expires);
         let holder = in_the_way.or_else(|| self.leases.iter().min_by_key(|lease| lease.expires));
-        let place = self.queue.before(claim).map(Place::ends).min();
+        let place = self.queue.before(claim).map(QueuedClaim::ends).min();
         let change = holder.map(|lease| lease.expires).into_iter().chain(place).min();
         Contention {
             retry_after: change.map(|change| change.since(now)),

@@ -10,18 +10,18 @@ use crate::{Claim, Mode, Moment, Token};
 const PLACE: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Default)]
-pub(super) struct Queue(VecDeque<Place>);
+pub(super) struct ClaimQueue(VecDeque<QueuedClaim>);
 
 /// A claim's place. It has a lease of its own, so that those behind it do not wait for a client that is gone.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct QueuedClaim {
     claim: Claim,
     ends: Moment,
     /// Notified when it seems to be the claim's turn.
     wake: Arc<Notify>,
 }
 
-impl Queue {
+impl ClaimQueue {
     /// Keeps the claim's place from now on, the last one if it had none; returns what wakes it.
     pub(super) fn keep(&mut self, claim: &Claim, now: Moment) -> Arc<Notify> {
         let ends = now + PLACE;
@@ -30,7 +30,7 @@ impl Queue {
             return Arc::clone(&place.wake);
         }
         let wake = Arc::new(Notify::new());
-        self.0.push_back(Place { claim: claim.clone(), ends, wake: Arc::clone(&wake) });
+        self.0.push_back(QueuedClaim { claim: claim.clone(), ends, wake: Arc::clone(&wake) });
         wake
     }
 
@@ -68,16 +68,16 @@ impl Queue {
     }
 
     /// The places before that of the claim; all of them if it has none.
-    pub(super) fn before(&self, claim: &Claim) -> impl Iterator<Item = &Place> + Clone {
+    pub(super) fn before(&self, claim: &Claim) -> impl Iterator<Item = &QueuedClaim> + Clone {
         self.0.iter().take_while(move |place| place.claim != *claim)
     }
 
-    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
+    pub(super) fn places(&self) -> impl Iterator<Item = &QueuedClaim> {
         self.0.iter()
     }
 }
 
-impl Place {
+impl QueuedClaim {
     pub(super) fn mode(&self) -> Mode {
         self.claim.mode
     }

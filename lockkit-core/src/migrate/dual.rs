@@ -45,7 +45,7 @@ pub struct Dual {
     info: StoreInfo,
     /// As it was when this client came; what never changes of it is what counts.
     pub(super) first: PhaseRecord,
-    seen: Mutex<Seen>,
+    seen: Mutex<SeenRecord>,
     /// Which of the stores have been seen to be those of the record.
     is_checked: [AtomicBool; 2],
     pub(super) claims: Claims,
@@ -73,7 +73,7 @@ impl Confirmed {
 
 /// The record as it was read last, and when that was asked.
 #[derive(Debug)]
-struct Seen {
+struct SeenRecord {
     sent: Moment,
     record: PhaseRecord,
 }
@@ -111,7 +111,7 @@ impl Dual {
         };
         let info = info(&pair, &record)?;
         let (is_checked, id) = (found.map(|found| AtomicBool::new(found.is_some())), record.id);
-        let seen = Mutex::new(Seen { sent, record: record.clone() });
+        let seen = Mutex::new(SeenRecord { sent, record: record.clone() });
         Ok(Self {
             pair,
             info,
@@ -216,12 +216,12 @@ impl Dual {
         let epoch = record.epoch;
         let is_news = epoch >= seen.record.epoch || sent.since(seen.sent) >= self.first.fresh;
         if is_news && sent >= seen.sent {
-            *seen = Seen { sent, record };
+            *seen = SeenRecord { sent, record };
         }
         Ok(epoch)
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, SeenRecord> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -38,7 +38,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// in the way of another for a while, at a store where nobody is waited for.
 #[derive(Debug)]
 pub(super) struct Shadow {
-    leases: Mutex<HashMap<Token, Lease>>,
+    leases: Mutex<HashMap<Token, ShadowLease>>,
     is_used: AtomicBool,
     /// The runtime that the store was connected on: those that locks are taken on may end. Without one nothing is followed.
     home: Option<Handle>,
@@ -50,7 +50,7 @@ pub(super) struct Shadow {
 
 /// A lease that follows the one of the old store. It is given back once the sender is dropped.
 #[derive(Debug)]
-struct Lease {
+struct ShadowLease {
     renewals: watch::Sender<Duration>,
     followed: JoinHandle<()>,
 }
@@ -93,7 +93,7 @@ impl Shadow {
             follower.run(renewed).await;
             drop(place);
         });
-        leases.insert(claim.token, Lease { renewals, followed });
+        leases.insert(claim.token, ShadowLease { renewals, followed });
     }
 
     /// Gives back what follows a lease, in the background.
@@ -103,17 +103,17 @@ impl Shadow {
 
     /// The same, and waits until it is given back, for as long as `bound`.
     pub(super) async fn end_within(&self, claim: &Claim, bound: Duration) {
-        let Some(Lease { renewals, followed }) = self.take(claim) else { return };
+        let Some(ShadowLease { renewals, followed }) = self.take(claim) else { return };
         drop(renewals);
         drop(timeout(bound, followed).await);
     }
 
-    fn take(&self, claim: &Claim) -> Option<Lease> {
+    fn take(&self, claim: &Claim) -> Option<ShadowLease> {
         // Nobody pays for a shadow that there never was.
         if self.is_used.load(Ordering::Acquire) { self.leases().remove(&claim.token) } else { None }
     }
 
-    fn leases(&self) -> MutexGuard<'_, HashMap<Token, Lease>> {
+    fn leases(&self) -> MutexGuard<'_, HashMap<Token, ShadowLease>> {
         unpoisoned(&self.leases)
     }
 }

@@ -26,7 +26,7 @@ use tokio::{
 use crate::{
     client::{
         in_flight::InFlight,
-        raw::{self, Alarm, RawConnection, before},
+        raw::{self, RawConnection, Timer, before},
     },
     wire::{
         error::{self, Sent},
@@ -248,7 +248,7 @@ impl Connection {
     }
 
     /// From here until [`ended`](Self::ended) the connection is in doubt.
-    fn ask(&mut self, token: Option<Token>) -> Result<(&mut MySqlConnection, &mut Alarm, Question)> {
+    fn ask(&mut self, token: Option<Token>) -> Result<(&mut MySqlConnection, &mut Timer, Question)> {
         let until = self.bound.at;
         self.raw.as_mut().and_then(|raw| raw.ask(token, until)).ok_or_else(raw::broke)
     }

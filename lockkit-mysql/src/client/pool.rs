@@ -34,7 +34,7 @@ const UNPROVEN: Duration = Duration::from_secs(5);
 
 /// Which connections an operation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum ConnectionClass {
     /// Those for every operation.
     Common,
     /// Those for every operation, and those that are set aside for renewals and releases.
@@ -75,7 +75,7 @@ impl Pool {
     /// MySQL server.
     pub(crate) async fn first_connection(&self, config: &MySqlConfig, bound: Bound) -> Result<Connection> {
         tokio::select! {
-            connected = self.connection(Lane::Common, bound) => connected,
+            connected = self.connection(ConnectionClass::Common, bound) => connected,
             error = identify::other_server(config) => Err(error),
         }
     }
@@ -84,7 +84,7 @@ impl Pool {
     ///
     /// # Errors
     /// When there is none by the deadline; without effect.
-    pub(crate) async fn connection(&self, lane: Lane, bound: Bound) -> Result<Connection> {
+    pub(crate) async fn connection(&self, lane: ConnectionClass, bound: Bound) -> Result<Connection> {
         let permit = match self.permit(lane) {
             Some(permit) => permit,
             None => {
@@ -96,7 +96,7 @@ impl Pool {
     }
 
     /// The same without waiting for others: none if all are in use, or if the server can't be reached.
-    pub(crate) async fn spare_connection(&self, lane: Lane, bound: Bound) -> Option<Connection> {
+    pub(crate) async fn spare_connection(&self, lane: ConnectionClass, bound: Bound) -> Option<Connection> {
         self.trusted(self.permit(lane)?, bound).await.ok()
     }
 
@@ -142,26 +142,26 @@ impl Pool {
     }
 
     /// The right to a connection, if not all are in use.
-    pub(crate) fn permit(&self, lane: Lane) -> Option<OwnedSemaphorePermit> {
+    pub(crate) fn permit(&self, lane: ConnectionClass) -> Option<OwnedSemaphorePermit> {
         let permit = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_owned().ok();
         match lane {
-            Lane::Common => permit(&self.common),
-            Lane::Reserved => permit(&self.common).or_else(|| permit(&self.reserved)),
-            Lane::NamedLock => permit(&self.named_lock),
+            ConnectionClass::Common => permit(&self.common),
+            ConnectionClass::Reserved => permit(&self.common).or_else(|| permit(&self.reserved)),
+            ConnectionClass::NamedLock => permit(&self.named_lock),
         }
     }
 
     /// `None` never comes: the semaphores are not closed.
-    async fn wait_for_permit(&self, lane: Lane) -> Option<OwnedSemaphorePermit> {
+    async fn wait_for_permit(&self, lane: ConnectionClass) -> Option<OwnedSemaphorePermit> {
         let permit = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).acquire_owned();
         match lane {
-            Lane::Common => permit(&self.common).await.ok(),
-            Lane::Reserved => tokio::select! {
+            ConnectionClass::Common => permit(&self.common).await.ok(),
+            ConnectionClass::Reserved => tokio::select! {
                 biased;
                 permit = permit(&self.reserved) => permit.ok(),
                 permit = permit(&self.common) => permit.ok(),
             },
-            Lane::NamedLock => permit(&self.named_lock).await.ok(),
+            ConnectionClass::NamedLock => permit(&self.named_lock).await.ok(),
         }
     }
 }

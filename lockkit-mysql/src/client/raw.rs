@@ -45,7 +45,7 @@ const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION au
      SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
 
 /// The timer of a connection.
-pub(crate) type Alarm = Pin<Box<Sleep>>;
+pub(crate) type Timer = Pin<Box<Sleep>>;
 
 /// What to do with a server that is set to take no writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub(crate) enum Replicas {
 /// if no other is due before, wakes the thread that waits for events. To put off one that is set costs nothing of this.
 pub(crate) struct RawConnection {
     driver: MySqlConnection,
-    alarm: Alarm,
+    alarm: Timer,
     /// Driver and alarm belong to it. When it ends, they may not be touched any more.
     runtime: Id,
     /// Set while a question is open, and again if an answer turned out to belong to another one.
@@ -111,7 +111,7 @@ impl RawConnection {
         &mut self,
         token: Option<Token>,
         until: Instant,
-    ) -> Option<(&mut MySqlConnection, &mut Alarm, Question)> {
+    ) -> Option<(&mut MySqlConnection, &mut Timer, Question)> {
         if self.is_in_doubt() {
             return None;
         }
@@ -192,7 +192,7 @@ pub(crate) fn broke() -> Error {
 
 /// The answer, or `None` if the alarm goes off before.
 pub(crate) async fn before<T>(
-    alarm: &mut Alarm,
+    alarm: &mut Timer,
     work: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Option<Result<T, sqlx::Error>> {
     tokio::select! {

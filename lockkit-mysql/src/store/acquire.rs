@@ -7,10 +7,10 @@ use lockkit_core::{
 };
 
 use crate::{
-    client::{connection::Connection, pool::Lane, raw::LONGEST_WAIT},
+    client::{connection::Connection, pool::ConnectionClass, raw::LONGEST_WAIT},
     store::{
         MySqlStore,
-        named_lock_queue::{self, Queued, Turn},
+        named_lock_queue::{self, QueueTurn, WaitOutcome},
         order, renew,
     },
     wire::{
@@ -43,9 +43,9 @@ pub(crate) async fn acquire(store: &MySqlStore, request: &AcquireRequest) -> Res
 
 impl MySqlStore {
     /// Tries the row. If it is locked, queues on `GET_LOCK` and tries again. If the lock is hot, the queue comes first.
-    async fn attempt_in_turn(&self, request: &AcquireRequest, ttl: i64, mut turn: Turn<'_>) -> Result<Attempt> {
+    async fn attempt_in_turn(&self, request: &AcquireRequest, ttl: i64, mut turn: QueueTurn<'_>) -> Result<Attempt> {
         if turn.should_ask() {
-            let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+            let mut connection = self.pool.connection(ConnectionClass::Common, self.bound(request.ttl)).await?;
             if turn.is_contended(&mut connection).await {
                 turn.note_contention();
             }
@@ -70,7 +70,7 @@ impl MySqlStore {
                 turn.missed();
                 // Other clients had the named lock all the time: queue again, rather than poll the row.
                 let retry_after =
-                    if queued == Some(Queued::NotYet) { Some(Duration::ZERO) } else { contention.retry_after };
+                    if queued == Some(WaitOutcome::NotYet) { Some(Duration::ZERO) } else { contention.retry_after };
                 Ok(Attempt::Contended(Contention { retry_after, ..contention }))
             }
         }
@@ -86,7 +86,7 @@ impl MySqlStore {
             self.pool.settled(from, bound).await?;
         }
         let named_lock = self.queues.named_lock_of(&request.claim.key, from);
-        let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
+        let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let taken = self.take(&mut connection, request, ttl).await?;
         named_lock_queue::release(named_lock);
         let attempt = match taken {
@@ -104,7 +104,7 @@ impl MySqlStore {
     }
 
     async fn attempt_row(&self, request: &AcquireRequest, ttl: i64) -> Result<Attempt> {
-        let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+        let mut connection = self.pool.connection(ConnectionClass::Common, self.bound(request.ttl)).await?;
         if let Some(hold) = self.take(&mut connection, request, ttl).await? {
             return Ok(Attempt::Granted(hold));
         }
@@ -168,11 +168,11 @@ impl MySqlStore {
 
     /// The claim has the lease already (rule R1): extends it, and gives the grant that is on record.
     async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
-        let renewal = renew::Terms { ttl: microseconds(request.ttl), depth: None, floor: 0, holder: None };
+        let renewal = renew::RenewalTerms { ttl: microseconds(request.ttl), depth: None, floor: 0, holder: None };
         let sent = self.info.clock.now();
         renew::extend(self, connection, &[&request.claim], &renewal).await?;
         match self.look_after(connection, &request.claim.key).await? {
-            Some(row::Lock { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
+            Some(row::LockRow { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
                 Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))
             }
             found => Ok(contended(found)),
@@ -187,7 +187,7 @@ fn is_sane(fence: u64, asked: &FenceRequest) -> bool {
 }
 
 /// Another client has the lock; or had it then, and does not any more: then the retry is due at once.
-fn contended(found: Option<row::Lock>) -> Attempt {
+fn contended(found: Option<row::LockRow>) -> Attempt {
     let free = Contention { retry_after: Some(Duration::ZERO), ..Contention::default() };
-    Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, row::Lease::into_contention))
+    Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, row::StoredLease::into_contention))
 }

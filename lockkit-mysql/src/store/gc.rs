@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::{Lane, Pool},
+        pool::{ConnectionClass, Pool},
     },
     wire::{
         error::{self, invalid},
@@ -74,7 +74,7 @@ impl Sweeper {
         }
         let Ok(mut after) = Arc::clone(&self.after).try_lock_owned() else { return };
         // At once: where connections are few, each is in use again when the task begins.
-        let Some(permit) = self.pool.permit(Lane::Common) else { return };
+        let Some(permit) = self.pool.permit(ConnectionClass::Common) else { return };
         let (pool, statements, off) = (Arc::clone(&self.pool), Arc::clone(&self.statements), Arc::clone(&self.off));
         let (bound, has_claims) = (Bound::new(self.timeout), self.has_claims);
         tokio::spawn(async move {
@@ -104,12 +104,12 @@ impl Sweeper {
         let unused = Unused { micros, never_leased: true };
         let mut after = self.has_claims.then_some(0);
         while let Some(id) = after {
-            let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+            let mut connection = self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await?;
             after = remove_claims(&self.statements, &mut connection, id).await?;
         }
         let (mut removed, mut after) = (0, Some(0));
         while let Some(id) = after {
-            let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+            let mut connection = self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await?;
             let page = remove_page(&self.statements, &mut connection, unused, id).await?;
             (removed, after) = (removed + page.removed, page.last);
         }

@@ -8,13 +8,13 @@ use sqlx::mysql::MySqlRow;
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::Lane,
+        pool::ConnectionClass,
     },
     store::MySqlStore,
     wire::{
         error::Sent,
         name::{after_prefix, to_column},
-        row::Lock,
+        row::LockRow,
         statements::Size,
     },
 };
@@ -28,7 +28,7 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
     match query {
         Query::Keys(keys) => {
             for keys in keys.chunks(Size::MOST) {
-                let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+                let mut connection = store.pool.connection(ConnectionClass::Common, Bound::new(store.timeout)).await?;
                 let found =
                     read(store, &mut connection, &keys.iter().collect::<Vec<_>>(), store.info.capability.fifo).await?;
                 // A name may stand in the query twice.
@@ -41,12 +41,12 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
         Query::Prefix(prefix) => {
             let mut last = Vec::new();
             loop {
-                let mut connection = store.pool.connection(Lane::Common, Bound::new(store.timeout)).await?;
+                let mut connection = store.pool.connection(ConnectionClass::Common, Bound::new(store.timeout)).await?;
                 let page = page(store, &mut connection, prefix, &last).await?;
                 let is_last = page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
                 last = page.last().map(|lock| lock.name.clone()).unwrap_or_default();
                 // A row whose name no lockkit client could have written is not a lock.
-                states.extend(page.into_iter().filter_map(Lock::into_named_state));
+                states.extend(page.into_iter().filter_map(LockRow::into_named_state));
                 if is_last {
                     break;
                 }
@@ -62,7 +62,7 @@ pub(crate) async fn read(
     connection: &mut Connection,
     keys: &[&LockKey],
     with_claims: bool,
-) -> Result<HashMap<Vec<u8>, Lock>> {
+) -> Result<HashMap<Vec<u8>, LockRow>> {
     let size = Size::of(keys.len());
     let statement = |question| {
         let statement =
@@ -81,7 +81,7 @@ pub(crate) async fn read(
     Ok(found)
 }
 
-async fn page(store: &MySqlStore, connection: &mut Connection, prefix: &str, last: &[u8]) -> Result<Vec<Lock>> {
+async fn page(store: &MySqlStore, connection: &mut Connection, prefix: &str, last: &[u8]) -> Result<Vec<LockRow>> {
     let with_claims = store.info.capability.fifo;
     let statement = |question| {
         let page = if with_claims { store.statements.page_claims() } else { store.statements.page() };
@@ -91,11 +91,11 @@ async fn page(store: &MySqlStore, connection: &mut Connection, prefix: &str, las
     locks(&connection.numbered_rows(statement).await?, with_claims)
 }
 
-fn locks(rows: &[MySqlRow], with_claims: bool) -> Result<Vec<Lock>> {
+fn locks(rows: &[MySqlRow], with_claims: bool) -> Result<Vec<LockRow>> {
     if !with_claims {
-        return rows.iter().map(Lock::read).collect();
+        return rows.iter().map(LockRow::read).collect();
     }
     let mut locks = Vec::with_capacity(rows.len());
-    rows.iter().try_for_each(|row| Lock::read_with_claim(row, &mut locks))?;
+    rows.iter().try_for_each(|row| LockRow::read_with_claim(row, &mut locks))?;
     Ok(locks)
 }

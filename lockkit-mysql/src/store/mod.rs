@@ -24,7 +24,7 @@ use lockkit_core::{
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::{Lane, Pool},
+        pool::{ConnectionClass, Pool},
         raw::Replicas,
         settings::of_server,
     },
@@ -171,7 +171,7 @@ impl MySqlStore {
     /// Why claims can't be kept, if they can't.
     async fn check_claims(&self, config: &MySqlConfig) -> Result<Option<String>> {
         // A refusal closes the connection.
-        let connection = || self.pool.connection(Lane::Common, Bound::new(self.timeout));
+        let connection = || self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout));
         let mut why = schema::no_claims(&mut connection().await?, config).await?;
         if why.is_some() && config.create && schema::create_claims(&mut connection().await?, config).await? {
             why = schema::no_claims(&mut connection().await?, config).await?;
@@ -217,7 +217,7 @@ impl MySqlStore {
         Ok(Some(done.last_insert_id()).filter(|_| done.rows_affected() > 0))
     }
 
-    pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::Lock>> {
+    pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::LockRow>> {
         let found = row::only(
             &connection.numbered_rows(|question| self.statements.look().bind(question).bind(to_column(key))).await?,
         )?;
@@ -229,7 +229,7 @@ impl MySqlStore {
 
     /// The same after a statement that seems to have changed nothing. That answer has no number: until this one is known to be
     /// the next, it may have been another's, and the effect of the statement is open.
-    pub(crate) async fn look_after(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::Lock>> {
+    pub(crate) async fn look_after(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::LockRow>> {
         self.look(connection, key).await.map_err(Error::unknown_effect)
     }
 

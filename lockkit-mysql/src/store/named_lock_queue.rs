@@ -30,7 +30,7 @@ use tokio::{
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::{Lane, Pool},
+        pool::{ConnectionClass, Pool},
         raw::LONGEST_WAIT,
     },
     wire::{
@@ -58,17 +58,17 @@ pub(crate) struct NamedLockQueues {
     timeout: Duration,
     /// Whether the server, or a proxy, has refused `GET_LOCK`. Then this store polls: each refusal costs a connection.
     refused: AtomicBool,
-    known: Mutex<Known>,
+    known: Mutex<KnownQueues>,
 }
 
-struct Known {
-    queues: HashMap<LockKey, Queue>,
+struct KnownQueues {
+    queues: HashMap<LockKey, NamedLockQueue>,
     cleared: Instant,
 }
 
 /// A lock's queue, as this store knows it.
-struct Queue {
-    state: State,
+struct NamedLockQueue {
+    state: QueueState,
     /// When another client was last seen to want the lock, or to have it.
     contended: Option<Instant>,
     /// When this store released the lock last, and when it last asked whether a client has the named lock.
@@ -76,7 +76,7 @@ struct Queue {
     asked: Instant,
 }
 
-enum State {
+enum QueueState {
     /// No task of this store uses it.
     Unused,
     /// A task of this store waits for the named lock, or tries the row.
@@ -95,16 +95,16 @@ pub(crate) struct NamedLock {
 }
 
 /// The right of one task to use a lock's queue: of each store, one task at a time has it.
-pub(crate) struct Turn<'a> {
+pub(crate) struct QueueTurn<'a> {
     queues: &'a Arc<NamedLockQueues>,
     key: &'a LockKey,
     named_lock: Option<NamedLock>,
     done: bool,
 }
 
-/// What [`Turn::wait`] led to.
+/// What [`QueueTurn::wait`] led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Queued {
+pub(crate) enum WaitOutcome {
     /// The named lock is this store's.
     Got,
     /// Other clients had it for all of that time.
@@ -119,26 +119,26 @@ impl NamedLockQueues {
             table: table.to_owned(),
             timeout,
             refused: AtomicBool::new(false),
-            known: Mutex::new(Known { queues: HashMap::new(), cleared: Instant::now() }),
+            known: Mutex::new(KnownQueues { queues: HashMap::new(), cleared: Instant::now() }),
         }
     }
 
     /// The turn at a lock's queue, unless another task of this store has it, or `GET_LOCK` is refused.
-    pub(crate) fn turn<'a>(self: &'a Arc<Self>, key: &'a LockKey) -> Option<Turn<'a>> {
+    pub(crate) fn turn<'a>(self: &'a Arc<Self>, key: &'a LockKey) -> Option<QueueTurn<'a>> {
         if self.refused.load(Ordering::Relaxed) {
             return None;
         }
         let mut known = unpoisoned(&self.known);
         let queue = known.get_or_make(key)?;
-        let named_lock = match std::mem::replace(&mut queue.state, State::Busy) {
-            State::Unused => None,
-            State::Kept(named_lock, _) => Some(named_lock),
-            other @ (State::Busy | State::Held(..)) => {
+        let named_lock = match std::mem::replace(&mut queue.state, QueueState::Busy) {
+            QueueState::Unused => None,
+            QueueState::Kept(named_lock, _) => Some(named_lock),
+            other @ (QueueState::Busy | QueueState::Held(..)) => {
                 queue.state = other;
                 return None;
             }
         };
-        Some(Turn { queues: self, key, named_lock, done: false })
+        Some(QueueTurn { queues: self, key, named_lock, done: false })
     }
 
     /// The named lock of a claim that is being released, or is lost. To be [released](release) once the row is free;
@@ -148,10 +148,12 @@ impl NamedLockQueues {
         let queue = known.get_or_make(key)?;
         queue.released = Some(Instant::now());
         match &queue.state {
-            State::Held(_, holder) if holder == token => match std::mem::replace(&mut queue.state, State::Unused) {
-                State::Held(named_lock, _) => Some(named_lock),
-                _ => None,
-            },
+            QueueState::Held(_, holder) if holder == token => {
+                match std::mem::replace(&mut queue.state, QueueState::Unused) {
+                    QueueState::Held(named_lock, _) => Some(named_lock),
+                    _ => None,
+                }
+            }
             _ => None,
         }
     }
@@ -172,8 +174,8 @@ impl NamedLockQueues {
     fn release_kept(&self, key: &LockKey, until: Instant) {
         let mut known = unpoisoned(&self.known);
         let Some(queue) = known.queues.get_mut(key) else { return };
-        if matches!(queue.state, State::Kept(_, at) if at == until)
-            && let State::Kept(named_lock, _) = std::mem::replace(&mut queue.state, State::Unused)
+        if matches!(queue.state, QueueState::Kept(_, at) if at == until)
+            && let QueueState::Kept(named_lock, _) = std::mem::replace(&mut queue.state, QueueState::Unused)
         {
             drop(known);
             named_lock.release();
@@ -195,23 +197,23 @@ impl NamedLockQueues {
     }
 }
 
-impl Known {
+impl KnownQueues {
     /// `None` if too many are known already.
-    fn get_or_make(&mut self, key: &LockKey) -> Option<&mut Queue> {
+    fn get_or_make(&mut self, key: &LockKey) -> Option<&mut NamedLockQueue> {
         if self.queues.len() >= REMEMBERED && self.cleared.elapsed() > HOT {
-            self.queues.retain(|_, queue| !matches!(queue.state, State::Unused) || queue.is_hot());
+            self.queues.retain(|_, queue| !matches!(queue.state, QueueState::Unused) || queue.is_hot());
             self.cleared = Instant::now();
         }
         if self.queues.len() >= REMEMBERED {
             return self.queues.get_mut(key);
         }
-        Some(self.queues.entry(key.clone()).or_insert_with(Queue::new))
+        Some(self.queues.entry(key.clone()).or_insert_with(NamedLockQueue::new))
     }
 }
 
-impl Queue {
+impl NamedLockQueue {
     fn new() -> Self {
-        Self { state: State::Unused, contended: None, released: None, asked: Instant::now() }
+        Self { state: QueueState::Unused, contended: None, released: None, asked: Instant::now() }
     }
 
     fn is_hot(&self) -> bool {
@@ -219,10 +221,10 @@ impl Queue {
     }
 }
 
-impl Turn<'_> {
+impl QueueTurn<'_> {
     /// Whether the lock changes hands so often that an attempt should get the named lock before it tries the row.
     pub(crate) fn is_hot(&self) -> bool {
-        unpoisoned(&self.queues.known).queues.get(self.key).is_some_and(Queue::is_hot)
+        unpoisoned(&self.queues.known).queues.get(self.key).is_some_and(NamedLockQueue::is_hot)
     }
 
     /// Whether this store has the named lock already.
@@ -259,41 +261,43 @@ impl Turn<'_> {
     ///
     /// # Cancellation
     /// The connection is hung up when the server has answered, which takes a second at most and releases the named lock.
-    pub(crate) async fn wait(&mut self, pool: &Pool) -> Queued {
+    pub(crate) async fn wait(&mut self, pool: &Pool) -> WaitOutcome {
         if self.named_lock.is_some() {
-            return Queued::Got;
+            return WaitOutcome::Got;
         }
         let bound = Bound::new(LONGEST_WAIT + self.queues.timeout);
-        let Some(mut connection) = pool.spare_connection(Lane::NamedLock, bound).await else { return Queued::No };
+        let Some(mut connection) = pool.spare_connection(ConnectionClass::NamedLock, bound).await else {
+            return WaitOutcome::No;
+        };
         let name = self.queues.name(self.key);
         match self.queues.ask(&mut connection, statements::get_named_lock(), &name).await {
             Some(1) => {
                 self.named_lock = Some(NamedLock { name, timeout: self.queues.timeout, connection: Some(connection) });
-                Queued::Got
+                WaitOutcome::Got
             }
-            Some(_) => Queued::NotYet,
-            None => Queued::No,
+            Some(_) => WaitOutcome::NotYet,
+            None => WaitOutcome::No,
         }
     }
 
     /// The row was taken: the named lock is kept until the row is released.
     pub(crate) fn took(mut self, token: Token) {
         let named_lock = self.named_lock.take();
-        self.end(named_lock.map_or(State::Unused, |named_lock| State::Held(named_lock, token)));
+        self.end(named_lock.map_or(QueueState::Unused, |named_lock| QueueState::Held(named_lock, token)));
     }
 
     /// The row is locked by another client: the named lock, if this store has it, is kept for a moment for the next attempt.
     pub(crate) fn missed(mut self) {
         let Some(named_lock) = self.named_lock.take() else { return };
         let (queues, key, until) = (Arc::clone(self.queues), self.key.clone(), Instant::now() + LINGER);
-        self.end(State::Kept(named_lock, until));
+        self.end(QueueState::Kept(named_lock, until));
         tokio::spawn(async move {
             sleep_until(until).await;
             queues.release_kept(&key, until);
         });
     }
 
-    fn end(&mut self, state: State) {
+    fn end(&mut self, state: QueueState) {
         self.done = true;
         let before = unpoisoned(&self.queues.known)
             .queues
@@ -303,10 +307,10 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for QueueTurn<'_> {
     fn drop(&mut self) {
         if !self.done {
-            self.end(State::Unused);
+            self.end(QueueState::Unused);
         }
     }
 }

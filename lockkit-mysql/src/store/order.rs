@@ -23,11 +23,11 @@ use sqlx::mysql::MySqlRow;
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::Lane,
+        pool::ConnectionClass,
     },
     store::{
         MySqlStore,
-        renew::{CHUNK, Terms},
+        renew::{CHUNK, RenewalTerms},
     },
     wire::{
         error::{self, Sent},
@@ -121,7 +121,7 @@ impl MySqlStore {
     }
 
     async fn ask_for_place(&self, request: &AcquireRequest, waits: bool, is_new: bool) -> Result<Attempt> {
-        let mut connection = self.pool.connection(Lane::Common, self.bound(request.ttl)).await?;
+        let mut connection = self.pool.connection(ConnectionClass::Common, self.bound(request.ttl)).await?;
         if waits
             && !is_new
             && let Some(holder) = self.keep_place(&mut connection, &request.claim).await?
@@ -204,7 +204,7 @@ impl MySqlStore {
     /// Ends such a lease, or gives up its place; grants the lock to the next in the queue.
     pub(super) async fn release_in_order(&self, claim: &Claim, bound: Bound) -> Result<Release> {
         self.pool.settled(&claim.token, bound).await?;
-        let mut connection = self.pool.connection(Lane::Reserved, bound).await?;
+        let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let text = |question| self.statements.order().end(question, claim);
         let rows = connection.transact(text, Some(claim.token)).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
@@ -218,7 +218,7 @@ impl MySqlStore {
     }
 
     /// Extends shares of locks with the same terms, which are in the order of the locks' names.
-    pub(super) async fn renew_shares(&self, renewals: &[&Renewal], terms: &Terms) -> Result<Vec<Renewed>> {
+    pub(super) async fn renew_shares(&self, renewals: &[&Renewal], terms: &RenewalTerms) -> Result<Vec<Renewed>> {
         debug_assert!(renewals.len() <= CHUNK);
         let Some(ttl) = renewals.first().map(|renewal| renewal.ttl) else { return Ok(Vec::new()) };
         let mut shares: Vec<(&LockKey, Vec<Token>)> = Vec::new();
@@ -228,7 +228,7 @@ impl MySqlStore {
                 _ => shares.push((&claim.key, vec![claim.token])),
             }
         }
-        let mut connection = self.pool.connection(Lane::Reserved, self.bound(ttl)).await?;
+        let mut connection = self.pool.connection(ConnectionClass::Reserved, self.bound(ttl)).await?;
         let sent = self.info.clock.now();
         let text = |question| self.statements.order().renew(question, &shares, terms);
         let rows = connection.transact(text, None).await?;

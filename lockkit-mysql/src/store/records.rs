@@ -10,7 +10,7 @@ use lockkit_core::{
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::Lane,
+        pool::ConnectionClass,
     },
     store::{MySqlStore, renew},
     wire::{
@@ -29,7 +29,7 @@ impl Records for MySqlStore {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
         let read = async {
             let name = record_to_column(name)?;
-            let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+            let mut connection = self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await?;
             Ok(self.look_at_record(&mut connection, &name).await?.flatten())
         };
         read.await.map_err(|e: Error| e.at("read record", Some(name), &self.info.name))
@@ -44,7 +44,7 @@ impl Records for MySqlStore {
 impl MySqlStore {
     async fn swap_record(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
         let name = record_to_column(name)?;
-        let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+        let mut connection = self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await?;
         let text = |record: Option<&Record>| record.map_or(String::new(), |record| record.as_str().to_owned());
         for _ in 0..TRIES {
             if seen != new {

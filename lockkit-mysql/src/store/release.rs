@@ -3,11 +3,11 @@
 use lockkit_core::{Claim, Release, Result, store::Sent};
 
 use crate::{
-    client::{connection::Bound, pool::Lane},
+    client::{connection::Bound, pool::ConnectionClass},
     store::{MySqlStore, named_lock_queue, renew},
     wire::{
         name::to_column,
-        row::{Lock, why_not},
+        row::{LockRow, why_not},
     },
 };
 
@@ -22,7 +22,7 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     let named_lock = store.queues.named_lock_of(&claim.key, &claim.token);
     // The release follows every statement that was sent for the claim and given up: one of those could take the lock after it.
     store.pool.settled(&claim.token, bound).await?;
-    let mut connection = store.pool.connection(Lane::Reserved, bound).await?;
+    let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
     let token = claim.token.as_bytes().as_slice();
     let statement = |question| store.statements.release().bind(question).bind(to_column(&claim.key)).bind(token);
     let (done, question) = connection.execute(statement, Some(claim.token)).await?;
@@ -33,7 +33,7 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
         }
         0 if renew::is_answer(&done, question) => {
             let found = store.look_after(&mut connection, &claim.key).await?;
-            let may_share = found.as_ref().is_some_and(Lock::is_shared) || store.ordered.has_forgotten();
+            let may_share = found.as_ref().is_some_and(LockRow::is_shared) || store.ordered.has_forgotten();
             if store.info.capability.shared && may_share {
                 // It may be the lease of one of those, or a place.
                 drop(connection);

@@ -10,12 +10,12 @@ use lockkit_core::{Claim, Error, ErrorKind, Hold, LockKey, Mode, Moment, Renewal
 use sqlx::mysql::MySqlQueryResult;
 
 use crate::{
-    client::{connection::Connection, pool::Lane},
+    client::{connection::Connection, pool::ConnectionClass},
     store::{MySqlStore, inspect, named_lock_queue},
     wire::{
         error::{self, Sent},
         name::to_column,
-        row::{Lock, check_floor, microseconds, why_not},
+        row::{LockRow, check_floor, microseconds, why_not},
         statements::{Question, Size},
     },
 };
@@ -25,7 +25,7 @@ pub(crate) const CHUNK: usize = 64;
 
 /// The terms that leases in the same statement have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Terms {
+pub(crate) struct RenewalTerms {
     /// In microseconds.
     pub(crate) ttl: i64,
     /// `None` leaves the depth as it is.
@@ -41,7 +41,7 @@ type Answers = Vec<Option<Result<Renewed>>>;
 /// Extends leases.
 pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
     let mut answers: Answers = renewals.iter().map(|_| None).collect();
-    let mut groups: BTreeMap<(bool, Terms), Vec<usize>> = BTreeMap::new();
+    let mut groups: BTreeMap<(bool, RenewalTerms), Vec<usize>> = BTreeMap::new();
     for (index, renewal) in renewals.iter().enumerate() {
         match terms(store, renewal) {
             Ok(terms) => groups.entry((is_share(&renewal.claim), terms)).or_default().push(index),
@@ -73,18 +73,24 @@ fn is_share(claim: &Claim) -> bool {
     claim.mode != Mode::Exclusive
 }
 
-fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<Terms> {
+fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<RenewalTerms> {
     store.info.admit_mode(renewal.claim.mode)?;
     store.info.admit_ttl(renewal.ttl)?;
     let floor = renewal.fence_floor.unwrap_or_default();
     check_floor(floor)?;
     let holder = renewal.holder.as_ref().map(|holder| holder.as_str().to_owned());
-    Ok(Terms { ttl: microseconds(renewal.ttl), depth: Some(renewal.depth), floor: floor.get(), holder })
+    Ok(RenewalTerms { ttl: microseconds(renewal.ttl), depth: Some(renewal.depth), floor: floor.get(), holder })
 }
 
 /// Extends the leases of one chunk. When one of several rows is busy, each is tried alone, so that a row that a transaction
 /// keeps locked does not cost the others their leases.
-async fn renew_chunk(store: &MySqlStore, renewals: &[Renewal], chunk: &[usize], terms: &Terms, answers: &mut Answers) {
+async fn renew_chunk(
+    store: &MySqlStore,
+    renewals: &[Renewal],
+    chunk: &[usize],
+    terms: &RenewalTerms,
+    answers: &mut Answers,
+) {
     let failed = match try_chunk(store, renewals, chunk, terms, answers).await {
         Ok(()) => return,
         Err(failed) => failed,
@@ -104,7 +110,7 @@ async fn try_chunk(
     store: &MySqlStore,
     renewals: &[Renewal],
     chunk: &[usize],
-    terms: &Terms,
+    terms: &RenewalTerms,
     answers: &mut Answers,
 ) -> Result<()> {
     let Some(first) = chunk.first() else { return Ok(()) };
@@ -116,7 +122,7 @@ async fn try_chunk(
         return Ok(());
     }
     let bound = store.bound(renewals[*first].ttl);
-    let mut connection = store.pool.connection(Lane::Reserved, bound).await?;
+    let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
     let claims: Vec<&Claim> = chunk.iter().map(|index| &renewals[*index].claim).collect();
     let sent = store.info.clock.now();
     let extended = extend(store, &mut connection, &claims, terms).await?;
@@ -141,7 +147,7 @@ pub(crate) async fn extend(
     store: &MySqlStore,
     connection: &mut Connection,
     claims: &[&Claim],
-    terms: &Terms,
+    terms: &RenewalTerms,
 ) -> Result<u64> {
     let size = Size::of(claims.len());
     let statement = |question| {
@@ -171,7 +177,7 @@ async fn read_back(
     store: &MySqlStore,
     connection: &mut Connection,
     claims: &[&Claim],
-) -> Result<HashMap<Vec<u8>, Lock>> {
+) -> Result<HashMap<Vec<u8>, LockRow>> {
     let keys: Vec<&LockKey> = claims.iter().map(|claim| &claim.key).collect();
     inspect::read(store, connection, &keys, false).await
 }
@@ -184,7 +190,7 @@ fn judge(
     chunk: &[usize],
     sent: Moment,
     extended: u64,
-    found: &HashMap<Vec<u8>, Lock>,
+    found: &HashMap<Vec<u8>, LockRow>,
     answers: &mut Answers,
 ) {
     let lease_of = |claim: &Claim| found.get(to_column(&claim.key)).and_then(|lock| lock.lease.as_ref());

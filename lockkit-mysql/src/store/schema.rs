@@ -8,7 +8,7 @@ pub use crate::wire::table::{claims_ddl, ddl};
 use crate::{
     client::{
         connection::{Bound, Connection},
-        pool::{Lane, Pool},
+        pool::{ConnectionClass, Pool},
         raw::Replicas,
     },
     config::MySqlConfig,
@@ -30,7 +30,7 @@ const CHANGE_WITHIN: Duration = Duration::from_secs(600);
 /// `InvalidInput` for a wrong configuration; `Denied` if the user may not make tables; else when the server can't be
 /// asked.
 pub async fn create(config: &MySqlConfig) -> Result<()> {
-    let mut session = Session::open(config).await?;
+    let mut session = SchemaConnection::open(config).await?;
     let connection = &mut session.connection;
     let made = async {
         create_if_missing(connection, config).await?;
@@ -49,7 +49,7 @@ pub async fn create(config: &MySqlConfig) -> Result<()> {
 /// # Errors
 /// [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if not, with the statement that makes the table; else when the server can't be asked.
 pub async fn check(config: &MySqlConfig) -> Result<()> {
-    let mut session = Session::open(config).await?;
+    let mut session = SchemaConnection::open(config).await?;
     let checked = check_table(&mut session.connection, config).await;
     checked.map_err(|e| session.at("check table", e))
 }
@@ -66,17 +66,17 @@ pub async fn check(config: &MySqlConfig) -> Result<()> {
 /// [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if the table is missing or of some other shape; others as the server says, such as that a
 /// name is in it twice.
 pub async fn upgrade(config: &MySqlConfig) -> Result<bool> {
-    let mut session = Session::open(config).await?;
+    let mut session = SchemaConnection::open(config).await?;
     let upgraded = upgrade_table(&mut session.connection, config).await;
     upgraded.map_err(|e| session.at("upgrade table", e))
 }
 
-struct Session {
+struct SchemaConnection {
     connection: Connection,
     name: Arc<str>,
 }
 
-impl Session {
+impl SchemaConnection {
     async fn open(config: &MySqlConfig) -> Result<Self> {
         config.check()?;
         let name: Arc<str> = config.display_name().into();
@@ -84,7 +84,7 @@ impl Session {
         // Connecting keeps to the bound of an operation; what is done then may take longer.
         let probe = pool.first_connection(config, Bound::new(config.timeout)).await;
         drop(probe.map_err(|e| e.at("connect", None, &name))?);
-        let connection = pool.connection(Lane::Common, Bound::new(CHANGE_WITHIN)).await;
+        let connection = pool.connection(ConnectionClass::Common, Bound::new(CHANGE_WITHIN)).await;
         Ok(Self { connection: connection.map_err(|e| e.at("connect", None, &name))?, name })
     }
 

@@ -4,13 +4,13 @@ use lockkit_core::{Contention, Error, LockKey, Result};
 use sqlx::{MySql, Transaction};
 
 use crate::{
-    client::{connection::Bound, pool::Lane},
+    client::{connection::Bound, pool::ConnectionClass},
     config::MySqlConfig,
     store::MySqlStore,
     wire::{
         error::{self, Sent},
         name::{quoted_table, to_column},
-        row::{self, Lease, Lock},
+        row::{self, LockRow, StoredLease},
         statements::{Text, insert_or_lock, lock_by_id, lock_by_name},
     },
 };
@@ -96,7 +96,7 @@ impl MySqlStore {
 
     /// The id of a lock's row, which is made if it is missing.
     async fn row_id(&self, key: &LockKey) -> Result<u64> {
-        let mut connection = self.pool.connection(Lane::Common, Bound::new(self.timeout)).await?;
+        let mut connection = self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await?;
         if let Some(lock) = self.look(&mut connection, key).await? {
             return Ok(lock.id);
         }
@@ -117,14 +117,14 @@ async fn lock(transaction: &mut Transaction<'_, MySql>, table: &str, key: &LockK
 }
 
 /// A read that locks, so that it sees the row as it is, and does not become the first read of the transaction.
-async fn look(transaction: &mut Transaction<'_, MySql>, statement: Text) -> Result<Option<Lock>> {
+async fn look(transaction: &mut Transaction<'_, MySql>, statement: Text) -> Result<Option<LockRow>> {
     let rows = statement.fetch_all(&mut **transaction).await;
     row::only(&rows.map_err(|e| error::map(e, Sent::Yes))?)
 }
 
-fn judge(lock: Lock) -> TransactionLock {
+fn judge(lock: LockRow) -> TransactionLock {
     match lock.lease {
-        Some(lease) => TransactionLock::Leased(Lease::into_contention(lease)),
+        Some(lease) => TransactionLock::Leased(StoredLease::into_contention(lease)),
         None => TransactionLock::Locked,
     }
 }

@@ -23,7 +23,7 @@ use std::{num::NonZeroU32, time::Duration};
 use lockkit_core::{Claim, HolderInfo, LockKey, Mode, Token};
 
 use crate::{
-    store::renew::Terms,
+    store::renew::RenewalTerms,
     wire::{
         name::to_column,
         row::microseconds,
@@ -42,7 +42,7 @@ const NOW: &str = "CAST(@now AS DATETIME(6))";
 const COMMIT: &str = "COMMIT AND NO CHAIN NO RELEASE";
 
 /// Texts on one table and the table of its claims, both quoted.
-pub(crate) struct Order<'a> {
+pub(crate) struct OrderStatements<'a> {
     pub(crate) locks: &'a str,
     pub(crate) claims: &'a str,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Take<'a> {
     pub(crate) place: Option<Duration>,
 }
 
-impl Order<'_> {
+impl OrderStatements<'_> {
     /// Takes a lock, or a place in its queue. The answer is one row: the question, the lock's id or NULL if it has no row, whether
     /// another limit is in use, what the claim has (0 nothing, 1 the lock alone, 2 a share, 3 a place), fence, span, depth;
     /// whether it is the first in the queue; who else has the lock, and in how many µs that may change.
@@ -159,7 +159,7 @@ impl Order<'_> {
     /// each lock of which none was: the question, the number of the lock, whether anybody has it, token, fence, span, depth.
     /// The locks have to be in the order of their names. The rows of all are locked before anything is changed: those who have the
     /// row of one lock may not wait for another one's while they keep claims from others.
-    pub(crate) fn renew(&self, question: Question, shares: &[(&LockKey, Vec<Token>)], terms: &Terms) -> String {
+    pub(crate) fn renew(&self, question: Question, shares: &[(&LockKey, Vec<Token>)], terms: &RenewalTerms) -> String {
         let (locks, claims) = (self.locks, self.claims);
         let ends = format!("{NOW} + INTERVAL {} MICROSECOND", terms.ttl);
         let depth = terms.depth.map_or(String::new(), |depth| format!(", `count` = {depth}"));

@@ -17,13 +17,13 @@ pub(crate) const MAX_FENCE: u64 = 1 << 62;
 
 /// A row, as the statements of [`Statements`](crate::wire::statements::Statements) read it.
 #[derive(Clone, Debug)]
-pub(crate) struct Lock {
+pub(crate) struct LockRow {
     pub(crate) id: u64,
     pub(crate) name: Vec<u8>,
     /// The counter: the last fence that was given out.
     pub(crate) last: u64,
     /// The lease, if the lock is held.
-    pub(crate) lease: Option<Lease>,
+    pub(crate) lease: Option<StoredLease>,
     /// Those that share it, as far as they were read: then the lease is nobody's.
     shares: Option<Vec<Holder>>,
     /// How many wait for it in an order, if that was read.
@@ -32,7 +32,7 @@ pub(crate) struct Lock {
 
 /// A lease that has not run out.
 #[derive(Clone, Debug)]
-pub(crate) struct Lease {
+pub(crate) struct StoredLease {
     /// `None` if something other than lockkit wrote it.
     pub(crate) token: Option<Token>,
     pub(crate) fence: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Lease {
     pub(crate) remaining: Duration,
 }
 
-impl Lock {
+impl LockRow {
     /// Reads all columns but the first, the number of the question.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Lock {
         let remaining = remaining.and_then(|micros| u64::try_from(micros).ok()).filter(|micros| *micros > 0);
         let lease = match remaining {
             None => None,
-            Some(micros) => Some(Lease {
+            Some(micros) => Some(StoredLease {
                 token: column::<Option<&[u8]>>(row, 2)?.and_then(token),
                 fence: column(row, 3)?,
                 span: column(row, 4)?,
@@ -104,7 +104,7 @@ impl Lock {
 
     /// The state to show; the key is known to be that of the row.
     pub(crate) fn into_state(self, key: LockKey) -> KeyState {
-        let holders = self.shares.unwrap_or_else(|| self.lease.into_iter().map(Lease::into_holder).collect());
+        let holders = self.shares.unwrap_or_else(|| self.lease.into_iter().map(StoredLease::into_holder).collect());
         let fence = Some(self.last).filter(|last| *last > 0).map(Fence::new);
         KeyState { key, holders, fence, waiters: self.waiters }
     }
@@ -116,7 +116,7 @@ impl Lock {
     }
 }
 
-impl Lease {
+impl StoredLease {
     pub(crate) fn is_of(&self, claim: &Claim) -> bool {
         self.token == Some(claim.token)
     }
@@ -162,7 +162,7 @@ fn share(row: &MySqlRow) -> Result<Option<Holder>> {
 }
 
 /// Why a lease is not the claim's, given the lease that was found.
-pub(crate) fn why_not(found: Option<&Lease>) -> LossReason {
+pub(crate) fn why_not(found: Option<&StoredLease>) -> LossReason {
     if found.is_some() { LossReason::Taken } else { LossReason::Gone }
 }
 
@@ -187,8 +187,8 @@ pub(crate) fn only_row(rows: &[MySqlRow]) -> Result<Option<&MySqlRow>> {
 }
 
 /// The lock in it.
-pub(crate) fn only(rows: &[MySqlRow]) -> Result<Option<Lock>> {
-    only_row(rows)?.map(Lock::read).transpose()
+pub(crate) fn only(rows: &[MySqlRow]) -> Result<Option<LockRow>> {
+    only_row(rows)?.map(LockRow::read).transpose()
 }
 
 fn token(bytes: &[u8]) -> Option<Token> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
-use crate::wire::order::{GATE, LAPSED, Order};
+use crate::wire::order::{GATE, LAPSED, OrderStatements};
 
 /// A statement with its arguments.
 pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
@@ -190,8 +190,8 @@ impl Statements {
     }
 
     /// The transactions on claims.
-    pub(crate) fn order(&self) -> Order<'_> {
-        Order { locks: &self.table, claims: &self.claims }
+    pub(crate) fn order(&self) -> OrderStatements<'_> {
+        OrderStatements { locks: &self.table, claims: &self.claims }
     }
 
     /// Reads ids, and of rows that are long unused also the names. Arguments: the question, since when in µs, whether also those

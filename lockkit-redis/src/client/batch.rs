@@ -51,7 +51,7 @@ pub(crate) struct Batches {
     driver: MultiplexedConnection,
     /// Where the driver runs: what waits for it must not end before it does.
     runtime: Handle,
-    queue: Mutex<Queue>,
+    queue: Mutex<RequestQueue>,
     /// How many commands were sent on this connection, and the last of them that was answered.
     sent: AtomicUsize,
     answered: AtomicUsize,
@@ -60,24 +60,24 @@ pub(crate) struct Batches {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    waiting: Vec<Waiting>,
+struct RequestQueue {
+    waiting: Vec<QueuedRequest>,
     /// Whether a task is on its way that will send them.
     called: bool,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedRequest {
     request: Box<Request>,
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<BatchReply>,
 }
 
 /// The reply to a request; or the request, which has to go alone.
-type Answer = Result<RedisResult<Value>, Box<Request>>;
+type BatchReply = Result<RedisResult<Value>, Box<Request>>;
 
 /// Requests that were handed to the driver as one command.
 struct Batch {
-    waiting: Vec<Waiting>,
+    waiting: Vec<QueuedRequest>,
     /// Which of the commands of this connection it is, and the number that is to come back with the answer.
     count: usize,
     number: u64,
@@ -136,13 +136,13 @@ impl Batches {
         self: &Arc<Self>,
         request: Box<Request>,
         is_alone: bool,
-    ) -> Result<oneshot::Receiver<Answer>, Box<Request>> {
+    ) -> Result<oneshot::Receiver<BatchReply>, Box<Request>> {
         let mut queue = unpoisoned(&self.queue);
         if (is_alone && queue.waiting.is_empty()) || self.is_jammed() {
             return Err(request);
         }
         let (answer, answered) = oneshot::channel();
-        queue.waiting.push(Waiting { request, answer });
+        queue.waiting.push(QueuedRequest { request, answer });
         let is_called = std::mem::replace(&mut queue.called, true);
         drop(queue);
         if !is_called {
@@ -204,17 +204,17 @@ impl Batches {
     }
 
     /// Hands requests to the driver one by one, all of them now: nobody waits for the answers to others.
-    fn apart(&self, waiting: Vec<Waiting>) -> Vec<Batch> {
+    fn apart(&self, waiting: Vec<QueuedRequest>) -> Vec<Batch> {
         let queue = unpoisoned(&self.queue);
         waiting.into_iter().filter_map(|one| self.hand_over(vec![one], false, &queue)).collect()
     }
 
     /// Requests that were given up are not sent, and never will be. That, and that others stay behind, takes the lock on
     /// the queue. `None` if nobody is left.
-    fn hand_over(&self, mut waiting: Vec<Waiting>, with_code: bool, _locked: &Queue) -> Option<Batch> {
+    fn hand_over(&self, mut waiting: Vec<QueuedRequest>, with_code: bool, _locked: &RequestQueue) -> Option<Batch> {
         waiting.retain(|waiting| !waiting.answer.is_closed());
         if self.is_jammed() {
-            waiting.drain(..).for_each(Waiting::go_alone);
+            waiting.drain(..).for_each(QueuedRequest::go_alone);
         }
         if waiting.is_empty() {
             return None;
@@ -267,7 +267,7 @@ impl Batches {
 
     /// The reply, and those who wait for it; `None` when all of them gave up. (A server may be silent for long, and
     /// whoever is asked for a lease a thousand times a second must not remember them all.)
-    async fn reply(&self, mut batch: Batch) -> Option<(Vec<Waiting>, RedisResult<Value>)> {
+    async fn reply(&self, mut batch: Batch) -> Option<(Vec<QueuedRequest>, RedisResult<Value>)> {
         let all_gave_up = async {
             for waiting in &mut batch.waiting {
                 waiting.answer.closed().await;
@@ -283,7 +283,7 @@ impl Batches {
     }
 }
 
-impl Waiting {
+impl QueuedRequest {
     fn hear(self, reply: RedisResult<Value>) {
         // A caller that gave up meanwhile does not need it.
         _ = self.answer.send(Ok(reply));

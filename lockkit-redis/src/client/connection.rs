@@ -173,7 +173,7 @@ impl Connection {
         sent: Sent,
         exchange: Pin<&mut (impl Future<Output = RedisResult<T>> + Send)>,
     ) -> Result<T> {
-        let mut operation = Operation::begin(self, bound);
+        let mut operation = UnderWay::begin(self, bound);
         let outcome = timeout(bound, exchange).await.ok();
         operation.ended = outcome.is_some();
         drop(operation);
@@ -250,7 +250,7 @@ impl Drop for Connection {
 
 /// Counts as under way until it is dropped. If it has not ended by then, that may tell of a black hole: the engine gives up
 /// a renewal, and others what they ask for, before our own bound is over.
-struct Operation<'a> {
+struct UnderWay<'a> {
     connection: &'a Connection,
     /// Whether there was a strike when it began, and what had been received.
     struck: bool,
@@ -260,7 +260,7 @@ struct Operation<'a> {
     ended: bool,
 }
 
-impl<'a> Operation<'a> {
+impl<'a> UnderWay<'a> {
     fn begin(connection: &'a Connection, bound: Duration) -> Self {
         connection.under_way.fetch_add(1, Ordering::Relaxed);
         let received = connection.received.load(Ordering::Relaxed);
@@ -276,7 +276,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-impl Drop for Operation<'_> {
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         self.connection.under_way.fetch_sub(1, Ordering::Relaxed);
         if self.is_unanswered() && self.connection.struck.swap(true, Ordering::Relaxed) && self.struck {

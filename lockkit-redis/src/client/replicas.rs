@@ -28,7 +28,7 @@ const LIFE_MS: u32 = 60_000;
 /// The replicas of one server.
 #[derive(Debug)]
 pub(crate) struct Replicas {
-    asking: Arc<Asking>,
+    asking: Arc<ReplicaWait>,
     /// One `WAIT` each.
     rounds: Arc<Rounds<Result<Acknowledged>>>,
 }
@@ -38,7 +38,7 @@ type Acknowledged = (u32, Arc<Connection>);
 
 /// How replicas are asked.
 #[derive(Debug)]
-struct Asking {
+struct ReplicaWait {
     wanted: u32,
     within: Duration,
     timeout: Duration,
@@ -51,7 +51,7 @@ impl Replicas {
     /// As many replicas as the configuration says have to acknowledge. The dialer is for nothing else.
     pub(crate) fn new(config: &RedisConfig, dialer: Arc<Dialer>, note: Arc<NoteKey>) -> Self {
         let RedisConfig { replicas: wanted, replica_timeout: within, timeout, .. } = *config;
-        Self { asking: Arc::new(Asking { wanted, within, timeout, dialer, note }), rounds: Rounds::new() }
+        Self { asking: Arc::new(ReplicaWait { wanted, within, timeout, dialer, note }), rounds: Rounds::new() }
     }
 
     /// Waits until enough replicas have what was answered on this connection until now.
@@ -66,7 +66,7 @@ impl Replicas {
         if !asked.is_same_server(of) {
             return Err(Error::new(ErrorKind::Unavailable, "another server took over before replicas had it"));
         }
-        let Asking { wanted, within, .. } = *self.asking;
+        let ReplicaWait { wanted, within, .. } = *self.asking;
         if count < wanted {
             let message = format!("{count} of {wanted} replicas have it after {within:?}");
             return Err(Error::new(ErrorKind::Unavailable, message));
@@ -75,7 +75,7 @@ impl Replicas {
     }
 }
 
-impl Asking {
+impl ReplicaWait {
     async fn wait(&self) -> Result<Acknowledged> {
         let connection = self.dialer.connection().await?;
         let mut requests = Pipeline::with_capacity(2);

@@ -58,13 +58,13 @@ pub(super) struct Acquisition<'a> {
 /// What the server said to an acquisition.
 pub(super) enum Answer {
     Granted(Hold),
-    Held(Held),
+    Held(HeldByAnother),
     /// The server took over from another, and grants nothing for so long.
     Paused(Duration),
 }
 
 /// What is in the way of an acquisition.
-pub(super) struct Held {
+pub(super) struct HeldByAnother {
     pub(super) remaining: Option<Duration>,
     pub(super) holder: HolderInfo,
     /// Whether the holder sends no message when it releases.
@@ -74,14 +74,14 @@ pub(super) struct Held {
 }
 
 /// Where a waiter listens.
-struct Waiter {
+struct Listener {
     node: Arc<Node>,
     interest: Interest,
 }
 
 impl RedisStore {
     /// Asks once, wherever the lock is. A waiter who listens there subscribes first, in the same round trip.
-    async fn ask(&self, acquisition: &Acquisition<'_>, mut waiter: Option<&mut Waiter>) -> Result<(Answer, Route)> {
+    async fn ask(&self, acquisition: &Acquisition<'_>, mut waiter: Option<&mut Listener>) -> Result<(Answer, Route)> {
         let mut route = self.nodes.route(&acquisition.lock).await?;
         loop {
             let interest = waiter.as_deref_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &route.node));
@@ -172,20 +172,20 @@ impl RedisStore {
         // Listen before asking, so that a release between the answer and the wait is not missed.
         let mut waiter = self.nodes.known(&acquisition.lock).and_then(|node| {
             let interest = node.subscriptions.listen_if_subscribed(&acquisition.lock)?;
-            Some(Waiter { node, interest })
+            Some(Listener { node, interest })
         });
         loop {
             let (answer, Route { node, asking, .. }) = self.ask(acquisition, waiter.as_mut()).await?;
-            let Answer::Held(Held { remaining, holder, is_silent, .. }) = answer else {
+            let Answer::Held(HeldByAnother { remaining, holder, is_silent, .. }) = answer else {
                 return Ok(answer.into_attempt());
             };
             if asking {
                 // Nobody listens at a server that the slot has not arrived at.
                 return Ok(contended(Some(ON_ITS_WAY), holder));
             }
-            let Some(Waiter { interest, .. }) = waiter.as_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &node))
+            let Some(Listener { interest, .. }) = waiter.as_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &node))
             else {
-                waiter = Some(Waiter { interest: node.subscriptions.listen(&acquisition.lock), node });
+                waiter = Some(Listener { interest: node.subscriptions.listen(&acquisition.lock), node });
                 continue;
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
@@ -290,7 +290,7 @@ impl<'a> Acquisition<'a> {
                     let (is_silent, is_first) = (!is_free && stored == Stored::Foreign, *place == [Value::Int(0)]);
                     let holder =
                         if is_free { HolderInfo::new("others that wait for it") } else { stored.into_holder() };
-                    Ok(Answer::Held(Held { remaining, holder, is_silent, is_first }))
+                    Ok(Answer::Held(HeldByAnother { remaining, holder, is_silent, is_first }))
                 }
                 _ => Err(odd()),
             },
@@ -303,7 +303,7 @@ impl Answer {
     pub(super) fn into_attempt(self) -> Attempt {
         match self {
             Self::Granted(hold) => Attempt::Granted(hold),
-            Self::Held(Held { remaining, holder, .. }) => contended(remaining, holder),
+            Self::Held(HeldByAnother { remaining, holder, .. }) => contended(remaining, holder),
             Self::Paused(left) => contended(Some(left), epoch::predecessors_holder()),
         }
     }

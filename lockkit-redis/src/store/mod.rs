@@ -19,7 +19,7 @@ use lockkit_core::{
 use crate::{
     client::nodes::Nodes,
     config::{RedisConfig, Topology},
-    store::queue::Queued,
+    store::queue::QueuedClaims,
     wire::name::Names,
 };
 
@@ -31,7 +31,7 @@ pub struct RedisStore {
     pub(crate) names: Names,
     pub(crate) nodes: Nodes,
     pub(crate) timeout: Duration,
-    queued: Queued,
+    queued: QueuedClaims,
 }
 
 impl RedisStore {
@@ -88,7 +88,7 @@ impl RedisStore {
         };
         let timeout = config.timeout;
         let nodes = Nodes::new(config, &names, alarm);
-        Ok(Self { info, names, nodes, timeout, queued: Queued::default() })
+        Ok(Self { info, names, nodes, timeout, queued: QueuedClaims::default() })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).

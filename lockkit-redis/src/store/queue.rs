@@ -27,7 +27,7 @@ use crate::{
     },
     store::{
         RedisStore,
-        acquire::{Acquisition, Answer, Held, ON_ITS_WAY, SILENT_POLL, confirm, contended, explain},
+        acquire::{Acquisition, Answer, HeldByAnother, ON_ITS_WAY, SILENT_POLL, confirm, contended, explain},
     },
     wire::{
         error::{self, Sent},
@@ -52,7 +52,7 @@ pub(super) fn has_order(request: &AcquireRequest) -> bool {
 
 /// The claims that were asked for in an order, and where they wait.
 #[derive(Default)]
-pub(crate) struct Queued {
+pub(crate) struct QueuedClaims {
     claims: Mutex<HashMap<Token, Stage>>,
 }
 
@@ -61,13 +61,13 @@ enum Stage {
     /// A call is under way.
     Asked,
     /// It has a place, and may have been granted the lock.
-    Waits(Place),
+    Waits(QueueListener),
     /// It has the lock, or is being released.
     Done,
 }
 
 /// Where a claim listens while it waits.
-struct Place {
+struct QueueListener {
     node: Arc<Node>,
     channel: String,
     own: Interest,
@@ -76,10 +76,10 @@ struct Place {
 }
 
 /// A claim that is asked for now.
-struct Asked<'a> {
-    queued: &'a Queued,
+struct OpenClaim<'a> {
+    queued: &'a QueuedClaims,
     claim: &'a Claim,
-    place: Option<Place>,
+    place: Option<QueueListener>,
     /// This is the first call for the claim.
     is_new: bool,
 }
@@ -101,7 +101,7 @@ impl RedisStore {
         })
     }
 
-    async fn ask_and_wait(&self, acquisition: &Acquisition<'_>, asked: &mut Asked<'_>) -> Result<Attempt> {
+    async fn ask_and_wait(&self, acquisition: &Acquisition<'_>, asked: &mut OpenClaim<'_>) -> Result<Attempt> {
         let AcquireRequest { wait, order, .. } = *acquisition.request;
         let give_back = Instant::now() + wait.min(REFRESH);
         loop {
@@ -132,7 +132,7 @@ impl RedisStore {
             }
             let Some(place) = asked.place.as_mut().filter(|place| Arc::ptr_eq(&place.node, &node)) else {
                 let channel = self.names.reserved(&format!("turn-{}", Token::random()?.reveal()));
-                asked.place = Some(Place::new(node, channel, held.is_first.then_some(&*acquisition.lock)));
+                asked.place = Some(QueueListener::new(node, channel, held.is_first.then_some(&*acquisition.lock)));
                 continue;
             };
             if held.is_first && place.first.is_none() {
@@ -155,7 +155,7 @@ impl RedisStore {
     async fn ask_in_order(
         &self,
         acquisition: &Acquisition<'_>,
-        mut place: Option<&mut Place>,
+        mut place: Option<&mut QueueListener>,
     ) -> Result<(Answer, Route)> {
         let mut route = self.nodes.route(&acquisition.lock).await?;
         loop {
@@ -171,7 +171,7 @@ impl RedisStore {
         &self,
         route: &Route,
         acquisition: &Acquisition<'_>,
-        mut place: Option<&mut Place>,
+        mut place: Option<&mut QueueListener>,
     ) -> Result<Answer> {
         let connection = route.node.dialer.connection().await?;
         if let Some(left) = acquisition.pause(route, &connection)? {
@@ -279,7 +279,7 @@ fn last(connection: &Connection, mut replies: Vec<Value>) -> Result<Value> {
     Ok(reply)
 }
 
-impl Held {
+impl HeldByAnother {
     /// After which time to look again at a lock of whose end nobody may tell.
     fn look_again(&self) -> Duration {
         let lapses = self.remaining.map_or(REFRESH, |remaining| remaining + Duration::from_millis(1));
@@ -291,8 +291,8 @@ impl Held {
     }
 }
 
-impl Queued {
-    fn ask<'a>(&'a self, claim: &'a Claim) -> Asked<'a> {
+impl QueuedClaims {
+    fn ask<'a>(&'a self, claim: &'a Claim) -> OpenClaim<'a> {
         let mut claims = unpoisoned(&self.claims);
         if claims.len() >= REMEMBERED {
             claims.retain(|_, stage| !matches!(stage, Stage::Done));
@@ -303,7 +303,7 @@ impl Queued {
             Some(Stage::Waits(place)) => Some(place),
             _ => None,
         };
-        Asked { queued: self, claim, place, is_new }
+        OpenClaim { queued: self, claim, place, is_new }
     }
 
     /// A claim is about to be released: it listens no more.
@@ -319,7 +319,7 @@ impl Queued {
     }
 }
 
-impl Asked<'_> {
+impl OpenClaim<'_> {
     /// The claim has the lock.
     fn granted(&mut self) {
         self.place = None;
@@ -338,7 +338,7 @@ impl Asked<'_> {
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for OpenClaim<'_> {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
         // It may have been released meanwhile. What is left of it then is dropped after the lock on the table.
@@ -355,7 +355,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-impl Place {
+impl QueueListener {
     /// `first` is the channel of the lock, for a claim that will be the first in the queue.
     fn new(node: Arc<Node>, channel: String, first: Option<&str>) -> Self {
         let own = node.subscriptions.listen(&channel);
@@ -386,9 +386,9 @@ impl Place {
     }
 }
 
-impl fmt::Debug for Queued {
+impl fmt::Debug for QueuedClaims {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queued").field("claims", &unpoisoned(&self.claims).len()).finish()
+        f.debug_struct("QueuedClaims").field("claims", &unpoisoned(&self.claims).len()).finish()
     }
 }
 

@@ -50,12 +50,12 @@ impl Owed {
 
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    queue: Mutex<Queue>,
+    queue: Mutex<RetryQueue>,
     arrived: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct RetryQueue {
     /// By the moment of the next try.
     waiting: BTreeMap<(Moment, u64), Try>,
     /// Those that wait, and those that are being tried.
@@ -97,7 +97,7 @@ impl Backlog {
     }
 }
 
-impl Queue {
+impl RetryQueue {
     fn put(&mut self, at: Moment, retry: Try) {
         self.next_id += 1;
         self.waiting.insert((at, self.next_id), retry);
@@ -191,7 +191,7 @@ impl Drop for Worker {
     /// What is dropped with its runtime lapses.
     fn drop(&mut self) {
         if !self.is_done {
-            *unpoisoned(&self.backlog.queue) = Queue::default();
+            *unpoisoned(&self.backlog.queue) = RetryQueue::default();
         }
     }
 }

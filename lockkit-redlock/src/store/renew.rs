@@ -44,7 +44,7 @@ struct Item {
     errors: NodeErrors,
 }
 
-type Batch = Vec<Result<Renewed>>;
+type RenewalAnswers = Vec<Result<Renewed>>;
 
 /// Extends leases; one answer each, in order. No node is asked about a mode that only the node has.
 pub(crate) async fn renew(quorum: &Arc<Quorum>, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
@@ -90,7 +90,7 @@ async fn renew_admitted(quorum: &Arc<Quorum>, renewals: Arc<[Renewal]>) -> Vec<R
     answers
 }
 
-fn ask_all(quorum: &Arc<Quorum>, renewals: &Arc<[Renewal]>) -> Calls<Batch> {
+fn ask_all(quorum: &Arc<Quorum>, renewals: &Arc<[Renewal]>) -> Calls<RenewalAnswers> {
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
         let (quorum, renewals) = (Arc::clone(quorum), Arc::clone(renewals));
@@ -99,7 +99,7 @@ fn ask_all(quorum: &Arc<Quorum>, renewals: &Arc<[Renewal]>) -> Calls<Batch> {
     calls
 }
 
-fn take(quorum: &Quorum, items: &mut [Item], node: usize, batch: Batch) {
+fn take(quorum: &Quorum, items: &mut [Item], node: usize, batch: RenewalAnswers) {
     let mut batch = batch.into_iter();
     for item in items {
         let missing = || Err(Error::new(ErrorKind::Unexpected, "no answer to the renewal").unknown_effect());
@@ -198,8 +198,8 @@ impl Item {
 
 /// What is left to do after the verdicts: nodes that have not answered, leases to heal, and lost ones to release
 /// where they are still held. At each node by itself: one that is away holds up no other.
-fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: Calls<Batch>) {
-    let mut to_heal: Vec<Vec<Gone>> = vec![Vec::new(); quorum.nodes.len()];
+fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: Calls<RenewalAnswers>) {
+    let mut to_heal: Vec<Vec<MaybeLost>> = vec![Vec::new(); quorum.nodes.len()];
     let mut held = Vec::with_capacity(items.len());
     for (item, renewal) in items.iter().zip(renewals) {
         let entry = item.known.as_ref().map(|(entry, _)| entry);
@@ -223,7 +223,7 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: C
         at_nodes.add(node, heal(Arc::clone(quorum), node, gone));
     }
     if held.iter().any(Option::is_some) {
-        let held: Arc<[Option<Gone>]> = held.into();
+        let held: Arc<[Option<MaybeLost>]> = held.into();
         for (node, call) in calls.take() {
             at_nodes.add(node, tend_late(Arc::clone(quorum), node, call, Arc::clone(&held)));
         }
@@ -232,10 +232,10 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: C
 }
 
 /// A lease that a node may have lost, and its renewal.
-type Gone = (Arc<Entry>, Renewal);
+type MaybeLost = (Arc<Entry>, Renewal);
 
 /// A node had not answered the renewals when the others decided them.
-async fn tend_late(quorum: Arc<Quorum>, node: usize, call: Call<Batch>, held: Arc<[Option<Gone>]>) {
+async fn tend_late(quorum: Arc<Quorum>, node: usize, call: Call<RenewalAnswers>, held: Arc<[Option<MaybeLost>]>) {
     let mut gone = Vec::new();
     for (held, answer) in held.iter().zip(call.await) {
         match (held, answer) {
@@ -248,7 +248,7 @@ async fn tend_late(quorum: Arc<Quorum>, node: usize, call: Call<Batch>, held: Ar
 }
 
 /// Asks a node that lost leases for them again, while a majority has them.
-async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<Gone>) {
+async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<MaybeLost>) {
     for some in all.chunks(HEALED_AT_ONCE) {
         let mut calls = Calls::with_capacity(some.len());
         for (entry, renewal) in some {

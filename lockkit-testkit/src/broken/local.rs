@@ -15,7 +15,7 @@ use lockkit_core::{
 
 use super::{
     Bug,
-    table::{Answer, Table, Terms},
+    table::{Answer, StoredTerms, Table},
 };
 
 /// The simple store in this process, for `SimStore::over` of the package `lockkit-sim`: correct without a bug.
@@ -125,6 +125,6 @@ impl LockStore for LocalStore {
     }
 }
 
-fn hold(claim: &Claim, terms: Terms, until: Moment) -> Hold {
+fn hold(claim: &Claim, terms: StoredTerms, until: Moment) -> Hold {
     Hold { claim: claim.clone(), fence: terms.fence, span: terms.span, until, depth: terms.depth }
 }

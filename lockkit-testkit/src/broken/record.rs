@@ -9,18 +9,18 @@ use lockkit_core::{AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo,
 
 use super::{
     Bug,
-    table::{Answer, Terms},
+    table::{Answer, StoredTerms},
 };
 
 /// How long a place is kept for a claim that does not ask again.
 const PLACE: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Default)]
-pub(super) struct Record {
+pub(super) struct LockRecord {
     /// One for each that holds the lock.
-    pub(super) leases: Vec<Lease>,
+    pub(super) leases: Vec<StoredLease>,
     /// Who waits to be served in order, the first in front.
-    queue: VecDeque<Place>,
+    queue: VecDeque<QueuedClaim>,
     /// The last fence given out; 0 if there is no counter.
     pub(super) fence: u64,
     /// Only with a bug: when the counter is forgotten.
@@ -31,7 +31,7 @@ pub(super) struct Record {
 
 /// A claim's place in the queue. It ends when it was not asked for again in time.
 #[derive(Debug)]
-struct Place {
+struct QueuedClaim {
     token: Token,
     mode: Mode,
     ends: Option<Moment>,
@@ -39,7 +39,7 @@ struct Place {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Lease {
+pub(super) struct StoredLease {
     pub(super) claim: Claim,
     pub(super) mode: Mode,
     /// `None` is for ever.
@@ -50,7 +50,7 @@ pub(super) struct Lease {
     pub(super) info: HolderInfo,
 }
 
-impl Record {
+impl LockRecord {
     /// Grants a lease that ends at `ends`, or says who is in the way.
     pub(super) fn acquire(
         &mut self,
@@ -141,7 +141,7 @@ impl Record {
             self.barred = self.barred.max(ends.filter(|_| bug == Some(Bug::WriterWaitsForTtl)));
         }
         let (claim, span, info) = (request.claim.clone(), request.fence.span, request.holder.clone());
-        let lease = Lease { claim, mode, ends, fence, span, depth: 1, info };
+        let lease = StoredLease { claim, mode, ends, fence, span, depth: 1, info };
         let terms = lease.terms();
         self.leases.push(lease);
         Answer::Granted(terms)
@@ -194,7 +194,7 @@ impl Record {
             // BUG: who waits for long loses its place.
             Some(_) if bug == Some(Bug::PlaceNotKept) => {}
             Some(place) => place.ends = ends,
-            None => self.queue.push_back(Place { token, mode, ends, info: request.holder.clone() }),
+            None => self.queue.push_back(QueuedClaim { token, mode, ends, info: request.holder.clone() }),
         }
     }
 
@@ -228,9 +228,9 @@ impl Record {
     }
 }
 
-impl Lease {
-    pub(super) fn terms(&self) -> Terms {
-        Terms { fence: Fence::new(self.fence), span: self.span, depth: self.depth }
+impl StoredLease {
+    pub(super) fn terms(&self) -> StoredTerms {
+        StoredTerms { fence: Fence::new(self.fence), span: self.span, depth: self.depth }
     }
 
     pub(super) fn holder(&self, now: Moment) -> Holder {

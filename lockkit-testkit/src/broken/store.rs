@@ -22,7 +22,7 @@ use tokio::{
 
 use super::{
     Bug,
-    table::{Answer, Table, Terms},
+    table::{Answer, StoredTerms, Table},
     wire::Dialer,
 };
 
@@ -142,8 +142,8 @@ impl SimpleStore {
         Claim { token, ..claim.clone() }
     }
 
-    fn hold(&self, claim: &Claim, terms: Terms, sent: Moment, ttl: Duration) -> Hold {
-        let Terms { fence, span, depth } = terms;
+    fn hold(&self, claim: &Claim, terms: StoredTerms, sent: Moment, ttl: Duration) -> Hold {
+        let StoredTerms { fence, span, depth } = terms;
         // BUG: the time that the reply took is counted as validity.
         let since = if self.has(Bug::ValidityFromReply) { self.now() } else { sent };
         // BUG: claimed, but not there.
@@ -194,7 +194,7 @@ impl SimpleStore {
                 let holder = contention.holder.clone();
                 return Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder, burnt: false }));
             }
-            let place = waiter.get_or_insert_with(|| Waiter::new(self, &request.claim.key)).place;
+            let place = waiter.get_or_insert_with(|| CountedWaiter::new(self, &request.claim.key)).place;
             // BUG: who died will not release.
             let lapse = contention.retry_after.filter(|_| !self.has(Bug::WaitsForRelease));
             let mut lapse = lapse.map_or(left, |after| after + Duration::from_millis(1));
@@ -369,7 +369,7 @@ async fn detached<T: Send + 'static>(work: impl Future<Output = Result<T>> + Sen
 }
 
 /// Counts one that waits for as long as it does.
-struct Waiter<'a> {
+struct CountedWaiter<'a> {
     dialer: &'a Dialer,
     key: &'a LockKey,
     /// How many waited when it came, itself included.
@@ -377,7 +377,7 @@ struct Waiter<'a> {
     stays: bool,
 }
 
-impl<'a> Waiter<'a> {
+impl<'a> CountedWaiter<'a> {
     fn new(store: &'a SimpleStore, key: &'a LockKey) -> Self {
         let mut waiting = store.dialer.inside.waiting();
         let count = waiting.entry(key.as_str().to_owned()).or_default();
@@ -387,7 +387,7 @@ impl<'a> Waiter<'a> {
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for CountedWaiter<'_> {
     fn drop(&mut self) {
         if self.stays {
             return;

@@ -8,14 +8,14 @@ use lockkit_core::{
 
 use super::{
     Bug,
-    record::{Lease, Record},
+    record::{LockRecord, StoredLease},
 };
 
 /// All locks, by the name that the client made of their key.
 #[derive(Debug)]
 pub(super) struct Table {
     bug: Option<Bug>,
-    records: BTreeMap<String, Record>,
+    records: BTreeMap<String, LockRecord>,
     texts: BTreeMap<String, store::Record>,
     /// Whether waiters are to be told that something is free.
     pub(super) freed: bool,
@@ -23,7 +23,7 @@ pub(super) struct Table {
 
 /// What is on record of a lease.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct StoredTerms {
     pub(super) fence: Fence,
     pub(super) span: u32,
     pub(super) depth: u32,
@@ -32,7 +32,7 @@ pub(super) struct Terms {
 /// The answer to an acquisition.
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
-    Granted(Terms),
+    Granted(StoredTerms),
     Held {
         remaining: Option<Duration>,
         holder: HolderInfo,
@@ -85,11 +85,12 @@ impl Table {
         renewal: &Renewal,
         now: Moment,
         ends: Option<Moment>,
-    ) -> Result<Terms, LossReason> {
+    ) -> Result<StoredTerms, LossReason> {
         // BUG: what is gone is written anew.
         if self.has(Bug::RenewCreates) && self.record(name, now).leases.is_empty() {
             let (claim, info) = (renewal.claim.clone(), HolderInfo::new("renewed"));
-            let lease = Lease { claim, mode: Mode::Exclusive, ends, fence: 0, span: 1, depth: renewal.depth, info };
+            let lease =
+                StoredLease { claim, mode: Mode::Exclusive, ends, fence: 0, span: 1, depth: renewal.depth, info };
             let terms = lease.terms();
             self.record(name, now).leases.push(lease);
             return Ok(terms);
@@ -102,7 +103,7 @@ impl Table {
         let all = self.has(Bug::RenewsOtherReaders) || self.has(Bug::ReadersShareALease);
         let record = self.record(name, now);
         let lost = if record.leases.is_empty() { LossReason::Gone } else { LossReason::Taken };
-        let is_it = |lease: &&mut Lease| anyones || lease.claim.token == renewal.claim.token;
+        let is_it = |lease: &&mut StoredLease| anyones || lease.claim.token == renewal.claim.token;
         let lease = record.leases.iter_mut().find(is_it).ok_or(lost)?;
         lease.ends = ends;
         lease.depth = if adds { lease.depth + renewal.depth - 1 } else { renewal.depth };
@@ -222,7 +223,7 @@ impl Table {
     }
 
     /// The record of a name, without what has ended.
-    fn record(&mut self, name: &str, now: Moment) -> &mut Record {
+    fn record(&mut self, name: &str, now: Moment) -> &mut LockRecord {
         let record = self.records.entry(name.to_owned()).or_default();
         record.drop_lapsed(now);
         record

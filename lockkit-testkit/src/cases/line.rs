@@ -28,13 +28,13 @@ cases! { "fairness":
 const SOON: Duration = Duration::from_secs(3);
 
 /// Those that wait for a lock, and the order in which they got it.
-struct Line {
+struct Waiters {
     lock: Lock,
     served: Arc<Mutex<Vec<&'static str>>>,
     waiting: Vec<JoinHandle<CaseResult>>,
 }
 
-impl Line {
+impl Waiters {
     fn before(lock: Lock) -> Self {
         Self { lock, served: Arc::default(), waiting: Vec::new() }
     }
@@ -93,7 +93,7 @@ impl Line {
 async fn all_kinds_are_served_as_they_came(ctx: Ctx) -> CaseResult {
     let (mine, name) = (ctx.locker().await?, ctx.name());
     let guard = mine.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
-    let mut line = Line::before(mine.lock(&name));
+    let mut line = Waiters::before(mine.lock(&name));
     line.join("reader 1", ctx.locker().await?.rw_lock(&name).read()).await?;
     line.join("writer 1", ctx.locker().await?.rw_lock(&name).write()).await?;
     line.join("reader 2", ctx.locker().await?.rw_lock(&name).read()).await?;
@@ -112,7 +112,7 @@ async fn permits_are_served_as_they_came(ctx: Ctx) -> CaseResult {
     let permits = mine.semaphore(&name, TWO).ttl(LONG);
     let _kept = permits.try_acquire().await?.ok_or("free, but refused")?;
     let guard = permits.try_acquire().await?.ok_or("a permit is left, but refused")?;
-    let mut line = Line::before(mine.lock(&name));
+    let mut line = Waiters::before(mine.lock(&name));
     for who in ["first", "second", "third"] {
         line.join(who, ctx.locker().await?.semaphore(&name, TWO)).await?;
     }
@@ -124,7 +124,7 @@ async fn permits_are_served_as_they_came(ctx: Ctx) -> CaseResult {
 async fn a_waiting_writer_is_not_passed(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let reader = read(&mine.rw_lock(&name).read()).await?;
-    let mut line = Line::before(mine.lock(&name));
+    let mut line = Waiters::before(mine.lock(&name));
     line.join("a writer", other.rw_lock(&name).write()).await?;
     line.join("a reader", mine.rw_lock(&name).read()).await?;
     assert_eq!(reader.release().await?, Outcome::Released);
@@ -135,7 +135,7 @@ async fn a_waiting_writer_is_not_passed(ctx: Ctx) -> CaseResult {
 async fn readers_in_front_enter_together(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = mine.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
-    let mut line = Line::before(mine.lock(&name));
+    let mut line = Waiters::before(mine.lock(&name));
     let meeting = Arc::new(Barrier::new(3));
     for (who, locker) in [("one", &mine), ("two", &other), ("three", &other)] {
         let meeting = Arc::clone(&meeting);
@@ -156,7 +156,7 @@ async fn readers_in_front_enter_together(ctx: Ctx) -> CaseResult {
 async fn a_try_passes_no_waiting_writer(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let reader = read(&mine.rw_lock(&name).read()).await?;
-    let mut line = Line::before(mine.lock(&name));
+    let mut line = Waiters::before(mine.lock(&name));
     line.join("a writer", other.rw_lock(&name).write()).await?;
     for locker in [&mine, &other] {
         let got = locker.rw_lock(&name).read().try_acquire().await?;
@@ -171,7 +171,7 @@ async fn a_try_passes_no_waiting_writer(ctx: Ctx) -> CaseResult {
 async fn a_try_takes_no_permit_from_those_that_wait(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let one = mine.semaphore(&name, TWO).ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
-    let mut line = Line::before(mine.lock(&name));
+    let mut line = Waiters::before(mine.lock(&name));
     line.join("a writer", other.lock(&name).fifo()).await?;
     for locker in [&mine, &other] {
         assert!(locker.semaphore(&name, TWO).try_acquire().await?.is_none(), "a try passed one that waits");
@@ -233,7 +233,7 @@ async fn a_place_that_nobody_asks_for_ends(ctx: Ctx) -> CaseResult {
 async fn a_waiter_that_asks_again_keeps_its_place(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&mine, &name, LONG).await?;
-    let mut line = Line::before(mine.lock(&name));
+    let mut line = Waiters::before(mine.lock(&name));
     line.join("first", other.lock(&name).fifo()).await?;
     // The place of the first would end while the second has one.
     tokio::time::sleep(PLACE / 2).await;

@@ -13,7 +13,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use super::Place;
+use super::Location;
 
 /// Nothing but the end of its input may end the guardian. SIGHUP would, and it comes just when it is least wanted: when
 /// the test dies while the server is frozen, for then the two are an orphaned process group with a stopped member, and
@@ -57,11 +57,11 @@ pub(super) struct Guardian {
 }
 
 impl Guardian {
-    /// A guardian for the server that `command` starts in `place`, which is not running yet.
-    pub(super) fn new(place: &Place, command: &[OsString]) -> io::Result<Self> {
+    /// A guardian for the server that `command` starts in `location`, which is not running yet.
+    pub(super) fn new(location: &Location, command: &[OsString]) -> io::Result<Self> {
         let mut shell = Command::new("/bin/sh")
             .args(["-c", SCRIPT, "lockkit-guardian"])
-            .args([&place.dir, &place.log])
+            .args([&location.dir, &location.log])
             .args(command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -47,16 +47,16 @@ pub(crate) trait Service: fmt::Debug + Send + Sync {
     fn name(&self) -> &str;
 
     /// Fills the data directory, which exists and is empty.
-    fn prepare(&self, place: &Place) -> io::Result<()>;
+    fn prepare(&self, location: &Location) -> io::Result<()>;
 
     /// The program and its arguments.
-    fn command(&self, place: &Place) -> Vec<OsString>;
+    fn command(&self, location: &Location) -> Vec<OsString>;
 
     /// Asks the server whether it serves by now; the error says what is still missing.
     ///
     /// The answer has to come from the process `pid`. In the moment between choosing a port and listening on it another
     /// server may have taken it, and would be glad to answer in our server's place.
-    fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a>;
+    fn probe<'a>(&'a self, location: &'a Location, pid: u32) -> Probe<'a>;
 }
 
 /// The answer to [`Service::probe`], boxed so that a [`Process`] is the same type for every kind of server.
@@ -64,7 +64,7 @@ pub(crate) type Probe<'a> = Pin<Box<dyn Future<Output = io::Result<()>> + Send +
 
 /// Where a server lives.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     /// The server's own temporary directory, which holds the two below.
     pub(crate) dir: PathBuf,
     /// What the server keeps across restarts.
@@ -75,7 +75,7 @@ pub(crate) struct Place {
     pub(crate) port: u16,
 }
 
-impl Place {
+impl Location {
     pub(crate) fn new(dir: PathBuf, port: u16) -> Self {
         Self { data: dir.join("data"), log: dir.join("log"), dir, port }
     }

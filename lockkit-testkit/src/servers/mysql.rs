@@ -1,6 +1,6 @@
 //! Private MariaDB and MySQL servers.
 
-use super::{Place, Probe, Process, Program, Result, ServerError, Service, mysql_wire::Connection};
+use super::{Location, Probe, Process, Program, Result, ServerError, Service, mysql_wire::Connection};
 use crate::faults::ServerClock;
 use std::{
     env,
@@ -190,27 +190,27 @@ impl Service for MySql {
         }
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
-        copy_tree(&self.template()?, &place.data)?;
+    fn prepare(&self, location: &Location) -> io::Result<()> {
+        copy_tree(&self.template()?, &location.data)?;
         let mut init = format!("CREATE DATABASE IF NOT EXISTS {0};\nUSE {0};\n", MySqlServer::DATABASE);
         self.options.init.iter().for_each(|statement| init.push_str(&format!("{statement};\n")));
-        fs::write(init_file(place), init)
+        fs::write(init_file(location), init)
     }
 
-    fn command(&self, place: &Place) -> Vec<OsString> {
+    fn command(&self, location: &Location) -> Vec<OsString> {
         let mut command = self.options.clock.as_ref().map(ServerClock::prefix).unwrap_or_default();
         command.extend([self.program.clone().into(), "--no-defaults".into()]);
         command.extend(as_root().map(Into::into));
-        let port = format!("--port={}", place.port);
+        let port = format!("--port={}", location.port);
         command.extend([port.as_str(), "--bind-address=127.0.0.1", "--skip-log-bin"].map(Into::into));
         command.extend(["--innodb-buffer-pool-size=64M", "--max-connections=1000"].map(Into::into));
         command.extend([
-            option("--datadir=", &place.data),
-            option("--socket=", &place.dir.join("socket")),
-            option("--pid-file=", &pid_file(place)),
-            option("--init-file=", &init_file(place)),
+            option("--datadir=", &location.data),
+            option("--socket=", &location.dir.join("socket")),
+            option("--pid-file=", &pid_file(location)),
+            option("--init-file=", &init_file(location)),
             // MariaDB removes what looks like its temporary tables there when it starts: also those of other servers.
-            option("--tmpdir=", &place.dir),
+            option("--tmpdir=", &location.dir),
         ]);
         if self.brand == Brand::MySql {
             command.extend(["--mysqlx=OFF", "--performance-schema=OFF", "--secure-file-priv=NULL"].map(Into::into));
@@ -219,14 +219,14 @@ impl Service for MySql {
         command
     }
 
-    fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a> {
+    fn probe<'a>(&'a self, location: &'a Location, pid: u32) -> Probe<'a> {
         Box::pin(async move {
             // The server writes its number when it has got the port, so that nobody else answers there.
-            let written = fs::read_to_string(pid_file(place))?;
+            let written = fs::read_to_string(pid_file(location))?;
             if written.trim() != pid.to_string() {
                 return Err(io::Error::other("it has not got its port yet"));
             }
-            let mut connection = Connection::open(place.addr(), ADMIN).await?;
+            let mut connection = Connection::open(location.addr(), ADMIN).await?;
             connection.query("SELECT 1").await.map(drop)
         })
     }
@@ -280,12 +280,12 @@ fn as_root() -> Option<&'static str> {
     rustix::process::geteuid().is_root().then_some("--user=root")
 }
 
-fn pid_file(place: &Place) -> PathBuf {
-    place.dir.join("pid")
+fn pid_file(location: &Location) -> PathBuf {
+    location.dir.join("pid")
 }
 
-fn init_file(place: &Place) -> PathBuf {
-    place.dir.join("init.sql")
+fn init_file(location: &Location) -> PathBuf {
+    location.dir.join("init.sql")
 }
 
 fn option(name: &str, path: &Path) -> OsString {

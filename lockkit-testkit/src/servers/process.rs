@@ -1,6 +1,6 @@
 //! A server process: what can be done to any server.
 
-use super::{Place, Result, ServerError, Service, guardian::Guardian, port::Port};
+use super::{Location, Result, ServerError, Service, guardian::Guardian, port::Port};
 use crate::faults::process;
 use std::{
     fs,
@@ -36,7 +36,7 @@ pub enum Keep {
 #[derive(Debug)]
 pub struct Process {
     service: Arc<dyn Service>,
-    place: Place,
+    location: Location,
     ward: Arc<Ward>,
     /// It is given back when the server is gone.
     _port: Port,
@@ -68,13 +68,13 @@ impl Process {
     async fn start_on(service: Arc<dyn Service>, port: Port) -> Result<Self> {
         let failed = |error| ServerError::io(format_args!("could not start {}", service.name()), error);
         let dir = tempfile::Builder::new().prefix("lockkit-").tempdir().map_err(failed)?;
-        let place = Place::new(dir.path().to_owned(), port.number());
-        Self::fill(&service, &place).await.map_err(failed)?;
-        let guardian = Guardian::new(&place, &service.command(&place)).map_err(failed)?;
+        let location = Location::new(dir.path().to_owned(), port.number());
+        Self::fill(&service, &location).await.map_err(failed)?;
+        let guardian = Guardian::new(&location, &service.command(&location)).map_err(failed)?;
         // From here on removing the directory is the guardian's job.
         let _ = dir.keep();
         let ward = Arc::new(Ward { guardian: Mutex::new(guardian), pid: AtomicU32::new(0) });
-        let process = Self { service, place, _port: port, ward, restarting: tokio::sync::Mutex::default() };
+        let process = Self { service, location, _port: port, ward, restarting: tokio::sync::Mutex::default() };
         process.run().await?;
         Ok(process)
     }
@@ -82,18 +82,18 @@ impl Process {
     /// The port on 127.0.0.1. It stays the same across restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.place.port
+        self.location.port
     }
 
     /// The address that the server listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
-        self.place.addr()
+        self.location.addr()
     }
 
     /// Where the server lives.
-    pub(crate) fn place(&self) -> &Place {
-        &self.place
+    pub(crate) fn location(&self) -> &Location {
+        &self.location
     }
 
     /// The server's process number; none after [`kill`](Self::kill).
@@ -160,8 +160,8 @@ impl Process {
         let _restarting = self.restarting.lock().await;
         self.kill().await?;
         if keep == Keep::Nothing {
-            let emptied = match fs::remove_dir_all(&self.place.data) {
-                Ok(()) => Self::fill(&self.service, &self.place).await,
+            let emptied = match fs::remove_dir_all(&self.location.data) {
+                Ok(()) => Self::fill(&self.service, &self.location).await,
                 Err(error) => Err(error),
             };
             emptied.map_err(|error| self.failed("empty the data directory of", error))?;
@@ -170,15 +170,15 @@ impl Process {
     }
 
     /// Makes the data directory and puts into it what the server needs, on a thread that may block: some take seconds.
-    async fn fill(service: &Arc<dyn Service>, place: &Place) -> io::Result<()> {
-        let (service, place) = (service.clone(), place.clone());
-        let fill = move || fs::create_dir(&place.data).and_then(|()| service.prepare(&place));
+    async fn fill(service: &Arc<dyn Service>, location: &Location) -> io::Result<()> {
+        let (service, location) = (service.clone(), location.clone());
+        let fill = move || fs::create_dir(&location.data).and_then(|()| service.prepare(&location));
         tokio::task::spawn_blocking(fill).await.map_err(io::Error::other)?
     }
 
     /// Starts the server's process and waits until it is ready.
     async fn run(&self) -> Result<()> {
-        let log_start = fs::metadata(&self.place.log).map_or(0, |meta| meta.len());
+        let log_start = fs::metadata(&self.location.log).map_or(0, |meta| meta.len());
         let pid = self.ward.clone().ask(Ward::start).await.map_err(|error| self.failed("start", error))?;
         let not_ready = |why: &str| {
             let log = self.log_from(log_start).unwrap_or_default();
@@ -187,7 +187,7 @@ impl Process {
         // The standard clock, because tokio's may be paused by the test, while the server takes its time all the same.
         let deadline = Instant::now() + READY_WITHIN;
         loop {
-            let still_missing = match timeout(Duration::from_secs(1), self.service.probe(&self.place, pid)).await {
+            let still_missing = match timeout(Duration::from_secs(1), self.service.probe(&self.location, pid)).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => "it does not answer".to_owned(),
@@ -203,7 +203,7 @@ impl Process {
     }
 
     fn log_from(&self, start: u64) -> io::Result<String> {
-        let mut file = fs::File::open(&self.place.log)?;
+        let mut file = fs::File::open(&self.location.log)?;
         file.seek(SeekFrom::Start(start))?;
         let mut log = Vec::new();
         file.read_to_end(&mut log)?;

@@ -1,7 +1,7 @@
 //! Private Redis and Valkey servers.
 
 use super::{
-    Authority, Place, Probe, Process, Program, Result, ServerError, Service,
+    Authority, Location, Probe, Process, Program, Result, ServerError, Service,
     resp::{Connection, Door},
 };
 use crate::faults::ServerClock;
@@ -155,12 +155,12 @@ impl Tls {
     }
 
     /// The settings, of servers and sentinels alike, that leave no other way in without TLS.
-    pub(super) fn settings(&self, place: &Place) -> [(&'static str, OsString); 9] {
+    pub(super) fn settings(&self, location: &Location) -> [(&'static str, OsString); 9] {
         let yes_or_no = |yes| if yes { "yes" } else { "no" };
         [
             ("port", "0".into()),
-            ("tls-port", place.port.to_string().into()),
-            ("unixsocket", Door::socket(place).into()),
+            ("tls-port", location.port.to_string().into()),
+            ("unixsocket", Door::socket(location).into()),
             ("tls-cert-file", self.certificate.clone().into()),
             ("tls-key-file", self.key.clone().into()),
             ("tls-ca-cert-file", self.ca.clone().into()),
@@ -219,7 +219,7 @@ impl RedisServer {
     /// part of the text.
     pub async fn command(&self, words: &[&str]) -> Result<String> {
         let answer = async {
-            let mut connection = Connection::open(self.place(), self.door, self.password.as_deref()).await?;
+            let mut connection = Connection::open(self.location(), self.door, self.password.as_deref()).await?;
             connection.command(words).await
         };
         answer.await.map_err(|error| ServerError::io(words.first().unwrap_or(&"an empty command"), error))
@@ -246,20 +246,20 @@ impl Service for Redis {
         "Redis"
     }
 
-    fn prepare(&self, _: &Place) -> io::Result<()> {
+    fn prepare(&self, _: &Location) -> io::Result<()> {
         Ok(())
     }
 
-    fn command(&self, place: &Place) -> Vec<OsString> {
+    fn command(&self, location: &Location) -> Vec<OsString> {
         let options = &self.options;
         let mut command = options.clock.as_ref().map(ServerClock::prefix).unwrap_or_default();
         command.push(self.program.clone().into());
-        let port = place.port.to_string();
+        let port = location.port.to_string();
         command.extend(["--bind", "127.0.0.1", "--port", &port, "--daemonize", "no", "--save", ""].map(Into::into));
-        for (name, value) in options.tls.iter().flat_map(|tls| tls.settings(place)) {
+        for (name, value) in options.tls.iter().flat_map(|tls| tls.settings(location)) {
             command.extend([format!("--{name}").into(), value]);
         }
-        command.extend(["--dir".into(), place.data.clone().into()]);
+        command.extend(["--dir".into(), location.data.clone().into()]);
         match options.persistence {
             Persistence::None => command.extend(["--appendonly", "no"].map(Into::into)),
             Persistence::Append => command.extend(["--appendonly", "yes", "--appendfsync", "no"].map(Into::into)),
@@ -277,9 +277,10 @@ impl Service for Redis {
         command
     }
 
-    fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a> {
+    fn probe<'a>(&'a self, location: &'a Location, pid: u32) -> Probe<'a> {
         let process_id = async {
-            let mut connection = Connection::open(place, self.options.door(), self.options.password.as_deref()).await?;
+            let mut connection =
+                Connection::open(location, self.options.door(), self.options.password.as_deref()).await?;
             // A server that is still loading its data refuses PING but not INFO, so it takes both.
             connection.command(&["PING"]).await?;
             connection.command(&["INFO", "server"]).await
@@ -318,10 +319,10 @@ mod tests {
     async fn another_server_on_the_port_is_not_taken_for_ours() -> Result<()> {
         let server = RedisServer::start(RedisOptions::default()).await?;
         let service = Redis { program: PathBuf::new(), options: RedisOptions::default() };
-        let place = Place::new(PathBuf::new(), server.port());
+        let location = Location::new(PathBuf::new(), server.port());
         let pid = server.pid().expect("it runs");
-        assert!(service.probe(&place, pid).await.is_ok());
-        let error = service.probe(&place, pid + 1).await.expect_err("another server");
+        assert!(service.probe(&location, pid).await.is_ok());
+        let error = service.probe(&location, pid + 1).await.expect_err("another server");
         assert_eq!(error.to_string(), "another server answers on its port");
         Ok(())
     }
@@ -333,7 +334,7 @@ mod tests {
         let server = RedisServer::start(RedisOptions::default().tls(&authority)).await?;
         assert_eq!(server.command(&["PING"]).await?, "PONG");
         assert!(server.url().starts_with("rediss://"), "{}", server.url());
-        let mut plain = Connection::open(server.place(), Door::Port, None).await.expect("a port");
+        let mut plain = Connection::open(server.location(), Door::Port, None).await.expect("a port");
         assert!(plain.command(&["PING"]).await.is_err());
         Ok(())
     }

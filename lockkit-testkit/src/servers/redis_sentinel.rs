@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Place, Probe, Process, RedisFlavor, RedisOptions, RedisServer, Result, ServerError, Service,
+    Location, Probe, Process, RedisFlavor, RedisOptions, RedisServer, Result, ServerError, Service,
     redis::Tls,
     resp::{Connection, Door},
 };
@@ -91,7 +91,7 @@ impl RedisSentinels {
     /// As for [`RedisServer::command`].
     pub async fn command(&self, sentinel: usize, words: &[&str]) -> Result<String> {
         let answer = async {
-            let mut connection = Connection::open(self.sentinels[sentinel].place(), self.door, None).await?;
+            let mut connection = Connection::open(self.sentinels[sentinel].location(), self.door, None).await?;
             connection.command(words).await
         };
         answer.await.map_err(|error| ServerError::io(words.join(" "), error))
@@ -162,28 +162,30 @@ impl Service for Sentinel {
         "Redis Sentinel"
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
+    fn prepare(&self, location: &Location) -> io::Result<()> {
         let (name, primary, down_after) = (RedisSentinels::PRIMARY, self.primary, DOWN_AFTER.as_millis());
         let mut config = format!(
             "port {}\nbind 127.0.0.1\ndir \"{}\"\nsentinel monitor {name} 127.0.0.1 {primary} 2\n\
              sentinel down-after-milliseconds {name} {down_after}\nsentinel failover-timeout {name} 4000\n",
-            place.port,
-            place.data.display(),
+            location.port,
+            location.data.display(),
         );
-        for (name, value) in self.tls.iter().flat_map(|tls| tls.settings(place)) {
+        for (name, value) in self.tls.iter().flat_map(|tls| tls.settings(location)) {
             _ = writeln!(config, "{name} \"{}\"", value.display());
         }
-        fs::write(place.data.join("sentinel.conf"), config)
+        fs::write(location.data.join("sentinel.conf"), config)
     }
 
-    fn command(&self, place: &Place) -> Vec<OsString> {
-        vec![self.program.clone().into(), place.data.join("sentinel.conf").into(), "--sentinel".into()]
+    fn command(&self, location: &Location) -> Vec<OsString> {
+        vec![self.program.clone().into(), location.data.join("sentinel.conf").into(), "--sentinel".into()]
     }
 
-    fn probe<'a>(&'a self, place: &'a Place, pid: u32) -> Probe<'a> {
+    fn probe<'a>(&'a self, location: &'a Location, pid: u32) -> Probe<'a> {
         Box::pin(async move {
-            let info =
-                Connection::open(place, Tls::door(self.tls.as_ref()), None).await?.command(&["INFO", "server"]).await?;
+            let info = Connection::open(location, Tls::door(self.tls.as_ref()), None)
+                .await?
+                .command(&["INFO", "server"])
+                .await?;
             if info.lines().any(|line| line == format!("process_id:{pid}")) {
                 Ok(())
             } else {

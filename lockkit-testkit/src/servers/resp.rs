@@ -1,6 +1,6 @@
 //! As much of the Redis protocol as the jobs of a test's administrator need.
 
-use super::Place;
+use super::Location;
 use std::{fmt, io, path::PathBuf, time::Duration};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
@@ -22,8 +22,8 @@ pub(super) enum Door {
 
 impl Door {
     /// The path of the socket.
-    pub(super) fn socket(place: &Place) -> PathBuf {
-        place.dir.join("socket")
+    pub(super) fn socket(location: &Location) -> PathBuf {
+        location.dir.join("socket")
     }
 }
 
@@ -36,10 +36,10 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Connection {
-    pub(super) async fn open(place: &Place, door: Door, password: Option<&str>) -> io::Result<Self> {
+    pub(super) async fn open(location: &Location, door: Door, password: Option<&str>) -> io::Result<Self> {
         let stream: Box<dyn Stream> = match door {
-            Door::Port => Box::new(TcpStream::connect(place.addr()).await?),
-            Door::Socket => Box::new(UnixStream::connect(Door::socket(place)).await?),
+            Door::Port => Box::new(TcpStream::connect(location.addr()).await?),
+            Door::Socket => Box::new(UnixStream::connect(Door::socket(location)).await?),
         };
         let mut connection = Self { stream: BufReader::new(stream) };
         if let Some(password) = password {

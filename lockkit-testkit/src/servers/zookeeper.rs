@@ -1,6 +1,6 @@
 //! Private ZooKeeper servers, alone and as an ensemble.
 
-use super::{Place, Probe, Process, Program, Result, ServerError, Service, find, port::Port, process::READY_WITHIN};
+use super::{Location, Probe, Process, Program, Result, ServerError, Service, find, port::Port, process::READY_WITHIN};
 use crate::faults::Proxy;
 use std::{
     ffi::OsString,
@@ -107,7 +107,7 @@ impl ZooKeeperServer {
     /// If the configuration can't be written.
     pub fn limit_sessions(&self, shortest: Duration, longest: Duration) -> Result<()> {
         let write = || {
-            let config = self.process.place().data.join("zoo.cfg");
+            let config = self.process.location().data.join("zoo.cfg");
             // Of several lines the last one counts.
             let mut file = fs::OpenOptions::new().append(true).open(config)?;
             writeln!(file, "minSessionTimeout={}\nmaxSessionTimeout={}", shortest.as_millis(), longest.as_millis())
@@ -129,14 +129,14 @@ impl Deref for ZooKeeperServer {
 pub struct ZooKeeperEnsemble {
     members: Vec<ZooKeeperServer>,
     /// What stands between the members, if anything does.
-    lines: Vec<Line>,
+    links: Vec<Link>,
     /// What the members talk over.
     _ports: Vec<Port>,
 }
 
 /// The way on which one member follows another, should that lead.
 #[derive(Debug)]
-struct Line {
+struct Link {
     from: usize,
     to: usize,
     proxy: Proxy,
@@ -149,7 +149,7 @@ impl ZooKeeperEnsemble {
     ///
     /// If Java or the archive is not installed, or a server does not come up.
     pub async fn start(flavor: ZooKeeperFlavor) -> Result<Self> {
-        Self::start_lined(flavor, false).await
+        Self::start_linked(flavor, false).await
     }
 
     /// The same with proxies between the members, so that one can be [silenced](Self::silence). They live on this
@@ -158,10 +158,10 @@ impl ZooKeeperEnsemble {
     /// # Errors
     /// As for [`start`](Self::start).
     pub async fn start_with_proxies(flavor: ZooKeeperFlavor) -> Result<Self> {
-        Self::start_lined(flavor, true).await
+        Self::start_linked(flavor, true).await
     }
 
-    async fn start_lined(flavor: ZooKeeperFlavor, lined: bool) -> Result<Self> {
+    async fn start_linked(flavor: ZooKeeperFlavor, linked: bool) -> Result<Self> {
         let (java, archive) = (JAVA.locate()?, flavor.locate()?);
         let mut attempt = 1;
         loop {
@@ -169,13 +169,13 @@ impl ZooKeeperEnsemble {
             let claimed: io::Result<Vec<_>> = (0..6).map(|_| Port::free()).collect();
             let claimed = claimed.map_err(|error| ServerError::io("ZooKeeper", error))?;
             let ports: Vec<_> = claimed.chunks_exact(2).map(|pair| (pair[0].number(), pair[1].number())).collect();
-            let lines = if lined { lines(&ports).await } else { Ok(Vec::new()) };
-            let lines = lines.map_err(|error| ServerError::io("ZooKeeper", error))?;
+            let links = if linked { links(&ports).await } else { Ok(Vec::new()) };
+            let links = links.map_err(|error| ServerError::io("ZooKeeper", error))?;
             let member = |number| ZooKeeper {
                 java: java.clone(),
                 archive: archive.clone(),
                 arguments: Vec::new(),
-                member: Some(Member { number, ports: ports_seen_by(number - 1, &ports, &lines) }),
+                member: Some(Member { number, ports: ports_seen_by(number - 1, &ports, &links) }),
             };
             // None of them serves before a majority is there, so they start side by side.
             let started =
@@ -183,7 +183,7 @@ impl ZooKeeperEnsemble {
             match started {
                 Ok((first, second, third)) => {
                     let members = [first, second, third].map(|process| ZooKeeperServer { process }).into();
-                    return Ok(Self { members, lines, _ports: claimed });
+                    return Ok(Self { members, links, _ports: claimed });
                 }
                 Err(_) if attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(error),
@@ -210,13 +210,13 @@ impl ZooKeeperEnsemble {
     /// It lasts until they have noticed (`syncLimit`: ten ticks, 5 s), for members then look for a leader on other ways:
     /// in an election each tells the others its true address. Only with [`start_with_proxies`](Self::start_with_proxies).
     pub fn silence(&self, place: usize) {
-        let touched = self.lines.iter().filter(|line| line.from == place || line.to == place);
-        touched.for_each(|line| line.proxy.blackhole());
+        let touched = self.links.iter().filter(|link| link.from == place || link.to == place);
+        touched.for_each(|link| link.proxy.blackhole());
     }
 
     /// Undoes every [`silence`](Self::silence). What was held back is delivered.
     pub fn unsilence(&self) {
-        self.lines.iter().for_each(|line| line.proxy.heal());
+        self.links.iter().for_each(|link| link.proxy.heal());
     }
 
     /// Waits until a member leads, and returns its place in [`members`](Self::members). An election takes the members
@@ -274,25 +274,25 @@ impl Service for ZooKeeper {
         "ZooKeeper"
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
+    fn prepare(&self, location: &Location) -> io::Result<()> {
         let mut config = format!(
             "tickTime={}\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n\
              4lw.commands.whitelist=*\nmaxClientCnxns=0\nminSessionTimeout=1000\nmaxSessionTimeout=60000\n",
             TICK.as_millis(),
-            place.data.display(),
-            place.port,
+            location.data.display(),
+            location.port,
         );
         if let Some(Member { number, ports }) = &self.member {
             config.push_str("initLimit=20\nsyncLimit=10\n");
             for (place, (quorum, election)) in ports.iter().enumerate() {
                 config.push_str(&format!("server.{}=127.0.0.1:{quorum}:{election}\n", place + 1));
             }
-            fs::write(place.data.join("myid"), number.to_string())?;
+            fs::write(location.data.join("myid"), number.to_string())?;
         }
-        fs::write(place.data.join("zoo.cfg"), config)
+        fs::write(location.data.join("zoo.cfg"), config)
     }
 
-    fn command(&self, place: &Place) -> Vec<OsString> {
+    fn command(&self, location: &Location) -> Vec<OsString> {
         let mut command: Vec<OsString> = vec![self.java.clone().into()];
         // The machine's memory and processors are shared with the tests: a small heap, and no more compiling than pays.
         command.extend(["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"].map(Into::into));
@@ -301,19 +301,19 @@ impl Service for ZooKeeper {
         command.extend(self.arguments.iter().cloned());
         command.extend(["-cp".into(), class_path(&self.archive)]);
         command.push("org.apache.zookeeper.server.quorum.QuorumPeerMain".into());
-        command.push(place.data.join("zoo.cfg").into());
+        command.push(location.data.join("zoo.cfg").into());
         command
     }
 
-    fn probe<'a>(&'a self, place: &'a Place, _pid: u32) -> Probe<'a> {
+    fn probe<'a>(&'a self, location: &'a Location, _pid: u32) -> Probe<'a> {
         Box::pin(async move {
-            let state = ask(place.addr(), "srvr").await?;
+            let state = ask(location.addr(), "srvr").await?;
             if !state.contains("Mode: ") {
                 return Err(io::Error::other(state.trim().to_owned()));
             }
             // It does not tell its process number, but the name of its directory is as good.
-            let settings = ask(place.addr(), "conf").await?;
-            if settings.contains(&*place.data.to_string_lossy()) {
+            let settings = ask(location.addr(), "conf").await?;
+            if settings.contains(&*location.data.to_string_lossy()) {
                 Ok(())
             } else {
                 Err(io::Error::other("another server answers on its port"))
@@ -364,21 +364,21 @@ async fn ask(address: SocketAddr, word: &str) -> io::Result<String> {
 }
 
 /// Proxies for each member before the ports on which each other would lead.
-async fn lines(ports: &[(u16, u16)]) -> io::Result<Vec<Line>> {
-    let mut lines = Vec::new();
+async fn links(ports: &[(u16, u16)]) -> io::Result<Vec<Link>> {
+    let mut links = Vec::new();
     for from in 0..ports.len() {
         for (to, &(quorum, _)) in ports.iter().enumerate().filter(|(to, _)| *to != from) {
-            lines.push(Line { from, to, proxy: Proxy::start((Ipv4Addr::LOCALHOST, quorum).into()).await? });
+            links.push(Link { from, to, proxy: Proxy::start((Ipv4Addr::LOCALHOST, quorum).into()).await? });
         }
     }
-    Ok(lines)
+    Ok(links)
 }
 
 /// The ports that a member is told of: its own, and the proxies before those of the others.
-fn ports_seen_by(from: usize, ports: &[(u16, u16)], lines: &[Line]) -> Vec<(u16, u16)> {
+fn ports_seen_by(from: usize, ports: &[(u16, u16)], links: &[Link]) -> Vec<(u16, u16)> {
     let seen = |(to, &(quorum, election)): (usize, &(u16, u16))| {
-        let line = lines.iter().find(|line| line.from == from && line.to == to);
-        (line.map_or(quorum, |line| line.proxy.addr().port()), election)
+        let link = links.iter().find(|link| link.from == from && link.to == to);
+        (link.map_or(quorum, |link| link.proxy.addr().port()), election)
     };
     ports.iter().enumerate().map(seen).collect()
 }

@@ -9,7 +9,7 @@ use crate::{
     client::session::Session,
     wire::{
         error::{self, Failure, Sent},
-        fence::Record,
+        fence::FenceRecord,
         name,
         queue::FENCE,
         value::{self, Value},
@@ -139,12 +139,12 @@ impl Session {
     }
 
     /// Reads the fence record of a lock that has one, and the version of its node.
-    pub(crate) async fn read_record(&self, lock: &str, bound: Duration) -> Result<(Record, Option<i32>)> {
+    pub(crate) async fn read_record(&self, lock: &str, bound: Duration) -> Result<(FenceRecord, Option<i32>)> {
         let path = format!("{lock}/{}", FENCE);
         let read = self.read(bound, Box::pin(self.client.get_data(&path))).await;
         let (data, stat) = read.map_err(|failure| error::map(&failure, Sent::Yes))?;
         let odd = || Error::new(ErrorKind::Unexpected, "the fence record of the lock is not one").unknown_effect();
-        Ok((Record::parse(&data).ok_or_else(odd)?, Some(stat.version)))
+        Ok((FenceRecord::parse(&data).ok_or_else(odd)?, Some(stat.version)))
     }
 
     /// Writes the fence record of a lock, of which `version` is known, together with the data of the holder's node: both
@@ -153,7 +153,7 @@ impl Session {
     pub(crate) async fn write_record(
         &self,
         lock: &str,
-        record: Record,
+        record: FenceRecord,
         version: Option<i32>,
         own: (&str, Value),
         bound: Duration,

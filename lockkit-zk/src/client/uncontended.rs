@@ -53,7 +53,7 @@ struct Last {
 
 /// What to ask for together with the creation of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum QueueRequest {
     /// The queue.
     List,
     /// The queue, and a watch on the directory, because the list may be spared soon.
@@ -64,16 +64,16 @@ pub(crate) enum Ask {
 
 impl Uncontended {
     /// What to ask for when a node is made in `lock`.
-    pub(crate) fn ask(&mut self, lock: &str) -> Ask {
+    pub(crate) fn ask(&mut self, lock: &str) -> QueueRequest {
         match self.locks.get_mut(lock) {
             Some(last) if last.deleted && last.streak >= STREAK => {
                 if last.is_watched() {
-                    Ask::Nothing
+                    QueueRequest::Nothing
                 } else {
-                    Ask::ListAndWatch
+                    QueueRequest::ListAndWatch
                 }
             }
-            _ => Ask::List,
+            _ => QueueRequest::List,
         }
     }
 
@@ -152,15 +152,15 @@ mod tests {
     /// Takes and releases without contention until the list is spared; the event of the watch is returned.
     fn warm(alone: &mut Uncontended) -> oneshot::Sender<()> {
         for sequence in 0..=2 {
-            assert_eq!(alone.ask("l"), Ask::List);
+            assert_eq!(alone.ask("l"), QueueRequest::List);
             alone.seen("l", sequence, None);
             alone.deleted("l", sequence);
         }
-        assert_eq!(alone.ask("l"), Ask::ListAndWatch);
+        assert_eq!(alone.ask("l"), QueueRequest::ListAndWatch);
         let (event, watch) = watch();
         alone.seen("l", 3, Some(watch));
         alone.deleted("l", 3);
-        assert_eq!(alone.ask("l"), Ask::Nothing);
+        assert_eq!(alone.ask("l"), QueueRequest::Nothing);
         event
     }
 
@@ -169,12 +169,12 @@ mod tests {
         let mut alone = Uncontended::default();
         let _event = warm(&mut alone);
         for sequence in 4..10 {
-            assert_eq!(alone.ask("l"), Ask::Nothing);
+            assert_eq!(alone.ask("l"), QueueRequest::Nothing);
             assert!(alone.confirm("l", sequence));
-            assert_ne!(alone.ask("l"), Ask::Nothing, "its node is still there");
+            assert_ne!(alone.ask("l"), QueueRequest::Nothing, "its node is still there");
             alone.deleted("l", sequence);
         }
-        assert_eq!(alone.ask("other"), Ask::List);
+        assert_eq!(alone.ask("other"), QueueRequest::List);
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
         let mut alone = Uncontended::default();
         let event = warm(&mut alone);
         drop(event);
-        assert_eq!(alone.ask("l"), Ask::ListAndWatch);
+        assert_eq!(alone.ask("l"), QueueRequest::ListAndWatch);
 
         let mut alone = Uncontended::default();
         for sequence in 0..=3 {
@@ -221,12 +221,12 @@ mod tests {
         let mut alone = Uncontended::default();
         let _event = warm(&mut alone);
         alone.forget("l");
-        assert_eq!(alone.ask("l"), Ask::List);
+        assert_eq!(alone.ask("l"), QueueRequest::List);
         for sequence in [10, 12, 14, 16, 18] {
             alone.seen("l", sequence, None);
             alone.deleted("l", sequence);
         }
-        assert_eq!(alone.ask("l"), Ask::List, "somebody else takes it in between");
+        assert_eq!(alone.ask("l"), QueueRequest::List, "somebody else takes it in between");
     }
 
     #[test]

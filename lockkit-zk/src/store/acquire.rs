@@ -16,7 +16,7 @@ use crate::{
     store::{ZkStore, wait::Woken},
     wire::{
         error::{self, Failure, Sent},
-        fence::{self, Record},
+        fence::{self, FenceRecord},
         name,
         queue::{self, Position},
         value,
@@ -69,7 +69,7 @@ pub(crate) struct Acquisition<'a> {
 }
 
 /// The claim's node and all children of the lock, as seen together.
-pub(crate) struct Queue {
+pub(crate) struct QueueView {
     pub(crate) node: Node,
     pub(crate) children: Vec<String>,
 }
@@ -115,7 +115,7 @@ impl<'a> Acquisition<'a> {
                     Woken::Changed => None,
                     Woken::Next => {
                         self.asked = self.session.now();
-                        Some(Some(Record::NONE))
+                        Some(Some(FenceRecord::NONE))
                     }
                     // The claim keeps its place, or has none to keep.
                     Woken::Unwatched => return Ok(Attempt::Contended(contention(None, LOOK_PAUSE))),
@@ -138,7 +138,7 @@ impl<'a> Acquisition<'a> {
 
     /// The lock is ours. `record` is the lock's fence record, if that is known. `None` if another of those that hold it
     /// together changed the record, or our node is gone: then we look again.
-    async fn grant(&self, queue: &Queue, record: Option<Record>) -> Result<Option<Hold>> {
+    async fn grant(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Hold>> {
         let granted = match self.session.claimed(self.token).map(|claimed| claimed.stage) {
             Some(Stage::Held(node, grant)) if node == queue.node => grant,
             _ => match self.settle_fence(queue, record).await? {
@@ -162,18 +162,18 @@ impl<'a> Acquisition<'a> {
 
     /// Decides on the fences of the grant, and writes down what they take from the grants to come. `None` if that has to be
     /// decided anew.
-    async fn settle_fence(&self, queue: &Queue, record: Option<Record>) -> Result<Option<Grant>> {
+    async fn settle_fence(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Grant>> {
         let request = &self.request.fence;
         let alone = self.request.claim.mode == Mode::Exclusive;
         let (record, version) = match record {
             Some(record) => (record, None),
-            None if !queue::has_record(&queue.children) => (Record::NONE, None),
+            None if !queue::has_record(&queue.children) => (FenceRecord::NONE, None),
             None => self.session.read_record(&self.lock, self.bound).await?,
         };
         let (fence, write) = fence::grant(record, queue.node.czxid, request, alone)?;
         let holder = self.request.holder.clone();
         // Beside others the record may change as long as we hold, and then our fence would not follow from it.
-        let explicit = write.is_some() || (!alone && record != Record::NONE);
+        let explicit = write.is_some() || (!alone && record != FenceRecord::NONE);
         let grant = Grant { fence, span: request.span, depth: 1, explicit, holder };
         let node = queue.node.name.as_str();
         if let Some(record) = write {
@@ -202,14 +202,14 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Gives up the place in the queue: those who use the lock must agree on how many permits there are.
-    async fn refuse(&self, queue: &Queue, other: Mode) -> Result<Attempt> {
+    async fn refuse(&self, queue: &QueueView, other: Mode) -> Result<Attempt> {
         self.undo(&queue.node).await?;
         let message = format!("the lock is in use as a {other}, not as a {}", self.request.claim.mode);
         Err(Error::new(ErrorKind::InvalidInput, message))
     }
 
     /// Gives up the place in the queue again: a try leaves nothing behind.
-    async fn leave(&self, queue: &Queue, holder: &str) -> Result<Attempt> {
+    async fn leave(&self, queue: &QueueView, holder: &str) -> Result<Attempt> {
         let path = format!("{}/{holder}", self.lock);
         let asked = Box::pin(self.session.client.get_data(&path));
         self.undo(&queue.node).await?;
@@ -217,7 +217,7 @@ impl<'a> Acquisition<'a> {
         Ok(undone(data.ok().map(|(data, _)| value::holder(&data)), Duration::ZERO))
     }
 
-    async fn leave_and_renew_directory(&self, queue: &Queue) -> Result<bool> {
+    async fn leave_and_renew_directory(&self, queue: &QueueView) -> Result<bool> {
         self.undo(&queue.node).await?;
         self.session.renew_directory(&self.lock, self.bound).await
     }

@@ -6,10 +6,10 @@ use zookeeper_client::{self as zk, CreateMode, Stat};
 use crate::{
     client::{
         session::{Claimed, Node, Stage},
-        uncontended::{Ask, Watch},
+        uncontended::{QueueRequest, Watch},
         watched::{Use, Watched, changed},
     },
-    store::acquire::{Acquisition, Queue},
+    store::acquire::{Acquisition, QueueView},
     wire::{error::Failure, name, queue, value::Value},
 };
 
@@ -18,7 +18,7 @@ const DIRECTORY_TRIES: u32 = 3;
 
 impl Acquisition<'_> {
     /// Finds the claim's place in the queue, or takes one. `None` if its node was deleted, or is about to be.
-    pub(crate) async fn enter(&mut self) -> Result<Option<Queue>> {
+    pub(crate) async fn enter(&mut self) -> Result<Option<QueueView>> {
         match self.session.claimed(self.token) {
             Some(Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), releasing: true, .. }) => {
                 // The answer to an earlier deletion was not heard. The server may show the node still.
@@ -27,7 +27,7 @@ impl Acquisition<'_> {
             }
             Some(Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), .. }) => {
                 let children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
-                return Ok(children.contains(&node.name).then_some(Queue { node, children }));
+                return Ok(children.contains(&node.name).then_some(QueueView { node, children }));
             }
             Some(Claimed { stage: Stage::Gone, .. }) => return Ok(None),
             Some(Claimed { stage: Stage::Asked, .. }) => {
@@ -41,7 +41,7 @@ impl Acquisition<'_> {
     }
 
     /// Makes the claim's node and reads the queue, in one round trip.
-    pub(crate) async fn line_up(&mut self) -> Result<Queue> {
+    pub(crate) async fn line_up(&mut self) -> Result<QueueView> {
         let lock = self.lock.clone();
         let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false, written: true, cut: false };
         self.session.claims().insert(*self.token, asked);
@@ -71,7 +71,7 @@ impl Acquisition<'_> {
     }
 
     /// Makes the claim's node and finds out what else is in the queue.
-    async fn create_and_list(&mut self) -> Result<Queue, Failure> {
+    async fn create_and_list(&mut self) -> Result<QueueView, Failure> {
         let mark = name::mark(self.request.claim.mode);
         let prefix = format!("{}/{}{mark}", self.lock, self.protection);
         let session = self.session;
@@ -81,10 +81,10 @@ impl Acquisition<'_> {
         self.asked = session.now();
         // All are on their way before any is awaited; the servers answer what is read as of after what is written.
         let created = Box::pin(session.client.create(&prefix, data.text().as_bytes(), &options));
-        let listed = (ask != Ask::Nothing).then(|| Box::pin(session.client.list_children(&self.lock)));
+        let listed = (ask != QueueRequest::Nothing).then(|| Box::pin(session.client.list_children(&self.lock)));
         let watch = || session.client.check_and_watch_stat(&self.lock);
         let watched =
-            (ask == Ask::ListAndWatch).then(|| session.watches.ask(&self.lock, Use::Sparing, watch)).flatten();
+            (ask == QueueRequest::ListAndWatch).then(|| session.watches.ask(&self.lock, Use::Sparing, watch)).flatten();
         let (stat, sequence) = session.lead(self.asked, self.bound, created).await?;
         if !session.owns(stat.ephemeral_owner) {
             return Err(session.replaced());
@@ -97,7 +97,7 @@ impl Acquisition<'_> {
             Some(listed) => session.read(self.bound, listed).await?,
             None if unpoisoned(&session.uncontended).confirm(&self.lock, node.sequence) => {
                 let children = vec![node.name.clone()];
-                return Ok(Queue { node, children });
+                return Ok(QueueView { node, children });
             }
             None => self.list().await?,
         };
@@ -106,7 +106,7 @@ impl Acquisition<'_> {
             None => None,
         };
         self.learn(&node, &children, watch);
-        Ok(Queue { node, children })
+        Ok(QueueView { node, children })
     }
 
     /// Takes note of whether the new node was alone in the directory, and of the watch on that, if it is the directory
@@ -123,7 +123,7 @@ impl Acquisition<'_> {
 
     /// Deletes what an earlier attempt of this claim left behind, in another session or in this one: its request may
     /// have been carried out long after we gave up on it.
-    async fn without_strays(&mut self, mut queue: Queue) -> Result<Queue> {
+    async fn without_strays(&mut self, mut queue: QueueView) -> Result<QueueView> {
         let own = &queue.node.name;
         let strays: Vec<_> =
             queue::of_claim(&queue.children, &self.protection).filter(|node| node != own).map(str::to_owned).collect();
@@ -136,7 +136,7 @@ impl Acquisition<'_> {
 
     /// Looks for the node of a claim whose creation was not answered. A node with the claim's name that another session
     /// made is none of ours: it ends with that session, whatever we believe (CURATOR-498).
-    async fn find(&mut self) -> Result<Option<Queue>, Failure> {
+    async fn find(&mut self) -> Result<Option<QueueView>, Failure> {
         self.asked = self.session.now();
         let children = self.session.list_settled(&self.lock, self.bound).await?;
         let named: Vec<_> = queue::of_claim(&children, &self.protection).map(str::to_owned).collect();
@@ -151,7 +151,7 @@ impl Acquisition<'_> {
             let Some(sequence) = queue::sequence(&name) else { continue };
             let node = Node { name, czxid: stat.czxid, sequence };
             self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
-            return Ok(Some(Queue { node, children }));
+            return Ok(Some(QueueView { node, children }));
         }
         Ok(None)
     }

@@ -10,7 +10,7 @@ use crate::{
     store::ZkStore,
     wire::{
         error::{self, Failure, Sent},
-        fence::Record,
+        fence::FenceRecord,
         name,
         queue::{self, FENCE},
         value::{self, Value},
@@ -101,9 +101,9 @@ async fn holders(
         seen.push(present(session.read(bound, answer).await)?);
     }
     let record = match record {
-        None => Some(Record::NONE),
+        None => Some(FenceRecord::NONE),
         Some(record) => match present(session.read(bound, record).await)? {
-            Some((data, _)) => Record::parse(&data),
+            Some((data, _)) => FenceRecord::parse(&data),
             None => return Ok(holders),
         },
     };
@@ -114,10 +114,10 @@ async fn holders(
 }
 
 /// What a node says.
-fn holder(node: &str, data: &[u8], stat: &Stat, record: Option<Record>) -> Holder {
+fn holder(node: &str, data: &[u8], stat: &Stat, record: Option<FenceRecord>) -> Holder {
     let (value, mode) = (Value::parse(data), name::mode(node));
     // Of those that hold together each says its fence if the record has a part in it: another may change that.
-    let record = if mode == Mode::Exclusive { record } else { Some(Record::NONE) };
+    let record = if mode == Mode::Exclusive { record } else { Some(FenceRecord::NONE) };
     let fence = value.as_ref().and_then(|v| v.fence.or_else(|| record?.natural(stat.czxid)));
     let depth = value.as_ref().map_or(1, |value| value.depth);
     let token = value.and_then(|_| name::token(node));

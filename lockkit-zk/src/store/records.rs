@@ -27,7 +27,7 @@ const CHILD: usize = 16;
 impl Records for ZkStore {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
         let read = async {
-            let node = Node::of(self, name).await?;
+            let node = RecordNode::of(self, name).await?;
             while node.since.elapsed() < node.bound {
                 let found = node.look().await?;
                 if node.is_still(&found).await? {
@@ -41,7 +41,7 @@ impl Records for ZkStore {
 
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
         let set = async {
-            let node = Node::of(self, name).await?;
+            let node = RecordNode::of(self, name).await?;
             while node.since.elapsed() < node.bound {
                 let found = node.look().await?;
                 match Swap::of(found.record(), seen, new) {
@@ -57,7 +57,7 @@ impl Records for ZkStore {
 }
 
 /// The node of a record.
-struct Node {
+struct RecordNode {
     session: Arc<Session>,
     path: String,
     /// When it was asked for, and the bound on that, and on each of its steps.
@@ -66,16 +66,16 @@ struct Node {
 }
 
 /// What a server knows of a node, which may be old; `None` if it is not there.
-struct Seen(Option<Found>);
+struct SeenRecord(Option<FoundRecord>);
 
-struct Found {
+struct FoundRecord {
     /// The name of the node's child.
     child: String,
     text: Record,
     version: i32,
 }
 
-impl Found {
+impl FoundRecord {
     fn parse(data: &[u8], version: i32) -> Result<Self> {
         let (child, text) = data.split_at_checked(CHILD).unwrap_or_default();
         let text = Record::found(text.strip_prefix(b" ").unwrap_or_default())?;
@@ -83,29 +83,29 @@ impl Found {
     }
 }
 
-impl Seen {
+impl SeenRecord {
     fn record(&self) -> Option<&Record> {
         self.0.as_ref().map(|found| &found.text)
     }
 }
 
-impl Node {
+impl RecordNode {
     async fn of(store: &ZkStore, name: &LockKey) -> Result<Self> {
         let session = store.session().await?;
         Ok(Self { path: session.names.record(name), session, since: Instant::now(), bound: store.timeout() })
     }
 
-    async fn look(&self) -> Result<Seen> {
+    async fn look(&self) -> Result<SeenRecord> {
         match self.session.read(self.bound, Box::pin(self.session.client.get_data(&self.path))).await {
-            Ok((data, stat)) => Ok(Seen(Some(Found::parse(&data, stat.version)?))),
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Seen(None)),
+            Ok((data, stat)) => Ok(SeenRecord(Some(FoundRecord::parse(&data, stat.version)?))),
+            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(SeenRecord(None)),
             Err(failure) => Err(error::map(&failure, Sent::ReadOnly)),
         }
     }
 
     /// Whether the node is still as it was seen. A transaction asks, which a majority confirms: a read shows what one server
     /// has, also after a `sync`.
-    async fn is_still(&self, seen: &Seen) -> Result<bool> {
+    async fn is_still(&self, seen: &SeenRecord) -> Result<bool> {
         let mut check = self.session.client.new_multi_writer();
         match &seen.0 {
             Some(found) => self.check(&mut check, found),
@@ -125,7 +125,7 @@ impl Node {
     }
 
     /// Writes what is new in the place of what was seen; `false` if that is not there any more.
-    async fn write(&self, seen: &Seen, new: Option<&Record>) -> Result<bool> {
+    async fn write(&self, seen: &SeenRecord, new: Option<&Record>) -> Result<bool> {
         let mut change = self.session.client.new_multi_writer();
         let options = self.session.options(CreateMode::Persistent);
         let data = |child: &str, text: &Record| format!("{child} {}", text.as_str()).into_bytes();
@@ -158,7 +158,7 @@ impl Node {
     }
 
     /// That the node is the one that was seen, and has not changed.
-    fn check(&self, all: &mut MultiWriter<'_>, found: &Found) -> Result<(), zk::Error> {
+    fn check(&self, all: &mut MultiWriter<'_>, found: &FoundRecord) -> Result<(), zk::Error> {
         all.add_check_version(&self.path, found.version)?;
         all.add_check_version(&self.child(&found.child), 0)
     }

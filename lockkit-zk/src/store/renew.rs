@@ -38,11 +38,11 @@ pub(crate) async fn renew(store: &ZkStore, renewals: &[Renewal]) -> Vec<Result<R
         Err(e) => return renewals.iter().map(|renewal| without_session(store, &renewal.claim, &e)).collect(),
     };
     let asked = session.now();
-    let plans: Vec<_> = renewals.iter().map(|renewal| Plan::new(&session, store, renewal)).collect();
+    let plans: Vec<_> = renewals.iter().map(|renewal| PendingRenewal::new(&session, store, renewal)).collect();
     let mut unwatched = Unwatched::new(&session);
     let checks: Vec<_> = plans.iter().map(|plan| plan.send(&session, &mut unwatched)).collect();
     unwatched.send();
-    let alive = if plans.iter().any(Plan::is_held) { session.sign_of_life().await } else { Ok(()) };
+    let alive = if plans.iter().any(PendingRenewal::is_held) { session.sign_of_life().await } else { Ok(()) };
     let mut seen = unwatched.answers(bound).await.into_iter();
     let mut answers = Vec::with_capacity(renewals.len());
     for (plan, mut check) in plans.iter().zip(checks) {
@@ -63,7 +63,7 @@ fn without_session(store: &ZkStore, claim: &Claim, error: &Error) -> Result<Rene
 }
 
 /// What is known of a lease before anything is asked.
-struct Plan<'a> {
+struct PendingRenewal<'a> {
     renewal: &'a Renewal,
     known: Known,
 }
@@ -100,7 +100,7 @@ enum Look<'a> {
     Unwatched(Option<Result<Stat, Failure>>),
 }
 
-impl<'a> Plan<'a> {
+impl<'a> PendingRenewal<'a> {
     fn new(session: &Session, store: &ZkStore, renewal: &'a Renewal) -> Self {
         if let Err(refusal) = store.info.admit_mode(renewal.claim.mode) {
             return Self { renewal, known: Known::Refused(refusal) };
@@ -232,7 +232,7 @@ impl<'a> Plan<'a> {
         let (record, version) = if queue::has_record(&children) {
             session.read_record(lock, bound).await?
         } else {
-            (fence::Record::NONE, None)
+            (fence::FenceRecord::NONE, None)
         };
         let alone = self.renewal.claim.mode == Mode::Exclusive;
         let Some(raised) = fence::raise(record, node.czxid, floor, alone)? else { return Ok(()) };

@@ -15,7 +15,7 @@ use crate::{
         driver::Answer,
         watched::{Use, Watched, changed, is_ready},
     },
-    store::acquire::{Acquisition, Queue},
+    store::acquire::{Acquisition, QueueView},
     wire::{
         queue::{self, Position, Until},
         value::Value,
@@ -43,7 +43,7 @@ type News = Pin<Box<dyn Future<Output = Option<WatchedEvent>> + Send>>;
 
 impl<'a> Acquisition<'a> {
     /// Waits in the queue. It returns before the lock can be ours, or then.
-    pub(crate) async fn wait(&self, queue: &Queue, until: Until<'_>, deadline: Option<Instant>) -> Result<Woken> {
+    pub(crate) async fn wait(&self, queue: &QueueView, until: Until<'_>, deadline: Option<Instant>) -> Result<Woken> {
         match until {
             Until::Gone { node, alone } => self.wait_for_end(queue, node, alone, deadline).await,
             Until::Fewer { than, .. } if than > WATCHES => self.wait_for_change(queue, deadline).await,
@@ -61,7 +61,13 @@ impl<'a> Acquisition<'a> {
     ///   before the queue was read, in which their raise would have been seen.
     ///
     /// What happened while the connection was lost is told in any order, so then we look.
-    async fn wait_for_end(&self, queue: &Queue, before: &str, alone: bool, deadline: Option<Instant>) -> Result<Woken> {
+    async fn wait_for_end(
+        &self,
+        queue: &QueueView,
+        before: &str,
+        alone: bool,
+        deadline: Option<Instant>,
+    ) -> Result<Woken> {
         let client = &self.session.client;
         let mut states = client.state_watcher();
         let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
@@ -112,7 +118,7 @@ impl<'a> Acquisition<'a> {
     /// gone, another, which needs no look at the queue. None can have come between.
     async fn wait_for_room(
         &self,
-        queue: &Queue,
+        queue: &QueueView,
         than: usize,
         mut ahead: Vec<&str>,
         deadline: Option<Instant>,
@@ -156,7 +162,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Waits for what comes and goes in the queue, until we don't have to wait for that any more.
-    async fn wait_for_change(&self, queue: &Queue, deadline: Option<Instant>) -> Result<Woken> {
+    async fn wait_for_change(&self, queue: &QueueView, deadline: Option<Instant>) -> Result<Woken> {
         let client = &self.session.client;
         loop {
             let listed =

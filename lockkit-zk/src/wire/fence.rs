@@ -42,14 +42,14 @@ const MAX: u64 = i64::MAX as u64;
 
 /// What is stored of a lock's fences, beside its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Record {
+pub(crate) enum FenceRecord {
     /// To be added to what comes from the transaction.
     Offset(u64),
     /// The last fence that belongs to a grant.
     Last(u64),
 }
 
-impl Record {
+impl FenceRecord {
     /// What a lock without a record has.
     pub(crate) const NONE: Self = Self::Offset(0);
 
@@ -86,17 +86,17 @@ impl Record {
 /// [`ErrorKind::InvalidInput`] for a floor or a span that leads beyond 2^63; `Unexpected` if the ensemble has used up
 /// its transactions; `Unsupported` for a first fence without the store's clock that is not `alone`.
 pub(crate) fn grant(
-    record: Record,
+    record: FenceRecord,
     czxid: i64,
     request: &FenceRequest,
     alone: bool,
-) -> Result<(Fence, Option<Record>)> {
+) -> Result<(Fence, Option<FenceRecord>)> {
     let base = base(czxid)?;
     let floor = request.floor.get();
     let span = u64::from(request.span);
     let least = floor.checked_add(1).ok_or_else(too_high)?;
     let (fence, next) = match (record, request.clock) {
-        (Record::Offset(offset), FenceClock::Store) => {
+        (FenceRecord::Offset(offset), FenceClock::Store) => {
             let raised = raised(offset, least.saturating_sub(base), alone);
             let (offset, next) = match span.saturating_sub(STRIDE) {
                 0 => (raised, raised),
@@ -104,20 +104,20 @@ pub(crate) fn grant(
                 _ if !alone => (raised.saturating_add(LEAP), raised.saturating_add(2 * LEAP)),
                 more => (raised, raised.saturating_add(more)),
             };
-            (base.checked_add(offset), Record::Offset(next))
+            (base.checked_add(offset), FenceRecord::Offset(next))
         }
-        (Record::Offset(_), FenceClock::Floor) if !alone => {
+        (FenceRecord::Offset(_), FenceClock::Floor) if !alone => {
             let message = "only exclusive locks have fences without the clock of the store here";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        (Record::Offset(offset), FenceClock::Floor) => {
+        (FenceRecord::Offset(offset), FenceClock::Floor) => {
             // All that was granted so far lies below.
             let fence = base.checked_add(offset).map(|natural| natural.max(least));
-            (fence, Record::Last(fence.unwrap_or(MAX).saturating_add(span.saturating_sub(1))))
+            (fence, FenceRecord::Last(fence.unwrap_or(MAX).saturating_add(span.saturating_sub(1))))
         }
-        (Record::Last(last), FenceClock::Store | FenceClock::Floor) => {
+        (FenceRecord::Last(last), FenceClock::Store | FenceClock::Floor) => {
             let fence = last.checked_add(1).map(|next| next.max(least));
-            (fence, Record::Last(fence.unwrap_or(MAX).saturating_add(span.saturating_sub(1))))
+            (fence, FenceRecord::Last(fence.unwrap_or(MAX).saturating_add(span.saturating_sub(1))))
         }
     };
     let fence = fence.filter(|fence| fence.checked_add(span).is_some_and(|end| end <= MAX)).ok_or_else(too_high)?;
@@ -129,16 +129,16 @@ pub(crate) fn grant(
 ///
 /// # Errors
 /// As for [`grant`].
-pub(crate) fn raise(record: Record, czxid: i64, floor: Fence, alone: bool) -> Result<Option<Record>> {
+pub(crate) fn raise(record: FenceRecord, czxid: i64, floor: Fence, alone: bool) -> Result<Option<FenceRecord>> {
     let floor = floor.get();
     if floor >= MAX - u64::from(u32::MAX) {
         return Err(too_high());
     }
     let next = match record {
-        Record::Offset(offset) => {
-            Record::Offset(raised(offset, (floor + 1).saturating_sub(base(czxid)? + STRIDE), alone))
+        FenceRecord::Offset(offset) => {
+            FenceRecord::Offset(raised(offset, (floor + 1).saturating_sub(base(czxid)? + STRIDE), alone))
         }
-        Record::Last(last) => Record::Last(last.max(floor)),
+        FenceRecord::Last(last) => FenceRecord::Last(last.max(floor)),
     };
     Ok((next != record).then_some(next))
 }
@@ -169,10 +169,10 @@ mod tests {
 
     #[test]
     fn a_plain_grant_writes_nothing() {
-        let (fence, write) = grant(Record::NONE, 1000, &ask(0, 65, FenceClock::Store), true).expect("grant");
+        let (fence, write) = grant(FenceRecord::NONE, 1000, &ask(0, 65, FenceClock::Store), true).expect("grant");
         assert_eq!((fence.get(), write), (1000 * STRIDE, None));
         let (fence, write) =
-            grant(Record::Offset(7), 1000, &ask(1000 * STRIDE + 6, 128, FenceClock::Store), true).expect("grant");
+            grant(FenceRecord::Offset(7), 1000, &ask(1000 * STRIDE + 6, 128, FenceClock::Store), true).expect("grant");
         assert_eq!((fence.get(), write), (1000 * STRIDE + 7, None));
     }
 
@@ -189,7 +189,7 @@ mod tests {
             (state >> 8) as usize % among
         };
         for _ in 0..2000 {
-            let (mut record, mut next_free, mut czxid) = (Record::NONE, 0, 400);
+            let (mut record, mut next_free, mut czxid) = (FenceRecord::NONE, 0, 400);
             for _ in 0..30 {
                 czxid += 1 + i64::try_from(pick(3)).expect("small");
                 let (floor, span) = (floors[pick(4)] + u64::try_from(pick(300)).expect("small"), spans[pick(6)]);
@@ -216,7 +216,7 @@ mod tests {
         };
         let floors = [0, 0, 900 * STRIDE, 1 << 50];
         for _ in 0..2000 {
-            let mut record = Record::NONE;
+            let mut record = FenceRecord::NONE;
             let mut given: Vec<(u64, u64)> = Vec::new();
             for group in 0..4 {
                 let highest = given.iter().map(|(_, end)| *end).max().unwrap_or_default();
@@ -240,48 +240,48 @@ mod tests {
                 }
             }
         }
-        let error = grant(Record::NONE, 7, &ask(0, 1, FenceClock::Floor), false).expect_err("others may hold");
+        let error = grant(FenceRecord::NONE, 7, &ask(0, 1, FenceClock::Floor), false).expect_err("others may hold");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        let counted = grant(Record::Last(41), 7, &ask(0, 1, FenceClock::Store), false).expect("grant");
-        assert_eq!((counted.0.get(), counted.1), (42, Some(Record::Last(42))));
+        let counted = grant(FenceRecord::Last(41), 7, &ask(0, 1, FenceClock::Store), false).expect("grant");
+        assert_eq!((counted.0.get(), counted.1), (42, Some(FenceRecord::Last(42))));
     }
 
     #[test]
     fn a_quorum_gets_what_it_proposed() {
         let proposed = 4_000_000_000_000_000;
-        let (fence, write) = grant(Record::NONE, 77, &ask(proposed, 1, FenceClock::Floor), true).expect("grant");
-        assert_eq!((fence.get(), write), (proposed + 1, Some(Record::Last(proposed + 1))));
+        let (fence, write) = grant(FenceRecord::NONE, 77, &ask(proposed, 1, FenceClock::Floor), true).expect("grant");
+        assert_eq!((fence.get(), write), (proposed + 1, Some(FenceRecord::Last(proposed + 1))));
         let (fence, write) =
             grant(write.expect("written"), 79, &ask(proposed + 10, 3, FenceClock::Floor), true).expect("grant");
-        assert_eq!((fence.get(), write), (proposed + 11, Some(Record::Last(proposed + 13))));
+        assert_eq!((fence.get(), write), (proposed + 11, Some(FenceRecord::Last(proposed + 13))));
     }
 
     #[test]
     fn what_would_overflow_is_refused() {
         for (floor, span) in [(u64::MAX, 1), (MAX, 1), (MAX - 1, 2), (MAX - 10, u32::MAX)] {
-            for record in [Record::NONE, Record::Last(5)] {
+            for record in [FenceRecord::NONE, FenceRecord::Last(5)] {
                 let error = grant(record, 1, &ask(floor, span, FenceClock::Store), true).expect_err("too high");
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{floor} {span}");
             }
         }
         assert_eq!(
-            raise(Record::NONE, 1, Fence::new(u64::MAX), true).expect_err("too high").kind(),
+            raise(FenceRecord::NONE, 1, Fence::new(u64::MAX), true).expect_err("too high").kind(),
             ErrorKind::InvalidInput
         );
         assert_eq!(
-            grant(Record::NONE, -1, &FenceRequest::default(), true).expect_err("no czxid").kind(),
+            grant(FenceRecord::NONE, -1, &FenceRequest::default(), true).expect_err("no czxid").kind(),
             ErrorKind::Unexpected
         );
-        assert!(grant(Record::NONE, i64::MAX, &FenceRequest::default(), true).is_err());
+        assert!(grant(FenceRecord::NONE, i64::MAX, &FenceRequest::default(), true).is_err());
     }
 
     #[test]
     fn a_record_survives_its_text() {
-        for record in [Record::NONE, Record::Offset(u64::MAX), Record::Last(42)] {
-            assert_eq!(Record::parse(record.text().as_bytes()), Some(record));
+        for record in [FenceRecord::NONE, FenceRecord::Offset(u64::MAX), FenceRecord::Last(42)] {
+            assert_eq!(FenceRecord::parse(record.text().as_bytes()), Some(record));
         }
         for bad in ["", "offset", "offset:", "offset:x", "first:1", "last:-1"] {
-            assert_eq!(Record::parse(bad.as_bytes()), None, "{bad}");
+            assert_eq!(FenceRecord::parse(bad.as_bytes()), None, "{bad}");
         }
     }
 }

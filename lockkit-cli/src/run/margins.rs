@@ -7,14 +7,14 @@ pub(super) const AFTER_LOSS: Duration = Duration::from_millis(100);
 
 /// What must be left of the lease for each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct Margins {
     /// At this or less, CMD gets TERM.
     pub(super) term: Duration,
     /// At this or less, CMD gets KILL, from this process and from the watchdog.
     pub(super) kill: Duration,
 }
 
-impl Plan {
+impl Margins {
     /// The steps for a lease of this ttl: a third of it to end in good order, up to 5 s, and a tenth, between 50 and
     /// 500 ms, to find and bury what was killed, on a machine that has other things to do. Renewals begin when two thirds
     /// are left.
@@ -33,11 +33,11 @@ mod tests {
     fn each_step_comes_before_the_next_whatever_the_ttl() {
         for millis in [100, 101, 150, 1_000, 3_000, 30_000, 300_000] {
             let ttl = Duration::from_millis(millis);
-            let plan = Plan::of(ttl);
-            assert!(plan.term < ttl / 2 && plan.kill < plan.term, "{plan:?}");
-            assert!(plan.kill >= Duration::from_millis(16), "{plan:?}");
+            let margins = Margins::of(ttl);
+            assert!(margins.term < ttl / 2 && margins.kill < margins.term, "{margins:?}");
+            assert!(margins.kill >= Duration::from_millis(16), "{margins:?}");
         }
-        assert_eq!(Plan::of(Duration::from_secs(30)).term, Duration::from_secs(5));
-        assert_eq!(Plan::of(Duration::from_secs(30)).kill, Duration::from_millis(500));
+        assert_eq!(Margins::of(Duration::from_secs(30)).term, Duration::from_secs(5));
+        assert_eq!(Margins::of(Duration::from_secs(30)).kill, Duration::from_millis(500));
     }
 }
