@@ -29,7 +29,8 @@ use sqlx::{MySql, Row, Transaction};
 
 use crate::wire::{
     error::{self, Sent},
-    statements::{literal, text},
+    statements::text,
+    value::literal,
 };
 
 /// The table of the highest fences.

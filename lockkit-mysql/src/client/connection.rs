@@ -31,7 +31,8 @@ use crate::{
     wire::{
         error::{self, Sent},
         order,
-        statements::{self, Question, Statement},
+        statements::{self, Statement},
+        value::Question,
     },
 };
 

@@ -28,7 +28,7 @@ use crate::wire::{
     error::{self, Sent},
     row::column,
     settings,
-    statements::Question,
+    value::Question,
 };
 
 /// No statement waits longer than this at the server: for a row as [`SETUP`] says, or for a named lock.

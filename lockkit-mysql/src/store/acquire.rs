@@ -15,8 +15,10 @@ use crate::{
     },
     wire::{
         name::to_column,
-        row::{self, MAX_FENCE, check_floor, microseconds},
+        order::RenewalTerms,
+        row::{self, MAX_FENCE, check_floor},
         statements::over_fence,
+        value::microseconds,
     },
 };
 
@@ -168,7 +170,7 @@ impl MySqlStore {
 
     /// The claim has the lease already (rule R1): extends it, and gives the grant that is on record.
     async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
-        let renewal = renew::RenewalTerms { ttl: microseconds(request.ttl), depth: None, floor: 0, holder: None };
+        let renewal = RenewalTerms { ttl: microseconds(request.ttl), depth: None, floor: 0, holder: None };
         let sent = self.info.clock.now();
         renew::extend(self, connection, &[&request.claim], &renewal).await?;
         match self.look_after(connection, &request.claim.key).await? {

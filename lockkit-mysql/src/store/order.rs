@@ -25,13 +25,10 @@ use crate::{
         connection::{Bound, Connection},
         pool::ConnectionClass,
     },
-    store::{
-        MySqlStore,
-        renew::{CHUNK, RenewalTerms},
-    },
+    store::{MySqlStore, renew::CHUNK},
     wire::{
         error::{self, Sent},
-        order::{self, Take},
+        order::{self, RenewalTerms, Take},
         row::{MAX_FENCE, column},
     },
 };

@@ -15,26 +15,15 @@ use crate::{
     wire::{
         error::{self, Sent},
         name::to_column,
-        row::{LockRow, check_floor, microseconds, why_not},
-        statements::{Question, Size},
+        order::RenewalTerms,
+        row::{LockRow, check_floor, why_not},
+        statements::Size,
+        value::{Question, microseconds},
     },
 };
 
 /// How many leases one statement extends. Its rows stay locked until all of them are written.
 pub(crate) const CHUNK: usize = 64;
-
-/// The terms that leases in the same statement have in common.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RenewalTerms {
-    /// In microseconds.
-    pub(crate) ttl: i64,
-    /// `None` leaves the depth as it is.
-    pub(crate) depth: Option<u32>,
-    /// The fence counter is raised to at least this.
-    pub(crate) floor: u64,
-    /// The name of the holder; `None` leaves it as it is.
-    pub(crate) holder: Option<String>,
-}
 
 type Answers = Vec<Option<Result<Renewed>>>;
 

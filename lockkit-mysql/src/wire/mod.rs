@@ -7,3 +7,4 @@ pub(crate) mod row;
 pub(crate) mod settings;
 pub(crate) mod statements;
 pub(crate) mod table;
+pub(crate) mod value;

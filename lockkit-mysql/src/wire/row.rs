@@ -166,11 +166,6 @@ pub(crate) fn why_not(found: Option<&StoredLease>) -> LossReason {
     if found.is_some() { LossReason::Taken } else { LossReason::Gone }
 }
 
-/// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
-pub(crate) fn microseconds(ttl: Duration) -> i64 {
-    i64::try_from(ttl.as_nanos().div_ceil(1000)).unwrap_or(i64::MAX)
-}
-
 /// # Errors
 /// `InvalidInput` if the counter could not go there.
 pub(crate) fn check_floor(floor: Fence) -> Result<()> {

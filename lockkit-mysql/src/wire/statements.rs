@@ -10,14 +10,13 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
-use crate::wire::order::{GATE, LAPSED, OrderStatements};
+use crate::wire::{
+    order::{GATE, LAPSED, OrderStatements},
+    value::{Question, literal},
+};
 
 /// A statement with its arguments.
 pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
-
-/// The number of a question on its connection, from 1. It is part of the statement, and comes back with its answer: as the
-/// first column of every row, or as the insert id.
-pub(crate) type Question = u64;
 
 /// How many rows a statement with a list of names takes. The driver and the server keep each statement prepared, so
 /// that there must be few of them; a list is filled up by repeating its last name.
@@ -247,12 +246,6 @@ pub(crate) type Text = RawSql;
 /// A statement whose arguments are part of it: numbers, and bytes as [`literal`] spells them.
 pub(crate) fn text(statement: String) -> Text {
     sqlx::raw_sql(AssertSqlSafe(statement))
-}
-
-/// Bytes as a statement spells them, whatever they are.
-pub(crate) fn literal(bytes: &[u8]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("x'{digits}'")
 }
 
 /// Asks for nothing but the number of the question. Argument: the question.

@@ -36,6 +36,7 @@ use crate::{
     client::{
         batch::{Batches, is_unknown_script},
         epoch::Epoch,
+        numbered,
         sentinel::Watches,
         subscriptions::Subscriptions,
     },
@@ -97,7 +98,7 @@ impl Connection {
             self.batches.count_answered(count);
             if is_unknown_script(&reply) {
                 let code = script.by_code(&request);
-                reply = number::run_with_code(&mut driver, code, asking, self.batches.number()).await?;
+                reply = numbered::run_with_code(&mut driver, code, asking, self.batches.number()).await?;
             }
             number::answer(number, reply)
         });
@@ -144,12 +145,12 @@ impl Connection {
             for (reply, request) in replies.iter_mut().zip(asked.requests.cmd_iter()) {
                 if let (Some(script), true) = (script, is_unknown_script(reply)) {
                     let code = script.by_code(request);
-                    *reply = number::run_with_code(&mut driver, code, false, self.batches.number()).await?;
+                    *reply = numbered::run_with_code(&mut driver, code, false, self.batches.number()).await?;
                 }
             }
             let answers = asked.answers(replies)?;
             if sent == Sent::Yes {
-                number::confirm(&mut driver, self.batches.number(), answers.last()).await?;
+                numbered::confirm(&mut driver, self.batches.number(), answers.last()).await?;
             }
             Ok(answers)
         });

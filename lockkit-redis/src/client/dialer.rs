@@ -26,14 +26,12 @@ use crate::{
         connection::{Connection, InUse},
         dial,
         epoch::Epoch,
+        numbered,
         sentinel::{OnSwitch, Watches},
         subscriptions::Subscriptions,
     },
     config::{RedisConfig, Topology},
-    wire::{
-        error::{self, Sent},
-        server,
-    },
+    wire::error::{self, Sent},
 };
 
 /// How many bytes may wait to be written before no more requests are taken.
@@ -250,12 +248,12 @@ impl Dialer {
             in_use: Arc::downgrade(&self.in_use),
         };
         if let Some(vet) = &config.vet {
-            (vet.0)(&server::ask(&inner, connection.batches.number()).await?)?;
+            (vet.0)(&numbered::facts(&inner, connection.batches.number()).await?)?;
         }
         let seen = unpoisoned(&self.flight).epoch.as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
         match self.epoch(&inner, connection.batches.number(), &seen).await {
             Some(epoch) => connection.epoch = Some(epoch?),
-            None => connection.clock = server::clock(&inner, connection.batches.number()).await?,
+            None => connection.clock = numbered::clock(&inner, connection.batches.number()).await?,
         }
         if connection.is_broken() {
             return Err(error::taken_over(Sent::No));

@@ -9,6 +9,7 @@ pub(crate) mod dialer;
 pub(crate) mod epoch;
 pub(crate) mod node;
 pub(crate) mod nodes;
+pub(crate) mod numbered;
 pub(crate) mod replicas;
 pub(crate) mod rounds;
 pub(crate) mod sentinel;

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, HolderInfo,
-    Moment, Result, Token,
+    AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, HolderInfo, Mode,
+    Moment, Order, Result, Token,
 };
 use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
@@ -16,7 +16,7 @@ use crate::{
         node::{Node, Route},
         subscriptions::Interest,
     },
-    store::{RedisStore, queue},
+    store::RedisStore,
     wire::{
         error::{self, Sent},
         name, redirect,
@@ -36,7 +36,7 @@ pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(100);
 /// Asks for a lease, for as long as the request says.
 pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Result<Attempt> {
     let acquisition = Acquisition::new(store, request)?;
-    if queue::has_order(request) {
+    if has_order(request) {
         return Box::pin(store.queue_up(&acquisition)).await;
     }
     if request.wait.is_zero() {
@@ -311,4 +311,9 @@ impl Answer {
 
 pub(super) fn contended(retry_after: Option<Duration>, holder: HolderInfo) -> Attempt {
     Attempt::Contended(Contention { retry_after, holder: Some(holder), burnt: false })
+}
+
+/// Whether what is asked for is shared, or has an order.
+fn has_order(request: &AcquireRequest) -> bool {
+    request.from.is_none() && (request.order == Order::Fifo || request.claim.mode != Mode::Exclusive)
 }

@@ -45,11 +45,6 @@ const REFRESH: Duration = Duration::from_secs(2);
 /// in no order, and the next one hears of it from the channel of the lock.
 const REMEMBERED: usize = 10_000;
 
-/// Whether what is asked for is shared, or has an order.
-pub(super) fn has_order(request: &AcquireRequest) -> bool {
-    request.from.is_none() && (request.order == Order::Fifo || request.claim.mode != Mode::Exclusive)
-}
-
 /// The claims that were asked for in an order, and where they wait.
 #[derive(Default)]
 pub(crate) struct QueuedClaims {

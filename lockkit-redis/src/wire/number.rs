@@ -8,11 +8,11 @@
 //!
 //! What the server refuses before it runs a script has no number. No grant follows from a refusal, and none says that a
 //! lease was released. But a lease that a member of a cluster refuses to renew, for it has left this member, is lost: so a
-//! renewal's refusal is believed only if the next question on the same connection is [answered as it should be](confirm).
+//! renewal's refusal is believed only if the next question on the same connection is [answered as it should be](is_confirmed).
 
 use std::io;
 
-use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{Cmd, Pipeline, RedisResult, ServerError, Value};
 
 use crate::wire::scripts::Script;
 
@@ -34,29 +34,8 @@ pub(crate) fn answer(number: u64, reply: Value) -> RedisResult<Value> {
     }
 }
 
-/// Sends a script that the server did not know by its hash with its code. The refusal that said so has no number, and if it
-/// came twice, it would be taken for the answer to this: so a question goes right behind it, whose answer has one.
-///
-/// # Errors
-/// If an answer belongs to another question.
-pub(crate) async fn run_with_code(
-    driver: &mut MultiplexedConnection,
-    command: Cmd,
-    asking: bool,
-    number: u64,
-) -> RedisResult<Value> {
-    let mut requests = Pipeline::with_capacity(3);
-    if asking {
-        requests.cmd("ASKING");
-    }
-    requests.add_command(command).add_command(echo(number));
-    let mut replies = driver.send_packed_commands(&requests, 0, requests.len()).await?;
-    heard(number, &replies.pop().unwrap_or_default())?;
-    Ok(replies.pop().unwrap_or_default())
-}
-
 /// Asks for nothing but the number.
-fn echo(number: u64) -> Cmd {
+pub(crate) fn echo(number: u64) -> Cmd {
     let mut echo = redis::cmd("EVAL");
     echo.arg(ECHO).arg(0).arg(number);
     echo
@@ -66,39 +45,22 @@ fn echo(number: u64) -> Cmd {
 ///
 /// # Errors
 /// If it belongs to another question.
-fn heard(number: u64, reply: &Value) -> RedisResult<()> {
+pub(crate) fn heard(number: u64, reply: &Value) -> RedisResult<()> {
     let is_right = matches!(reply, Value::ServerError(_)) || is_number(reply, number);
     if is_right { Ok(()) } else { Err(out_of_step()) }
 }
 
-/// Makes sure that a refusal, if it is one, belongs to the question that was asked last: then the next reply is the one to
-/// this question. Where the server refuses this one likewise, it refuses all scripts.
+/// Judges the reply to [`echo`] behind a refusal: whether the refusal belongs to the question that was asked last. Where the server
+/// refuses this one likewise, it refuses all scripts.
 ///
 /// # Errors
 /// If it does not.
-pub(crate) async fn confirm(driver: &mut MultiplexedConnection, number: u64, last: Option<&Value>) -> RedisResult<()> {
-    let Some(Value::ServerError(refused)) = last else { return Ok(()) };
-    match driver.send_packed_command(&echo(number)).await? {
-        Value::ServerError(again) if again.code() == refused.code() => Ok(()),
-        reply if is_number(&reply, number) => Ok(()),
-        _ => Err(out_of_step()),
-    }
-}
-
-/// Asks what every new connection asks, and returns the answers in order, among them refusals. One number is enough, for
-/// none of the requests names a script by its hash.
-///
-/// # Errors
-/// If the connection fails, or what comes does not belong to the requests.
-pub(crate) async fn ask(
-    connection: &MultiplexedConnection,
-    number: u64,
-    requests: &Pipeline,
-) -> RedisResult<Vec<Value>> {
-    let asked = Numbered::new(requests, || number);
-    let mut driver = MultiplexedConnection::clone(connection);
-    let replies = driver.send_packed_commands(&asked.requests, 0, asked.requests.len()).await?;
-    asked.answers(replies)
+pub(crate) fn is_confirmed(refused: &ServerError, number: u64, reply: &Value) -> RedisResult<()> {
+    let is_right = match reply {
+        Value::ServerError(again) => again.code() == refused.code(),
+        reply => is_number(reply, number),
+    };
+    if is_right { Ok(()) } else { Err(out_of_step()) }
 }
 
 /// Requests that leave together, the last of which brings back a [number].

@@ -3,12 +3,9 @@
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use lockkit_core::{ErrorKind, Fence, Finding, Result};
-use redis::{Pipeline, Value, aio::MultiplexedConnection};
+use redis::{Pipeline, Value};
 
-use crate::wire::{
-    error::{self, Sent},
-    number,
-};
+use crate::wire::error::{self, Sent};
 
 /// What a server says of itself on a new connection.
 ///
@@ -31,6 +28,14 @@ pub struct ServerFacts {
 }
 
 impl ServerFacts {
+    /// Reads the replies to [`questions`]. What this user may not ask for is not known.
+    pub(crate) fn read_replies(replies: Vec<Value>) -> Self {
+        let mut replies = replies.into_iter();
+        let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
+        let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
+        Self::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str))
+    }
+
     /// Reads the answers to `INFO` and `CONFIG GET appendfsync`.
     pub(crate) fn read(info: &str, fsync: Option<&str>) -> Self {
         let durable = match (field(info, "aof_enabled"), fsync) {
@@ -62,27 +67,18 @@ impl fmt::Debug for Vet {
     }
 }
 
-/// What the server says of itself. What this user may not ask for is not known.
-pub(crate) async fn ask(connection: &MultiplexedConnection, number: u64) -> Result<ServerFacts> {
+/// What [`ServerFacts::read_replies`] reads the replies to.
+pub(crate) fn questions() -> Pipeline {
     let mut requests = Pipeline::with_capacity(2);
     requests.cmd("INFO").cmd("CONFIG").arg("GET").arg("appendfsync");
-    let replies = number::ask(connection, number, &requests).await.map_err(|e| error::map(&e, Sent::No))?;
-    let mut replies = replies.into_iter();
-    let info = replies.next().and_then(|reply| redis::from_redis_value::<String>(reply).ok()).unwrap_or_default();
-    let fsync = replies.next().and_then(|reply| redis::from_redis_value::<HashMap<String, String>>(reply).ok());
-    Ok(ServerFacts::read(&info, fsync.as_ref().and_then(|settings| settings.get("appendfsync")).map(String::as_str)))
+    requests
 }
 
-/// The server's clock, as a fence: above all that it gave out before, so that a counter that comes back older than it was
-/// (from a snapshot, or on a replica that took over) does not go on from there. No connection outlives a restart.
+/// Reads the reply to `TIME`: the server's clock, as a fence. What the server says against it is within.
 ///
 /// # Errors
-/// If the connection fails. What the server says against it is within.
-pub(crate) async fn clock(connection: &MultiplexedConnection, number: u64) -> Result<Result<Fence>> {
-    let mut requests = Pipeline::with_capacity(1);
-    requests.cmd("TIME");
-    let replies = number::ask(connection, number, &requests).await.map_err(|e| error::map(&e, Sent::No))?;
-    let reply = replies.into_iter().next().unwrap_or_default();
+/// If it is no clock.
+pub(crate) fn clock(reply: Value) -> Result<Result<Fence>> {
     if let Value::ServerError(e) = reply {
         return Ok(Err(error::map(&e.into(), Sent::No)));
     }

@@ -15,7 +15,8 @@ use lockkit_core::{
 
 use super::{
     Bug,
-    table::{Answer, StoredTerms, Table},
+    record::{Answer, StoredTerms},
+    table::Table,
 };
 
 /// The simple store in this process, for `SimStore::over` of the package `lockkit-sim`: correct without a bug.

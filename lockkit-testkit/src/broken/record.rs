@@ -7,10 +7,7 @@ use std::{
 
 use lockkit_core::{AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, Mode, Moment, Order, Token};
 
-use super::{
-    Bug,
-    table::{Answer, StoredTerms},
-};
+use super::Bug;
 
 /// How long a place is kept for a claim that does not ask again.
 const PLACE: Duration = Duration::from_secs(6);
@@ -48,6 +45,26 @@ pub(super) struct StoredLease {
     pub(super) span: u32,
     pub(super) depth: u32,
     pub(super) info: HolderInfo,
+}
+
+/// What is on record of a lease.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StoredTerms {
+    pub(super) fence: Fence,
+    pub(super) span: u32,
+    pub(super) depth: u32,
+}
+
+/// The answer to an acquisition.
+#[derive(Clone, Debug)]
+pub(super) enum Answer {
+    Granted(StoredTerms),
+    Held {
+        remaining: Option<Duration>,
+        holder: HolderInfo,
+    },
+    /// It is in use with another number of permits.
+    OtherLimit,
 }
 
 impl LockRecord {

@@ -22,7 +22,8 @@ use tokio::{
 
 use super::{
     Bug,
-    table::{Answer, StoredTerms, Table},
+    record::{Answer, StoredTerms},
+    table::Table,
     wire::Dialer,
 };
 

@@ -1,6 +1,6 @@
 //! What the machine keeps, and the steps that it does: each is atomic, for the table is locked meanwhile.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use lockkit_core::{
     AcquireRequest, Claim, Fence, HolderInfo, KeyState, LockKey, LossReason, Mode, Moment, Release, Renewal, store,
@@ -8,7 +8,7 @@ use lockkit_core::{
 
 use super::{
     Bug,
-    record::{LockRecord, StoredLease},
+    record::{Answer, LockRecord, StoredLease, StoredTerms},
 };
 
 /// All locks, by the name that the client made of their key.
@@ -19,26 +19,6 @@ pub(super) struct Table {
     texts: BTreeMap<String, store::Record>,
     /// Whether waiters are to be told that something is free.
     pub(super) freed: bool,
-}
-
-/// What is on record of a lease.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StoredTerms {
-    pub(super) fence: Fence,
-    pub(super) span: u32,
-    pub(super) depth: u32,
-}
-
-/// The answer to an acquisition.
-#[derive(Clone, Debug)]
-pub(super) enum Answer {
-    Granted(StoredTerms),
-    Held {
-        remaining: Option<Duration>,
-        holder: HolderInfo,
-    },
-    /// It is in use with another number of permits.
-    OtherLimit,
 }
 
 impl Table {

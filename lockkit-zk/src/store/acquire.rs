@@ -13,7 +13,7 @@ use crate::{
         nodes::overtaken,
         session::{Grant, Node, Session, Stage},
     },
-    store::{ZkStore, wait::Woken},
+    store::ZkStore,
     wire::{
         error::{self, Failure, Sent},
         fence::{self, FenceRecord},
@@ -72,6 +72,18 @@ pub(crate) struct Acquisition<'a> {
 pub(crate) struct QueueView {
     pub(crate) node: Node,
     pub(crate) children: Vec<String>,
+}
+
+/// How a wait ended.
+pub(crate) enum Woken {
+    /// Something changed.
+    Changed,
+    /// The only node before ours is gone, and nothing has changed since the queue was read but that.
+    Next,
+    /// There is no room for the watches that it takes.
+    Unwatched,
+    /// The caller's time is up, or the session's.
+    Over,
 }
 
 impl<'a> Acquisition<'a> {

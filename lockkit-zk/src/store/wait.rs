@@ -15,7 +15,7 @@ use crate::{
         driver::Answer,
         watched::{Use, Watched, changed, is_ready},
     },
-    store::acquire::{Acquisition, QueueView},
+    store::acquire::{Acquisition, QueueView, Woken},
     wire::{
         queue::{self, Position, Until},
         value::Value,
@@ -25,18 +25,6 @@ use crate::{
 /// How many nodes a permit watches at most. Where more permits may be held than that, one watch on the directory costs less, though
 /// it wakes at each change there.
 const WATCHES: usize = 16;
-
-/// How a wait ended.
-pub(crate) enum Woken {
-    /// Something changed.
-    Changed,
-    /// The only node before ours is gone, and nothing has changed since the queue was read but that.
-    Next,
-    /// There is no room for the watches that it takes.
-    Unwatched,
-    /// The caller's time is up, or the session's.
-    Over,
-}
 
 /// The news of a watch that is set.
 type News = Pin<Box<dyn Future<Output = Option<WatchedEvent>> + Send>>;
