@@ -18,7 +18,7 @@ pub(crate) struct Safeguard {
 
 const ASK: &str = "lockkit-core/src/engine/ask.rs";
 const WAIT: &str = "lockkit-core/src/engine/wait.rs";
-const ENGINE: &str = "lockkit-core/src/engine/mod.rs";
+const RELEASE: &str = "lockkit-core/src/engine/release.rs";
 const LOCAL: &str = "lockkit-core/src/engine/local.rs";
 const QUEUE: &str = "lockkit-core/src/engine/queue.rs";
 const LEASE: &str = "lockkit-core/src/engine/lease.rs";
@@ -195,7 +195,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "kept_after_loss",
         does: "So does the end of a lease that was lost",
-        file: ENGINE,
+        file: RELEASE,
         code: "(state.seat.take(), state.is_taken(), «Kept::of(&state)»)",
         without: "None",
         noticed_by: "lockkit-core/keep::a_lock_that_is_lost_is_kept",
@@ -203,7 +203,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "kept_from_tasks",
         does: "A lock that is to be kept is not handed over",
-        file: ENGINE,
+        file: RELEASE,
         code: "&& «state.kept_until().is_none()»",
         without: "true",
         noticed_by: "lockkit-core/keep::the_next_task_of_the_process_gets_no_lock_that_is_kept",
@@ -212,7 +212,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "hand_over_unseen",
         does: "The lease of a leader is not handed over, for others are to see the next one",
-        file: ENGINE,
+        file: RELEASE,
         code: "&& «lease.terms.hands_over»",
         without: "true",
         noticed_by: "lockkit-redlock/compliance::redlock-memory::election::each_leader_of_a_process_is_seen",
@@ -220,7 +220,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "hand_over_suspect",
         does: "A lease in doubt is not handed over",
-        file: ENGINE,
+        file: RELEASE,
         code: "&& «state.is_sure()»\n",
         without: "true",
         noticed_by: "lockkit-testkit/hand_over::a_lease_in_doubt_is_not_handed_over",
@@ -228,16 +228,16 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "hand_over_short",
         does: "A lease that is about to end is not handed over",
-        file: ENGINE,
-        code: "&& «state.deadline().since(now) >= lease::useful(lease.ttl)»\n",
+        file: RELEASE,
+        code: "&& «state.deadline().since(now) >= useful(lease.ttl)»\n",
         without: "true",
         noticed_by: "lockkit-testkit/hand_over::a_lease_that_is_about_to_end_is_not_handed_over",
     },
     Safeguard {
         name: "take_short",
         does: "A lease that was about to end when its next holder came is not taken",
-        file: ENGINE,
-        code: "if «state.deadline().since(now) < lease::useful(lease.ttl)» {",
+        file: RELEASE,
+        code: "if «state.deadline().since(now) < useful(lease.ttl)» {",
         without: "false",
         noticed_by: "lockkit-testkit/hand_over::a_lease_that_is_about_to_end_is_not_taken",
     },
@@ -284,7 +284,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "courtesy",
         does: "After a run of hand-overs this process keeps back while others wait",
-        file: ENGINE,
+        file: RELEASE,
         code: "if «ended» {\n                self.queues.keep_back(",
         without: "false",
         noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
@@ -300,7 +300,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "courtesy_far",
         does: "It keeps back for as long as others need to get the lock, also where trips are long",
-        file: ENGINE,
+        file: RELEASE,
         code: "(«2 * round_trip»).clamp(",
         without: "0 * round_trip",
         noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
@@ -373,7 +373,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "seat_after_loss",
         does: "Who lost a lease lets the next in the local queue ask",
-        file: ENGINE,
+        file: RELEASE,
         code: "(«state.seat.take()», state.is_taken(), Kept",
         without: "None::<Seat>",
         noticed_by: "lockkit-core/life::a_lost_head_lets_the_next_one_ask",
@@ -381,7 +381,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "release_after_loss",
         does: "A lease that was given up for lost is released, for a renewal may have come through",
-        file: ENGINE,
+        file: RELEASE,
         code: "«self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty, kept)»",
         without: "()",
         noticed_by: "lockkit-testkit/queue::a_lease_handed_to_nobody_lapses",

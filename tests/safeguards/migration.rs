@@ -5,6 +5,7 @@ use crate::list::Safeguard;
 const ACQUIRE: &str = "lockkit-core/src/migrate/acquire.rs";
 const RENEW: &str = "lockkit-core/src/migrate/renew.rs";
 const CLAIMS: &str = "lockkit-core/src/migrate/claims.rs";
+const CLAIM: &str = "lockkit-core/src/migrate/claim.rs";
 const PAIR: &str = "lockkit-core/src/migrate/pair.rs";
 const RECORD: &str = "lockkit-core/src/migrate/record.rs";
 const RULES: &str = "lockkit-core/src/migrate/rules.rs";
@@ -96,7 +97,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "moving_burnt_at_a_store",
         does: "A token whose release may have been sent to a store is not asked for there again",
-        file: CLAIMS,
+        file: CLAIM,
         code: "if is_over || part.is_asked || «part.left == Left::Released» {",
         without: "false",
         noticed_by: "lockkit-core/lib::migrate::claims::tests::a_token_whose_release_may_have_been_sent_is_not_asked_for_again",
@@ -152,7 +153,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "moving_after_the_release",
         does: "What a store grants after the release was answered is released, too",
-        file: CLAIMS,
+        file: CLAIM,
         code: "part.token == claim.token && part.left == Left::Released && «!part.is_asked»",
         without: "true",
         noticed_by: "lockkit-core/dual::a_release_that_overtakes_taking_along_leaves_nothing_behind",
@@ -192,7 +193,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "moving_unanswered",
         does: "What was asked for at a store without an answer is released there before it is asked for again",
-        file: CLAIMS,
+        file: CLAIM,
         code: "if «!self.is_answered» && part.left == Left::Asked {",
         without: "false",
         noticed_by: "lockkit-core/lib::migrate::claims::tests::a_token_that_was_asked_for_without_an_answer_is_released_first",

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    claims::{Entry, Held},
+    claim::{Entry, Held},
     dual::{Confirmed, Dual},
     record::{Phase, Side},
     rules,

@@ -14,7 +14,8 @@ use async_trait::async_trait;
 use tokio::sync::oneshot;
 
 use super::{
-    claims::{Claims, Entry},
+    claim::Entry,
+    claims::Claims,
     pair::{Pair, all, aside},
     record::{Mark, Phase, PhaseRecord, Side},
     rules,

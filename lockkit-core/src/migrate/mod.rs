@@ -14,6 +14,7 @@
 //! `docs/migration.md`, with the argument why they are safe.
 
 mod acquire;
+mod claim;
 mod claims;
 mod clients;
 mod dual;

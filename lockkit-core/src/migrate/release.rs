@@ -1,7 +1,7 @@
 //! Releasing: the new store first, so that nobody who got the old one is refused by the new one.
 
 use super::{
-    claims::{Entry, Over},
+    claim::{Entry, Over},
     dual::Dual,
     record::Side,
 };

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    claims::{Entry, Held, Over},
+    claim::{Entry, Held, Over},
     dual::{Confirmed, Dual},
     pair::all,
     record::{Phase, Side},

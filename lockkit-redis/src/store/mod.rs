@@ -4,6 +4,7 @@ pub(crate) mod acquire;
 pub(crate) mod check;
 pub(crate) mod inspect;
 pub(crate) mod queue;
+pub(crate) mod queued;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
@@ -19,7 +20,7 @@ use lockkit_core::{
 use crate::{
     client::nodes::Nodes,
     config::{RedisConfig, Topology},
-    store::queue::QueuedClaims,
+    store::queued::QueuedClaims,
     wire::name::Names,
 };
 

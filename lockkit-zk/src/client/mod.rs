@@ -1,5 +1,6 @@
 //! The one way to the servers: sessions, the proof that one lives, and what one does to nodes.
 
+pub(crate) mod claims;
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub(crate) mod driver;

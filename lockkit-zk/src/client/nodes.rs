@@ -209,8 +209,8 @@ mod tests {
     use crate::{
         ZkConfig,
         client::{
+            claims::{Claimed, Stage},
             connection::Connection,
-            session::{Claimed, Stage},
         },
     };
 

@@ -10,8 +10,9 @@ use zookeeper_client as zk;
 
 use crate::{
     client::{
+        claims::{Grant, Node, Stage},
         nodes::overtaken,
-        session::{Grant, Node, Session, Stage},
+        session::Session,
     },
     store::ZkStore,
     wire::{

@@ -5,7 +5,7 @@ use zookeeper_client::{self as zk, CreateMode, Stat};
 
 use crate::{
     client::{
-        session::{Claimed, Node, Stage},
+        claims::{Claimed, Node, Stage},
         uncontended::{QueueRequest, Watch},
         watched::{Use, Watched, changed},
     },

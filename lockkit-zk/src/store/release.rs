@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    client::session::{Claimed, Node, Session, Stage},
+    client::{
+        claims::{Claimed, Node, Stage},
+        session::Session,
+    },
     store::ZkStore,
     wire::{
         error::{self, Failure, Sent},

@@ -10,10 +10,11 @@ use zookeeper_client::{self as zk, Stat};
 
 use crate::{
     client::{
+        claims::{Claimed, Grant, Node, Stage},
         connection::Connection,
         driver::Answer,
         nodes::overtaken,
-        session::{Claimed, Grant, Node, Session, Stage},
+        session::Session,
         unwatched::Unwatched,
         watched::{Use, Watched, changed},
     },

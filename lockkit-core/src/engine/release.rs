@@ -1,0 +1,254 @@
+//! How a hold ends: the lease goes to the next in the local queue, or back to the store.
+
+use std::{
+    sync::{Arc, MutexGuard},
+    time::Duration,
+};
+
+use super::{
+    Engine, Lease, LeaseStatus,
+    keep::Kept,
+    lease::{LeaseState, useful},
+    local::{Handed, Seat, Turn},
+    reaper::Certainty,
+};
+use crate::{Event, LockKey, LossReason, Moment, Release, Result, Waiting};
+
+/// How long a process that had its run keeps back while others wait, if its release took `round_trip`. They are woken by
+/// the release and need about two round trips to get the lock. These take longer where the network or the machine is busy;
+/// but a release that was held up for other reasons must not hold up this process for as long.
+fn courtesy(round_trip: Duration) -> Duration {
+    (2 * round_trip).clamp(Duration::from_millis(1), Duration::from_millis(50))
+}
+
+/// How a hold ended locally, and what the store still has to be told.
+enum Ending {
+    /// The lease went to the next local waiter, or was never the caller's to end.
+    Done,
+    /// It had been lost before.
+    Lost(LossReason),
+    /// It was one of several nested holds.
+    Nested,
+    /// The store has to be told, and may have to keep the lock from others.
+    Store(Option<Seat>, Option<Kept>),
+}
+
+impl Engine {
+    /// Ends a hold and reports how it stood.
+    pub(crate) async fn release(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
+        match self.end(lease, lease.state()) {
+            Ending::Done => Ok(None),
+            Ending::Lost(reason) => Ok(Some(reason)),
+            Ending::Nested => self.write_depth(lease).await,
+            Ending::Store(seat, kept) => self.release_at_store(lease, seat, kept).await,
+        }
+    }
+
+    /// Ends a hold without waiting: what the store has to be told is told in the background.
+    pub(crate) fn let_go(self: &Arc<Self>, lease: &Arc<Lease>) {
+        let ending = self.end(lease, lease.state());
+        self.tell(lease, ending);
+    }
+
+    /// Tells the store of an ending in the background.
+    fn tell(self: &Arc<Self>, lease: &Arc<Lease>, ending: Ending) {
+        match ending {
+            Ending::Done | Ending::Lost(_) => {}
+            Ending::Nested => {
+                let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
+                self.spawn(async move { drop(engine.write_depth(&lease).await) });
+            }
+            Ending::Store(seat, kept) => {
+                let lapse = self.lapse_of(lease.terms.ttl);
+                self.reap(lease.claim.clone(), lapse, Certainty::Settled, kept, seat);
+            }
+        }
+    }
+
+    /// Ends a hold in this process. From here on nobody believes in it, whatever becomes of the store's lease.
+    fn end(self: &Arc<Self>, lease: &Arc<Lease>, mut state: MutexGuard<'_, LeaseState>) -> Ending {
+        let now = self.now();
+        let taken = state.is_taken();
+        // A lease that was taken back on its way ends once more when its way does.
+        if let Some(reason) = state.look(now) {
+            state.depth = state.depth.saturating_sub(1);
+            drop(state);
+            self.after_loss(lease, reason);
+            return Ending::Lost(reason);
+        }
+        match state.status() {
+            LeaseStatus::Lost(reason) => {
+                // Counted down also now: an owner starts afresh when the last hold of a lost lease is gone.
+                state.depth = state.depth.saturating_sub(1);
+                return Ending::Lost(reason);
+            }
+            LeaseStatus::Released => return Ending::Done,
+            LeaseStatus::Held | LeaseStatus::Suspect => {}
+        }
+        if state.depth > 1 {
+            state.depth -= 1;
+            return Ending::Nested;
+        }
+        if self.may_hand_over(lease, &state, now)
+            && let Some(waiter) = self.queues.successor(&lease.claim.key, lease.terms, self.settings.hand_over, now)
+        {
+            let seat = state.seat.take();
+            let next = Arc::new(lease.succeed(self.next_id(), waiter.terms, now, seat, &state));
+            state.release();
+            self.timers.remove(lease, &state);
+            drop(state);
+            // For its deadline only: it is renewed once its holder has taken it.
+            self.register(&next, now);
+            if let Some(seat) = &next.state().seat {
+                self.queues.handed(seat, &next);
+            }
+            self.note_released(lease, taken, now);
+            // A waiter that left in this instant drops the turn, and with it the lease goes on to the next.
+            drop(waiter.wake.send(Turn::Take(Handed::new(next, Arc::clone(self)))));
+            return Ending::Done;
+        }
+        let kept = Kept::of(&state);
+        Ending::Store(self.end_here(lease, state, now), kept)
+    }
+
+    /// Ends the last hold of a lease in this process, and leaves what the store has. Gives the place in the local queue.
+    pub(super) fn end_here(&self, lease: &Lease, mut state: MutexGuard<'_, LeaseState>, now: Moment) -> Option<Seat> {
+        let taken = state.is_taken();
+        state.release();
+        self.timers.remove(lease, &state);
+        let seat = state.seat.take();
+        drop(state);
+        if let Some(seat) = &seat {
+            self.queues.ended(seat);
+        }
+        self.note_released(lease, taken, now);
+        seat
+    }
+
+    fn note_released(&self, lease: &Lease, taken: bool, now: Moment) {
+        lease.announce_end();
+        if taken {
+            self.observe(|| Event::Released { key: &lease.claim.key, held: now.since(lease.since) });
+        }
+    }
+
+    /// Takes over a lease that was handed over; `false` if too little is left of it, or it was taken back. It is renewed
+    /// from here on.
+    pub(super) fn take(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
+        self.look(lease);
+        let now = self.now();
+        let mut state = lease.state();
+        if !state.is_live() {
+            return false;
+        }
+        if state.deadline().since(now) < useful(lease.ttl) {
+            let ending = self.end(lease, state);
+            self.tell(lease, ending);
+            return false;
+        }
+        state.take(&lease.terms, now);
+        if let Some(seat) = &state.seat {
+            self.queues.taken(seat);
+        }
+        drop(state);
+        self.register(lease, now);
+        true
+    }
+
+    /// Takes a lease back that was handed over to somebody who has not taken it.
+    pub(super) fn take_back(self: &Arc<Self>, lease: &Arc<Lease>) {
+        let state = lease.state();
+        if !state.is_taken() {
+            let ending = self.end(lease, state);
+            self.tell(lease, ending);
+        }
+    }
+
+    fn may_hand_over(&self, lease: &Lease, state: &LeaseState, now: Moment) -> bool {
+        lease.spare_fences > 0
+            && lease.terms.hands_over
+            && state.kept_until().is_none()
+            && state.seat.is_some()
+            && state.is_sure()
+            && state.deadline().since(now) >= useful(lease.ttl)
+    }
+
+    async fn release_at_store(
+        self: &Arc<Self>,
+        lease: &Lease,
+        seat: Option<Seat>,
+        kept: Option<Kept>,
+    ) -> Result<Option<LossReason>> {
+        let mut undo = self.undo(&lease.claim, lease.terms.ttl);
+        undo.keep(kept);
+        undo.arm();
+        let sent = self.now();
+        let answer = self.end_at_store(&lease.claim, kept).await;
+        match answer {
+            Ok(Release::Released { waiters }) => {
+                undo.disarm();
+                self.pass(seat, &lease.claim.key, waiters, sent);
+                Ok(None)
+            }
+            Ok(Release::NotHeld(reason)) => {
+                undo.disarm();
+                Ok(Some(reason))
+            }
+            Err(error) => {
+                undo.in_doubt();
+                Err(error)
+            }
+        }
+    }
+
+    /// Lets the next local waiter ask the store, after others if they wait and this process had its run. If nobody waits
+    /// here, whichever comes next lets the others go first. Where the store keeps a queue they do anyway. `sent` is when the
+    /// release was.
+    pub(super) fn pass(&self, seat: Option<Seat>, key: &LockKey, waiters: Option<u32>, sent: Moment) {
+        let Some(seat) = seat else { return };
+        let now = self.now();
+        let held = seat.granted.map(|granted| now.since(granted)).unwrap_or_default();
+        let ended = self.queues.run_ended(key, self.settings.hand_over, now, held);
+        let others_wait = match (self.store.info().capability.waiting, waiters) {
+            // It serves them in order, or they are not waiting to be woken.
+            (Waiting::Queue, _) | (Waiting::Poll, None) => false,
+            (_, Some(waiters)) => waiters > 0,
+            (Waiting::Notify, None) => true,
+        };
+        if !others_wait {
+            return;
+        }
+        let courtesy = courtesy(now.since(sent));
+        if self.queues.waiting(key) > 0 {
+            if ended {
+                self.queues.keep_back(key, now, courtesy);
+            }
+        } else if waiters.is_some() {
+            self.queues.released_to_others(key, seat.granted.unwrap_or(now), now, courtesy);
+        }
+    }
+    /// What has to be done once when a lease is found to be lost.
+    pub(super) fn after_loss(self: &Arc<Self>, lease: &Arc<Lease>, reason: LossReason) {
+        let (seat, taken, kept) = {
+            let mut state = lease.state();
+            self.timers.remove(lease, &state);
+            (state.seat.take(), state.is_taken(), Kept::of(&state))
+        };
+        if let Some(seat) = &seat {
+            self.queues.ended(seat);
+        }
+        lease.announce_end();
+        if taken {
+            self.observe(|| Event::Lost { key: &lease.claim.key, reason, held: self.now().since(lease.since) });
+        }
+        let certainty = match reason {
+            // The store may still keep the lease: a renewal may have come through whose reply did not.
+            LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => Certainty::Doubtful,
+            // The store has said so; but one of several parts may keep what is left of it until the holder has heard of the loss.
+            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => Certainty::Settled,
+        };
+        self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty, kept);
+        // Not with the release, which may have to wait: whoever is next asks the store, and waits there.
+        drop(seat);
+    }
+}

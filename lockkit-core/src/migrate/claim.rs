@@ -1,0 +1,266 @@
+//! What this client has of one claim at the two stores: no I/O.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::record::{Phase, Side};
+use crate::{Claim, Fence, Hold, HolderInfo, LossReason, Moment, Result, Token};
+
+/// A claim.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) claim: Claim,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    parts: [Part; 2],
+    held: Option<Held>,
+    /// The holder's description, and the phase that the stores show behind it.
+    shown: Option<(HolderInfo, Phase)>,
+    /// When time has ended it; `None` if it may be at a store where time does not.
+    lapse: Option<Moment>,
+    over: Option<Over>,
+    /// Whether a store was asked for its release, and did not answer that.
+    is_in_doubt: bool,
+}
+
+/// Why a claim will not be held again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    Released,
+    Lost(LossReason),
+}
+
+/// What a claim has at one store. Its token there is that of the claim, unless that was released there before.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    token: Token,
+    left: Left,
+    /// Whether a request for it is under way, which may be granted after its release was answered.
+    is_asked: bool,
+    /// Whether its release was answered.
+    is_burnt: bool,
+}
+
+/// What may be left of a claim at a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// It was asked for, or granted.
+    Asked,
+    /// It was asked for without an answer, or its release may have been sent, and nothing says yet that it was the last to arrive: the
+    /// token is burnt (rule R2).
+    Released,
+}
+
+/// A request for a claim at a store. If it ends without an answer, something may be left there, and has to be released before the store
+/// is asked again (rule R2).
+#[derive(Debug)]
+pub(super) struct Asking<'a> {
+    entry: &'a Entry,
+    side: Side,
+    is_answered: bool,
+    /// What is asked for.
+    pub(super) claim: Claim,
+}
+
+/// A grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// As what it is held: in which of the stores.
+    pub(super) phase: Phase,
+    pub(super) fence: Fence,
+    pub(super) span: u32,
+}
+
+impl Over {
+    /// What to say of it to a renewal.
+    pub(super) fn reason(self) -> LossReason {
+        match self {
+            Self::Released => LossReason::Gone,
+            Self::Lost(reason) => reason,
+        }
+    }
+}
+
+impl Entry {
+    pub(super) fn new(claim: Claim, held: Option<Held>, lapse: Option<Moment>) -> Self {
+        let part = Part { token: claim.token, left: Left::Nothing, is_asked: false, is_burnt: false };
+        Self {
+            claim,
+            state: Mutex::new(State { parts: [part; 2], held, shown: None, lapse, over: None, is_in_doubt: false }),
+        }
+    }
+
+    /// A claim that this process did not make, as one that is held in this phase.
+    pub(super) fn assumed(claim: Claim, phase: Phase) -> Self {
+        let entry = Self::new(claim, Some(Held { phase, fence: Fence::NONE, span: 1 }), None);
+        for side in phase.sides() {
+            entry.part(*side, |part| part.left = Left::Asked);
+        }
+        entry
+    }
+
+    /// The claim as it is at a store.
+    pub(super) fn at(&self, side: Side) -> Claim {
+        self.part(side, |part| Claim { token: part.token, ..self.claim.clone() })
+    }
+
+    /// Notes that it is about to be asked for at a store; `None` if it is over, is being asked for there by another call, or its
+    /// release there was not answered yet.
+    pub(super) fn ask_at(&self, side: Side) -> Option<Asking<'_>> {
+        let mut state = self.state();
+        let is_over = state.over.is_some();
+        let part = &mut state.parts[side.index()];
+        if is_over || part.is_asked || part.left == Left::Released {
+            return None;
+        }
+        (part.left, part.is_asked) = (Left::Asked, true);
+        Some(Asking { entry: self, side, is_answered: false, claim: Claim { token: part.token, ..self.claim.clone() } })
+    }
+
+    /// Notes that its release is about to be sent to a store.
+    pub(super) fn release_at(&self, side: Side) -> Claim {
+        self.part(side, |part| {
+            part.left = Left::Released;
+            Claim { token: part.token, ..self.claim.clone() }
+        })
+    }
+
+    /// Notes that the release of `claim` was answered by a store. Its token there is not used again. While a request for it is under
+    /// way, that may arrive after the release, and so is to be released once more.
+    pub(super) fn released(&self, side: Side, claim: &Claim) -> Result<()> {
+        // What is over is not asked for again, and needs no other token.
+        let fresh = if self.over().is_some() { claim.token } else { Token::random()? };
+        self.part(side, |part| {
+            if part.token == claim.token && part.left == Left::Released && !part.is_asked {
+                *part = Part { token: fresh, left: Left::Nothing, is_asked: false, is_burnt: true };
+            }
+        });
+        Ok(())
+    }
+
+    /// Notes that a store has said that it has nothing of it any more.
+    pub(super) fn gone_from(&self, side: Side) -> Result<()> {
+        let claim = self.release_at(side);
+        self.released(side, &claim)
+    }
+
+    /// Whether something of it may be left at a store.
+    pub(super) fn is_at(&self, side: Side) -> bool {
+        self.part(side, |part| part.left != Left::Nothing || part.is_asked)
+    }
+
+    /// Whether its release at a store was not answered yet.
+    pub(super) fn is_left_released(&self, side: Side) -> bool {
+        self.part(side, |part| part.left == Left::Released)
+    }
+
+    /// Whether nothing of it is left.
+    pub(super) fn is_nowhere(&self) -> bool {
+        Side::ALL.into_iter().all(|side| !self.is_at(side))
+    }
+
+    /// Whether its own token may have been released at a store (rule R2).
+    pub(super) fn is_burnt(&self) -> bool {
+        let parts = self.state().parts;
+        parts.iter().any(|part| part.is_burnt || part.token != self.claim.token || part.left == Left::Released)
+    }
+
+    pub(super) fn held(&self) -> Option<Held> {
+        self.state().held
+    }
+
+    /// Notes a grant, unless it is over by now.
+    pub(super) fn hold(&self, held: Held, lapse: Option<Moment>) -> bool {
+        let mut state = self.state();
+        if state.over.is_none() {
+            (state.held, state.lapse) = (Some(held), lapse);
+        }
+        state.over.is_none()
+    }
+
+    /// Notes as what its holder was shown to the stores.
+    pub(super) fn show(&self, holder: &HolderInfo, phase: Phase) {
+        self.state().shown = Some((holder.clone(), phase));
+    }
+
+    /// The holder's description, and the phase that was shown with it.
+    pub(super) fn shown(&self) -> Option<(HolderInfo, Phase)> {
+        self.state().shown.clone()
+    }
+
+    /// Notes that it will not be held again.
+    pub(super) fn end(&self, why: Over) {
+        self.state().over.get_or_insert(why);
+    }
+
+    /// Notes whether a store did not answer its release.
+    pub(super) fn doubt(&self, is_in_doubt: bool) {
+        self.state().is_in_doubt = is_in_doubt;
+    }
+
+    /// Whether nobody has said yet that it is not held any more, though its release was asked for.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.state().is_in_doubt
+    }
+
+    pub(super) fn over(&self) -> Option<Over> {
+        self.state().over
+    }
+
+    pub(super) fn has_lapsed(&self, now: Moment) -> bool {
+        self.state().lapse.is_some_and(|lapse| lapse <= now)
+    }
+
+    fn part<T>(&self, side: Side, change: impl FnOnce(&mut Part) -> T) -> T {
+        change(&mut self.state().parts[side.index()])
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Asking<'_> {
+    /// The store granted it.
+    pub(super) fn granted(mut self) {
+        self.is_answered = true;
+    }
+
+    /// The store granted nothing, and has nothing of it. A token that the store has burnt is not used again.
+    pub(super) fn refused(mut self, burnt: bool) -> Result<()> {
+        let fresh = if burnt { Some(Token::random()?) } else { None };
+        self.is_answered = true;
+        self.entry.part(self.side, |part| {
+            if part.left == Left::Asked {
+                (part.token, part.left) = (fresh.unwrap_or(part.token), Left::Nothing);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.entry.part(self.side, |part| {
+            part.is_asked = false;
+            if !self.is_answered && part.left == Left::Asked {
+                part.left = Left::Released;
+            }
+        });
+    }
+}
+
+impl Held {
+    /// The answer to a question about the claim.
+    pub(super) fn as_hold(self, claim: &Claim, until: Moment, depth: u32) -> Hold {
+        Hold { claim: claim.clone(), fence: self.fence, span: self.span, until, depth }
+    }
+
+    /// The last fence of the grant.
+    pub(super) fn last_fence(self) -> Fence {
+        self.fence.offset(self.span.saturating_sub(1))
+    }
+}
