@@ -27,14 +27,14 @@ use crate::{
 /// Measure stores side by side
 ///
 /// Always takes the store in memory too, to measure the others by; and between private servers of Redis and of MariaDB or
-/// MySQL also the store of a migration, in the phase both, of which it measures a part. Prints one table, and writes comparison.json and
-/// comparison.md, which also tells how it was measured. On a store in use it takes locks whose names start with
+/// MySQL also the store of a migration, in the phase both, of which it measures a part. Prints one table, and writes comparison.html, a
+/// page with charts, comparison.md, and comparison.json. On a store in use it takes locks whose names start with
 /// lockkit-compare/, and releases them.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     #[command(flatten)]
     stores: StoresArgs,
-    /// Where to put comparison.json and comparison.md
+    /// Where to put comparison.html, comparison.md and comparison.json
     #[arg(long, value_name = "DIR", default_value = "comparison", value_parser = store::file)]
     out: PathBuf,
     /// Take about 10 s per store instead of 40 s, for rougher numbers
@@ -65,7 +65,12 @@ async fn compare(args: Args) -> Exit {
     let comparison = Comparison::prepare(targets, options).await?;
     // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
     let files = Files::prepare(&args.out).map_err(|error| {
-        Failure::new(USAGE, format!("can't write comparison.json and comparison.md to the directory of --out: {error}"))
+        Failure::new(
+            USAGE,
+            format!(
+                "can't write comparison.html, comparison.md and comparison.json to the directory of --out: {error}"
+            ),
+        )
     })?;
     let stores: Vec<_> = comparison.stores().collect();
     say(&format!("comparing {}; this takes about {} s", stores.join(", "), comparison.about().as_secs()));
@@ -88,17 +93,20 @@ fn publish(report: &Report, files: Files, out: &Path) -> Result<(), Failure> {
     let printed = print(|stdout| writeln!(stdout, "{}", report.as_text()));
     files.write(report).map_err(|error| Failure::new(LOST, format!("could not write the files of --out: {error}")))?;
     printed?;
-    print(|stdout| writeln!(stdout, "Written: {0}/comparison.md and {0}/comparison.json", out.display()))
+    print(|stdout| {
+        writeln!(stdout, "Written: {0}/comparison.html, {0}/comparison.md and {0}/comparison.json", out.display())
+    })
 }
 
 /// The files of the report, in the making. Those of an earlier report stay until these are whole.
 struct Files {
     json: (NamedTempFile, PathBuf),
     markdown: (NamedTempFile, PathBuf),
+    html: (NamedTempFile, PathBuf),
 }
 
 impl Files {
-    /// Makes the directory, and shows that both files can be written.
+    /// Makes the directory, and shows that all files can be written.
     fn prepare(out: &Path) -> io::Result<Self> {
         fs::create_dir_all(out)?;
         let prepare = |name: &str| {
@@ -111,7 +119,11 @@ impl Files {
             file.prefix(".comparison-").permissions(fs::Permissions::from_mode(0o666));
             Ok((file.tempfile_in(out)?, path))
         };
-        Ok(Self { json: prepare("comparison.json")?, markdown: prepare("comparison.md")? })
+        Ok(Self {
+            json: prepare("comparison.json")?,
+            markdown: prepare("comparison.md")?,
+            html: prepare("comparison.html")?,
+        })
     }
 
     fn write(self, report: &Report) -> io::Result<()> {
@@ -120,7 +132,8 @@ impl Files {
             file.persist(path).map(drop).map_err(|error| error.error)
         };
         write(self.json, format!("{}\n", report.as_json()))?;
-        write(self.markdown, report.as_markdown())
+        write(self.markdown, report.as_markdown())?;
+        write(self.html, report.as_html())
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit::{HandOver, LockStore, Locker, Token};
+use lockkit::{HandOver, Liveness, LockStore, Locker, Token};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     plan::{Options, Plan, Step},
     processes,
     report::Report,
-    results::{Absence, Results, Traits},
+    results::{Absence, Kinds, Results, Traits},
     targets::{Target, Targets},
     workers::WorkerProgram,
 };
@@ -168,8 +168,17 @@ impl Contestant {
         let capability = &store.info().capability;
         let traits = Traits {
             in_process: target.is_in_process(),
+            scheme: store.info().scheme.to_owned(),
             fencing: format!("{:?}", capability.fencing),
             waiting: format!("{:?}", capability.waiting),
+            liveness: liveness(&capability.liveness),
+            kinds: Kinds {
+                fifo: capability.fifo,
+                shared: capability.shared,
+                permits: capability.permits,
+                resume: capability.resume,
+                keeps: capability.keeps,
+            },
         };
         let locker = Locker::shared_builder(Arc::clone(&store)).build();
         // Names of its own: the store may be in use, by another comparison too.
@@ -204,11 +213,22 @@ impl Contestant {
         let (url, locker, key, results) = (self.target.url(), &self.locker, &self.key, &mut self.results);
         let (slice, process_slice) = (plan.slice, plan.process_slice);
         match step {
-            Step::RoundTrip => {
-                Results::add(&mut results.round_trip, &measure::round_trip(locker, key, slice).await?);
+            Step::RoundTrip => results.round_trip.add(measure::round_trip(locker, key, slice).await?),
+            Step::Pair => {
+                let round = measure::pair(locker, key, slice).await?;
+                results.pair.add(round.pair);
+                results.acquire.add(round.acquire);
+                results.release.add(round.release);
             }
-            Step::Pair => Results::add(&mut results.pair, &measure::pair(locker, key, slice).await?),
-            Step::ManyKeys => results.many_keys.push(measure::many_keys(locker, key, slice).await?),
+            Step::ManyKeys => {
+                results.many_keys.push(measure::many_keys(locker, key, Plan::KEYS, slice).await?);
+            }
+            Step::ByKeys => {
+                for keys in Plan::BY_KEYS {
+                    let rate = measure::many_keys(locker, key, keys, plan.by_keys_slice()).await?;
+                    results.by_keys.entry(keys).or_default().push(rate);
+                }
+            }
             Step::HandedOver => {
                 results.handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::default()).await?);
             }
@@ -218,13 +238,22 @@ impl Contestant {
             Step::Processes => results.processes.push(processes::contest(program, url, key, process_slice, dir).await?),
             Step::HandOff => {
                 let round = processes::hand_off(program, url, locker, key, process_slice).await?;
-                Results::add(&mut results.hand_off, &round.latencies);
-                Results::add(&mut results.idle_round_trip, &round.idle_round_trips);
+                results.hand_off.add(round.latencies);
+                results.idle_round_trip.add(round.idle_round_trips);
             }
             Step::Leases => results.held = Some(processes::leases(program, url, key, plan).await?),
             // All stores at once, after all else.
             Step::Compliance => {}
         }
         Ok(())
+    }
+}
+
+/// What ends the lease of a holder that is gone, in a word or two.
+fn liveness(liveness: &Liveness) -> String {
+    match (&liveness.ttl, &liveness.session) {
+        (Some(_), Some(_)) => "ttl, session".to_owned(),
+        (None, Some(_)) => "session".to_owned(),
+        _ => "ttl".to_owned(),
     }
 }

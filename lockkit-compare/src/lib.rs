@@ -1,7 +1,7 @@
 //! Measures lock stores side by side.
 //!
 //! - [`Comparison`]: the same measures on every store, in turns: speed, hot locks, hand-off between processes, what held
-//!   leases cost, and the compliance cases of `lockkit-testkit`; a [`Report`] of them as text, Markdown and JSON.
+//!   leases cost, and the compliance cases of `lockkit-testkit`; a [`Report`] of them as text, as a page for a browser, Markdown and JSON.
 //! - [`race()`]: what happens to a number that several processes change at once, with and without a lock.
 //! - [`pairs`]: a store beside other clients of the same server, acquisition and release in pairs.
 //! - [`hot`]: one lock in the hands of several processes, beside what else can lock on the same server.
@@ -36,8 +36,8 @@ pub use crate::{
     error::{Error, ErrorKind, Result},
     plan::{Effort, Options},
     race::{Race, Score, race},
-    report::{Better, Cell, Report, Row, Setting, Verdict},
-    results::Absence,
+    report::{Axis, Better, Cases, Cell, Curve, Facts, Report, Row, Setting, Verdict},
+    results::{Absence, Figure},
     targets::{Target, Targets, redlock},
     workers::WorkerProgram,
 };

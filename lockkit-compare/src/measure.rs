@@ -28,17 +28,42 @@ pub(crate) async fn round_trip(locker: &Locker, key: &str, slice: Duration) -> R
     timed(slice / 3, || async { lock.inspect().await.map(drop) }).await
 }
 
+/// Acquisitions and releases, together and apart.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    pub(crate) pair: Latencies,
+    pub(crate) acquire: Latencies,
+    pub(crate) release: Latencies,
+}
+
 /// The time of an acquisition and its release, with nobody else there.
-pub(crate) async fn pair(locker: &Locker, key: &str, slice: Duration) -> Result<Latencies> {
+pub(crate) async fn pair(locker: &Locker, key: &str, slice: Duration) -> Result<Pairs> {
     let lock = locker.lock(format!("{key}/pair")).ttl(TTL);
-    timed(slice, || acquire_and_release(&lock)).await
+    let window = Window::after(SystemClock.now(), Plan::warm_up(slice), slice);
+    let mut pairs = Pairs { pair: Latencies::new(), acquire: Latencies::new(), release: Latencies::new() };
+    loop {
+        let sent = SystemClock.now();
+        if sent >= window.until {
+            return Ok(pairs);
+        }
+        let guard = lock.acquire().await?;
+        let acquired = SystemClock.now();
+        let _ = guard.release().await?;
+        let released = SystemClock.now();
+        if sent >= window.from {
+            pairs.pair.record(released.since(sent));
+            pairs.acquire.record(acquired.since(sent));
+            pairs.release.record(released.since(acquired));
+        }
+        tokio::task::consume_budget().await;
+    }
 }
 
 /// Pairs per second over many keys, with one task for each.
-pub(crate) async fn many_keys(locker: &Locker, key: &str, slice: Duration) -> Result<f64> {
+pub(crate) async fn many_keys(locker: &Locker, key: &str, keys: usize, slice: Duration) -> Result<f64> {
     let (done, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let mut tasks = JoinSet::new();
-    for number in 0..Plan::KEYS {
+    for number in 0..keys {
         let (lock, done, stop) =
             (locker.lock(format!("{key}/many/{number}")).ttl(TTL), Arc::clone(&done), Arc::clone(&stop));
         tasks.spawn(async move {

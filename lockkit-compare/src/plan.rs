@@ -8,6 +8,7 @@ pub(crate) enum Step {
     RoundTrip,
     Pair,
     ManyKeys,
+    ByKeys,
     HandedOver,
     NotHandedOver,
     Processes,
@@ -19,10 +20,11 @@ pub(crate) enum Step {
 
 impl Step {
     /// The measures that have the machine for themselves, in order.
-    pub(crate) const ALONE: [Self; 8] = [
+    pub(crate) const ALONE: [Self; 9] = [
         Self::RoundTrip,
         Self::Pair,
         Self::ManyKeys,
+        Self::ByKeys,
         Self::HandedOver,
         Self::NotHandedOver,
         Self::Processes,
@@ -39,6 +41,7 @@ impl Step {
             Self::RoundTrip => "bare round trip",
             Self::Pair => "acquire and release",
             Self::ManyKeys => "many keys",
+            Self::ByKeys => "more and more keys",
             Self::HandedOver => "hot lock, hand-over on",
             Self::NotHandedOver => "hot lock, hand-over off",
             Self::Processes => "hot lock, several processes",
@@ -115,6 +118,8 @@ pub(crate) struct Plan {
 impl Plan {
     /// Keys that are used side by side.
     pub(crate) const KEYS: usize = 64;
+    /// Numbers of keys that show how the rate grows with them.
+    pub(crate) const BY_KEYS: [usize; 5] = [1, 4, 16, 64, 256];
     /// Tasks that fight for the hot lock in one process.
     pub(crate) const TASKS: usize = 16;
     /// Processes that fight for the hot lock, and tasks in each of them.
@@ -152,6 +157,7 @@ impl Plan {
     pub(crate) fn rounds_of(&self, step: Step) -> u32 {
         match step {
             Step::RoundTrip | Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.rounds,
+            Step::ByKeys => self.rounds / 2,
             Step::Processes | Step::HandOff => self.process_rounds,
             Step::Leases | Step::Compliance => 1,
         }
@@ -163,6 +169,7 @@ impl Plan {
         match step {
             Step::RoundTrip => self.slice / 3,
             Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.slice + self.slice / 8,
+            Step::ByKeys => (self.by_keys_slice() + self.by_keys_slice() / 8) * 5,
             Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
             // Taking and releasing them, and one cycle of renewals.
             Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,
@@ -175,6 +182,11 @@ impl Plan {
     pub(crate) fn about_in_all<'a>(&self, stores: impl Iterator<Item = &'a [Step]>) -> Duration {
         let alone = stores.flatten().map(|step| self.about(*step) * self.rounds_of(*step)).sum::<Duration>();
         alone + self.about(Step::Compliance)
+    }
+
+    /// How long each number of keys takes.
+    pub(crate) fn by_keys_slice(&self) -> Duration {
+        self.slice / 2
     }
 
     /// What part of a slice goes by before anything is counted.

@@ -14,15 +14,20 @@ use crate::{
 pub(crate) struct Results {
     /// What the store is, for the report.
     pub(crate) traits: Traits,
-    pub(crate) round_trip: Option<Latencies>,
-    pub(crate) pair: Option<Latencies>,
+    pub(crate) round_trip: Rounds,
+    /// Acquisition and release together, and each by itself.
+    pub(crate) pair: Rounds,
+    pub(crate) acquire: Rounds,
+    pub(crate) release: Rounds,
     pub(crate) many_keys: Vec<f64>,
+    /// Pairs per second by the number of keys, round by round.
+    pub(crate) by_keys: BTreeMap<usize, Vec<f64>>,
     pub(crate) handed_over: Vec<Contest>,
     pub(crate) not_handed_over: Vec<Contest>,
     pub(crate) processes: Vec<Contest>,
-    pub(crate) hand_off: Option<Latencies>,
+    pub(crate) hand_off: Rounds,
     /// A bare round trip after the same pause as before a hand-off.
-    pub(crate) idle_round_trip: Option<Latencies>,
+    pub(crate) idle_round_trip: Rounds,
     pub(crate) held: Option<Held>,
     pub(crate) compliance: Option<Counts>,
     /// Why a measure is missing.
@@ -34,8 +39,75 @@ pub(crate) struct Results {
 pub(crate) struct Traits {
     /// Whether a question to it is no more than a look into this process's memory.
     pub(crate) in_process: bool,
+    /// The scheme of its URL.
+    pub(crate) scheme: String,
     pub(crate) fencing: String,
     pub(crate) waiting: String,
+    /// What ends the lease of a holder that is gone.
+    pub(crate) liveness: String,
+    pub(crate) kinds: Kinds,
+}
+
+/// Which locks a store has beside exclusive ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Kinds {
+    pub(crate) fifo: bool,
+    pub(crate) shared: bool,
+    pub(crate) permits: bool,
+    pub(crate) resume: bool,
+    pub(crate) keeps: bool,
+}
+
+/// The latencies of one measure, a histogram for each round.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rounds(Vec<Latencies>);
+
+impl Rounds {
+    pub(crate) fn add(&mut self, round: Latencies) {
+        self.0.push(round);
+    }
+
+    /// All samples; `None` without a round.
+    pub(crate) fn all(&self) -> Option<Latencies> {
+        self.0.iter().cloned().reduce(|mut sum, round| {
+            sum.merge(&round);
+            sum
+        })
+    }
+
+    /// The time in µs that this share of all samples did not exceed, and the least and the most of single rounds.
+    pub(crate) fn micros(&self, quantile: f64) -> Option<Figure> {
+        let value = self.all()?.micros(quantile)?;
+        Some(Figure::new(value, self.0.iter().filter_map(|round| round.micros(quantile))))
+    }
+}
+
+/// A number, and how much it differed from round to round.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    /// The number to go by.
+    pub value: f64,
+    /// The least and the most that a single round showed; `None` if there were not two rounds.
+    pub range: Option<(f64, f64)>,
+}
+
+impl Figure {
+    /// The number of a measure that was taken once.
+    pub(crate) fn once(value: f64) -> Self {
+        Self { value, range: None }
+    }
+
+    pub(crate) fn new(value: f64, rounds: impl IntoIterator<Item = f64>) -> Self {
+        let rounds: Vec<f64> = rounds.into_iter().collect();
+        let (least, most) = rounds.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, m), &x| (l.min(x), m.max(x)));
+        Self { value, range: (rounds.len() > 1).then_some((least, most)) }
+    }
+
+    /// The median of several rounds; `None` without one.
+    pub(crate) fn median(rounds: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let rounds: Vec<f64> = rounds.into_iter().collect();
+        Some(Self::new(median(rounds.iter().copied())?, rounds))
+    }
 }
 
 /// Why there is no number.
@@ -66,12 +138,14 @@ pub(crate) struct Held {
 }
 
 /// Cases of the compliance suite.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: usize,
     pub(crate) ignored: usize,
     /// Each case that failed and what was seen, in a line.
     pub(crate) failures: Vec<String>,
+    /// Cases that passed, failed and were ignored, by the rule that they are about.
+    pub(crate) groups: BTreeMap<&'static str, [usize; 3]>,
 }
 
 impl Held {
@@ -96,11 +170,6 @@ impl Held {
 }
 
 impl Results {
-    /// Adds the latencies of one round to those of earlier rounds.
-    pub(crate) fn add(sum: &mut Option<Latencies>, round: &Latencies) {
-        sum.get_or_insert_with(Latencies::new).merge(round);
-    }
-
     /// Whether there was a contest, in which critical sections could have overlapped.
     pub(crate) fn was_contested(&self) -> bool {
         self.contests().next().is_some()
@@ -117,18 +186,18 @@ impl Results {
 }
 
 /// How many times as long as `unit` something took.
-pub(crate) fn ratio(latencies: Option<&Latencies>, unit: Option<&Latencies>) -> Option<f64> {
-    Some(latencies?.micros(0.5)? / unit?.micros(0.5)?)
+pub(crate) fn ratio(latencies: &Rounds, unit: &Rounds) -> Option<Figure> {
+    Some(Figure::once(latencies.micros(0.5)?.value / unit.micros(0.5)?.value))
 }
 
 /// The median rate of several rounds.
-pub(crate) fn rate(contests: &[Contest]) -> Option<f64> {
-    median(contests.iter().map(|contest| contest.per_second))
+pub(crate) fn rate(contests: &[Contest]) -> Option<Figure> {
+    Figure::median(contests.iter().map(|contest| contest.per_second))
 }
 
 /// The median fairness of several rounds.
-pub(crate) fn fairness(contests: &[Contest]) -> Option<f64> {
-    median(contests.iter().filter_map(|contest| contest.fairness))
+pub(crate) fn fairness(contests: &[Contest]) -> Option<Figure> {
+    Figure::median(contests.iter().filter_map(|contest| contest.fairness))
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use crate::{
     plan::{Plan, Step},
-    results::{Absence, Held, Results, fairness, rate, ratio},
-    stats::{grouped, median},
+    results::{Absence, Figure, Held, Kinds, Results, fairness, rate, ratio},
+    stats::grouped,
 };
 
 /// A row of the comparison: one measure, a cell for each store.
@@ -40,7 +40,7 @@ pub enum Better {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
     /// A measurement, in the unit of the row.
-    Number(f64),
+    Number(Figure),
     /// A fact in words.
     Text(String),
     /// Nothing, and why, if that is known.
@@ -62,31 +62,41 @@ fn capabilities(sheet: &mut Sheet<'_>) {
     sheet.group("Guarantees", Step::Compliance);
     sheet.text("fencing", "fencing", |store| Some(store.traits.fencing.clone()));
     sheet.text("waiting", "how waiters learn of a release", |store| Some(store.traits.waiting.clone()));
+    sheet.text("liveness", "what ends the lease of a holder that is gone", |store| Some(store.traits.liveness.clone()));
+    sheet.kind("fifo", "strict order of arrival", |kinds| kinds.fifo);
+    sheet.kind("shared", "readers and writers", |kinds| kinds.shared);
+    sheet.kind("permits", "semaphores", |kinds| kinds.permits);
+    sheet.kind("resume", "leases that outlive their process", |kinds| kinds.resume);
+    sheet.kind("keeps", "once per window", |kinds| kinds.keeps);
     sheet.text("compliance", "compliance cases: passed / failed / ignored", |store| {
         let counts = store.compliance.as_ref()?;
         Some(format!("{} / {} / {}", counts.passed, counts.failures.len(), counts.ignored))
     });
     sheet.group("Guarantees", Step::HandedOver);
     sheet.number("violations", "overlaps seen in all contests below", "", Better::Lower, |store| {
-        store.was_contested().then(|| store.violations() as f64)
+        store.was_contested().then(|| Figure::once(store.violations() as f64))
     });
 }
 
 fn alone(sheet: &mut Sheet<'_>) {
     sheet.group("One task, nobody else", Step::RoundTrip);
     sheet.number("round_trip_p50", "bare round trip (inspect), p50", "µs", Better::Neither, |store| {
-        store.round_trip.as_ref()?.micros(0.5)
+        store.round_trip.micros(0.5)
     });
     sheet.step = Step::Pair;
-    sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.as_ref()?.micros(0.5));
-    sheet.number("pair_p99", "acquire + release, p99", "µs", Better::Lower, |store| store.pair.as_ref()?.micros(0.99));
+    sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.micros(0.5));
+    sheet.number("pair_p99", "acquire + release, p99", "µs", Better::Lower, |store| store.pair.micros(0.99));
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
         // There is no trip to a store in this process, and nothing to compare with it.
-        ratio(store.pair.as_ref(), store.round_trip.as_ref().filter(|_| !store.traits.in_process))
+        if store.traits.in_process { None } else { ratio(&store.pair, &store.round_trip) }
     });
+    sheet.number("acquire_p50", "acquire, p50", "µs", Better::Lower, |store| store.acquire.micros(0.5));
+    sheet.number("acquire_p999", "acquire, p99.9", "µs", Better::Lower, |store| store.acquire.micros(0.999));
+    sheet.number("release_p50", "release, p50", "µs", Better::Lower, |store| store.release.micros(0.5));
+    sheet.number("release_p999", "release, p99.9", "µs", Better::Lower, |store| store.release.micros(0.999));
     sheet.group(format!("{} keys, a task each", Plan::KEYS), Step::ManyKeys);
     sheet.number("many_keys", "acquire + release", "/s", Better::Higher, |store| {
-        median(store.many_keys.iter().copied())
+        Figure::median(store.many_keys.iter().copied())
     });
 }
 
@@ -115,43 +125,40 @@ fn contests(sheet: &mut Sheet<'_>) {
 
 fn hand_off(sheet: &mut Sheet<'_>) {
     sheet.group("Hand-off from one process to another", Step::HandOff);
-    sheet.number("hand_off_p50", "release to acquired, p50", "µs", Better::Lower, |store| {
-        store.hand_off.as_ref()?.micros(0.5)
-    });
-    sheet.number("hand_off_p99", "release to acquired, p99", "µs", Better::Lower, |store| {
-        store.hand_off.as_ref()?.micros(0.99)
-    });
+    sheet.number("hand_off_p50", "release to acquired, p50", "µs", Better::Lower, |store| store.hand_off.micros(0.5));
+    sheet.number("hand_off_p99", "release to acquired, p99", "µs", Better::Lower, |store| store.hand_off.micros(0.99));
     sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
-        ratio(store.hand_off.as_ref(), store.round_trip.as_ref())
+        ratio(&store.hand_off, &store.round_trip)
     });
     sheet.number("idle_round_trip_p50", "bare round trip after the same pause, p50", "µs", Better::Neither, |store| {
-        store.idle_round_trip.as_ref()?.micros(0.5)
+        store.idle_round_trip.micros(0.5)
     });
     sheet.number(
         "hand_off_idle_round_trips",
         "release to acquired, p50",
         "of these round trips",
         Better::Lower,
-        |store| ratio(store.hand_off.as_ref(), store.idle_round_trip.as_ref()),
+        |store| ratio(&store.hand_off, &store.idle_round_trip),
     );
 }
 
 fn held(sheet: &mut Sheet<'_>, plan: &Plan) {
     let group = format!("{} leases, held and renewed", grouped(plan.leases as f64));
     sheet.group(group, Step::Leases);
+    let once = |value: Option<f64>| value.map(Figure::once);
     sheet.number("lease_bytes", "memory of the process, per lease", "bytes", Better::Lower, |store| {
-        store.held.as_ref().map(Held::bytes_each)
+        once(store.held.as_ref().map(Held::bytes_each))
     });
     sheet.number("lease_cpu", "processor, at a ttl of 30 s", "% of a core", Better::Lower, |store| {
-        store.held.as_ref()?.cpu_percent()
+        once(store.held.as_ref()?.cpu_percent())
     });
     sheet.number("lease_margin", "least left of a lease when renewed", "% of ttl", Better::Higher, |store| {
-        store.held.as_ref()?.margin_percent()
+        once(store.held.as_ref()?.margin_percent())
     });
     sheet.number("lease_failed", "renewals that failed at first", "", Better::Lower, |store| {
-        Some(store.held?.cost.failed as f64)
+        once(Some(store.held?.cost.failed as f64))
     });
-    sheet.number("lease_lost", "leases lost", "", Better::Lower, |store| Some(store.held?.cost.lost as f64));
+    sheet.number("lease_lost", "leases lost", "", Better::Lower, |store| once(Some(store.held?.cost.lost as f64)));
 }
 
 /// Rows in the making.
@@ -175,13 +182,18 @@ impl Sheet<'_> {
         title: &'static str,
         unit: &'static str,
         better: Better,
-        value: impl Fn(&Results) -> Option<f64>,
+        value: impl Fn(&Results) -> Option<Figure>,
     ) {
         self.row(id, title, unit, better, |store| value(store).map(Cell::Number));
     }
 
     fn text(&mut self, id: &'static str, title: &'static str, value: impl Fn(&Results) -> Option<String>) {
         self.row(id, title, "", Better::Neither, |store| value(store).map(Cell::Text));
+    }
+
+    fn kind(&mut self, id: &'static str, title: &'static str, has: impl Fn(&Kinds) -> bool) {
+        let in_words = |has| if has { "yes" } else { "no" }.to_owned();
+        self.text(id, title, |store| Some(in_words(has(&store.traits.kinds))));
     }
 
     fn row(
@@ -222,9 +234,9 @@ mod tests {
         let rows = rows(&[store], &Plan::new(Options::default().leases(10)));
         let cell = |id| rows.iter().find(|row| row.id == id).map(|row| row.cells[0].clone());
         assert_eq!(cell("processes"), Some(Cell::Absent(Some(reason))));
-        assert_eq!(cell("hot_handed_over"), Some(Cell::Number(5.0)));
+        assert_eq!(cell("hot_handed_over"), Some(Cell::Number(Figure::once(5.0))));
         assert_eq!(cell("hand_off_p50"), Some(Cell::Absent(None)));
-        assert_eq!(cell("violations"), Some(Cell::Number(0.0)));
+        assert_eq!(cell("violations"), Some(Cell::Number(Figure::once(0.0))));
     }
 
     #[test]

@@ -1,0 +1,109 @@
+//! comparison.html, in the browser that people have.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use lockkit_testkit::servers::{RedisOptions, RedisServer};
+
+/// Chromium, which `./run test` installs.
+fn chromium() -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|dir| dir.join("chromium")).find(|at| at.exists());
+    found.expect("chromium is not installed; Debian's package is called chromium")
+}
+
+/// What the browser makes of a page, and what it says on its console.
+fn opened(chromium: &Path, profile: &Path, page: &Path, address: &str, width: u32) -> (String, String) {
+    let output = Command::new(chromium)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"])
+        .args([
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--enable-logging=stderr",
+            "--dump-dom",
+        ])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .arg(format!("--window-size={width},900"))
+        .arg(format!("file://{}#{address}", page.display()))
+        .output()
+        .expect("chromium runs");
+    assert!(output.status.success(), "{output:?}");
+    let log = String::from_utf8_lossy(&output.stderr);
+    let console = log.lines().filter(|line| line.contains("CONSOLE")).collect::<Vec<_>>().join("\n");
+    (String::from_utf8(output.stdout).expect("UTF-8"), console)
+}
+
+fn title(dom: &str) -> &str {
+    dom.split("<title>").nth(1).and_then(|rest| rest.split("</title>").next()).expect("a title")
+}
+
+/// The stores as the answers sort them, each with what speaks against it.
+fn sorted(dom: &str) -> Vec<(String, bool)> {
+    let answer = dom.split("id=\"answer\"").nth(1).and_then(|rest| rest.split("</ol>").next()).expect("an answer");
+    let items = answer.split("<strong>").skip(1).map(|item| {
+        let (name, reasons) = item.split_once("</strong>").expect("a name");
+        (name.to_owned(), reasons.contains("class=\"no\""))
+    });
+    items.collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_works_in_a_browser() {
+    let chromium = chromium();
+    let server = RedisServer::start(RedisOptions::default().password("s3cret")).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_lockkit"))
+        .args(["compare", "--quick", "--no-compliance", "--leases", "50", "--store", &server.url(), "--out"])
+        .arg(dir.path())
+        .env_remove("LOCKKIT_STORE")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let page = dir.path().join("comparison.html");
+    assert!(!fs::read_to_string(&page).unwrap().contains("s3cret"));
+    let open = |page: &Path, answers: &str, width| opened(&chromium, &dir.path().join("profile"), page, answers, width);
+
+    let (dom, console) = open(&page, "", 1200);
+    assert_eq!(console, "");
+    assert_eq!(dom.matches("<svg").count(), 4, "a chart for each curve");
+    let unanswered = sorted(&dom);
+    let redis = unanswered[0].0.clone();
+    assert!(redis.contains("redis"), "{unanswered:?}");
+    assert_eq!(unanswered, [(redis.clone(), false), ("memory".to_owned(), true)], "other processes can't share memory");
+    // Answers in the address.
+    let one_process = [("memory".to_owned(), false), (redis.clone(), false)];
+    assert_eq!(sorted(&open(&page, "where=one", 1200).0), one_process);
+    assert_eq!(
+        sorted(&open(&page, "where=one&loss=yes", 1200).0)[1],
+        (redis.clone(), true),
+        "it may grant a lock twice then"
+    );
+    let run_already = sorted(&open(&page, "where=one&run=redis", 1200).0);
+    assert_eq!(run_already[0], (redis, false), "of two that fit, the one that runs already");
+
+    // Answers that are clicked.
+    let clicked = dir.path().join("clicked.html");
+    let click = "<script>document.querySelector('[name=where][value=one]').click();\
+        document.title = location.hash</script></body>";
+    fs::write(&clicked, fs::read_to_string(&page).unwrap().replace("</body>", click)).unwrap();
+    let (dom, console) = open(&clicked, "", 1200);
+    assert_eq!((sorted(&dom).as_slice(), console.as_str()), (&one_process[..], ""));
+    assert!(title(&dom).starts_with('#') && title(&dom).contains("where=one"), "the answers are in the address: {dom}");
+
+    // A phone: a frame, for a window of this browser is never that narrow.
+    let phone = dir.path().join("phone.html");
+    let whole = fs::read_to_string(&page).unwrap().replace('&', "&amp;").replace('"', "&quot;");
+    let measure = "const root = this.contentDocument.documentElement; document.title = root.scrollWidth + ' in ' + root.clientWidth";
+    let frame =
+        format!("<iframe style='width:360px;height:640px;border:0' onload=\"{measure}\" srcdoc=\"{whole}\"></iframe>");
+    fs::write(&phone, format!("<!doctype html><title></title>{frame}")).unwrap();
+    let (dom, _) = open(&phone, "", 1200);
+    let (wide, within) = title(&dom).split_once(" in ").expect("two widths");
+    assert!(
+        wide == within && within.parse::<u32>().is_ok_and(|width| (300..=360).contains(&width)),
+        "{wide} in {within}"
+    );
+}

@@ -1,0 +1,99 @@
+//! The measures of which one number says too little. No I/O.
+
+use crate::results::{Results, Rounds};
+
+/// How a measure changes along an axis, for each store that it was taken on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Curve {
+    /// The name in the JSON, which stays the same.
+    pub id: &'static str,
+    /// What is shown.
+    pub title: &'static str,
+    /// What the horizontal axis says, with its unit. It is logarithmic.
+    pub x: &'static str,
+    /// What the vertical axis says, with its unit.
+    pub y: Axis,
+    /// One for each store, in the order of [`Report::stores`](super::Report::stores); empty where there is no measurement.
+    pub lines: Vec<Vec<(f64, f64)>>,
+}
+
+/// The vertical axis of a [`Curve`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// A share of all samples, in percent.
+    Share(&'static str),
+    /// A number whose magnitude matters, on a logarithmic axis.
+    Magnitude(&'static str),
+}
+
+impl Axis {
+    /// What the axis says.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Share(title) | Self::Magnitude(title) => title,
+        }
+    }
+}
+
+pub(super) fn curves(stores: &[Results]) -> Vec<Curve> {
+    let shares = "of all, in %";
+    let latency = |id, title, x, of: fn(&Results) -> &Rounds| Curve {
+        id,
+        title,
+        x,
+        y: Axis::Share(shares),
+        lines: stores.iter().map(|store| distribution(of(store))).collect(),
+    };
+    vec![
+        latency("acquire", "Acquire: one task, nobody else", "done within, in µs", |store| &store.acquire),
+        latency("release", "Release: one task, nobody else", "done within, in µs", |store| &store.release),
+        latency("hand_off", "Hand-off from one process to another", "acquired within, in µs", |store| &store.hand_off),
+        Curve {
+            id: "by_keys",
+            title: "Acquire + release on more and more keys, a task each",
+            x: "keys",
+            y: Axis::Magnitude("per second"),
+            lines: stores.iter().map(by_keys).collect(),
+        },
+    ]
+}
+
+/// Which share of the samples took no longer than so many µs.
+fn distribution(rounds: &Rounds) -> Vec<(f64, f64)> {
+    let Some(all) = rounds.all() else { return Vec::new() };
+    let percents = (1..100).map(f64::from).chain([99.5, 99.9]);
+    // The quantile of a share that is smaller than one sample is that sample.
+    let known = percents.filter(|percent| all.len() as f64 * (100.0 - percent) / 100.0 >= 1.0 || *percent <= 50.0);
+    known.filter_map(|percent| Some((all.micros(percent / 100.0)?, percent))).collect()
+}
+
+fn by_keys(store: &Results) -> Vec<(f64, f64)> {
+    let median = |rounds: &Vec<f64>| crate::stats::median(rounds.iter().copied());
+    store.by_keys.iter().filter_map(|(keys, rounds)| Some((*keys as f64, median(rounds)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::stats::Latencies;
+
+    #[test]
+    fn a_known_delay_is_where_the_curve_rises() {
+        let mut round = Latencies::new();
+        for micros in [100; 90].into_iter().chain([1000; 10]) {
+            round.record(Duration::from_micros(micros));
+        }
+        let mut store = Results::default();
+        store.acquire.add(round);
+        let curves = curves(&[store, Results::default()]);
+        let acquire = &curves[0];
+        let share_within = |micros: f64| {
+            acquire.lines[0].iter().filter(|(x, _)| *x <= micros * 1.01).map(|(_, y)| *y).fold(0.0, f64::max)
+        };
+        assert_eq!((share_within(99.0), share_within(100.0), share_within(1000.0)), (0.0, 90.0, 99.0));
+        assert_eq!(acquire.lines[1], []);
+    }
+}

@@ -1,0 +1,77 @@
+//! The comparison for programs. No I/O.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Report,
+    curves::Curve,
+    rows::{Better, Cell, Row},
+};
+use crate::plan::Effort;
+
+impl Report {
+    /// The version of the JSON's schema. It grows when something is renamed, removed, or means something else; what is new can be
+    /// ignored. `docs/comparison.md` describes it.
+    pub const SCHEMA: u32 = 1;
+
+    /// The file for programs: an object in JSON, of several lines.
+    #[must_use]
+    pub fn as_json(&self) -> String {
+        format!("{:#}", self.json())
+    }
+
+    fn json(&self) -> Value {
+        let setting = &self.setting;
+        json!({
+            "schema": Self::SCHEMA,
+            "lockkit": setting.version,
+            "at": setting.at,
+            "build": setting.build(),
+            "quick": setting.effort == Effort::Quick,
+            "processors": setting.processors,
+            "system": setting.system,
+            "seconds": setting.took.as_secs(),
+            "stores": self.stores,
+            "rows": self.rows.iter().map(|row| self.row_as_json(row)).collect::<Vec<_>>(),
+            "curves": self.curves.iter().map(|curve| self.curve_as_json(curve)).collect::<Vec<_>>(),
+            "failures": self.failures,
+            "not_compared": self.missing,
+        })
+    }
+
+    fn row_as_json(&self, row: &Row) -> Value {
+        let (mut values, mut ranges, mut absent) = (Map::new(), Map::new(), Map::new());
+        for (store, cell) in self.stores.iter().zip(&row.cells) {
+            let value = match cell {
+                Cell::Number(figure) => {
+                    if let Some((least, most)) = figure.range {
+                        ranges.insert(store.clone(), json!([least, most]));
+                    }
+                    json!(figure.value)
+                }
+                Cell::Text(text) => json!(text),
+                Cell::Absent(why) => {
+                    absent.insert(store.clone(), why.as_ref().map_or(Value::Null, |why| why.text().into()));
+                    Value::Null
+                }
+            };
+            values.insert(store.clone(), value);
+        }
+        let better = match row.better {
+            Better::Higher => Some("higher"),
+            Better::Lower => Some("lower"),
+            Better::Neither => None,
+        };
+        let (id, group, title) = (row.id, &row.group, row.title.trim());
+        json!({
+            "id": id, "group": group, "title": title, "unit": row.unit, "better": better,
+            "values": values, "ranges": ranges, "absent": absent,
+        })
+    }
+
+    fn curve_as_json(&self, curve: &Curve) -> Value {
+        let measured = self.stores.iter().zip(&curve.lines).filter(|(_, line)| !line.is_empty());
+        let lines: Map<_, _> = measured.map(|(store, line)| (store.clone(), json!(line))).collect();
+        json!({ "id": curve.id, "title": curve.title, "x": curve.x, "y": curve.y.title(), "lines": lines })
+    }
+}

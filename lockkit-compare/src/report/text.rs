@@ -1,0 +1,101 @@
+//! The comparison for people who read text: a table for the terminal, and a file in Markdown. No I/O.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::{Report, method, rows::Cell};
+use crate::{results::Absence, stats::grouped};
+
+impl Report {
+    /// The table for the terminal, with the reasons for what is missing below.
+    #[must_use]
+    pub fn as_text(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header([vec![String::new(), String::new()], self.stores.clone()].concat());
+        let mut group = "";
+        for row in &self.rows {
+            if row.group != group {
+                if !group.is_empty() {
+                    table.add_row([""]);
+                }
+                table.add_row([row.group.to_uppercase()]);
+                group = &row.group;
+            }
+            let cells = row.cells.iter().map(|cell| cell.text());
+            table.add_row([format!("  {}", row.title), row.unit.to_owned()].into_iter().chain(cells));
+        }
+        table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        let mut out = format!("{}\n\n{}\n", table.trim_fmt(), self.setting.line());
+        for note in self.notes() {
+            out += &format!("{note}\n");
+        }
+        if !self.missing.is_empty() {
+            out += "\nNot compared, for want of the server (a running one can be given with --store URL):\n";
+            self.missing.iter().for_each(|how| out += &format!("  {how}\n"));
+        }
+        out
+    }
+
+    /// The file for people, which also tells how it was measured.
+    #[must_use]
+    pub fn as_markdown(&self) -> String {
+        let mut out = format!("# Comparison of lock stores\n\n{}.\n\n", self.setting.line());
+        out += &format!("| | | {} |\n|---|---|{}\n", self.stores.join(" | "), "---:|".repeat(self.stores.len()));
+        let mut group = "";
+        for row in &self.rows {
+            if row.group != group {
+                out += &format!("| **{}** | | {}\n", row.group, " |".repeat(self.stores.len()));
+                group = &row.group;
+            }
+            let cells: Vec<_> = row.cells.iter().map(|cell| cell.text()).collect();
+            out += &format!("| {} | {} | {} |\n", row.title.trim(), row.unit, cells.join(" | "));
+        }
+        out += "\n";
+        self.notes().iter().for_each(|note| out += &format!("- {note}\n"));
+        self.missing.iter().for_each(|how| out += &format!("- Not compared: {how}\n"));
+        out += &format!("\n## How it was measured\n\n{}\n\n", method::ALL);
+        method::MEASURES.iter().for_each(|(name, how)| out += &format!("- **{name}**: {how}\n"));
+        out
+    }
+
+    /// Why cells are empty: each reason once, with the stores that it is about.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<(String, Vec<&str>)> = Vec::new();
+        for row in &self.rows {
+            for (store, cell) in self.stores.iter().zip(&row.cells) {
+                let Cell::Absent(Some(why)) = cell else { continue };
+                let why = match why {
+                    Absence::Inapplicable(_) => why.text(),
+                    Absence::Failed(_) => format!("{}: {}", row.measure, why.text()),
+                };
+                match notes.iter_mut().find(|(text, _)| *text == why) {
+                    Some((_, stores)) if stores.contains(&store.as_str()) => {}
+                    Some((_, stores)) => stores.push(store),
+                    None => notes.push((why, vec![store])),
+                }
+            }
+        }
+        let notes = notes.into_iter().map(|(why, stores)| format!("{}: {why}", stores.join(", ")));
+        notes.chain(self.failures.iter().cloned()).collect()
+    }
+}
+
+impl Cell {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Number(figure) => grouped(figure.value),
+            Self::Text(text) => text.clone(),
+            Self::Absent(Some(Absence::Failed(_))) => "failed".into(),
+            Self::Absent(_) => "-".into(),
+        }
+    }
+}
+
+impl Absence {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Inapplicable(why) => (*why).to_owned(),
+            Self::Failed(error) => error.to_string(),
+        }
+    }
+}
