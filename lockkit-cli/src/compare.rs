@@ -11,12 +11,12 @@ use std::{
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lockkit_compare::{Comparison, Effort, Options, Progress, Report, Verdict};
+use lockkit_compare::{Baseline, Comparison, Effort, Options, Progress, Report, Verdict};
 use tempfile::NamedTempFile;
 
 use crate::{
     duration,
-    exit::{Exit, Failure, LOST, USAGE, VIOLATED, say},
+    exit::{Exit, Failure, LOST, USAGE, VIOLATED, WORSE, say},
     interrupt::block_on,
     show::print,
     store,
@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// Leave out the compliance cases, which take half a minute more
     #[arg(long)]
     no_compliance: bool,
+    /// Tell what changed since this earlier comparison.json, and end with 2 if something is worse beyond the noise of its rounds
+    #[arg(long, value_name = "FILE", value_parser = store::file)]
+    baseline: Option<PathBuf>,
     /// How many leases to hold at once when their cost is measured
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = duration::number(1, 1_000_000))]
     leases: u64,
@@ -61,6 +64,7 @@ async fn compare(args: Args) -> Exit {
         .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
         .compliance(!args.no_compliance)
         .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
+    let baseline = args.baseline.as_deref().map(read_baseline).transpose()?;
     let targets = args.stores.targets().await?.with_memory().with_migration().await?;
     let comparison = Comparison::prepare(targets, options).await?;
     // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
@@ -73,19 +77,39 @@ async fn compare(args: Args) -> Exit {
         )
     })?;
     let stores: Vec<_> = comparison.stores().collect();
+    if let Some(baseline) = &baseline
+        // The store in memory is in every comparison.
+        && !baseline.stores().any(|store| stores.contains(&store) && (store != "memory" || stores.len() == 1))
+    {
+        let known: Vec<_> = baseline.stores().collect();
+        let why = format!("--baseline has none of these stores ({}), but {}", stores.join(", "), known.join(", "));
+        return Err(Failure::new(USAGE, why));
+    }
     say(&format!("comparing {}; this takes about {} s", stores.join(", "), comparison.about().as_secs()));
     let bar = progress_bar(comparison.about());
     let measured = comparison.run(&worker::program()?, Arc::new(Bar(bar.clone()))).await;
     bar.finish_and_clear();
     let report = measured?;
+    let report = match &baseline {
+        Some(baseline) => report.since(baseline),
+        None => report,
+    };
     publish(&report, files, &args.out)?;
     match report.verdict {
-        Verdict::Sound => Ok(0),
+        Verdict::Sound => Ok(if report.changes.iter().any(|changes| changes.worse().count() > 0) { WORSE } else { 0 }),
         Verdict::Unmeasured { ref error, .. } => {
             Err(Failure::new(Failure::from(error.clone()).code(), report.verdict.to_string()))
         }
         Verdict::Overlapped { .. } | Verdict::Failed { .. } => Err(Failure::new(VIOLATED, report.verdict.to_string())),
     }
+}
+
+/// Reads the file before anything is measured.
+fn read_baseline(path: &Path) -> Result<Baseline, Failure> {
+    let unusable =
+        |why: &dyn std::fmt::Display| Failure::new(USAGE, format!("can't use {} as --baseline: {why}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| unusable(&error))?;
+    Baseline::parse(&text).map_err(|error| unusable(&error))
 }
 
 /// Prints the report, and then writes its files: what took minutes to measure is not lost if one of the two fails.

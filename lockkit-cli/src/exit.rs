@@ -9,6 +9,8 @@ use lockkit::Error;
 
 /// A lock let two in at once, or a compliance case failed.
 pub(crate) const VIOLATED: u8 = 1;
+/// Something is slower than in the comparison of `--baseline`, beyond the noise.
+pub(crate) const WORSE: u8 = 2;
 /// Bad usage or bad input.
 pub(crate) const USAGE: u8 = 64;
 /// The store can't be used now.
@@ -29,6 +31,7 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// All exit codes, for the help and the manual.
 pub(crate) const CODES: &str = "   0  done (run, elect: CMD's own)
    1  race, compare, check: a lock let two in at once, or a compliance case failed
+   2  compare --baseline: a figure is worse than it was, by more than the noise of its rounds
   64  bad usage or bad input
   69  the store can't be used: unreachable, no answer, access denied
   70  race, compare: a worker process failed

@@ -111,3 +111,51 @@ fn files_that_can_not_be_written_in_the_end_cost_nobody_the_table() {
     assert!(table.contains("acquire + release"), "{table}");
     assert!(why.contains("could not write the files of --out"), "{why}");
 }
+
+#[test]
+fn a_baseline_tells_what_is_worse_now() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = compare(dir.path(), &["--store", "memory:"]);
+    assert!(output.status.success(), "{output:?}");
+    let mut earlier: Value =
+        serde_json::from_slice(&fs::read(dir.path().join("out/comparison.json")).unwrap()).unwrap();
+    // An earlier comparison in which everything was a hundred times better.
+    for row in earlier["rows"].as_array_mut().unwrap() {
+        let factor = match row["better"].as_str() {
+            Some("higher") => 100.0,
+            Some("lower") => 0.01,
+            _ => continue,
+        };
+        let Some(value) = row["values"]["memory"].as_f64() else { continue };
+        row["values"]["memory"] = (value * factor).into();
+        if let Some(range) = row["ranges"].get_mut("memory").and_then(Value::as_array_mut) {
+            range.iter_mut().for_each(|end| *end = (end.as_f64().unwrap() * factor).into());
+        }
+    }
+    let baseline = dir.path().join("earlier.json");
+    fs::write(&baseline, earlier.to_string()).unwrap();
+    let baseline = baseline.to_str().unwrap();
+    let output = compare(dir.path(), &["--store", "memory:", "--baseline", baseline]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("worse: memory: One task, nobody else: acquire + release, p50:"), "{text}");
+    let changes = |json: &Value, verdict| {
+        let figures = json["changes"]["figures"].as_array().unwrap().iter();
+        figures.filter(|figure| figure["verdict"] == verdict).count()
+    };
+    let now: Value = serde_json::from_slice(&fs::read(dir.path().join("out/comparison.json")).unwrap()).unwrap();
+    assert!(changes(&now, "worse") >= 5 && changes(&now, "better") == 0, "{}", now["changes"]);
+    assert!(fs::read_to_string(dir.path().join("out/comparison.html")).unwrap().contains("id=\"changes\""));
+
+    // What can't be a baseline is refused before anything is measured.
+    let other = dir.path().join("other.json");
+    fs::write(&other, earlier.to_string().replace("\"memory\"", "\"redis 1\"")).unwrap();
+    let none = dir.path().join("none.json");
+    for (file, why) in [(&other, "--baseline has none of these stores (memory), but redis 1"), (&none, "can't use")] {
+        let fresh = tempfile::tempdir().unwrap();
+        let output = compare(fresh.path(), &["--store", "memory:", "--baseline", file.to_str().unwrap()]);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(64) && stderr.contains(why), "{stderr}");
+        assert!(fs::read_dir(fresh.path().join("out")).map_or(true, |mut files| files.next().is_none()), "{stderr}");
+    }
+}

@@ -12,6 +12,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
+mod baseline;
 mod comparison;
 mod compliance;
 mod contention;
@@ -32,6 +33,7 @@ mod workers;
 
 pub use crate::{
     backend::backend,
+    baseline::{Baseline, Change, Changes},
     comparison::{Comparison, Progress},
     error::{Error, ErrorKind, Result},
     plan::{Effort, Options},

@@ -7,7 +7,7 @@ use super::{
     curves::Curve,
     rows::{Better, Cell, Row},
 };
-use crate::plan::Effort;
+use crate::baseline::Changes;
 
 impl Report {
     /// The version of the JSON's schema. It grows when something is renamed, removed, or means something else; what is new can be
@@ -27,7 +27,7 @@ impl Report {
             "lockkit": setting.version,
             "at": setting.at,
             "build": setting.build(),
-            "quick": setting.effort == Effort::Quick,
+            "quick": setting.is_quick(),
             "processors": setting.processors,
             "system": setting.system,
             "seconds": setting.took.as_secs(),
@@ -36,6 +36,7 @@ impl Report {
             "curves": self.curves.iter().map(|curve| self.curve_as_json(curve)).collect::<Vec<_>>(),
             "failures": self.failures,
             "not_compared": self.missing,
+            "changes": self.changes.as_ref().map(changes_as_json),
         })
     }
 
@@ -74,4 +75,14 @@ impl Report {
         let lines: Map<_, _> = measured.map(|(store, line)| (store.clone(), json!(line))).collect();
         json!({ "id": curve.id, "title": curve.title, "x": curve.x, "y": curve.y.title(), "lines": lines })
     }
+}
+
+fn changes_as_json(changes: &Changes) -> Value {
+    let figures = changes.figures.iter().map(|change| {
+        let verdict = if change.worse { "worse" } else { "better" };
+        json!({ "id": change.id, "store": change.store, "before": change.before, "now": change.now, "verdict": verdict })
+    });
+    json!({
+        "since": changes.since, "figures": figures.collect::<Vec<_>>(), "within_noise": changes.within_noise, "notes": changes.notes,
+    })
 }

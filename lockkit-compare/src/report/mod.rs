@@ -14,6 +14,7 @@ use std::{
 };
 
 use crate::{
+    baseline::Changes,
     error::Error,
     plan::{Effort, Plan},
     results::{Absence, Results},
@@ -41,6 +42,8 @@ pub struct Report {
     pub missing: Vec<String>,
     /// The worst that happened.
     pub verdict: Verdict,
+    /// What changed since an earlier comparison, if [one was given](Self::since).
+    pub changes: Option<Changes>,
 }
 
 /// What the numbers depend on.
@@ -138,7 +141,11 @@ impl Setting {
         }
     }
 
-    fn build(&self) -> &'static str {
+    pub(crate) fn is_quick(&self) -> bool {
+        self.effort == Effort::Quick
+    }
+
+    pub(crate) fn build(&self) -> &'static str {
         if self.release { "release" } else { "debug" }
     }
 
@@ -150,7 +157,7 @@ impl Setting {
             self.build(),
             self.processors,
             self.system,
-            if self.effort == Effort::Quick { "quickly " } else { "" },
+            if self.is_quick() { "quickly " } else { "" },
             self.took.as_secs(),
             self.at,
         )
@@ -169,6 +176,7 @@ impl Report {
             missing,
             verdict: Verdict::of(&stores, &results),
             stores,
+            changes: None,
         }
     }
 }

@@ -29,6 +29,10 @@ impl Report {
         for note in self.notes() {
             out += &format!("{note}\n");
         }
+        if let Some(changes) = &self.changes {
+            out += &format!("\nSince the comparison of {}:\n", changes.since);
+            changes.lines().iter().for_each(|line| out += &format!("  {line}\n"));
+        }
         if !self.missing.is_empty() {
             out += "\nNot compared, for want of the server (a running one can be given with --store URL):\n";
             self.missing.iter().for_each(|how| out += &format!("  {how}\n"));
@@ -53,6 +57,10 @@ impl Report {
         out += "\n";
         self.notes().iter().for_each(|note| out += &format!("- {note}\n"));
         self.missing.iter().for_each(|how| out += &format!("- Not compared: {how}\n"));
+        if let Some(changes) = &self.changes {
+            out += &format!("\n## Since the comparison of {}\n\n", changes.since);
+            changes.lines().iter().for_each(|line| out += &format!("- {line}\n"));
+        }
         out += &format!("\n## How it was measured\n\n{}\n\n", method::ALL);
         method::MEASURES.iter().for_each(|(name, how)| out += &format!("- **{name}**: {how}\n"));
         out

@@ -41,6 +41,7 @@ impl Report {
                         }
                     }
                     main {
+                        (self.what_changed())
                         (verdict::guarantees(self))
                         (self.questions())
                         (self.charts())
@@ -60,6 +61,20 @@ impl Report {
         match &self.verdict {
             Verdict::Sound => "No lock let two in at once in this comparison.".to_owned(),
             verdict => format!("{verdict}."),
+        }
+    }
+
+    fn what_changed(&self) -> Markup {
+        let Some(changes) = &self.changes else { return html! {} };
+        html! {
+            section #changes aria-labelledby="changes-title" {
+                h2 #changes-title { "Since the comparison of " (changes.since) }
+                ul {
+                    @for change in &changes.figures { li.bad[change.worse] { a href=(format!("#{}", change.id)) { (change.line()) } } }
+                    li { (changes.within_noise) " figures did not change by more than the noise of their rounds" }
+                    @for note in &changes.notes { li { (note) } }
+                }
+            }
         }
     }
 
