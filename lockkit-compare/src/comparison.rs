@@ -199,6 +199,12 @@ impl Contestant {
             self.results.absent.insert(step, Absence::Inapplicable(why));
             return;
         }
+        let kinds = self.results.traits.kinds;
+        if step == Step::Kinds && !(kinds.fifo || kinds.shared || kinds.permits) {
+            let why = "it has exclusive locks only, in no order";
+            self.results.absent.insert(step, Absence::Inapplicable(why));
+            return;
+        }
         if step == Step::Leases && !cfg!(target_os = "linux") {
             let why = "the memory of a process is read from /proc, which this system does not have";
             self.results.absent.insert(step, Absence::Inapplicable(why));
@@ -215,18 +221,33 @@ impl Contestant {
         match step {
             Step::RoundTrip => results.round_trip.add(measure::round_trip(locker, key, slice).await?),
             Step::Pair => {
-                let round = measure::pair(locker, key, slice).await?;
+                let round = measure::pair(locker.lock(format!("{key}/pair")), slice).await?;
                 results.pair.add(round.pair);
                 results.acquire.add(round.acquire);
                 results.release.add(round.release);
             }
             Step::ManyKeys => {
-                results.many_keys.push(measure::many_keys(locker, key, Plan::KEYS, slice).await?);
+                let rate = measure::many_keys(locker, key, Plan::KEYS, slice).await?;
+                results.many_keys.push(rate);
+                results.by_keys.entry(Plan::KEYS).or_default().push(rate);
             }
             Step::ByKeys => {
                 for keys in Plan::BY_KEYS {
-                    let rate = measure::many_keys(locker, key, keys, plan.by_keys_slice()).await?;
+                    let rate = measure::many_keys(locker, key, keys, plan.short_slice()).await?;
                     results.by_keys.entry(keys).or_default().push(rate);
+                }
+            }
+            Step::Kinds => {
+                let (name, kinds, slice) = (|kind| format!("{key}/{kind}"), results.traits.kinds, plan.short_slice());
+                if kinds.fifo {
+                    results.fifo.add(measure::pair(locker.lock(name("fifo")).fifo(), slice).await?.pair);
+                }
+                if kinds.shared {
+                    results.reader.add(measure::pair(locker.rw_lock(name("reader")).read(), slice).await?.pair);
+                }
+                if kinds.permits {
+                    let permit = locker.semaphore(name("permit"), Plan::PERMITS);
+                    results.permit.add(measure::pair(permit, slice).await?.pair);
                 }
             }
             Step::HandedOver => {

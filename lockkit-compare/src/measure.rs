@@ -37,8 +37,8 @@ pub(crate) struct Pairs {
 }
 
 /// The time of an acquisition and its release, with nobody else there.
-pub(crate) async fn pair(locker: &Locker, key: &str, slice: Duration) -> Result<Pairs> {
-    let lock = locker.lock(format!("{key}/pair")).ttl(TTL);
+pub(crate) async fn pair(lock: Lock, slice: Duration) -> Result<Pairs> {
+    let lock = lock.ttl(TTL);
     let window = Window::after(SystemClock.now(), Plan::warm_up(slice), slice);
     let mut pairs = Pairs { pair: Latencies::new(), acquire: Latencies::new(), release: Latencies::new() };
     loop {

@@ -1,6 +1,6 @@
 //! What is measured, in what order, for how long.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 /// One measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -9,6 +9,7 @@ pub(crate) enum Step {
     Pair,
     ManyKeys,
     ByKeys,
+    Kinds,
     HandedOver,
     NotHandedOver,
     Processes,
@@ -20,11 +21,12 @@ pub(crate) enum Step {
 
 impl Step {
     /// The measures that have the machine for themselves, in order.
-    pub(crate) const ALONE: [Self; 9] = [
+    pub(crate) const ALONE: [Self; 10] = [
         Self::RoundTrip,
         Self::Pair,
         Self::ManyKeys,
         Self::ByKeys,
+        Self::Kinds,
         Self::HandedOver,
         Self::NotHandedOver,
         Self::Processes,
@@ -42,6 +44,7 @@ impl Step {
             Self::Pair => "acquire and release",
             Self::ManyKeys => "many keys",
             Self::ByKeys => "more and more keys",
+            Self::Kinds => "readers, permits, in order",
             Self::HandedOver => "hot lock, hand-over on",
             Self::NotHandedOver => "hot lock, hand-over off",
             Self::Processes => "hot lock, several processes",
@@ -118,8 +121,10 @@ pub(crate) struct Plan {
 impl Plan {
     /// Keys that are used side by side.
     pub(crate) const KEYS: usize = 64;
-    /// Numbers of keys that show how the rate grows with them.
-    pub(crate) const BY_KEYS: [usize; 5] = [1, 4, 16, 64, 256];
+    /// Numbers of keys that show how the rate grows with them, beside [`KEYS`](Self::KEYS).
+    pub(crate) const BY_KEYS: [usize; 4] = [1, 4, 16, 256];
+    /// The limit of the semaphore of which a permit is taken.
+    pub(crate) const PERMITS: NonZeroU32 = NonZeroU32::new(1000).unwrap();
     /// Tasks that fight for the hot lock in one process.
     pub(crate) const TASKS: usize = 16;
     /// Processes that fight for the hot lock, and tasks in each of them.
@@ -157,7 +162,7 @@ impl Plan {
     pub(crate) fn rounds_of(&self, step: Step) -> u32 {
         match step {
             Step::RoundTrip | Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.rounds,
-            Step::ByKeys => self.rounds / 2,
+            Step::ByKeys | Step::Kinds => self.rounds / 2,
             Step::Processes | Step::HandOff => self.process_rounds,
             Step::Leases | Step::Compliance => 1,
         }
@@ -169,7 +174,8 @@ impl Plan {
         match step {
             Step::RoundTrip => self.slice / 3,
             Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.slice + self.slice / 8,
-            Step::ByKeys => (self.by_keys_slice() + self.by_keys_slice() / 8) * 5,
+            Step::ByKeys => (self.short_slice() + self.short_slice() / 8) * 4,
+            Step::Kinds => (self.short_slice() + self.short_slice() / 8) * 3,
             Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
             // Taking and releasing them, and one cycle of renewals.
             Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,
@@ -184,9 +190,9 @@ impl Plan {
         alone + self.about(Step::Compliance)
     }
 
-    /// How long each number of keys takes.
-    pub(crate) fn by_keys_slice(&self) -> Duration {
-        self.slice / 2
+    /// How long each number of keys takes, and each kind of lock.
+    pub(crate) fn short_slice(&self) -> Duration {
+        self.slice / 3
     }
 
     /// What part of a slice goes by before anything is counted.

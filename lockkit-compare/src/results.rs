@@ -19,6 +19,10 @@ pub(crate) struct Results {
     pub(crate) pair: Rounds,
     pub(crate) acquire: Rounds,
     pub(crate) release: Rounds,
+    /// Acquisition and release of other kinds of locks: in order of arrival, as a reader, of one permit.
+    pub(crate) fifo: Rounds,
+    pub(crate) reader: Rounds,
+    pub(crate) permit: Rounds,
     pub(crate) many_keys: Vec<f64>,
     /// Pairs per second by the number of keys, round by round.
     pub(crate) by_keys: BTreeMap<usize, Vec<f64>>,

@@ -7,7 +7,7 @@ a figure is the least and the most that one round showed. Every measure begins w
 not numbers of different reports: machines differ by more than stores do.";
 
 /// Each measure: its name, and what it is.
-pub(super) const MEASURES: [(&str, &str); 12] = [
+pub(super) const MEASURES: [(&str, &str); 13] = [
     ("Bare round trip", "`inspect` of one free lock. What a store needs for one question, to measure the rest by."),
     (
         "Acquire + release",
@@ -19,6 +19,11 @@ pub(super) const MEASURES: [(&str, &str); 12] = [
         "A store named after two others",
         "(`redis to mariadb`): a migration between private servers of both, in the phase both: each lock is taken in the one, then in the \
          other. Only what takes and releases single locks is measured there.",
+    ),
+    (
+        "Other kinds",
+        "the same with a lock that is taken in order of arrival, as a reader of a `rw_lock`, and with a permit of a semaphore, where the store has \
+         them: what the kind costs where nobody is in the way.",
     ),
     ("Keys", "one task for each key, all with one store, which has as many connections as it thinks right."),
     (

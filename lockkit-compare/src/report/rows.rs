@@ -94,6 +94,16 @@ fn alone(sheet: &mut Sheet<'_>) {
     sheet.number("acquire_p999", "acquire, p99.9", "µs", Better::Lower, |store| store.acquire.micros(0.999));
     sheet.number("release_p50", "release, p50", "µs", Better::Lower, |store| store.release.micros(0.5));
     sheet.number("release_p999", "release, p99.9", "µs", Better::Lower, |store| store.release.micros(0.999));
+    sheet.group("Other kinds of locks, one task, nobody else", Step::Kinds);
+    sheet.number("fifo_p50", "in order of arrival: acquire + release, p50", "µs", Better::Lower, |store| {
+        store.fifo.micros(0.5)
+    });
+    sheet.number("reader_p50", "a reader: acquire + release, p50", "µs", Better::Lower, |store| {
+        store.reader.micros(0.5)
+    });
+    sheet.number("permit_p50", "one of 1 000 permits: acquire + release, p50", "µs", Better::Lower, |store| {
+        store.permit.micros(0.5)
+    });
     sheet.group(format!("{} keys, a task each", Plan::KEYS), Step::ManyKeys);
     sheet.number("many_keys", "acquire + release", "/s", Better::Higher, |store| {
         Figure::median(store.many_keys.iter().copied())

@@ -131,6 +131,8 @@ where
         .configure_mesh()
         .x_desc(curve.x)
         .y_desc(curve.y.title())
+        // Within one decade, each unit of it would have a label.
+        .x_labels(5)
         .x_label_formatter(&|x| grouped(*x))
         .y_label_formatter(&|y| grouped(*y))
         .label_style(font.clone())
