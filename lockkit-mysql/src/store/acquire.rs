@@ -83,10 +83,10 @@ impl MySqlStore {
     async fn attempt_in_place_of(&self, request: &AcquireRequest, ttl: i64, from: &Token) -> Result<Attempt> {
         self.grants.forget(from);
         let bound = self.bound(request.ttl);
-        if self.ordered.add_like(from, request.claim.token) {
-            // A request of the former claim that is still on its way would find the lock held by another, and line up for nobody.
-            self.pool.settled(from, bound).await?;
-        }
+        self.ordered.add_like(from, request.claim.token);
+        // A request of the former claim that is still on its way would line up for nobody, or take the lock for nobody when this lease
+        // has ended. A release awaits it for the same reason.
+        self.pool.settled(from, bound).await?;
         let named_lock = self.queues.named_lock_of(&request.claim.key, from);
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let taken = self.take(&mut connection, request, ttl).await?;

@@ -69,14 +69,12 @@ impl Ordered {
         self.forgot.load(Ordering::Relaxed)
     }
 
-    /// Another claim may be about to take the place of one: where that was asked for in an order, it remembers this one, too, and says
-    /// so.
-    pub(crate) fn add_like(&self, from: &Token, claim: Token) -> bool {
+    /// Another claim may be about to take the place of one: where that was asked for in an order, it remembers this one, too.
+    pub(crate) fn add_like(&self, from: &Token, claim: Token) {
         let is_known = unpoisoned(&self.claims).contains(from);
         if is_known {
             self.add(claim);
         }
-        is_known
     }
 
     /// Whether the end of a claim concerns a queue.
