@@ -12,7 +12,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
-mod baseline;
 mod comparison;
 mod compliance;
 mod contention;
@@ -33,12 +32,11 @@ mod workers;
 
 pub use crate::{
     backend::backend,
-    baseline::{Baseline, Change, Changes},
     comparison::{Comparison, Progress},
     error::{Error, ErrorKind, Result},
     plan::{Effort, Options},
     race::{Race, Score, race},
-    report::{Axis, Better, Cases, Cell, Curve, Facts, Report, Row, Setting, Verdict},
+    report::{Axis, Baseline, Better, Cases, Cell, Change, Changes, Curve, Facts, Report, Row, Setting, Verdict},
     results::{Absence, Figure},
     targets::{Target, Targets, redlock},
     workers::WorkerProgram,

@@ -203,8 +203,18 @@ impl Fault {
     }
 
     /// Whether the nemesis can do both at once. It makes statements wait by `SLEEP`, which goes by the server's wall clock:
-    /// set back meanwhile, it lasts until that has caught up.
+    /// set back meanwhile, it lasts until that has caught up. And of two faults that kill or freeze workers, one would take away the
+    /// worker that the other has chosen.
     pub(crate) fn goes_with(self, other: Self) -> bool {
+        let of_workers = |fault| {
+            matches!(
+                fault,
+                Self::ClientKill | Self::ClientFreeze | Self::SharersKill | Self::ReaderFreeze | Self::WaitersKill
+            )
+        };
+        if of_workers(self) && of_workers(other) {
+            return false;
+        }
         let sleeps = |fault| matches!(fault, Self::LockWait | Self::Deadlock);
         !(sleeps(self) && other.needs_clock() || sleeps(other) && self.needs_clock())
     }

@@ -72,11 +72,13 @@ impl Arena {
 
     /// Waits until so many clients wait for a lock, by what the store says, and for no longer than a bound; returns the last answer.
     pub(crate) async fn waiting_for(&self, name: &str, least: u32) -> Result<u32, Trouble> {
-        let store = lockkit::open(&self.direct_url()).await.map_err(|error| BoxError::from(error.to_string()))?;
+        // Another fault may keep the servers from answering.
+        let unanswered = |error: lockkit::Error| Trouble::NoEffect(format!("nobody can be asked who waits: {error}"));
+        let store = lockkit::open(&self.direct_url()).await.map_err(unanswered)?;
         let key = LockKey::new(name).map_err(BoxError::from)?;
         let asked = Instant::now();
         loop {
-            let states = store.inspect(&Query::Keys(vec![key.clone()])).await.map_err(BoxError::from)?;
+            let states = store.inspect(&Query::Keys(vec![key.clone()])).await.map_err(unanswered)?;
             let waiting = states.iter().filter_map(|state| state.waiters).max().unwrap_or(0);
             if waiting >= least || asked.elapsed() > NOTICED {
                 return Ok(waiting);

@@ -3,11 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    Report,
+    Changes, Report,
     curves::Curve,
     rows::{Better, Cell, Row},
 };
-use crate::baseline::Changes;
 
 impl Report {
     /// The version of the JSON's schema. It grows when something is renamed, removed, or means something else; what is new can be

@@ -1,5 +1,6 @@
 //! The comparison as a table, as a page, as Markdown and as JSON. No I/O.
 
+mod baseline;
 mod curves;
 mod facts;
 mod json;
@@ -14,11 +15,11 @@ use std::{
 };
 
 use crate::{
-    baseline::Changes,
     error::Error,
     plan::{Effort, Plan},
     results::{Absence, Results},
 };
+pub use baseline::{Baseline, Change, Changes};
 pub use curves::{Axis, Curve};
 pub use facts::{Cases, Facts};
 pub use rows::{Better, Cell, Row};

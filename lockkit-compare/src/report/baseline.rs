@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::{Better, Cell, Report, Row, Setting};
 use crate::{
     error::{Error, ErrorKind, Result},
-    report::{Better, Cell, Report, Row, Setting},
     results::Figure,
     stats::grouped,
 };
