@@ -77,8 +77,10 @@ fn table_of(url: &str) -> Result<Option<MySqlConfig>, Failure> {
     match scheme(url).split('+').next().unwrap_or_default() {
         "mysql" | "mariadb" => Ok(Some(MySqlConfig::from_url(url)?)),
         "memory" | "redis" | "rediss" | "valkey" | "valkeys" | "redlock" | "redlocks" | "zk" | "zks" => Ok(None),
-        _ => Err(block_on(async { Ok(lockkit::open(url).await.err()) })?
-            .map_or_else(|| Failure::new(USAGE, "this store has no preparation to speak of"), Failure::from)),
+        _ => Err(block_on(async { Ok(lockkit::open(url).await.err()) })?.map_or_else(
+            || Failure::new(USAGE, "a migration has two stores: give the URL of one of them"),
+            Failure::from,
+        )),
     }
 }
 

@@ -148,10 +148,10 @@ impl StoreInfo {
             return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
         }
         if request.from.is_some() && (request.claim.mode != Mode::Exclusive || !self.capability.resume) {
-            return Err(self.lacks("grants in the place of another"));
+            return Err(self.lacks("grants that take over another lease"));
         }
         if request.from.is_some_and(|from| from == request.claim.token || !request.wait.is_zero()) {
-            let message = "a grant in the place of another has a token of its own, and does not wait";
+            let message = "a grant that takes over another lease has a token of its own, and does not wait";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         let longest = match &self.capability.liveness.ttl {

@@ -182,7 +182,7 @@ async fn check(stores: &[Arc<RedisStore>], roster: &Roster) -> Result<Vec<Vec<St
 
 /// The task that asked a node ended without an answer.
 pub(super) fn broken_off(e: JoinError) -> Error {
-    Error::new(ErrorKind::Unexpected, "a look at a node broke off").with_source(e)
+    Error::new(ErrorKind::Unexpected, "connecting to a node broke off").with_source(e)
 }
 
 /// Tells the quorum's own options from those of its nodes.

@@ -161,7 +161,7 @@ fn confirm(what: &str, yes: bool) -> Result<(), Failure> {
         return Ok(());
     }
     if !io::stdin().is_terminal() {
-        return Err(Failure::new(USAGE, "nobody can be asked here: give --yes"));
+        return Err(Failure::new(USAGE, "stdin is no terminal, so that nobody can be asked: give --yes"));
     }
     let mut out = io::stderr();
     drop(write!(out, "{what}Go on? [y/N] ").and_then(|()| out.flush()));

@@ -35,7 +35,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Exit {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failure::system("tie CMD to lockkit", &error.into()))?;
+        .map_err(|error| Failure::system("have CMD end with lockkit", &error.into()))?;
     // It may have died before the kernel was asked.
     if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(args.parent) {
         return Err(Failure::new(LOST, "CMD was not started: lockkit run is gone"));

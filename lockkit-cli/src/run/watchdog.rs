@@ -125,7 +125,7 @@ struct Watch {
 pub(crate) fn run(args: &Args) -> Exit {
     let targets = Targets { run: args.run.clone(), leader: None, own_group: false };
     let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
-    let bite = watch.listen().map_err(|error| Failure::system("watch", &error))?;
+    let bite = watch.listen().map_err(|error| Failure::system("watch over CMD", &error))?;
     if bite {
         watch.targets.kill();
         return Ok(BITTEN);

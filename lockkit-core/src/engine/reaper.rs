@@ -264,7 +264,8 @@ impl Engine {
     pub(super) fn check_backlog(&self) -> Result<()> {
         let (info, owed) = (self.store.info(), self.backlog.length());
         if info.capability.liveness.session.is_some() && owed >= MOST_OWED {
-            let what = format!("{owed} releases had no answer yet");
+            let what =
+                format!("{owed} releases have not been answered yet: until the store answers, no lock is asked for");
             return Err(Error::new(ErrorKind::Unavailable, what).at("acquire", None, &info.name));
         }
         Ok(())

@@ -64,7 +64,7 @@ impl Engine {
             tokio::select! {
                 biased;
                 turn = place.turn() => {
-                    return turn.map(Some).ok_or_else(|| Error::new(ErrorKind::Closed, "the locker is gone"));
+                    return turn.map(Some).ok_or_else(|| Error::new(ErrorKind::Closed, "the locker was dropped"));
                 }
                 () = &mut closing => return Err(closed()),
                 () = sleep(left.min(pause)) => {}

@@ -67,7 +67,7 @@ impl Migration {
         let others = || seen.iter().filter(|seen| seen.phase.is_none() && record.phase.uses(seen.side));
         let Some(first) = others().next() else { return Ok(()) };
         let why = format!(
-            "locks that clients hold which know nothing of the migration: {}, such as {:?} of {:?} in the {} store",
+            "locks held by clients that know nothing of the migration: {}, such as {:?}, held by {:?} in the {} store",
             others().count(),
             first.key,
             first.holder.info,

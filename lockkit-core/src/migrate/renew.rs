@@ -182,7 +182,7 @@ impl Dual {
                 drop(asking);
                 self.drop_at(entry, side, bound).await;
                 self.claims.settle(entry);
-                Err(in_the_way("it is over"))
+                Err(in_the_way("its hold has ended meanwhile"))
             }
             Ok(Attempt::Granted(hold)) => {
                 asking.granted();
@@ -192,11 +192,11 @@ impl Dual {
             Ok(Attempt::Contended(contention)) if !contention.burnt && !request.wait.is_zero() => {
                 drop(asking);
                 self.drop_at(entry, side, bound).await;
-                Err(in_the_way("another has it there"))
+                Err(in_the_way("another holder has it there"))
             }
             Ok(Attempt::Contended(contention)) => {
                 asking.refused(contention.burnt)?;
-                Err(in_the_way("another has it there"))
+                Err(in_the_way("another holder has it there"))
             }
             Err(error) => {
                 if error.effect() == Effect::None {

@@ -64,11 +64,14 @@ impl Replicas {
         let ended = || Error::new(ErrorKind::Unavailable, "the question to the replicas ended with its runtime");
         let (count, asked) = outcome.unwrap_or_else(|| Err(ended()))?;
         if !asked.is_same_server(of) {
-            return Err(Error::new(ErrorKind::Unavailable, "another server took over before replicas had it"));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "another server took over before the replicas acknowledged",
+            ));
         }
         let ReplicaWait { wanted, within, .. } = *self.asking;
         if count < wanted {
-            let message = format!("{count} of {wanted} replicas have it after {within:?}");
+            let message = format!("{count} of {wanted} replicas acknowledged within {within:?}");
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
         Ok(())

@@ -311,8 +311,10 @@ impl RedisConfig {
                 Some("no timeout can be above 5 minutes, the longest ttl")
             }
             _ if self.login.username.is_some() && self.login.password.is_none() => Some("a user needs a password"),
-            _ if self.ca.is_some() && !self.tls => Some("an authority is of use only with TLS: rediss://"),
-            _ if self.identity.is_some() && !self.tls => Some("a certificate is of use only with TLS: rediss://"),
+            _ if self.ca.is_some() && !self.tls => Some("the option ca is of use only with TLS: rediss://"),
+            _ if self.identity.is_some() && !self.tls => {
+                Some("the options cert and key are of use only with TLS: rediss://")
+            }
             _ if self.tls && !cfg!(feature = "tls") => {
                 Some("TLS needs the feature \"tls\" of lockkit or lockkit-redis")
             }

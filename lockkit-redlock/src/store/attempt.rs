@@ -167,7 +167,8 @@ impl<'a> Rounds<'a> {
             if self.is_undoing_at(node) {
                 let name = self.quorum.nodes[node].name();
                 poll.votes.failed += 1;
-                poll.errors.push(name, Error::new(ErrorKind::Unavailable, "it has not answered the release before"));
+                poll.errors
+                    .push(name, Error::new(ErrorKind::Unavailable, "it has not answered an earlier release yet"));
                 continue;
             }
             let (quorum, request) = (Arc::clone(self.quorum), Arc::clone(&request));
@@ -331,7 +332,7 @@ impl<'a> Rounds<'a> {
 
 /// A majority may have had the lease whose place was to be taken, and some of its nodes have granted that.
 fn in_parts() -> Error {
-    let message = "a majority may have the lease, but too few of its nodes granted its place";
+    let message = "a majority may have the lease that is to be taken over, but too few nodes let it be taken over";
     Error::new(ErrorKind::Unavailable, message).unknown_effect()
 }
 

@@ -178,7 +178,7 @@ impl Item {
             (Decision::Done, None) => match fence::choose(self.fences.iter().copied(), quorum.majority) {
                 Choice::Agreed(fence) => held(fence, 1),
                 Choice::Raise(_) => {
-                    let message = "the lease is another client's; its fence is not known here";
+                    let message = "the lease was granted to another client, and the nodes do not agree on its fence";
                     Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
                 }
             },

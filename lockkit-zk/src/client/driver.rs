@@ -17,7 +17,7 @@ pub(crate) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, zk::Error>
 /// The driver (zookeeper-client 0.11) panics in the task of the caller over some answers of the wrong form, such as an
 /// empty path.
 pub(crate) async fn understood<T>(answer: impl Future<Output = Result<T, zk::Error>>) -> Result<T, zk::Error> {
-    let unreadable = || Err(zk::Error::UnexpectedError("the answer has not the form of one".into()));
+    let unreadable = || Err(zk::Error::UnexpectedError("the answer can't be understood".into()));
     without_panic(answer).await.unwrap_or_else(unreadable)
 }
 

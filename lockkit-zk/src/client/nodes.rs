@@ -143,7 +143,13 @@ impl Session {
         let path = format!("{lock}/{}", FENCE);
         let read = self.read(bound, Box::pin(self.client.get_data(&path))).await;
         let (data, stat) = read.map_err(|failure| error::map(&failure, Sent::Yes))?;
-        let odd = || Error::new(ErrorKind::Unexpected, "the fence record of the lock is not one").unknown_effect();
+        let odd = || {
+            Error::new(
+                ErrorKind::Unexpected,
+                "the fence record of the lock has another form: others wrote to it, or a newer lockkit",
+            )
+            .unknown_effect()
+        };
         Ok((FenceRecord::parse(&data).ok_or_else(odd)?, Some(stat.version)))
     }
 

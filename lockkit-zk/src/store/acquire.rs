@@ -44,7 +44,7 @@ pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result
         return Err(Error::new(ErrorKind::InvalidInput, message));
     }
     if request.claim.mode != Mode::Exclusive && request.fence.clock == FenceClock::Floor {
-        let message = "only exclusive locks have fences without the clock of the store here";
+        let message = "only exclusive locks can have fences without the store's clock";
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
     let session = store.session().await?;

@@ -107,7 +107,7 @@ pub(crate) fn grant(
             (base.checked_add(offset), FenceRecord::Offset(next))
         }
         (FenceRecord::Offset(_), FenceClock::Floor) if !alone => {
-            let message = "only exclusive locks have fences without the clock of the store here";
+            let message = "only exclusive locks can have fences without the store's clock";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
         (FenceRecord::Offset(offset), FenceClock::Floor) => {
@@ -152,7 +152,9 @@ fn raised(offset: u64, least: u64, alone: bool) -> u64 {
 fn base(czxid: i64) -> Result<u64> {
     let transaction =
         u64::try_from(czxid).ok().and_then(|czxid| czxid.checked_mul(STRIDE)).filter(|base| *base < MAX / 2);
-    transaction.ok_or_else(|| Error::new(ErrorKind::Unexpected, "the number of the transaction is no base for a fence"))
+    transaction.ok_or_else(|| {
+        Error::new(ErrorKind::Unexpected, "the servers number their transactions too high to make fences of them")
+    })
 }
 
 fn too_high() -> Error {
