@@ -11,6 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// That a lock is held by another is not an error but an answer. The error is one word wide, cheap to clone, and its
 /// `Display` is one line without secrets: `acquire "invoice/42" on redis: unavailable: connection refused`.
+///
+/// `docs/errors.md` lists all messages, with what each means, whether the operation may have had an effect, and what to do.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
