@@ -201,7 +201,7 @@ impl Setting {
         if let Some(called) = self.called {
             assert_eq!(other.holder.info.as_str(), called);
         }
-        Ok(format!("{NAME:?} of {:?} in the old store", other.holder.info))
+        Ok(format!("{NAME:?}, held by {:?} in the old store", other.holder.info))
     }
 
     pub(crate) async fn phase(&self) -> Result<Phase, BoxError> {
