@@ -23,6 +23,7 @@ const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
 const REDIS_RECORDS: &str = "lockkit-redis/src/store/records.rs";
 const MYSQL_ORDER: &str = "lockkit-mysql/src/wire/order.rs";
 const MYSQL_RECORDS: &str = "lockkit-mysql/src/store/records.rs";
+const MYSQL_VALUE: &str = "lockkit-mysql/src/wire/value.rs";
 const ZK_RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
 pub(crate) const ALL: &[Safeguard] = &[
@@ -426,5 +427,13 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "match (done.rows_affected(), «renew::is_answer(&done, question)») {",
         without: "done.rows_affected() < 2",
         noticed_by: "lockkit-mysql/compliance::mysql::records::an_answer_that_comes_twice_shifts_no_others",
+    },
+    Safeguard {
+        name: "row_number",
+        does: "No question has a number that a row can have",
+        file: MYSQL_VALUE,
+        code: "FIRST_QUESTION: Question = «1 << 62»;",
+        without: "0",
+        noticed_by: "lockkit-mysql/mysql::mariadb::the_number_of_a_new_row_is_not_taken_for_that_of_a_question",
     },
 ];

@@ -7,7 +7,7 @@
 //! reached only through [`RawConnection::ask`], which puts the connection in doubt.
 
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     task::Poll,
@@ -28,7 +28,7 @@ use crate::wire::{
     error::{self, Sent},
     row::column,
     settings,
-    value::Question,
+    value::{FIRST_QUESTION, Question},
 };
 
 /// No statement waits longer than this at the server: for a row as [`SETUP`] says, or for a named lock.
@@ -43,6 +43,9 @@ const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION au
      SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', SESSION innodb_lock_wait_timeout = 1, \
      SESSION sql_select_limit = 18446744073709551615, SESSION sql_safe_updates = 0, SESSION group_concat_max_len = 1048576; \
      SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+
+/// How often a server is asked at most whether it is done. Each result of a transaction may be taken for an answer.
+const MOST_PROBES: u64 = 16;
 
 /// The timer of a connection.
 pub(crate) type Timer = Pin<Box<Sleep>>;
@@ -70,8 +73,8 @@ pub(crate) struct RawConnection {
     in_doubt: bool,
     /// The last claim that a question was about.
     claim: Option<Token>,
-    /// How many questions were asked.
-    asked: u64,
+    /// The number of the last question.
+    asked: Question,
     /// When it was probed for the last time; `None` after a refusal.
     probed: Option<Instant>,
 }
@@ -100,7 +103,7 @@ impl RawConnection {
             runtime,
             in_doubt: false,
             claim: None,
-            asked: 0,
+            asked: FIRST_QUESTION,
             probed: Some(now),
         }))
     }
@@ -178,10 +181,26 @@ impl RawConnection {
     }
 
     /// Waits until the server is done with what was asked, and closes the connection.
+    ///
+    /// The driver reads the answer that is still to come before it sends anything. That does not do where an answer came twice, or
+    /// where the driver keeps no account of it, as when it prepares a statement. So the server is asked until an answer has the
+    /// number of one of these questions: it answers in order.
     pub(crate) async fn finish_and_close(mut self, patience: Duration) {
-        // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping, the
-        // server is then done with the statement, or stands still and may do it later.
-        drop(timeout(patience, understood(self.driver.ping())).await);
+        let last = self.asked;
+        let finish = async {
+            for number in last + 1..=last + MOST_PROBES {
+                let ask = self.driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
+                match understood(ask).await {
+                    Ok(rows) if rows.iter().any(|row| number_of(row).is_some_and(|number| number > last)) => return,
+                    // The server has gone, or stands still and may do later what was asked.
+                    Err(sqlx::Error::Io(_)) => return,
+                    _ => {}
+                }
+            }
+            // No statement waits for longer than this patience.
+            pending::<()>().await;
+        };
+        drop(timeout(patience, finish).await);
     }
 }
 
@@ -218,9 +237,14 @@ fn probe(number: Question) -> String {
     format!("SELECT '{number}', CAST(@@GLOBAL.read_only AS CHAR)")
 }
 
+/// The number that came back with a [probe], if the row belongs to one.
+fn number_of(row: &MySqlRow) -> Option<Question> {
+    column::<String>(row, 0).ok()?.parse().ok()
+}
+
 fn judge(rows: &[MySqlRow], number: Question, replicas: Replicas) -> Result<()> {
     let [row] = rows else { return Err(error::out_of_step(Sent::ReadOnly)) };
-    if column::<String>(row, 0)? != number.to_string() {
+    if number_of(row) != Some(number) {
         return Err(error::out_of_step(Sent::ReadOnly));
     }
     if replicas == Replicas::Refused && settings::is_on(&column::<String>(row, 1)?) {

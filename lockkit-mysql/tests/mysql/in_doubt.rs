@@ -6,7 +6,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lockkit_core::{Attempt, Claim, Effect, LockStore, Query, Release};
+use lockkit_core::{
+    Attempt, Claim, Effect, LockKey, LockStore, Query, Release,
+    store::{Record, Records as _, Swap},
+};
 use lockkit_mysql::{MySqlConfig, MySqlStore, fenced};
 use lockkit_testkit::{
     faults::{Direction, Proxy, Slip},
@@ -15,7 +18,9 @@ use lockkit_testkit::{
 use sqlx::{Connection as _, MySqlConnection};
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Ctx, attempt, claim, end, free, hold, is_held, lock_rows, raw, renew, renewal, rival, tests};
+use crate::support::{
+    Ctx, attempt, claim, config, end, free, hold, is_held, lock_rows, raw, renew, renewal, rival, tests,
+};
 
 tests! {
     a_probe_that_is_dropped_leaves_no_answers_behind
@@ -23,6 +28,7 @@ tests! {
     every_question_can_be_dropped_at_any_moment
     a_dropped_claim_leaves_the_transaction_s_connection_in_step
     an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open
+    the_number_of_a_new_row_is_not_taken_for_that_of_a_question
 }
 
 /// How long the replies are held back before a future is dropped.
@@ -203,4 +209,34 @@ async fn an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open(ctx: Arc<C
         assert_eq!(error.effect(), Effect::Unknown, "the statement ran: {error}");
     }
     end(&mut somebody).await;
+}
+
+/// The answer that a row was made has the row's number where other answers have that of their question. Rows and questions are
+/// numbered one by one, so that on a new table both may be the same.
+async fn the_number_of_a_new_row_is_not_taken_for_that_of_a_question(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (mut somebody, other) = (raw(&server).await, MySqlStore::connect(config(&server)).await.expect("connect"));
+    let [used, name] = ["used", "name"].map(|name| LockKey::new(name).expect("name"));
+    let text = Record::new("text").expect("text");
+    for row in 1..=32 {
+        // The record is looked for, with two answers; then its row is made, with the third. What comes twice is there before
+        // the change has arrived.
+        for answer in 1..=3 {
+            let (proxy, config) = proxied(&server).await;
+            let store = MySqlStore::connect(config).await.expect("connect");
+            assert_eq!(store.compare_and_set(&used, None, Some(&text)).await.expect("set"), Swap::Done);
+            sqlx::query("DELETE FROM resource_lock").execute(&mut somebody).await.expect("no rows");
+            let next = sqlx::AssertSqlSafe(format!("ALTER TABLE resource_lock AUTO_INCREMENT = {row}"));
+            sqlx::raw_sql(next).execute(&mut somebody).await.expect("the number of the next row");
+            proxy.delay(Direction::ToServer, Duration::from_millis(5));
+            proxy.slip(Slip::Twice, answer);
+            let swap = store.compare_and_set(&name, None, Some(&text)).await;
+            assert!(proxy.slipped(), "answer {answer} comes twice: {swap:?}");
+            if let Ok(swap) = swap {
+                let seen = other.read(&name).await.expect("read");
+                assert_eq!((swap, seen.as_ref()), (Swap::Done, Some(&text)), "row {row}, answer {answer}");
+            }
+            sqlx::query("DELETE FROM resource_lock").execute(&mut somebody).await.expect("no rows");
+        }
+    }
 }
