@@ -65,7 +65,7 @@ impl MySqlStore {
         }
         match attempt {
             Attempt::Granted(hold) => {
-                turn.took(request.claim.token);
+                turn.took(request.claim.token, request.ttl);
                 Ok(Attempt::Granted(hold))
             }
             Attempt::Contended(contention) => {

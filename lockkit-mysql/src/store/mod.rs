@@ -5,6 +5,7 @@ pub(crate) mod gc;
 pub(crate) mod grants;
 pub(crate) mod inspect;
 pub(crate) mod named_lock_queue;
+mod named_lock_watch;
 pub(crate) mod order;
 pub(crate) mod records;
 pub(crate) mod release;

@@ -33,6 +33,7 @@ use crate::{
         pool::{ConnectionClass, Pool},
         raw::LONGEST_WAIT,
     },
+    store::named_lock_watch::end_of_lease,
     wire::{
         error,
         row::column,
@@ -58,17 +59,19 @@ pub(crate) struct NamedLockQueues {
     timeout: Duration,
     /// Whether the server, or a proxy, has refused `GET_LOCK`. Then this store polls: each refusal costs a connection.
     refused: AtomicBool,
-    known: Mutex<KnownQueues>,
+    pub(super) known: Mutex<KnownQueues>,
 }
 
-struct KnownQueues {
-    queues: HashMap<LockKey, NamedLockQueue>,
+pub(super) struct KnownQueues {
+    pub(super) queues: HashMap<LockKey, NamedLockQueue>,
     cleared: Instant,
+    /// Whether a task looks after the named locks that holders have.
+    pub(super) watched: bool,
 }
 
 /// A lock's queue, as this store knows it.
-struct NamedLockQueue {
-    state: QueueState,
+pub(super) struct NamedLockQueue {
+    pub(super) state: QueueState,
     /// When another client was last seen to want the lock, or to have it.
     contended: Option<Instant>,
     /// When this store released the lock last, and when it last asked whether a client has the named lock.
@@ -76,15 +79,15 @@ struct NamedLockQueue {
     asked: Instant,
 }
 
-enum QueueState {
+pub(super) enum QueueState {
     /// No task of this store uses it.
     Unused,
     /// A task of this store waits for the named lock, or tries the row.
     Busy,
     /// This store has the named lock, but the row was locked. The next attempt uses it, or it is released at that moment.
     Kept(NamedLock, Instant),
-    /// This store has the named lock, and the claim with this token has the row.
-    Held(NamedLock, Token),
+    /// This store has the named lock, and the claim with this token has the row, until this moment if its lease is not renewed.
+    Held(NamedLock, Token, Instant),
 }
 
 /// A named lock that this store has. Dropping it hangs up, which releases it.
@@ -119,7 +122,7 @@ impl NamedLockQueues {
             table: table.to_owned(),
             timeout,
             refused: AtomicBool::new(false),
-            known: Mutex::new(KnownQueues { queues: HashMap::new(), cleared: Instant::now() }),
+            known: Mutex::new(KnownQueues { queues: HashMap::new(), cleared: Instant::now(), watched: false }),
         }
     }
 
@@ -148,9 +151,9 @@ impl NamedLockQueues {
         let queue = known.get_or_make(key)?;
         queue.released = Some(Instant::now());
         match &queue.state {
-            QueueState::Held(_, holder) if holder == token => {
+            QueueState::Held(_, holder, _) if holder == token => {
                 match std::mem::replace(&mut queue.state, QueueState::Unused) {
-                    QueueState::Held(named_lock, _) => Some(named_lock),
+                    QueueState::Held(named_lock, ..) => Some(named_lock),
                     _ => None,
                 }
             }
@@ -280,10 +283,11 @@ impl QueueTurn<'_> {
         }
     }
 
-    /// The row was taken: the named lock is kept until the row is released.
-    pub(crate) fn took(mut self, token: Token) {
-        let named_lock = self.named_lock.take();
-        self.end(named_lock.map_or(QueueState::Unused, |named_lock| QueueState::Held(named_lock, token)));
+    /// The row was taken: the named lock is kept until the row is released, or the lease has ended without a release.
+    pub(crate) fn took(mut self, token: Token, ttl: Duration) {
+        let Some(named_lock) = self.named_lock.take() else { return self.end(QueueState::Unused) };
+        self.end(QueueState::Held(named_lock, token, end_of_lease(ttl)));
+        self.queues.watch();
     }
 
     /// The row is locked by another client: the named lock, if this store has it, is kept for a moment for the next attempt.
@@ -324,7 +328,7 @@ pub(crate) fn release(named_lock: Option<NamedLock>) {
 
 impl NamedLock {
     /// Releases it in the background. Without a runtime it hangs up.
-    fn release(mut self) {
+    pub(super) fn release(mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
         runtime.spawn(async move {
             let Some(connection) = &mut self.connection else { return };

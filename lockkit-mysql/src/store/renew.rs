@@ -44,6 +44,8 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
             renew_chunk(store, renewals, chunk, &terms, &mut answers).await;
         }
     }
+    let held = answers.iter().zip(renewals).filter(|(answer, _)| matches!(answer, Some(Ok(Renewed::Held(_)))));
+    store.queues.extended(held.map(|(_, renewal)| renewal));
     let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes))));
     let forget_lost = |(answer, Renewal { claim, .. }): (Result<Renewed>, &Renewal)| {
         if matches!(answer, Ok(Renewed::Lost(_))) {

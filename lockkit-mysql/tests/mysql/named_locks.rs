@@ -17,6 +17,7 @@ tests! {
     clients_that_take_turns_get_the_same
     a_named_lock_that_another_client_keeps_holds_up_nobody
     a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_named_lock
+    a_lease_that_is_left_at_the_store_keeps_its_named_lock_no_longer_than_it_lasts
     without_a_connection_to_spare_waiters_poll
     a_broken_named_lock_is_not_a_broken_lock
     waiters_that_leave_count_until_the_server_is_done_with_them
@@ -138,6 +139,27 @@ async fn a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_named_lock(ctx:
     mine.break_lock(name.as_str(), next.token()).await.expect("break");
     next.renew().await.expect_err("it was broken");
     until_kept(&mut raw, name.as_str(), false).await;
+}
+
+/// The process that the lease was left for has no part in the named lock, and nobody else releases it.
+async fn a_lease_that_is_left_at_the_store_keeps_its_named_lock_no_longer_than_it_lasts(ctx: Arc<Ctx>) {
+    const SHORT: Duration = Duration::from_secs(2);
+    let (name, mut raw) = (claim().key, ctx.raw().await);
+    let (mine, other) = (locker(&ctx).await, locker(&ctx).await);
+    let guard = mine.lock(name.as_str()).acquire().await.expect("acquire");
+    let lock = other.lock(name.as_str()).ttl(SHORT);
+    let next = tokio::spawn(async move { lock.acquire().await });
+    until_kept(&mut raw, name.as_str(), true).await;
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    let guard = next.await.expect("no panic").expect("acquire");
+    let granted = Instant::now();
+    // A lease that is renewed lasts for longer than its ttl, and so does its named lock.
+    eventually("the lease is renewed", async || granted.elapsed() > SHORT + SHORT / 2).await;
+    assert!(guard.is_held());
+    until_kept(&mut raw, name.as_str(), true).await;
+    let token = guard.detach().expect("detach");
+    until_kept(&mut raw, name.as_str(), false).await;
+    assert!(mine.lock(name.as_str()).resume(token).await.expect("ask").is_none(), "the lease has ended before");
 }
 
 async fn without_a_connection_to_spare_waiters_poll(ctx: Arc<Ctx>) {
