@@ -33,6 +33,9 @@ const AFTERMATH: Duration = Duration::from_millis(400);
 /// After so long the members of an ensemble have given up one that is silent.
 const NOTICED: Duration = Duration::from_secs(7);
 
+/// How often one worker may be found with a lock that others want, too, before it seems that these get none.
+const MOST_TURNS: u32 = 10;
+
 impl Arena {
     /// Inflicts a fault, and ends it. It fails also if nothing shows that there was one.
     pub(crate) async fn inflict(&self, fault: Fault) -> Result<(), Trouble> {
@@ -249,12 +252,18 @@ impl Arena {
             self.replace(&worker).await?;
         }
         shows(waiting >= 2, format!("{waiting} waited"))?;
-        let key = caught.key.clone();
+        let (key, former) = (caught.key.clone(), caught.worker.clone());
         drop(caught);
-        let next = self.catch_a(Prey::WriterOf(SHARED)).await?;
-        shows(next.key == key, "another lock was taken")?;
-        drop(next);
-        self.progress(10).await
+        // It is for those who came after the dead, and not for the former holder alone.
+        for _ in 0..MOST_TURNS {
+            let next = self.catch_a(Prey::WriterOf(SHARED)).await?;
+            shows(next.key == key, "another lock was taken")?;
+            if next.worker != former {
+                drop(next);
+                return self.progress(10).await;
+            }
+        }
+        shows(false, format!("{former} had the lock {MOST_TURNS} times in a row"))
     }
 
     /// The fault that every lock service has to live with.

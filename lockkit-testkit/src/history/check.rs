@@ -95,8 +95,8 @@ struct Sweep<'a> {
     asked: HashSet<Id<'a>>,
     open: HashMap<Id<'a>, Open<'a>>,
     places: HashMap<Id<'a>, Place<'a>>,
-    /// The fences that were granted, to which process and for which lock.
-    fences: HashSet<(&'a str, &'a str, u64)>,
+    /// The fences that were granted, to which process and for which lock, and in which mode.
+    fences: HashMap<(&'a str, &'a str, u64), Mode>,
     /// How many guards each process has.
     held: HashMap<&'a str, usize>,
     writes: Writes<'a>,
@@ -223,12 +223,12 @@ impl<'a> Sweep<'a> {
         }
         match &event.what {
             What::Claimed { key, by, fence, admitted } => {
-                self.report.refused += u64::from(!admitted);
                 self.shows(event, by, key, *fence);
+                self.report.refused += u64::from(!admitted && self.is_alone(by, key, *fence));
                 self.keys.entry(key).or_default().records.push(event.clone());
             }
             What::Updated { key, by, fence, admitted, .. } => {
-                self.report.refused += u64::from(!admitted);
+                self.report.refused += u64::from(!admitted && self.is_alone(by, key, *fence));
                 self.report.admitted += u64::from(*admitted);
                 if !self.writes.recorded(by, key, *fence, *admitted) {
                     self.broken(Rule::Record, event, key, &format!("{by} has not asked for this write"));
@@ -249,10 +249,12 @@ impl<'a> Sweep<'a> {
         self.report.grants += 1;
         self.report.unfenced += u64::from(grant.fence == 0);
         let before = grant.fence.checked_sub(1).filter(|before| *before != 0);
-        grant.handed = before.is_some_and(|before| self.fences.contains(&(worker(process), key, before)));
+        // Those who share a lock may have numbers that follow each other, and nothing is handed over.
+        grant.handed =
+            grant.mode == Mode::Exclusive && before.is_some_and(|before| self.is_alone(worker(process), key, before));
         self.report.handed_over += u64::from(grant.handed);
-        self.fences.insert((process, key, grant.fence));
-        self.fences.insert((worker(process), key, grant.fence));
+        self.fences.insert((process, key, grant.fence), grant.mode);
+        self.fences.insert((worker(process), key, grant.fence), grant.mode);
         let held = self.held.entry(worker(process)).or_default();
         *held += 1;
         self.report.most_held = self.report.most_held.max(*held);
@@ -330,9 +332,14 @@ impl<'a> Sweep<'a> {
     }
 
     fn shows(&mut self, event: &'a Event, by: &'a str, key: &'a str, fence: u64) {
-        if !self.fences.contains(&(by, key, fence)) {
+        if !self.fences.contains_key(&(by, key, fence)) {
             self.broken(Rule::Record, event, key, &format!("{by} shows the fence {fence}, which it was not granted"));
         }
+    }
+
+    /// Whether a process was granted this fence for itself alone.
+    fn is_alone(&self, process: &str, key: &str, fence: u64) -> bool {
+        self.fences.get(&(process, key, fence)) == Some(&Mode::Exclusive)
     }
 
     fn broken(&mut self, rule: Rule, event: &Event, key: &str, text: &str) {

@@ -1,5 +1,7 @@
 //! The rules, for one lock at a time: no lock has anything to do with another.
 
+use std::collections::HashMap;
+
 use lockkit_core::Mode;
 
 use super::{
@@ -146,35 +148,33 @@ pub(super) fn fences(key: &str, leases: &[Lease<'_>], found: &mut Vec<Violation>
     }
 }
 
-/// What an owner is granted while it has a guard of the lock all the time has the fence of that guard. O(n log n).
+/// What an owner is granted while it has a guard of the lock, in the same mode, all the time has the fence of that guard. O(n log n).
 pub(super) fn nesting(key: &str, grants: &[Grant], found: &mut Vec<Violation>) {
-    let mut owned: Vec<_> = grants.iter().filter(|grant| grant.owner.is_some()).collect();
-    owned.sort_by_key(|grant| (&grant.process, grant.owner, grant.asked));
-    // Of the guards of this owner so far, the one that it has had for longest to come.
-    let mut outer: Option<&Grant> = None;
-    for grant in owned {
-        outer = outer.filter(|outer| (&outer.process, outer.owner) == (&grant.process, grant.owner));
-        if let Some(outer) = outer
-            && outer.heard < grant.asked
-            && outer.given_up.is_none_or(|end| end > grant.heard)
-            && outer.mode == grant.mode
-            && outer.fence != grant.fence
-        {
-            let text = format!(
-                "{} had the lock with the fence {}, and what it nested in that has {}",
-                grant.process, outer.fence, grant.fence
-            );
-            found.push(violation(
-                Rule::FenceOrder,
-                key,
-                (grant.heard, grant.heard),
-                vec![party(outer), party(grant)],
-                text,
-            ));
-        }
-        let until = |grant: &Grant| grant.given_up.unwrap_or(u64::MAX);
-        if outer.is_none_or(|outer| until(outer) < until(grant)) {
-            outer = Some(grant);
+    let mut owned: HashMap<_, Vec<&Grant>> = HashMap::new();
+    for grant in grants.iter().filter(|grant| grant.owner.is_some()) {
+        owned.entry((&grant.process, grant.owner, grant.mode)).or_default().push(grant);
+    }
+    for mut nested in owned.into_values() {
+        nested.sort_by_key(|grant| grant.asked);
+        // Of the guards of this owner so far, the one that it has had for longest to come.
+        let mut outer: Option<&Grant> = None;
+        for grant in nested {
+            if let Some(outer) = outer
+                && outer.heard < grant.asked
+                && outer.given_up.is_none_or(|end| end > grant.heard)
+                && outer.fence != grant.fence
+            {
+                let text = format!(
+                    "{} had the lock with the fence {}, and what it nested in that has {}",
+                    grant.process, outer.fence, grant.fence
+                );
+                let parties = vec![party(outer), party(grant)];
+                found.push(violation(Rule::FenceOrder, key, (grant.heard, grant.heard), parties, text));
+            }
+            let until = |grant: &Grant| grant.given_up.unwrap_or(u64::MAX);
+            if outer.is_none_or(|outer| until(outer) < until(grant)) {
+                outer = Some(grant);
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ const PERMIT: &str = "permit of ";
 
 /// Whether two leases may never be held at once, however many others are. Permits of one limit may, as long as there are enough.
 pub(super) fn excludes(one: Mode, other: Mode) -> bool {
-    one == Mode::Exclusive || one != other
+    one != other || limit(one) == 1
 }
 
 /// How many may hold a lock at once in this mode.

@@ -18,7 +18,7 @@ pub struct Report {
     pub nested: u64,
     /// How many leases shared their lock, when they began, with one that was there before: readers, and permits.
     pub shared: u64,
-    /// How many had the very next fence after another of the same process: handed over, most likely.
+    /// How many exclusive ones had the very next fence after another of the same process: handed over, most likely.
     pub handed_over: u64,
     /// How many acquisitions were dropped.
     pub cancelled: u64,
@@ -33,7 +33,8 @@ pub struct Report {
     pub lost: u64,
     /// How many writes the fenced resources admitted.
     pub admitted: u64,
-    /// How many writes and claims of late holders the fenced resources refused.
+    /// How many writes and claims the fenced resources refused to holders of an exclusive lock: they were late. A resource may also
+    /// refuse one of those who share a lock, because another has a higher fence; those are not counted.
     pub refused: u64,
     /// How many updates were lost on the unfenced twins: what happens without the check.
     pub lost_on_twins: u64,

@@ -8,6 +8,7 @@ use lockkit_testkit::history::{Event, Rule, What};
 use crate::script::{KEY, Script, judged};
 
 const THREE: Mode = Mode::Permit { limit: NonZeroU32::new(3).expect("not zero") };
+const ONE: Mode = Mode::Permit { limit: NonZeroU32::MIN };
 const FOUR: Mode = Mode::Permit { limit: NonZeroU32::new(4).expect("not zero") };
 
 /// Who acquires, how, and how far its fence is above the last one of the traffic.
@@ -107,6 +108,16 @@ fn who_shares_is_not_superseded() {
         script.release("w1", late);
         script.release("w2", op);
     };
+    // Of one permit, the second is another's.
+    judged(
+        Rule::Superseded,
+        1,
+        |script| run(script, THREE, THREE),
+        |script| {
+            run(script, ONE, ONE);
+            forget_the_last_belief(script);
+        },
+    );
     for (same, other) in [(Mode::Shared, Mode::Exclusive), (THREE, Mode::Shared), (FOUR, THREE)] {
         let bad = |script: &mut Script| {
             run(script, same, other);
@@ -122,6 +133,47 @@ fn forget_the_last_belief(script: &mut Script) {
     if let Some(event) = script.events.last_mut() {
         event.what = What::Dropped;
     }
+}
+
+/// Also while it still has the guard of a lease in another mode, which was lost before.
+#[test]
+fn what_an_owner_nests_has_the_fence_of_the_guard_in_the_same_mode() {
+    let run = |script: &mut Script, nested: u64| {
+        let above = script.fence + 10;
+        let acquire = What::Acquire { key: KEY.into(), within: None, owner: Some(1), mode: Mode::Shared };
+        let lost = script.ask("w1", acquire);
+        script.hear("w1", lost, What::Granted { fence: above });
+        script.is_lost("w1", lost);
+        let outer = script.nest("w1", 1, above + 5);
+        let inner = script.nest("w1", 1, above + nested);
+        // No belief, so that no two overlap.
+        [inner, outer, lost].into_iter().for_each(|guard| script.drop_guard("w1", guard));
+    };
+    let bad = |script: &mut Script| run(script, 7);
+    judged(Rule::FenceOrder, 1, |script| run(script, 5), bad);
+}
+
+/// Of two readers the one with the lower number may be refused by a resource, and is not late; and numbers that follow each
+/// other are no hand-over.
+#[test]
+fn those_who_share_are_not_counted_as_late_or_handed_over() {
+    let counted = |mode: Mode| {
+        let mut script = Script::new(0);
+        let above = script.fence + 10;
+        let first = script.share("w1", mode, above);
+        if mode == Mode::Exclusive {
+            script.drop_guard("w1", first);
+        }
+        let second = script.share("w1", mode, above + 1);
+        script.claim("w1", above + 1, true);
+        script.claim("w1", above, false);
+        script.drop_guard("w1", second);
+        let report = script.check().1;
+        (report.refused, report.handed_over)
+    };
+    assert_eq!(counted(Mode::Exclusive), (1, 1));
+    assert_eq!(counted(Mode::Shared), (0, 0));
+    assert_eq!(counted(THREE), (0, 0));
 }
 
 #[test]
