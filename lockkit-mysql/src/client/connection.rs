@@ -134,8 +134,8 @@ impl Connection {
         statement: impl FnOnce(Question) -> Statement<'q>,
         token: Option<Token>,
     ) -> Result<(MySqlQueryResult, Question)> {
-        let (driver, alarm, question) = self.ask(token)?;
-        let outcome = before(alarm, statement(question).execute(driver)).await;
+        let (driver, timer, question) = self.ask(token)?;
+        let outcome = before(timer, statement(question).execute(driver)).await;
         Ok((self.ended(outcome, Sent::Yes)?, question))
     }
 
@@ -170,8 +170,8 @@ impl Connection {
         &mut self,
         statement: impl FnOnce(Question) -> Statement<'q>,
     ) -> Result<(Vec<MySqlRow>, Question)> {
-        let (driver, alarm, question) = self.ask(None)?;
-        let outcome = before(alarm, statement(question).fetch_all(driver)).await;
+        let (driver, timer, question) = self.ask(None)?;
+        let outcome = before(timer, statement(question).fetch_all(driver)).await;
         Ok((self.ended(outcome, Sent::ReadOnly)?, question))
     }
 
@@ -186,9 +186,9 @@ impl Connection {
         text: impl FnOnce(Question) -> String,
         token: Option<Token>,
     ) -> Result<Vec<MySqlRow>> {
-        let (driver, alarm, question) = self.ask(token)?;
+        let (driver, timer, question) = self.ask(token)?;
         let text = sqlx::AssertSqlSafe(text(question));
-        let outcome = before(alarm, sqlx::raw_sql(text).fetch_all(driver)).await;
+        let outcome = before(timer, sqlx::raw_sql(text).fetch_all(driver)).await;
         let rows = match self.ended(outcome, Sent::Yes) {
             Ok(rows) => rows,
             Err(busy) if error::is_row_busy(&busy) => {
@@ -206,9 +206,9 @@ impl Connection {
     /// Ends a transaction that a refusal left open. The refusal had no number: that this answer has its own says that both came
     /// once. Without it the connection is not used again.
     async fn roll_back(&mut self) {
-        let Ok((driver, alarm, question)) = self.ask(None) else { return };
+        let Ok((driver, timer, question)) = self.ask(None) else { return };
         let text = sqlx::AssertSqlSafe(order::roll_back(question));
-        let outcome = before(alarm, sqlx::raw_sql(text).fetch_all(driver)).await;
+        let outcome = before(timer, sqlx::raw_sql(text).fetch_all(driver)).await;
         match self.ended(outcome, Sent::ReadOnly) {
             Ok(rows) if rows.len() == 1 && has_number(&rows, question) => {}
             Ok(_) => drop(self.out_of_step(Sent::ReadOnly)),
@@ -221,8 +221,8 @@ impl Connection {
     /// # Errors
     /// As [`execute`](Self::execute).
     pub(crate) async fn run_text(&mut self, text: String) -> Result<MySqlQueryResult> {
-        let (driver, alarm, _) = self.ask(None)?;
-        let outcome = before(alarm, sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(driver)).await;
+        let (driver, timer, _) = self.ask(None)?;
+        let outcome = before(timer, sqlx::raw_sql(sqlx::AssertSqlSafe(text)).execute(driver)).await;
         self.ended(outcome, Sent::Yes)
     }
 

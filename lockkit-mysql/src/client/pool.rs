@@ -84,11 +84,11 @@ impl Pool {
     ///
     /// # Errors
     /// When there is none by the deadline; without effect.
-    pub(crate) async fn connection(&self, lane: ConnectionClass, bound: Bound) -> Result<Connection> {
-        let permit = match self.permit(lane) {
+    pub(crate) async fn connection(&self, class: ConnectionClass, bound: Bound) -> Result<Connection> {
+        let permit = match self.permit(class) {
             Some(permit) => permit,
             None => {
-                let permit = timeout_at(bound.at, self.wait_for_permit(lane)).await;
+                let permit = timeout_at(bound.at, self.wait_for_permit(class)).await;
                 permit.ok().flatten().ok_or_else(|| error::busy(bound.whole))?
             }
         };
@@ -96,8 +96,8 @@ impl Pool {
     }
 
     /// The same without waiting for others: none if all are in use, or if the server can't be reached.
-    pub(crate) async fn spare_connection(&self, lane: ConnectionClass, bound: Bound) -> Option<Connection> {
-        self.trusted(self.permit(lane)?, bound).await.ok()
+    pub(crate) async fn spare_connection(&self, class: ConnectionClass, bound: Bound) -> Option<Connection> {
+        self.trusted(self.permit(class)?, bound).await.ok()
     }
 
     /// The connection of a permit.
@@ -142,9 +142,9 @@ impl Pool {
     }
 
     /// The right to a connection, if not all are in use.
-    pub(crate) fn permit(&self, lane: ConnectionClass) -> Option<OwnedSemaphorePermit> {
+    pub(crate) fn permit(&self, class: ConnectionClass) -> Option<OwnedSemaphorePermit> {
         let permit = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_owned().ok();
-        match lane {
+        match class {
             ConnectionClass::Common => permit(&self.common),
             ConnectionClass::Reserved => permit(&self.common).or_else(|| permit(&self.reserved)),
             ConnectionClass::NamedLock => permit(&self.named_lock),
@@ -152,9 +152,9 @@ impl Pool {
     }
 
     /// `None` never comes: the semaphores are not closed.
-    async fn wait_for_permit(&self, lane: ConnectionClass) -> Option<OwnedSemaphorePermit> {
+    async fn wait_for_permit(&self, class: ConnectionClass) -> Option<OwnedSemaphorePermit> {
         let permit = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).acquire_owned();
-        match lane {
+        match class {
             ConnectionClass::Common => permit(&self.common).await.ok(),
             ConnectionClass::Reserved => tokio::select! {
                 biased;

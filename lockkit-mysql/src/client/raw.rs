@@ -66,8 +66,8 @@ pub(crate) enum Replicas {
 /// if no other is due before, wakes the thread that waits for events. To put off one that is set costs nothing of this.
 pub(crate) struct RawConnection {
     driver: MySqlConnection,
-    alarm: Timer,
-    /// Driver and alarm belong to it. When it ends, they may not be touched any more.
+    timer: Timer,
+    /// Driver and timer belong to it. When it ends, they may not be touched any more.
     runtime: Id,
     /// Set while a question is open, and again if an answer turned out to belong to another one.
     in_doubt: bool,
@@ -99,7 +99,7 @@ impl RawConnection {
         let (now, runtime) = (Instant::now(), Handle::current().id());
         Ok(judge(&rows, 0, replicas).map(|()| Self {
             driver,
-            alarm: Box::pin(sleep_until(now)),
+            timer: Box::pin(sleep_until(now)),
             runtime,
             in_doubt: false,
             claim: None,
@@ -121,8 +121,8 @@ impl RawConnection {
         self.in_doubt = true;
         self.claim = token.or(self.claim);
         self.asked += 1;
-        self.alarm.as_mut().reset(until);
-        Some((&mut self.driver, &mut self.alarm, self.asked))
+        self.timer.as_mut().reset(until);
+        Some((&mut self.driver, &mut self.timer, self.asked))
     }
 
     /// The answer was read to its end.
@@ -171,9 +171,9 @@ impl RawConnection {
     /// # Errors
     /// When it is not so, or not known in time: then it is to be closed.
     pub(crate) async fn prove(&mut self, until: Instant, replicas: Replicas) -> Result<()> {
-        let (driver, alarm, number) = self.ask(None, until).ok_or_else(broke)?;
+        let (driver, timer, number) = self.ask(None, until).ok_or_else(broke)?;
         let ask = driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
-        let rows = before(alarm, ask).await.ok_or_else(broke)?.map_err(|e| error::map(e, Sent::ReadOnly))?;
+        let rows = before(timer, ask).await.ok_or_else(broke)?.map_err(|e| error::map(e, Sent::ReadOnly))?;
         judge(&rows, number, replicas)?;
         self.answered();
         self.probed = Some(Instant::now());
@@ -209,15 +209,15 @@ pub(crate) fn broke() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection was already broken")
 }
 
-/// The answer, or `None` if the alarm goes off before.
+/// The answer, or `None` if the timer fires before.
 pub(crate) async fn before<T>(
-    alarm: &mut Timer,
+    timer: &mut Timer,
     work: impl Future<Output = Result<T, sqlx::Error>>,
 ) -> Option<Result<T, sqlx::Error>> {
     tokio::select! {
         biased;
         output = understood(work) => Some(output),
-        () = alarm.as_mut() => None,
+        () = timer.as_mut() => None,
     }
 }
 

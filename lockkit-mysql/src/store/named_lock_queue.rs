@@ -33,7 +33,6 @@ use crate::{
         pool::{ConnectionClass, Pool},
         raw::LONGEST_WAIT,
     },
-    store::named_lock_watch::end_of_lease,
     wire::{
         error,
         row::column,
@@ -317,6 +316,11 @@ impl Drop for QueueTurn<'_> {
             self.end(QueueState::Unused);
         }
     }
+}
+
+/// When a lease that is granted or extended now has ended.
+pub(super) fn end_of_lease(ttl: Duration) -> Instant {
+    Instant::now() + ttl
 }
 
 /// Releases a named lock, if there is one.

@@ -4,7 +4,6 @@
 use std::{
     mem,
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use lockkit_core::{Renewal, store::unpoisoned};
@@ -13,12 +12,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::store::named_lock_queue::{NamedLockQueues, QueueState};
-
-/// When a lease that is granted or extended now has ended.
-pub(super) fn end_of_lease(ttl: Duration) -> Instant {
-    Instant::now() + ttl
-}
+use crate::store::named_lock_queue::{NamedLockQueues, QueueState, end_of_lease};
 
 impl NamedLockQueues {
     /// Takes note of leases that were extended.

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lockkit_core::{ClockOffset, Finding, Result};
+use lockkit_core::{ClockOffset, Finding, Result, Token};
 use redis::{Pipeline, Value};
 
 use crate::{
@@ -189,7 +189,7 @@ impl<'a> Doctor<'a> {
     }
 
     async fn access(&self, connection: &Connection) -> Result<Vec<Finding>> {
-        let subject = Subject::new(self.names, self.dialer.username(), &self.patient.slots)?;
+        let subject = Subject::new(self.names, &Token::random()?, self.dialer.username(), &self.patient.slots);
         let bound = self.bound;
         let basics = connection.run_all(Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
         let mut findings = subject.judge_basics(basics);

@@ -1,6 +1,9 @@
 //! Asking for a lease, and waiting for it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use lockkit_core::{
     AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, HolderInfo, Mode,
@@ -256,7 +259,7 @@ impl<'a> Acquisition<'a> {
         let AcquireRequest { claim, fence, holder, .. } = self.request;
         let fence = FenceRequest { floor: self.floor(connection)?, ..*fence };
         let mark = connection.epoch().map_or("", |epoch| &epoch.mark);
-        Ok(Request::acquire(&self.lock, claim, holder, self.ttl_ms, fence, mark))
+        Ok(Request::acquire(&self.lock, claim, holder, self.ttl_ms, fence, mark, SystemTime::now()))
     }
 
     /// The fence of a grant must be above this.

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use lockkit_core::{ErrorKind, Finding, Result};
+use lockkit_core::{ErrorKind, Finding, Result, Token};
 use redis::{Pipeline, Value};
 
 use crate::{
@@ -56,7 +56,7 @@ async fn ask(store: &RedisStore, node: &Node) -> Result<Vec<String>> {
     findings.extend(backlog(dialer, &connection, bound).await?);
     // A server that can't keep locks has nothing more to say.
     let mut warnings = Finding::admit(&findings)?;
-    let subject = Subject::new(&store.names, dialer.username(), &[])?;
+    let subject = Subject::new(&store.names, &Token::random()?, dialer.username(), &[]);
     let replies = connection.run_all(Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
     warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
     if let Some(replicas) = &node.replicas {

@@ -3,7 +3,7 @@
 //!
 //! `ACL DRYRUN` would tell as much, but only to an administrator, and not of commands that were renamed.
 
-use lockkit_core::{ErrorKind, Finding, Result, Token};
+use lockkit_core::{ErrorKind, Finding, Token};
 use redis::{Pipeline, Value};
 
 use crate::wire::{
@@ -23,14 +23,15 @@ pub(crate) struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// `slots` are those of a member of a cluster that the names have to lie in, first and last; any if there are none.
-    pub(crate) fn new(names: &Names, username: Option<&'a str>, slots: &[(u16, u16)]) -> Result<Self> {
-        let token = Token::random()?.reveal();
+    /// `token` makes the names new. `slots` are those of a member of a cluster that the names have to lie in, first and last; any if
+    /// there are none.
+    pub(crate) fn new(names: &Names, token: &Token, username: Option<&'a str>, slots: &[(u16, u16)]) -> Self {
+        let token = token.reveal();
         let is_in = |key: &String| slots.iter().any(|(first, last)| (*first..=*last).contains(&name::slot(key)));
         let mut keys = (0_u32..).map(|n| names.reserved(&format!("doctor-{token}-{n}")));
         let key = keys.find(|key| slots.is_empty() || is_in(key)).unwrap_or_default();
         let (counter, prefix) = (name::counter(&key), names.prefix().to_owned());
-        Ok(Self { key, counter, prefix, user: username.unwrap_or("default") })
+        Self { key, counter, prefix, user: username.unwrap_or("default") }
     }
 
     /// What is worth trying on every connection: to run a script on a lock's keys, and to use its channel.
@@ -127,7 +128,7 @@ mod tests {
     fn no_lock_has_the_names() {
         for prefix in ["", "lockkit:", "a%7B"] {
             let names = Names::new(prefix).expect("prefix");
-            let subject = Subject::new(&names, None, &[]).expect("random");
+            let subject = Subject::new(&names, &Token::random().expect("random"), None, &[]);
             assert!(subject.key.starts_with(prefix));
             assert_eq!(names.name(subject.key.as_bytes()), None, "{}", subject.key);
             assert_eq!(names.name(subject.counter.as_bytes()), None, "{}", subject.counter);

@@ -34,7 +34,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Asks for a lease, which is to have this mark.
+    /// Asks for a lease, which is to have this mark. What time it is decides how a fence that is asked for is kept.
     pub(crate) fn acquire(
         lock: &str,
         claim: &Claim,
@@ -42,6 +42,7 @@ impl Request {
         ttl_ms: u64,
         fence: FenceRequest,
         mark: &str,
+        now: SystemTime,
     ) -> Box<Self> {
         let mut request = Self::with_capacity(2 * lock.len() + holder.as_str().len() + 150, 2);
         request.part(|text| text.push_str(lock));
@@ -51,7 +52,7 @@ impl Request {
         request.number(ttl_ms);
         request.number(u64::from(fence.span));
         request.number(fence.floor.offset(1).get());
-        request.part(|text| text.push_str(FirstFence::of(&fence).word()));
+        request.part(|text| text.push_str(FirstFence::of(&fence, now).word()));
         request
     }
 
@@ -111,10 +112,10 @@ enum FirstFence {
 }
 
 impl FirstFence {
-    fn of(fence: &FenceRequest) -> Self {
+    fn of(fence: &FenceRequest, now: SystemTime) -> Self {
         match fence.clock {
             FenceClock::Store => Self::Next,
-            FenceClock::Floor if is_today(fence.floor) => Self::Clock,
+            FenceClock::Floor if is_today(fence.floor, now) => Self::Clock,
             FenceClock::Floor => Self::Asked,
         }
     }
@@ -182,9 +183,9 @@ pub(crate) fn check_floor(fence: Fence) -> Result<()> {
 }
 
 /// Whether a fence is this client's clock, in microseconds, to within a day.
-fn is_today(fence: Fence) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    now.abs_diff(Duration::from_micros(fence.get())) < Duration::from_secs(24 * 3600)
+fn is_today(fence: Fence, now: SystemTime) -> bool {
+    now.duration_since(UNIX_EPOCH).unwrap_or_default().abs_diff(Duration::from_micros(fence.get()))
+        < Duration::from_secs(24 * 3600)
 }
 
 #[cfg(test)]
@@ -203,8 +204,10 @@ mod tests {
         let claim = claim();
         let (token, holder) = (claim.token.reveal(), HolderInfo::new("me"));
         let fence = FenceRequest { floor: Fence::new(9), span: 12, clock: FenceClock::Store };
-        let requests =
-            [Request::acquire("p:k", &claim, &holder, 5000, fence, ""), Request::release("p:k", &claim.token)];
+        let requests = [
+            Request::acquire("p:k", &claim, &holder, 5000, fence, "", UNIX_EPOCH),
+            Request::release("p:k", &claim.token),
+        ];
         let cmd = command(&BATCH, requests.iter().map(|request| &**request), Some("last"));
         let args = cmd.args_iter().skip(2).map(|arg| match arg {
             redis::Arg::Simple(bytes) => String::from_utf8_lossy(bytes).into_owned(),
@@ -217,9 +220,11 @@ mod tests {
 
     #[test]
     fn fences_that_go_with_the_clock_are_told_from_others() {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("clock");
         let hours = |hours: u64| Duration::from_secs(hours * 3600);
-        let is_today = |moment: Duration| is_today(Fence::new(u64::try_from(moment.as_micros()).expect("micros")));
+        let now = hours(500_000);
+        let is_today = |moment: Duration| {
+            is_today(Fence::new(u64::try_from(moment.as_micros()).expect("micros")), UNIX_EPOCH + now)
+        };
         assert!(is_today(now - hours(23)) && is_today(now + hours(23)));
         assert!(!is_today(now - hours(25)) && !is_today(now + hours(25)) && !is_today(hours(0)));
     }
