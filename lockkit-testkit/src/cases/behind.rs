@@ -128,133 +128,155 @@ async fn each_answer(
 /// Makes a call with this fault in one of its answers, judges what it says, and ends what it was about. Tells whether it said that the
 /// session has ended.
 async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: AnswerFault) -> Result<bool, BoxError> {
-    let (store, begin) = (&scene.store, || fault.begin(scene, server));
+    let begin = async || fault.begin(scene, server).await;
     match call {
         Call::AcquireNew | Call::AcquireKnown | Call::InOrder | Call::Share => {
-            let asked = scene.request_for_free(ctx, call, MEANWHILE).await?;
-            begin().await?;
-            let answer = store.acquire(&asked).await;
-            let state = scene.seen_by_other(&asked.claim.key).await?;
-            match answer {
-                Ok(Attempt::Granted(hold)) => on_record(&hold, &asked.claim, &state)?,
-                Ok(Attempt::Contended(by)) => return Err(format!("a free lock was refused: {by:?}").into()),
-                answer => without_effect(answer, || state.holders.is_empty())?,
-            }
-            scene.end(&asked).await
+            take_free(ctx, scene, call, begin).await?;
         }
-        Call::AcquireHeld | Call::Wait | Call::WaitInOrder => {
-            let asked = scene.request_for_held(call, MEANWHILE)?;
-            begin().await?;
-            let answer = store.acquire(&asked).await;
-            scene.give_up(&asked.claim).await?;
-            match answer {
-                Ok(Attempt::Granted(hold)) => Err(format!("a held lock was granted: {hold:?}").into()),
-                answer => passing(answer),
-            }
-        }
-        Call::Replace => {
-            let (before, asked) = scene.request_in_place(ctx, MEANWHILE).await?;
-            begin().await?;
-            let answer = store.acquire(&asked).await;
-            let state = scene.seen_by_other(&asked.claim.key).await?;
-            let is_as_before = state.holders.first().is_some_and(|holder| holder.token == Some(before.token));
-            match answer {
-                Ok(Attempt::Granted(hold)) => on_record(&hold, &asked.claim, &state)?,
-                Ok(Attempt::Contended(by)) => return Err(format!("a lease's place was refused: {by:?}").into()),
-                answer => without_effect(answer, || is_as_before)?,
-            }
-            scene.give_up(&before).await?;
-            scene.end(&asked).await
-        }
-        Call::Renew | Call::Change | Call::Connect => {
-            if call == Call::Connect {
-                scene.proxy.cut().await;
-            }
-            begin().await?;
-            let renewal = scene.renewal(call)?;
-            let mut renewed = store.renew(&renewal).await.pop();
-            if call == Call::Connect && !scene.proxy.slipped() && is_failed(renewed.as_ref()) {
-                renewed = store.renew(&renewal).await.pop();
-            }
-            match renewed {
-                Some(Ok(Renewed::Held(hold))) => {
-                    on_record(&hold, &scene.mine, &scene.seen_by_other(&scene.mine.key).await?)
-                }
-                Some(Ok(Renewed::Lost(LossReason::SessionEnded))) => return Ok(true),
-                Some(Ok(Renewed::Lost(reason))) => Err(lost(reason)),
-                Some(Err(error)) => passing::<()>(Err(error)),
-                None => Err("no answer for the renewal".into()),
-            }
-        }
-        Call::RenewShared => {
-            let key = ctx.key()?;
-            let claim = scene.take_for(call, &key, LONG).await?.claim;
-            let [renewal] = scene.renewal(call)?;
-            begin().await?;
-            match store.renew(&[Renewal { claim: claim.clone(), ..renewal }]).await.pop() {
-                Some(Ok(Renewed::Held(hold))) => on_record(&hold, &claim, &scene.seen_by_other(&key).await?)?,
-                Some(Ok(Renewed::Lost(LossReason::SessionEnded))) => return Ok(true),
-                Some(Ok(Renewed::Lost(reason))) => return Err(lost(reason)),
-                Some(Err(error)) => passing::<()>(Err(error))?,
-                None => return Err("no answer for the renewal".into()),
-            }
-            scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await
-        }
-        Call::Release | Call::ReleaseShared => {
-            let key = ctx.key()?;
-            let claim = scene.take_for(call, &key, LONG).await?.claim;
-            begin().await?;
-            let answer = store.release(&claim).await;
-            let is_free = scene.seen_by_other(&key).await?.holders.is_empty();
-            match answer {
-                Ok(Release::Released { .. }) if is_free => {}
-                Ok(Release::NotHeld(LossReason::SessionEnded)) => {}
-                Ok(answer) => return Err(format!("a held lease's release was answered by {answer:?}").into()),
-                answer => without_effect(answer, || !is_free)?,
-            }
-            scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await
-        }
+        Call::AcquireHeld | Call::Wait | Call::WaitInOrder => take_held(scene, call, begin).await?,
+        Call::Replace => take_over(ctx, scene, begin).await?,
+        Call::Renew | Call::Change | Call::Connect => return renew(scene, call, begin).await,
+        Call::RenewShared => return renew_shared(ctx, scene, begin).await,
+        Call::Release | Call::ReleaseShared => release(ctx, scene, call, begin).await?,
         Call::ReleaseForeign => {
             begin().await?;
-            match store.release(&scene.foreign()?).await {
-                Ok(Release::Released { .. }) => Err("another's lease is said to be released".into()),
-                answer => passing(answer),
+            match scene.store.release(&scene.foreign()?).await {
+                Ok(Release::Released { .. }) => return Err("another's lease is said to be released".into()),
+                answer => passing(answer)?,
             }
         }
-        Call::Inspect | Call::InspectPrefix => {
-            let mut keys = vec![scene.theirs.key.clone(), scene.mine.key.clone()];
-            if call == Call::InspectPrefix {
-                keys.remove(0);
-            }
-            begin().await?;
-            match store.inspect(&scene.query(call)).await {
-                Ok(states) => shows(scene, &states, &keys),
-                answer => passing(answer),
-            }
-        }
-        Call::ReadRecord => {
-            let (name, keeper) = (ctx.key()?, only_keeper(store)?);
-            let text = scene.make_record(&name).await?;
-            begin().await?;
-            match keeper.read(&name).await {
-                Ok(read) if read != Some(text) => Err(format!("another record was read: {read:?}").into()),
-                answer => passing(answer),
-            }
-        }
-        Call::MakeRecord | Call::ChangeRecord => {
-            let (name, new, keeper) = (ctx.key()?, new_text()?, only_keeper(store)?);
-            let before = if call == Call::ChangeRecord { Some(scene.make_record(&name).await?) } else { None };
-            begin().await?;
-            let answer = keeper.compare_and_set(&name, before.as_ref(), Some(&new)).await;
-            let seen = scene.record_seen_by_other(&name).await?;
-            match answer {
-                Ok(Swap::Done) if seen.as_ref() == Some(&new) => Ok(()),
-                Ok(swap) => Err(format!("{swap:?}, and the record is {seen:?}").into()),
-                answer => without_effect(answer, || seen == before),
-            }
-        }
-    }?;
+        Call::Inspect | Call::InspectPrefix => inspect(scene, call, begin).await?,
+        Call::ReadRecord => read_record(ctx, scene, begin).await?,
+        Call::MakeRecord | Call::ChangeRecord => set_record(ctx, scene, call, begin).await?,
+    }
     Ok(false)
+}
+
+async fn take_free(ctx: &Ctx, scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
+    let asked = scene.request_for_free(ctx, call, MEANWHILE).await?;
+    begin().await?;
+    let answer = scene.store.acquire(&asked).await;
+    let state = scene.seen_by_other(&asked.claim.key).await?;
+    match answer {
+        Ok(Attempt::Granted(hold)) => on_record(&hold, &asked.claim, &state)?,
+        Ok(Attempt::Contended(by)) => return Err(format!("a free lock was refused: {by:?}").into()),
+        answer => without_effect(answer, || state.holders.is_empty())?,
+    }
+    scene.end(&asked).await
+}
+
+async fn take_held(scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
+    let asked = scene.request_for_held(call, MEANWHILE)?;
+    begin().await?;
+    let answer = scene.store.acquire(&asked).await;
+    scene.give_up(&asked.claim).await?;
+    match answer {
+        Ok(Attempt::Granted(hold)) => Err(format!("a held lock was granted: {hold:?}").into()),
+        answer => passing(answer),
+    }
+}
+
+async fn take_over(ctx: &Ctx, scene: &Scene, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
+    let (before, asked) = scene.request_in_place(ctx, MEANWHILE).await?;
+    begin().await?;
+    let answer = scene.store.acquire(&asked).await;
+    let state = scene.seen_by_other(&asked.claim.key).await?;
+    let is_as_before = state.holders.first().is_some_and(|holder| holder.token == Some(before.token));
+    match answer {
+        Ok(Attempt::Granted(hold)) => on_record(&hold, &asked.claim, &state)?,
+        Ok(Attempt::Contended(by)) => return Err(format!("a lease's place was refused: {by:?}").into()),
+        answer => without_effect(answer, || is_as_before)?,
+    }
+    scene.give_up(&before).await?;
+    scene.end(&asked).await
+}
+
+async fn renew(scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseResult) -> Result<bool, BoxError> {
+    if call == Call::Connect {
+        scene.proxy.cut().await;
+    }
+    begin().await?;
+    let renewal = scene.renewal(call)?;
+    let mut renewed = scene.store.renew(&renewal).await.pop();
+    if call == Call::Connect && !scene.proxy.slipped() && is_failed(renewed.as_ref()) {
+        renewed = scene.store.renew(&renewal).await.pop();
+    }
+    judge_renewal(scene, &scene.mine, renewed).await
+}
+
+async fn renew_shared(ctx: &Ctx, scene: &Scene, begin: impl AsyncFnOnce() -> CaseResult) -> Result<bool, BoxError> {
+    let key = ctx.key()?;
+    let claim = scene.take_for(Call::RenewShared, &key, LONG).await?.claim;
+    let [renewal] = scene.renewal(Call::RenewShared)?;
+    begin().await?;
+    let renewed = scene.store.renew(&[Renewal { claim: claim.clone(), ..renewal }]).await.pop();
+    if judge_renewal(scene, &claim, renewed).await? {
+        return Ok(true);
+    }
+    scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await?;
+    Ok(false)
+}
+
+/// Tells whether the answer is that the session has ended.
+async fn judge_renewal(scene: &Scene, claim: &Claim, renewed: Option<StoreResult<Renewed>>) -> Result<bool, BoxError> {
+    match renewed {
+        Some(Ok(Renewed::Held(hold))) => on_record(&hold, claim, &scene.seen_by_other(&claim.key).await?)?,
+        Some(Ok(Renewed::Lost(LossReason::SessionEnded))) => return Ok(true),
+        Some(Ok(Renewed::Lost(reason))) => return Err(lost(reason)),
+        Some(Err(error)) => passing::<()>(Err(error))?,
+        None => return Err("no answer for the renewal".into()),
+    }
+    Ok(false)
+}
+
+async fn release(ctx: &Ctx, scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
+    let key = ctx.key()?;
+    let claim = scene.take_for(call, &key, LONG).await?.claim;
+    begin().await?;
+    let answer = scene.store.release(&claim).await;
+    let is_free = scene.seen_by_other(&key).await?.holders.is_empty();
+    match answer {
+        Ok(Release::Released { .. }) if is_free => {}
+        Ok(Release::NotHeld(LossReason::SessionEnded)) => {}
+        Ok(answer) => return Err(format!("a held lease's release was answered by {answer:?}").into()),
+        answer => without_effect(answer, || !is_free)?,
+    }
+    scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await
+}
+
+async fn inspect(scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
+    let mut keys = vec![scene.theirs.key.clone(), scene.mine.key.clone()];
+    if call == Call::InspectPrefix {
+        keys.remove(0);
+    }
+    begin().await?;
+    match scene.store.inspect(&scene.query(call)).await {
+        Ok(states) => shows(scene, &states, &keys),
+        answer => passing(answer),
+    }
+}
+
+async fn read_record(ctx: &Ctx, scene: &Scene, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
+    let (name, keeper) = (ctx.key()?, only_keeper(&scene.store)?);
+    let text = scene.make_record(&name).await?;
+    begin().await?;
+    match keeper.read(&name).await {
+        Ok(read) if read != Some(text) => Err(format!("another record was read: {read:?}").into()),
+        answer => passing(answer),
+    }
+}
+
+async fn set_record(ctx: &Ctx, scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
+    let (name, new, keeper) = (ctx.key()?, new_text()?, only_keeper(&scene.store)?);
+    let before = if call == Call::ChangeRecord { Some(scene.make_record(&name).await?) } else { None };
+    begin().await?;
+    let answer = keeper.compare_and_set(&name, before.as_ref(), Some(&new)).await;
+    let seen = scene.record_seen_by_other(&name).await?;
+    match answer {
+        Ok(Swap::Done) if seen.as_ref() == Some(&new) => Ok(()),
+        Ok(swap) => Err(format!("{swap:?}, and the record is {seen:?}").into()),
+        answer => without_effect(answer, || seen == before),
+    }
 }
 
 /// Whether others see a lease as its holder was told that it is.
