@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, ErrorKind, Mode, Result, Token};
+use lockkit_core::{Error, ErrorKind, Result, Token};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::{
@@ -64,17 +64,13 @@ impl Session {
             return self.delete(path, bound).await;
         }
         for _ in 0..WORD_TRIES {
-            let (word, version) = self.last_words(lock, path, token, bound).await?;
-            let mut both = self.client.new_multi_writer();
-            both.add_set_data(lock, word.as_bytes(), version)?;
-            both.add_delete(path, None)?;
-            let sent = self.now();
-            let done = both.commit();
-            match self.lead(sent, bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await {
-                Ok(_) => return Ok(true),
-                // Another of those that hold the lock together was revoked meanwhile.
+            match self.delete_with_a_word(lock, path, token, bound).await {
+                Ok(()) => return Ok(true),
+                // Another lease of the lock was revoked meanwhile.
                 Err(failure) if failure.is(&zk::Error::BadVersion) => {}
-                // Who may delete nodes in the directory may not be allowed to write to it; or the node is gone by itself.
+                // Who may delete nodes in the directory may not be allowed to write to it.
+                Err(failure) if failure.is(&zk::Error::NoAuth) => break,
+                // The node is gone by itself, and the directory may be, too.
                 Err(failure) if failure.is_answer() => break,
                 Err(failure) => return Err(failure),
             }
@@ -82,24 +78,20 @@ impl Session {
         self.delete(path, bound).await
     }
 
-    /// What the directory is to say when the claim's node is deleted, and the version of it that this follows.
-    async fn last_words(
-        &self,
-        lock: &str,
-        path: &str,
-        token: &Token,
-        bound: Duration,
-    ) -> Result<(String, Option<i32>), Failure> {
-        let node = path.rsplit('/').next().unwrap_or(path);
-        if name::mode(node) == Mode::Exclusive {
-            return Ok((value::revoked(token), None));
-        }
-        // The others that hold it may not have read their words yet.
+    /// Deletes the claim's node if the directory can say in the same step that it was revoked.
+    async fn delete_with_a_word(&self, lock: &str, path: &str, token: &Token, bound: Duration) -> Result<(), Failure> {
+        // Those whose leases were revoked before may not have read their words yet. So theirs stay, and what is
+        // written is refused if more have come since.
         let (before, stat) = self.read(bound, Box::pin(self.client.get_data(lock))).await?;
-        Ok((value::also_revoked(&before, token), Some(stat.version)))
+        let mut both = self.client.new_multi_writer();
+        both.add_set_data(lock, value::revoked(&before, token).as_bytes(), Some(stat.version))?;
+        both.add_delete(path, None)?;
+        let sent = self.now();
+        let done = both.commit();
+        self.lead(sent, bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await.map(drop)
     }
 
-    /// Whether the claim with this token was the last one of the lock to be revoked, or among the last where many hold it.
+    /// Whether the claim with this token is among the last of the lock to be revoked.
     pub(crate) async fn is_revoked(&self, lock: &str, token: &Token, bound: Duration) -> Result<bool, Failure> {
         match self.read(bound, Box::pin(self.client.get_data(lock))).await {
             Ok((data, _)) => Ok(value::is_revoked(&data, token)),
@@ -108,21 +100,37 @@ impl Session {
         }
     }
 
-    /// Replaces the directory of a lock by a new one, whose sequence numbers start over, if nobody is in it. Its fence
-    /// record moves along, in the same transaction. Tells whether it was done, by us or by another.
+    /// Replaces the directory of a lock by a new one, whose sequence numbers start over, if nobody is in it. What it says of
+    /// revoked leases and its fence record move along, in the same transaction. Tells whether it was done, by us or by another,
+    /// or has to be tried again.
     pub(crate) async fn renew_directory(&self, lock: &str, bound: Duration) -> Result<bool> {
         let failed = |failure: Failure| error::map(&failure, Sent::ReadOnly);
         let record_path = format!("{lock}/{}", FENCE);
-        let record = self.read(bound, Box::pin(self.client.get_data(&record_path))).await;
-        let mut all = self.client.new_multi_writer();
-        let planned = match record {
-            Ok((data, stat)) => all
-                .add_delete(&record_path, Some(stat.version))
-                .and_then(|()| all.add_delete(lock, None))
-                .and_then(|()| all.add_create(lock, b"", &self.options(CreateMode::Container)))
-                .and_then(|()| all.add_create(&record_path, &data, &self.options(CreateMode::Persistent))),
-            Err(failure) if failure.is(&zk::Error::NoNode) => all.add_delete(lock, None),
+        // The words first: a lease that is revoked later changes the version that is asked for below.
+        let words = self.read(bound, Box::pin(self.client.get_data(lock))).await;
+        let (words, version) = match words {
+            Ok((words, stat)) => (words, Some(stat.version)),
+            // The servers removed it, or another was faster.
+            Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(true),
             Err(failure) => return Err(failed(failure)),
+        };
+        let record = match self.read(bound, Box::pin(self.client.get_data(&record_path))).await {
+            Ok((data, stat)) => Some((data, stat.version)),
+            Err(failure) if failure.is(&zk::Error::NoNode) => None,
+            Err(failure) => return Err(failed(failure)),
+        };
+        let mut all = self.client.new_multi_writer();
+        let planned = match &record {
+            Some((data, record_version)) => all
+                .add_delete(&record_path, Some(*record_version))
+                .and_then(|()| all.add_delete(lock, version))
+                .and_then(|()| all.add_create(lock, &words, &self.options(CreateMode::Container)))
+                .and_then(|()| all.add_create(&record_path, data, &self.options(CreateMode::Persistent))),
+            // The next claim makes it. A container in which nobody ever was would stay for good.
+            None if words.is_empty() => all.add_delete(lock, version),
+            None => all
+                .add_delete(lock, version)
+                .and_then(|()| all.add_create(lock, &words, &self.options(CreateMode::Container))),
         };
         planned.map_err(|e| failed(e.into()))?;
         let sent = self.now();
@@ -132,7 +140,7 @@ impl Session {
             Ok(_) => Ok(true),
             // Somebody is in it.
             Err(failure) if failure.is(&zk::Error::NotEmpty) => Ok(false),
-            // Another was faster.
+            // Another was faster, or a lease was revoked meanwhile.
             Err(failure) if failure.is_answer() => Ok(true),
             Err(failure) => Err(failed(failure)),
         }
@@ -208,7 +216,7 @@ pub(crate) fn overtaken() -> Error {
 mod tests {
     use std::sync::Arc;
 
-    use lockkit_core::{Alarm, Claim, LockKey};
+    use lockkit_core::{Alarm, Claim, LockKey, Mode};
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 
     use super::*;

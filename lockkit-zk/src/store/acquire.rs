@@ -281,11 +281,13 @@ fn undone(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
 
 #[cfg(test)]
 mod tests {
-    use lockkit_core::{Claim, Fence, FenceRequest, LockKey, LockStore, Locker, Order};
+    use lockkit_core::{
+        Claim, Fence, FenceRequest, LockKey, LockStore, Locker, LossReason, Order, Release, Renewal, Renewed,
+    };
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 
     use super::*;
-    use crate::{ZkConfig, ZkStore};
+    use crate::{ZkConfig, ZkStore, wire::queue::LAST_SEQUENCE};
 
     fn request(floor: u64) -> AcquireRequest {
         AcquireRequest {
@@ -332,6 +334,29 @@ mod tests {
         }
         for member in crowd {
             member.await.expect("no panic");
+        }
+    }
+
+    /// Who was told to go looks late, in whatever directory the lock has by then.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_new_directory_says_who_was_revoked_in_the_former_one() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]);
+        let store = ZkStore::connect(config.clone()).await.expect("connect");
+        let other = ZkStore::connect(config).await.expect("connect");
+        for floor in [0, 1 << 52] {
+            let broken = request(floor);
+            assert!(matches!(store.acquire(&broken).await, Ok(Attempt::Granted(_))), "it is free");
+            assert!(matches!(other.release(&broken.claim).await, Ok(Release::Released { .. })), "it is held");
+            for _ in 0..=LAST_SEQUENCE {
+                let request = request(0);
+                assert!(matches!(other.acquire(&request).await, Ok(Attempt::Granted(_))), "it is free");
+                other.release(&request.claim).await.expect("release");
+            }
+            let AcquireRequest { claim, ttl, .. } = broken;
+            let renewal = Renewal { claim, ttl, depth: 1, fence_floor: None, holder: None };
+            let renewed = store.renew(&[renewal]).await.remove(0).expect("renew");
+            assert!(matches!(renewed, Renewed::Lost(LossReason::Revoked)), "{floor}: {renewed:?}");
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) const FENCE: &str = "~fence";
 /// ZooKeeper counts them in 32 bits, with a sign (ZOOKEEPER-2944). After `2147483647` comes `-2147483648`, which sorts
 /// **before** all that is in the queue: the newcomer would hold the lock together with the holder. So nobody queues
 /// beyond this number; the directory is made anew first. The distance leaves room for all that may be under way.
-const LAST_SEQUENCE: i64 = if cfg!(test) { 40 } else { 2_000_000_000 };
+pub(crate) const LAST_SEQUENCE: i64 = if cfg!(test) { 40 } else { 2_000_000_000 };
 
 /// A claim's place.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! The store against real servers: what the compliance suite, which knows no ZooKeeper, can't ask.
 
+mod broken;
 mod contract;
 mod doctor;
 mod dropped;

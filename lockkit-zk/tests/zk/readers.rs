@@ -187,23 +187,6 @@ async fn all_holders_are_shown_and_each_can_be_broken() {
     free(&other, &late.granted().await.claim).await;
 }
 
-/// Also to those that ask only when the others were broken, too.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_of_several_that_were_broken_is_told_so() {
-    let server = Server::start().await;
-    let (store, other) = (server.store().await, server.store().await);
-    let readers = [0; 3].map(|_| claim_as(Mode::Shared, "a"));
-    for reader in &readers {
-        hold(&store, reader).await;
-    }
-    for reader in &readers {
-        free(&other, reader).await;
-    }
-    for reader in &readers {
-        assert_eq!(lost(&renew(&store, reader).await.expect("renew")), LossReason::Revoked);
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_whose_node_is_deleted_has_lost_its_lease() {
     let server = Server::start().await;

@@ -1,0 +1,171 @@
+//! Leases that somebody else ends on purpose, and what their holders are told.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Mode, Release, Renewed};
+use tokio::{runtime::Handle, task::block_in_place};
+use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Permission};
+
+use crate::support::*;
+
+const SESSION: Duration = Duration::from_secs(20);
+
+/// Also to those that ask only when the others were broken, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_of_several_that_were_broken_is_told_so() {
+    let server = Server::start().await;
+    let (store, other) = (server.store().await, server.store().await);
+    let readers = [0; 3].map(|_| claim_as(Mode::Shared, "a"));
+    for reader in &readers {
+        hold(&store, reader).await;
+    }
+    for reader in &readers {
+        free(&other, reader).await;
+    }
+    for reader in &readers {
+        assert_eq!(lost(&renew(&store, reader).await.expect("renew")), LossReason::Revoked);
+    }
+}
+
+/// One after the other has the lock, and none looks before all are broken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_is_told_though_the_next_one_was_broken_too() {
+    let server = Server::start().await;
+    let (store, other) = (server.store().await, server.store().await);
+    let claims = [Mode::Exclusive, Mode::Exclusive, Mode::Shared, permit(2), Mode::Exclusive].map(|m| claim_as(m, "a"));
+    for claim in &claims {
+        hold(&store, claim).await;
+        free(&other, claim).await;
+    }
+    let last = claim("a");
+    for held in [false, true] {
+        if held {
+            hold(&other, &last).await;
+        }
+        for claim in &claims {
+            let mode = claim.mode;
+            assert_eq!(lost(&renew(&store, claim).await.expect("renew")), LossReason::Revoked, "{mode} {held}");
+            assert_eq!(store.release(claim).await.expect("release"), Release::NotHeld(LossReason::Revoked), "{mode}");
+        }
+    }
+    free(&other, &last).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_that_are_broken_at_once_are_told() {
+    const HOLDERS: usize = 12;
+    let server = Server::start().await;
+    let store = server.store().await;
+    let (mut readers, mut breaking) = (Vec::new(), tokio::task::JoinSet::new());
+    for _ in 0..HOLDERS {
+        let reader = claim_as(Mode::Shared, "a");
+        hold(&store, &reader).await;
+        readers.push((reader, server.store().await));
+    }
+    for (reader, other) in readers.clone() {
+        breaking.spawn(async move { free(&other, &reader).await });
+    }
+    breaking.join_all().await;
+    for (reader, _) in &readers {
+        assert_eq!(lost(&renew(&store, reader).await.expect("renew")), LossReason::Revoked);
+    }
+}
+
+/// Whether one of these answers is about a node that belongs to a session.
+fn is_about_an_ephemeral_node(mut replies: &[u8]) -> bool {
+    /// What stands before the body of an answer, behind its length: the number, the last change and the error.
+    const HEAD: usize = 16;
+    /// The length of what a server says of a node, and where in it the session is.
+    const STAT: usize = 68;
+    const OWNER: usize = 44;
+    while let Some((length, rest)) = replies.split_first_chunk() {
+        let length = usize::try_from(u32::from_be_bytes(*length)).expect("small");
+        let Some((answer, rest)) = rest.split_at_checked(length) else { return false };
+        if length == HEAD + STAT && answer[HEAD + OWNER..][..8] != [0; 8] {
+            return true;
+        }
+        replies = rest;
+    }
+    false
+}
+
+/// The server still shows the node, and then it goes, and the directory of the lock as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_vanishes_under_the_hand_that_breaks_it_is_gone() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, Arc::new(server.raw().await));
+    let (breaker, proxy) = server.proxied(SESSION).await;
+    for mode in [Mode::Shared, permit(2), Mode::Exclusive] {
+        let mine = claim_as(mode, "a");
+        hold(&store, &mine).await;
+        let node = format!("/lockkit/a/{}", children(&raw, "a").await.remove(0));
+        let (vanished, raw) = (Arc::new(AtomicBool::new(false)), Arc::clone(&raw));
+        let done = Arc::clone(&vanished);
+        proxy.rewrite_replies(move |replies| {
+            if is_about_an_ephemeral_node(&replies) && !done.swap(true, Ordering::SeqCst) {
+                block_in_place(|| {
+                    Handle::current().block_on(async {
+                        raw.delete(&node, None).await.expect("the node");
+                        raw.delete("/lockkit/a", None).await.expect("the directory");
+                    });
+                });
+            }
+            replies
+        });
+        let ended = breaker.release(&mine).await.expect("there is nothing left to break");
+        assert!(vanished.load(Ordering::SeqCst), "it did not look at the node");
+        assert_eq!(ended, Release::NotHeld(LossReason::Gone), "{mode}");
+        proxy.heal();
+        assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Gone, "{mode}");
+    }
+}
+
+/// The directory of the lock, in which anybody may do this.
+async fn directory(raw: &Client, name: &str, anybody: Permission) {
+    let open = CreateMode::Container.with_acls(Acls::anyone_all());
+    raw.mkdir("/lockkit", &open).await.expect("the root");
+    let acl = [Acl::new(anybody, AuthId::anyone())];
+    let options = CreateMode::Container.with_acls(Acls::new(&acl));
+    raw.create(&format!("/lockkit/{name}"), b"", &options).await.expect("the directory");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_may_delete_and_not_write_breaks_a_lock_without_a_word() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    directory(&raw, "a", Permission::READ | Permission::CREATE | Permission::DELETE).await;
+    for mode in [Mode::Exclusive, Mode::Shared, permit(2)] {
+        let mine = claim_as(mode, "a");
+        hold(&store, &mine).await;
+        let ended = other.release(&mine).await.expect("it may delete the node");
+        assert!(matches!(ended, Release::Released { waiters: Some(0) }), "{mode}: {ended:?}");
+        assert!(children(&raw, "a").await.is_empty(), "{mode}");
+        assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Gone, "{mode}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_may_not_delete_breaks_no_lock() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    for (mode, may_write) in
+        [(Mode::Shared, false), (Mode::Shared, true), (Mode::Exclusive, false), (Mode::Exclusive, true)]
+    {
+        let name = format!("{mode} {may_write}");
+        let more = if may_write { Permission::WRITE } else { Permission::NONE };
+        directory(&raw, &name, Permission::READ | Permission::CREATE | more).await;
+        let mine = claim_as(mode, &name);
+        hold(&store, &mine).await;
+        let error = other.release(&mine).await.expect_err("it may not delete the node");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Denied, Effect::None), "{error}");
+        assert!(matches!(renew(&store, &mine).await.expect("renew"), Renewed::Held(_)), "{name}");
+        let (data, _) = raw.get_data(&format!("/lockkit/{name}")).await.expect("the directory");
+        assert!(data.is_empty(), "{name}: it says that the lease was revoked");
+    }
+}
