@@ -65,8 +65,12 @@ async fn release_node(
         unpoisoned(&session.uncontended).deleted(lock, node.sequence);
     }
     match had {
-        // If it is gone because an earlier deletion of ours got no answer, the lease was ours until then.
-        Had { lease: true, releasing } if deleted || releasing => Ok(Release::Released { waiters: None }),
+        Had { lease: true, .. } if deleted => Ok(Release::Released { waiters: None }),
+        // An earlier deletion of ours got no answer. It was the one, or somebody else's was, who revoked the lease and said so in
+        // the same step. One without a word can't be told from ours, which by far most are.
+        Had { lease: true, releasing: true } if !session.is_revoked(lock, &claim.token, bound).await? => {
+            Ok(Release::Released { waiters: None })
+        }
         Had { lease: false, .. } if deleted => Ok(Release::NotHeld(LossReason::Taken)),
         _ => Ok(Release::NotHeld(why_not(session, claim, bound).await?)),
     }

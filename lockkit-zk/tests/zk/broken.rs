@@ -9,6 +9,7 @@ use std::{
 };
 
 use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Mode, Release, Renewed};
+use lockkit_testkit::faults::Direction;
 use tokio::{runtime::Handle, task::block_in_place};
 use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Permission};
 
@@ -167,5 +168,29 @@ async fn a_client_that_may_not_delete_breaks_no_lock() {
         assert!(matches!(renew(&store, &mine).await.expect("renew"), Renewed::Held(_)), "{name}");
         let (data, _) = raw.get_data(&format!("/lockkit/{name}")).await.expect("the directory");
         assert!(data.is_empty(), "{name}: it says that the lease was revoked");
+    }
+}
+
+/// The node is gone either way when the release is repeated; only the word tells who it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_release_does_not_hide_that_the_lease_was_revoked() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(SESSION).await;
+    let other = server.store().await;
+    for (mode, before) in [(Mode::Exclusive, false), (Mode::Exclusive, true), (Mode::Shared, false)] {
+        let mine = claim_as(mode, "a");
+        hold(&store, &mine).await;
+        if before {
+            free(&other, &mine).await;
+        }
+        proxy.hold(if before { Direction::ToClient } else { Direction::ToServer });
+        let error = store.release(&mine).await.expect_err("nobody answers");
+        assert_eq!(error.effect(), Effect::Unknown, "{error}");
+        if !before {
+            free(&other, &mine).await;
+        }
+        proxy.heal();
+        let release = insist("release", async || store.release(&mine).await).await;
+        assert_eq!(release, Release::NotHeld(LossReason::Revoked), "{mode}, revoked before the release: {before}");
     }
 }
