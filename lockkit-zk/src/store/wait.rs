@@ -30,12 +30,21 @@ const WATCHES: usize = 16;
 type News = Pin<Box<dyn Future<Output = Option<WatchedEvent>> + Send>>;
 
 impl<'a> Acquisition<'a> {
-    /// Waits in the queue. It returns before the lock can be ours, or then.
+    /// Waits in the queue. It returns before the lock can be ours, or then; and when the caller's time is up, or the session's,
+    /// whatever it is about to ask: in a long queue that changes all the time there is always something.
     pub(crate) async fn wait(&self, queue: &QueueView, until: Until<'_>, deadline: Option<Instant>) -> Result<Woken> {
-        match until {
-            Until::Gone { node, alone } => self.wait_for_end(queue, node, alone, deadline).await,
-            Until::Fewer { than, .. } if than > WATCHES => self.wait_for_change(queue, deadline).await,
-            Until::Fewer { than, ahead } => Box::pin(self.wait_for_room(queue, than, ahead, deadline)).await,
+        let news = async {
+            match until {
+                Until::Gone { node, alone } => self.wait_for_end(queue, node, alone).await,
+                Until::Fewer { than, .. } if than > WATCHES => self.wait_for_change(queue).await,
+                Until::Fewer { than, ahead } => Box::pin(self.wait_for_room(queue, than, ahead)).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = passed(deadline) => Ok(Woken::Over),
+            () = self.session.ended() => Ok(Woken::Over),
+            woken = news => woken,
         }
     }
 
@@ -49,13 +58,7 @@ impl<'a> Acquisition<'a> {
     ///   before the queue was read, in which their raise would have been seen.
     ///
     /// What happened while the connection was lost is told in any order, so then we look.
-    async fn wait_for_end(
-        &self,
-        queue: &QueueView,
-        before: &str,
-        alone: bool,
-        deadline: Option<Instant>,
-    ) -> Result<Woken> {
+    async fn wait_for_end(&self, queue: &QueueView, before: &str, alone: bool) -> Result<Woken> {
         let client = &self.session.client;
         let mut states = client.state_watcher();
         let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
@@ -88,8 +91,6 @@ impl<'a> Acquisition<'a> {
             biased;
             _ = own_changed => return Ok(Woken::Changed),
             event = changed(watch) => event,
-            () = until(deadline) => return Ok(Woken::Over),
-            () = self.session.ended() => return Ok(Woken::Over),
         };
         let Some(event) = event else { return Ok(Woken::Over) };
         match event.event_type {
@@ -104,13 +105,7 @@ impl<'a> Acquisition<'a> {
 
     /// Waits until fewer than so many of the nodes before ours are left, whichever they are: as many are watched, and when one is
     /// gone, another, which needs no look at the queue. None can have come between.
-    async fn wait_for_room(
-        &self,
-        queue: &QueueView,
-        than: usize,
-        mut ahead: Vec<&str>,
-        deadline: Option<Instant>,
-    ) -> Result<Woken> {
+    async fn wait_for_room(&self, queue: &QueueView, than: usize, mut ahead: Vec<&str>) -> Result<Woken> {
         // From here on the nearest is the last.
         ahead.reverse();
         let mut watched: Vec<(&str, News)> = Vec::with_capacity(than);
@@ -124,7 +119,7 @@ impl<'a> Acquisition<'a> {
             let asked: Vec<_> = nodes.into_iter().map(|node| (node, self.look(&path(node), Use::Waiting))).collect();
             if asked.iter().any(|(_, answer)| answer.is_none()) {
                 drop((asked, watched));
-                return self.wait_for_change(queue, deadline).await;
+                return self.wait_for_change(queue).await;
             }
             for (node, answer) in asked {
                 let Some(answer) = answer else { continue };
@@ -137,9 +132,7 @@ impl<'a> Acquisition<'a> {
             if watched.len() < than {
                 continue;
             }
-            let Some((node, event)) = self.unless_over(first(&mut watched), deadline).await else {
-                return Ok(Woken::Over);
-            };
+            let (node, event) = first(&mut watched).await;
             match event.map(|event| event.event_type) {
                 None | Some(zk::EventType::Session) => return Ok(Woken::Over),
                 Some(zk::EventType::NodeDeleted) => {}
@@ -150,7 +143,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Waits for what comes and goes in the queue, until we don't have to wait for that any more.
-    async fn wait_for_change(&self, queue: &QueueView, deadline: Option<Instant>) -> Result<Woken> {
+    async fn wait_for_change(&self, queue: &QueueView) -> Result<Woken> {
         let client = &self.session.client;
         loop {
             let listed =
@@ -165,20 +158,10 @@ impl<'a> Acquisition<'a> {
             if !matches!(place, Position::Behind { until: Until::Fewer { .. }, .. }) {
                 return Ok(Woken::Changed);
             }
-            match self.unless_over(changed(watch), deadline).await.flatten().map(|event| event.event_type) {
+            match changed(watch).await.map(|event| event.event_type) {
                 None | Some(zk::EventType::Session) => return Ok(Woken::Over),
                 Some(_) => {}
             }
-        }
-    }
-
-    /// The next news, unless the caller's time is up, or the session's. There may be news without end.
-    async fn unless_over<T>(&self, news: impl Future<Output = T>, deadline: Option<Instant>) -> Option<T> {
-        tokio::select! {
-            biased;
-            () = until(deadline) => None,
-            () = self.session.ended() => None,
-            news = news => Some(news),
         }
     }
 
@@ -195,9 +178,9 @@ impl<'a> Acquisition<'a> {
 /// The first of the watches that has news, which is taken out.
 async fn first<'n>(watched: &mut Vec<(&'n str, News)>) -> (&'n str, Option<WatchedEvent>) {
     poll_fn(|context| {
-        for place in 0..watched.len() {
-            if let Poll::Ready(event) = watched[place].1.as_mut().poll(context) {
-                return Poll::Ready((watched.swap_remove(place).0, event));
+        for index in 0..watched.len() {
+            if let Poll::Ready(event) = watched[index].1.as_mut().poll(context) {
+                return Poll::Ready((watched.swap_remove(index).0, event));
             }
         }
         Poll::Pending
@@ -206,9 +189,67 @@ async fn first<'n>(watched: &mut Vec<(&'n str, News)>) -> (&'n str, Option<Watch
 }
 
 /// Waits for a moment; for ever, if it is beyond the clock's range.
-async fn until(deadline: Option<Instant>) {
+async fn passed(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+    use lockkit_core::{
+        AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockKey, LockStore as _, Mode, Order, Token,
+    };
+    use lockkit_testkit::{
+        faults::{Direction, Proxy},
+        servers::{ZooKeeperFlavor, ZooKeeperServer},
+    };
+    use tokio::sync::Notify;
+
+    use crate::{ZkConfig, ZkStore};
+
+    fn request(wait: Duration) -> AcquireRequest {
+        let mode = Mode::Permit { limit: NonZeroU32::new(2).expect("not zero") };
+        AcquireRequest {
+            claim: Claim { key: LockKey::new("a").expect("name"), token: Token::random().expect("random"), mode },
+            ttl: Duration::from_secs(20),
+            wait,
+            order: Order::Any,
+            fence: FenceRequest::default(),
+            holder: HolderInfo::new("test"),
+            from: None,
+        }
+    }
+
+    /// From outside it can't be brought about: while a session has a connection that answers, nothing but the passing of its
+    /// timeout ends it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_end_of_a_session_ends_a_wait_that_is_about_to_begin() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let holder = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
+        for _ in 0..2 {
+            assert!(matches!(holder.acquire(&request(Duration::ZERO)).await, Ok(Attempt::Granted(_))));
+        }
+        let proxy = Arc::new(Proxy::start(server.addr()).await.expect("proxy"));
+        let store = Arc::new(ZkStore::connect(ZkConfig::new([proxy.addr().to_string()])).await.expect("connect"));
+        let session = store.connection().present().expect("a session");
+        let (listed, held) = (Arc::new(Notify::new()), Arc::downgrade(&proxy));
+        let news = Arc::clone(&listed);
+        proxy.rewrite_replies(move |replies| {
+            if replies.windows(8).filter(|text| text == b"permit2-").count() >= 3 {
+                // It hears who is before it, and of what it asks next it hears nothing.
+                _ = held.upgrade().map(|proxy| proxy.hold(Direction::ToClient));
+                news.notify_one();
+            }
+            replies
+        });
+        let waiting = tokio::spawn(async move { store.acquire(&request(Duration::from_secs(60))).await });
+        listed.notified().await;
+        session.end();
+        let answer = waiting.await.expect("no panic");
+        assert!(matches!(answer, Ok(Attempt::Contended(_))), "it waited for an answer: {answer:?}");
     }
 }

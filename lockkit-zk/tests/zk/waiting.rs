@@ -1,8 +1,18 @@
 //! The queue: order, wake-ups, and places that are given up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
-use lockkit_core::{Attempt, LockStore, Release};
+use lockkit_core::{AcquireRequest, Attempt, LockStore, Release};
+use lockkit_testkit::faults::{Direction, Proxy};
+use lockkit_zk::ZkConfig;
+use tokio::{runtime::Handle, task::block_in_place};
+use zookeeper_client::{Acls, CreateMode};
 
 use crate::support::*;
 
@@ -174,4 +184,50 @@ async fn the_list_is_spared_only_while_nobody_else_comes() {
             free(&other, &theirs).await;
         }
     }
+}
+
+/// All who are before it leave while it reads who they are, and each look at two of them takes its time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_ends_in_time_however_many_leave_meanwhile() {
+    const AHEAD: usize = 80;
+    const WAIT: Duration = Duration::from_secs(1);
+    let server = Server::start().await;
+    let (raw, proxy) = (Arc::new(server.raw().await), Proxy::start(server.0.addr()).await.expect("proxy"));
+    let store = connect(ZkConfig::new([proxy.addr().to_string()])).await;
+    let open = Acls::anyone_all();
+    raw.mkdir("/lockkit/a", &CreateMode::Container.with_acls(open)).await.expect("the directory");
+    let mut nodes = Vec::new();
+    for _ in 0..AHEAD {
+        let prefix = "/lockkit/a/_c_6d3b9a3e-0000-4000-8000-000000000001-permit2-lock-";
+        let (_, sequence) =
+            raw.create(prefix, b"", &CreateMode::EphemeralSequential.with_acls(open)).await.expect("a node");
+        nodes.push(format!("{prefix}{sequence}"));
+    }
+    let (leaving, seen) = (Arc::clone(&raw), AtomicBool::new(false));
+    proxy.rewrite_replies(move |replies| {
+        let is_list = replies.windows(13).filter(|text| text == b"permit2-lock-").count() > AHEAD / 2;
+        if is_list && !seen.swap(true, Ordering::SeqCst) {
+            let leave = async {
+                for node in &nodes {
+                    leaving.delete(node, None).await.expect("it is there");
+                }
+            };
+            block_in_place(|| Handle::current().block_on(leave));
+        }
+        replies
+    });
+    proxy.delay(Direction::ToClient, Duration::from_millis(400));
+    let mine = claim_as(permit(2), "a");
+    // The bound on one operation is two seconds, as ever.
+    let asked = AcquireRequest { ttl: Duration::from_secs(20), ..request(&mine, WAIT) };
+    let since = Instant::now();
+    let answer = store.acquire(&asked).await.expect("it waits");
+    let (took, limit) = (since.elapsed(), WAIT + ZkConfig::TIMEOUT);
+    assert!(is_contended(&answer), "{answer:?}");
+    assert!(took < limit, "it took {took:?}");
+    let left = children(&raw, "a").await;
+    assert_eq!(left.len(), 1, "its place is kept, and all others are gone: {left:?}");
+    proxy.heal();
+    granted(store.acquire(&asked).await.expect("acquire"));
+    assert_eq!(children(&raw, "a").await, left);
 }
