@@ -100,52 +100,6 @@ impl Session {
         }
     }
 
-    /// Replaces the directory of a lock by a new one, whose sequence numbers start over, if nobody is in it. What it says of
-    /// revoked leases and its fence record move along, in the same transaction. Tells whether it was done, by us or by another,
-    /// or has to be tried again.
-    pub(crate) async fn renew_directory(&self, lock: &str, bound: Duration) -> Result<bool> {
-        let failed = |failure: Failure| error::map(&failure, Sent::ReadOnly);
-        let record_path = format!("{lock}/{}", FENCE);
-        // The words first: a lease that is revoked later changes the version that is asked for below.
-        let words = self.read(bound, Box::pin(self.client.get_data(lock))).await;
-        let (words, version) = match words {
-            Ok((words, stat)) => (words, Some(stat.version)),
-            // The servers removed it, or another was faster.
-            Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(true),
-            Err(failure) => return Err(failed(failure)),
-        };
-        let record = match self.read(bound, Box::pin(self.client.get_data(&record_path))).await {
-            Ok((data, stat)) => Some((data, stat.version)),
-            Err(failure) if failure.is(&zk::Error::NoNode) => None,
-            Err(failure) => return Err(failed(failure)),
-        };
-        let mut all = self.client.new_multi_writer();
-        let planned = match &record {
-            Some((data, record_version)) => all
-                .add_delete(&record_path, Some(*record_version))
-                .and_then(|()| all.add_delete(lock, version))
-                .and_then(|()| all.add_create(lock, &words, &self.options(CreateMode::Container)))
-                .and_then(|()| all.add_create(&record_path, data, &self.options(CreateMode::Persistent))),
-            // The next claim makes it. A container in which nobody ever was would stay for good.
-            None if words.is_empty() => all.add_delete(lock, version),
-            None => all
-                .add_delete(lock, version)
-                .and_then(|()| all.add_create(lock, &words, &self.options(CreateMode::Container))),
-        };
-        planned.map_err(|e| failed(e.into()))?;
-        let sent = self.now();
-        let done = all.commit();
-        let done = Box::pin(async move { done.await.map_err(zk::Error::from) });
-        match self.lead(sent, bound, done).await {
-            Ok(_) => Ok(true),
-            // Somebody is in it.
-            Err(failure) if failure.is(&zk::Error::NotEmpty) => Ok(false),
-            // Another was faster, or a lease was revoked meanwhile.
-            Err(failure) if failure.is_answer() => Ok(true),
-            Err(failure) => Err(failed(failure)),
-        }
-    }
-
     /// Reads the fence record of a lock that has one, and the version of its node.
     pub(crate) async fn read_record(&self, lock: &str, bound: Duration) -> Result<(FenceRecord, Option<i32>)> {
         let path = format!("{lock}/{}", FENCE);

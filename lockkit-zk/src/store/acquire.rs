@@ -24,9 +24,6 @@ use crate::{
     },
 };
 
-/// When to ask again for a lock whose directory has to become empty first.
-const WRAP_PAUSE: Duration = Duration::from_millis(20);
-
 /// When to look again at a queue that can't be watched.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
@@ -109,9 +106,9 @@ impl<'a> Acquisition<'a> {
         let Some(mut queue) = self.enter().await? else { return self.vanished() };
         while !queue::is_safe(queue.node.sequence) {
             // Its sequence numbers are about to wrap, so the lock's directory is made anew. That takes a moment in which
-            // nobody is in the queue; until it comes nobody of ours enters.
-            if !self.leave_and_renew_directory(&queue).await? {
-                return Ok(undone(None, WRAP_PAUSE));
+            // nobody else is in the queue; until it comes nobody of ours enters.
+            if let Some(answer) = self.renew_directory(&queue.node).await? {
+                return Ok(answer);
             }
             queue = self.line_up().await?;
         }
@@ -230,11 +227,6 @@ impl<'a> Acquisition<'a> {
         Ok(undone(data.ok().map(|(data, _)| value::holder(&data)), Duration::ZERO))
     }
 
-    async fn leave_and_renew_directory(&self, queue: &QueueView) -> Result<bool> {
-        self.undo(&queue.node).await?;
-        self.session.renew_directory(&self.lock, self.bound).await
-    }
-
     /// Deletes the node of the claim, and forgets the claim when that is done. Until then it is known that the node may go
     /// at any time: whoever asks again with the same claim must not take it for a place in the queue.
     pub(crate) async fn undo(&self, node: &Node) -> Result<()> {
@@ -259,7 +251,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// The node of the claim was deleted by somebody else, who may delete again what has this token.
-    fn vanished(&self) -> Result<Attempt> {
+    pub(crate) fn vanished(&self) -> Result<Attempt> {
         self.session.claims().remove(self.token);
         if self.request.wait.is_zero() {
             // Who only tries would take another answer for a no.
@@ -275,88 +267,6 @@ fn contention(holder: Option<HolderInfo>, retry_after: Duration) -> Contention {
 }
 
 /// The same when the node of the claim was deleted: its token is burnt.
-fn undone(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
+pub(crate) fn undone(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
     Attempt::Contended(Contention { burnt: true, ..contention(holder, retry_after) })
-}
-
-#[cfg(test)]
-mod tests {
-    use lockkit_core::{
-        Claim, Fence, FenceRequest, LockKey, LockStore, Locker, LossReason, Order, Release, Renewal, Renewed,
-    };
-    use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
-
-    use super::*;
-    use crate::{ZkConfig, ZkStore, wire::queue::LAST_SEQUENCE};
-
-    fn request(floor: u64) -> AcquireRequest {
-        AcquireRequest {
-            claim: Claim {
-                key: LockKey::new("a").expect("name"),
-                token: Token::random().expect("random"),
-                mode: Mode::Exclusive,
-            },
-            ttl: Duration::from_secs(10),
-            wait: Duration::ZERO,
-            order: Order::Any,
-            fence: FenceRequest { floor: Fence::new(floor), ..FenceRequest::default() },
-            holder: HolderInfo::new("test"),
-            from: None,
-        }
-    }
-
-    /// In this build the numbers end at 40, so the directory is made anew again and again, once with a fence record.
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_directory_whose_numbers_run_out_is_made_anew() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
-        let config = ZkConfig::new([server.addr().to_string()]);
-        let store = ZkStore::connect(config.clone()).await.expect("connect");
-        let mut last = Fence::NONE;
-        for round in 0..130 {
-            let request = request(if round == 70 { 1 << 52 } else { 0 });
-            let Attempt::Granted(hold) = store.acquire(&request).await.expect("acquire") else { panic!("it is free") };
-            assert!(hold.fence > last, "{} came after {last}", hold.fence);
-            last = hold.fence;
-            store.release(&request.claim).await.expect("release");
-        }
-        let (mut crowd, highest) = (Vec::new(), Arc::new(std::sync::Mutex::new(last)));
-        for _ in 0..3 {
-            let locker = Locker::builder(ZkStore::connect(config.clone()).await.expect("connect")).build();
-            let highest = Arc::clone(&highest);
-            crowd.push(tokio::spawn(async move {
-                for _ in 0..60 {
-                    let guard = locker.lock("a").acquire().await.expect("acquire");
-                    let before = std::mem::replace(&mut *highest.lock().expect("unpoisoned"), guard.fence());
-                    assert!(guard.fence() > before, "{} came after {before}", guard.fence());
-                    _ = guard.release().await.expect("release");
-                }
-            }));
-        }
-        for member in crowd {
-            member.await.expect("no panic");
-        }
-    }
-
-    /// Who was told to go looks late, in whatever directory the lock has by then.
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_new_directory_says_who_was_revoked_in_the_former_one() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
-        let config = ZkConfig::new([server.addr().to_string()]);
-        let store = ZkStore::connect(config.clone()).await.expect("connect");
-        let other = ZkStore::connect(config).await.expect("connect");
-        for floor in [0, 1 << 52] {
-            let broken = request(floor);
-            assert!(matches!(store.acquire(&broken).await, Ok(Attempt::Granted(_))), "it is free");
-            assert!(matches!(other.release(&broken.claim).await, Ok(Release::Released { .. })), "it is held");
-            for _ in 0..=LAST_SEQUENCE {
-                let request = request(0);
-                assert!(matches!(other.acquire(&request).await, Ok(Attempt::Granted(_))), "it is free");
-                other.release(&request.claim).await.expect("release");
-            }
-            let AcquireRequest { claim, ttl, .. } = broken;
-            let renewal = Renewal { claim, ttl, depth: 1, fence_floor: None, holder: None };
-            let renewed = store.renew(&[renewal]).await.remove(0).expect("renew");
-            assert!(matches!(renewed, Renewed::Lost(LossReason::Revoked)), "{floor}: {renewed:?}");
-        }
-    }
 }

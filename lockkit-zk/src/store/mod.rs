@@ -1,6 +1,7 @@
 //! The store: five questions.
 
 pub(crate) mod acquire;
+pub(crate) mod anew;
 pub(crate) mod enter;
 pub(crate) mod inspect;
 pub(crate) mod records;

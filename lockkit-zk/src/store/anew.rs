@@ -1,0 +1,278 @@
+//! Making the directory of a lock anew before its sequence numbers run out.
+
+use std::time::Duration;
+
+use lockkit_core::{Attempt, Result};
+use zookeeper_client::{self as zk, CreateMode};
+
+use crate::{
+    client::claims::Node,
+    store::acquire::{Acquisition, undone},
+    wire::{error::Failure, queue::FENCE},
+};
+
+/// When to ask again for a lock whose directory has to become empty first.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What a directory has that has to last, and the versions of the nodes that have it.
+struct Kept {
+    /// What it says of leases that were revoked.
+    words: Vec<u8>,
+    version: i32,
+    /// The fence record of the lock.
+    record: Option<(Vec<u8>, i32)>,
+}
+
+impl Acquisition<'_> {
+    /// Replaces the directory of the lock by a new one, whose sequence numbers start over, if nobody is in it but `own`, a
+    /// node of the claim. What it says of revoked leases and its fence record move along. The node is gone then, or given up;
+    /// the answer is that to the caller, if the directory is not a new one.
+    ///
+    /// The node goes in the same transaction. Until then nobody else can make the directory anew. In a new one the versions of
+    /// nodes start over, and what was read before would be taken for what was written since: fences would go back.
+    pub(crate) async fn renew_directory(&self, own: &Node) -> Result<Option<Attempt>> {
+        let replaced = match self.kept().await {
+            Ok(kept) => self.replace(own, &kept).await,
+            Err(failure) => Err(failure),
+        };
+        match replaced {
+            Ok(()) => {
+                self.session.claims().remove(self.token);
+                Ok(None)
+            }
+            Err(failure) if failure.is_answer() => {
+                self.undo(own).await?;
+                // Somebody deleted the node; or else is in the directory, or was and has left something.
+                if failure.is(&zk::Error::NoNode) { self.vanished() } else { Ok(undone(None, PAUSE)) }.map(Some)
+            }
+            Err(failure) => Err(self.doubtful(&failure)),
+        }
+    }
+
+    async fn kept(&self) -> Result<Kept, Failure> {
+        let (client, record_path) = (&self.session.client, format!("{}/{FENCE}", self.lock));
+        // Both are on their way before any is awaited.
+        let (words, record) = (Box::pin(client.get_data(&self.lock)), Box::pin(client.get_data(&record_path)));
+        let (words, record) = tokio::join!(self.session.read(self.bound, words), self.session.read(self.bound, record));
+        let (words, stat) = words?;
+        let record = match record {
+            Ok((data, stat)) => Some((data, stat.version)),
+            Err(failure) if failure.is(&zk::Error::NoNode) => None,
+            Err(failure) => return Err(failure),
+        };
+        Ok(Kept { words, version: stat.version, record })
+    }
+
+    async fn replace(&self, own: &Node, kept: &Kept) -> Result<(), Failure> {
+        let (session, record_path) = (self.session, format!("{}/{FENCE}", self.lock));
+        // From here on the node may go at any time.
+        session.update(self.token, |claimed| claimed.releasing = true);
+        let mut all = session.client.new_multi_writer();
+        all.add_delete(&format!("{}/{}", self.lock, own.name), None)?;
+        if let Some((_, version)) = &kept.record {
+            all.add_delete(&record_path, Some(*version))?;
+        }
+        all.add_delete(&self.lock, Some(kept.version))?;
+        // Else the next claim makes it: a container in which nobody ever was stays for good.
+        if kept.record.is_some() || !kept.words.is_empty() {
+            all.add_create(&self.lock, &kept.words, &session.options(CreateMode::Container))?;
+        }
+        if let Some((data, _)) = &kept.record {
+            all.add_create(&record_path, data, &session.options(CreateMode::Persistent))?;
+        }
+        let sent = session.now();
+        let done = all.commit();
+        session.lead(sent, self.bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::SocketAddr,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+        time::Duration,
+    };
+
+    use lockkit_core::{
+        AcquireRequest, Attempt, Claim, Fence, FenceRequest, Hold, HolderInfo, LockKey, LockStore, Locker, LossReason,
+        Mode, Order, Release, Renewal, Renewed, Token,
+    };
+    use lockkit_testkit::{
+        faults::Proxy,
+        servers::{ZooKeeperFlavor, ZooKeeperServer},
+    };
+    use tokio::{runtime::Handle, task::block_in_place};
+
+    use crate::{
+        ZkConfig, ZkStore,
+        wire::queue::{LAST_SEQUENCE, sequence},
+    };
+
+    fn request(floor: u64) -> AcquireRequest {
+        AcquireRequest {
+            claim: Claim {
+                key: LockKey::new("a").expect("name"),
+                token: Token::random().expect("random"),
+                mode: Mode::Exclusive,
+            },
+            ttl: Duration::from_secs(10),
+            wait: Duration::ZERO,
+            order: Order::Any,
+            fence: FenceRequest { floor: Fence::new(floor), ..FenceRequest::default() },
+            holder: HolderInfo::new("test"),
+            from: None,
+        }
+    }
+
+    /// In this build the numbers end at 40, so the directory is made anew again and again, once with a fence record.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_directory_whose_numbers_run_out_is_made_anew() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]);
+        let store = ZkStore::connect(config.clone()).await.expect("connect");
+        let mut last = Fence::NONE;
+        for round in 0..130 {
+            let request = request(if round == 70 { 1 << 52 } else { 0 });
+            let Attempt::Granted(hold) = store.acquire(&request).await.expect("acquire") else { panic!("it is free") };
+            assert!(hold.fence > last, "{} came after {last}", hold.fence);
+            last = hold.fence;
+            store.release(&request.claim).await.expect("release");
+        }
+        let (mut crowd, highest) = (Vec::new(), Arc::new(std::sync::Mutex::new(last)));
+        for _ in 0..3 {
+            let locker = Locker::builder(ZkStore::connect(config.clone()).await.expect("connect")).build();
+            let highest = Arc::clone(&highest);
+            crowd.push(tokio::spawn(async move {
+                for _ in 0..60 {
+                    let guard = locker.lock("a").acquire().await.expect("acquire");
+                    let before = std::mem::replace(&mut *highest.lock().expect("unpoisoned"), guard.fence());
+                    assert!(guard.fence() > before, "{} came after {before}", guard.fence());
+                    _ = guard.release().await.expect("release");
+                }
+            }));
+        }
+        for member in crowd {
+            member.await.expect("no panic");
+        }
+    }
+
+    /// Who was told to go looks late, in whatever directory the lock has by then.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_new_directory_says_who_was_revoked_in_the_former_one() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]);
+        let store = ZkStore::connect(config.clone()).await.expect("connect");
+        let other = ZkStore::connect(config).await.expect("connect");
+        for floor in [0, 1 << 52] {
+            let broken = request(floor);
+            assert!(matches!(store.acquire(&broken).await, Ok(Attempt::Granted(_))), "it is free");
+            assert!(matches!(other.release(&broken.claim).await, Ok(Release::Released { .. })), "it is held");
+            for _ in 0..=LAST_SEQUENCE {
+                let request = request(0);
+                assert!(matches!(other.acquire(&request).await, Ok(Attempt::Granted(_))), "it is free");
+                other.release(&request.claim).await.expect("release");
+            }
+            let renewed = store.renew(&renewal(&broken, None)).await.remove(0).expect("renew");
+            assert!(matches!(renewed, Renewed::Lost(LossReason::Revoked)), "{floor}: {renewed:?}");
+        }
+    }
+
+    async fn take(store: &ZkStore, request: &AcquireRequest) -> Hold {
+        loop {
+            match store.acquire(request).await.expect("ask") {
+                Attempt::Granted(hold) => return hold,
+                Attempt::Contended(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
+    async fn connect(address: SocketAddr) -> Arc<ZkStore> {
+        Arc::new(ZkStore::connect(ZkConfig::new([address.to_string()])).await.expect("connect"))
+    }
+
+    /// Takes the lock again and again, until a node has the last number that is safe. The lock has a fence record by then.
+    async fn take_the_last_number(store: &ZkStore) -> AcquireRequest {
+        let (session, mut floor) = (store.connection().present().expect("a session"), 1 << 50);
+        loop {
+            let request = request(std::mem::take(&mut floor));
+            take(store, &request).await;
+            let lock = session.names.lock(&request.claim.key);
+            let nodes = session.list(&lock, Duration::from_secs(2)).await.expect("list");
+            if nodes.iter().filter_map(|node| sequence(node)).any(|number| number == LAST_SEQUENCE - 1) {
+                return request;
+            }
+            store.release(&request.claim).await.expect("release");
+        }
+    }
+
+    /// Lets something happen when the client behind the proxy has read what the directory has, and does not know it yet.
+    fn meanwhile(proxy: &Proxy, happens: impl Future<Output = ()> + Send + 'static) -> Arc<AtomicBool> {
+        let (happened, mut happens) = (Arc::new(AtomicBool::new(false)), Some(Box::pin(happens)));
+        let has_happened = Arc::clone(&happened);
+        proxy.rewrite_replies(move |replies| {
+            // The fence record is read last.
+            if replies.windows(7).any(|text| text == b"offset:")
+                && let Some(happens) = happens.take()
+            {
+                block_in_place(|| Handle::current().block_on(happens));
+                has_happened.store(true, Ordering::SeqCst);
+            }
+            replies
+        });
+        happened
+    }
+
+    fn renewal(request: &AcquireRequest, fence_floor: Option<Fence>) -> [Renewal; 1] {
+        [Renewal { claim: request.claim.clone(), ttl: request.ttl, depth: 1, fence_floor, holder: None }]
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_fence_that_the_last_holder_raised_is_known_in_the_new_directory() {
+        const RAISED: Fence = Fence::new(1 << 55);
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let proxy = Proxy::start(server.addr()).await.expect("proxy");
+        let (slow, last, next) =
+            (connect(proxy.addr()).await, connect(server.addr()).await, connect(server.addr()).await);
+        let (holder, other) = (take_the_last_number(&last).await, Arc::clone(&next));
+        let happened = meanwhile(&proxy, async move {
+            let renewed = last.renew(&renewal(&holder, Some(RAISED))).await.remove(0);
+            assert!(matches!(renewed, Ok(Renewed::Held(_))), "{renewed:?}");
+            last.release(&holder.claim).await.expect("release");
+            // It makes the directory anew, if it can.
+            let request = request(0);
+            if let Attempt::Granted(hold) = other.acquire(&request).await.expect("ask") {
+                assert!(hold.fence > RAISED, "{}", hold.fence);
+            }
+            other.release(&request.claim).await.expect("release");
+        });
+        let first = request(0);
+        if let Attempt::Granted(hold) = slow.acquire(&first).await.expect("ask") {
+            assert!(hold.fence > RAISED, "{} was granted after {RAISED}", hold.fence);
+        }
+        assert!(happened.load(Ordering::SeqCst), "it did not read the record");
+        slow.release(&first.claim).await.expect("release");
+        assert!(take(&next, &request(0)).await.fence > RAISED, "the fence went back");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn that_the_last_holder_was_revoked_is_known_in_the_new_directory() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let proxy = Proxy::start(server.addr()).await.expect("proxy");
+        let (slow, last, next) =
+            (connect(proxy.addr()).await, connect(server.addr()).await, connect(server.addr()).await);
+        let holder = take_the_last_number(&last).await;
+        let (broken, other) = (holder.claim.clone(), Arc::clone(&next));
+        let happened = meanwhile(&proxy, async move {
+            let ended = other.release(&broken).await;
+            assert!(matches!(ended, Ok(Release::Released { .. })), "{ended:?}");
+        });
+        take(&slow, &request(0)).await;
+        assert!(happened.load(Ordering::SeqCst), "it did not read the record");
+        let renewed = last.renew(&renewal(&holder, None)).await.remove(0);
+        assert!(matches!(renewed, Ok(Renewed::Lost(LossReason::Revoked))), "{renewed:?}");
+    }
+}
