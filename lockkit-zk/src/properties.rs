@@ -91,8 +91,8 @@ proptest! {
         const SECRET: &str = "Xs3cr3tX";
         let scheme = if tls { "zks" } else { "zk" };
         let before = [format!("h{}", rest.replace(['?', '@'], "")), "h,[::1]:1/a".to_owned(), String::new()];
-        for place in before {
-            let url = format!("{scheme}://{place}?auth=digest:me:{SECRET}{rest}{option}");
+        for hosts in before {
+            let url = format!("{scheme}://{hosts}?auth=digest:me:{SECRET}{rest}{option}");
             let shown = match ZkConfig::from_url(&url) {
                 Ok(config) => format!("{config:?} {}", config.display_name()),
                 Err(e) => {

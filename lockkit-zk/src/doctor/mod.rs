@@ -83,12 +83,12 @@ impl Doctor<'_> {
             return vec![Finding::note("server", summary, "look at what each answers to the word srvr")];
         }
         let mut asked = JoinSet::new();
-        for (place, server) in servers.iter().cloned().enumerate() {
+        for (index, server) in servers.iter().cloned().enumerate() {
             let bound = self.config.timeout;
-            asked.spawn(async move { (place, server::ask(&server, bound).await) });
+            asked.spawn(async move { (index, server::ask(&server, bound).await) });
         }
         let mut answers = asked.join_all().await;
-        answers.sort_by_key(|(place, _)| *place);
+        answers.sort_by_key(|(index, _)| *index);
         let answers: Vec<_> = servers.into_iter().zip(answers.into_iter().map(|(_, answer)| answer)).collect();
         server::judge(&answers)
     }

@@ -136,8 +136,8 @@ pub(crate) fn token(node: &str) -> Option<Token> {
 fn encode(name: &str, out: &mut String) {
     let whole = matches!(name, "." | "..");
     let mut buffer = [0; 4];
-    for (place, c) in name.char_indices() {
-        let reserved = place == 0 && name == "zookeeper";
+    for (at, c) in name.char_indices() {
+        let reserved = at == 0 && name == "zookeeper";
         if !whole && !reserved && is_plain(c) {
             out.push(c);
         } else {

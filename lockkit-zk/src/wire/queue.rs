@@ -77,8 +77,8 @@ pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
     }
     // Equal keys can't come from the server's counter. If somebody made up such a name, it goes before ours: rather wait
     // for a node that does not matter than hold a lock together with its owner.
-    let place = key(own);
-    let mut ahead = sorted(children.iter().filter(|child| *child != own && key(child) <= place));
+    let own_key = key(own);
+    let mut ahead = sorted(children.iter().filter(|child| *child != own && key(child) <= own_key));
     let Some(holder) = ahead.first().copied() else { return Position::Holds };
     // From here on the nearest is the first.
     ahead.reverse();
