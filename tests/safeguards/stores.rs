@@ -19,6 +19,10 @@ const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
+const ZK_NODES: &str = "lockkit-zk/src/client/nodes.rs";
+const ZK_RELEASE: &str = "lockkit-zk/src/store/release.rs";
+const ZK_WAIT: &str = "lockkit-zk/src/store/wait.rs";
+const ZK_ANEW: &str = "lockkit-zk/src/store/anew.rs";
 const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
 const REDIS_RECORDS: &str = "lockkit-redis/src/store/records.rs";
 const MYSQL_ORDER: &str = "lockkit-mysql/src/wire/order.rs";
@@ -378,6 +382,46 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if !settled && «self.client.state() == zk::SessionState::SyncConnected» &&",
         without: "false",
         noticed_by: "lockkit-zk/zk::faults::a_session_whose_answers_can_not_be_read_is_replaced",
+    },
+    Safeguard {
+        name: "zk_words",
+        does: "A word about a broken lease leaves those before it",
+        file: ZK_NODES,
+        code: "value::revoked(«&before», token)",
+        without: "&[]",
+        noticed_by: "lockkit-zk/zk::broken::a_holder_is_told_though_the_next_one_was_broken_too",
+    },
+    Safeguard {
+        name: "zk_words_at_once",
+        does: "So it does when several are broken at once",
+        file: ZK_NODES,
+        code: ".as_bytes(), «Some(stat.version)»)?",
+        without: "None",
+        noticed_by: "lockkit-zk/zk::broken::all_that_are_broken_at_once_are_told",
+    },
+    Safeguard {
+        name: "zk_repeated_release",
+        does: "A release that is repeated does not call a lease released that was broken",
+        file: ZK_RELEASE,
+        code: "if «!session.is_revoked(lock, &claim.token, bound).await?» =>",
+        without: "true",
+        noticed_by: "lockkit-zk/zk::broken::a_repeated_release_does_not_hide_that_the_lease_was_revoked",
+    },
+    Safeguard {
+        name: "zk_wait",
+        does: "A wait ends with the caller's time, whatever it is about to ask",
+        file: ZK_WAIT,
+        code: "passed(«deadline») =>",
+        without: "None",
+        noticed_by: "lockkit-zk/zk::waiting::a_wait_ends_in_time_however_many_leave_meanwhile",
+    },
+    Safeguard {
+        name: "zk_new_directory",
+        does: "Who makes a lock's directory anew has seen what was written last",
+        file: ZK_ANEW,
+        code: "add_delete(&self.lock, «Some(kept.version)»)?",
+        without: "None",
+        noticed_by: "lockkit-zk/lib::store::anew::tests::that_the_last_holder_was_revoked_is_known_in_the_new_directory",
     },
     // Records, and leases that outlive their clients.
     Safeguard {
