@@ -417,7 +417,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     },
     Safeguard {
         name: "zk_new_directory",
-        does: "Who makes a lock's directory anew has seen what was written last",
+        does: "A client that makes a lock's directory anew has seen what was written last",
         file: ZK_ANEW,
         code: "add_delete(&self.lock, «Some(kept.version)»)?",
         without: "None",

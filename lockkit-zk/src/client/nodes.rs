@@ -68,7 +68,7 @@ impl Session {
                 Ok(()) => return Ok(true),
                 // Another lease of the lock was revoked meanwhile.
                 Err(failure) if failure.is(&zk::Error::BadVersion) => {}
-                // Who may delete nodes in the directory may not be allowed to write to it.
+                // A client that may delete nodes in the directory need not be allowed to write to it.
                 Err(failure) if failure.is(&zk::Error::NoAuth) => break,
                 // The node is gone by itself, and the directory may be, too.
                 Err(failure) if failure.is_answer() => break,

@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Who was told to go looks late, in whatever directory the lock has by then.
+    /// The holder looks late, in whatever directory the lock has by then.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_new_directory_says_who_was_revoked_in_the_former_one() {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
