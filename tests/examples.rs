@@ -69,3 +69,20 @@ fn fenced_write_and_migration_come_to_their_end() {
     assert!(printed.contains("the old holder's write:  refused"), "{printed}");
     run("migration", None);
 }
+
+#[cfg(feature = "metrics")]
+#[tokio::test]
+async fn metrics_are_exported() {
+    let server = redis().await;
+    for url in [None, Some(server.url())] {
+        let printed = run("metrics", url.as_deref());
+        for line in [
+            r#"lockkit_acquire_wait_seconds_count{class="invoice",outcome="contended"} 1"#,
+            r#"lockkit_hold_seconds_count{class="invoice"} 1"#,
+            "lockkit_renew_margin_seconds_bucket{",
+            r#"operation="renew",outcome="renewed""#,
+        ] {
+            assert!(printed.contains(line), "no {line} in {printed}");
+        }
+    }
+}
