@@ -26,7 +26,7 @@ use crate::{
 
 /// Find out whether a store keeps the rules of locks, by trying
 ///
-/// Runs the cases of the compliance suite that do a server no harm, one after the other; this takes about half a minute. All
+/// Runs the cases of the compliance suite that do a server no harm, one after the other; this takes about a minute. All
 /// locks that they take have names that start with lockkit-check/ and a random part; what is still held of them at the
 /// end, or after Ctrl-C, is released. What stays, such as the counters of fences, is told. Cases that do not apply are
 /// ignored, with the reason; after Ctrl-C so are those that had not ended.
