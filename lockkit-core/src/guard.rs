@@ -62,7 +62,8 @@ impl Guard {
         &self.lease.claim.key
     }
 
-    /// The fencing token: greater than that of every earlier holder.
+    /// The fencing token: greater than that of every earlier holder, but for readers, which may have that of others they share the lock
+    /// with. That of a permit is an order and no admission: others that are smaller are still held.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.lease.fence

@@ -72,6 +72,10 @@ impl Locker {
     /// starve, and readers that stand in front together get in together. There is no way from reading to writing but to
     /// release the one and acquire the other.
     ///
+    /// A reader's fence lies above those of all writers before it, and below those of all after it; readers that share the lock may
+    /// have one, or one each. A [resource that checks fences](crate::fenced) takes them by
+    /// [`claim_shared`](crate::fenced::FencedResource::claim_shared).
+    ///
     /// [`lock`](Self::lock) of the same name excludes both sides and is excluded by them. It does not queue: it gets in when
     /// nobody has the lock, and on most stores only when nobody waits for it either, which may take long under load. Users of one
     /// name should agree on the order.
@@ -107,8 +111,8 @@ impl Locker {
     /// holds or awaits one, another number is refused as `InvalidInput`. Exclusive locks of the same name, and readers, exclude
     /// the permits and are excluded by them; as to [`lock`](Self::lock), see [`rw_lock`](Self::rw_lock).
     ///
-    /// A permit's fence is larger than those of all permits before it, but is no admission: others that were given out earlier
-    /// are still held. A resource that takes only the largest refuses them.
+    /// A permit's fence is larger than those of all permits before it, but is an order and no admission: others that were given out
+    /// earlier are still held. A [resource that checks fences](crate::fenced) would refuse them, and is not to be shown it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {

@@ -21,15 +21,20 @@
 //! data. A claim locks the row until the transaction ends, so that what the transaction changes is guarded to its very
 //! commit. It is recorded by the commit and forgotten by a rollback.
 //!
+//! Readers of the data, who hold a shared lock, use [`claim_shared`].
+//!
 //! **What is read before the claim was admitted may be old**, so claim first. A holder whose work spans several
 //! transactions claims in each of them, and commits the first claim before it reads anything in another.
 
-use lockkit_core::{Error, ErrorKind, Fence, LockKey, Result, fenced::Admission};
+use lockkit_core::{
+    Error, ErrorKind, Fence, LockKey, Result,
+    fenced::{Admission, SeenFences},
+};
 use sqlx::{MySql, Row, Transaction};
 
 use crate::wire::{
     error::{self, Sent},
-    statements::text,
+    statements::{Text, text},
     value::literal,
 };
 
@@ -38,7 +43,14 @@ pub const TABLE: &str = "fenced_resource";
 
 /// The statement that makes the table, if it is missing.
 pub const DDL: &str = "CREATE TABLE IF NOT EXISTS fenced_resource (resource_name VARBINARY(512) NOT NULL PRIMARY KEY, \
-                       fence BIGINT UNSIGNED NOT NULL) ENGINE=InnoDB";
+                       fence BIGINT UNSIGNED NOT NULL, writer BIGINT UNSIGNED NULL) ENGINE=InnoDB";
+
+/// What a claim is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Writer,
+    Reader,
+}
 
 /// Admits the transaction to a resource if no higher fence was seen, and remembers the fence: the first statement of a
 /// holder's transaction. The resource is any name of 1 to 512 bytes, such as that of the lock.
@@ -55,46 +67,90 @@ pub const DDL: &str = "CREATE TABLE IF NOT EXISTS fenced_resource (resource_name
 /// The claim may be part of the transaction. Roll it back, or close the connection, which is safer: the driver may have read
 /// half of an answer.
 pub async fn claim(transaction: &mut Transaction<'_, MySql>, resource: &str, fence: Fence) -> Result<Admission> {
+    claim_as(Side::Writer, transaction, resource, fence).await
+}
+
+/// Admits the transaction of a reader, the holder of a shared lock, if no higher fence of a writer was seen, and remembers the
+/// fence: writers with smaller ones are refused from the commit on, other readers are not. For the rest as [`claim`].
+///
+/// Readers that claim the same resource wait for each other, too, until their transactions end. To read for long, claim in a
+/// transaction of its own, read in another, and claim again: if that is admitted, no writer was admitted in between.
+///
+/// # Errors
+/// As [`claim`].
+///
+/// # Cancellation
+/// As [`claim`].
+pub async fn claim_shared(transaction: &mut Transaction<'_, MySql>, resource: &str, fence: Fence) -> Result<Admission> {
+    claim_as(Side::Reader, transaction, resource, fence).await
+}
+
+async fn claim_as(
+    side: Side,
+    transaction: &mut Transaction<'_, MySql>,
+    resource: &str,
+    fence: Fence,
+) -> Result<Admission> {
     let key = LockKey::new(resource)?;
-    let admission = admit(transaction, key.as_str().as_bytes(), fence).await;
+    let admission = admit(side, transaction, key.as_str().as_bytes(), fence).await;
     admission.map_err(|e| e.at("claim", Some(&key), &"mysql".into()))
 }
 
-async fn admit(transaction: &mut Transaction<'_, MySql>, name: &[u8], fence: Fence) -> Result<Admission> {
+async fn admit(side: Side, transaction: &mut Transaction<'_, MySql>, name: &[u8], fence: Fence) -> Result<Admission> {
     let name = literal(name);
     let seen = look(transaction, &name).await?;
-    if fence == Fence::NONE || seen.is_some_and(|highest| fence < highest) {
-        return Ok(Admission::Refused { highest: seen.unwrap_or_default() });
+    let mut then = seen.unwrap_or_default();
+    let admission = side.admit(&mut then, fence);
+    if !admission.is_admitted() || seen == Some(then) {
+        return Ok(admission);
     }
-    if seen == Some(fence) {
-        return Ok(Admission::Admitted);
-    }
-    // A row that another transaction makes meanwhile keeps its fence, if that is higher.
-    let record = text(format!(
-        "INSERT INTO {TABLE} (resource_name, fence) VALUES ({name}, {fence}) \
-         ON DUPLICATE KEY UPDATE fence = GREATEST(fence, {fence})",
-        fence = fence.get()
-    ));
-    record.execute(&mut **transaction).await.map_err(failed)?;
-    match look(transaction, &name).await? {
-        Some(highest) if highest == fence => Ok(Admission::Admitted),
-        Some(highest) => Ok(Admission::Refused { highest }),
-        None => Err(error::odd_reply(Sent::Yes)),
+    record(side, &name, fence).execute(&mut **transaction).await.map_err(failed)?;
+    // A row that another transaction made meanwhile keeps its fence, if that is higher.
+    let mut seen = look(transaction, &name).await?.ok_or_else(|| error::odd_reply(Sent::Yes))?;
+    Ok(side.admit(&mut seen, fence))
+}
+
+impl Side {
+    fn admit(self, seen: &mut SeenFences, fence: Fence) -> Admission {
+        match self {
+            Self::Writer => seen.admit(fence),
+            Self::Reader => seen.admit_shared(fence),
+        }
     }
 }
 
+/// The statement that remembers a fence. Its assignments are made in their order: the first sees the fence that was there. A row
+/// without a writer has the fence of one.
+fn record(side: Side, name: &str, fence: Fence) -> Text {
+    let fence = fence.get();
+    let (new, writer) = match side {
+        Side::Writer => ("NULL", format!("IF(fence <= {fence}, NULL, writer)")),
+        Side::Reader => ("0", format!("IF(fence < {fence}, COALESCE(writer, fence), writer)")),
+    };
+    text(format!(
+        "INSERT INTO {TABLE} (resource_name, fence, writer) VALUES ({name}, {fence}, {new}) \
+         ON DUPLICATE KEY UPDATE writer = {writer}, fence = GREATEST(fence, {fence})"
+    ))
+}
+
 /// A read that locks: it sees what was committed last, also under `REPEATABLE READ`. The name is a literal.
-async fn look(transaction: &mut Transaction<'_, MySql>, name: &str) -> Result<Option<Fence>> {
-    let look = text(format!("SELECT fence FROM {TABLE} WHERE resource_name = {name} FOR UPDATE"));
-    let row = look.fetch_optional(&mut **transaction).await.map_err(failed)?;
-    let number = row.map(|row| row.try_get::<u64, _>(0)).transpose();
+async fn look(transaction: &mut Transaction<'_, MySql>, name: &str) -> Result<Option<SeenFences>> {
+    let look = text(format!("SELECT fence, writer FROM {TABLE} WHERE resource_name = {name} FOR UPDATE"));
+    let Some(row) = look.fetch_optional(&mut **transaction).await.map_err(failed)? else { return Ok(None) };
     let odd = |e: sqlx::Error| Error::new(ErrorKind::Unexpected, format!("the fence is not a number: {e}"));
-    Ok(number.map_err(odd)?.map(Fence::new))
+    let highest = row.try_get::<u64, _>(0).map_err(odd)?;
+    let writer = row.try_get::<Option<u64>, _>(1).map_err(odd)?.unwrap_or(highest);
+    Ok(Some(SeenFences::new(Fence::new(highest), Fence::new(writer))))
 }
 
 fn failed(error: sqlx::Error) -> Error {
     if error::number(&error) == Some(error::NO_SUCH_TABLE) {
         let message = format!("the table {TABLE} is missing; `lockkit_mysql::fenced::DDL` makes it");
+        return Error::new(ErrorKind::Misconfigured, message).with_source(error);
+    }
+    if error::number(&error) == Some(error::NO_SUCH_COLUMN) {
+        let message =
+            format!("the table {TABLE} lacks a column: ALTER TABLE {TABLE} ADD writer BIGINT UNSIGNED NULL adds it");
         return Error::new(ErrorKind::Misconfigured, message).with_source(error);
     }
     error::map(error, Sent::Yes)

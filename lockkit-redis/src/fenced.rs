@@ -18,7 +18,8 @@
 //! The value is a plain string at its key; the highest fence stands beside it at `<key>:highest-fence`, without expiry.
 //! The key must not be that of a lock, which it could be if locks have an empty prefix.
 //! Whoever changes the value must do it through the script: a plain `SET` asks for no fence. From another client, or to
-//! change something else than a string, use [`SCRIPT`], or put its first lines in front of a script of your own.
+//! change something else than a string, use [`SCRIPT`], or put its first lines in front of a script of your own. Readers of
+//! such data use [`SHARED_SCRIPT`].
 //!
 //! The data must outlive what it protects against: a server that loses its data forgets the highest fence too. With
 //! locks and data on one server that keeps nothing, both are gone at once, and a writer from before is let in.
@@ -30,20 +31,24 @@ use lockkit_core::{
     Error, ErrorKind, Fence, Result,
     fenced::{Admission, FencedResource},
 };
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
 
 use crate::{
     client::dialer::Dialer,
     config::{RedisConfig, Topology},
     wire::{
         error::{self, Sent},
-        scripts::{self, FENCED},
+        scripts::{self, FENCED, FENCED_SHARED, Script},
     },
 };
 
 /// The script: `KEYS` are the key of the value and that of its fence, `ARGV` the fence in decimal and, to write, the
 /// new value. It returns an empty string if the holder is admitted, else the highest fence that was seen.
 pub const SCRIPT: &str = scripts::FENCED_CODE;
+
+/// The script of a reader's claim: `KEYS` is the key of the value's fence, `ARGV` the reader's fence in decimal. It returns an
+/// empty string if the reader is admitted, else the highest fence of a writer that was seen.
+pub const SHARED_SCRIPT: &str = scripts::FENCED_SHARED_CODE;
 
 /// What is added to the key of a value for the key of its fence.
 const FENCE_KEY: &str = ":highest-fence";
@@ -83,20 +88,34 @@ impl RedisResource {
     }
 
     async fn ask(&self, fence: Fence, value: Option<&[u8]>) -> Result<Admission> {
-        let connection = self.dialer.connection().await?;
         let arguments = 1 + usize::from(value.is_some());
         let mut request = FENCED.by_hash(2, arguments, 2 * self.key.len() + 64 + value.map_or(0, <[u8]>::len));
-        request.arg(&self.key).arg(format!("{}{FENCE_KEY}", self.key)).arg(fence.get());
+        request.arg(&self.key).arg(self.fence_key()).arg(fence.get());
         if let Some(value) = value {
             request.arg(value);
         }
-        let reply = connection.run(&FENCED, &request, false, self.timeout, Sent::Yes).await?;
+        self.run(&FENCED, &request).await
+    }
+
+    async fn ask_shared(&self, fence: Fence) -> Result<Admission> {
+        let mut request = FENCED_SHARED.by_hash(1, 1, self.key.len() + 64);
+        request.arg(self.fence_key()).arg(fence.get());
+        self.run(&FENCED_SHARED, &request).await
+    }
+
+    async fn run(&self, script: &'static Script, request: &Cmd) -> Result<Admission> {
+        let connection = self.dialer.connection().await?;
+        let reply = connection.run(script, request, false, self.timeout, Sent::Yes).await?;
         let highest = redis::from_redis_value::<String>(reply).map_err(|_| error::odd_reply(Sent::Yes))?;
         match highest.parse() {
             _ if highest.is_empty() => Ok(Admission::Admitted),
             Ok(highest) => Ok(Admission::Refused { highest: Fence::new(highest) }),
             Err(_) => Err(error::odd_reply(Sent::Yes)),
         }
+    }
+
+    fn fence_key(&self) -> String {
+        format!("{}{FENCE_KEY}", self.key)
     }
 
     async fn look(&self) -> Result<Option<Vec<u8>>> {
@@ -121,6 +140,10 @@ impl FencedResource for RedisResource {
 
     async fn write(&self, fence: Fence, value: &[u8]) -> Result<Admission> {
         self.ask(fence, Some(value)).await.map_err(|e| self.failed("write", e))
+    }
+
+    async fn claim_shared(&self, fence: Fence) -> Result<Admission> {
+        self.ask_shared(fence).await.map_err(|e| self.failed("claim", e))
     }
 
     async fn read(&self) -> Result<Option<Vec<u8>>> {

@@ -17,7 +17,7 @@
 //!
 //! The value is the data of its node; the highest fence is that of a node beside it, `<path>.highest-fence`. Each change
 //! is one multi-operation that also checks the version of the fence's node, so that it fails if another holder came in
-//! between. Both nodes are persistent; their parents must exist. Whoever changes the value must do it so: a plain
+//! between. The fence of a reader has that of the last writer behind it: `<fence> <writer's fence>`. Both nodes are persistent; their parents must exist. Whoever changes the value must do it so: a plain
 //! `setData` asks for no fence.
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -25,7 +25,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     Error, ErrorKind, Fence, Result,
-    fenced::{Admission, FencedResource, admit},
+    fenced::{Admission, FencedResource, SeenFences},
 };
 use tokio::{sync::Mutex, time::timeout};
 use zookeeper_client::{self as zk, Client, CreateMode, MultiWriteError, MultiWriter};
@@ -58,10 +58,25 @@ struct Shared {
 }
 
 /// The fence's node as it was read.
-struct SeenFence {
-    highest: Fence,
+#[derive(Clone, Copy, Default)]
+struct FenceNode {
+    seen: SeenFences,
     /// `None` if there is no such node.
     version: Option<i32>,
+}
+
+/// What a holder does.
+#[derive(Clone, Copy)]
+enum Act<'a> {
+    /// A reader claims.
+    Read,
+    /// A writer claims.
+    Claim,
+    Write {
+        value: &'a [u8],
+        /// Whether the value's node is there.
+        exists: bool,
+    },
 }
 
 impl ZkResource {
@@ -96,20 +111,28 @@ impl ZkResource {
         format!("{}{FENCE_NODE}", self.path)
     }
 
-    async fn change(&self, fence: Fence, value: Option<&[u8]>) -> Result<Admission> {
+    async fn change(&self, fence: Fence, act: Act<'_>) -> Result<Admission> {
         self.checked()?;
         let client = self.shared.client().await?;
         for _ in 0..ATTEMPTS {
-            // What is read may be old, but the highest fence only grows: who is refused by an old one is refused.
-            let SeenFence { mut highest, version } = self.seen(&client).await?;
-            if let refused @ Admission::Refused { .. } = admit(&mut highest, fence) {
-                return Ok(refused);
-            }
-            let is_there = match value {
-                Some(_) => self.shared.bounded(&client, Sent::ReadOnly, client.check_stat(&self.path)).await?.is_some(),
-                None => true,
+            // What is read may be old, but the highest fences only grow: who is refused by an old one is refused.
+            let before = self.seen(&client).await?;
+            let mut after = before.seen;
+            let admission = match act {
+                Act::Read => after.admit_shared(fence),
+                Act::Claim | Act::Write { .. } => after.admit(fence),
             };
-            let changed = self.multi(&client, fence, version, value, is_there);
+            if !admission.is_admitted() {
+                return Ok(admission);
+            }
+            let act = match act {
+                Act::Write { value, .. } => {
+                    let stat = client.check_stat(&self.path);
+                    Act::Write { value, exists: self.shared.bounded(&client, Sent::ReadOnly, stat).await?.is_some() }
+                }
+                claim => claim,
+            };
+            let changed = self.multi(&client, before, after, act);
             match self.shared.bounded(&client, Sent::Yes, changed).await {
                 Ok(true) => return Ok(Admission::Admitted),
                 Ok(false) => {}
@@ -119,7 +142,7 @@ impl ZkResource {
         Err(Error::new(ErrorKind::Unavailable, "others kept changing the resource; do they hold the lock?"))
     }
 
-    async fn seen(&self, client: &Client) -> Result<SeenFence> {
+    async fn seen(&self, client: &Client) -> Result<FenceNode> {
         let path = self.fence_path();
         let read = async {
             match client.get_data(&path).await {
@@ -128,34 +151,36 @@ impl ZkResource {
             }
         };
         let Some((data, stat)) = self.shared.bounded(client, Sent::ReadOnly, read).await? else {
-            return Ok(SeenFence { highest: Fence::NONE, version: None });
+            return Ok(FenceNode::default());
         };
-        let number = str::from_utf8(&data).ok().and_then(|text| text.parse().ok());
-        let odd = || Error::new(ErrorKind::Unexpected, format!("what is in the node {path} is no fence"));
-        Ok(SeenFence { highest: Fence::new(number.ok_or_else(odd)?), version: Some(stat.version) })
+        let seen = parse(&data)
+            .ok_or_else(|| Error::new(ErrorKind::Unexpected, format!("what is in the node {path} is no fence")))?;
+        Ok(FenceNode { seen, version: Some(stat.version) })
     }
 
     /// Writes the fence, and the value if there is one, in one step; `false` if anything was not as it was read.
     async fn multi(
         &self,
         client: &Client,
-        fence: Fence,
-        version: Option<i32>,
-        value: Option<&[u8]>,
-        is_there: bool,
+        before: FenceNode,
+        after: SeenFences,
+        act: Act<'_>,
     ) -> Result<bool, zk::Error> {
         let options = CreateMode::Persistent.with_acls(self.shared.config.acls());
-        let (path, number) = (self.fence_path(), fence.to_string());
+        let (path, text) = (self.fence_path(), text(after));
         let mut all: MultiWriter<'_> = client.new_multi_writer();
-        match version {
-            None => all.add_create(&path, number.as_bytes(), &options)?,
+        match (before.version, act) {
+            (None, _) => all.add_create(&path, text.as_bytes(), &options)?,
+            // Readers that find their fence there are not in each other's way. The check is a transaction, too: nobody has come
+            // since it was read.
+            (Some(version), Act::Read) if after == before.seen => all.add_check_version(&path, version)?,
             // Also if the fence is the same: the version says that nobody has come since it was read.
-            Some(version) => all.add_set_data(&path, number.as_bytes(), Some(version))?,
+            (Some(version), _) => all.add_set_data(&path, text.as_bytes(), Some(version))?,
         }
-        match value {
-            Some(value) if is_there => all.add_set_data(&self.path, value, None)?,
-            Some(value) => all.add_create(&self.path, value, &options)?,
-            None => {}
+        match act {
+            Act::Write { value, exists: true } => all.add_set_data(&self.path, value, None)?,
+            Act::Write { value, exists: false } => all.add_create(&self.path, value, &options)?,
+            Act::Read | Act::Claim => {}
         }
         match all.commit().await {
             Ok(_) => Ok(true),
@@ -164,7 +189,7 @@ impl ZkResource {
             }
             // The fence's node, or the value's, was deleted since it was read. A missing parent stays missing.
             Err(MultiWriteError::OperationFailed { source: zk::Error::NoNode, .. })
-                if version.is_some() && (value.is_none() || is_there) =>
+                if before.version.is_some() && !matches!(act, Act::Write { exists: false, .. }) =>
             {
                 Ok(false)
             }
@@ -240,16 +265,36 @@ impl Shared {
 #[async_trait]
 impl FencedResource for ZkResource {
     async fn claim(&self, fence: Fence) -> Result<Admission> {
-        self.change(fence, None).await.map_err(|e| self.failed("claim", e))
+        self.change(fence, Act::Claim).await.map_err(|e| self.failed("claim", e))
     }
 
     async fn write(&self, fence: Fence, value: &[u8]) -> Result<Admission> {
-        self.change(fence, Some(value)).await.map_err(|e| self.failed("write", e))
+        let write = self.change(fence, Act::Write { value, exists: false }).await;
+        write.map_err(|e| self.failed("write", e))
+    }
+
+    async fn claim_shared(&self, fence: Fence) -> Result<Admission> {
+        self.change(fence, Act::Read).await.map_err(|e| self.failed("claim", e))
     }
 
     async fn read(&self) -> Result<Option<Vec<u8>>> {
         self.look().await.map_err(|e| self.failed("read", e))
     }
+}
+
+/// What is in the fence's node: the highest fence, and behind it that of the last writer if it is another.
+fn text(seen: SeenFences) -> String {
+    if seen.writer() == seen.highest() {
+        seen.highest().to_string()
+    } else {
+        format!("{} {}", seen.highest(), seen.writer())
+    }
+}
+
+fn parse(data: &[u8]) -> Option<SeenFences> {
+    let text = str::from_utf8(data).ok()?;
+    let (highest, writer) = text.split_once(' ').unwrap_or((text, text));
+    Some(SeenFences::new(Fence::new(highest.parse().ok()?), Fence::new(writer.parse().ok()?)))
 }
 
 impl fmt::Debug for ZkResource {

@@ -74,6 +74,9 @@ pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
 /// The table does not exist.
 pub(crate) const NO_SUCH_TABLE: u16 = 1146;
 
+/// The table has no such column.
+pub(crate) const NO_SUCH_COLUMN: u16 = 1054;
+
 /// Names an error that the server answered, by its number. The server may have answered an error that is not in this list after
 /// the commit.
 fn server_error(number: u16, text: &str, sent: Sent) -> Error {
@@ -107,7 +110,7 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
             let remedy = "`lockkit init`, the option create=true or the statement of `schema::ddl` makes it";
             (ErrorKind::Misconfigured, format!("the table is missing: {text}; {remedy}"))
         }
-        1054 | 1064 | 1366 | 1406 => (ErrorKind::Unexpected, text),
+        NO_SUCH_COLUMN | 1064 | 1366 | 1406 => (ErrorKind::Unexpected, text),
         _ => return Error::new(ErrorKind::Unexpected, format!("error {number}: {text}")).after(sent),
     };
     Error::new(kind, message)

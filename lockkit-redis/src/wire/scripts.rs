@@ -62,6 +62,8 @@ pub(crate) static RECORD_GUARDED: LazyLock<Script> =
     LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/record.lua"))));
 pub(crate) const FENCED_CODE: &str = include_str!("scripts/fenced.lua");
 pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(FENCED_CODE));
+pub(crate) const FENCED_SHARED_CODE: &str = include_str!("scripts/fenced_shared.lua");
+pub(crate) static FENCED_SHARED: LazyLock<Script> = LazyLock::new(|| Script::new(FENCED_SHARED_CODE));
 
 #[cfg(feature = "doctor")]
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/probe.lua")));

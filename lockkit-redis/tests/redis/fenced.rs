@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
     ErrorKind, Fence, LockStore, Locker,
-    fenced::{Admission, FencedResource},
+    fenced::{Admission, FencedResource, SeenFences},
 };
 use lockkit_redis::{RedisStore, fenced::RedisResource};
-use lockkit_testkit::{BoxError, a_frozen_holder_is_refused};
+use lockkit_testkit::{AsyncOpen, BoxError, a_frozen_holder_is_refused, a_frozen_writer_is_refused_after_readers};
 
 use crate::support::{Server, raw};
 
@@ -15,14 +15,69 @@ use crate::support::{Server, raw};
 async fn a_holder_that_was_frozen_past_its_lease_is_refused() {
     let server = Server::start().await;
     let resource = RedisResource::connect(server.config(), "stock/7").await.expect("connect");
-    let url = server.url("");
-    let open = move || {
-        let url = url.clone();
-        async move { Ok::<_, BoxError>(Arc::new(RedisStore::from_url(&url).await?) as Arc<dyn LockStore>) }
-    };
-    let proof = a_frozen_holder_is_refused(open, Arc::new(resource), "stock/7", Duration::from_millis(300)).await;
+    let (open, ttl) = (opens(server.url("")), Duration::from_millis(300));
+    let proof = a_frozen_holder_is_refused(open, Arc::new(resource), "stock/7", ttl).await;
     proof.expect("the late write is refused");
     assert_eq!(raw::<String>(&mut server.raw(), "GET stock/7"), "third");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_was_frozen_is_refused_after_readers() {
+    let server = Server::start().await;
+    let resource = RedisResource::connect(server.config(), "stock/7").await.expect("connect");
+    let (open, ttl) = (opens(server.url("")), Duration::from_millis(300));
+    let proof = a_frozen_writer_is_refused_after_readers(open, Arc::new(resource), "stock/7", ttl).await;
+    proof.expect("the late write is refused, and readers share");
+    assert_eq!(raw::<String>(&mut server.raw(), "GET stock/7"), "second");
+}
+
+/// Clients of the locks' server.
+fn opens(url: String) -> impl AsyncOpen + Clone {
+    move || {
+        let url = url.clone();
+        async move { Ok::<_, BoxError>(Arc::new(RedisStore::from_url(&url).await?) as Arc<dyn LockStore>) }
+    }
+}
+
+/// Whatever was seen before: numbers of one length and of two, of writers alone and of readers above them.
+#[tokio::test]
+async fn the_scripts_keep_the_rule_of_the_core() {
+    let server = Server::start().await;
+    let resource = RedisResource::connect(server.config(), "a").await.expect("connect");
+    let fences = [0, 1, 9, 10, 11, (1 << 53) + 1, u64::MAX - 1, u64::MAX].map(Fence::new);
+    for before in fences {
+        for above in fences {
+            for (fence, is_reader) in fences.into_iter().flat_map(|fence| [(fence, false), (fence, true)]) {
+                let (mut seen, here) =
+                    (SeenFences::default(), resource.at(format!("{before} {above} {fence} {is_reader}")));
+                assert_eq!(here.claim(before).await.expect("claim"), seen.admit(before));
+                assert_eq!(here.claim_shared(above).await.expect("claim"), seen.admit_shared(above));
+                let (claimed, admission) = match is_reader {
+                    true => (here.claim_shared(fence).await, seen.admit_shared(fence)),
+                    false => (here.claim(fence).await, seen.admit(fence)),
+                };
+                let of = format!("{fence} after {before} and {above}, as a reader: {is_reader}");
+                assert_eq!(claimed.expect("claim"), admission, "{of}");
+                // What was remembered shows in what is refused.
+                let (writer, reader) = (here.claim(Fence::NONE).await, here.claim_shared(Fence::NONE).await);
+                assert_eq!(writer.expect("claim"), Admission::Refused { highest: seen.highest() }, "{of}");
+                assert_eq!(reader.expect("claim"), Admission::Refused { highest: seen.writer() }, "{of}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_fence_admits_nobody() {
+    let server = Server::start().await;
+    let resource = RedisResource::connect(server.config(), "a").await.expect("connect");
+    for odd in ["x", "-1", "1,2", "1.5", "12-11", "12x11"] {
+        raw::<String>(&mut server.raw(), &format!("SET a:highest-fence {odd}"));
+        for error in [resource.claim(Fence::new(99)).await, resource.claim_shared(Fence::new(99)).await] {
+            assert_eq!(error.expect_err(odd).kind(), ErrorKind::Unexpected, "{odd}");
+        }
+        assert_eq!(raw::<String>(&mut server.raw(), "GET a:highest-fence"), odd);
+    }
 }
 
 #[tokio::test]

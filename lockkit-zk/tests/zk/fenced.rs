@@ -6,7 +6,9 @@ use lockkit_core::{
     Effect, ErrorKind, Fence, LockStore,
     fenced::{Admission, FencedResource},
 };
-use lockkit_testkit::{BoxError, a_frozen_holder_is_refused, faults::Proxy};
+use lockkit_testkit::{
+    AsyncOpen, BoxError, a_frozen_holder_is_refused, a_frozen_writer_is_refused_after_readers, faults::Proxy,
+};
 use lockkit_zk::{ZkConfig, ZkStore, fenced::ZkResource};
 use tokio::runtime::Runtime;
 
@@ -16,14 +18,55 @@ use crate::support::{Server, eventually, spoil_a_length};
 async fn a_holder_that_was_frozen_past_its_session_is_refused() {
     let server = Server::start().await;
     let resource = ZkResource::connect(server.config(), "/route").await.expect("connect");
-    let url = format!("{}?session=1s", server.0.url());
-    let open = move || {
-        let url = url.clone();
-        async move { Ok::<_, BoxError>(Arc::new(ZkStore::from_url(&url).await?) as Arc<dyn LockStore>) }
-    };
-    let proof = a_frozen_holder_is_refused(open, Arc::new(resource), "route", Duration::from_secs(1)).await;
+    let (open, ttl) = (opens(&server), Duration::from_secs(1));
+    let proof = a_frozen_holder_is_refused(open, Arc::new(resource), "route", ttl).await;
     proof.expect("the late write is refused");
     assert_eq!(server.raw().await.get_data("/route").await.expect("the node").0, b"third");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_was_frozen_is_refused_after_readers() {
+    let server = Server::start().await;
+    let resource = ZkResource::connect(server.config(), "/route").await.expect("connect");
+    let (open, ttl) = (opens(&server), Duration::from_secs(1));
+    let proof = a_frozen_writer_is_refused_after_readers(open, Arc::new(resource), "route", ttl).await;
+    proof.expect("the late write is refused, and readers share");
+    assert_eq!(server.raw().await.get_data("/route").await.expect("the node").0, b"second");
+}
+
+/// Clients whose sessions end soon.
+fn opens(server: &Server) -> impl AsyncOpen + Clone {
+    let url = format!("{}?session=1s", server.0.url());
+    move || {
+        let url = url.clone();
+        async move { Ok::<_, BoxError>(Arc::new(ZkStore::from_url(&url).await?) as Arc<dyn LockStore>) }
+    }
+}
+
+/// Readers that find their fence recorded change nothing, so that any number of them may claim at once.
+#[tokio::test]
+async fn readers_are_not_in_each_others_way() {
+    let server = Server::start().await;
+    let resource = ZkResource::connect(server.config(), "/a").await.expect("connect");
+    resource.write(Fence::new(5), b"a").await.expect("write").ok().expect("admitted");
+    resource.claim_shared(Fence::new(7)).await.expect("claim").ok().expect("admitted");
+    let before = server.raw().await.get_data("/a.highest-fence").await.expect("the node");
+    assert_eq!(before.0, b"7 5");
+    let claims = (0..64_u64).map(|reader| {
+        let resource = resource.clone();
+        tokio::spawn(async move { resource.claim_shared(Fence::new(6 + reader % 2)).await })
+    });
+    for claim in claims.collect::<Vec<_>>() {
+        assert_eq!(claim.await.expect("no panic").expect("an answer"), Admission::Admitted);
+    }
+    assert_eq!(server.raw().await.get_data("/a.highest-fence").await.expect("the node").1.version, before.1.version);
+    assert_eq!(resource.claim(Fence::new(6)).await.expect("claim"), Admission::Refused { highest: Fence::new(7) });
+    resource.claim(Fence::new(8)).await.expect("claim").ok().expect("admitted");
+    assert_eq!(server.raw().await.get_data("/a.highest-fence").await.expect("the node").0, b"8");
+    assert_eq!(
+        resource.claim_shared(Fence::new(7)).await.expect("claim"),
+        Admission::Refused { highest: Fence::new(8) }
+    );
 }
 
 #[tokio::test]

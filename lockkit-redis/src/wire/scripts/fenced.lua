@@ -1,7 +1,7 @@
 -- Admits a holder to a fenced value if no higher fence was seen, and remembers its fence.
 --
 -- KEYS[1]  the value
--- KEYS[2]  the highest fence seen
+-- KEYS[2]  the highest fence seen: "<fence>", or "<fence> <fence of a writer>" if the highest is that of a reader
 -- ARGV[1]  the holder's fence
 -- ARGV[2]  absent: only claim; present: the new value
 --
@@ -9,13 +9,16 @@
 --
 -- Fences are compared as decimal text, shorter ones first: as numbers of Lua they would be exact only up to 2^53.
 
-local highest, fence = redis.call('GET', KEYS[2]) or '', ARGV[1]
+local record, fence = redis.call('GET', KEYS[2]) or '', ARGV[1]
+local highest = string.match(record, '^(%d*) ?%d*$')
+if not highest then
+  return record
+end
 if fence == '0' or #fence < #highest or (#fence == #highest and fence < highest) then
   return highest == '' and '0' or highest
 end
-if fence ~= highest then
-  redis.call('SET', KEYS[2], fence)
-end
+-- Also if it is there already: a server that was made a replica refuses that.
+redis.call('SET', KEYS[2], fence)
 if ARGV[2] then
   redis.call('SET', KEYS[1], ARGV[2])
 end
