@@ -206,7 +206,13 @@ bugs! {
         "modes::the_same_claim_is_one_reader" says "counts twice";
     ReaderHasWritersFence "A reader carries the fence of the last writer." =>
         "modes::fences_order_readers_and_writers" says "not above the writer's",
-        "modes::a_resource_refuses_a_writer_that_readers_came_after" says "the stale writer's write came through";
+        "modes::a_resource_refuses_a_writer_that_readers_came_after" says "the stale writer's write came through",
+        "modes::a_resource_admits_all_that_share_the_lock" says "the writer before them came through";
+    ReaderIgnoresFloor "A reader that joins others has their fence, whatever floor it asked for." =>
+        "modes::a_reader_keeps_the_floor_it_asked_for" says "not above the floor";
+    ReadersFenceNotCounted "What a reader that joins others was given counts for nothing with the next grant." =>
+        "modes::a_reader_keeps_the_floor_it_asked_for" says "came after",
+        "modes::a_resource_admits_all_that_share_the_lock" says "the next writer was refused";
 }
 
 impl Bug {

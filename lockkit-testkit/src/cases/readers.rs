@@ -2,7 +2,10 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use lockkit_core::{Guard, Hold, Lock, LockKey, LockStore, Locker, Mode, Moment, Outcome, Release, Renewed, Token};
+use lockkit_core::{
+    Guard, Hold, Lock, LockKey, LockStore, Locker, Mode, Moment, Outcome, Release, Renewed, Token,
+    fenced::{FencedResource, MemoryResource},
+};
 
 use super::{
     CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, grant, renew, request_as, resource::Resource, seen, wait_for_waiter,
@@ -17,6 +20,8 @@ cases! { "modes":
     a_released_reader_ends_no_other [SHARED] "Releasing one reader's lease leaves those of the others; a writer gets in after the last."
     a_renewal_keeps_no_other_reader [SHARED_TTL] "Renewing one reader's lease does not extend that of another, dead reader."
     fences_order_readers_and_writers [SHARED_FENCES] "The fences of readers lie above those of the writers before them, and below those after (R9)."
+    a_reader_keeps_the_floor_it_asked_for [SHARED_FENCES] "A reader that joins others is strictly above the floor that was asked for, and so is all after it."
+    a_resource_admits_all_that_share_the_lock [SHARED_FENCES] "A resource that checks fences lets in all readers that share the lock, whichever comes first, and refuses them after the next writer."
     a_resource_refuses_a_writer_that_readers_came_after [SHARED_FENCES] "A resource that checks fences refuses a writer once a later reader was there."
 }
 
@@ -129,6 +134,53 @@ async fn fences_order_readers_and_writers(ctx: Ctx) -> CaseResult {
         assert_eq!(three.release().await?, Outcome::Released);
         last = write(locker).await?;
         assert!(last > highest, "a writer's fence {last} is not above the readers' {highest}");
+    }
+    Ok(())
+}
+
+async fn a_reader_keeps_the_floor_it_asked_for(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let one = read(&mine, &name).await?;
+    let above = |floor| other.rw_lock(&name).read().ttl(LONG).fence_above(floor);
+    let mut last = one.fence();
+    for more in [0, 1_000_000] {
+        let floor = last.offset(more);
+        let next = above(floor).try_acquire().await?.ok_or("readers must share")?;
+        assert!(next.fence() > floor, "{} is not above the floor {floor}", next.fence());
+        last = next.fence();
+        assert_eq!(next.release().await?, Outcome::Released);
+    }
+    let joins = read(&other, &name).await?;
+    assert!(joins.fence() >= last, "{} came after {last}", joins.fence());
+    assert_eq!(joins.release().await?, Outcome::Released);
+    assert_eq!(one.release().await?, Outcome::Released);
+    let writer = mine.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+    assert!(writer.fence() > last, "a writer's fence {} is not above the readers' {last}", writer.fence());
+    Ok(())
+}
+
+async fn a_resource_admits_all_that_share_the_lock(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let resource = MemoryResource::new();
+    let write = |locker: &Locker| locker.rw_lock(&name).write().ttl(LONG);
+    let writer = write(&mine).try_acquire().await?.ok_or("free, but refused")?;
+    let before = writer.fence();
+    resource.claim(before).await?.ok()?;
+    assert_eq!(writer.release().await?, Outcome::Released);
+    let one = read(&mine, &name).await?;
+    let two = other.rw_lock(&name).read().ttl(LONG).fence_above(one.fence().offset(1000));
+    let two = two.try_acquire().await?.ok_or("readers must share")?;
+    let readers = [two.fence(), one.fence(), two.fence()];
+    for reader in readers {
+        assert!(resource.claim_shared(reader).await?.is_admitted(), "a reader was refused that has the lock");
+    }
+    assert!(!resource.claim(before).await?.is_admitted(), "the writer before them came through");
+    assert_eq!((one.release().await?, two.release().await?), (Outcome::Released, Outcome::Released));
+    let writer = write(&other).try_acquire().await?.ok_or("free, but refused")?;
+    let next = resource.claim(writer.fence()).await?;
+    assert!(next.is_admitted(), "the next writer was refused: its fence {} is not above {readers:?}", writer.fence());
+    for reader in readers {
+        assert!(!resource.claim_shared(reader).await?.is_admitted(), "a stale reader was let in after a writer");
     }
     Ok(())
 }
