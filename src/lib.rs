@@ -37,7 +37,7 @@ pub use lockkit_core::fenced;
 pub use lockkit_core::Metrics;
 #[cfg(feature = "doctor")]
 pub use lockkit_core::{ClockOffset, Finding, Severity};
-pub use lockkit_core::{Event, Holder, HolderInfo, KeyState, LockKey, Observer, Token};
+pub use lockkit_core::{Event, Holder, HolderInfo, KeyState, LockKey, Observer, Token, Waiter};
 
 // Stores, as they are connected to, wrapped, and asked for what they can do.
 pub use lockkit_core::{

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
-use lockkit::{Holder, KeyState, Liveness};
+use lockkit::{Holder, KeyState, Liveness, Waiter};
 use serde_json::{Value, json};
 
 use crate::{
@@ -38,8 +38,13 @@ pub(crate) fn lock_json(state: &KeyState, tokens: bool) -> Value {
         "held": !state.holders.is_empty(),
         "fence": state.fence.map(|fence| fence.get()),
         "waiters": state.waiters,
+        "queue": state.queue.as_ref().map(|queue| queue.iter().map(waiter_json).collect::<Vec<_>>()),
         "holders": state.holders.iter().map(|holder| holder_json(holder, tokens)).collect::<Vec<_>>(),
     })
+}
+
+fn waiter_json(waiter: &Waiter) -> Value {
+    json!({ "holder": waiter.info.as_str(), "mode": waiter.mode.to_string() })
 }
 
 fn holder_json(holder: &Holder, tokens: bool) -> Value {
@@ -84,9 +89,13 @@ pub(crate) fn plain(text: &str) -> String {
 pub(crate) fn holder(holder: &Holder) -> String {
     match (holder.info.as_str(), holder.token) {
         ("", None) => "a client that is not lockkit".to_owned(),
-        ("", Some(_)) => "somebody".to_owned(),
-        (text, _) => text.to_owned(),
+        (text, _) => named(text).to_owned(),
     }
+}
+
+/// The name of a client, in words.
+pub(crate) fn named(info: &str) -> &str {
+    if info.is_empty() { "somebody" } else { info }
 }
 
 /// What is left of a lease, in words.
@@ -130,7 +139,7 @@ mod tests {
             let info = HolderInfo::new("me");
             let holder = Holder { token, info, mode: Mode::Exclusive, depth: 1, fence: None, remaining };
             let key = LockKey::new("a").expect("a name");
-            let state = KeyState { key, holders: vec![holder], fence: None, waiters: None };
+            let state = KeyState { holders: vec![holder], ..KeyState::unknown(key) };
             assert_eq!(held_by(&state, liveness), expected);
         }
     }

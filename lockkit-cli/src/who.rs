@@ -13,7 +13,8 @@ use crate::{
 ///
 /// A free lock is an answer too: exit status 0.
 ///
-/// With --json: an object with key, held, fence, waiters, and holders: an array of objects with token, holder, foreign
+/// With --json: an object with key, held, fence, waiters, queue: an array of those that wait in order, the next one first and at most
+/// 32, objects with holder and mode; and holders: an array of objects with token, holder, foreign
 /// (true if it is no lockkit client; it has no token), mode, depth, fence, remaining_ms. What is not known is null.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
@@ -35,7 +36,7 @@ pub(crate) fn key(text: &str) -> Result<LockKey, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Exit {
-    let state = block_on(async { Ok(args.store.locker().await?.lock(args.key.as_str()).inspect().await?) })?;
+    let state = block_on(async { Ok(args.store.locker().await?.lock(args.key.as_str()).inspect_queue().await?) })?;
     if args.json {
         print_json(&lock_json(&state, true))?;
     } else {
@@ -58,6 +59,11 @@ pub(crate) fn describe(state: &KeyState) -> String {
     }
     if let Some(waiters) = state.waiters {
         text.push_str(&format!("  {:<8}  {waiters}\n", "waiters"));
+    }
+    for (place, waiter) in
+        state.queue.iter().flatten().zip(1..).map(|(waiter, place)| (format!("next {place}"), waiter))
+    {
+        text.push_str(&format!("  {place:<8}  {} ({})\n", plain(show::named(waiter.info.as_str())), waiter.mode));
     }
     text
 }

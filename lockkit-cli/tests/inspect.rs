@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::json;
-use support::{Line, Redis, Running, code, complaint, lock, stdout};
+use support::{Line, Redis, Running, code, complaint, eventually, lock, stdout};
 
 /// A run that holds a lock until the line says go.
 fn hold(redis: &Redis, key: &str, line: &Line) -> Running {
@@ -72,6 +72,37 @@ fn who_tells_of_free_held_and_foreign_locks() {
     assert_eq!(who["holders"][0]["token"], json!(null));
     let text = stdout(&redis.lockkit(&["who", "k"]).output().unwrap());
     assert!(text.contains("a client that is not lockkit") && text.contains("can't be broken"), "{text}");
+}
+
+#[test]
+fn who_shows_the_queue_in_order() {
+    let redis = Redis::start();
+    let lines = [Line::new(), Line::new(), Line::new()];
+    let modes: [&[&str]; 3] = [&["--write"], &["--read"], &["--fifo"]];
+    let mut running = Vec::new();
+    for (number, (line, mode)) in lines.iter().zip(modes).enumerate() {
+        let holder = format!("number {number}");
+        let arguments = [&["--ttl", "60s", "--holder", holder.as_str()][..], mode].concat();
+        let mut command = redis.run("k", &arguments, "exec 3>$LINE; echo up >&3; read x <$GO");
+        line.give(&mut command);
+        running.push(Running::start(command));
+        if number == 0 {
+            assert_eq!(line.hear(), "up");
+        }
+        eventually("it waits", || redis.who("k")["queue"].as_array().unwrap().len() == number);
+    }
+    let queue = json!([
+        { "holder": "number 1", "mode": "shared" },
+        { "holder": "number 2", "mode": "exclusive" },
+    ]);
+    assert_eq!(redis.who("k")["queue"], queue);
+    let text = stdout(&redis.lockkit(&["who", "k"]).output().unwrap());
+    assert!(text.contains("  next 1    number 1 (shared)\n  next 2    number 2 (exclusive)\n"), "{text}");
+    for (line, running) in lines.iter().zip(running) {
+        line.go();
+        assert_eq!(code(&running.end()), 0);
+    }
+    assert_eq!(redis.who("k")["queue"], json!([]));
 }
 
 #[test]

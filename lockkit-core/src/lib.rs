@@ -55,7 +55,7 @@ pub use {
     owner::Owner,
     store::{
         AcquireRequest, Attempt, Contention, FenceClock, FenceRequest, Holder, KeyState, LockStore, Order, Query,
-        Release, Renewal, Renewed, StoreInfo,
+        Release, Renewal, Renewed, StoreInfo, Waiter,
     },
     thread::OwnThread,
     types::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Token, drift},

@@ -269,7 +269,28 @@ impl Lock {
     pub async fn inspect(&self) -> Result<KeyState> {
         let key = self.key.clone()?;
         let mut states = self.engine.store.inspect(&Query::Keys(vec![key.clone()])).await?;
-        Ok(states.pop().unwrap_or(KeyState { key, holders: Vec::new(), fence: None, waiters: None }))
+        Ok(states.pop().unwrap_or_else(|| KeyState::unknown(key)))
+    }
+
+    /// The same, and who waits for it [in order](Self::fifo): [`KeyState::queue`]. Tasks of one locker wait in a queue of their own,
+    /// and only the first of them in that of the store.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+    /// use lockkit_core::{Locker, MemoryStore};
+    ///
+    /// let lock = Locker::new(MemoryStore::new()).lock("invoice/42").fifo();
+    /// let queue = lock.inspect_queue().await?.queue.expect("this store has queues");
+    /// assert!(queue.is_empty());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect).
+    pub async fn inspect_queue(&self) -> Result<KeyState> {
+        let key = self.key.clone()?;
+        let mut states = self.engine.store.inspect(&Query::Queue(key.clone())).await?;
+        Ok(states.pop().unwrap_or_else(|| KeyState::unknown(key)))
     }
 
     pub(crate) fn store(&self) -> &Arc<dyn LockStore> {

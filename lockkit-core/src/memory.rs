@@ -210,7 +210,7 @@ impl MemoryStore {
     }
 
     fn state_of(&self, table: &Table, key: &LockKey, now: Moment) -> KeyState {
-        let free = || KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: Some(0) };
+        let free = || KeyState { waiters: Some(0), ..KeyState::unknown(key.clone()) };
         let mut state = table.locks.get(key).map_or_else(free, |lock| lock.state(key, now));
         if !self.has_fences() {
             state.fence = None;
@@ -279,6 +279,11 @@ impl LockStore for MemoryStore {
             Query::Prefix(prefix) => {
                 let named = table.locks.keys().filter(|key| key.as_str().starts_with(prefix));
                 named.map(|key| self.state_of(&table, key, now)).filter(|state| !state.holders.is_empty()).collect()
+            }
+            Query::Queue(key) => {
+                let queue = table.locks.get(key).map(|lock| lock.queue_to_show(now)).unwrap_or_default();
+                let queue = self.info.capability.fifo.then_some(queue);
+                vec![KeyState { queue, ..self.state_of(&table, key, now) }]
             }
         })
     }

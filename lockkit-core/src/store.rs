@@ -353,9 +353,12 @@ pub enum Query {
     Keys(Vec<LockKey>),
     /// All locks that are held and whose name starts with this; sorted by name.
     Prefix(String),
+    /// This lock, with those that wait in its queue: one entry, also if it is free. For people that ask: it may cost more than the
+    /// same lock among [`Keys`](Self::Keys).
+    Queue(LockKey),
 }
 
-/// A holder of a lock.
+/// What is known of a lock.
 #[derive(Clone, Debug)]
 pub struct KeyState {
     /// The lock.
@@ -366,6 +369,31 @@ pub struct KeyState {
     pub fence: Option<Fence>,
     /// How many clients wait for it, if the store can tell.
     pub waiters: Option<u32>,
+    /// Those that wait in its queue, the next one first, and at most [`LONGEST_QUEUE`](Self::LONGEST_QUEUE) of them. `None` if
+    /// [`Query::Queue`] did not ask for it, if the store has [no queue](Capability::fifo), or if it can't be read. On most stores
+    /// those that wait in no [order](Order::Any) are counted as waiters, but are not in the queue. The queue may be a moment younger
+    /// than the rest.
+    pub queue: Option<Vec<Waiter>>,
+}
+
+impl KeyState {
+    /// How much of a queue is shown: 32 places.
+    pub const LONGEST_QUEUE: usize = 32;
+
+    /// A lock of which nothing is known.
+    #[must_use]
+    pub fn unknown(key: LockKey) -> Self {
+        Self { key, holders: Vec::new(), fence: None, waiters: None, queue: None }
+    }
+}
+
+/// One that waits in the queue of a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// Its name.
+    pub info: HolderInfo,
+    /// How it is to hold the lock.
+    pub mode: Mode,
 }
 
 /// One holder of a lock.

@@ -61,6 +61,7 @@ impl LockStore for SimStore {
         let key = match query {
             Query::Keys(keys) => keys.first().filter(|_| keys.len() == 1),
             Query::Prefix(_) => None,
+            Query::Queue(key) => Some(key),
         };
         let (fault, calls) = self.asked(Operation::Inspect, &[key]);
         let (world, asked) = (Arc::clone(&self.world), query.clone());

@@ -239,7 +239,7 @@ impl SimStore {
     pub async fn state(&self, name: &str) -> Result<KeyState> {
         let key = LockKey::new(name)?;
         let mut states = self.world.inner.inspect(&Query::Keys(vec![key.clone()])).await?;
-        Ok(states.pop().unwrap_or(KeyState { key, holders: Vec::new(), fence: None, waiters: None }))
+        Ok(states.pop().unwrap_or_else(|| KeyState::unknown(key)))
     }
 
     /// The calls of this client so far, in the order in which they were made.

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::queue::{ClaimQueue, QueuedClaim};
 use crate::{
     AcquireRequest, Claim, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest, Hold, Holder, HolderInfo,
-    KeyState, LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token,
+    KeyState, LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, Waiter,
 };
 
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ impl LockState {
         }
         self.admit_limit(claim)?;
         let is_waiting = request.order == Order::Fifo && !request.wait.is_zero();
-        let wake = is_waiting.then(|| self.queue.keep(claim, now));
+        let wake = is_waiting.then(|| self.queue.keep(claim, &request.holder, now));
         // Who has no place passes nobody that has one. Who has one gets in if all before it could, too: a reader does not
         // wait for the reader before it to wake up.
         let may_pass = self.queue.is_empty() || self.queue.has(claim);
@@ -158,7 +158,13 @@ impl LockState {
             holders: live.map(|lease| lease.holder(now)).collect(),
             fence: Some(self.fence).filter(|fence| *fence > 0).map(Fence::new),
             waiters: Some(self.waiting(now)),
+            queue: None,
         }
+    }
+
+    /// Those that wait in order.
+    pub(super) fn queue_to_show(&self, now: Moment) -> Vec<Waiter> {
+        self.queue.waiters(now).take(KeyState::LONGEST_QUEUE).collect()
     }
 
     /// Has those ask again whose turn it is.

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::sync::Notify;
 
-use crate::{Claim, Mode, Moment, Token};
+use crate::{Claim, HolderInfo, Mode, Moment, Token, Waiter};
 
 /// How long a place is kept for a claim that does not ask again. Those that wait do so every two seconds.
 const PLACE: Duration = Duration::from_secs(6);
@@ -16,6 +16,7 @@ pub(super) struct ClaimQueue(VecDeque<QueuedClaim>);
 #[derive(Debug)]
 pub(super) struct QueuedClaim {
     claim: Claim,
+    info: HolderInfo,
     ends: Moment,
     /// Notified when it seems to be the claim's turn.
     wake: Arc<Notify>,
@@ -23,14 +24,14 @@ pub(super) struct QueuedClaim {
 
 impl ClaimQueue {
     /// Keeps the claim's place from now on, the last one if it had none; returns what wakes it.
-    pub(super) fn keep(&mut self, claim: &Claim, now: Moment) -> Arc<Notify> {
+    pub(super) fn keep(&mut self, claim: &Claim, info: &HolderInfo, now: Moment) -> Arc<Notify> {
         let ends = now + PLACE;
         if let Some(place) = self.0.iter_mut().find(|place| place.claim == *claim) {
             place.ends = ends;
             return Arc::clone(&place.wake);
         }
         let wake = Arc::new(Notify::new());
-        self.0.push_back(QueuedClaim { claim: claim.clone(), ends, wake: Arc::clone(&wake) });
+        self.0.push_back(QueuedClaim { claim: claim.clone(), info: info.clone(), ends, wake: Arc::clone(&wake) });
         wake
     }
 
@@ -56,6 +57,12 @@ impl ClaimQueue {
     pub(super) fn len(&self, now: Moment) -> u32 {
         let live = self.0.iter().filter(|place| now < place.ends).count();
         u32::try_from(live).unwrap_or(u32::MAX)
+    }
+
+    /// All that wait, the first in front, for people to see.
+    pub(super) fn waiters(&self, now: Moment) -> impl Iterator<Item = Waiter> {
+        let live = self.0.iter().filter(move |place| now < place.ends);
+        live.map(|place| Waiter { info: place.info.clone(), mode: place.claim.mode })
     }
 
     pub(super) fn has(&self, claim: &Claim) -> bool {

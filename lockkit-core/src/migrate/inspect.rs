@@ -30,6 +30,8 @@ impl Dual {
         for holder in &mut state.holders {
             holder.info = self.unmark(&holder.info);
         }
+        // Nobody waits in order for a lock of two stores.
+        state.queue = None;
         state
     }
 }
@@ -37,7 +39,7 @@ impl Dual {
 /// The states of both stores, each lock once; a holder of both is one.
 fn merge(query: &Query, old: Vec<KeyState>, new: Vec<KeyState>) -> Vec<KeyState> {
     match query {
-        Query::Keys(_) => old.into_iter().zip(new).map(|(old, new)| one(old, new)).collect(),
+        Query::Keys(_) | Query::Queue(_) => old.into_iter().zip(new).map(|(old, new)| one(old, new)).collect(),
         Query::Prefix(_) => {
             let mut by_key: BTreeMap<LockKey, KeyState> =
                 old.into_iter().map(|state| (state.key.clone(), state)).collect();

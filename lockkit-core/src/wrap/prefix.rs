@@ -97,6 +97,7 @@ impl<S: LockStore> LockStore for Prefix<S> {
         let inner = match query {
             Query::Keys(keys) => Query::Keys(keys.iter().map(|key| self.key(key)).collect::<Result<_>>()?),
             Query::Prefix(prefix) => Query::Prefix(format!("{}{prefix}", self.prefix)),
+            Query::Queue(key) => Query::Queue(self.key(key)?),
         };
         let states = self.inner.inspect(&inner).await?;
         // A lock whose whole name is the prefix belongs to the wrapped store's own users: it has no name in here.

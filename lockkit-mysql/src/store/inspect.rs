@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lockkit_core::{KeyState, LockKey, Query, Result};
+use lockkit_core::{KeyState, LockKey, Query, Result, Waiter};
 use sqlx::mysql::MySqlRow;
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     wire::{
         error::Sent,
         name::{after_prefix, to_column},
-        row::LockRow,
+        row::{self, LockRow},
         statements::Size,
     },
 };
@@ -29,13 +29,15 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
         Query::Keys(keys) => {
             for keys in keys.chunks(Size::MOST) {
                 let mut connection = store.pool.connection(ConnectionClass::Common, Bound::new(store.timeout)).await?;
-                let found =
-                    read(store, &mut connection, &keys.iter().collect::<Vec<_>>(), store.info.capability.fifo).await?;
-                // A name may stand in the query twice.
-                states.extend(keys.iter().map(|key| match found.get(to_column(key)) {
-                    Some(lock) => lock.clone().into_state(key.clone()),
-                    None => KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: None },
-                }));
+                states.extend(named(store, &mut connection, keys).await?);
+            }
+        }
+        Query::Queue(key) => {
+            let mut connection = store.pool.connection(ConnectionClass::Common, Bound::new(store.timeout)).await?;
+            states = named(store, &mut connection, std::slice::from_ref(key)).await?;
+            if store.info.capability.fifo {
+                let queue = queue(store, &mut connection, key).await?;
+                states.iter_mut().for_each(|state| state.queue = Some(queue.clone()));
             }
         }
         Query::Prefix(prefix) => {
@@ -54,6 +56,24 @@ pub(crate) async fn inspect(store: &MySqlStore, query: &Query) -> Result<Vec<Key
         }
     }
     Ok(states)
+}
+
+/// The states of these locks, in order; there are at most [`Size::MOST`].
+async fn named(store: &MySqlStore, connection: &mut Connection, keys: &[LockKey]) -> Result<Vec<KeyState>> {
+    let found = read(store, connection, &keys.iter().collect::<Vec<_>>(), store.info.capability.fifo).await?;
+    // A name may stand in the query twice.
+    let state = |key: &LockKey| match found.get(to_column(key)) {
+        Some(lock) => lock.clone().into_state(key.clone()),
+        None => KeyState::unknown(key.clone()),
+    };
+    Ok(keys.iter().map(state).collect())
+}
+
+/// Those that wait for a lock in order.
+async fn queue(store: &MySqlStore, connection: &mut Connection, key: &LockKey) -> Result<Vec<Waiter>> {
+    let most = u32::try_from(KeyState::LONGEST_QUEUE).unwrap_or(u32::MAX);
+    let statement = |question| store.statements.queue().bind(question).bind(to_column(key)).bind(most);
+    connection.numbered_rows(statement).await?.iter().map(row::waiter).collect()
 }
 
 /// The rows of these locks by their names, without locks that have no row, and with the claims on them if these are wanted. There are at most [`Size::MOST`] locks.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lockkit_core::{
     Claim, Contention, Fence, Hold, Holder, HolderInfo, KeyState, LockKey, LossReason, Mode, Moment, Result, Token,
+    Waiter,
 };
 use sqlx::{Row, mysql::MySqlRow};
 
@@ -106,7 +107,7 @@ impl LockRow {
     pub(crate) fn into_state(self, key: LockKey) -> KeyState {
         let holders = self.shares.unwrap_or_else(|| self.lease.into_iter().map(StoredLease::into_holder).collect());
         let fence = Some(self.last).filter(|last| *last > 0).map(Fence::new);
-        KeyState { key, holders, fence, waiters: self.waiters }
+        KeyState { holders, fence, waiters: self.waiters, ..KeyState::unknown(key) }
     }
 
     /// The state to show, if the row was made by lockkit.
@@ -159,6 +160,11 @@ fn share(row: &MySqlRow) -> Result<Option<Holder>> {
         fence: Some(Fence::new(column(row, 15)?)),
         remaining: Some(Duration::from_micros(u64::try_from(remaining).unwrap_or(0))),
     }))
+}
+
+/// One that waits, as [`Statements::queue`](crate::wire::statements::Statements::queue) reads it.
+pub(crate) fn waiter(row: &MySqlRow) -> Result<Waiter> {
+    Ok(Waiter { info: HolderInfo::new(column(row, 3)?), mode: order::mode(column(row, 1)?, column(row, 2)?) })
 }
 
 /// Why a lease is not the claim's, given the lease that was found.

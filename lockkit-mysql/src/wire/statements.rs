@@ -45,6 +45,7 @@ pub(crate) struct Statements {
     lapsed_claims: Arc<str>,
     inspect_claims: [Arc<str>; SIZES.len()],
     page_claims: Arc<str>,
+    queue: Arc<str>,
 }
 
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
@@ -114,6 +115,11 @@ impl Statements {
                      AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?";
                 text(with_claims(table, page, &claims, "l.resource_name"))
             },
+            queue: text(format!(
+                "SELECT {NUMBER}, w.mode, w.permits, w.node_info FROM {table} AS l STRAIGHT_JOIN {claims} AS w FORCE INDEX (turns) \
+                 ON w.lock_id = l.id WHERE l.resource_name = ? AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6) \
+                 ORDER BY w.place LIMIT ?"
+            )),
             lapsed_claims: text(format!(
                 "SELECT DISTINCT {NUMBER}, lock_id FROM {claims} WHERE lock_id > ? AND {LAPSED} ORDER BY lock_id LIMIT ?"
             )),
@@ -180,6 +186,11 @@ impl Statements {
     /// The same as [`page`](Self::page), likewise.
     pub(crate) fn page_claims(&self) -> Statement<'static> {
         query(&self.page_claims)
+    }
+
+    /// Reads those that wait for a lock in order, the next one first. Arguments: the question, the name, how many.
+    pub(crate) fn queue(&self) -> Statement<'static> {
+        query(&self.queue)
     }
 
     /// Reads ids of locks on which there are claims that lapsed a while ago. Arguments: the question, the id before the

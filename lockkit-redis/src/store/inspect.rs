@@ -2,19 +2,19 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use lockkit_core::{Fence, Holder, HolderInfo, KeyState, LockKey, Mode, Query, Result};
+use lockkit_core::{ErrorKind, Fence, Holder, HolderInfo, KeyState, LockKey, Mode, Query, Result, Waiter};
 use redis::{Pipeline, Value};
 
 use crate::{
     client::{
         connection::Connection,
-        node::{Node, Sorted},
+        node::{Node, Route, Sorted},
     },
     store::RedisStore,
     wire::{
         error::{self, Sent},
         name, redirect,
-        scripts::{INSPECT, SHARERS},
+        scripts::{INSPECT, SHARERS, WAITERS},
         value::{self, Stored, StoredLease},
     },
 };
@@ -31,6 +31,11 @@ const ROUNDS: u32 = 3;
 pub(crate) async fn inspect(store: &RedisStore, query: &Query) -> Result<Vec<KeyState>> {
     match query {
         Query::Keys(keys) => Ok(read(store, keys).await?.into_iter().map(|(state, _)| state).collect()),
+        Query::Queue(key) => {
+            let mut states = read(store, std::slice::from_ref(key)).await?;
+            let queue = queue(store, key).await?;
+            Ok(states.pop().map(|(state, _)| KeyState { queue, ..state }).into_iter().collect())
+        }
         Query::Prefix(start) => {
             let mut names = BTreeSet::new();
             for node in store.nodes.all().await? {
@@ -170,6 +175,35 @@ async fn sharers_at(store: &RedisStore, connection: &Connection, locks: &[String
     sharers
 }
 
+/// Those that wait for a lock in order; `None` if the user may not read that.
+async fn queue(store: &RedisStore, key: &LockKey) -> Result<Option<Vec<Waiter>>> {
+    let lock = store.names.lock(key);
+    let mut route = store.nodes.route(&lock).await?;
+    loop {
+        match queue_at(store, &route, &lock).await {
+            Ok(queue) => return Ok(Some(queue)),
+            Err(e) if e.kind() == ErrorKind::Denied => return Ok(None),
+            Err(e) => route = store.nodes.follow(route, e).await?,
+        }
+    }
+}
+
+async fn queue_at(store: &RedisStore, route: &Route, lock: &str) -> Result<Vec<Waiter>> {
+    let connection = route.node.dialer.connection().await?;
+    let mut script = WAITERS.by_hash(2, 1, 2 * lock.len() + 80);
+    script.arg(&name::waiters(lock)).arg(KeyState::LONGEST_QUEUE);
+    let reply = connection.run(&WAITERS, &script, route.asking, store.timeout, Sent::ReadOnly).await?;
+    let parts: Vec<Vec<u8>> = redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
+    let waiter = |pair: &[Vec<u8>]| match pair {
+        [mode, lease] => match Stored::parse(lease) {
+            Stored::Lease(lease) => Some(Waiter { info: lease.holder, mode: value::mode(str::from_utf8(mode).ok()?)? }),
+            _ => None,
+        },
+        _ => None,
+    };
+    Ok(parts.chunks(2).filter_map(waiter).collect())
+}
+
 /// The leases that share a lock, and those that wait.
 #[derive(Debug, Default)]
 struct Sharers {
@@ -227,7 +261,7 @@ impl Read<'_> {
         // The first in the queue listens on the lock's channel, too.
         let queued = self.sharers.map_or(0, |sharers| sharers.queued);
         let waiters = self.subscribers.map(|others| queued + others.saturating_sub(queued.min(1)));
-        (KeyState { key: key.clone(), holders, fence, waiters }, is_lock)
+        (KeyState { holders, fence, waiters, ..KeyState::unknown(key.clone()) }, is_lock)
     }
 }
 

@@ -177,6 +177,11 @@ pub(crate) fn sharers(lock: &str) -> [String; 3] {
     ["members", "leases", "queue"].map(|word| beside(lock, word))
 }
 
+/// Those of them that `waiters.lua` reads.
+pub(crate) fn waiters(lock: &str) -> [String; 2] {
+    ["queue", "places"].map(|word| beside(lock, word))
+}
+
 /// What there is of a lock with this key beside its counter.
 fn beside(lock: &str, word: &str) -> String {
     let mut key = String::with_capacity(lock.len() + word.len() + COUNTER_END.len() + 4);

@@ -54,6 +54,7 @@ pub(crate) static QUEUE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
 pub(crate) static EPOCH: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/epoch.lua").into()));
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
 pub(crate) static SHARERS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/sharers.lua")));
+pub(crate) static WAITERS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/waiters.lua")));
 /// Its last key is the one that `writable` deletes.
 pub(crate) static RECORD: LazyLock<Script> =
     LazyLock::new(|| Script::new(concat!(writable!(), include_str!("scripts/record.lua"))));

@@ -110,7 +110,13 @@ fn push_number(text: &mut String, number: u32) {
 fn sharing(value: &[u8]) -> Option<Mode> {
     let (mode, fence) = str::from_utf8(value).ok()?.strip_prefix('#')?.split_once(':')?;
     number(fence.as_bytes())?;
-    match mode.split_at_checked(1)? {
+    self::mode(mode).filter(|mode| *mode != Mode::Exclusive)
+}
+
+/// A mode as `queue.lua` spells it.
+pub(crate) fn mode(text: &str) -> Option<Mode> {
+    match text.split_at_checked(1)? {
+        ("x", "") => Some(Mode::Exclusive),
         ("s", "") => Some(Mode::Shared),
         ("p", limit) => Some(Mode::Permit { limit: limit.parse().ok()? }),
         _ => None,

@@ -259,6 +259,27 @@ async fn a_waiter_that_is_gone_is_passed_by() {
     dead.abort();
 }
 
+/// A place that nobody asked for in time is over, though nobody has removed it yet.
+#[tokio::test]
+async fn a_place_that_is_over_is_not_shown() {
+    let server = Server::start().await;
+    let (holder, waiter) = (Locker::new(server.store().await), Locker::new(server.store().await));
+    let _guard = holder.lock("a").fifo().acquire().await.expect("acquire");
+    let mode = kind(&waiter, 2).1;
+    let waiting = tokio::spawn(async move { kind(&waiter, 2).0.acquire().await.map(drop) });
+    waits(&holder, 1).await;
+    // Forty places that ended long ago, more than one look takes, in front of the one that waits.
+    let [queue, places] = ["queue", "places"].map(|word| format!("{{lockkit:a}}:{word}:fence"));
+    for number in 0..40 {
+        let token = format!("{number:032x}");
+        raw::<u32>(&mut server.raw(), &format!("ZADD {queue} {number} {token}"));
+        raw::<u32>(&mut server.raw(), &format!("HSET {places} {token} x|1000|1|1|1000|0|:1:gone"));
+    }
+    let shown = holder.lock("a").inspect_queue().await.expect("inspect").queue.expect("a queue");
+    assert_eq!(shown.iter().map(|waiter| waiter.mode).collect::<Vec<_>>(), [mode]);
+    waiting.abort();
+}
+
 /// A writer that is gone does not keep readers from those that hold the lock.
 #[tokio::test]
 async fn readers_pass_a_writer_that_is_gone() {
@@ -433,9 +454,15 @@ async fn a_user_may_be_refused_what_they_need() {
         assert_eq!(error.kind(), lockkit_core::ErrorKind::Denied, "{mode}: {error}");
     }
     assert_eq!(locker.lock("a").acquire().await.expect("acquire").release().await.expect("release"), Outcome::Released);
+    // Who holds the lock can be read all the same.
+    let guard = locker.lock("a").acquire().await.expect("acquire");
+    let state = locker.lock("a").inspect_queue().await.expect("inspect");
+    assert!(state.holders.len() == 1 && state.queue.is_none(), "{state:?}");
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     // What docs/backends/redis.md asks for.
     raw::<()>(&mut root, &format!("{user} {QUEUE_PERMISSIONS}"));
     let locker = connect().await;
+    assert!(locker.lock("a").inspect_queue().await.expect("inspect").queue.is_some_and(|queue| queue.is_empty()));
     for number in 0..7 {
         let guard = kind(&locker, number).0.acquire().await.expect("acquire");
         let waiting = kind(&locker, 0).0.acquire_within(Duration::from_millis(20)).await.expect("ask");

@@ -52,6 +52,7 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
             let of_key = |at: usize| views.iter().filter_map(move |view| view.get(at)).collect();
             keys.iter().enumerate().map(|(at, key)| merge(quorum, key, of_key(at), silent)).collect()
         }
+        Query::Queue(key) => vec![merge(quorum, key, views.iter().flatten().collect(), silent)],
         Query::Prefix(_) => {
             let mut by_key: BTreeMap<&LockKey, Vec<&KeyState>> = BTreeMap::new();
             for state in views.iter().flatten() {
@@ -83,6 +84,8 @@ fn merge(quorum: &Quorum, key: &LockKey, states: Vec<&KeyState>, silent: usize) 
         holders: holders.map(|shown| as_one(quorum, &shown)).collect(),
         fence: states.iter().filter_map(|state| state.fence).max(),
         waiters: states.iter().filter_map(|state| state.waiters).max(),
+        // An order over several nodes would be a consensus: there is none.
+        queue: None,
     }
 }
 

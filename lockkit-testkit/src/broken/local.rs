@@ -115,10 +115,11 @@ impl LockStore for LocalStore {
         let (now, mut table) = (self.now(), self.table());
         let keys: Vec<_> = match query {
             Query::Keys(keys) => keys.clone(),
+            Query::Queue(key) => vec![key.clone()],
             Query::Prefix(prefix) => table.held(prefix).into_iter().map(|(_, key)| key).collect(),
         };
         let states = keys.iter().map(|key| table.state(key.as_str(), key, now));
-        Ok(states.filter(|state| matches!(query, Query::Keys(_)) || !state.holders.is_empty()).collect())
+        Ok(states.filter(|state| !matches!(query, Query::Prefix(_)) || !state.holders.is_empty()).collect())
     }
 
     fn records(&self) -> Vec<Box<dyn Records + '_>> {

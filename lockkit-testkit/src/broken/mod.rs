@@ -129,7 +129,14 @@ bugs! {
         "fairness::a_waiter_that_asks_again_keeps_its_place" says "lost its place";
     CancelledStays "Who gave up keeps its place in the queue until that ends by itself." =>
         "fairness::a_cancelled_waiter_leaves_the_line" says "still waits behind one that gave up",
+        "fairness::a_waiter_that_gave_up_is_not_shown" says "is still shown to wait",
         "fairness::readers_go_on_when_a_writer_gives_up" says "still waits behind one that gave up";
+    ShowsQueueBackwards "Those that wait are shown in another order than they came." =>
+        "fairness::the_queue_is_shown_in_order" says "shown in another order than they came";
+    HidesQueue "A queue is kept, but not shown." =>
+        "lifecycle::a_queue_is_shown_where_there_is_one" says "its queue is not shown";
+    ShowsWholeQueue "However long a queue is, all of it is shown." =>
+        "fairness::a_long_queue_is_shown_in_part" says "so many are shown of";
     ReaderPassesWriter "A reader gets in beside other readers, although a writer waits." =>
         "fairness::a_waiting_writer_is_not_passed" says "a reader passed those that wait";
     TryBarges "A try takes what is free at that moment, whoever waits." =>

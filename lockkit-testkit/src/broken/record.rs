@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lockkit_core::{AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, Mode, Moment, Order, Token};
+use lockkit_core::{AcquireRequest, Claim, Fence, FenceClock, Holder, HolderInfo, Mode, Moment, Order, Token, Waiter};
 
 use super::Bug;
 
@@ -213,6 +213,12 @@ impl LockRecord {
             Some(place) => place.ends = ends,
             None => self.queue.push_back(QueuedClaim { token, mode, ends, info: request.holder.clone() }),
         }
+    }
+
+    /// Those that wait in order, the next one first.
+    pub(super) fn waiters(&self, most: usize) -> Vec<Waiter> {
+        let waiters = self.queue.iter().map(|place| Waiter { info: place.info.clone(), mode: place.mode });
+        waiters.take(most).collect()
     }
 
     /// Gives up the claim's place in the queue, if it has one.

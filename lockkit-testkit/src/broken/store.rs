@@ -329,6 +329,11 @@ impl LockStore for SimpleStore {
                     states.push(self.ask(key, BOUND, step).await?);
                 }
             }
+            Query::Queue(key) => {
+                let asked = key.clone();
+                let step = move |table: &mut Table, name: &str, now| table.state_with_queue(name, &asked, now);
+                states.push(self.ask(key, BOUND, step).await?);
+            }
             Query::Prefix(prefix) => {
                 let prefix = prefix.clone();
                 let any = LockKey::new("prefix")?;

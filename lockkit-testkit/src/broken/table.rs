@@ -163,7 +163,22 @@ impl Table {
             holders: record.leases.iter().take(shown).map(|lease| lease.holder(now)).collect(),
             fence: Some(record.fence).filter(|fence| *fence > 0).map(Fence::new),
             waiters: None,
+            queue: None,
         }
+    }
+
+    /// The state of a lock, with those that wait.
+    pub(super) fn state_with_queue(&mut self, name: &str, key: &LockKey, now: Moment) -> KeyState {
+        // BUG: a thousand wait, and a thousand are sent.
+        let most = if self.has(Bug::ShowsWholeQueue) { usize::MAX } else { KeyState::LONGEST_QUEUE };
+        let mut queue = self.record(name, now).waiters(most);
+        // BUG: who came last stands in front.
+        if self.has(Bug::ShowsQueueBackwards) {
+            queue.reverse();
+        }
+        // BUG: nobody is told of it.
+        let queue = (!self.has(Bug::HidesQueue)).then_some(queue);
+        KeyState { queue, ..self.state(name, key, now) }
     }
 
     /// The names and keys of the held locks whose key starts with `prefix`.

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use lockkit_core::{
-    ErrorKind, HolderInfo, Locker, LossReason, Outcome, Query, Release, Renewal, Renewed, Token, drift,
+    ErrorKind, HolderInfo, LockKey, Locker, LossReason, Outcome, Query, Release, Renewal, Renewed, Token, drift,
 };
 
 use super::{CaseResult, Ctx, LONG, assert_taken, cases, grant, request, seen, take};
+use crate::BoxError;
 
 cases! { "lifecycle":
     a_free_lock_is_granted [NOTHING] "A free lock is granted at once, with what the ttl leaves of validity."
@@ -17,6 +18,7 @@ cases! { "lifecycle":
     names_do_not_interfere [NOTHING] "Locks of different names have nothing to do with each other."
     many_rounds_leave_nothing_behind [NOTHING] "Taking and releasing a lock again and again leaves it free."
     the_holder_is_shown_while_it_holds [NOTHING] "Who holds a lock can be read while it is held, and not after."
+    a_queue_is_shown_where_there_is_one [NOTHING] "A lock can be read with its queue, free or held, and all else is as without; a store without order shows none."
     held_locks_are_listed_by_prefix [NOTHING] "All held locks of a prefix are listed by name, and only those."
     a_lease_is_taken_up_by_its_token [NOTHING] "A lease that was let go of is taken up by its token, with a higher fence; where leases may end with the session, both are refused."
     a_renewal_may_change_the_name_that_is_shown [NOTHING] "A renewal with a name makes the store show that one, also after renewals without; nothing else changes."
@@ -114,6 +116,28 @@ async fn the_holder_is_shown_while_it_holds(ctx: Ctx) -> CaseResult {
     assert_eq!(guard.release().await?, Outcome::Released);
     assert!(seen(&other.lock(&name)).await?.holders.is_empty());
     Ok(())
+}
+
+async fn a_queue_is_shown_where_there_is_one(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let shown = async |holders: &[Token]| {
+        let states = other.inspect(&Query::Queue(LockKey::new(name.as_str())?)).await?;
+        assert_eq!(states.iter().map(|state| state.key.as_str()).collect::<Vec<_>>(), [name.as_str()]);
+        let state = &states[0];
+        match other.info().capability.fifo {
+            true => assert!(state.queue.as_ref().is_some_and(Vec::is_empty), "its queue is not shown: {state:?}"),
+            false => assert!(state.queue.is_none(), "there is no order, and so no queue: {state:?}"),
+        }
+        let tokens: Vec<_> = state.holders.iter().filter_map(|holder| holder.token).collect();
+        assert_eq!(tokens, holders, "{state:?}");
+        assert!(seen(&other.lock(&name)).await?.queue.is_none(), "nobody asked for the queue");
+        Ok::<_, BoxError>(())
+    };
+    shown(&[]).await?;
+    let guard = take(&mine, &name, LONG).await?;
+    shown(&[guard.token()]).await?;
+    assert_eq!(guard.release().await?, Outcome::Released);
+    shown(&[]).await
 }
 
 async fn held_locks_are_listed_by_prefix(ctx: Ctx) -> CaseResult {

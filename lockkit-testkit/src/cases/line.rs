@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Attempt, Guard, Lock, Outcome};
+use lockkit_core::{Attempt, Guard, HolderInfo, KeyState, Lock, Locker, Mode, Outcome, Release, Waiter};
 use tokio::{sync::Barrier, task::JoinHandle, time::timeout};
 
 use super::{CaseResult, Ctx, LONG, PLACE, SLACK, UNTOLD, cases, modes::TWO, request_as, seen, take, wait_for_waiters};
@@ -19,6 +19,9 @@ cases! { "fairness":
     a_try_passes_no_waiting_writer [SHARED] "A reader's try gets nothing while a writer waits, although other readers have the lock."
     a_try_takes_no_permit_from_those_that_wait [PERMITS] "A try gets no permit while somebody waits, although one is left."
     a_cancelled_waiter_leaves_the_line [FIFO] "A waiter that gave up holds up nobody behind it."
+    the_queue_is_shown_in_order [SHARED] "Those that wait are shown in the order in which they will get in, each by its name and mode."
+    a_long_queue_is_shown_in_part [FIFO] "Of a long queue the first 32 are shown; all are counted."
+    a_waiter_that_gave_up_is_not_shown [FIFO] "A waiter that gave up is not shown in the queue; those behind it are."
     readers_go_on_when_a_writer_gives_up [SHARED] "When a waiting writer gives up, the readers behind it get in beside those that hold the lock."
     a_place_that_nobody_asks_for_ends [FIFO_TTL] "The place of a claim that does not ask again ends after 6 s."
     a_waiter_that_asks_again_keeps_its_place [FIFO_TTL] "A waiter keeps its place for as long as it waits."
@@ -193,6 +196,91 @@ async fn a_cancelled_waiter_leaves_the_line(ctx: Ctx) -> CaseResult {
     gives_up.abort();
     assert_eq!(guard.release().await?, Outcome::Released);
     assert_goes_on(next).await
+}
+
+async fn the_queue_is_shown_in_order(ctx: Ctx) -> CaseResult {
+    let (mine, name) = (ctx.locker().await?, ctx.name());
+    let guard = mine.rw_lock(&name).write().ttl(LONG).try_acquire().await?.ok_or("free, but refused")?;
+    let mut line = Waiters::before(mine.lock(&name));
+    let mut came = Vec::new();
+    for (who, mode) in [
+        ("a reader: 1|2", Mode::Shared),
+        ("a writer", Mode::Exclusive),
+        ("", Mode::Exclusive),
+        ("another reader ü", Mode::Shared),
+    ] {
+        let locker = named(&ctx, who).await?;
+        let lock = if mode == Mode::Shared { locker.rw_lock(&name).read() } else { locker.lock(&name).fifo() };
+        line.join(who, lock).await?;
+        came.push(Waiter { info: HolderInfo::new(who), mode });
+        let shown = queue(&mine.lock(&name)).await?;
+        assert_eq!(shown, came, "the queue is shown in another order than they came");
+    }
+    assert_eq!(guard.release().await?, Outcome::Released);
+    line.finish().await?;
+    assert_eq!(queue(&mine.lock(&name)).await?, [], "nobody waits any more");
+    Ok(())
+}
+
+async fn a_long_queue_is_shown_in_part(ctx: Ctx) -> CaseResult {
+    let (store, mine, key) = (ctx.store().await?, ctx.locker().await?, ctx.key()?);
+    let guard = take(&mine, key.as_str(), LONG).await?;
+    let mut waiting = Vec::new();
+    for number in 0..KeyState::LONGEST_QUEUE + 3 {
+        let mut asked = request_as(&key, Mode::Exclusive, LONG)?;
+        (asked.wait, asked.holder) = (LONG, HolderInfo::new(&format!("number {number}")));
+        let store = Arc::clone(&store);
+        waiting.push(tokio::spawn(async move {
+            // As the core does: it keeps the place, and gives it up when it got the lock.
+            while let Attempt::Contended(_) = store.acquire(&asked).await? {}
+            store.release(&asked.claim).await
+        }));
+    }
+    let all = u32::try_from(waiting.len())?;
+    wait_for_waiters(&mine.lock(key.as_str()), all).await?;
+    let state = mine.lock(key.as_str()).inspect_queue().await?;
+    let shown = state.queue.ok_or("its queue is not shown")?;
+    assert_eq!(shown.len(), KeyState::LONGEST_QUEUE, "so many are shown of {all}");
+    assert!(state.waiters.is_none_or(|waiters| waiters >= all), "{:?} are counted of {all}", state.waiters);
+    assert_eq!(guard.release().await?, Outcome::Released);
+    for waiter in waiting {
+        assert!(matches!(waiter.await??, Release::Released { .. }));
+    }
+    Ok(())
+}
+
+async fn a_waiter_that_gave_up_is_not_shown(ctx: Ctx) -> CaseResult {
+    let (mine, name) = (ctx.locker().await?, ctx.name());
+    let _guard = take(&mine, &name, LONG).await?;
+    let mut waiting = Vec::new();
+    for (who, count) in [("first", 1), ("second", 2), ("third", 3)] {
+        let lock = named(&ctx, who).await?.lock(&name).ttl(LONG).fifo();
+        waiting.push(tokio::spawn(async move { lock.acquire().await.map(drop) }));
+        wait_for_waiters(&mine.lock(&name), count).await?;
+    }
+    waiting[1].abort();
+    let gave_up = Instant::now();
+    let shown = loop {
+        let shown: Vec<_> = queue(&mine.lock(&name)).await?.into_iter().map(|waiter| waiter.info).collect();
+        if !shown.contains(&HolderInfo::new("second")) {
+            break shown;
+        }
+        // A place that nobody gives up lasts longer.
+        assert!(gave_up.elapsed() < SOON, "one that gave up is still shown to wait");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(shown, ["first", "third"].map(HolderInfo::new), "the others wait as before");
+    waiting.iter().for_each(JoinHandle::abort);
+    Ok(())
+}
+
+/// A client with this name.
+async fn named(ctx: &Ctx, name: &str) -> Result<Locker, BoxError> {
+    Ok(Locker::shared_builder(ctx.store().await?).holder(HolderInfo::new(name)).build())
+}
+
+async fn queue(lock: &Lock) -> Result<Vec<Waiter>, BoxError> {
+    Ok(lock.inspect_queue().await?.queue.ok_or("its queue is not shown")?)
 }
 
 async fn readers_go_on_when_a_writer_gives_up(ctx: Ctx) -> CaseResult {

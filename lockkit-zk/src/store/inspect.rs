@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, ErrorKind, Holder, KeyState, LockKey, Mode, Query, Result};
+use lockkit_core::{Error, ErrorKind, Holder, KeyState, LockKey, Mode, Query, Result, Waiter};
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
@@ -28,6 +28,11 @@ pub(crate) async fn inspect(store: &ZkStore, query: &Query) -> Result<Vec<KeySta
     let (session, bound) = (store.session().await?, store.timeout());
     let states = match query {
         Query::Keys(keys) => states(&session, keys, bound).await?,
+        Query::Queue(key) => {
+            let path = session.names.lock(key);
+            let children = children(session.list(&path, bound).await)?;
+            vec![state(&session, key, &path, children, Show::Queue, bound).await?]
+        }
         Query::Prefix(prefix) => {
             let mut keys = keys(&session, bound).await?;
             keys.retain(|key| key.as_str().starts_with(prefix));
@@ -53,10 +58,18 @@ async fn states(session: &Session, keys: &[LockKey], bound: Duration) -> Result<
             paths.iter().map(|path| Box::pin(session.client.list_children(path)) as Answer<'_, _>).collect();
         for ((key, path), queue) in keys.iter().zip(&paths).zip(queues) {
             let children = children(session.read(bound, queue).await)?;
-            states.push(state(session, key, path, children, bound).await?);
+            states.push(state(session, key, path, children, Show::Holders, bound).await?);
         }
     }
     Ok(states)
+}
+
+/// How much of a lock is to be shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Show {
+    Holders,
+    /// And those that wait.
+    Queue,
 }
 
 async fn state(
@@ -64,18 +77,24 @@ async fn state(
     key: &LockKey,
     path: &str,
     mut children: Vec<String>,
+    show: Show,
     bound: Duration,
 ) -> Result<KeyState> {
     for _ in 0..LOOKS {
         let (nodes, waiters) = queue::holders(&children);
         if nodes.is_empty() {
-            return Ok(KeyState { key: key.clone(), holders: Vec::new(), fence: None, waiters: Some(0) });
+            let queue = (show == Show::Queue).then(Vec::new);
+            return Ok(KeyState { waiters: Some(0), queue, ..KeyState::unknown(key.clone()) });
         }
         let holders = holders(session, path, &nodes, queue::has_record(&children), bound).await?;
         if !holders.is_empty() {
             let fence = holders.iter().filter_map(|holder| holder.fence).max();
             let waiters = Some(u32::try_from(waiters).unwrap_or(u32::MAX));
-            return Ok(KeyState { key: key.clone(), holders, fence, waiters });
+            let queue = match show {
+                Show::Holders => None,
+                Show::Queue => Some(queue(session, path, &children, bound).await?),
+            };
+            return Ok(KeyState { key: key.clone(), holders, fence, waiters, queue });
         }
         children = session.list(path, bound).await.map_err(|failure| read_only(&failure))?;
     }
@@ -91,15 +110,8 @@ async fn holders(
     bound: Duration,
 ) -> Result<Vec<Holder>> {
     let (mut holders, record_path) = (Vec::with_capacity(nodes.len()), format!("{path}/{FENCE}"));
-    let paths: Vec<_> = nodes.iter().map(|node| format!("{path}/{node}")).collect();
-    let data = |path| Box::pin(session.client.get_data(path)) as Answer<'_, (Vec<u8>, Stat)>;
-    // All are on their way before any is awaited.
-    let asked: Vec<_> = paths.iter().map(|path| data(path)).collect();
-    let record = recorded.then(|| data(&record_path));
-    let mut seen = Vec::with_capacity(nodes.len());
-    for answer in asked {
-        seen.push(present(session.read(bound, answer).await)?);
-    }
+    let record = recorded.then(|| data(session, &record_path));
+    let seen = all(session, path, nodes, bound).await?;
     let record = match record {
         None => Some(FenceRecord::NONE),
         Some(record) => match present(session.read(bound, record).await)? {
@@ -111,6 +123,33 @@ async fn holders(
         holders.push(holder(node, &data, &stat, record));
     }
     Ok(holders)
+}
+
+/// Those that wait, the next one first, without those that are gone by now.
+async fn queue(session: &Session, path: &str, children: &[String], bound: Duration) -> Result<Vec<Waiter>> {
+    let mut nodes = queue::waiters(children);
+    nodes.truncate(KeyState::LONGEST_QUEUE);
+    let seen = all(session, path, &nodes, bound).await?;
+    let waiter = |(node, seen): (&&str, Option<(Vec<u8>, Stat)>)| {
+        seen.map(|(data, _)| Waiter { info: value::holder(&data), mode: name::mode(node) })
+    };
+    Ok(nodes.iter().zip(seen).filter_map(waiter).collect())
+}
+
+/// What is in these nodes; `None` for those that are gone by now.
+async fn all(session: &Session, path: &str, nodes: &[&str], bound: Duration) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
+    let paths: Vec<_> = nodes.iter().map(|node| format!("{path}/{node}")).collect();
+    // All are on their way before any is awaited.
+    let asked: Vec<_> = paths.iter().map(|path| data(session, path)).collect();
+    let mut seen = Vec::with_capacity(nodes.len());
+    for answer in asked {
+        seen.push(present(session.read(bound, answer).await)?);
+    }
+    Ok(seen)
+}
+
+fn data<'a>(session: &'a Session, path: &'a str) -> Answer<'a, (Vec<u8>, Stat)> {
+    Box::pin(session.client.get_data(path))
 }
 
 /// What a node says.

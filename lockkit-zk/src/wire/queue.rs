@@ -117,16 +117,25 @@ pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
 /// The nodes that hold the lock, in their order, and how many wait behind them.
 pub(crate) fn holders(children: &[String]) -> (Vec<&str>, usize) {
     let mut queue = sorted(children.iter());
+    let waiters = queue.split_off(beside(&queue)).len();
+    (queue, waiters)
+}
+
+/// The nodes that wait, the next one first.
+pub(crate) fn waiters(children: &[String]) -> Vec<&str> {
+    let mut queue = sorted(children.iter());
+    queue.split_off(beside(&queue))
+}
+
+/// How many in front of a queue hold the lock together.
+fn beside(queue: &[&str]) -> usize {
     let first = queue.first().map_or(Mode::Exclusive, |child| name::mode(child));
     let most = match first {
         Mode::Shared => usize::MAX,
         Mode::Permit { limit } => most(limit),
         _ => 1,
     };
-    let beside = queue.iter().take(most).take_while(|child| name::mode(child) == first).count();
-    let waiters = queue.len() - beside;
-    queue.truncate(beside);
-    (queue, waiters)
+    queue.iter().take(most).take_while(|child| name::mode(child) == first).count()
 }
 
 /// The nodes of the claim whose nodes begin like this.
@@ -250,6 +259,11 @@ mod tests {
             while !all.is_empty() {
                 let holding: Vec<_> = all.iter().filter(|own| place(&all, own) == Position::Holds).collect();
                 assert_eq!(holders(&all).0, holding, "{all:?}");
+                assert_eq!(
+                    (holders(&all).0.len() + waiters(&all).len(), holders(&all).1),
+                    (all.len(), waiters(&all).len())
+                );
+                assert!(waiters(&all).is_sorted_by_key(|node| key(node)), "{all:?}");
                 let mode = name::mode(holding[0]);
                 assert!(holding.iter().all(|held| name::mode(held) == mode), "{holding:?}");
                 let most = match mode {
