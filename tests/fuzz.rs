@@ -121,6 +121,7 @@ enum Call {
     Release,
     Inspect,
     InspectPrefix,
+    InspectQueue,
 }
 
 fn call() -> impl Strategy<Value = Call> {
@@ -133,6 +134,7 @@ fn call() -> impl Strategy<Value = Call> {
         Call::Release,
         Call::Inspect,
         Call::InspectPrefix,
+        Call::InspectQueue,
     ])
 }
 
@@ -235,6 +237,7 @@ async fn one_case(
             Call::Release => drop(store.release(&mine).await),
             Call::Inspect => drop(store.inspect(&Query::Keys(vec![held.key.clone(), mine.key.clone()])).await),
             Call::InspectPrefix => drop(store.inspect(&Query::Prefix(String::new())).await),
+            Call::InspectQueue => drop(store.inspect(&Query::Queue(held.key.clone())).await),
         }
     };
     timeout(BOUND, asked).await.map_err(|_| format!("{call:?} does not end"))?;

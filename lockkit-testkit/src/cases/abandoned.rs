@@ -185,7 +185,7 @@ async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -
                 answer => Ok(answer.is_none()),
             }
         }
-        Call::Inspect | Call::InspectPrefix => {
+        Call::Inspect | Call::InspectPrefix | Call::InspectQueue => {
             Ok(leave(store.inspect(&scene.query(call)), polls, fate, proxy).await.is_none())
         }
         Call::ReadRecord => {

@@ -145,7 +145,7 @@ async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: 
                 answer => passing(answer)?,
             }
         }
-        Call::Inspect | Call::InspectPrefix => inspect(scene, call, begin).await?,
+        Call::Inspect | Call::InspectPrefix | Call::InspectQueue => inspect(scene, call, begin).await?,
         Call::ReadRecord => read_record(ctx, scene, begin).await?,
         Call::MakeRecord | Call::ChangeRecord => set_record(ctx, scene, call, begin).await?,
     }
@@ -246,7 +246,7 @@ async fn release(ctx: &Ctx, scene: &Scene, call: Call, begin: impl AsyncFnOnce()
 
 async fn inspect(scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
     let mut keys = vec![scene.theirs.key.clone(), scene.mine.key.clone()];
-    if call == Call::InspectPrefix {
+    if call != Call::Inspect {
         keys.remove(0);
     }
     begin().await?;

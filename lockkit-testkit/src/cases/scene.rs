@@ -54,6 +54,7 @@ pub(super) enum Call {
     ReleaseForeign,
     Inspect,
     InspectPrefix,
+    InspectQueue,
     /// A renewal for which the client has to connect first.
     Connect,
     ReadRecord,
@@ -63,7 +64,7 @@ pub(super) enum Call {
 
 impl Call {
     /// Those about locks.
-    pub(super) const LOCKS: [Self; 17] = [
+    pub(super) const LOCKS: [Self; 18] = [
         Self::AcquireNew,
         Self::AcquireKnown,
         Self::AcquireHeld,
@@ -75,6 +76,7 @@ impl Call {
         Self::ReleaseForeign,
         Self::Inspect,
         Self::InspectPrefix,
+        Self::InspectQueue,
         Self::Connect,
         Self::InOrder,
         Self::WaitInOrder,
@@ -344,6 +346,7 @@ impl Scene {
     pub(super) fn query(&self, call: Call) -> Query {
         match call {
             Call::InspectPrefix => Query::Prefix(self.mine.key.as_str().to_owned()),
+            Call::InspectQueue => Query::Queue(self.mine.key.clone()),
             _ => Query::Keys(vec![self.theirs.key.clone(), self.mine.key.clone()]),
         }
     }
