@@ -39,7 +39,7 @@ pub async fn a_frozen_holder_is_refused(
     resource.claim(guard.fence()).await?.ok()?;
     expect(resource.read().await?.as_deref() == Some(b"first"), "the second holder does not see the first's write")?;
     resource.write(guard.fence(), b"second").await?.ok()?;
-    frozen.is_refused(guard.fence()).await?;
+    frozen.goes_on(guard.fence()).await?;
     expect(resource.read().await?.as_deref() == Some(b"second"), "the late write did something")?;
     resource.write(guard.fence(), b"third").await?.ok()?;
     expect(resource.read().await?.as_deref() == Some(b"third"), "the second holder can't write any more")?;
@@ -74,7 +74,7 @@ pub async fn a_frozen_writer_is_refused_after_readers(
     resource.claim_shared(two.fence()).await?.ok()?;
     // The lower one last: it takes nothing from what the other has shut out.
     expect(resource.claim_shared(one.fence()).await?.is_admitted(), SHARES)?;
-    frozen.is_refused(two.fence()).await?;
+    frozen.goes_on(two.fence()).await?;
     expect(resource.read().await?.as_deref() == Some(b"first"), "the late write did something")?;
     let readers = [one.fence(), two.fence()];
     _ = (one.release().await?, two.release().await?);
@@ -161,7 +161,7 @@ impl Frozen {
     }
 
     /// Lets it go on: it finds that another came with this fence.
-    async fn is_refused(self, highest: Fence) -> Result<(), BoxError> {
+    async fn goes_on(self, highest: Fence) -> Result<(), BoxError> {
         self.thaw.send(())?;
         let late = tokio::task::spawn_blocking(|| self.thread.join()).await?.map_err(|_| PANICKED)??;
         expect(late.write == Admission::Refused { highest }, "the late write was not refused")?;

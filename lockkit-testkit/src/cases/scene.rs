@@ -92,7 +92,8 @@ impl Call {
         let capability = &store.info().capability;
         match self {
             Self::Replace => !capability.resume,
-            Self::InOrder | Self::WaitInOrder => !capability.fifo,
+            // Without queues it is the question for one key, which another call asks.
+            Self::InOrder | Self::WaitInOrder | Self::InspectQueue => !capability.fifo,
             Self::Share | Self::RenewShared | Self::ReleaseShared => !capability.shared,
             _ => false,
         }
@@ -100,7 +101,15 @@ impl Call {
 
     /// Whether it is about a lock that is shared or has an order.
     pub(super) fn is_of_kinds(self) -> bool {
-        matches!(self, Self::InOrder | Self::WaitInOrder | Self::Share | Self::RenewShared | Self::ReleaseShared)
+        matches!(
+            self,
+            Self::InOrder
+                | Self::WaitInOrder
+                | Self::InspectQueue
+                | Self::Share
+                | Self::RenewShared
+                | Self::ReleaseShared
+        )
     }
 
     /// A request for a lock of the kind that the call is about.
