@@ -12,7 +12,6 @@ const REDLOCK_ROSTER: &str = "src/redlock/roster.rs";
 const REDLOCK_NODE: &str = "lockkit-redlock/src/client/node.rs";
 const REDLOCK_FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
 const REDIS_QUEUE: &str = "lockkit-redis/src/wire/scripts/queue.lua";
-const REDIS_FENCED: &str = "lockkit-redis/src/wire/scripts/fenced_shared.lua";
 const MYSQL_FENCED: &str = "lockkit-mysql/src/fenced.rs";
 const REDIS_SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
 const REDIS_ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
@@ -486,17 +485,17 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "last_writer_redis",
         does: "A resource in Redis remembers the last writer beside a reader",
-        file: REDIS_FENCED,
-        code: "record = «fence .. ' ' .. writer»",
-        without: "fence",
+        file: REDIS_SCRIPTS,
+        code: "Script::new(«FENCED_SHARED_CODE»)",
+        without: r#"&*FENCED_SHARED_CODE.replace("fence .. ' ' .. writer", "fence").leak()"#,
         noticed_by: "lockkit-redis/redis::fenced::the_scripts_keep_the_rule_of_the_core",
     },
     Safeguard {
         name: "last_writer_mysql",
         does: "A resource in MySQL remembers the last writer beside readers",
         file: MYSQL_FENCED,
-        code: "IF(fence < {fence}, «COALESCE(writer, fence)», writer)",
-        without: "fence",
+        code: r#"("0", «format!("IF(fence < {fence}, COALESCE(writer, fence), writer)")»)"#,
+        without: r#"format!("IF(fence < {fence}, fence, writer)")"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::readers_and_writers_that_come_at_once_are_admitted_in_some_order",
     },
 ];
