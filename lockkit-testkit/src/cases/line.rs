@@ -231,17 +231,29 @@ async fn a_long_queue_is_shown_in_part(ctx: Ctx) -> CaseResult {
         (asked.wait, asked.holder) = (LONG, HolderInfo::new(&format!("number {number}")));
         let store = Arc::clone(&store);
         waiting.push(tokio::spawn(async move {
-            // As the core does: it keeps the place, and gives it up when it got the lock.
-            while let Attempt::Contended(_) = store.acquire(&asked).await? {}
-            store.release(&asked.claim).await
+            // As the core does: it keeps the place, also after an error that passes, and gives it up when it got the lock.
+            loop {
+                match store.acquire(&asked).await {
+                    Ok(Attempt::Granted(_)) => return store.release(&asked.claim).await,
+                    Ok(Attempt::Contended(_)) => {}
+                    Err(error) if error.is_retryable() => {}
+                    Err(error) => return Err(error),
+                }
+            }
         }));
     }
     let all = u32::try_from(waiting.len())?;
     wait_for_waiters(&mine.lock(key.as_str()), all).await?;
-    let state = mine.lock(key.as_str()).inspect_queue().await?;
-    let shown = state.queue.ok_or("its queue is not shown")?;
-    assert_eq!(shown.len(), KeyState::LONGEST_QUEUE, "so many are shown of {all}");
-    assert!(state.waiters.is_none_or(|waiters| waiters >= all), "{:?} are counted of {all}", state.waiters);
+    // On a busy machine a place may lapse before its claim asks again, and come anew.
+    loop {
+        let state = mine.lock(key.as_str()).inspect_queue().await?;
+        let shown = state.queue.ok_or("its queue is not shown")?.len();
+        assert!(shown <= KeyState::LONGEST_QUEUE, "{shown} are shown of {all}");
+        if shown == KeyState::LONGEST_QUEUE && state.waiters.is_none_or(|waiters| waiters >= all) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     assert_eq!(guard.release().await?, Outcome::Released);
     for waiter in waiting {
         assert!(matches!(waiter.await??, Release::Released { .. }));
