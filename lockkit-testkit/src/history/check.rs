@@ -224,11 +224,11 @@ impl<'a> Sweep<'a> {
         match &event.what {
             What::Claimed { key, by, fence, admitted } => {
                 self.shows(event, by, key, *fence);
-                self.report.refused += u64::from(!admitted && self.is_alone(by, key, *fence));
+                self.report.refused += u64::from(!admitted && !self.shares(by, key, *fence));
                 self.keys.entry(key).or_default().records.push(event.clone());
             }
             What::Updated { key, by, fence, admitted, .. } => {
-                self.report.refused += u64::from(!admitted && self.is_alone(by, key, *fence));
+                self.report.refused += u64::from(!admitted && !self.shares(by, key, *fence));
                 self.report.admitted += u64::from(*admitted);
                 if !self.writes.recorded(by, key, *fence, *admitted) {
                     self.broken(Rule::Record, event, key, &format!("{by} has not asked for this write"));
@@ -251,7 +251,7 @@ impl<'a> Sweep<'a> {
         let before = grant.fence.checked_sub(1).filter(|before| *before != 0);
         // Those who share a lock may have numbers that follow each other, and nothing is handed over.
         grant.handed =
-            grant.mode == Mode::Exclusive && before.is_some_and(|before| self.is_alone(worker(process), key, before));
+            grant.mode == Mode::Exclusive && before.is_some_and(|before| self.alone(worker(process), key, before));
         self.report.handed_over += u64::from(grant.handed);
         self.fences.insert((process, key, grant.fence), grant.mode);
         self.fences.insert((worker(process), key, grant.fence), grant.mode);
@@ -338,8 +338,13 @@ impl<'a> Sweep<'a> {
     }
 
     /// Whether a process was granted this fence for itself alone.
-    fn is_alone(&self, process: &str, key: &str, fence: u64) -> bool {
+    fn alone(&self, process: &str, key: &str, fence: u64) -> bool {
         self.fences.get(&(process, key, fence)) == Some(&Mode::Exclusive)
+    }
+
+    /// Whether a process was granted this fence together with others.
+    fn shares(&self, process: &str, key: &str, fence: u64) -> bool {
+        self.fences.get(&(process, key, fence)).is_some_and(|mode| *mode != Mode::Exclusive)
     }
 
     fn broken(&mut self, rule: Rule, event: &Event, key: &str, text: &str) {
