@@ -71,6 +71,8 @@ pub(crate) struct RawConnection {
     runtime: Id,
     /// Set while a question is open, and again if an answer turned out to belong to another one.
     in_doubt: bool,
+    /// Set when an answer turned out to belong to another question.
+    is_out_of_step: bool,
     /// The last claim that a question was about.
     claim: Option<Token>,
     /// The number of the last question.
@@ -102,6 +104,7 @@ impl RawConnection {
             timer: Box::pin(sleep_until(now)),
             runtime,
             in_doubt: false,
+            is_out_of_step: false,
             claim: None,
             asked: FIRST_QUESTION,
             probed: Some(now),
@@ -132,7 +135,7 @@ impl RawConnection {
 
     /// The answer belonged to another question: the one to the last question may be still to come.
     pub(crate) fn out_of_step(&mut self) {
-        self.in_doubt = true;
+        (self.in_doubt, self.is_out_of_step) = (true, true);
     }
 
     /// The answer was read to its end, and was a refusal. That has no number, and could have come twice: so the connection
@@ -181,26 +184,29 @@ impl RawConnection {
     }
 
     /// Waits until the server is done with what was asked, and closes the connection.
-    ///
-    /// The driver reads the answer that is still to come before it sends anything. That does not do where an answer came twice, or
-    /// where the driver keeps no account of it, as when it prepares a statement. So the server is asked until an answer has the
-    /// number of one of these questions: it answers in order.
     pub(crate) async fn finish_and_close(mut self, patience: Duration) {
-        let last = self.asked;
+        // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping, the
+        // server is then done with the statement, or stands still and may do it later.
         let finish = async {
-            for number in last + 1..=last + MOST_PROBES {
-                let ask = self.driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
-                match understood(ask).await {
-                    Ok(rows) if rows.iter().any(|row| number_of(row).is_some_and(|number| number > last)) => return,
-                    // The server has gone, or stands still and may do later what was asked.
-                    Err(sqlx::Error::Io(_)) => return,
-                    _ => {}
-                }
-            }
-            // No statement waits for longer than this patience.
-            pending::<()>().await;
+            if self.is_out_of_step { self.find_step().await } else { drop(understood(self.driver.ping()).await) }
         };
         drop(timeout(patience, finish).await);
+    }
+
+    /// Asks until an answer has the number of one of these questions: the server answers in order. It does not return if there is no
+    /// such answer: then the server is known to be done when the patience is over, for no statement waits as long.
+    async fn find_step(&mut self) {
+        let last = self.asked;
+        for number in last + 1..=last + MOST_PROBES {
+            let ask = self.driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
+            match understood(ask).await {
+                Ok(rows) if rows.iter().any(|row| number_of(row).is_some_and(|number| number > last)) => return,
+                // The server has gone, or stands still and may do later what was asked.
+                Err(sqlx::Error::Io(_)) => return,
+                _ => {}
+            }
+        }
+        pending::<()>().await;
     }
 }
 

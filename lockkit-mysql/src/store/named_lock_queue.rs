@@ -24,6 +24,7 @@ use std::{
 use lockkit_core::{LockKey, Token, store::unpoisoned};
 use tokio::{
     runtime::Handle,
+    task::AbortHandle,
     time::{Instant, sleep_until},
 };
 
@@ -64,8 +65,9 @@ pub(crate) struct NamedLockQueues {
 pub(super) struct KnownQueues {
     pub(super) queues: HashMap<LockKey, NamedLockQueue>,
     cleared: Instant,
-    /// Whether a task looks after the named locks that holders have.
+    /// Whether a task looks after the named locks that holders have, and what ends it.
     pub(super) watched: bool,
+    pub(super) watch: Option<AbortHandle>,
 }
 
 /// A lock's queue, as this store knows it.
@@ -121,7 +123,12 @@ impl NamedLockQueues {
             table: table.to_owned(),
             timeout,
             refused: AtomicBool::new(false),
-            known: Mutex::new(KnownQueues { queues: HashMap::new(), cleared: Instant::now(), watched: false }),
+            known: Mutex::new(KnownQueues {
+                queues: HashMap::new(),
+                cleared: Instant::now(),
+                watched: false,
+                watch: None,
+            }),
         }
     }
 
@@ -196,6 +203,14 @@ impl NamedLockQueues {
         // Writing to a string can't fail.
         _ = write!(name, "{hash:016x}");
         name
+    }
+}
+
+impl Drop for KnownQueues {
+    fn drop(&mut self) {
+        if let Some(watch) = &self.watch {
+            watch.abort();
+        }
     }
 }
 

@@ -36,13 +36,16 @@ impl NamedLockQueues {
     /// named locks any more. On a lock that is taken and released all the time it sleeps.
     pub(super) fn watch(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else { return };
-        if !mem::replace(&mut unpoisoned(&self.known).watched, true) {
+        let is_watched = mem::replace(&mut unpoisoned(&self.known).watched, true);
+        if !is_watched {
             let mut watch = Watch(Arc::downgrade(self));
-            runtime.spawn(async move {
+            // A runtime that is about to end drops it at once.
+            let task = runtime.spawn(async move {
                 while let Some(next) = watch.next_end() {
                     sleep_until(next).await;
                 }
             });
+            unpoisoned(&self.known).watch = Some(task.abort_handle());
         }
     }
 
