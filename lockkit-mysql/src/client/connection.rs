@@ -270,7 +270,9 @@ impl Connection {
                     // After most errors it could go on, but errors are rare, and a new connection is in a known state.
                     self.hang_up();
                 } else {
-                    // It broke, or the driver did not understand the answer, and the server may still run the statement.
+                    // It broke, or the driver did not understand the answer, which may be one to another question. The server may
+                    // still run the statement.
+                    self.raw.iter_mut().for_each(RawConnection::out_of_step);
                     self.idle.broke();
                 }
                 Err(refusal)

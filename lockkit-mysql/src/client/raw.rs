@@ -71,7 +71,7 @@ pub(crate) struct RawConnection {
     runtime: Id,
     /// Set while a question is open, and again if an answer turned out to belong to another one.
     in_doubt: bool,
-    /// Set when an answer turned out to belong to another question.
+    /// Set when an answer turned out to belong to another question, or can't be understood.
     is_out_of_step: bool,
     /// The last claim that a question was about.
     claim: Option<Token>,

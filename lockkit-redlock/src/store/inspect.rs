@@ -37,7 +37,7 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
             Next::TimeUp => {
                 calls
                     .pending()
-                    .for_each(|node| errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes)));
+                    .for_each(|node| errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::ReadOnly)));
                 break;
             }
             Next::End => break,

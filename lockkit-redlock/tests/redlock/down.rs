@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Release, Renewed,
+    AcquireRequest, Attempt, Effect, ErrorKind, LockStore, Locker, LossReason, Outcome, Query, Release, Renewed,
 };
 use lockkit_redlock::{Node, NodeErrors, RedlockConfig, RedlockStore};
 use lockkit_sim::{Fault, Operation, SimStore};
@@ -205,6 +205,11 @@ async fn a_majority_frozen_is_an_error_within_the_node_timeout() {
     let error = attempt(&store, &mine).await.expect_err("two of five are no majority");
     assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown), "{error}");
     assert!(start.elapsed() < Duration::from_secs(1), "not the two seconds of the nodes: {:?}", start.elapsed());
+    // To look has no effect, by the word of each node, too.
+    let unseen = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect_err("two of five are no majority");
+    assert_eq!(unseen.effect(), Effect::None, "{unseen}");
+    let said = NodeErrors::of(&unseen).expect("each node's error");
+    assert!(said.iter().count() == 3 && said.iter().all(|node| node.error.effect() == Effect::None), "{said:?}");
     // What is held up at the proxies takes effect when it comes through, and its release comes through behind it.
     store.release(&mine).await.expect_err("two of five are no majority");
     cluster.proxies[..3].iter().for_each(|proxy| proxy.heal());
