@@ -17,8 +17,8 @@
 //!
 //! The value is the data of its node; the highest fence is that of a node beside it, `<path>.highest-fence`. Each change
 //! is one multi-operation that also checks the version of the fence's node, so that it fails if another holder came in
-//! between. The fence of a reader has that of the last writer behind it: `<fence> <writer's fence>`. Both nodes are persistent; their parents must exist. Whoever changes the value must do it so: a plain
-//! `setData` asks for no fence.
+//! between. The fence of a reader has that of the last writer behind it: `<fence> <writer's fence>`. Both nodes are persistent;
+//! their parents must exist. Every client that changes the value must do it so: a plain `setData` asks for no fence.
 
 use std::{fmt, sync::Arc, time::Duration};
 
