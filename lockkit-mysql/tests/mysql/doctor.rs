@@ -147,7 +147,7 @@ async fn a_missing_table_of_claims_is_found(ctx: Arc<Ctx>) {
 
 async fn unused_rows_are_counted(ctx: Arc<Ctx>) {
     let server = durable(&ctx, &[]).await;
-    let store = lockkit_mysql::MySqlStore::connect(config(&server)).await.expect("connect");
+    let store = lockkit_mysql::MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
     let mine = claim();
     hold(&store, &mine).await;
     free(&store, &mine).await;

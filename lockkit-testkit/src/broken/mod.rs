@@ -136,7 +136,7 @@ bugs! {
     HidesQueue "A queue is kept, but not shown." =>
         "lifecycle::a_queue_is_shown_where_there_is_one" says "its queue is not shown";
     ShowsWholeQueue "However long a queue is, all of it is shown." =>
-        "fairness::a_long_queue_is_shown_in_part" says "so many are shown of";
+        "fairness::a_long_queue_is_shown_in_part" says "are shown of";
     ReaderPassesWriter "A reader gets in beside other readers, although a writer waits." =>
         "fairness::a_waiting_writer_is_not_passed" says "a reader passed those that wait";
     TryBarges "A try takes what is free at that moment, whoever waits." =>
