@@ -394,6 +394,29 @@ async fn a_store_that_is_not_needed_any_more_delays_no_release() -> Result<()> {
 }
 
 #[tokio::test]
+async fn each_holder_is_shown_by_its_own_name_and_the_phase() -> Result<()> {
+    let world = World::started().await?;
+    let client = world.client().await?;
+    let marked = async |name: &str, holder: &str| {
+        let asked = AcquireRequest { holder: HolderInfo::new(holder), ..request(name) };
+        let Attempt::Granted(_) = client.acquire(&asked).await? else { panic!("the lock is free") };
+        let state = world.old.inspect(&Query::Keys(vec![LockKey::new(name)?])).await?.remove(0);
+        let (plain, mark) = state.holders[0].info.as_str().rsplit_once(" ~").expect("a mark");
+        assert_eq!(plain, holder);
+        Ok::<_, Error>(mark.rsplit_once(':').expect("a phase").1.to_owned())
+    };
+    for (name, holder) in [("a", "one"), ("b", "other"), ("c", "one")] {
+        assert_eq!(marked(name, holder).await?, "old");
+    }
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    for (name, holder) in [("d", "other"), ("e", "one")] {
+        assert_eq!(marked(name, holder).await?, "both");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn fences_rise_through_every_phase() -> Result<()> {
     let world = World::with_durable_home().await?;
     let mut last = Fence::NONE;

@@ -30,7 +30,7 @@ impl Dual {
         let record = self.confirmed().await?;
         // What an earlier claim of this client left must not keep it out.
         self.clear_up(self.aside(request.ttl), |claim| claim.key == request.claim.key).await;
-        let entry = self.claims.enter(&request.claim, self.pair.now(), self.lapse());
+        let entry = self.claims.enter(&request.claim, record.at, self.lapse(record.at));
         if entry.over().is_some() {
             let why = "the claim was released: ask with a new token (rule R2)";
             return Err(Error::new(ErrorKind::InvalidInput, why));
@@ -53,9 +53,8 @@ impl Dual {
     }
 
     async fn rounds(&self, request: &AcquireRequest, entry: &Entry, mut record: Confirmed) -> Result<Attempt> {
-        let give_up = self.pair.now() + request.wait;
+        let (give_up, mut wait) = (record.at + request.wait, request.wait);
         for _ in 0..ROUNDS {
-            let wait = give_up.since(self.pair.now());
             let ended = match record.phase {
                 Phase::Both => self.in_both(request, entry, &record, wait).await?,
                 Phase::Old => self.in_one(Side::Old, request, entry, &record, wait).await?,
@@ -63,7 +62,10 @@ impl Dual {
             };
             match ended {
                 Ended::Answer(answer) => return Ok(answer),
-                Ended::PhaseChanged => record = self.confirmed().await?,
+                Ended::PhaseChanged => {
+                    record = self.confirmed().await?;
+                    wait = give_up.since(record.at);
+                }
             }
         }
         Err(Error::new(ErrorKind::Unavailable, "the phase of the migration changed again and again"))
@@ -87,7 +89,7 @@ impl Dual {
             return self.start_over(entry).await;
         }
         let held = Held { phase: record.phase, fence: hold.fence, span: hold.span };
-        let granted = self.granted(request, entry, held, self.deadline([self.pair.here(side, hold.until)], &now))?;
+        let granted = self.granted(request, entry, held, &[self.pair.here(side, hold.until)], &now)?;
         if now.is_shadowed {
             self.follow(entry, request.ttl, || request.holder.clone());
         }
@@ -138,7 +140,7 @@ impl Dual {
         if !now.stands(Phase::Both, Some(held.fence)) {
             return self.start_over(entry).await;
         }
-        self.granted(request, entry, held, self.deadline(ends, &now))
+        self.granted(request, entry, held, &ends, &now)
     }
 
     /// Asks the store that may be waited for, for a fence above the floor (rule M7).
@@ -178,10 +180,12 @@ impl Dual {
         let most = if queues { wait } else { self.first.fresh };
         let asked = AcquireRequest {
             claim: asking.claim.clone(),
+            ttl: request.ttl,
             wait: wait.min(most),
+            order: request.order,
             fence: FenceRequest { floor, ..request.fence },
             holder: self.mark(&request.holder, phase),
-            ..request.clone()
+            from: request.from,
         };
         entry.show(&request.holder, phase);
         let answer = store.acquire(&asked).await;
@@ -243,11 +247,20 @@ impl Dual {
         }
     }
 
-    fn granted(&self, request: &AcquireRequest, entry: &Entry, held: Held, until: Moment) -> Result<Ended> {
-        if !entry.hold(held, self.lapse()) {
+    /// What the stores grant until `ends` stands, by what was confirmed after their answers.
+    fn granted(
+        &self,
+        request: &AcquireRequest,
+        entry: &Entry,
+        held: Held,
+        ends: &[Moment],
+        now: &Confirmed,
+    ) -> Result<Ended> {
+        if !entry.hold(held, self.lapse(now.at)) {
             let why = "the claim was released while it was asked for";
             return Err(Error::new(ErrorKind::Unavailable, why).unknown_effect());
         }
+        let until = self.deadline(ends.iter().copied(), now);
         Ok(Ended::Answer(Attempt::Granted(held.as_hold(&request.claim, until, 1))))
     }
 

@@ -2,18 +2,25 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use super::{claim::Entry, record::Phase};
-use crate::{Claim, HolderInfo, Moment, Token};
+use super::claim::Entry;
+use crate::{Claim, Moment, Token, store::unpoisoned};
 
 /// How many claims may come before those are forgotten whose leases have lapsed.
 const NEW_CLAIMS: usize = 1024;
 
 /// The claims of one client.
 #[derive(Debug, Default)]
-pub(super) struct Claims(Mutex<Known>);
+pub(super) struct Claims {
+    known: Mutex<Known>,
+    /// Whether some are over, and something may be left of them: each request asks that, and takes no lock for it.
+    any_over: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct Known {
@@ -23,15 +30,6 @@ struct Known {
     new: usize,
     /// How many there were after those were forgotten whose leases had lapsed.
     kept: usize,
-    marked: Option<Marked>,
-}
-
-/// A holder's description, and the one with the mark behind it.
-#[derive(Debug)]
-struct Marked {
-    holder: HolderInfo,
-    phase: Phase,
-    mark: HolderInfo,
 }
 
 impl Claims {
@@ -44,6 +42,7 @@ impl Claims {
             let Known { by_token, over, .. } = &mut *known;
             by_token.retain(|_, entry| Arc::strong_count(entry) > 1 || !entry.has_lapsed(now));
             over.retain(|token| by_token.contains_key(token));
+            self.any_over.store(!over.is_empty(), Ordering::Release);
             (known.new, known.kept) = (0, known.by_token.len());
         }
         let Known { by_token, new, .. } = &mut *known;
@@ -73,11 +72,12 @@ impl Claims {
         } else if entry.over().is_some() {
             over.insert(token);
         }
+        self.any_over.store(!over.is_empty(), Ordering::Release);
     }
 
     /// Whether there is nothing to be found by [`over`](Self::over).
     pub(super) fn none_over(&self) -> bool {
-        self.known().over.is_empty()
+        !self.any_over.load(Ordering::Acquire)
     }
 
     /// Claims that are over, and of which something may be left; but for those that somebody has in hand: a holder that has not heard yet
@@ -89,18 +89,8 @@ impl Claims {
         over.filter(|entry| !entry.has_lapsed(now) && is_meant(&entry.claim)).cloned().collect()
     }
 
-    /// A holder's description with the mark behind it. Most requests of a client are for the same holder.
-    pub(super) fn marked(&self, holder: &HolderInfo, phase: Phase, mark: impl FnOnce() -> HolderInfo) -> HolderInfo {
-        if let Some(last) = self.known().marked.as_ref().filter(|last| last.phase == phase && last.holder == *holder) {
-            return last.mark.clone();
-        }
-        let mark = mark();
-        self.known().marked = Some(Marked { holder: holder.clone(), phase, mark: mark.clone() });
-        mark
-    }
-
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.known)
     }
 }
 
@@ -111,7 +101,7 @@ mod tests {
     use super::{
         super::{
             claim::{Held, Over},
-            record::Side,
+            record::{Phase, Side},
         },
         *,
     };
@@ -170,17 +160,6 @@ mod tests {
         drop(asking);
         entry.released(Side::New, &released).expect("random");
         assert!(entry.is_nowhere());
-    }
-
-    #[test]
-    fn a_mark_is_that_of_its_holder_and_phase() {
-        let claims = Claims::default();
-        let [one, other] = ["one", "other"].map(HolderInfo::new);
-        for (holder, phase) in [(&one, Phase::Old), (&other, Phase::Old), (&other, Phase::Both), (&one, Phase::Old)] {
-            let mark = HolderInfo::new(&format!("{holder} {phase}"));
-            assert_eq!(claims.marked(holder, phase, || mark.clone()), mark);
-            assert_eq!(claims.marked(holder, phase, || panic!("it is known")), mark);
-        }
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub struct Dual {
     /// Which of the stores have been seen to be those of the record.
     is_checked: [AtomicBool; 2],
     pub(super) claims: Claims,
+    /// For each phase the first holder, and its description with the mark behind it.
+    marks: [OnceLock<(HolderInfo, HolderInfo)>; 3],
     pub(super) shadow: Shadow,
     /// Tells its [registration](Self::sign_on) that this client is no more, by being dropped.
     pub(super) signed_on: OnceLock<oneshot::Sender<()>>,
@@ -62,7 +64,7 @@ pub(super) struct Confirmed {
     pub(super) is_shadowed: bool,
     pub(super) floor: Fence,
     /// When that was checked.
-    at: Moment,
+    pub(super) at: Moment,
 }
 
 impl Confirmed {
@@ -120,6 +122,7 @@ impl Dual {
             seen,
             is_checked,
             claims: Claims::default(),
+            marks: Default::default(),
             shadow: Shadow::new(id),
             signed_on: OnceLock::new(),
         })
@@ -165,7 +168,8 @@ impl Dual {
         if let Some(confirmed) = self.fresh() {
             return Ok(confirmed);
         }
-        self.read().await?;
+        // Each request has room for what it may have to do, and few have to read.
+        Box::pin(self.read()).await?;
         self.fresh().ok_or_else(|| {
             let why = format!("reading the phase of the migration took longer than {:?}", self.first.fresh);
             Error::new(ErrorKind::TimedOut, why)
@@ -228,7 +232,12 @@ impl Dual {
 
     /// A holder's description, marked as a client of this migration (rule M12).
     pub(super) fn mark(&self, holder: &HolderInfo, phase: Phase) -> HolderInfo {
-        self.claims.marked(holder, phase, || Mark::put(holder, &self.first.id, phase))
+        let mark = || Mark::put(holder, &self.first.id, phase);
+        // Most requests of a client are for the same holder.
+        match self.marks[phase as usize].get_or_init(|| (holder.clone(), mark())) {
+            (known, marked) if known == holder => marked.clone(),
+            _ => mark(),
+        }
     }
 
     /// A holder's description as its client gave it.
@@ -241,10 +250,10 @@ impl Dual {
         rules::deadline(ends, confirmed.at, self.first.max_ttl)
     }
 
-    /// When nothing is left of a lease that is asked for up to now; `None` if time alone does not end it.
-    pub(super) fn lapse(&self) -> Option<Moment> {
+    /// When nothing is left of a lease that was granted before `at`; `None` if time alone does not end it.
+    pub(super) fn lapse(&self, at: Moment) -> Option<Moment> {
         let by_time = self.info.capability.liveness.session.is_none();
-        by_time.then(|| self.pair.now() + 2 * self.first.max_ttl)
+        by_time.then(|| at + 2 * self.first.max_ttl)
     }
 
     /// Releases a claim at a store; `false` if that could not be told to it in time, and something may be left.

@@ -134,7 +134,7 @@ impl Dual {
             entry.show(&holder, held.phase);
         }
         let held = Held { phase, ..first };
-        if !entry.hold(held, self.lapse()) {
+        if !entry.hold(held, self.lapse(now.at)) {
             return Ok(Renewed::Lost(entry.over().map_or(LossReason::Gone, Over::reason)));
         }
         self.leave_behind(&entry, phase, renewal.ttl).await;
