@@ -1,7 +1,7 @@
 //! A copy of the workspace in which each safeguard can be switched off by name.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -23,15 +23,19 @@ pub(crate) fn workspace() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The source with a switch at each of its safeguards.
+/// The source with a switch at each of its safeguards; one expression may have those of several.
 pub(crate) fn switched(file: &str, source: &str) -> String {
-    let mut places: Vec<_> = all().filter(|safeguard| safeguard.file == file).map(|s| (s.place(source), s)).collect();
-    places.sort_by_key(|((start, _), _)| std::cmp::Reverse(*start));
+    let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for safeguard in all().filter(|safeguard| safeguard.file == file) {
+        places.entry(safeguard.place(source)).or_default().push(safeguard);
+    }
     let mut text = source.to_owned();
-    for ((start, end), safeguard) in places {
-        let Safeguard { name, without, .. } = safeguard;
-        let code = &source[start..end];
-        text.replace_range(start..end, &format!("(if crate::is_off({name:?}) {{ {without} }} else {{ {code} }})"));
+    for ((start, end), safeguards) in places.into_iter().rev() {
+        let code =
+            safeguards.into_iter().fold(source[start..end].to_owned(), |code, Safeguard { name, without, .. }| {
+                format!("(if crate::is_off({name:?}) {{ {without} }} else {{ {code} }})")
+            });
+        text.replace_range(start..end, &code);
     }
     // The switch is not const.
     text.replace("const fn ", "fn ")

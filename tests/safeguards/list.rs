@@ -6,9 +6,11 @@ pub(crate) struct Safeguard {
     pub(crate) does: &'static str,
     /// Its name.
     pub(crate) name: &'static str,
-    /// Where it is, from the root of the workspace.
+    /// Where it is switched off, from the root of the workspace: a file of Rust.
     pub(crate) file: &'static str,
-    /// The expression that is replaced, between « and », with as much around it as makes it the only one of its kind.
+    /// The expression that is replaced, between « and », with as much around it as makes it the only one of its kind. No constant's,
+    /// for the switch is looked at when the code runs. A safeguard in the text of a script or a statement has the expression that
+    /// gives the whole text, which several may share, and what replaces it is that text with other words in it.
     pub(crate) code: &'static str,
     /// What replaces it.
     pub(crate) without: &'static str,

@@ -34,8 +34,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "moving_shadow",
         does: "What follows a lease in the shadow gives way to the lease itself",
         file: RENEW,
-        code: "«self.shadow.end_within(&renewal.claim, bound).await;»",
-        without: "drop(bound);",
+        code: "«self.shadow.end_within(&renewal.claim, bound).await»;",
+        without: "()",
         noticed_by: "lockkit-core/shadow::what_follows_a_lease_gives_way_to_the_lease_itself",
     },
     Safeguard {

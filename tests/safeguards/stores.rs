@@ -11,7 +11,6 @@ const REDLOCK_CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
 const REDLOCK_ROSTER: &str = "src/redlock/roster.rs";
 const REDLOCK_NODE: &str = "lockkit-redlock/src/client/node.rs";
 const REDLOCK_FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
-const REDIS_QUEUE: &str = "lockkit-redis/src/wire/scripts/queue.lua";
 const MYSQL_FENCED: &str = "lockkit-mysql/src/fenced.rs";
 const REDIS_SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
 const REDIS_ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
@@ -28,7 +27,7 @@ const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
 const REDIS_RECORDS: &str = "lockkit-redis/src/store/records.rs";
 const MYSQL_ORDER: &str = "lockkit-mysql/src/wire/order.rs";
 const MYSQL_RECORDS: &str = "lockkit-mysql/src/store/records.rs";
-const MYSQL_VALUE: &str = "lockkit-mysql/src/wire/value.rs";
+const MYSQL_RAW: &str = "lockkit-mysql/src/client/raw.rs";
 const ZK_RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
 pub(crate) const ALL: &[Safeguard] = &[
@@ -198,41 +197,41 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "permits_room",
         does: "No more hold a semaphore than it has permits",
-        file: REDIS_QUEUE,
-        code: "«call('ZCARD', members) < tonumber(string.sub(mode, 2))»",
-        without: "true",
+        file: REDIS_SCRIPTS,
+        code: "«Self::plain(numbered.into())»",
+        without: r#"Self::plain(numbered.replace("call('ZCARD', members) < tonumber(string.sub(mode, 2))", "true").into())"#,
         noticed_by: "lockkit-redis/redis::kinds::all_kinds_of_holders_exclude_each_other",
     },
     Safeguard {
         name: "former_readers",
         does: "What is left of readers whose lock ended comes to no new life",
-        file: REDIS_QUEUE,
-        code: "«call('DEL', members, leases)»",
-        without: "call('TIME')",
+        file: REDIS_SCRIPTS,
+        code: "«Self::plain(numbered.into())»",
+        without: r#"Self::plain(numbered.replace("call('DEL', members, leases)", "call('TIME')").into())"#,
         noticed_by: "lockkit-redis/redis::kinds::members_of_a_group_that_ended_are_lost",
     },
     Safeguard {
         name: "group_floor",
         does: "A reader that joins others is above all that was given out before it connected",
-        file: REDIS_QUEUE,
-        code: "if not fence «or tonumber(fence) < least» then",
-        without: "",
+        file: REDIS_SCRIPTS,
+        code: "«Self::plain(numbered.into())»",
+        without: r#"Self::plain(numbered.replace("if not fence or tonumber(fence) < least then", "if not fence then").into())"#,
         noticed_by: "lockkit-redis/redis::kinds::readers_of_a_group_that_came_back_are_above_writers_since",
     },
     Safeguard {
         name: "passed_by",
         does: "A waiter whose connection is gone holds nobody up",
-        file: REDIS_QUEUE,
-        code: "return answer.err or «answer[2] > 0»",
-        without: "true",
+        file: REDIS_SCRIPTS,
+        code: "«Self::plain(numbered.into())»",
+        without: r#"Self::plain(numbered.replace("return answer.err or answer[2] > 0", "return answer.err or true").into())"#,
         noticed_by: "lockkit-redis/redis::kinds::a_waiter_that_is_gone_is_passed_by",
     },
     Safeguard {
         name: "queue_first",
         does: "A try passes nobody that waits in the queue",
-        file: REDIS_QUEUE,
-        code: "if may_grant and «call('EXISTS', queue) == 0» and",
-        without: "true",
+        file: REDIS_SCRIPTS,
+        code: "«Self::plain(numbered.into())»",
+        without: r#"Self::plain(numbered.replace("if may_grant and call('EXISTS', queue) == 0 and", "if may_grant and").into())"#,
         noticed_by: "lockkit/compliance::redis::fairness::a_try_passes_no_waiting_writer",
     },
     Safeguard {
@@ -306,25 +305,25 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "no_chain",
         does: "No transaction follows another by itself, whatever the server is set to",
-        file: MYSQL_ORDER,
-        code: r#"const COMMIT: &str = «"COMMIT AND NO CHAIN NO RELEASE"»;"#,
-        without: r#""COMMIT""#,
+        file: MYSQL_CONNECTION,
+        code: "let text = sqlx::AssertSqlSafe(«text(question)»);",
+        without: r#"text(question).replace("COMMIT AND NO CHAIN NO RELEASE", "COMMIT")"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::transactions_that_are_to_follow_each_other_hide_nothing",
     },
     Safeguard {
         name: "repeated_ask",
         does: "A claim that asks again for what it has shortens no lease",
         file: MYSQL_ORDER,
-        code: "SET expires = «GREATEST(expires, {ends})», version",
-        without: "{ends}",
+        code: "«sql»\n    }\n\n    /// Prolongs the place of a claim in the queue.",
+        without: r#"sql.replace("SET expires = GREATEST(expires, ", "SET expires = COALESCE(NULL, ")"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::a_repeated_request_shortens_no_lease",
     },
     Safeguard {
         name: "short_turn",
         does: "A turn lasts until the one whose it is can have heard of it",
-        file: MYSQL_ORDER,
-        code: "INTERVAL «GREATEST(ttl, 1000000)» MICROSECOND",
-        without: "ttl",
+        file: MYSQL_CONNECTION,
+        code: "let text = sqlx::AssertSqlSafe(«text(question)»);",
+        without: r#"text(question).replace("GREATEST(ttl, 1000000)", "ttl")"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::a_short_ttl_leaves_time_for_the_turn",
     },
     // ZooKeeper.
@@ -476,8 +475,8 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "row_number",
         does: "No question has a number that a row can have",
-        file: MYSQL_VALUE,
-        code: "FIRST_QUESTION: Question = «1 << 62»;",
+        file: MYSQL_RAW,
+        code: "asked: «FIRST_QUESTION»,",
         without: "0",
         noticed_by: "lockkit-mysql/mysql::mariadb::the_number_of_a_new_row_is_not_taken_for_that_of_a_question",
     },
