@@ -32,7 +32,7 @@ use tokio::{
 };
 
 use crate::{
-    client::numbered,
+    client::questions,
     wire::{
         number,
         request::{self, Request},
@@ -162,7 +162,7 @@ impl Batches {
         let mut reply = driver.send_packed_command(&command).await?;
         self.count_answered(count);
         if is_unknown_script(&reply) {
-            reply = numbered::run_with_code(&mut driver, script.by_code(&command), false, self.number()).await?;
+            reply = questions::run_with_code(&mut driver, script.by_code(&command), false, self.number()).await?;
         }
         Ok(request::only_answer(number::answer(number, reply)?))
     }
@@ -230,7 +230,7 @@ impl Batches {
         let send = async move {
             match echo {
                 None => driver.send_packed_command(&command).await,
-                Some(echo) => numbered::run_with_code(&mut driver, BATCH.by_code(&command), false, echo).await,
+                Some(echo) => questions::run_with_code(&mut driver, BATCH.by_code(&command), false, echo).await,
             }
         };
         // There is room, so the driver has it after the first poll; but not if the task has used up its budget.

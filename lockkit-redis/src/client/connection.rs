@@ -36,7 +36,7 @@ use crate::{
     client::{
         batch::{Batches, is_unknown_script},
         epoch::Epoch,
-        numbered,
+        questions,
         sentinel::Watches,
         subscriptions::Subscriptions,
     },
@@ -98,7 +98,7 @@ impl Connection {
             self.batches.count_answered(count);
             if is_unknown_script(&reply) {
                 let code = script.by_code(&request);
-                reply = numbered::run_with_code(&mut driver, code, asking, self.batches.number()).await?;
+                reply = questions::run_with_code(&mut driver, code, asking, self.batches.number()).await?;
             }
             number::answer(number, reply)
         });
@@ -145,12 +145,12 @@ impl Connection {
             for (reply, request) in replies.iter_mut().zip(asked.requests.cmd_iter()) {
                 if let (Some(script), true) = (script, is_unknown_script(reply)) {
                     let code = script.by_code(request);
-                    *reply = numbered::run_with_code(&mut driver, code, false, self.batches.number()).await?;
+                    *reply = questions::run_with_code(&mut driver, code, false, self.batches.number()).await?;
                 }
             }
             let answers = asked.answers(replies)?;
             if sent == Sent::Yes {
-                numbered::confirm(&mut driver, self.batches.number(), answers.last()).await?;
+                questions::confirm(&mut driver, self.batches.number(), answers.last()).await?;
             }
             Ok(answers)
         });

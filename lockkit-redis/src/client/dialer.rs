@@ -23,10 +23,10 @@ use tokio::{sync::watch, time::timeout};
 use crate::{
     client::{
         batch::{Batches, QUEUE},
+        connect,
         connection::{Connection, InUse},
-        dial,
         epoch::Epoch,
-        numbered,
+        questions,
         sentinel::{OnSwitch, Watches},
         subscriptions::Subscriptions,
     },
@@ -228,7 +228,7 @@ impl Dialer {
         let own = || (config.host.clone(), config.port);
         let address = watches.as_ref().map_or_else(own, |watches| watches.address().clone());
         let login = config.login.read(config.database)?;
-        let (inner, driver) = dial::connect(config, &address, &login, settings).await?;
+        let (inner, driver) = connect::connect(config, &address, &login, settings).await?;
         let inner = Arc::new(inner);
         // From here on the driver ends with this value, also if the connection is not used after all.
         let mut connection = Connection {
@@ -248,12 +248,12 @@ impl Dialer {
             in_use: Arc::downgrade(&self.in_use),
         };
         if let Some(vet) = &config.vet {
-            (vet.0)(&numbered::facts(&inner, connection.batches.number()).await?)?;
+            (vet.0)(&questions::facts(&inner, connection.batches.number()).await?)?;
         }
         let seen = unpoisoned(&self.flight).epoch.as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
         match self.epoch(&inner, connection.batches.number(), &seen).await {
             Some(epoch) => connection.epoch = Some(epoch?),
-            None => connection.clock = numbered::clock(&inner, connection.batches.number()).await?,
+            None => connection.clock = questions::clock(&inner, connection.batches.number()).await?,
         }
         if connection.is_broken() {
             return Err(error::taken_over(Sent::No));

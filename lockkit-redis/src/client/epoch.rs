@@ -18,7 +18,7 @@ use lockkit_core::{Clock, Error, ErrorKind, Fence, HolderInfo, Moment, Result};
 use redis::{Pipeline, RedisError, Value, aio::MultiplexedConnection};
 
 use crate::{
-    client::numbered,
+    client::questions,
     wire::{
         error::{self, Sent},
         redirect::Redirect,
@@ -59,7 +59,7 @@ impl Epoch {
         request.arg(key).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)).arg(seen);
         let mut requests = Pipeline::with_capacity(1);
         requests.add_command(request);
-        let replies = numbered::ask(connection, number, &requests).await.map_err(|e| error::map(&e, Sent::No))?;
+        let replies = questions::ask(connection, number, &requests).await.map_err(|e| error::map(&e, Sent::No))?;
         let reply = match replies.into_iter().next().unwrap_or_default() {
             Value::ServerError(e) => return Err(refused(e.into())),
             reply => reply,

@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    client::{dial, vote},
+    client::{connect, vote},
     config::{Login, RedisConfig, Topology},
     wire::{
         address::{self, Address},
@@ -184,7 +184,7 @@ async fn ask(
     let settings = AsyncConnectionConfig::new().set_push_sender(receiver);
     let exchange = async {
         let login = login.read(0)?;
-        let (connection, driver) = dial::connect(config, at, &login, settings).await?;
+        let (connection, driver) = connect::connect(config, at, &login, settings).await?;
         let watch = Watch { _connection: connection.clone(), driver };
         let mut requests = Pipeline::with_capacity(2);
         requests.cmd("SUBSCRIBE").arg("+switch-master").cmd("SENTINEL").arg("MASTER").arg(primary);

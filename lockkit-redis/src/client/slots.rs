@@ -7,7 +7,7 @@ use redis::{AsyncConnectionConfig, Pipeline, Value};
 use tokio::time::timeout;
 
 use crate::{
-    client::{connection::Connection, dial},
+    client::{connect, connection::Connection},
     config::RedisConfig,
     wire::{
         address::{self, Address},
@@ -36,7 +36,7 @@ pub(crate) async fn ask(host: &str, connection: &Connection, bound: Duration) ->
 pub(crate) async fn ask_anew(config: &RedisConfig, address: &Address) -> Result<Told> {
     let exchange = async {
         let (login, settings) = (config.login.read(0)?, AsyncConnectionConfig::new());
-        let (mut connection, driver) = dial::connect(config, address, &login, settings).await?;
+        let (mut connection, driver) = connect::connect(config, address, &login, settings).await?;
         let requests = questions();
         let replies = connection.send_packed_commands(&requests, 0, requests.len()).await;
         driver.abort();

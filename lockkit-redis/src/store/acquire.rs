@@ -23,9 +23,9 @@ use crate::{
     wire::{
         error::{self, Sent},
         name, redirect,
-        request::{self, Request, check_floor, milliseconds},
+        request::{self, Request},
         scripts::{REPLACE, REPLACE_GUARDED},
-        value::{self, Stored},
+        value::{self, Stored, check_floor, milliseconds},
     },
 };
 
@@ -40,7 +40,7 @@ pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(100);
 pub(crate) async fn acquire(store: &RedisStore, request: &AcquireRequest) -> Result<Attempt> {
     let acquisition = Acquisition::new(store, request)?;
     if has_order(request) {
-        return Box::pin(store.queue_up(&acquisition)).await;
+        return Box::pin(store.ask_in_order(&acquisition)).await;
     }
     if request.wait.is_zero() {
         return store.ask(&acquisition, None).await.map(|(answer, _)| answer.into_attempt());

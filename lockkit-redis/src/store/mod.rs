@@ -3,8 +3,8 @@
 pub(crate) mod acquire;
 pub(crate) mod check;
 pub(crate) mod inspect;
-pub(crate) mod queue;
-pub(crate) mod queued;
+pub(crate) mod order;
+pub(crate) mod ordered;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
@@ -20,7 +20,7 @@ use lockkit_core::{
 use crate::{
     client::nodes::Nodes,
     config::{RedisConfig, Topology},
-    store::queued::QueuedClaims,
+    store::ordered::Ordered,
     wire::name::Names,
 };
 
@@ -32,7 +32,7 @@ pub struct RedisStore {
     pub(crate) names: Names,
     pub(crate) nodes: Nodes,
     pub(crate) timeout: Duration,
-    queued: QueuedClaims,
+    ordered: Ordered,
 }
 
 impl RedisStore {
@@ -89,7 +89,7 @@ impl RedisStore {
         };
         let timeout = config.timeout;
         let nodes = Nodes::new(config, &names, alarm);
-        Ok(Self { info, names, nodes, timeout, queued: QueuedClaims::default() })
+        Ok(Self { info, names, nodes, timeout, ordered: Ordered::default() })
     }
 
     /// What the server's settings put at risk, in words; known only after [`connect`](Self::connect).

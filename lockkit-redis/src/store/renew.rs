@@ -17,14 +17,13 @@ use crate::{
         epoch::Epoch,
         node::{Node, Sorted},
     },
-    store::{RedisStore, queue},
+    store::{RedisStore, order},
     wire::{
         error::{self, Sent},
         name,
         redirect::{self, Redirect},
-        request::{check_floor, milliseconds},
         scripts::{RENEW, RENEW_GUARDED},
-        value,
+        value::{self, check_floor, milliseconds},
     },
 };
 
@@ -163,12 +162,12 @@ async fn send(store: &RedisStore, connection: &Connection, renewals: &[Renewal],
     let mut requests = Pipeline::with_capacity(chunks.len());
     for chunk in chunks {
         requests.add_command(match chunk {
-            [Item { shares: true, index, ttl, .. }] => queue::renewal(store, connection, &renewals[*index], *ttl),
+            [Item { shares: true, index, ttl, .. }] => order::renewal(store, connection, &renewals[*index], *ttl),
             _ => script(store, connection.epoch(), renewals, chunk),
         });
     }
     let script = match chunks.first() {
-        Some([Item { shares: true, .. }]) => queue::script(connection),
+        Some([Item { shares: true, .. }]) => order::script(connection),
         _ if connection.epoch().is_some() => &*RENEW_GUARDED,
         _ => &*RENEW,
     };

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lockkit_core::{Claim, Error, ErrorKind, Fence, FenceClock, FenceRequest, HolderInfo, Result, Token};
+use lockkit_core::{Claim, Fence, FenceClock, FenceRequest, HolderInfo, Token};
 use redis::{Cmd, Value};
 
 use crate::wire::{
@@ -14,9 +14,6 @@ use crate::wire::{
     scripts::{BATCH, BATCH_GUARDED, Script},
     value,
 };
-
-/// Fences must be exact in Lua, whose numbers are doubles.
-const MAX_FENCE: u64 = 1 << 53;
 
 /// The keys and arguments of a request for a lease.
 const MOST_PARTS: usize = 8;
@@ -164,21 +161,6 @@ pub(crate) fn only_answer(reply: Value) -> Value {
             Err(answers) => Value::Array(answers),
         },
         other => other,
-    }
-}
-
-/// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
-pub(crate) fn milliseconds(ttl: Duration) -> u64 {
-    u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
-}
-
-/// # Errors
-/// `InvalidInput` if the counter could not go there.
-pub(crate) fn check_floor(fence: Fence) -> Result<()> {
-    if fence.get() < MAX_FENCE {
-        Ok(())
-    } else {
-        Err(Error::new(ErrorKind::InvalidInput, "fences on Redis end at 2^53"))
     }
 }
 

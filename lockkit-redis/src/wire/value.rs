@@ -7,7 +7,12 @@
 //! While a lock is shared there is `#s:<fence>` or `#p<limit>:<fence>` in its place, and each lease has such a string in a hash
 //! beside it (see `queue.lua`).
 
-use lockkit_core::{Fence, HolderInfo, Mode, Token};
+use std::time::Duration;
+
+use lockkit_core::{Error, ErrorKind, Fence, HolderInfo, Mode, Result, Token};
+
+/// Fences must be exact in Lua, whose numbers are doubles.
+const MAX_FENCE: u64 = 1 << 53;
 
 /// What is stored at a lock's key.
 #[derive(Debug, PartialEq)]
@@ -138,6 +143,21 @@ fn parse(value: &[u8]) -> Option<StoredLease> {
 fn number(digits: &[u8]) -> Option<u64> {
     let well_formed = (1..=19).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit);
     well_formed.then(|| digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0')))
+}
+
+/// A ttl as the server wants it: rounded up, so that the lease never ends before its holder believes.
+pub(crate) fn milliseconds(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// # Errors
+/// `InvalidInput` if the counter could not go there.
+pub(crate) fn check_floor(fence: Fence) -> Result<()> {
+    if fence.get() < MAX_FENCE {
+        Ok(())
+    } else {
+        Err(Error::new(ErrorKind::InvalidInput, "fences on Redis end at 2^53"))
+    }
 }
 
 #[cfg(test)]

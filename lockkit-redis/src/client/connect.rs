@@ -1,4 +1,4 @@
-//! The byte stream under a connection: TCP, with or without TLS.
+//! Connecting to a server and logging in: TCP, with or without TLS under it.
 
 use std::{
     future::{Future, poll_fn},
@@ -9,27 +9,53 @@ use std::{
 };
 
 use lockkit_core::Result;
-use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
+use redis::{
+    AsyncConnectionConfig, RedisConnectionInfo,
+    aio::MultiplexedConnection,
+    io::tcp::socket2::{SockRef, TcpKeepalive},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, lookup_host},
+    task::AbortHandle,
 };
 use tokio_util::io::InspectReader;
 
-use crate::{client::answered::FirstBytes, config::RedisConfig, wire::error};
+use crate::{
+    client::identify::FirstBytes,
+    config::RedisConfig,
+    wire::{address::Address, error},
+};
+
+/// A connection to a server, with the task that moves its bytes. The bounds are those of the caller.
+///
+/// # Errors
+/// `Misconfigured` if a server of another kind answers; `Denied` for a wrong login or certificate; `Unavailable`.
+pub(crate) async fn connect(
+    config: &RedisConfig,
+    address: &Address,
+    login: &RedisConnectionInfo,
+    settings: AsyncConnectionConfig,
+) -> Result<(MultiplexedConnection, AbortHandle)> {
+    let (stream, first) = open(config, &address.0, address.1).await?;
+    let settings = settings.set_connection_timeout(None).set_response_timeout(None);
+    let connected = MultiplexedConnection::new_with_config(login, stream, settings).await;
+    let (connection, driver) = connected.map_err(|e| first.explain(error::map_login(&e)))?;
+    Ok((connection, tokio::spawn(driver).abort_handle()))
+}
 
 /// Anything that carries a connection.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// Opens a stream to a server. With it comes what the server says first.
 ///
 /// # Errors
 /// Of the name's resolution, or of the last address that was tried, or of TLS.
-pub(crate) async fn open(config: &RedisConfig, host: &str, port: u16) -> Result<(Box<dyn Stream>, FirstBytes)> {
+async fn open(config: &RedisConfig, host: &str, port: u16) -> Result<(Box<dyn Stream>, FirstBytes)> {
     let first_bytes = FirstBytes::new(config.tls);
     let heard = first_bytes.clone();
-    let stream = connect(host, port).await.map_err(error::map_open)?;
+    let stream = connect_tcp(host, port).await.map_err(error::map_open)?;
     let stream = InspectReader::new(stream, move |bytes: &[u8]| heard.hear(bytes));
     #[cfg(feature = "tls")]
     if config.tls {
@@ -42,7 +68,7 @@ pub(crate) async fn open(config: &RedisConfig, host: &str, port: u16) -> Result<
     Ok((Box::new(stream), first_bytes))
 }
 
-async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let addresses = lookup_host((host, port)).await?;
     let stream = first(addresses.map(|address| Box::pin(TcpStream::connect(address))).collect()).await?;
     // Nagle's algorithm costs 39 to 68 % of the throughput on a real network (redis-rs#2195).

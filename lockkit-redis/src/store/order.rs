@@ -19,7 +19,7 @@ use crate::{
     store::{
         RedisStore,
         acquire::{Acquisition, Answer, HeldByAnother, ON_ITS_WAY, SILENT_POLL, confirm, contended, explain},
-        queued::{OpenClaim, QueueListener},
+        ordered::{OpenClaim, QueueListener},
     },
     wire::{
         error::{self, Sent},
@@ -36,9 +36,9 @@ const REFRESH: Duration = Duration::from_secs(2);
 
 impl RedisStore {
     /// Asks for a lease that is shared or has an order, and waits for it for a while: its place stays until it is released.
-    pub(super) async fn queue_up(&self, acquisition: &Acquisition<'_>) -> Result<Attempt> {
-        let mut asked = self.queued.ask(&acquisition.request.claim);
-        let outcome = self.ask_and_wait(acquisition, &mut asked).await;
+    pub(super) async fn ask_in_order(&self, acquisition: &Acquisition<'_>) -> Result<Attempt> {
+        let mut asked = self.ordered.ask(&acquisition.request.claim);
+        let outcome = self.ask_for_place(acquisition, &mut asked).await;
         outcome.map_err(|e| match asked.place {
             // It may have been granted the lock by the release of another, whatever became of the last request.
             Some(_) => e.unknown_effect(),
@@ -51,11 +51,11 @@ impl RedisStore {
         })
     }
 
-    async fn ask_and_wait(&self, acquisition: &Acquisition<'_>, asked: &mut OpenClaim<'_>) -> Result<Attempt> {
+    async fn ask_for_place(&self, acquisition: &Acquisition<'_>, asked: &mut OpenClaim<'_>) -> Result<Attempt> {
         let AcquireRequest { wait, order, .. } = *acquisition.request;
         let give_back = Instant::now() + wait.min(REFRESH);
         loop {
-            let (answer, Route { node, asking, .. }) = self.ask_in_order(acquisition, asked.place.as_mut()).await?;
+            let (answer, Route { node, asking, .. }) = self.take_in_order(acquisition, asked.place.as_mut()).await?;
             let held = match answer {
                 Answer::Granted(hold) => {
                     asked.granted();
@@ -102,7 +102,7 @@ impl RedisStore {
     }
 
     /// Asks once, wherever the lock is; for a place in the queue if there is one to listen at.
-    async fn ask_in_order(
+    async fn take_in_order(
         &self,
         acquisition: &Acquisition<'_>,
         mut place: Option<&mut QueueListener>,
@@ -110,14 +110,14 @@ impl RedisStore {
         let mut route = self.nodes.route(&acquisition.lock).await?;
         loop {
             let here = place.as_deref_mut().filter(|place| Arc::ptr_eq(&place.node, &route.node) && !route.asking);
-            match self.ask_in_order_at(&route, acquisition, here).await {
+            match self.take_in_order_at(&route, acquisition, here).await {
                 Ok(answer) => return Ok((answer, route)),
                 Err(e) => route = self.nodes.follow(route, e).await?,
             }
         }
     }
 
-    async fn ask_in_order_at(
+    async fn take_in_order_at(
         &self,
         route: &Route,
         acquisition: &Acquisition<'_>,
@@ -163,12 +163,12 @@ impl RedisStore {
 
     /// Whether a claim shares its lock, or was asked for in an order: its end grants the lock to the next.
     pub(super) fn is_in_order(&self, claim: &Claim) -> bool {
-        claim.mode != Mode::Exclusive || self.queued.has(claim)
+        claim.mode != Mode::Exclusive || self.ordered.has(claim)
     }
 
     /// Ends such a lease, or gives up its place.
     pub(super) async fn release_in_order(&self, claim: &Claim) -> Result<Release> {
-        self.queued.end(claim);
+        self.ordered.end(claim);
         let lock = self.names.lock(&claim.key);
         let mut route = self.nodes.route(&lock).await?;
         let release = loop {
@@ -177,7 +177,7 @@ impl RedisStore {
                 Err(e) => route = self.nodes.follow(route, e).await?,
             }
         };
-        self.queued.forget(claim);
+        self.ordered.forget(claim);
         Ok(release)
     }
 

@@ -16,7 +16,7 @@ const REMEMBERED: usize = 10_000;
 
 /// The claims that were asked for in an order, and where they wait.
 #[derive(Default)]
-pub(crate) struct QueuedClaims {
+pub(crate) struct Ordered {
     claims: Mutex<HashMap<Token, Stage>>,
 }
 
@@ -41,14 +41,14 @@ pub(super) struct QueueListener {
 
 /// A claim that is asked for now.
 pub(super) struct OpenClaim<'a> {
-    queued: &'a QueuedClaims,
+    ordered: &'a Ordered,
     claim: &'a Claim,
     pub(super) place: Option<QueueListener>,
     /// This is the first call for the claim.
     is_new: bool,
 }
 
-impl QueuedClaims {
+impl Ordered {
     pub(super) fn ask<'a>(&'a self, claim: &'a Claim) -> OpenClaim<'a> {
         let mut claims = unpoisoned(&self.claims);
         if claims.len() >= REMEMBERED {
@@ -60,7 +60,7 @@ impl QueuedClaims {
             Some(Stage::Waits(place)) => Some(place),
             _ => None,
         };
-        OpenClaim { queued: self, claim, place, is_new }
+        OpenClaim { ordered: self, claim, place, is_new }
     }
 
     pub(super) fn has(&self, claim: &Claim) -> bool {
@@ -86,15 +86,15 @@ impl OpenClaim<'_> {
         self.place = None;
         // Its mode says how it is to be released, unless it is exclusive.
         match self.claim.mode {
-            Mode::Exclusive => self.queued.end(self.claim),
-            _ => self.queued.forget(self.claim),
+            Mode::Exclusive => self.ordered.end(self.claim),
+            _ => self.ordered.forget(self.claim),
         }
     }
 
     /// There is nothing to remember of a claim that never had a place.
     pub(super) fn refused(&self) {
         if self.is_new && self.place.is_none() {
-            self.queued.forget(self.claim);
+            self.ordered.forget(self.claim);
         }
     }
 }
@@ -103,7 +103,7 @@ impl Drop for OpenClaim<'_> {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
         // It may have been released meanwhile. What is left of it then is dropped after the lock on the table.
-        let mut claims = unpoisoned(&self.queued.claims);
+        let mut claims = unpoisoned(&self.ordered.claims);
         let left = match claims.get_mut(&self.claim.token) {
             Some(stage @ Stage::Asked) => {
                 *stage = Stage::Waits(place);
@@ -147,8 +147,8 @@ impl QueueListener {
     }
 }
 
-impl fmt::Debug for QueuedClaims {
+impl fmt::Debug for Ordered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueuedClaims").field("claims", &unpoisoned(&self.claims).len()).finish()
+        f.debug_struct("Ordered").field("claims", &unpoisoned(&self.claims).len()).finish()
     }
 }
