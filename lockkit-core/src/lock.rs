@@ -317,7 +317,7 @@ impl Lock {
 
     async fn get(&self, limit: Limit) -> Result<Option<Guard>> {
         let (key, mode, order, terms) = (self.key.clone()?, self.mode, self.order, self.terms);
-        let ask = Ask { key, mode, order, terms, ttl_is_set: self.ttl_is_set, failing_since: None };
+        let ask = Ask { key, mode, order, terms, ttl_is_set: self.ttl_is_set };
         let lease = match &self.owner {
             None => self.engine.acquire(&ask, limit).await?,
             Some(owner) => owner.acquire(&ask, limit).await?,

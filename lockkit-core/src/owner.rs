@@ -2,13 +2,14 @@
 
 use std::{
     collections::HashMap,
+    pin::pin,
     sync::{Arc, Mutex, Weak},
 };
 
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::Notify;
 
 use crate::{
-    Error, ErrorKind, Fence, LockKey, LossReason, Moment, Result,
+    Error, ErrorKind, Fence, LockKey, LossReason, Result,
     engine::{Ask, Engine, Lease, LeaseStatus, Limit},
     store::unpoisoned,
 };
@@ -55,8 +56,8 @@ struct Slots {
 #[derive(Debug, Default)]
 struct Slot {
     lease: Mutex<Weak<Lease>>,
-    /// Lets one task at a time acquire. Says when the last acquisition failed, and why.
-    acquiring: AsyncMutex<Option<(Moment, Error)>>,
+    /// Tells tasks of the owner that ask for the lock that one of them has it.
+    came: Notify,
 }
 
 impl Owner {
@@ -67,42 +68,33 @@ impl Owner {
     pub(crate) async fn acquire(&self, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
         let engine = &self.engine;
         engine.check_open()?;
-        let (slot, start) = (self.slot(&ask.key), engine.now());
+        let slot = self.slot(&ask.key);
+        // From before the look at what there is, so that nothing comes unnoticed.
+        let mut came = pin!(slot.came.notified());
+        came.as_mut().enable();
         if let Some(nested) = slot.nest(engine, ask).await? {
             return Ok(Some(nested));
         }
-        let acquiring = match limit.left(start) {
-            None => Some(slot.acquiring.lock().await),
-            Some(left) if left.is_zero() => slot.acquiring.try_lock().ok(),
-            Some(left) => tokio::time::timeout(left, slot.acquiring.lock()).await.ok(),
-        };
-        let Some(mut failed) = acquiring else {
-            // That another task of this owner is asking says nothing about the lock (rule R6).
-            return Ok(slot.keep(engine.acquire(ask, limit).await?));
-        };
-        if let Some(nested) = slot.nest(engine, ask).await? {
-            return Ok(Some(nested));
-        }
-        // Those who waited for it were patient with the store together.
-        let mut ask = ask.clone();
-        if let Some((at, error)) = &*failed
-            && *at > start
-        {
-            let patience = engine.settings.patience;
-            if at.since(start) >= patience {
-                return Err(error.clone());
+        // Each asks for itself: one that waited for another's answer would wait for ever if that is not polled any more.
+        let mut asking = pin!(engine.acquire(ask, limit));
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut asking => return Ok(slot.keep(answer?)),
+                () = &mut came => {
+                    came.set(slot.came.notified());
+                    came.as_mut().enable();
+                    if let Some(nested) = slot.nest(engine, ask).await? {
+                        return Ok(Some(nested));
+                    }
+                }
             }
-            ask.failing_since = Some(start.max(*at - patience));
         }
-        let answer = engine.acquire(&ask, limit).await;
-        let error = answer.as_ref().err().filter(|error| error.is_retryable());
-        *failed = error.map(|error| (engine.now(), error.clone()));
-        Ok(slot.keep(answer?))
     }
 
     /// Makes a lease this owner's, for its acquisitions to nest in.
     pub(crate) fn adopt(&self, lease: &Arc<Lease>) {
-        *unpoisoned(&self.slot(&lease.claim.key).lease) = Arc::downgrade(lease);
+        self.slot(&lease.claim.key).put(lease);
     }
 
     fn slot(&self, key: &LockKey) -> Arc<Slot> {
@@ -128,9 +120,14 @@ impl Slot {
 
     fn keep(&self, lease: Option<Arc<Lease>>) -> Option<Arc<Lease>> {
         if let Some(lease) = &lease {
-            *unpoisoned(&self.lease) = Arc::downgrade(lease);
+            self.put(lease);
         }
         lease
+    }
+
+    fn put(&self, lease: &Arc<Lease>) {
+        *unpoisoned(&self.lease) = Arc::downgrade(lease);
+        self.came.notify_waiters();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkit_core::{ErrorKind, Lock, Locker, MemoryStore, Result};
+use lockkit_core::{ErrorKind, Lock, Locker, MemoryStore, Outcome, Result};
 
 /// Takes and keeps so many locks.
 async fn take(keys: usize, lock: impl Fn(String) -> Lock) -> Result<Duration> {
@@ -66,6 +66,32 @@ async fn who_has_it_can_nest_whoever_else_waits() -> Result<()> {
     let guard = tokio::time::timeout(timeout, patient).await.expect("it waits on").expect("no panic")?;
     tokio::time::timeout(timeout, hasty).await.expect("it waits on").expect("no panic")?;
     drop(guard);
+    Ok(())
+}
+
+/// An acquisition that is kept and not polled any more is in nobody's way, least of all in that of its own owner.
+#[tokio::test]
+async fn an_acquisition_that_is_not_polled_keeps_no_other_of_the_owner() -> Result<()> {
+    let store = MemoryStore::new();
+    let other = Locker::new(store.clone()).lock("x").acquire().await?;
+    let owner = Locker::new(store).owner();
+    let lock = owner.lock("x");
+    let mut kept = [Box::pin(lock.acquire()), Box::pin(lock.acquire())];
+    for asking in &mut kept {
+        assert!(tokio::time::timeout(Duration::from_millis(10), asking).await.is_err(), "the lock is held");
+    }
+    let asking = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire().await }
+    });
+    tokio::task::yield_now().await;
+    assert_eq!(other.release().await?, Outcome::Released);
+    let outer = tokio::time::timeout(Duration::from_secs(20), asking).await.expect("it is free").expect("no panic")?;
+    // Those that are polled again nest in what the owner has by now.
+    for asking in kept {
+        let inner = tokio::time::timeout(Duration::from_secs(20), asking).await.expect("the owner has it")?;
+        assert_eq!(inner.fence(), outer.fence());
+    }
     Ok(())
 }
 

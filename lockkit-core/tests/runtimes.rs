@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{RecvTimeoutError, TryRecvError},
     },
     time::Duration,
@@ -219,6 +219,79 @@ fn a_guard_dropped_at_a_home_that_nobody_drives_blocks_nobody_past_its_lapse() -
         assert!(guard.is_held());
         Ok(())
     })
+}
+
+/// Its timer is where nobody looks at it. Those that wait do.
+#[test]
+fn a_guard_kept_at_a_home_that_nobody_drives_blocks_nobody_past_its_lapse() -> Result<()> {
+    let (driven, undriven) = (runtime(), undriven());
+    let locker = undriven.block_on(async { Locker::new(MemoryStore::new()) });
+    let lock = |name: &str| locker.lock(name).ttl(TTL);
+    let kept = undriven.block_on(async { Ok::<_, Error>([lock("a").acquire().await?, lock("b").acquire().await?]) })?;
+    driven.block_on(async {
+        let guard = timeout(PATIENCE, lock("a").acquire()).await.expect("free")?;
+        assert!(guard.is_held());
+        assert!(lock("b").try_acquire().await?.is_some(), "nobody holds it at the store");
+        assert!(kept.iter().all(|guard| !guard.is_held()));
+        Ok(())
+    })
+}
+
+#[test]
+fn waiting_for_a_guard_whose_runtime_ended_has_it_renewed() -> Result<()> {
+    let (first, second) = (runtime(), runtime());
+    let locker = Locker::new(MemoryStore::new());
+    let kept = first.block_on(locker.lock("a").ttl(KEPT).acquire())?;
+    drop(first);
+    second.block_on(async {
+        assert!(timeout(LAPSED, locker.lock("a").ttl(KEPT).acquire()).await.is_err(), "it is held");
+        assert!(kept.is_held());
+        assert_eq!(kept.release().await?, Outcome::Released);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_renewal_by_hand_has_a_guard_renewed_whose_runtime_ended() -> Result<()> {
+    let (first, second) = (runtime(), runtime());
+    let locker = Locker::new(MemoryStore::new());
+    let kept = first.block_on(locker.lock("a").ttl(KEPT).acquire())?;
+    drop(first);
+    second.block_on(async {
+        kept.renew().await?;
+        sleep(LAPSED).await;
+        assert!(kept.is_held());
+        Ok(())
+    })
+}
+
+/// Such as one without timers: the timer task panics there, and would do so again.
+#[test]
+fn a_runtime_on_which_the_timer_task_panics_is_not_asked_again_and_again() -> Result<()> {
+    const TURNS: usize = 100;
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().name() == Some("without-timers") {
+            PANICS.fetch_add(1, Ordering::SeqCst);
+        } else {
+            before(info);
+        }
+    }));
+    let thread = std::thread::Builder::new().name("without-timers".into()).spawn(|| {
+        Builder::new_current_thread().build().expect("a runtime").block_on(async {
+            let guard = Locker::new(MemoryStore::new()).lock("a").acquire().await?;
+            for _ in 0..TURNS {
+                tokio::task::yield_now().await;
+            }
+            assert!(guard.is_held());
+            Ok(())
+        })
+    });
+    let ended = thread.expect("a thread").join().expect("no panic but of the timer task");
+    let panics = PANICS.load(Ordering::SeqCst);
+    assert!((1..10).contains(&panics), "{panics} panics in {TURNS} turns");
+    ended
 }
 
 #[test]

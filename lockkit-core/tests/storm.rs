@@ -118,7 +118,15 @@ async fn worker(lockers: Vec<Locker>, dice: Arc<Dice>, beliefs: Beliefs, until: 
                 tokio::time::timeout(patience, lock.acquire()).await.unwrap_or_else(|_| Err(down())).map(Some)
             }
         };
-        let Ok(Some(guard)) = got else { continue };
+        let guard = match got {
+            Ok(Some(guard)) => guard,
+            Ok(None) => continue,
+            // Nothing else went wrong, least of all in this process.
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                continue;
+            }
+        };
         let start = SystemClock.now();
         match dice.roll(10) {
             0 => tokio::time::sleep(Duration::from_millis(dice.roll(250))).await,

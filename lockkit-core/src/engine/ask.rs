@@ -13,8 +13,6 @@ pub(crate) struct Ask {
     pub(crate) terms: Terms,
     /// Whether the ttl was asked for, and is no default.
     pub(crate) ttl_is_set: bool,
-    /// Since when others got nothing but errors while the caller waited for them.
-    pub(crate) failing_since: Option<Moment>,
 }
 
 /// What is asked of the lease.

@@ -66,9 +66,8 @@ impl Engine {
         !task.is_finished()
     }
 
-    /// The home has ended: looks for another one.
-    pub(super) fn move_home(self: &Arc<Self>) {
+    /// The home has ended: the next that needs one looks for another.
+    pub(super) fn leave_home(&self) {
         *unpoisoned(&self.home.current) = Current { runtime: None, is_kept: false };
-        drop(self.home());
     }
 }

@@ -59,7 +59,8 @@ pub(crate) struct LocalQueues {
     by_key: Mutex<HashMap<LockKey, LocalQueue>>,
     /// Locks that this process released while others waited for them.
     wanted: Mutex<HashMap<LockKey, Wanted>>,
-    next_seat: AtomicU64,
+    /// The number of the next seat or waiter.
+    next_number: AtomicU64,
     clock: Arc<dyn Clock>,
 }
 
@@ -119,7 +120,7 @@ pub(crate) enum Entered {
 
 impl LocalQueues {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
-        Arc::new(Self { by_key: Mutex::default(), wanted: Mutex::default(), next_seat: AtomicU64::new(0), clock })
+        Arc::new(Self { by_key: Mutex::default(), wanted: Mutex::default(), next_number: AtomicU64::new(0), clock })
     }
 
     /// Takes the head of the queue if nobody is there.
@@ -135,8 +136,8 @@ impl LocalQueues {
         match unpoisoned(&self.by_key).entry(key.clone()) {
             Entry::Vacant(queue) => Entered::Head(self.first(queue)),
             Entry::Occupied(mut queue) => {
-                let (wake, turn) = oneshot::channel();
-                let id = queue.get_mut().join(terms, wake, self.clock.now());
+                let ((wake, turn), id) = (oneshot::channel(), self.number());
+                queue.get_mut().join(id, terms, wake, self.clock.now());
                 Entered::Behind(LocalWaiter { queues: Arc::clone(self), key: key.clone(), id, turn })
             }
         }
@@ -174,9 +175,14 @@ impl LocalQueues {
         self.at(seat, |queue, now| queue.handed(Arc::downgrade(lease), now));
     }
 
-    /// It has arrived.
-    pub(crate) fn taken(&self, seat: &Seat) {
-        self.at(seat, |queue, _| queue.taken());
+    /// The head has this lease, which was granted to it or has arrived.
+    pub(crate) fn holds(&self, seat: &Seat, lease: &Arc<Lease>) {
+        self.at(seat, |queue, _| queue.holds(Arc::downgrade(lease)));
+    }
+
+    /// The lease that the head has.
+    pub(crate) fn held(&self, key: &LockKey) -> Option<Arc<Lease>> {
+        self.look(key, |queue| queue.held()).flatten()
     }
 
     /// The store said that the lock was held at this moment or later.
@@ -284,8 +290,11 @@ impl LocalQueues {
     }
 
     fn seat(self: &Arc<Self>, key: &LockKey) -> Seat {
-        let number = self.next_seat.fetch_add(1, Ordering::Relaxed);
-        Seat { queues: Arc::clone(self), key: Some(key.clone()), number, granted: None }
+        Seat { queues: Arc::clone(self), key: Some(key.clone()), number: self.number(), granted: None }
+    }
+
+    fn number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 }
 

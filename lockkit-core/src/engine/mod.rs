@@ -144,6 +144,9 @@ impl Engine {
             Liveness { ttl: None, .. } => left,
         };
         let lease = Arc::new(Lease::new(self.next_id(), hold, terms, ttl, now, seat));
+        if let Some(seat) = &lease.state().seat {
+            self.queues.holds(seat, &lease);
+        }
         self.register(&lease, now);
         lease
     }

@@ -25,7 +25,6 @@ pub(super) const OVERDUE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct LocalQueue {
     waiters: VecDeque<Waiter>,
-    next_id: u64,
     /// The number of the seat in force. The holder of any other one was overtaken.
     seat: u64,
     head: Head,
@@ -56,7 +55,8 @@ enum Head {
     Asks(Moment, Option<Waker>),
     /// The lease is on its way to it, since this moment.
     IsHanded(Weak<Lease>, Moment),
-    Holds,
+    /// It has this lease.
+    Holds(Weak<Lease>),
 }
 
 /// What the store was heard to say of the lock.
@@ -95,6 +95,8 @@ pub(super) enum NotYet {
     Wake(Waker),
     /// Take this lease back from the one who does not take it.
     Lease(Arc<Lease>),
+    /// See whether this lease, which the head holds, has lapsed: its timer may be on a runtime that has ended, or that nobody drives.
+    Look(Arc<Lease>),
 }
 
 impl LocalQueue {
@@ -102,7 +104,6 @@ impl LocalQueue {
     pub(super) fn new(seat: u64, now: Moment) -> Self {
         Self {
             waiters: VecDeque::new(),
-            next_id: 0,
             seat,
             head: Head::Asks(now, None),
             asked: None,
@@ -119,12 +120,10 @@ impl LocalQueue {
         self.waiters.len()
     }
 
-    /// Adds a waiter and returns its number.
-    pub(super) fn join(&mut self, terms: Terms, wake: oneshot::Sender<Turn>, now: Moment) -> u64 {
-        let id = self.next_id;
-        self.next_id += 1;
+    /// Adds a waiter. Its number is higher than that of all before it, and no queue of the lock has had it before: a waiter may
+    /// outlast its queue, and must not leave the next one in the place of another.
+    pub(super) fn join(&mut self, id: u64, terms: Terms, wake: oneshot::Sender<Turn>, now: Moment) {
         self.waiters.push_back(Waiter { id, since: now, terms, wake });
-        id
     }
 
     pub(super) fn leave(&mut self, id: u64) -> Option<Waiter> {
@@ -159,7 +158,7 @@ impl LocalQueue {
     pub(super) fn overtake(&mut self, id: u64, seat: u64, now: Moment) -> Result<Option<(Token, Duration)>, NotYet> {
         let Some(at) = self.position(id) else { return Err(NotYet::Before(now + OVERDUE)) };
         let idle = match &self.head {
-            Head::Holds => now,
+            Head::Holds(lease) => return Err(lease.upgrade().map_or(NotYet::Before(now + OVERDUE), NotYet::Look)),
             Head::Asks(last, _) | Head::IsHanded(_, last) => *last,
         };
         let overdue = idle + OVERDUE.saturating_mul(u32::try_from(at).unwrap_or(u32::MAX).saturating_add(1));
@@ -178,7 +177,7 @@ impl LocalQueue {
                     return Err(NotYet::Lease(lease));
                 }
             }
-            Head::Holds => {}
+            Head::Holds(_) => {}
         }
         self.waiters.remove(at);
         (self.seat, self.head) = (seat, Head::Asks(now, None));
@@ -193,7 +192,7 @@ impl LocalQueue {
 
     /// The store granted the head a lease with so many fences.
     pub(super) fn granted(&mut self, span: u32, now: Moment) {
-        self.head = Head::Holds;
+        self.head = Head::Holds(Weak::new());
         self.asked = None;
         self.handed = 0;
         self.fences = self.fences.saturating_sub(span.saturating_sub(1));
@@ -205,9 +204,14 @@ impl LocalQueue {
         self.head = Head::IsHanded(lease, now);
     }
 
-    /// It has arrived.
-    pub(super) fn taken(&mut self) {
-        self.head = Head::Holds;
+    /// The head has this lease.
+    pub(super) fn holds(&mut self, lease: Weak<Lease>) {
+        self.head = Head::Holds(lease);
+    }
+
+    /// The lease that the head has.
+    pub(super) fn held(&self) -> Option<Arc<Lease>> {
+        if let Head::Holds(lease) = &self.head { lease.upgrade() } else { None }
     }
 
     /// The head does not believe in its lease any more; the store is to be told.
@@ -234,7 +238,7 @@ impl LocalQueue {
     /// What somebody may say who has waited since `start`. Nothing older counts, for the lock may have been free, and the
     /// store well, since then.
     pub(super) fn verdict(&self, start: Moment) -> Verdict {
-        if let Head::Holds | Head::IsHanded(..) = self.head {
+        if let Head::Holds(_) | Head::IsHanded(..) = self.head {
             return Verdict::Contended;
         }
         match &self.known {
@@ -254,14 +258,14 @@ impl LocalQueue {
 
     /// The next waiter, if this process may keep the lease for one more holder and the waiter gets what it asked for: what
     /// is left of a lease is not that for one whose lease is not renewed, nor the next fence for one who wants it above a
-    /// number that this holder did not ask for.
+    /// number that this holder did not ask for, nor any of it for one who is to be seen at the store.
     pub(super) fn successor(&mut self, terms: Terms, rule: HandOver, now: Moment) -> Option<Waiter> {
         let since = *self.run_since.get_or_insert(now);
         if self.run >= rule.times || now.since(since) > rule.within {
             return None;
         }
         while let Some(front) = self.waiters.front() {
-            let suits = front.terms.ttl == terms.ttl && front.terms.renew;
+            let suits = front.terms.ttl == terms.ttl && front.terms.renew && front.terms.hands_over;
             let is_above = front.terms.fence_above <= terms.fence_above;
             if !front.wake.is_closed() && (!suits || !is_above) {
                 return None;
@@ -341,9 +345,9 @@ mod tests {
             for times in [1, 64, HandOver::MOST, u32::MAX] {
                 let mut queue = LocalQueue::new(0, at(0));
                 let mut turns = Vec::new();
-                for _ in 0..3 {
+                for id in 0..3 {
                     let (wake, turn) = oneshot::channel();
-                    queue.join(TERMS, wake, at(0));
+                    queue.join(id, TERMS, wake, at(0));
                     turns.push(turn);
                 }
                 let (mut now, mut fences) = (0, 0);
@@ -368,7 +372,7 @@ mod tests {
         queue.earn(Duration::from_secs(1));
         assert_eq!(queue.span(64), 1, "nobody waits");
         let (wake, _turn) = oneshot::channel();
-        queue.join(TERMS, wake, at(0));
+        queue.join(1, TERMS, wake, at(0));
         assert_eq!(queue.span(64), 2);
         assert_eq!(queue.span(0), 1);
         queue.handed = 50;

@@ -148,7 +148,7 @@ impl Engine {
         }
         state.take(&lease.terms, now);
         if let Some(seat) = &state.seat {
-            self.queues.taken(seat);
+            self.queues.holds(seat, lease);
         }
         drop(state);
         self.register(lease, now);

@@ -206,6 +206,8 @@ impl Engine {
     ///
     /// `Ok(Some(_))` if it turned out to be lost.
     pub(crate) async fn renew_now(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
+        // It may have ended, and with it the renewals of this lease.
+        drop(self.home());
         let answer = self.store.renew(&[renewal(lease)]).await.pop();
         self.apply(lease, answer.unwrap_or_else(|| Err(no_answer())))
     }
@@ -358,7 +360,11 @@ impl Drop for Keeper {
         if self.is_taken.load(Ordering::SeqCst)
             && let Some(engine) = self.engine.upgrade()
         {
-            engine.move_home();
+            engine.leave_home();
+            // One that panicked would do so again at once, and without end: on a runtime without timers, say.
+            if !std::thread::panicking() {
+                drop(engine.home());
+            }
         }
     }
 }

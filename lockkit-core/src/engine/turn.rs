@@ -58,6 +58,8 @@ impl Engine {
     async fn turn(self: &Arc<Self>, mut place: LocalWaiter, limit: Limit) -> Result<Option<Turn>> {
         let mut closing = pin!(self.closing.notified());
         self.check_open()?;
+        // The home may have ended, and with it the renewals of the lease that is waited for.
+        drop(self.home());
         let mut pause = OVERDUE;
         loop {
             let left = limit.left(self.now()).unwrap_or(Duration::MAX);
@@ -93,12 +95,19 @@ impl Engine {
                 self.take_back(&lease);
                 now + OVERDUE
             }
+            NotYet::Look(lease) => {
+                self.look(&lease);
+                now + OVERDUE
+            }
         })
     }
 
     /// What may be said of a lock for which somebody waited in vain since `start`. That others of this process stand before
     /// it is no answer (rule R6): they may be asking a store that is away.
-    fn time_is_up(&self, ask: &Ask, start: Moment) -> Result<LocalOutcome> {
+    fn time_is_up(self: &Arc<Self>, ask: &Ask, start: Moment) -> Result<LocalOutcome> {
+        if let Some(lease) = self.queues.held(&ask.key) {
+            self.look(&lease);
+        }
         match self.queues.verdict(&ask.key, start) {
             Verdict::Contended => Ok(LocalOutcome::Contended),
             Verdict::Failed(error) => Err(error),

@@ -90,7 +90,7 @@ impl Engine {
             seat: seat.as_ref(),
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
             // The errors that others of this process got count, but nobody has less patience for having come late.
-            failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)).or(ask.failing_since),
+            failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)),
             doubt: None,
         };
         let hold = tokio::select! {
