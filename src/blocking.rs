@@ -267,6 +267,16 @@ impl Guard {
         wait(&thread, guard.release_early())
     }
 
+    /// Makes this writer a reader, without a gap: [`lockkit::Guard::downgrade`](crate::Guard::downgrade).
+    ///
+    /// # Errors
+    /// As [`lockkit::Guard::downgrade`](crate::Guard::downgrade).
+    pub fn downgrade(self) -> Result<Self> {
+        let Self { guard, thread } = self;
+        let guard = wait(&thread, guard.downgrade())?;
+        Ok(Self { guard, thread })
+    }
+
     /// Ends the guard, and leaves the lease to the one that has its token: [`lockkit::Guard::detach`](crate::Guard::detach).
     ///
     /// # Errors

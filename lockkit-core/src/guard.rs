@@ -251,6 +251,42 @@ impl Guard {
         Ok(token)
     }
 
+    /// Makes this writer a reader, of a [readers-writer lock](crate::Locker::rw_lock), without a gap: no other writer gets in
+    /// between, also none that waits. Those readers follow at once that wait first in the queue. The hold that is returned is a new one,
+    /// with a token of its own and a higher fence, so that late writes under the former fence are refused by a resource that checks it
+    /// ([`SeenFences`](crate::SeenFences)).
+    ///
+    /// ```
+    /// # use lockkit_core::{Locker, MemoryStore, Outcome};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
+    /// let prices = Locker::new(MemoryStore::new()).rw_lock("prices");
+    /// let writer = prices.write().acquire().await?;
+    /// // Writes, and goes on with what it wrote, beside other readers.
+    /// let reader = writer.downgrade().await?;
+    /// let beside = prices.read().try_acquire().await?.expect("readers share the lock");
+    /// assert_eq!(reader.release().await?, Outcome::Released);
+    /// # assert_eq!(beside.release().await?, Outcome::Released);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// There is no way back: two readers that both wait to become writers would wait for each other for ever. A reader releases its hold,
+    /// and asks for that of a writer.
+    ///
+    /// # Errors
+    /// `Unsupported` where readers don't share locks, or leases may end with the session
+    /// ([`Capability::shared`](crate::Capability), [`Capability::resume`](crate::Capability)), and for readers and permits; `Lost` if the
+    /// lease was lost; `InvalidInput` while the [owner](crate::Owner) has other guards of it, or if the lock is to be
+    /// [kept](crate::Lock::keep_for); else those of [`Lock::try_acquire`](crate::Lock::try_acquire). The hold has ended then, and is released
+    /// in the background.
+    ///
+    /// # Cancellation
+    /// The hold has ended, and is released in the background, as that of a reader or of a writer.
+    pub async fn downgrade(mut self) -> Result<Self> {
+        let lease = self.engine.downgrade(&self.lease).await;
+        self.ended = lease.is_ok();
+        lease.map(|lease| Self::new(Arc::clone(&self.engine), lease))
+    }
+
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.
     async fn stop_signal(&self, margin: Duration) -> LossReason {
         let mut lost = pin!(self.lost());

@@ -147,7 +147,7 @@ impl StoreInfo {
         if request.fence.span == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
         }
-        if request.from.is_some() && (request.claim.mode != Mode::Exclusive || !self.capability.resume) {
+        if request.from.is_some() && (matches!(request.claim.mode, Mode::Permit { .. }) || !self.capability.resume) {
             return Err(self.lacks("grants that take over another lease"));
         }
         if request.from.is_some_and(|from| from == request.claim.token || !request.wait.is_zero()) {
@@ -246,7 +246,9 @@ pub struct AcquireRequest {
     pub holder: HolderInfo,
     /// Take the place of the exclusive lease with this token: the grant is made only if that lease has the lock (or the claim
     /// has it, rule R1). The lease ends in the same step, so that nobody gets in between, and its token is burnt. If anybody else
-    /// has the lock, or nobody, the answer is `Contended`. It is a try: `wait` is zero. Where a store
+    /// has the lock, or nobody, the answer is `Contended`. It is a try: `wait` is zero. A [shared](Mode::Shared) claim passes all that
+    /// wait, is the first of a new group, with a fence above that of the lease, and lets in those readers that wait first in the queue.
+    /// Where a store
     /// [keeps](crate::Capability::keeps) locks, the ttl may be longer than its longest, for a lease that nobody holds; after an unknown
     /// effect such a request is made again with the same token.
     pub from: Option<Token>,

@@ -11,13 +11,11 @@ impl Engine {
     /// Takes the place of a lease, by a claim of its own; `None` if the claim does not hold the lock. A lease that was
     /// granted, and can't be used after all, is released in the background.
     pub(crate) async fn resume(self: &Arc<Self>, claim: Claim, terms: Terms) -> Result<Option<Arc<Lease>>> {
-        self.check_open()?;
-        let start = self.now();
         let info = self.store.info();
-        let about = |error: Error| error.at("resume", Some(&claim.key), &info.name);
-        info.admit_terms(claim.mode, Order::Any, terms.ttl, terms.fence_above).map_err(about)?;
-        terms.keep_for.map_or(Ok(()), |keep_for| info.admit_keep_for(claim.mode, keep_for)).map_err(about)?;
-        let unsupported = |message: &str| Err(about(Error::new(ErrorKind::Unsupported, message)));
+        let unsupported = |message: &str| {
+            let error = Error::new(ErrorKind::Unsupported, message);
+            Err(error.at("resume", Some(&claim.key), &info.name))
+        };
         if !info.capability.resume {
             return unsupported("a lease that may end with its session can't be taken up by another one");
         }
@@ -25,6 +23,45 @@ impl Engine {
             return unsupported("only an exclusive lease can be taken up");
         }
         let mine = Claim { token: Token::random()?, ..claim.clone() };
+        self.replace("resume", claim.token, mine, terms).await
+    }
+
+    /// Makes the lease of a writer that of a reader, in one step at the store. If that fails, both are released in the background.
+    pub(crate) async fn downgrade(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Arc<Lease>> {
+        const WHAT: &str = "downgrade";
+        let (writer, info) = (&lease.claim, self.store.info());
+        let about = |error: Error| error.at(WHAT, Some(&writer.key), &info.name);
+        if !info.capability.resume || !info.capability.shared {
+            let message = "the store can't make the lease of a writer that of a reader";
+            return Err(about(Error::new(ErrorKind::Unsupported, message)));
+        }
+        if lease.state().kept_until().is_some() {
+            let message = "a lock that is to be kept from others when it is released can't be shared before that";
+            return Err(about(Error::new(ErrorKind::InvalidInput, message)));
+        }
+        let reader = Claim { token: Token::random()?, mode: Mode::Shared, ..writer.clone() };
+        let mut undo = self.undo(writer, lease.terms.ttl);
+        self.let_lie(lease, WHAT)?;
+        undo.arm();
+        let replaced = self.replace(WHAT, writer.token, reader, Terms { keep_for: None, ..lease.terms }).await?;
+        undo.disarm();
+        replaced.ok_or_else(|| about(lost(LossReason::Gone)))
+    }
+
+    /// Takes the place of the lease with the token `from`, by the claim `mine`; `None` if that lease does not have the lock.
+    async fn replace(
+        self: &Arc<Self>,
+        what: &'static str,
+        from: Token,
+        mine: Claim,
+        terms: Terms,
+    ) -> Result<Option<Arc<Lease>>> {
+        self.check_open()?;
+        let start = self.now();
+        let info = self.store.info();
+        let about = |error: Error| error.at(what, Some(&mine.key), &info.name);
+        info.admit_terms(mine.mode, Order::Any, terms.ttl, terms.fence_above).map_err(about)?;
+        terms.keep_for.map_or(Ok(()), |keep_for| info.admit_keep_for(mine.mode, keep_for)).map_err(about)?;
         let request = AcquireRequest {
             claim: mine.clone(),
             ttl: terms.ttl,
@@ -32,7 +69,7 @@ impl Engine {
             order: Order::Any,
             fence: FenceRequest { floor: terms.fence_above, ..FenceRequest::default() },
             holder: self.settings.holder.clone(),
-            from: Some(claim.token),
+            from: Some(from),
         };
         let mut undo = self.undo(&mine, terms.ttl);
         self.check_open()?;
@@ -66,11 +103,19 @@ impl Engine {
 
     /// Lets go of a lease that stays at the store until its ttl is over.
     pub(crate) fn detach(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Token> {
-        let about = |error: Error| error.at("detach", Some(&lease.claim.key), &self.store.info().name);
+        const WHAT: &str = "detach";
         if !self.store.info().capability.resume {
             let message = "a lease that may end with its session can't outlive its holder";
-            return Err(about(Error::new(ErrorKind::Unsupported, message)));
+            let error = Error::new(ErrorKind::Unsupported, message);
+            return Err(error.at(WHAT, Some(&lease.claim.key), &self.store.info().name));
         }
+        self.let_lie(lease, WHAT)?;
+        Ok(lease.claim.token)
+    }
+
+    /// Ends an exclusive lease in this process, and leaves what the store has.
+    fn let_lie(self: &Arc<Self>, lease: &Arc<Lease>, what: &'static str) -> Result<()> {
+        let about = |error: Error| error.at(what, Some(&lease.claim.key), &self.store.info().name);
         if lease.claim.mode != Mode::Exclusive {
             return Err(about(Error::new(ErrorKind::Unsupported, "only an exclusive lease can be taken up again")));
         }
@@ -86,7 +131,7 @@ impl Engine {
             return Err(about(lost(LossReason::Gone)));
         }
         drop(self.end_here(lease, state, now));
-        Ok(lease.claim.token)
+        Ok(())
     }
 }
 

@@ -101,6 +101,9 @@ impl LockState {
         // It stays if there is no fence to give.
         let granted = self.grant(request, asked)?;
         self.leases.retain(|lease| lease.claim.token != from);
+        if request.claim.mode == Mode::Shared {
+            self.call();
+        }
         Ok(granted)
     }
 
@@ -219,7 +222,7 @@ impl LockState {
     /// The first fence of a grant. Readers that come in beside others get the last one that was given out, which lies above
     /// those of all writers before them: the number of their group (rule R9).
     fn next_fence(&mut self, mode: Mode, request: FenceRequest, floor: u64) -> Result<u64> {
-        let is_in_group = mode == Mode::Shared && !self.leases.is_empty();
+        let is_in_group = mode == Mode::Shared && self.modes().any(|mode| mode == Mode::Shared);
         if is_in_group && request.span <= 1 && self.fence > request.floor.get() {
             return Ok(self.fence);
         }

@@ -3,14 +3,18 @@
 use std::time::Duration;
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Fence, FenceClock, FenceRequest, Hold, Result, Token, store::Sent,
+    AcquireRequest, Attempt, Contention, Fence, FenceClock, FenceRequest, Hold, LockKey, Result, Token, store::Sent,
 };
 
 use crate::{
-    client::{connection::Connection, pool::ConnectionClass, raw::LONGEST_WAIT},
+    client::{
+        connection::{Bound, Connection},
+        pool::ConnectionClass,
+        raw::LONGEST_WAIT,
+    },
     store::{
         MySqlStore,
-        named_lock_queue::{self, QueueTurn, WaitOutcome},
+        named_lock_queue::{self, NamedLock, QueueTurn, WaitOutcome},
         order, renew,
     },
     wire::{
@@ -81,13 +85,9 @@ impl MySqlStore {
     /// Takes the place of a lease. Where there is no row, there is none. It is how a lease is taken up, and how one ends: like a release
     /// it does not wait behind those that ask for locks, and gives back the named lock that the former lease came with.
     async fn attempt_in_place_of(&self, request: &AcquireRequest, ttl: i64, from: &Token) -> Result<Attempt> {
-        self.grants.forget(from);
         let bound = self.bound(request.ttl);
         self.ordered.add_like(from, request.claim.token);
-        // A request of the former claim that is still on its way would line up for nobody, or take the lock for nobody when this lease
-        // has ended. A release awaits it for the same reason.
-        self.pool.settled(from, bound).await?;
-        let named_lock = self.queues.named_lock_of(&request.claim.key, from);
+        let named_lock = self.before_replacing(&request.claim.key, from, bound).await?;
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let taken = self.take(&mut connection, request, ttl).await?;
         named_lock_queue::release(named_lock);
@@ -103,6 +103,19 @@ impl MySqlStore {
         let over = if matches!(attempt, Attempt::Granted(_)) { from } else { &request.claim.token };
         self.ordered.forget(over);
         Ok(attempt)
+    }
+
+    /// Awaits what is under way for a lease that is to end: a request that is still on its way would queue for nobody, or take the lock
+    /// for nobody when this lease has ended. A release awaits it for the same reason. Gives the named lock that the lease came with.
+    pub(super) async fn before_replacing(
+        &self,
+        key: &LockKey,
+        from: &Token,
+        bound: Bound,
+    ) -> Result<Option<NamedLock>> {
+        self.grants.forget(from);
+        self.pool.settled(from, bound).await?;
+        Ok(self.queues.named_lock_of(key, from))
     }
 
     async fn attempt_row(&self, request: &AcquireRequest, ttl: i64) -> Result<Attempt> {

@@ -25,7 +25,7 @@ use crate::{
         connection::{Bound, Connection},
         pool::ConnectionClass,
     },
-    store::{MySqlStore, renew::CHUNK},
+    store::{MySqlStore, named_lock_queue, renew::CHUNK},
     wire::{
         error::{self, Sent},
         order::{self, RenewalTerms, Take},
@@ -85,7 +85,7 @@ impl Ordered {
 
 /// Whether what is asked for is shared, or has an order.
 pub(crate) fn is_ordered(request: &AcquireRequest) -> bool {
-    request.from.is_none() && (request.order == Order::Fifo || request.claim.mode != Mode::Exclusive)
+    request.claim.mode != Mode::Exclusive || request.order == Order::Fifo && request.from.is_none()
 }
 
 /// What a claim has.
@@ -116,7 +116,12 @@ impl MySqlStore {
     }
 
     async fn ask_for_place(&self, request: &AcquireRequest, waits: bool, is_new: bool) -> Result<Attempt> {
-        let mut connection = self.pool.connection(ConnectionClass::Common, self.bound(request.ttl)).await?;
+        let (bound, from) = (self.bound(request.ttl), request.from.as_ref());
+        let (class, named_lock) = match from {
+            Some(from) => (ConnectionClass::Reserved, self.before_replacing(&request.claim.key, from, bound).await?),
+            None => (ConnectionClass::Common, None),
+        };
+        let mut connection = self.pool.connection(class, bound).await?;
         if waits
             && !is_new
             && let Some(holder) = self.keep_place(&mut connection, &request.claim).await?
@@ -124,7 +129,8 @@ impl MySqlStore {
             return Ok(behind_others(holder));
         }
         let mut has = self.take_in_order(&mut connection, request, waits).await?;
-        if matches!(has, Has::NoRow) {
+        named_lock_queue::release(named_lock);
+        if matches!(has, Has::NoRow) && from.is_none() {
             let made = self.make_row(&mut connection, &request.claim.key).await?;
             has = self.take_in_order(&mut connection, request, waits).await?;
             // It may be the only connection, and the sweep needs one.
@@ -140,6 +146,9 @@ impl MySqlStore {
                 } else {
                     self.ordered.forget(&request.claim.token);
                 }
+                if let Some(from) = from {
+                    self.ordered.forget(from);
+                }
                 Ok(Attempt::Granted(hold))
             }
             Has::Waits { is_first, holder, left } => {
@@ -147,7 +156,7 @@ impl MySqlStore {
                 let retry_after = if waits { Some(again) } else { left };
                 Ok(Attempt::Contended(Contention { retry_after, holder: Some(holder), burnt: false }))
             }
-            // It was removed twice in between.
+            // It was removed twice in between; or there is no lease to be replaced.
             Has::NoRow => {
                 Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..Contention::default() }))
             }
@@ -171,6 +180,7 @@ impl MySqlStore {
             least: request.fence.floor.get() + 1,
             holder: &request.holder,
             place: waits.then_some(PLACE),
+            from: request.from.as_ref(),
         };
         let sent = self.info.clock.now();
         let text = |question| self.statements.order().take(question, &take);

@@ -66,6 +66,8 @@ pub(crate) struct Take<'a> {
     pub(crate) holder: &'a HolderInfo,
     /// How long it keeps its place in the queue; `None` if it does not wait.
     pub(crate) place: Option<Duration>,
+    /// The exclusive lease in whose place it is to take the lock, before all that wait.
+    pub(crate) from: Option<&'a Token>,
 }
 
 impl OrderStatements<'_> {
@@ -97,10 +99,19 @@ impl OrderStatements<'_> {
                  SET @asks = IF(@other, NULL, @asks); "
             );
         }
+        if let Some(from) = take.from {
+            // The lock is as good as free, for this claim and for those that are let in beside it.
+            sql += &format!(
+                "SET @asks = IF(@live AND COALESCE(@owner = {}, 0), @asks, NULL), @kind = IF(@asks IS NULL, @kind, NULL); ",
+                token(from)
+            );
+        }
+        let behind = format!("GREATEST(CAST(COALESCE(@last_place, 0) AS UNSIGNED) + 1, {NOW_US})");
+        let at = if take.from.is_some() { "1" } else { &behind };
         sql += &format!(
             "SELECT MAX(place) INTO @last_place FROM {claims} WHERE lock_id = @asks; \
              INSERT INTO {claims} (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
-             SELECT @asks, {me}, GREATEST(CAST(COALESCE(@last_place, 0) AS UNSIGNED) + 1, {NOW_US}), {mode}, {limit}, {least}, {span}, 0, \
+             SELECT @asks, {me}, {at}, {mode}, {limit}, {least}, {span}, 0, \
              {ttl}, {keeps}, {keeps}, {holder} FROM DUAL WHERE @asks IS NOT NULL ON DUPLICATE KEY UPDATE kept = {keeps}; "
         );
         sql += &self.serve(&format!("IF(token = {me}, {ends}, LEAST({ITS_END}))"));

@@ -318,5 +318,5 @@ pub(super) fn contended(retry_after: Option<Duration>, holder: HolderInfo) -> At
 
 /// Whether what is asked for is shared, or has an order.
 fn has_order(request: &AcquireRequest) -> bool {
-    request.from.is_none() && (request.order == Order::Fifo || request.claim.mode != Mode::Exclusive)
+    request.claim.mode != Mode::Exclusive || request.order == Order::Fifo && request.from.is_none()
 }

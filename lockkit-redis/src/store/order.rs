@@ -59,6 +59,9 @@ impl RedisStore {
             let held = match answer {
                 Answer::Granted(hold) => {
                     asked.granted();
+                    if let Some(from) = acquisition.request.from {
+                        self.ordered.forget(&from);
+                    }
                     return Ok(Attempt::Granted(hold));
                 }
                 Answer::Paused(_) => {
@@ -133,9 +136,13 @@ impl RedisStore {
         }
         let floor = acquisition.floor(&connection)?;
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
-        let mut take = Command::new(self, &connection, &acquisition.lock);
-        take.token("take", &acquisition.request.claim.token).arg(first).arg(1);
+        let (mut take, from) = (Command::new(self, &connection, &acquisition.lock), acquisition.request.from);
+        let what = if from.is_some() { "replace" } else { "take" };
+        take.token(what, &acquisition.request.claim.token).arg(first).arg(1);
         take.take(&connection, acquisition, place.map(|place| &*place.channel));
+        if let Some(from) = from {
+            take.command.arg(from.reveal());
+        }
         let (script, take) = take.end(&connection);
         let sent = acquisition.clock.now();
         let reply = if requests.is_empty() {
@@ -177,7 +184,7 @@ impl RedisStore {
                 Err(e) => route = self.nodes.follow(route, e).await?,
             }
         };
-        self.ordered.forget(claim);
+        self.ordered.forget(&claim.token);
         Ok(release)
     }
 

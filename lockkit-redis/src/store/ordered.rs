@@ -74,8 +74,8 @@ impl Ordered {
         drop(left);
     }
 
-    pub(super) fn forget(&self, claim: &Claim) {
-        let left = unpoisoned(&self.claims).remove(&claim.token);
+    pub(super) fn forget(&self, token: &Token) {
+        let left = unpoisoned(&self.claims).remove(token);
         drop(left);
     }
 }
@@ -87,14 +87,14 @@ impl OpenClaim<'_> {
         // Its mode says how it is to be released, unless it is exclusive.
         match self.claim.mode {
             Mode::Exclusive => self.ordered.end(self.claim),
-            _ => self.ordered.forget(self.claim),
+            _ => self.ordered.forget(&self.claim.token),
         }
     }
 
     /// There is nothing to remember of a claim that never had a place.
     pub(super) fn refused(&self) {
         if self.is_new && self.place.is_none() {
-            self.ordered.forget(self.claim);
+            self.ordered.forget(&self.claim.token);
         }
     }
 }

@@ -188,6 +188,15 @@ bugs! {
         "modes::what_is_not_claimed_is_refused" says "the store has no shared locks";
     LooksForAnyMode "Shared locks are not claimed, but looked for when one is renewed or released." =>
         "modes::what_is_not_claimed_is_refused" says "a renewal with one beside it";
+    DowngradeInTwoSteps "A writer becomes a reader by a release and a request as any other." =>
+        "modes::a_writer_becomes_a_reader_without_a_gap" says "another got in between";
+    DowngradeKeepsFence "A writer that becomes a reader keeps its fence." =>
+        "modes::a_writer_becomes_a_reader_without_a_gap" says "not above the writer's",
+        "modes::a_writer_that_became_a_reader_has_no_say" says "not above the writer's";
+    DowngradeWakesNobody "Readers that wait are not told that a writer has become a reader." =>
+        "modes::readers_follow_a_downgrade" says "waits beside a reader";
+    ReplacesReaders "A grant in the place of a lease takes that of a reader, too." =>
+        "modes::the_place_of_a_reader_is_not_taken" says "the place of a reader was taken";
     KindsApart "Exclusive locks, readers and permits of one name are kept in records of their own." =>
         "modes::readers_share_and_writers_exclude" says "a writer came in beside readers",
         "modes::a_plain_lock_excludes_readers" says "beside a plain lock",

@@ -81,14 +81,12 @@ impl LockRecord {
             return answer;
         }
         if let Some(from) = request.from {
-            let right = self.leases.first().map(|lease| lease.claim.token == from && lease.mode == Mode::Exclusive);
-            // BUG: whoever has the lock, its place is taken; or nobody has it, and the place is taken all the same.
-            let wrong = right.map_or(Bug::ReplacesNobody, |_| Bug::ReplacesAnyone);
-            if right != Some(true) && bug != Some(wrong) {
-                return self.held(now, 0);
+            // BUG: first the writer's lease ends, and then the reader asks as any other does.
+            if bug == Some(Bug::DowngradeInTwoSteps) && mode == Mode::Shared {
+                self.leases.retain(|lease| lease.claim.token != from);
+            } else {
+                return self.replace(from, request, mode, now, ends, bug);
             }
-            self.leases.clear();
-            return self.grant(request, mode, ends, bug);
         }
         // BUG: who comes last says how many permits there are.
         if self.has_other_limit(mode) && bug != Some(Bug::LimitOfLast) {
@@ -112,6 +110,29 @@ impl LockRecord {
             return self.held(now, ahead);
         }
         self.leave(&request.claim.token);
+        self.grant(request, mode, ends, bug)
+    }
+
+    /// A grant in the place of the exclusive lease with this token.
+    fn replace(
+        &mut self,
+        from: Token,
+        request: &AcquireRequest,
+        mode: Mode,
+        now: Moment,
+        ends: Option<Moment>,
+        bug: Option<Bug>,
+    ) -> Answer {
+        // BUG: nobody looks how the lease has the lock.
+        let is_any = bug == Some(Bug::ReplacesReaders);
+        let is_it = |lease: &StoredLease| lease.claim.token == from && (is_any || lease.mode == Mode::Exclusive);
+        let right = self.leases.first().map(is_it);
+        // BUG: whoever has the lock, its place is taken; or nobody has it, and the place is taken all the same.
+        let wrong = right.map_or(Bug::ReplacesNobody, |_| Bug::ReplacesAnyone);
+        if right != Some(true) && bug != Some(wrong) {
+            return self.held(now, 0);
+        }
+        self.leases.clear();
         self.grant(request, mode, ends, bug)
     }
 
@@ -236,6 +257,10 @@ impl LockRecord {
         let joins = is_beside && (is_high_enough || bug == Some(Bug::ReaderIgnoresFloor));
         // BUG: the first reader takes the number that is there, too: the last writer's.
         if joins || mode == Mode::Shared && self.fence > 0 && bug == Some(Bug::ReaderHasWritersFence) {
+            return self.fence;
+        }
+        // BUG: the reader goes on with the number of the writer that it was.
+        if mode == Mode::Shared && request.from.is_some() && bug == Some(Bug::DowngradeKeepsFence) {
             return self.fence;
         }
         // BUG: a new counter starts at 1, wherever the one before it was.

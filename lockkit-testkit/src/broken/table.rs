@@ -39,6 +39,8 @@ impl Table {
         ends: Option<Moment>,
     ) -> Answer {
         let (bug, mode) = (self.bug, self.mode(request));
+        // BUG: nobody is told that there is room beside the reader.
+        self.freed |= mode == Mode::Shared && request.from.is_some() && bug != Some(Bug::DowngradeWakesNobody);
         self.record(name, now).acquire(request, mode, now, ends, bug)
     }
 

@@ -9,6 +9,7 @@ mod behind;
 mod cancellation;
 mod contention;
 mod counted;
+mod downgrade;
 mod election;
 mod expiry;
 mod fairness;
@@ -150,7 +151,7 @@ impl Needs {
 /// All cases, group by group.
 #[must_use]
 pub fn all() -> Vec<&'static Case> {
-    let groups: [&'static [Case]; 19] = [
+    let groups: [&'static [Case]; 20] = [
         lifecycle::CASES,
         expiry::CASES,
         ownership::CASES,
@@ -161,6 +162,7 @@ pub fn all() -> Vec<&'static Case> {
         line::CASES,
         modes::CASES,
         readers::CASES,
+        downgrade::CASES,
         fencing::CASES,
         cancellation::CASES,
         abandoned::CASES,

@@ -9,19 +9,21 @@
 -- KEYS[5]  queue: a sorted set of the tokens that wait, by their place
 -- KEYS[6]  places: a hash from these tokens to "<mode>|<ttl>|<span>|<least>|<until>|<length of channel>|<channel><tail>"; and
 --          from "permits" to the mode of the last that came to wait for one
--- ARGV[1]  what to do: take, renew or end
+-- ARGV[1]  what to do: take, replace, renew or end
 -- ARGV[2]  token
 -- ARGV[3]  first: no new fence below
 -- ARGV[4]  1 if this server may grant
 -- take     ARGV[5 .. 11]  mode ("x", "s" or "p<limit>"), ttl in ms, span, least: no fence below for this claim; how long the
 --                         place in the queue is kept in ms (0 for a try), the channel on which the claim hears that it was
 --                         granted, tail of the value
+-- replace  the same, and ARGV[12]: the token of the exclusive lease in whose place the claim, one of readers, takes the lock
 -- renew    ARGV[5 .. 8]   ttl in ms, depth, tail that the value is to have (empty to leave it), floor of the counter (or empty)
--- mark     a local that goes before: the mark that a renewed lease must have; nil for any
+-- mark     a local that goes before: the mark that a lease must have to be renewed or replaced; nil for any
 --
 -- Returns  take   a string                 the lock is the claim's; its value
 --                 {pttl, value, place}     it is not; the claim's place in the queue from 0 on, or the one that it would have
 --                 -4                       it is a semaphore of another limit
+--          replace as take, but for -4
 --          renew  {answer}                 as renew.lua answers for each lease
 --          end    0                        the lease has ended
 --                 -1, -2                   there is no such lock; it is another's
@@ -313,6 +315,18 @@ if how then
   -- There may have been more than one step takes.
   serve()
   return call('HGET', leases, me)
+end
+if op == 'replace' then
+  local fence, more = match(value or '', '^%x+:%d+:(%d+):(%d+)[@:]')
+  if not fence or not may_grant or string.sub(value, 1, 33) ~= ARGV[12] .. ':'
+    or mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
+    return {call('PTTL', lock), value or '', call('ZCARD', queue)}
+  end
+  -- Above what that lease owns, though its counter may have lapsed. The lock's key is there until the group of readers has it.
+  first, value = max(first, fence + more), false
+  local lease = grant(me, mode, ttl, nil, span, least, tail)
+  serve()
+  return lease
 end
 drop_lapsed()
 if is_other_limit(mode) then
