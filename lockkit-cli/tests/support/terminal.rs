@@ -4,6 +4,7 @@ use std::{
     io::{Read, Write},
     process::{Child, Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
+    time::Instant,
 };
 
 use super::{Line, PATIENCE, Redis};
@@ -47,8 +48,10 @@ impl Terminal {
     /// Waits until the screen shows something.
     #[track_caller]
     pub(crate) fn await_text(&mut self, text: &str) {
+        // In all: a view that is drawn again and again is never silent.
+        let deadline = Instant::now() + PATIENCE;
         while !self.screen.contains(text) {
-            match self.shown.recv_timeout(PATIENCE) {
+            match self.shown.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(shown) => self.screen.push_str(&shown),
                 Err(error) => panic!("no {text:?}, {error}: {:?}", self.screen),
             }
@@ -62,8 +65,9 @@ impl Terminal {
     /// The exit code, and all that was shown.
     #[track_caller]
     pub(crate) fn end(mut self) -> (i32, String) {
+        let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.shown.recv_timeout(PATIENCE) {
+            match self.shown.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(shown) => self.screen.push_str(&shown),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => panic!("no end: {:?}", self.screen),
