@@ -43,7 +43,7 @@ pub(crate) const CODES: &str = "   0  done (run, elect: CMD's own)
  126  run, elect: CMD can't be executed
  127  run, elect: there is no such CMD
 128+N run, elect: CMD was killed by signal N, or lockkit by N while it waited for the lock;
-      race, compare, check: interrupted by signal N";
+      race, compare, check, top: interrupted by signal N";
 
 /// How a verb ended: the exit code, or what to say first.
 pub(crate) type Exit = Result<u8, Failure>;

@@ -1,7 +1,8 @@
 //! `lockkit ls`: which locks are held.
 
 use clap::Args as ClapArgs;
-use lockkit::store::Query;
+use comfy_table::Table;
+use lockkit::{KeyState, store::Query};
 use serde_json::Value;
 
 use crate::{
@@ -36,8 +37,15 @@ pub(crate) fn run(args: &Args) -> Exit {
         print_json(&Value::from(locks))?;
         return Ok(0);
     }
+    let rows = rows(&states);
+    print(|out| writeln!(out, "{}", rows.trim_fmt()))?;
+    Ok(0)
+}
+
+/// A table with a row for each holder.
+pub(crate) fn rows<'a>(states: impl IntoIterator<Item = &'a KeyState>) -> Table {
     let mut rows = table(&["KEY", "HOLDER", "MODE", "DEPTH", "FENCE", "LEFT", "WAITERS"]);
-    for state in &states {
+    for state in states {
         let waiters = state.waiters.map_or_else(|| "-".to_owned(), |waiters| waiters.to_string());
         for hold in &state.holders {
             rows.add_row([
@@ -51,6 +59,5 @@ pub(crate) fn run(args: &Args) -> Exit {
             ]);
         }
     }
-    print(|out| writeln!(out, "{}", rows.trim_fmt()))?;
-    Ok(0)
+    rows
 }

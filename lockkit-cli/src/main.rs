@@ -20,6 +20,7 @@ mod show;
 mod signals;
 mod store;
 mod targets;
+mod top;
 mod usage;
 mod who;
 mod worker;
@@ -44,6 +45,7 @@ enum Verb {
     Elect(run::elect::Args),
     Ls(ls::Args),
     Who(who::Args),
+    Top(top::Args),
     Break(break_lock::Args),
     Doctor(doctor::Args),
     Check(check::Args),
@@ -81,6 +83,7 @@ fn dispatch(verb: Verb) -> Exit {
         Verb::Elect(args) => run::elect::run(args),
         Verb::Ls(args) => ls::run(&args),
         Verb::Who(args) => who::run(&args),
+        Verb::Top(args) => top::run(args),
         Verb::Break(args) => break_lock::run(args),
         Verb::Doctor(args) => doctor::run(&args),
         Verb::Check(args) => check::run(&args),

@@ -50,12 +50,14 @@ fn anywhere() -> impl Strategy<Value = String> {
     prop_oneof![3 => url(), 1 => select(vec!["Xs3cr3tX@host", "Xs3cr3tX", ":Xs3cr3tX@host:1", "--Xs3cr3tX", "-Xs3cr3tX"]).prop_map(str::to_owned)]
 }
 
-const VERBS: [&[&str]; 11] = [
+const VERBS: [&[&str]; 13] = [
     &["run", "--key", "k", "--no-wait"],
     &["run", "--key", "k", "--once-per", "1h"],
     &["elect", "--key", "k"],
     &["ls"],
     &["who", "k"],
+    &["top", "--every", "1s"],
+    &["top", "--json"],
     &["break", "k", "--token", "0123456789abcdef0123456789abcdef"],
     &["doctor"],
     &["check"],
@@ -82,6 +84,9 @@ fn command_line() -> impl Strategy<Value = (Vec<String>, Option<String>)> {
         select(vec![
             &["who"][..],
             &["ls"],
+            &["top"],
+            &["top", "--sort"],
+            &["top", "--every"],
             &["break"],
             &["run", "--key"],
             &["run", "--holder"],
@@ -155,6 +160,7 @@ fn what_is_wrong_is_said_all_the_same() {
         (&["doctor", "redis://:Xs3cr3tX@h"][..], "--store"),
         (&["ls", "redis://:Xs3cr3tX@h"], "--store"),
         (&["who", "redis://:Xs3cr3tX@h"], "--store"),
+        (&["top", "redis://:Xs3cr3tX@h"], "--store"),
         (&["ls", "--stroe", "redis://:Xs3cr3tX@h"], "--store"),
         (&["ls", "--stroe=redis://:Xs3cr3tX@h"], "--store"),
         (&["ls", "--store", "Xs3cr3tX@host"], "redis://"),

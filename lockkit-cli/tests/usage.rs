@@ -10,7 +10,7 @@ use support::{Redis, code, complaint, lockkit, stdout};
 #[test]
 fn bad_usage_is_64_and_one_line() {
     let long = "x".repeat(513);
-    let commands: [&[&str]; 20] = [
+    let commands: [&[&str]; 26] = [
         &[],
         &["frob"],
         &["run"],
@@ -28,6 +28,12 @@ fn bad_usage_is_64_and_one_line() {
         &["who"],
         &["who", ""],
         &["break", "k", "--token", "short"],
+        &["top", "--every", "10"],
+        &["top", "--every", "99ms"],
+        &["top", "--every", "2h"],
+        &["top", "--sort", "frob"],
+        &["top", "a", "b"],
+        &["top", "--frob"],
         &["completions", "tcsh"],
         &["man", "frob"],
         &["man", "__exec"],
@@ -58,7 +64,9 @@ fn a_bad_store_is_64_and_its_password_stays_secret() {
 fn a_store_that_refuses_is_69() {
     let redis = Redis::start_with(RedisOptions::default().password("hunter2"));
     let wrong = redis.url().replace("hunter2", "wrong");
-    for args in [&["ls"][..], &["who", "k"], &["run", "--key", "k", "--", "true"]] {
+    for args in
+        [&["ls"][..], &["who", "k"], &["top"], &["top", "--json", "--once"], &["run", "--key", "k", "--", "true"]]
+    {
         let output = redis.lockkit(args).env("LOCKKIT_STORE", &wrong).output().unwrap();
         assert_eq!(code(&output), 69, "{output:?}");
         assert!(complaint(&output).contains("denied") && !complaint(&output).contains("wrong@"));
@@ -101,7 +109,7 @@ fn completions_and_manual_are_printed() {
 
 #[test]
 fn nobody_who_reads_is_no_error() {
-    for args in [&["ls"][..], &["man"], &["completions", "bash"], &["--help"]] {
+    for args in [&["ls"][..], &["top"], &["top", "--json"], &["man"], &["completions", "bash"], &["--help"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = lockkit(args).env("LOCKKIT_STORE", "memory:").stdout(writer).output().unwrap();
@@ -111,7 +119,15 @@ fn nobody_who_reads_is_no_error() {
 
 #[test]
 fn a_full_disk_is_an_error() {
-    for args in [&["ls"][..], &["who", "k", "--json"], &["man"], &["completions", "bash"], &["--help"]] {
+    for args in [
+        &["ls"][..],
+        &["who", "k", "--json"],
+        &["top"],
+        &["top", "--json"],
+        &["man"],
+        &["completions", "bash"],
+        &["--help"],
+    ] {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let output = lockkit(args).env("LOCKKIT_STORE", "memory:").stdout(full).output().unwrap();
         assert_eq!(code(&output), 74, "{args:?}");

@@ -24,7 +24,7 @@ fn a_lock_that_excludes_nobody_is_refused() {
 #[test]
 fn a_url_is_no_name() {
     let redis = Redis::start();
-    for args in [&["ls"][..], &["who"], &["break"]] {
+    for args in [&["ls"][..], &["who"], &["top"], &["break"]] {
         let output = redis.lockkit(&[args, &["redis://:hunter2@127.0.0.1:1"]].concat()).output().unwrap();
         assert_eq!((code(&output), stdout(&output)), (64, String::new()), "{args:?}");
         let said = complaint(&output);
@@ -85,6 +85,8 @@ fn what_others_keep_at_the_key_is_not_shown() {
     for args in [
         &["ls"][..],
         &["ls", "--json"],
+        &["top"],
+        &["top", "--json", "--once"],
         &["who", "k"],
         &["who", "k", "--json"],
         &["break", "k", "--token", "0123456789abcdef0123456789abcdef"],
@@ -160,9 +162,10 @@ fn what_connecting_warns_of_is_said() {
     let redis = Redis::start();
     redis.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
     redis.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    let verbs: [&[&str]; 6] = [
+    let verbs: [&[&str]; 7] = [
         &["ls"],
         &["who", "k"],
+        &["top"],
         &["run", "--key", "k", "--", "true"],
         &["check", "--filter", "fencing::never_decreases", "--json"],
         &["race", "--total", "10", "--workers", "2"],
