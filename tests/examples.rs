@@ -1,23 +1,52 @@
-//! The examples run, without a server and, where they take a URL, on Redis. Cargo builds them with the tests; a single
-//! `cargo test --test examples` runs those that are there (`cargo build --examples --all-features` makes them anew).
+//! The examples run, without a server and, where they take a URL, on private servers.
 
 #![cfg(feature = "redis")]
 
-use std::{env, path::PathBuf, process::Command};
+use std::{
+    collections::BTreeMap,
+    env,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::LazyLock,
+};
 
 use lockkit_testkit::servers::{RedisOptions, RedisServer};
+use serde_json::Value;
 
-/// The example's program: beside this test's own folder.
-fn program(name: &str) -> PathBuf {
+/// The examples' programs, by name. Cargo says where they are, and first builds those that are older than their sources: `cargo test`
+/// has built them with the same packages and features, `cargo test --test examples` has not.
+static PROGRAMS: LazyLock<BTreeMap<String, PathBuf>> = LazyLock::new(|| {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--workspace", "--examples", "--all-features"]);
+    cargo.args(["--message-format", "json-render-diagnostics", "--target-dir"]).arg(target());
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    let output = cargo.stderr(Stdio::inherit()).output().expect("cargo");
+    assert!(output.status.success(), "the examples do not compile");
+    let program = |line| {
+        let message: Value = serde_json::from_slice(line).ok()?;
+        let is_example = message["target"]["kind"][0] == "example";
+        let name = message["target"]["name"].as_str().filter(|_| is_example)?;
+        Some((name.to_owned(), PathBuf::from(message["executable"].as_str()?)))
+    };
+    output.stdout.split(|byte| *byte == b'\n').filter_map(program).collect()
+});
+
+/// Where this test was built: `TARGET/<profile>/deps/examples-…`.
+fn target() -> PathBuf {
     let test = env::current_exe().expect("this test has a path");
-    let target = test.parent().and_then(|deps| deps.parent()).expect("target/<profile>/deps");
-    target.join("examples").join(name)
+    test.ancestors().nth(3).expect("three directories above").to_owned()
+}
+
+fn program(name: &str) -> &'static PathBuf {
+    PROGRAMS.get(name).unwrap_or_else(|| panic!("there is no example {name}"))
 }
 
 /// Runs an example to its end, and returns what it printed.
 fn run(name: &str, url: Option<&str>) -> String {
     let program = program(name);
-    let output = Command::new(&program).args(url).output();
+    let output = Command::new(program).args(url).output();
     let output = output.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{name} {url:?}: {}\n{out}{err}", output.status);
