@@ -99,6 +99,11 @@ fn fenced_write_and_migration_come_to_their_end() {
     run("migration", None);
 }
 
+#[test]
+fn a_lost_lock_is_survived() {
+    assert_eq!(run("lost_lock", None), "after each fault all pages were imported\n");
+}
+
 #[cfg(feature = "metrics")]
 #[tokio::test]
 async fn metrics_are_exported() {
@@ -115,3 +120,6 @@ async fn metrics_are_exported() {
         }
     }
 }
+
+#[cfg(feature = "mysql")]
+mod web_service;
