@@ -19,10 +19,10 @@ const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
-const ZK_NODES: &str = "lockkit-zk/src/client/nodes.rs";
+const ZK_ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
 const ZK_RELEASE: &str = "lockkit-zk/src/store/release.rs";
 const ZK_WAIT: &str = "lockkit-zk/src/store/wait.rs";
-const ZK_ANEW: &str = "lockkit-zk/src/store/anew.rs";
+const ZK_DIRECTORY: &str = "lockkit-zk/src/store/directory.rs";
 const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
 const REDIS_RECORDS: &str = "lockkit-redis/src/store/records.rs";
 const MYSQL_ORDER: &str = "lockkit-mysql/src/wire/order.rs";
@@ -386,7 +386,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "zk_words",
         does: "A word about a broken lease leaves those before it",
-        file: ZK_NODES,
+        file: ZK_ZNODES,
         code: "value::revoked(«&before», token)",
         without: "&[]",
         noticed_by: "lockkit-zk/zk::broken::a_holder_is_told_though_the_next_one_was_broken_too",
@@ -394,7 +394,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "zk_words_at_once",
         does: "So it does when several are broken at once",
-        file: ZK_NODES,
+        file: ZK_ZNODES,
         code: ".as_bytes(), «Some(stat.version)»)?",
         without: "None",
         noticed_by: "lockkit-zk/zk::broken::all_that_are_broken_at_once_are_told",
@@ -418,10 +418,10 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "zk_new_directory",
         does: "A client that makes a lock's directory anew has seen what was written last",
-        file: ZK_ANEW,
+        file: ZK_DIRECTORY,
         code: "add_delete(&self.lock, «Some(kept.version)»)?",
         without: "None",
-        noticed_by: "lockkit-zk/lib::store::anew::tests::that_the_last_holder_was_revoked_is_known_in_the_new_directory",
+        noticed_by: "lockkit-zk/lib::store::directory::tests::that_the_last_holder_was_revoked_is_known_in_the_new_directory",
     },
     // Records, and leases that outlive their clients.
     Safeguard {

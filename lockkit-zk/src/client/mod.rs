@@ -2,11 +2,11 @@
 
 pub(crate) mod claims;
 pub(crate) mod connect;
-pub(crate) mod connection;
 pub(crate) mod driver;
-pub(crate) mod nodes;
 pub(crate) mod proof;
 pub(crate) mod session;
+pub(crate) mod sessions;
 pub(crate) mod uncontended;
 pub(crate) mod unwatched;
 pub(crate) mod watched;
+pub(crate) mod znodes;

@@ -11,8 +11,8 @@ use zookeeper_client as zk;
 use crate::{
     client::{
         claims::{Grant, Node, Stage},
-        nodes::overtaken,
         session::Session,
+        znodes::overtaken,
     },
     store::ZkStore,
     wire::{
@@ -46,7 +46,7 @@ pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result
     }
     let session = store.session().await?;
     // A lease lasts as long as its session at most, whatever was asked for.
-    let ttl = request.ttl.min(store.connection.session_timeout());
+    let ttl = request.ttl.min(store.sessions.session_timeout());
     let request = AcquireRequest { ttl, ..request.clone() };
     Acquisition::new(&session, &request, store.timeout().min(ttl / 4)).run().await
 }
@@ -107,7 +107,7 @@ impl<'a> Acquisition<'a> {
         while !queue::is_safe(queue.node.sequence) {
             // Its sequence numbers are about to wrap, so the lock's directory is made anew. That takes a moment in which
             // nobody else is in the queue; until it comes nobody of ours enters.
-            if let Some(answer) = self.renew_directory(&queue.node).await? {
+            if let Some(answer) = self.replace_directory(&queue.node).await? {
                 return Ok(answer);
             }
             queue = self.line_up().await?;
@@ -178,7 +178,7 @@ impl<'a> Acquisition<'a> {
         let (record, version) = match record {
             Some(record) => (record, None),
             None if !queue::has_record(&queue.children) => (FenceRecord::NONE, None),
-            None => self.session.read_record(&self.lock, self.bound).await?,
+            None => self.session.read_fence_record(&self.lock, self.bound).await?,
         };
         let (fence, write) = fence::grant(record, queue.node.czxid, request, alone)?;
         let holder = self.request.holder.clone();
@@ -188,7 +188,7 @@ impl<'a> Acquisition<'a> {
         let node = queue.node.name.as_str();
         if let Some(record) = write {
             let own = (node, grant.value());
-            return match self.session.write_record(&self.lock, record, version, own, self.bound).await? {
+            return match self.session.write_fence_record(&self.lock, record, version, own, self.bound).await? {
                 true => Ok(Some(grant)),
                 false if alone => Err(overtaken()),
                 false => Ok(None),

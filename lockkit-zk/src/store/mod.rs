@@ -1,7 +1,7 @@
 //! The store: five questions.
 
 pub(crate) mod acquire;
-pub(crate) mod anew;
+pub(crate) mod directory;
 pub(crate) mod enter;
 pub(crate) mod inspect;
 pub(crate) mod records;
@@ -18,14 +18,14 @@ use lockkit_core::{
 };
 
 use crate::{
-    client::{connection::Connection, session::Session},
+    client::{session::Session, sessions::Sessions},
     config::ZkConfig,
 };
 
 /// A lock store on a ZooKeeper ensemble.
 pub struct ZkStore {
     info: StoreInfo,
-    connection: Connection,
+    sessions: Sessions,
 }
 
 impl ZkStore {
@@ -36,7 +36,7 @@ impl ZkStore {
     /// to be had.
     pub async fn connect(config: ZkConfig) -> Result<Self> {
         let store = Self::new(config)?;
-        store.connection.session().await.map_err(|e| e.at("connect", None, &store.info.name))?;
+        store.sessions.session().await.map_err(|e| e.at("connect", None, &store.info.name))?;
         Ok(store)
     }
 
@@ -72,15 +72,15 @@ impl ZkStore {
             alarm: Some(alarm.clone()),
             warnings: [].into(),
         };
-        Ok(Self { info, connection: Connection::new(config, names, alarm) })
+        Ok(Self { info, sessions: Sessions::new(config, names, alarm) })
     }
 
     fn timeout(&self) -> Duration {
-        self.connection.config.timeout
+        self.sessions.config.timeout
     }
 
     async fn session(&self) -> Result<Arc<Session>> {
-        self.connection.session().await
+        self.sessions.session().await
     }
 
     fn name(&self) -> &Arc<str> {
@@ -88,8 +88,8 @@ impl ZkStore {
     }
 
     #[cfg(test)]
-    pub(crate) fn connection(&self) -> &Connection {
-        &self.connection
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.sessions
     }
 }
 
@@ -125,6 +125,6 @@ impl LockStore for ZkStore {
 
 impl fmt::Debug for ZkStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZkStore").field("connection", &self.connection).finish_non_exhaustive()
+        f.debug_struct("ZkStore").field("sessions", &self.sessions).finish_non_exhaustive()
     }
 }

@@ -22,8 +22,8 @@ use lockkit_core::{Claim, Error, LossReason, Release, Result, store::unpoisoned}
 /// name.
 pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
     store.info.admit_mode(claim.mode)?;
-    let (connection, bound) = (&store.connection, store.timeout());
-    let session = connection.session().await?;
+    let (sessions, bound) = (&store.sessions, store.timeout());
+    let session = sessions.session().await?;
     let claimed = session.claimed(&claim.token);
     let release = match &claimed {
         Some(Claimed { stage: Stage::Queued(node), lock, releasing, .. }) => {
@@ -33,11 +33,11 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
             release_node(&session, claim, (lock, node), Had { lease: true, releasing: *releasing }, bound).await
         }
         Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) => release_all(&session, claim, false, bound).await,
-        None => release_all(&session, claim, !connection.was_held(&claim.token), bound).await,
+        None => release_all(&session, claim, !sessions.was_held(&claim.token), bound).await,
     };
     let release = release.map_err(|failure| doubtful(&failure))?;
     session.claims().remove(&claim.token);
-    if connection.forget(&claim.token) {
+    if sessions.forget(&claim.token) {
         return Ok(Release::NotHeld(LossReason::SessionEnded));
     }
     Ok(release)
@@ -72,7 +72,7 @@ async fn release_node(
             Ok(Release::Released { waiters: None })
         }
         Had { lease: false, .. } if deleted => Ok(Release::NotHeld(LossReason::Taken)),
-        _ => Ok(Release::NotHeld(why_not(session, claim, bound).await?)),
+        _ => Ok(Release::NotHeld(session.why_not(claim, bound).await?)),
     }
 }
 
@@ -99,19 +99,7 @@ async fn release_all(
     if held {
         return Ok(Release::Released { waiters: u32::try_from(waiters).ok() });
     }
-    Ok(Release::NotHeld(why_not(session, claim, bound).await?))
-}
-
-/// Why a claim does not hold its lock.
-pub(crate) async fn why_not(session: &Session, claim: &Claim, bound: Duration) -> Result<LossReason, Failure> {
-    let lock = session.names.lock(&claim.key);
-    let (children, revoked) = tokio::join!(session.list(&lock, bound), session.is_revoked(&lock, &claim.token, bound));
-    let children = children?;
-    Ok(match queue::holders(&children) {
-        _ if revoked? => LossReason::Revoked,
-        (holders, _) if holders.is_empty() => LossReason::Gone,
-        _ => LossReason::Taken,
-    })
+    Ok(Release::NotHeld(session.why_not(claim, bound).await?))
 }
 
 fn doubtful(failure: &Failure) -> Error {

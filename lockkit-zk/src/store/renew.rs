@@ -11,14 +11,14 @@ use zookeeper_client::{self as zk, Stat};
 use crate::{
     client::{
         claims::{Claimed, Grant, Node, Stage},
-        connection::Connection,
         driver::Answer,
-        nodes::overtaken,
         session::Session,
+        sessions::Sessions,
         unwatched::Unwatched,
         watched::{Use, Watched, changed},
+        znodes::overtaken,
     },
-    store::{ZkStore, release::why_not},
+    store::ZkStore,
     wire::{
         error::{self, Failure, Sent},
         fence, queue,
@@ -30,10 +30,10 @@ use crate::{
 /// What has to be asked about single leases is asked for all of them before the first answer is awaited. As long
 /// as the watches on their nodes are silent nothing has to be: then a thousand leases cost one small write.
 pub(crate) async fn renew(store: &ZkStore, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-    let (connection, bound) = (&store.connection, store.timeout());
+    let (sessions, bound) = (&store.sessions, store.timeout());
     // What ended with its session is said at once, whether or not there is a new one.
-    let ended = |renewal: &Renewal| connection.present().is_none() && connection.was_held(&renewal.claim.token);
-    let session = if renewals.iter().all(ended) { Err(error::session_over()) } else { connection.session().await };
+    let ended = |renewal: &Renewal| sessions.present().is_none() && sessions.was_held(&renewal.claim.token);
+    let session = if renewals.iter().all(ended) { Err(error::session_over()) } else { sessions.session().await };
     let session = match session {
         Ok(session) => session,
         Err(e) => return renewals.iter().map(|renewal| without_session(store, &renewal.claim, &e)).collect(),
@@ -50,14 +50,14 @@ pub(crate) async fn renew(store: &ZkStore, renewals: &[Renewal]) -> Vec<Result<R
         if let Some(Look::Unwatched(answer)) = &mut check.look {
             *answer = seen.next();
         }
-        answers.push(plan.finish(&session, connection, check, &alive, asked, bound).await);
+        answers.push(plan.finish(&session, sessions, check, &alive, asked, bound).await);
     }
     answers
 }
 
 fn without_session(store: &ZkStore, claim: &Claim, error: &Error) -> Result<Renewed> {
     store.info.admit_mode(claim.mode)?;
-    if store.connection.forget(&claim.token) {
+    if store.sessions.forget(&claim.token) {
         return Ok(Renewed::Lost(LossReason::SessionEnded));
     }
     Err(error.clone().unknown_effect())
@@ -112,7 +112,7 @@ impl<'a> PendingRenewal<'a> {
                 Known::Held { path: format!("{lock}/{}", node.name), lock, node, grant, watched, written }
             }
             Some(_) => Known::NotHeld,
-            None if store.connection.was_held(&renewal.claim.token) => Known::SessionEnded,
+            None if store.sessions.was_held(&renewal.claim.token) => Known::SessionEnded,
             None => Known::NotHeld,
         };
         Self { renewal, known }
@@ -148,7 +148,7 @@ impl<'a> PendingRenewal<'a> {
     async fn finish(
         &self,
         session: &Arc<Session>,
-        connection: &Connection,
+        sessions: &Sessions,
         check: Check<'_>,
         alive: &Result<(), Failure>,
         asked: Moment,
@@ -159,7 +159,7 @@ impl<'a> PendingRenewal<'a> {
             Known::Held { lock, node, grant, .. } => (lock, node, grant),
             Known::Refused(refusal) => return Err(refusal.clone()),
             Known::SessionEnded => {
-                connection.forget(&claim.token);
+                sessions.forget(&claim.token);
                 return Ok(Renewed::Lost(LossReason::SessionEnded));
             }
             // Its node stays until the core releases it, which it does when it has told the holder.
@@ -168,7 +168,7 @@ impl<'a> PendingRenewal<'a> {
         };
         let outcome = self.check(session, check, asked, bound).await;
         if session.is_over() {
-            connection.forget(&claim.token);
+            sessions.forget(&claim.token);
             return Ok(Renewed::Lost(LossReason::SessionEnded));
         }
         if outcome.as_ref().is_err_and(|failure| failure.is(&zk::Error::NoNode)) {
@@ -231,7 +231,7 @@ impl<'a> PendingRenewal<'a> {
     ) -> Result<()> {
         let children = session.list(lock, bound).await.map_err(|failure| error::map(&failure, Sent::Yes))?;
         let (record, version) = if queue::has_record(&children) {
-            session.read_record(lock, bound).await?
+            session.read_fence_record(lock, bound).await?
         } else {
             (fence::FenceRecord::NONE, None)
         };
@@ -241,7 +241,7 @@ impl<'a> PendingRenewal<'a> {
         // From now on the node may say it, and must go on to.
         set_grant(session, &self.renewal.claim, node, grant);
         session.update(&self.renewal.claim.token, |claimed| claimed.written = false);
-        if !session.write_record(lock, raised, version, (&node.name, grant.value()), bound).await? {
+        if !session.write_fence_record(lock, raised, version, (&node.name, grant.value()), bound).await? {
             return Err(overtaken());
         }
         session.update(&self.renewal.claim.token, |claimed| claimed.written = true);
@@ -266,7 +266,7 @@ fn look<'s>(session: &'s Session, path: &'s str, unwatched: &mut Unwatched<'s>) 
 
 /// Says that a claim does not hold its lock, and why. If its node is known to be gone it is forgotten.
 async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renewed> {
-    let reason = why_not(session, claim, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+    let reason = session.why_not(claim, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
     if session.claimed(&claim.token).is_some_and(|claimed| matches!(claimed.stage, Stage::Gone)) {
         session.claims().remove(&claim.token);
     }

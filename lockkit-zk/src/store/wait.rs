@@ -235,7 +235,7 @@ mod tests {
         }
         let proxy = Arc::new(Proxy::start(server.addr()).await.expect("proxy"));
         let store = Arc::new(ZkStore::connect(ZkConfig::new([proxy.addr().to_string()])).await.expect("connect"));
-        let session = store.connection().present().expect("a session");
+        let session = store.sessions().present().expect("a session");
         let (listed, held) = (Arc::new(Notify::new()), Arc::downgrade(&proxy));
         let news = Arc::clone(&listed);
         proxy.rewrite_replies(move |replies| {

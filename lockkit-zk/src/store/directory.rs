@@ -1,4 +1,4 @@
-//! Making the directory of a lock anew before its sequence numbers run out.
+//! Replacing the directory of a lock by a new one before its sequence numbers run out.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Acquisition<'_> {
     ///
     /// The node goes in the same transaction. Until then nobody else can make the directory anew. In a new one the versions of
     /// nodes start over, and what was read before would be taken for what was written since: fences would go back.
-    pub(crate) async fn renew_directory(&self, own: &Node) -> Result<Option<Attempt>> {
+    pub(crate) async fn replace_directory(&self, own: &Node) -> Result<Option<Attempt>> {
         let replaced = match self.kept().await {
             Ok(kept) => self.replace(own, &kept).await,
             Err(failure) => Err(failure),
@@ -196,7 +196,7 @@ mod tests {
 
     /// Takes the lock again and again, until a node has the last number that is safe. The lock has a fence record by then.
     async fn take_the_last_number(store: &ZkStore) -> AcquireRequest {
-        let (session, mut floor) = (store.connection().present().expect("a session"), 1 << 50);
+        let (session, mut floor) = (store.sessions().present().expect("a session"), 1 << 50);
         loop {
             let request = request(std::mem::take(&mut floor));
             take(store, &request).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, ErrorKind, Result, Token};
+use lockkit_core::{Claim, Error, ErrorKind, LossReason, Result, Token};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         error::{self, Failure, Sent},
         fence::FenceRecord,
         name,
-        queue::FENCE,
+        queue::{self, FENCE},
         value::{self, Value},
     },
 };
@@ -100,8 +100,20 @@ impl Session {
         }
     }
 
+    /// Why a claim does not hold its lock.
+    pub(crate) async fn why_not(&self, claim: &Claim, bound: Duration) -> Result<LossReason, Failure> {
+        let lock = self.names.lock(&claim.key);
+        let (children, revoked) = tokio::join!(self.list(&lock, bound), self.is_revoked(&lock, &claim.token, bound));
+        let children = children?;
+        Ok(match queue::holders(&children) {
+            _ if revoked? => LossReason::Revoked,
+            (holders, _) if holders.is_empty() => LossReason::Gone,
+            _ => LossReason::Taken,
+        })
+    }
+
     /// Reads the fence record of a lock that has one, and the version of its node.
-    pub(crate) async fn read_record(&self, lock: &str, bound: Duration) -> Result<(FenceRecord, Option<i32>)> {
+    pub(crate) async fn read_fence_record(&self, lock: &str, bound: Duration) -> Result<(FenceRecord, Option<i32>)> {
         let path = format!("{lock}/{}", FENCE);
         let read = self.read(bound, Box::pin(self.client.get_data(&path))).await;
         let (data, stat) = read.map_err(|failure| error::map(&failure, Sent::Yes))?;
@@ -118,7 +130,7 @@ impl Session {
     /// Writes the fence record of a lock, of which `version` is known, together with the data of the holder's node: both
     /// or none. It is `false` if another holder wrote it: the lock has other holders, or is not ours any more, or will not be for
     /// long.
-    pub(crate) async fn write_record(
+    pub(crate) async fn write_fence_record(
         &self,
         lock: &str,
         record: FenceRecord,
@@ -178,7 +190,7 @@ mod tests {
         ZkConfig,
         client::{
             claims::{Claimed, Stage},
-            connection::Connection,
+            sessions::Sessions,
         },
     };
 
@@ -187,7 +199,7 @@ mod tests {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
         let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(1));
         let names = config.check().expect("fine");
-        let session: Arc<Session> = Connection::new(config, names, Alarm::new()).session().await.expect("a session");
+        let session: Arc<Session> = Sessions::new(config, names, Alarm::new()).session().await.expect("a session");
         let key = LockKey::new("a").expect("name");
         let lock = session.names.lock(&key);
         session.make_directory(&lock, Duration::from_secs(2)).await.expect("the directory");

@@ -1,4 +1,4 @@
-//! The present session: made when it is needed, and anew when the last one is over.
+//! The sessions of a store, one after the other: the present one is made when it is needed, and anew when the last one is over.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -10,8 +10,8 @@ use crate::{
     wire::name::Names,
 };
 
-/// The way to the ensemble.
-pub(crate) struct Connection {
+/// The way to the ensemble: the present session, and what is to be said of those that are over.
+pub(crate) struct Sessions {
     pub(crate) config: ZkConfig,
     pub(crate) names: Names,
     session: Arc<Slot>,
@@ -19,7 +19,7 @@ pub(crate) struct Connection {
     alarm: Alarm,
 }
 
-impl Connection {
+impl Sessions {
     pub(crate) fn new(config: ZkConfig, names: Names, alarm: Alarm) -> Self {
         Self { config, names, session: Arc::default(), past: Arc::default(), alarm }
     }
@@ -59,9 +59,9 @@ impl Connection {
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for Sessions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("config", &self.config).field("open", &self.present().is_some()).finish()
+        f.debug_struct("Sessions").field("config", &self.config).field("open", &self.present().is_some()).finish()
     }
 }
 
@@ -83,7 +83,7 @@ mod tests {
         let store = Arc::new(ZkStore::connect(config).await.expect("connect"));
         let locker = Locker::shared_builder(Arc::clone(&store) as Arc<dyn LockStore>).build();
         let guard = locker.lock("a").acquire().await.expect("acquire");
-        store.connection().present().expect("a session").end();
+        store.sessions().present().expect("a session").end();
         // The next regular renewal is some 6 s away.
         let reason = timeout(Duration::from_secs(3), guard.lost()).await.expect("at once");
         assert_eq!(reason, LossReason::SessionEnded);
