@@ -26,8 +26,9 @@ use async_trait::async_trait;
 use lockkit_core::{
     Error, ErrorKind, Fence, Result,
     fenced::{Admission, FencedResource, SeenFences},
+    store::SingleFlight,
 };
-use tokio::{sync::Mutex, time::timeout};
+use tokio::time::timeout;
 use zookeeper_client::{self as zk, Client, CreateMode, MultiWriteError, MultiWriter};
 
 use crate::{
@@ -54,7 +55,7 @@ pub struct ZkResource {
 struct Shared {
     config: ZkConfig,
     name: Arc<str>,
-    client: Mutex<Option<Client>>,
+    client: SingleFlight<Client>,
 }
 
 /// The fence's node as it was read.
@@ -88,7 +89,8 @@ impl ZkResource {
     pub async fn connect(config: ZkConfig, path: impl Into<String>) -> Result<Self> {
         config.check()?;
         let name = config.display_name().into();
-        let resource = Self { shared: Arc::new(Shared { config, name, client: Mutex::default() }), path: path.into() };
+        let resource =
+            Self { shared: Arc::new(Shared { config, name, client: SingleFlight::new() }), path: path.into() };
         resource.checked().map_err(|e| resource.failed("connect", e))?;
         resource.shared.client().await.map_err(|e| resource.failed("connect", e))?;
         Ok(resource)
@@ -222,14 +224,12 @@ impl Shared {
     }
 
     async fn client(&self) -> Result<Client> {
-        let mut slot = self.client.lock().await;
-        if let Some(client) = slot.as_ref().filter(|client| !client.state().is_terminated()) {
-            return Ok(client.clone());
-        }
-        let client = timeout(self.bound() * 2, connect::connect(&self.config)).await;
-        let client = client.map_err(|_| Error::no_answer(self.bound() * 2, Sent::ReadOnly))??;
-        *slot = Some(client.clone());
-        Ok(client)
+        let is_alive = |client: &Client| !client.state().is_terminated();
+        let connect = || {
+            let config = self.config.clone();
+            async move { connect::connect(&config).await }
+        };
+        self.client.get(is_alive, self.bound() * 2, connect).await
     }
 
     async fn bounded<T>(
@@ -253,12 +253,7 @@ impl Shared {
     /// Has the next operation connect anew. A driver that waits for the rest of an answer whose length was spoilt, or whose
     /// runtime has ended, says of its session for ever that it is connected.
     fn let_go(&self, client: &Client) {
-        // It is locked by a caller that connects anyway, or for a moment: then the next request that fails lets go.
-        if let Ok(mut slot) = self.client.try_lock()
-            && slot.as_ref().is_some_and(|present| present.session_id() == client.session_id())
-        {
-            *slot = None;
-        }
+        self.client.present(|present| present.session_id() != client.session_id());
     }
 }
 
