@@ -468,7 +468,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "record_answer",
         does: "A record was changed only if the answer is the one to that question",
         file: MYSQL_RECORDS,
-        code: "match (done.rows_affected(), «renew::is_answer(&done, question)») {",
+        code: "match (done.rows_affected(), «value::is_answer(&done, question)») {",
         without: "done.rows_affected() < 2",
         noticed_by: "lockkit-mysql/compliance::mysql::records::an_answer_that_comes_twice_shifts_no_others",
     },

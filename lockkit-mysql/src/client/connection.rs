@@ -4,28 +4,18 @@
 //! kept in the background until the server has answered, so that a release of the same claim can be sent behind that
 //! (rule R8), and then closed. Until then it counts as in use.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Error, Result, Token, store::unpoisoned};
+use lockkit_core::{Error, Result, Token};
 use sqlx::{
     MySqlConnection, Row as _,
     mysql::{MySqlQueryResult, MySqlRow},
 };
-use tokio::{
-    runtime::{Handle, Id},
-    sync::OwnedSemaphorePermit,
-    time::Instant,
-};
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
     client::{
-        in_flight::InFlight,
+        idle::Idle,
         raw::{self, RawConnection, Timer, before},
     },
     wire::{
@@ -49,54 +39,6 @@ impl Bound {
         let now = Instant::now();
         let at = now.checked_add(whole).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600));
         Self { at, whole }
-    }
-}
-
-/// Where connections go when they are no longer in use.
-pub(crate) struct Idle {
-    connections: Mutex<Vec<(RawConnection, u64)>>,
-    /// Raised whenever a connection broke, or the server turned out to be unfit: then those that are older are probed before
-    /// they are used.
-    breaks: AtomicU64,
-    pub(crate) in_flight: InFlight,
-    /// For how long a connection in doubt is kept: by then the server has answered, if it can.
-    linger: Duration,
-}
-
-impl Idle {
-    pub(crate) fn new(linger: Duration) -> Self {
-        let (connections, breaks, in_flight) = (Mutex::default(), AtomicU64::new(0), InFlight::default());
-        Self { connections, breaks, in_flight, linger }
-    }
-
-    pub(crate) fn breaks(&self) -> u64 {
-        self.breaks.load(Ordering::Acquire)
-    }
-
-    /// The connection of this runtime that was used last, whose caches are warm, and how many had broken by then. If there
-    /// is none, one of another runtime is closed to make room.
-    pub(crate) fn pop(&self, runtime: Id) -> Option<(RawConnection, u64)> {
-        let mut idle = unpoisoned(&self.connections);
-        if let Some(at) = idle.iter().rposition(|(raw, _)| raw.is_of(runtime)) {
-            return Some(idle.remove(at));
-        }
-        let foreign = idle.pop();
-        drop(idle);
-        drop(foreign);
-        None
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        unpoisoned(&self.connections).len()
-    }
-
-    fn push(&self, raw: RawConnection, breaks: u64) {
-        unpoisoned(&self.connections).push((raw, breaks));
-    }
-
-    /// Something came up that concerns all connections: they are probed before they are used again.
-    pub(crate) fn broke(&self) {
-        self.breaks.fetch_add(1, Ordering::AcqRel);
     }
 }
 

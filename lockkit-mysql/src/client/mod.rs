@@ -2,6 +2,7 @@
 
 pub(crate) mod connection;
 pub(crate) mod identify;
+pub(crate) mod idle;
 pub(crate) mod in_flight;
 pub(crate) mod pool;
 pub(crate) mod raw;

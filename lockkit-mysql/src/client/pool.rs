@@ -20,8 +20,9 @@ use tokio::{
 
 use crate::{
     client::{
-        connection::{Bound, Connection, Idle},
+        connection::{Bound, Connection},
         identify,
+        idle::Idle,
         raw::{self, RawConnection, Replicas},
     },
     config::MySqlConfig,

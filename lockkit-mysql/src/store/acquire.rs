@@ -19,10 +19,9 @@ use crate::{
     },
     wire::{
         name::to_column,
-        order::RenewalTerms,
-        row::{self, MAX_FENCE, check_floor},
+        row,
         statements::over_fence,
-        value::microseconds,
+        value::{MAX_FENCE, RenewalTerms, check_floor, microseconds},
     },
 };
 

@@ -28,8 +28,9 @@ use crate::{
     store::{MySqlStore, named_lock_queue, renew::CHUNK},
     wire::{
         error::{self, Sent},
-        order::{self, RenewalTerms, Take},
-        row::{MAX_FENCE, column},
+        order::{self, Take},
+        row::column,
+        value::{MAX_FENCE, RenewalTerms},
     },
 };
 

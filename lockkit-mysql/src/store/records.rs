@@ -12,12 +12,12 @@ use crate::{
         connection::{Bound, Connection},
         pool::ConnectionClass,
     },
-    store::{MySqlStore, renew},
+    store::MySqlStore,
     wire::{
         error::{self, Sent},
         name::record_to_column,
         row::{column, only_row},
-        settings,
+        settings, value,
     },
 };
 
@@ -53,7 +53,7 @@ impl MySqlStore {
                     set.bind(question).bind(&name).bind(text(seen))
                 };
                 let (done, question) = connection.execute(statement, None).await?;
-                match (done.rows_affected(), renew::is_answer(&done, question)) {
+                match (done.rows_affected(), value::is_answer(&done, question)) {
                     (1, true) => return Ok(Swap::Done),
                     (0, true) => {}
                     _ => return Err(connection.out_of_step(Sent::Yes)),

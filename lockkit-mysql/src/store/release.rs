@@ -4,10 +4,11 @@ use lockkit_core::{Claim, Release, Result, store::Sent};
 
 use crate::{
     client::{connection::Bound, pool::ConnectionClass},
-    store::{MySqlStore, named_lock_queue, renew},
+    store::{MySqlStore, named_lock_queue},
     wire::{
         name::to_column,
         row::{LockRow, why_not},
+        value,
     },
 };
 
@@ -27,11 +28,11 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     let statement = |question| store.statements.release().bind(question).bind(to_column(&claim.key)).bind(token);
     let (done, question) = connection.execute(statement, Some(claim.token)).await?;
     match done.rows_affected() {
-        1 if renew::is_answer(&done, question) => {
+        1 if value::is_answer(&done, question) => {
             named_lock_queue::release(named_lock);
             Ok(Release::Released { waiters: None })
         }
-        0 if renew::is_answer(&done, question) => {
+        0 if value::is_answer(&done, question) => {
             let found = store.look_after(&mut connection, &claim.key).await?;
             let may_share = found.as_ref().is_some_and(LockRow::is_shared) || store.ordered.has_forgotten();
             if store.info.capability.shared && may_share {

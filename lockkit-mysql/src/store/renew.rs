@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use lockkit_core::{Claim, Error, ErrorKind, Hold, LockKey, Mode, Moment, Renewal, Renewed, Result};
-use sqlx::mysql::MySqlQueryResult;
 
 use crate::{
     client::{connection::Connection, pool::ConnectionClass},
@@ -15,10 +14,9 @@ use crate::{
     wire::{
         error::{self, Sent},
         name::to_column,
-        order::RenewalTerms,
-        row::{LockRow, check_floor, why_not},
+        row::{LockRow, why_not},
         statements::Size,
-        value::{Question, microseconds},
+        value::{RenewalTerms, check_floor, is_answer, microseconds},
     },
 };
 
@@ -157,11 +155,6 @@ pub(crate) async fn extend(
     };
     let (done, question) = connection.execute(statement, None).await?;
     if is_answer(&done, question) { Ok(done.rows_affected()) } else { Err(connection.out_of_step(Sent::Yes)) }
-}
-
-/// Whether it is the answer to this question. An answer that nothing was changed has no number; the next read decides.
-pub(crate) fn is_answer(done: &MySqlQueryResult, question: Question) -> bool {
-    done.last_insert_id() == if done.rows_affected() == 0 { 0 } else { question }
 }
 
 async fn read_back(

@@ -24,7 +24,7 @@ use lockkit_core::{Claim, HolderInfo, LockKey, Mode, Token};
 
 use crate::wire::{
     name::to_column,
-    value::{Question, literal, microseconds},
+    value::{Question, RenewalTerms, literal, microseconds},
 };
 
 /// So begins what stands for the holder while claims share a lock.
@@ -41,19 +41,6 @@ const COMMIT: &str = "COMMIT AND NO CHAIN NO RELEASE";
 pub(crate) struct OrderStatements<'a> {
     pub(crate) locks: &'a str,
     pub(crate) claims: &'a str,
-}
-
-/// The terms that leases in the same statement have in common.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RenewalTerms {
-    /// In microseconds.
-    pub(crate) ttl: i64,
-    /// `None` leaves the depth as it is.
-    pub(crate) depth: Option<u32>,
-    /// The fence counter is raised to at least this.
-    pub(crate) floor: u64,
-    /// The name of the holder; `None` leaves it as it is.
-    pub(crate) holder: Option<String>,
 }
 
 /// What a claim asks for.

@@ -9,12 +9,9 @@ use lockkit_core::{
 use sqlx::{Row, mysql::MySqlRow};
 
 use crate::wire::{
-    error::{self, Sent, invalid},
+    error::{self, Sent},
     name, order,
 };
-
-/// Beyond this the server's arithmetic would leave the integers.
-pub(crate) const MAX_FENCE: u64 = 1 << 62;
 
 /// A row, as the statements of [`Statements`](crate::wire::statements::Statements) read it.
 #[derive(Clone, Debug)]
@@ -170,12 +167,6 @@ pub(crate) fn waiter(row: &MySqlRow) -> Result<Waiter> {
 /// Why a lease is not the claim's, given the lease that was found.
 pub(crate) fn why_not(found: Option<&StoredLease>) -> LossReason {
     if found.is_some() { LossReason::Taken } else { LossReason::Gone }
-}
-
-/// # Errors
-/// `InvalidInput` if the counter could not go there.
-pub(crate) fn check_floor(floor: Fence) -> Result<()> {
-    if floor.get() < MAX_FENCE { Ok(()) } else { Err(invalid("fences in a table end at 2^62")) }
 }
 
 /// The only row that can come; `None` if none did.

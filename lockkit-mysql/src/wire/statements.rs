@@ -65,6 +65,11 @@ pub(crate) fn over_fence(question: Question) -> u64 {
 const COLUMNS: &str = "resource_name, token, fence, span, fence_last, `count`, node_info, \
      TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires), id";
 
+/// A page of the locks that are held, by name. Arguments: the last name of the page before; the least name, and the one from which
+/// on they are too high; how many.
+const HELD_PAGE: &str = "resource_name > ? AND resource_name >= ? AND resource_name < ? AND expires > UTC_TIMESTAMP(6) \
+     ORDER BY resource_name LIMIT ?";
+
 impl Statements {
     /// The statements on the table with this quoted name, and on that of its claims.
     pub(crate) fn new(table: &str, claims: Option<String>) -> Self {
@@ -93,10 +98,7 @@ impl Statements {
             inspect: SIZES.map(|size| {
                 text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name IN ({})", list("?", size)))
             }),
-            page: text(format!(
-                "SELECT {NUMBER}, {COLUMNS} FROM {table} \
-                 WHERE resource_name > ? AND resource_name >= ? AND resource_name < ? AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?"
-            )),
+            page: text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE {HELD_PAGE}")),
             unused_page: text(format!(
                 "SELECT {NUMBER}, id, IF({UNUSED}, resource_name, NULL) FROM {table} WHERE id > ? ORDER BY id LIMIT ?"
             )),
@@ -110,11 +112,7 @@ impl Statements {
                 let named = format!("resource_name IN ({}) LIMIT {size}", list("?", size));
                 text(with_claims(table, &named, &claims, "l.id"))
             }),
-            page_claims: {
-                let page = "resource_name > ? AND resource_name >= ? AND resource_name < ? \
-                     AND expires > UTC_TIMESTAMP(6) ORDER BY resource_name LIMIT ?";
-                text(with_claims(table, page, &claims, "l.resource_name"))
-            },
+            page_claims: text(with_claims(table, HELD_PAGE, &claims, "l.resource_name")),
             queue: text(format!(
                 "SELECT {NUMBER}, w.mode, w.permits, w.node_info FROM {table} AS l STRAIGHT_JOIN {claims} AS w FORCE INDEX (turns) \
                  ON w.lock_id = l.id WHERE l.resource_name = ? AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6) \
