@@ -82,7 +82,10 @@ impl Nodes {
         let told = String::from_utf8(output.stderr.clone()).unwrap();
         let lines: Vec<_> = told.lines().filter(|line| !line.starts_with("lockkit: waiting for")).collect();
         let [line] = lines[..] else { panic!("{told}") };
-        assert!(line.contains("on redlock of 5 nodes: ") && line.contains(" of 5 nodes, 3 needed"), "{line}");
+        assert!(
+            line.contains("on redlock of 5 nodes: ") && line.contains(" of 5 nodes did it, 3 are needed"),
+            "{line}"
+        );
         for node in 0..NODES {
             let is_harmed = node <= MINORITY;
             assert_eq!(line.contains(&self.addr(node).to_string()), is_harmed, "node {node}: {line}");

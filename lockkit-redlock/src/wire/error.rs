@@ -58,7 +58,7 @@ impl NodeErrors {
     /// Makes one error of all. `got` of `nodes` did what was asked.
     #[must_use]
     pub fn into_error(self, got: usize, nodes: usize, effect: Effect) -> Error {
-        let message = format!("{got} of {nodes} nodes, {} needed; {self}", majority(nodes));
+        let message = format!("{got} of {nodes} nodes did it, {} are needed; {self}", majority(nodes));
         let error = Error::new(self.kind(), message).with_source(self);
         match effect {
             Effect::None => error,
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown));
         assert_eq!(
             error.message(),
-            "1 of 3 nodes, 2 needed; redis a:1: unavailable: connection refused; redis b:1: timed out: no answer in 50ms"
+            "1 of 3 nodes did it, 2 are needed; redis a:1: unavailable: connection refused; redis b:1: timed out: no answer in 50ms"
         );
         assert_eq!(NodeErrors::of(&error).expect("the nodes' errors").iter().count(), 2);
         assert!(NodeErrors::of(&Error::new(ErrorKind::Lost, "another")).is_none());
