@@ -4,7 +4,7 @@ use crate::list::Safeguard;
 
 const REDLOCK_QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
 const REDLOCK_ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
-const REDLOCK_ACQUIRE: &str = "lockkit-redlock/src/store/acquire.rs";
+const REDLOCK_WAIT: &str = "lockkit-redlock/src/store/wait.rs";
 const REDLOCK_LATE: &str = "lockkit-redlock/src/store/late.rs";
 const REDLOCK_RENEW: &str = "lockkit-redlock/src/store/renew.rs";
 const REDLOCK_CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
@@ -44,8 +44,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "no_vote",
         does: "A node that gave no answer has not granted",
         file: REDLOCK_ATTEMPT,
-        code: "«poll.votes.failed += 1»;\n                poll.errors.push(member",
-        without: "poll.votes.granted += 1",
+        code: "«ballot.votes.failed += 1»;\n                ballot.errors.push(member",
+        without: "ballot.votes.granted += 1",
         noticed_by: "lockkit-redlock/redlock::restart::new_nodes_do_not_vote_and_say_why",
     },
     Safeguard {
@@ -60,7 +60,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "validity_redlock",
         does: "A grant lasts from the moment of its request",
         file: REDLOCK_ATTEMPT,
-        code: "fence, span, until: «poll.until», depth: 1 }",
+        code: "fence, span, until: «ballot.until», depth: 1 }",
         without: "quorum.info.clock.now() + request.ttl",
         noticed_by: "lockkit-redlock/redlock::deadline::a_lease_is_counted_from_the_moment_of_its_request",
     },
@@ -99,8 +99,8 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "own_way",
         does: "A client whose last round is still being undone takes nothing for a failure of the nodes",
-        file: REDLOCK_ACQUIRE,
-        code: "if «rounds.gives_way()» {",
+        file: REDLOCK_WAIT,
+        code: "if «attempt.gives_way()» {",
         without: "false",
         noticed_by: "lockkit-redlock/redlock::late_replies::after_a_wait_nodes_that_are_still_releasing_are_no_failure",
     },
@@ -149,7 +149,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "raise",
         does: "Nodes that granted different fences raise their counters to the highest",
         file: REDLOCK_ATTEMPT,
-        code: "Choice::Raise(fence) => «self.raise(&mut poll, request, fence).await?»",
+        code: "Choice::Raise(fence) => «self.raise(&mut ballot, request, fence).await?»",
         without: "Ok(fence)",
         noticed_by: "lockkit-redlock/redlock::fencing::counters_that_are_apart_cost_one_more_round",
     },
@@ -173,7 +173,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "very_grant",
         does: "Only a node that still has the very grant counts for the raise",
         file: REDLOCK_ATTEMPT,
-        code: "if «poll.grants.contains(&(node, hold.fence))» =>",
+        code: "if «ballot.grants.contains(&(node, hold.fence))» =>",
         without: "true",
         noticed_by: "lockkit-redlock/redlock::fencing::a_node_that_granted_anew_does_not_count_for_the_raise",
     },
@@ -436,7 +436,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "resume_in_parts",
         does: "That a lease is gone is said only if too many nodes lack it",
         file: REDLOCK_ATTEMPT,
-        code: "«quorum.nodes.len() - poll.votes.held >= quorum.majority» =>",
+        code: "«quorum.nodes.len() - ballot.votes.held >= quorum.majority» =>",
         without: "false",
         noticed_by: "lockkit-redlock/redlock::fencing::a_slow_node_may_have_the_lease_that_is_taken_up",
     },

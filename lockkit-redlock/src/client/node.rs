@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, LockStore, Moment, Release, Result};
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, KeyState, LockStore, Moment, Query, Release, Renewal,
+    Renewed, Result,
+};
 
 use crate::client::backlog::{Backlog, Owed};
 
@@ -135,6 +138,16 @@ impl Node {
         }
         let _under_way = UnderWay::new(&self.state)?;
         self.store.acquire(request).await
+    }
+
+    /// Extends leases at the node. A node that has no vote now still has the leases that it granted before.
+    pub(crate) async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        self.store.renew(renewals).await
+    }
+
+    /// Asks the node who holds what.
+    pub(crate) async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        self.store.inspect(query).await
     }
 
     /// Releases a claim at the node.

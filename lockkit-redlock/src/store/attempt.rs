@@ -1,11 +1,15 @@
 //! One attempt: all nodes at once, and a verdict as soon as it is certain. [What comes after it](crate::store::late) goes on in
 //! the background.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, LockStore, Moment, Order,
-    Renewal, Renewed, Result, store::Sent,
+    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, Moment, Order, Renewal,
+    Renewed, Result, store::Sent,
 };
 use tokio::time::sleep;
 
@@ -41,7 +45,7 @@ pub(crate) struct Refusal {
 ///
 /// Dropped after an error, or at any await, it leaves what was granted to the caller, which releases the claim (rules R2 and R8),
 /// and undoes only what is granted from then on: a request that waits for a connection may be sent behind that release.
-pub(crate) struct Rounds<'a> {
+pub(crate) struct OpenAttempt<'a> {
     quorum: &'a Arc<Quorum>,
     entry: Arc<Entry>,
     calls: Calls<Result<Attempt>>,
@@ -65,7 +69,7 @@ enum End {
 }
 
 /// What the nodes have said so far.
-struct Poll {
+struct Ballot {
     votes: Votes,
     grants: Vec<(usize, Fence)>,
     /// The first moment at which one of the grants may lapse.
@@ -75,7 +79,7 @@ struct Poll {
     errors: NodeErrors,
 }
 
-impl<'a> Rounds<'a> {
+impl<'a> OpenAttempt<'a> {
     pub(crate) fn new(quorum: &'a Arc<Quorum>, entry: Arc<Entry>) -> Self {
         Self {
             quorum,
@@ -105,16 +109,16 @@ impl<'a> Rounds<'a> {
         let quorum = self.quorum;
         let limit = quorum.config.timeout_for(request.ttl);
         let sent = quorum.info.clock.now();
-        let mut poll = Poll::new(quorum.nodes.len(), sent + request.ttl);
-        self.ask(&mut poll, request, fence, sent);
+        let mut ballot = Ballot::new(quorum.nodes.len(), sent + request.ttl);
+        self.ask(&mut ballot, request, fence, sent);
         let mut time_up = pin!(sleep(limit));
         let leader = wait.then(|| quorum.leader(&request.claim.key)).flatten();
         let verdict = loop {
             let slow = self.calls.pending().filter(|node| quorum.nodes[*node].is_slow()).count();
             let verdict = match request.from {
-                None => poll.votes.verdict_but_for(slow),
+                None => ballot.votes.verdict_but_for(slow),
                 // A node that is slow may still have the lease whose place is to be taken.
-                Some(_) => poll.votes.verdict(),
+                Some(_) => ballot.votes.verdict(),
             };
             match verdict {
                 Verdict::Open => {}
@@ -122,52 +126,55 @@ impl<'a> Rounds<'a> {
                 verdict => break verdict,
             }
             match self.calls.next(time_up.as_mut()).await {
-                Next::Answer(node, answer) => self.take(&mut poll, node, answer),
+                Next::Answer(node, answer) => self.take(&mut ballot, node, answer),
                 Next::TimeUp | Next::End => {
                     for node in self.calls.pending() {
                         quorum.nodes[node].note_slow(true);
-                        poll.errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes));
+                        ballot.errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes));
                     }
-                    poll.votes.close();
-                    break poll.votes.verdict();
+                    ballot.votes.close();
+                    break ballot.votes.verdict();
                 }
             }
         };
         for (node, answer) in self.calls.at_hand().await {
-            self.take(&mut poll, node, answer);
+            self.take(&mut ballot, node, answer);
         }
         match verdict {
             Verdict::Granted => {
-                let fence = match fence::choose(poll.grants.iter().map(|(_, fence)| *fence), quorum.majority) {
+                let fence = match fence::choose(ballot.grants.iter().map(|(_, fence)| *fence), quorum.majority) {
                     Choice::Agreed(fence) => Ok(fence),
-                    Choice::Raise(fence) => self.raise(&mut poll, request, fence).await?,
+                    Choice::Raise(fence) => self.raise(&mut ballot, request, fence).await?,
                 };
                 match fence {
-                    Ok(fence) => Ok(Ended::Granted(self.grant(poll, request, fence, sent))),
+                    Ok(fence) => Ok(Ended::Granted(self.grant(ballot, request, fence, sent))),
                     Err(_) if request.from.is_some() => Err(in_parts()),
                     Err(refusal) => Ok(self.refused(refusal)),
                 }
             }
-            Verdict::Contended if request.from.is_some() && quorum.nodes.len() - poll.votes.held >= quorum.majority => {
+            Verdict::Contended
+                if request.from.is_some() && quorum.nodes.len() - ballot.votes.held >= quorum.majority =>
+            {
                 Err(in_parts())
             }
             Verdict::Contended => {
-                let refusal = poll.into_refusal(quorum);
+                let refusal = ballot.into_refusal(quorum);
                 Ok(self.refused(refusal))
             }
-            Verdict::Open | Verdict::Unavailable => Err(self.failure(poll)),
+            Verdict::Open | Verdict::Unavailable => Err(self.failure(ballot)),
         }
     }
 
     /// Asks all nodes but those at which something of the round before is not undone yet.
-    fn ask(&mut self, poll: &mut Poll, request: &AcquireRequest, fence: FenceRequest, sent: Moment) {
+    fn ask(&mut self, ballot: &mut Ballot, request: &AcquireRequest, fence: FenceRequest, sent: Moment) {
         self.entry.asked(sent, request.ttl);
         let request = Arc::new(AcquireRequest { wait: Duration::ZERO, order: Order::Any, fence, ..request.clone() });
         for node in 0..self.quorum.nodes.len() {
             if self.is_undoing_at(node) {
                 let name = self.quorum.nodes[node].name();
-                poll.votes.failed += 1;
-                poll.errors
+                ballot.votes.failed += 1;
+                ballot
+                    .errors
                     .push(name, Error::new(ErrorKind::Unavailable, "it has not answered an earlier release yet"));
                 continue;
             }
@@ -182,7 +189,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// Gives up what was granted at the rendezvous if the round before is still being undone at so many nodes that no
-    /// majority can be asked. That is no failure of theirs: this client is in its own way.
+    /// majority can be asked. The nodes have not failed: this client's own releases are what it has to wait for.
     pub(crate) fn gives_way(&mut self) -> bool {
         let nodes = 0..self.quorum.nodes.len();
         let gives_way = nodes.filter(|node| !self.is_undoing_at(*node)).count() < self.quorum.majority;
@@ -192,23 +199,23 @@ impl<'a> Rounds<'a> {
         gives_way
     }
 
-    fn take(&mut self, poll: &mut Poll, node: usize, answer: Result<Attempt>) {
+    fn take(&mut self, ballot: &mut Ballot, node: usize, answer: Result<Attempt>) {
         let member = &self.quorum.nodes[node];
         match answer {
             Ok(Attempt::Granted(hold)) => {
                 member.note_slow(false);
                 self.holds(node, true);
-                poll.votes.granted += 1;
-                poll.until = poll.until.min(self.quorum.end_of(node, &hold, poll.until));
-                poll.grants.push((node, hold.fence));
+                ballot.votes.granted += 1;
+                ballot.until = ballot.until.min(self.quorum.end_of(node, &hold, ballot.until));
+                ballot.grants.push((node, hold.fence));
             }
             Ok(Attempt::Contended(contention)) => {
                 member.note_slow(false);
-                poll.votes.held += 1;
-                poll.left.push(contention.retry_after.unwrap_or_default());
-                poll.refusal.held_at.push(node);
-                if poll.refusal.contention.holder.is_none() {
-                    poll.refusal.contention.holder = contention.holder;
+                ballot.votes.held += 1;
+                ballot.left.push(contention.retry_after.unwrap_or_default());
+                ballot.refusal.held_at.push(node);
+                if ballot.refusal.contention.holder.is_none() {
+                    ballot.refusal.contention.holder = contention.holder;
                 }
             }
             Err(error) => {
@@ -216,8 +223,8 @@ impl<'a> Rounds<'a> {
                     self.holds(node, false);
                 }
                 member.note_slow(true);
-                poll.votes.failed += 1;
-                poll.errors.push(member.name(), error);
+                ballot.votes.failed += 1;
+                ballot.errors.push(member.name(), error);
             }
         }
     }
@@ -226,7 +233,7 @@ impl<'a> Rounds<'a> {
     /// that still hold the very grant count, see [`fence`].
     async fn raise(
         &mut self,
-        poll: &mut Poll,
+        ballot: &mut Ballot,
         request: &AcquireRequest,
         fence: Fence,
     ) -> Result<std::result::Result<Fence, Refusal>> {
@@ -239,17 +246,17 @@ impl<'a> Rounds<'a> {
             fence_floor: Some(fence::last_of(fence, request.fence.span)),
             holder: None,
         }]);
-        let mut calls = Calls::with_capacity(poll.grants.len());
-        for (node, _) in &poll.grants {
+        let mut calls = Calls::with_capacity(ballot.grants.len());
+        for (node, _) in &ballot.grants {
             let (quorum, renewal, node) = (Arc::clone(quorum), Arc::clone(&renewal), *node);
-            calls.add(node, async move { quorum.nodes[node].store().renew(&*renewal).await.pop() });
+            calls.add(node, async move { quorum.nodes[node].renew(&*renewal).await.pop() });
         }
-        let mut answers = Answers::new(poll.grants.len());
+        let mut answers = Answers::new(ballot.grants.len());
         let limit = quorum.config.timeout_for(request.ttl);
         let mut time_up = pin!(sleep(limit));
         while answers.yes < quorum.majority && answers.yes + answers.pending() >= quorum.majority {
             match calls.next(time_up.as_mut()).await {
-                Next::Answer(node, Some(Ok(Renewed::Held(hold)))) if poll.grants.contains(&(node, hold.fence)) => {
+                Next::Answer(node, Some(Ok(Renewed::Held(hold)))) if ballot.grants.contains(&(node, hold.fence)) => {
                     answers.yes += 1;
                 }
                 Next::Answer(_, Some(Ok(Renewed::Held(_)))) => answers.not_held(lockkit_core::LossReason::Gone),
@@ -258,33 +265,33 @@ impl<'a> Rounds<'a> {
                     answers.failed();
                     let odd = || Error::new(ErrorKind::Unexpected, "no answer to the renewal").unknown_effect();
                     let error = other.and_then(Result::err).unwrap_or_else(odd);
-                    poll.errors.push(quorum.nodes[node].name(), error);
+                    ballot.errors.push(quorum.nodes[node].name(), error);
                 }
                 Next::TimeUp | Next::End => answers.close(),
             }
         }
         if answers.yes >= quorum.majority {
             Ok(Ok(fence))
-        } else if poll.grants.len() - answers.missing() < quorum.majority {
-            Ok(Err(std::mem::take(&mut poll.refusal)))
+        } else if ballot.grants.len() - answers.missing() < quorum.majority {
+            Ok(Err(std::mem::take(&mut ballot.refusal)))
         } else {
-            let errors = std::mem::take(&mut poll.errors);
+            let errors = std::mem::take(&mut ballot.errors);
             Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown))
         }
     }
 
-    fn grant(&mut self, poll: Poll, request: &AcquireRequest, fence: Fence, sent: Moment) -> Hold {
+    fn grant(&mut self, ballot: Ballot, request: &AcquireRequest, fence: Fence, sent: Moment) -> Hold {
         let quorum = self.quorum;
         let span = request.fence.span;
         let nodes = vec![NodeGrant::default(); quorum.nodes.len()];
         let holder = request.holder.clone();
-        self.entry.granted(Grant { fence, span, until: poll.until, depth: 1, holder, nodes });
-        for (node, fence) in poll.grants {
+        self.entry.granted(Grant { fence, span, until: ballot.until, depth: 1, holder, nodes });
+        for (node, fence) in ballot.grants {
             self.entry.note(node, fence);
         }
         self.end = End::Granted;
         quorum.stats.note_grant(quorum.info.clock.now().since(sent));
-        Hold { claim: request.claim.clone(), fence, span, until: poll.until, depth: 1 }
+        Hold { claim: request.claim.clone(), fence, span, until: ballot.until, depth: 1 }
     }
 
     /// Begins to undo a round.
@@ -318,7 +325,7 @@ impl<'a> Rounds<'a> {
         self.end = End::Withdrawn;
     }
 
-    fn failure(&mut self, poll: Poll) -> Error {
+    fn failure(&mut self, ballot: Ballot) -> Error {
         let untouched = self.may_hold.is_empty() && self.calls.is_empty();
         let effect = if untouched && self.undoing.is_empty() && self.burnt_at.is_empty() {
             self.quorum.claims.forget(&self.entry);
@@ -326,17 +333,17 @@ impl<'a> Rounds<'a> {
         } else {
             Effect::Unknown
         };
-        poll.errors.into_error(poll.votes.granted, self.quorum.nodes.len(), effect)
+        ballot.errors.into_error(ballot.votes.granted, self.quorum.nodes.len(), effect)
     }
 }
 
-/// A majority may have had the lease whose place was to be taken, and some of its nodes have granted that.
+/// Nodes that granted the new lease have ended the former one, which a majority may have had.
 fn in_parts() -> Error {
     let message = "a majority may have the lease that is to be taken over, but too few nodes let it be taken over";
     Error::new(ErrorKind::Unavailable, message).unknown_effect()
 }
 
-impl Drop for Rounds<'_> {
+impl Drop for OpenAttempt<'_> {
     fn drop(&mut self) {
         if self.end != End::Granted {
             self.entry.give_up();
@@ -349,7 +356,13 @@ impl Drop for Rounds<'_> {
     }
 }
 
-impl Poll {
+/// The fence that all nodes are asked for at first. The wall clock only makes it likely that all of them grant it, see [`fence`].
+pub(crate) fn proposal(request: &AcquireRequest) -> FenceRequest {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    fence::proposal(request.fence, u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+impl Ballot {
     fn new(nodes: usize, until: Moment) -> Self {
         Self {
             votes: Votes::new(nodes),

@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 
-use lockkit_core::{
-    Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, LockStore, Query, Result, Token, store::Sent,
-};
+use lockkit_core::{Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, Query, Result, Token, store::Sent};
 use tokio::time::sleep;
 
 use crate::{
@@ -25,7 +23,7 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
         let (quorum, query) = (Arc::clone(quorum), Arc::clone(&query));
-        calls.add(node, async move { quorum.nodes[node].store().inspect(&query).await });
+        calls.add(node, async move { quorum.nodes[node].inspect(&query).await });
     }
     let limit = quorum.config.node_timeout.unwrap_or(RedlockConfig::LONGEST_TIMEOUT);
     let mut time_up = pin!(sleep(limit));

@@ -1,14 +1,14 @@
 //! Renewal: one call per node for a whole batch, and a verdict per lease.
 //!
-//! A node counts only if it still has the very grant that is on record here. One that lost the lease is *healed*, asked
-//! for it anew, if the round succeeded without it; and it counts once a further round succeeded without it. Were it to
-//! count at once, a holder that was out for as long as another had the lock would never learn of it.
+//! A node counts only if it still has the very grant that is on record here. A node that lost the lease is *healed* if the
+//! round succeeded without it: it is asked for the lease anew. It counts once a further round has succeeded without it. If it
+//! counted at once, a holder that was away while another had the lock would never learn of that.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LockStore, LossReason, Moment, Order, Renewal, Renewed,
-    Result, store::Sent,
+    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LossReason, Moment, Order, Renewal, Renewed, Result,
+    store::Sent,
 };
 use tokio::time::sleep;
 
@@ -94,7 +94,7 @@ fn ask_all(quorum: &Arc<Quorum>, renewals: &Arc<[Renewal]>) -> Calls<RenewalAnsw
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
         let (quorum, renewals) = (Arc::clone(quorum), Arc::clone(renewals));
-        calls.add(node, async move { quorum.nodes[node].store().renew(&renewals).await });
+        calls.add(node, async move { quorum.nodes[node].renew(&renewals).await });
     }
     calls
 }
