@@ -19,13 +19,13 @@ use std::{
     future::Future,
     pin::{Pin, pin},
     sync::{
-        Arc, PoisonError, RwLock, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use lockkit_core::{Error, Fence, FenceClock, Result};
+use lockkit_core::{Error, Fence, FenceClock, Result, store::SingleFlight};
 use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{
     task::AbortHandle,
@@ -71,11 +71,11 @@ pub(crate) struct Connection {
     pub(super) watches: Option<Watches>,
     pub(super) subscriptions: Arc<Subscriptions>,
     /// Where the dialer keeps the connection in use.
-    pub(super) in_use: Weak<InUse>,
+    pub(super) slot: Weak<Slot>,
 }
 
 /// The connection in use.
-pub(super) type InUse = RwLock<Option<Arc<Connection>>>;
+pub(super) type Slot = SingleFlight<Arc<Connection>>;
 
 impl Connection {
     /// Runs a script. `request` names it by its hash; if the server does not know it, it was definitely not run, and is
@@ -201,12 +201,7 @@ impl Connection {
     /// Takes the connection out of use, and wakes those who rely on it. Operations under way go on.
     pub(super) fn give_up(&self) {
         self.broken.store(true, Ordering::Release);
-        if let Some(in_use) = self.in_use.upgrade() {
-            let mut current = in_use.write().unwrap_or_else(PoisonError::into_inner);
-            let dropped = current.take_if(|current| current.generation == self.generation);
-            drop(current);
-            drop(dropped);
-        }
+        _ = self.slot.upgrade().map(|slot| slot.present(|current| current.generation != self.generation));
         self.subscriptions.detach(self.generation);
     }
 

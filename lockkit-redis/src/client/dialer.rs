@@ -1,13 +1,13 @@
 //! Making the connection to a server when it is needed, and the next one when it is dead.
 //!
 //! The operation that finds no connection has one made, others that come meanwhile wait for the same attempt, and if it
-//! fails they all fail with its error. A task makes it, so that callers who lose patience don't make the next one start
-//! over: if connecting takes longer than they come apart, nobody would ever be connected.
+//! fails they all fail with its error ([`SingleFlight`](lockkit_core::store::SingleFlight)).
 
 use std::{
     fmt,
+    pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -18,13 +18,13 @@ use redis::{
     AsyncConnectionConfig, PushInfo, PushKind,
     aio::{MultiplexedConnection, SendError},
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::time::timeout;
 
 use crate::{
     client::{
         batch::{Batches, QUEUE},
         connect,
-        connection::{Connection, InUse},
+        connection::{Connection, Slot},
         epoch::Epoch,
         questions,
         sentinel::{OnSwitch, Watches},
@@ -45,24 +45,16 @@ pub(crate) struct Dialer {
     /// Raised when another server seems to have taken over.
     alarm: Option<Alarm>,
     subscriptions: Arc<Subscriptions>,
-    in_use: Arc<InUse>,
-    flight: Mutex<Flight>,
+    /// The connection in use.
+    slot: Arc<Slot>,
+    /// How many were begun.
+    generation: AtomicU64,
+    /// The epoch of the latest connection.
+    epoch: Mutex<Option<Epoch>>,
 }
 
 /// The key of a server's note about its epoch. In a cluster it changes when its slot leaves the server.
 pub(crate) type NoteKey = Mutex<String>;
-
-/// The result of an attempt to connect.
-type Pending = watch::Receiver<Option<Result<Arc<Connection>>>>;
-
-#[derive(Debug, Default)]
-struct Flight {
-    generation: u64,
-    /// The attempt under way.
-    pending: Option<Pending>,
-    /// The epoch of the latest connection.
-    epoch: Option<Epoch>,
-}
 
 impl Dialer {
     /// A dialer that has no connection yet. `note` is where the server's note about its epoch is, and `alarm` is for the
@@ -73,8 +65,8 @@ impl Dialer {
         alarm: Option<Alarm>,
         subscriptions: Arc<Subscriptions>,
     ) -> Arc<Self> {
-        let (in_use, flight) = Default::default();
-        Arc::new(Self { config, note, alarm, subscriptions, in_use, flight })
+        let (slot, generation, epoch) = Default::default();
+        Arc::new(Self { config, note, alarm, subscriptions, slot, generation, epoch })
     }
 
     /// The connection, made now if there is none.
@@ -85,26 +77,23 @@ impl Dialer {
     /// # Cancellation
     /// The attempt goes on, for whoever comes next.
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>> {
-        let mut attempt = match self.current().map_or_else(|| self.current_or_attempt(), Ok) {
-            Ok(connection) => {
-                connection.watches.iter().for_each(Watches::mend);
-                return Ok(connection);
-            }
-            Err(attempt) => attempt,
-        };
+        if let Some(connection) = self.current() {
+            connection.watches.iter().for_each(Watches::mend);
+            return Ok(connection);
+        }
         let bound = self.config.timeout;
-        let outcome = match timeout(bound, attempt.wait_for(Option::is_some)).await {
-            Ok(outcome) => outcome.ok().and_then(|outcome| outcome.clone()),
-            Err(_) => Some(Err(not_connected_within(bound))),
-        };
-        let abandoned = || Error::new(ErrorKind::Unavailable, "the attempt to connect ended with its runtime");
-        outcome.unwrap_or_else(|| Err(abandoned()))
+        let is_alive = |connection: &Arc<Connection>| !connection.is_broken();
+        let dialer = Arc::clone(self);
+        // The bound of this call is the one around it. It is rarely waited for: in a box it does not make the futures of all
+        // operations larger.
+        let made: Pin<Box<dyn Future<Output = Result<Arc<Connection>>> + Send + '_>> =
+            Box::pin(self.slot.get(is_alive, bound.saturating_mul(2), || dialer.attempt()));
+        timeout(bound, made).await.unwrap_or_else(|_| Err(not_connected_within(bound)))
     }
 
     /// The connection, unless it is known to be dead.
     pub(crate) fn current(&self) -> Option<Arc<Connection>> {
-        let current = self.in_use.read().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().filter(|connection| !connection.is_broken()).map(Arc::clone)
+        self.slot.present(|connection| !connection.is_broken())
     }
 
     /// Has the server's note written at the key that it has now, for those who connect from now on. Returns at once.
@@ -152,75 +141,22 @@ impl Dialer {
         &self.config.host
     }
 
-    /// The connection if there is one by now, else the attempt to make one, which begins now if none is under way.
-    fn current_or_attempt(self: &Arc<Self>) -> Result<Arc<Connection>, Pending> {
-        let mut flight = unpoisoned(&self.flight);
-        if let Some(connection) = self.current() {
-            return Ok(connection);
-        }
-        // The one under way may have ended with its runtime.
-        if let Some(attempt) = flight.pending.as_ref().filter(|attempt| attempt.has_changed().is_ok()) {
-            return Err(attempt.clone());
-        }
-        flight.generation += 1;
-        let (dialer, generation) = (Arc::clone(self), flight.generation);
-        let (outcome, attempt) = watch::channel(None);
-        flight.pending = Some(attempt.clone());
-        tokio::spawn(async move {
-            let bound = dialer.config.timeout;
-            let made =
-                timeout(bound, dialer.open(generation)).await.unwrap_or_else(|_| Err(not_connected_within(bound)));
-            dialer.attempted(made.as_deref().ok());
-            outcome.send_replace(Some(made));
-        });
-        Err(attempt)
-    }
-
-    /// Takes note of the end of an attempt.
-    fn attempted(&self, made: Option<&Connection>) {
-        let mut flight = unpoisoned(&self.flight);
-        flight.pending = None;
-        let Some(connection) = made else { return };
-        let former = std::mem::replace(&mut flight.epoch, connection.epoch.clone());
-        if former.is_some_and(|former| connection.epoch().is_none_or(|epoch| epoch.mark != former.mark)) {
+    /// Connects, and takes note of who is in charge now.
+    async fn attempt(self: Arc<Self>) -> Result<Arc<Connection>> {
+        let bound = self.config.timeout;
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        let made = timeout(bound, self.open(generation)).await.unwrap_or_else(|_| Err(not_connected_within(bound)))?;
+        let former = std::mem::replace(&mut *unpoisoned(&self.epoch), made.epoch.clone());
+        if former.is_some_and(|former| made.epoch().is_none_or(|epoch| epoch.mark != former.mark)) {
             self.raise_alarm();
         }
+        Ok(made)
     }
 
     async fn open(&self, generation: u64) -> Result<Arc<Connection>> {
-        let broken = Arc::new(AtomicBool::new(false));
-        let end = {
-            let (subscriptions, broken) = (Arc::clone(&self.subscriptions), Arc::clone(&broken));
-            move || {
-                broken.store(true, Ordering::Release);
-                subscriptions.detach(generation);
-            }
-        };
-        let on_switch: OnSwitch = {
-            let alarm = self.alarm.clone();
-            Arc::new(move || {
-                end();
-                alarm.iter().for_each(Alarm::raise_all);
-            })
-        };
-        let receiver = {
-            // A server that dies is a server that another may take the place of.
-            let (subscriptions, end) = (Arc::clone(&self.subscriptions), Arc::clone(&on_switch));
-            move |push: PushInfo| {
-                if push.kind == PushKind::Disconnection {
-                    end();
-                } else {
-                    subscriptions.push(generation, &push);
-                }
-                Ok::<_, SendError>(())
-            }
-        };
-        // The bounds are ours: one on connecting as a whole, and one on each operation.
-        let settings = AsyncConnectionConfig::new()
-            .set_push_sender(receiver)
-            .set_pipeline_buffer_size(QUEUE)
-            .set_write_backpressure_boundary(WRITE_BUFFER);
         let config = &self.config;
+        let broken = Arc::new(AtomicBool::new(false));
+        let (settings, on_switch) = self.settings(generation, &broken);
         let watches = match &config.topology {
             Topology::Sentinel { .. } => Some(Watches::begin(config, on_switch).await?),
             Topology::Single | Topology::Cluster { .. } => None,
@@ -245,28 +181,64 @@ impl Dialer {
             clock: Ok(Fence::NONE),
             watches,
             subscriptions: Arc::clone(&self.subscriptions),
-            in_use: Arc::downgrade(&self.in_use),
+            slot: Arc::downgrade(&self.slot),
         };
-        if let Some(vet) = &config.vet {
-            (vet.0)(&questions::facts(&inner, connection.batches.number()).await?)?;
-        }
-        let seen = unpoisoned(&self.flight).epoch.as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
-        match self.epoch(&inner, connection.batches.number(), &seen).await {
-            Some(epoch) => connection.epoch = Some(epoch?),
-            None => connection.clock = questions::clock(&inner, connection.batches.number()).await?,
-        }
+        self.vet(&mut connection).await?;
         if connection.is_broken() {
             return Err(error::taken_over(Sent::No));
         }
-        let connection = Arc::new(connection);
         self.subscriptions.attach(generation, Arc::downgrade(&inner));
-        *self.in_use.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&connection));
-        Ok(connection)
+        Ok(Arc::new(connection))
+    }
+
+    /// What the driver is told for a connection; and what is to happen when another server takes over.
+    fn settings(&self, generation: u64, broken: &Arc<AtomicBool>) -> (AsyncConnectionConfig, OnSwitch) {
+        let on_switch: OnSwitch = {
+            let (subscriptions, broken) = (Arc::clone(&self.subscriptions), Arc::clone(broken));
+            let alarm = self.alarm.clone();
+            Arc::new(move || {
+                broken.store(true, Ordering::Release);
+                subscriptions.detach(generation);
+                alarm.iter().for_each(Alarm::raise_all);
+            })
+        };
+        let receiver = {
+            // A server that dies is a server that another may take the place of.
+            let (subscriptions, end) = (Arc::clone(&self.subscriptions), Arc::clone(&on_switch));
+            move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection {
+                    end();
+                } else {
+                    subscriptions.push(generation, &push);
+                }
+                Ok::<_, SendError>(())
+            }
+        };
+        // The bounds are ours: one on connecting as a whole, and one on each operation.
+        let settings = AsyncConnectionConfig::new()
+            .set_push_sender(receiver)
+            .set_pipeline_buffer_size(QUEUE)
+            .set_write_backpressure_boundary(WRITE_BUFFER);
+        (settings, on_switch)
+    }
+
+    /// Asks a server what has to be known of it before it is used.
+    async fn vet(&self, connection: &mut Connection) -> Result<()> {
+        let (inner, batches) = (Arc::clone(&connection.inner), Arc::clone(&connection.batches));
+        if let Some(vet) = &self.config.vet {
+            (vet.0)(&questions::facts(&inner, batches.number()).await?)?;
+        }
+        let seen = unpoisoned(&self.epoch).as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
+        match self.epoch(&inner, batches.number(), &seen).await {
+            Some(epoch) => connection.epoch = Some(epoch?),
+            None => connection.clock = questions::clock(&inner, batches.number()).await?,
+        }
+        Ok(())
     }
 
     /// Asks for the epoch of a server, where servers can take over from each other. See [`Epoch::of`].
     async fn epoch(&self, connection: &MultiplexedConnection, number: u64, seen: &str) -> Option<Result<Epoch>> {
-        let key = self.note.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let key = unpoisoned(self.note.as_ref()?).clone();
         Some(Epoch::of(connection, number, [&key, seen], self.config.pause(), &self.config.clock).await)
     }
 
@@ -277,8 +249,8 @@ impl Dialer {
 
 impl fmt::Debug for Dialer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { config, in_use, .. } = self;
-        f.debug_struct("Dialer").field("config", config).field("in_use", in_use).finish_non_exhaustive()
+        let Self { config, slot, .. } = self;
+        f.debug_struct("Dialer").field("config", config).field("slot", slot).finish_non_exhaustive()
     }
 }
 
