@@ -48,6 +48,7 @@
 //! (a native blocking wait, such as a watch or a subscription, is fine), and every call ends within `wait` plus the
 //! store's own bound on one operation, whatever the network does.
 
+mod driver;
 mod records;
 mod single_flight;
 
@@ -64,6 +65,7 @@ use crate::{
     Result, Token,
 };
 
+pub use driver::{one_line, without_panic};
 pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};
 pub use single_flight::SingleFlight;
@@ -191,6 +193,13 @@ impl StoreInfo {
         }
     }
 
+    /// The answers to these renewals, in order. An error names its lock and this store from now on.
+    #[must_use]
+    pub fn renewals_at(&self, renewals: &[Renewal], answers: Vec<Result<Renewed>>) -> Vec<Result<Renewed>> {
+        let named = renewals.iter().zip(answers);
+        named.map(|(renewal, answer)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.name))).collect()
+    }
+
     pub(crate) fn admit_keep_for(&self, mode: Mode, keep_for: Duration) -> Result<()> {
         if mode != Mode::Exclusive || !self.capability.keeps {
             return Err(self.lacks("locks that are kept when their holder is done"));
@@ -216,12 +225,6 @@ impl StoreInfo {
     fn lacks(&self, what: &str) -> Error {
         Error::new(ErrorKind::Unsupported, format!("{} does not do {what}", self.scheme))
     }
-}
-
-/// One line of at most 200 characters, for what a server says within the message of an error.
-#[must_use]
-pub fn one_line(text: &str) -> String {
-    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Takes a mutex, also after a panic of the thread that had it: for data of which each change is made in one step.

@@ -6,15 +6,9 @@
 //! question is and for whatever reason its future is dropped. A connection in doubt is never used again. The driver can be
 //! reached only through [`RawConnection::ask`], which puts the connection in doubt.
 
-use std::{
-    future::{pending, poll_fn},
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::{Pin, pin},
-    task::Poll,
-    time::Duration,
-};
+use std::{future::pending, pin::Pin, time::Duration};
 
-use lockkit_core::{Error, ErrorKind, Result, Token};
+use lockkit_core::{Error, ErrorKind, Result, Token, store::without_panic};
 use sqlx::{
     Connection as _, Executor as _, MySqlConnection,
     mysql::{MySqlConnectOptions, MySqlRow},
@@ -229,13 +223,8 @@ pub(crate) async fn before<T>(
 
 /// The driver's answer. The driver panics over some answers that do not belong to its question. Such a panic becomes an error
 /// here, and the connection is closed.
-async fn understood<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
-    let mut work = pin!(work);
-    poll_fn(|context| {
-        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
-        polled.unwrap_or_else(|_| Poll::Ready(Err(sqlx::Error::Protocol("the answer is malformed".into()))))
-    })
-    .await
+fn understood<T>(work: impl Future<Output = Result<T, sqlx::Error>>) -> impl Future<Output = Result<T, sqlx::Error>> {
+    without_panic(work, || Err(sqlx::Error::Protocol("the answer is malformed".into())))
 }
 
 /// The number comes back, so that the answer to another question is noticed.

@@ -192,10 +192,7 @@ impl LockStore for MySqlStore {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let answers = renew::renew(self, renewals).await.into_iter().zip(renewals);
-        answers
-            .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.info.name)))
-            .collect()
+        self.info.renewals_at(renewals, renew::renew(self, renewals).await)
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {

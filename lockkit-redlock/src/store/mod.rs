@@ -76,10 +76,7 @@ impl LockStore for RedlockStore {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let answers = renew::renew(&self.0, renewals).await.into_iter().zip(renewals);
-        answers
-            .map(|(answer, renewal)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.0.info.name)))
-            .collect()
+        self.0.info.renewals_at(renewals, renew::renew(&self.0, renewals).await)
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {

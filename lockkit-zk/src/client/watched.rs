@@ -12,10 +12,10 @@ use std::{
     task::{Context, Waker},
 };
 
-use lockkit_core::store::unpoisoned;
+use lockkit_core::store::{unpoisoned, without_panic};
 use zookeeper_client::{Error, OneshotWatcher, WatchedEvent};
 
-use crate::client::driver::{Answer, without_panic};
+use crate::client::driver::Answer;
 
 /// How many bytes the paths have together that the driver announces in one request.
 const MOST: usize = 128 * 1024;
@@ -130,7 +130,7 @@ impl Drop for Room {
 /// caller to panic.
 pub(crate) async fn changed(watched: Watched) -> Option<WatchedEvent> {
     let Watched { watcher, room: _room } = watched;
-    without_panic(watcher.changed()).await
+    without_panic(async { Some(watcher.changed().await) }, || None).await
 }
 
 /// Whether there is news already. It waits for none.
