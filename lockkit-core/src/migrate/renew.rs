@@ -23,6 +23,17 @@ struct Renewing<'a> {
     answers: [Option<Result<Renewed>>; 2],
 }
 
+/// What the stores have said of one lease.
+struct Said {
+    /// Until when the lease lasts, at each store that has it.
+    ends: Vec<Moment>,
+    depth: u32,
+    /// The grant, with its fence if that was not known.
+    first: Held,
+    failed: Option<Error>,
+    lost: Option<LossReason>,
+}
+
 impl Dual {
     pub(super) async fn renew_in_phase(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
         let Some(bound) = renewals.iter().map(|renewal| self.aside(renewal.ttl)).min() else { return Vec::new() };
@@ -79,6 +90,31 @@ impl Dual {
         Renewal { claim: one.entry.at(side), holder: renamed.or_else(moved), ..one.renewal.clone() }
     }
 
+    /// Puts together what the stores have said of one lease.
+    fn said(&self, entry: &Entry, held: Held, depth: u32, answers: [Option<Result<Renewed>>; 2]) -> Result<Said> {
+        let mut said = Said { ends: Vec::with_capacity(2), depth, first: held, failed: None, lost: None };
+        for (side, answer) in Side::ALL.into_iter().zip(answers) {
+            match answer {
+                None => {}
+                Some(Ok(Renewed::Held(hold))) => {
+                    said.ends.push(self.pair.here(side, hold.until));
+                    said.depth = hold.depth;
+                    if held.fence == crate::Fence::NONE {
+                        (said.first.fence, said.first.span) = (said.first.fence.max(hold.fence), hold.span);
+                    }
+                }
+                // By now another renewal has taken it out of that store.
+                Some(Ok(Renewed::Lost(_))) if entry.held().is_some_and(|now| !now.phase.uses(side)) => {
+                    let why = "the phase of the migration has just changed";
+                    said.failed = Some(Error::new(ErrorKind::Unavailable, why));
+                }
+                Some(Ok(Renewed::Lost(reason))) => said.lost = said.lost.or(Some(self.lost_at(entry, side, reason)?)),
+                Some(Err(error)) => said.failed = Some(error),
+            }
+        }
+        Ok(said)
+    }
+
     /// Draws the consequences for one lease.
     async fn finish(&self, renewing: Renewing<'_>, phase: Phase) -> Result<Renewed> {
         let Renewing { renewal, entry, held, answers } = renewing;
@@ -91,27 +127,7 @@ impl Dual {
             Some(over) => return Ok(Renewed::Lost(over.reason())),
             None => {}
         }
-        let mut ends = Vec::with_capacity(2);
-        let (mut failed, mut lost) = (None, None);
-        let (mut depth, mut first) = (renewal.depth, held);
-        for (side, answer) in Side::ALL.into_iter().zip(answers) {
-            match answer {
-                None => {}
-                Some(Ok(Renewed::Held(hold))) => {
-                    ends.push(self.pair.here(side, hold.until));
-                    depth = hold.depth;
-                    if held.fence == crate::Fence::NONE {
-                        (first.fence, first.span) = (first.fence.max(hold.fence), hold.span);
-                    }
-                }
-                // By now another renewal has taken it out of that store.
-                Some(Ok(Renewed::Lost(_))) if entry.held().is_some_and(|now| !now.phase.uses(side)) => {
-                    failed = Some(Error::new(ErrorKind::Unavailable, "the phase of the migration has just changed"));
-                }
-                Some(Ok(Renewed::Lost(reason))) => lost = lost.or(Some(self.lost_at(&entry, side, reason)?)),
-                Some(Err(error)) => failed = Some(error),
-            }
-        }
+        let Said { mut ends, depth, first, failed, lost } = self.said(&entry, held, renewal.depth, answers)?;
         if let Some(reason) = lost {
             self.lose(&entry, reason);
             return Ok(Renewed::Lost(reason));
