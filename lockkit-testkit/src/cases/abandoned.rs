@@ -140,102 +140,136 @@ async fn drop_idle(ctx: &Ctx, turns: &Semaphore, scene: &Arc<Scene>, call: Call,
 
 /// Drops a call at its `polls`th poll, and ends what it was about. Whether it got that far.
 async fn drop_at(ctx: &Ctx, scene: &Scene, call: Call, polls: u32, fate: Fate) -> Result<bool, BoxError> {
-    let (store, proxy) = (&scene.store, &scene.proxy);
     let ttl = if fate == Fate::Cut { SHORT } else { LONG };
+    let leaving = Leaving { ctx, scene, call, polls, fate, ttl };
     match call {
-        Call::AcquireNew | Call::AcquireKnown | Call::InOrder | Call::Share => {
-            let asked = scene.request_for_free(ctx, call, ttl).await?;
-            let answer = leave(store.acquire(&asked), polls, fate, proxy).await;
-            scene.end(&asked).await?;
-            match answer {
-                Some(Ok(Attempt::Contended(_))) => Err("a free lock was refused".into()),
-                answer => Ok(answer.is_none()),
-            }
-        }
-        Call::AcquireHeld | Call::Wait | Call::WaitInOrder => {
-            let asked = scene.request_for_held(call, LONG)?;
-            let answer = leave(store.acquire(&asked), polls, fate, proxy).await;
-            scene.give_up(&asked.claim).await?;
-            match answer {
-                Some(Ok(Attempt::Granted(_))) => Err("a held lock was granted".into()),
-                answer => Ok(answer.is_none()),
-            }
-        }
-        Call::Replace => {
-            let (before, asked) = scene.request_in_place(ctx, ttl).await?;
-            let answer = leave(store.acquire(&asked), polls, fate, proxy).await;
-            scene.give_up(&before).await?;
-            scene.end(&asked).await?;
-            match answer {
-                Some(Ok(Attempt::Contended(_))) => Err("a lease's place was refused".into()),
-                answer => Ok(answer.is_none()),
-            }
-        }
-        Call::Renew | Call::Change | Call::Connect => {
-            if call == Call::Connect {
-                proxy.cut().await;
-            }
-            let renewal = scene.renewal(call)?;
-            let renewed = async || leave(store.renew(&renewal), polls, fate, proxy).await;
-            let mut answer = renewed().await;
-            if call == Call::Connect && is_failed(answer.iter().flatten().next()) {
-                answer = renewed().await;
-            }
-            Ok(answer.is_none())
-        }
-        Call::RenewShared => {
-            let key = ctx.key()?;
-            let claim = scene.take_for(call, &key, LONG).await?.claim;
-            let [renewal] = scene.renewal(call)?;
-            let renewal = [Renewal { claim: claim.clone(), ..renewal }];
-            let answer = leave(store.renew(&renewal), polls, fate, proxy).await;
-            scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await?;
-            match answer.as_deref() {
-                Some([Ok(Renewed::Lost(reason))]) => Err(lost(*reason)),
-                answer => Ok(answer.is_none()),
-            }
-        }
-        Call::Release | Call::ReleaseShared => {
-            let key = ctx.key()?;
-            let claim = scene.take_for(call, &key, ttl).await?.claim;
-            let answer = leave(store.release(&claim), polls, fate, proxy).await;
-            scene.end(&AcquireRequest { claim, ..request(&key, ttl)? }).await?;
-            match answer {
-                Some(Ok(Release::NotHeld(reason))) => Err(format!("a held lease was not: {reason}").into()),
-                answer => Ok(answer.is_none()),
-            }
-        }
-        Call::ReleaseForeign => {
-            let answer = leave(store.release(&scene.foreign()?), polls, fate, proxy).await;
-            match answer {
-                Some(Ok(Release::Released { .. })) => Err("another's lease is said to be released".into()),
-                answer => Ok(answer.is_none()),
-            }
-        }
+        Call::AcquireNew | Call::AcquireKnown | Call::InOrder | Call::Share => leaving.acquire_free().await,
+        Call::AcquireHeld | Call::Wait | Call::WaitInOrder => leaving.acquire_held().await,
+        Call::Replace => leaving.replace().await,
+        Call::Renew | Call::Change | Call::Connect => leaving.renew().await,
+        Call::RenewShared => leaving.renew_shared().await,
+        Call::Release | Call::ReleaseShared => leaving.release().await,
+        Call::ReleaseForeign => leaving.release_foreign().await,
         Call::Inspect | Call::InspectPrefix | Call::InspectQueue => {
-            Ok(leave(store.inspect(&scene.query(call)), polls, fate, proxy).await.is_none())
+            Ok(leaving.leave(scene.store.inspect(&scene.query(call))).await.is_none())
         }
-        Call::ReadRecord => {
-            let (name, keeper) = (ctx.key()?, only_keeper(store)?);
-            let text = scene.make_record(&name).await?;
-            match leave(keeper.read(&name), polls, fate, proxy).await {
-                Some(Ok(read)) if read != Some(text) => Err(format!("another record was read: {read:?}").into()),
-                answer => Ok(answer.is_none()),
-            }
+        Call::ReadRecord => leaving.read_record().await,
+        Call::MakeRecord | Call::ChangeRecord => leaving.set_record().await,
+    }
+}
+
+/// A call that is to be dropped, and when. What it does says whether it was.
+struct Leaving<'a> {
+    ctx: &'a Ctx,
+    scene: &'a Scene,
+    call: Call,
+    polls: u32,
+    fate: Fate,
+    ttl: Duration,
+}
+
+impl Leaving<'_> {
+    async fn leave<F: Future>(&self, call: F) -> Option<F::Output> {
+        leave(call, self.polls, self.fate, &self.scene.proxy).await
+    }
+
+    async fn acquire_free(&self) -> Result<bool, BoxError> {
+        let asked = self.scene.request_for_free(self.ctx, self.call, self.ttl).await?;
+        let answer = self.leave(self.scene.store.acquire(&asked)).await;
+        self.scene.end(&asked).await?;
+        match answer {
+            Some(Ok(Attempt::Contended(_))) => Err("a free lock was refused".into()),
+            answer => Ok(answer.is_none()),
         }
-        Call::MakeRecord | Call::ChangeRecord => {
-            let (name, new, keeper) = (ctx.key()?, new_text()?, only_keeper(store)?);
-            let before = if call == Call::ChangeRecord { Some(scene.make_record(&name).await?) } else { None };
-            let set = keeper.compare_and_set(&name, before.as_ref(), Some(&new));
-            let answer = leave(set, polls, fate, proxy).await;
-            let seen = scene.record_seen_by_other(&name).await?;
-            let is_done = seen.as_ref() == Some(&new);
-            match answer {
-                Some(Ok(Swap::Done)) if is_done => Ok(false),
-                Some(Ok(swap)) => Err(format!("{swap:?}, and the record is {seen:?}").into()),
-                answer if is_done || seen == before => Ok(answer.is_none()),
-                _ => Err(format!("the record has become {seen:?}").into()),
-            }
+    }
+
+    async fn acquire_held(&self) -> Result<bool, BoxError> {
+        let asked = self.scene.request_for_held(self.call, LONG)?;
+        let answer = self.leave(self.scene.store.acquire(&asked)).await;
+        self.scene.give_up(&asked.claim).await?;
+        match answer {
+            Some(Ok(Attempt::Granted(_))) => Err("a held lock was granted".into()),
+            answer => Ok(answer.is_none()),
+        }
+    }
+
+    async fn replace(&self) -> Result<bool, BoxError> {
+        let (before, asked) = self.scene.request_in_place(self.ctx, self.ttl).await?;
+        let answer = self.leave(self.scene.store.acquire(&asked)).await;
+        self.scene.give_up(&before).await?;
+        self.scene.end(&asked).await?;
+        match answer {
+            Some(Ok(Attempt::Contended(_))) => Err("a lease's place was refused".into()),
+            answer => Ok(answer.is_none()),
+        }
+    }
+
+    async fn renew(&self) -> Result<bool, BoxError> {
+        let connects = self.call == Call::Connect;
+        if connects {
+            self.scene.proxy.cut().await;
+        }
+        let renewal = self.scene.renewal(self.call)?;
+        let renewed = async || self.leave(self.scene.store.renew(&renewal)).await;
+        let mut answer = renewed().await;
+        if connects && is_failed(answer.iter().flatten().next()) {
+            answer = renewed().await;
+        }
+        Ok(answer.is_none())
+    }
+
+    async fn renew_shared(&self) -> Result<bool, BoxError> {
+        let key = self.ctx.key()?;
+        let claim = self.scene.take_for(self.call, &key, LONG).await?.claim;
+        let [renewal] = self.scene.renewal(self.call)?;
+        let renewal = [Renewal { claim: claim.clone(), ..renewal }];
+        let answer = self.leave(self.scene.store.renew(&renewal)).await;
+        self.scene.end(&AcquireRequest { claim, ..request(&key, LONG)? }).await?;
+        match answer.as_deref() {
+            Some([Ok(Renewed::Lost(reason))]) => Err(lost(*reason)),
+            answer => Ok(answer.is_none()),
+        }
+    }
+
+    async fn release(&self) -> Result<bool, BoxError> {
+        let key = self.ctx.key()?;
+        let claim = self.scene.take_for(self.call, &key, self.ttl).await?.claim;
+        let answer = self.leave(self.scene.store.release(&claim)).await;
+        self.scene.end(&AcquireRequest { claim, ..request(&key, self.ttl)? }).await?;
+        match answer {
+            Some(Ok(Release::NotHeld(reason))) => Err(format!("a held lease was not: {reason}").into()),
+            answer => Ok(answer.is_none()),
+        }
+    }
+
+    async fn release_foreign(&self) -> Result<bool, BoxError> {
+        match self.leave(self.scene.store.release(&self.scene.foreign()?)).await {
+            Some(Ok(Release::Released { .. })) => Err("another's lease is said to be released".into()),
+            answer => Ok(answer.is_none()),
+        }
+    }
+
+    async fn read_record(&self) -> Result<bool, BoxError> {
+        let (name, keeper) = (self.ctx.key()?, only_keeper(&self.scene.store)?);
+        let text = self.scene.make_record(&name).await?;
+        match self.leave(keeper.read(&name)).await {
+            Some(Ok(read)) if read != Some(text) => Err(format!("another record was read: {read:?}").into()),
+            answer => Ok(answer.is_none()),
+        }
+    }
+
+    async fn set_record(&self) -> Result<bool, BoxError> {
+        let (name, new, keeper) = (self.ctx.key()?, new_text()?, only_keeper(&self.scene.store)?);
+        let changes = self.call == Call::ChangeRecord;
+        let before = if changes { Some(self.scene.make_record(&name).await?) } else { None };
+        let answer = self.leave(keeper.compare_and_set(&name, before.as_ref(), Some(&new))).await;
+        let seen = self.scene.record_seen_by_other(&name).await?;
+        let is_done = seen.as_ref() == Some(&new);
+        match answer {
+            Some(Ok(Swap::Done)) if is_done => Ok(false),
+            Some(Ok(swap)) => Err(format!("{swap:?}, and the record is {seen:?}").into()),
+            answer if is_done || seen == before => Ok(answer.is_none()),
+            _ => Err(format!("the record has become {seen:?}").into()),
         }
     }
 }
