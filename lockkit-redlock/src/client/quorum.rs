@@ -55,7 +55,7 @@ impl Quorum {
     }
 
     /// The node whose answer decides where to wait.
-    pub(crate) fn leader(&self, key: &LockKey) -> Option<usize> {
+    pub(crate) fn preferred(&self, key: &LockKey) -> Option<usize> {
         self.meeting_order(key).find(|node| !self.nodes[*node].is_slow())
     }
 

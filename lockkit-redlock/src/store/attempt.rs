@@ -104,7 +104,7 @@ impl<'a> OpenAttempt<'a> {
         }
     }
 
-    /// Asks all nodes. With `wait`, a refusal waits for the leader's answer too, for it is where to wait next.
+    /// Asks all nodes. With `wait`, a refusal waits for the preferred node's answer too, for it is where to wait next.
     pub(crate) async fn round(&mut self, request: &AcquireRequest, fence: FenceRequest, wait: bool) -> Result<Ended> {
         let quorum = self.quorum;
         let limit = quorum.config.timeout_for(request.ttl);
@@ -112,7 +112,7 @@ impl<'a> OpenAttempt<'a> {
         let mut ballot = Ballot::new(quorum.nodes.len(), sent + request.ttl);
         self.ask(&mut ballot, request, fence, sent);
         let mut time_up = pin!(sleep(limit));
-        let leader = wait.then(|| quorum.leader(&request.claim.key)).flatten();
+        let preferred = wait.then(|| quorum.preferred(&request.claim.key)).flatten();
         let verdict = loop {
             let slow = self.calls.pending().filter(|node| quorum.nodes[*node].is_slow()).count();
             let verdict = match request.from {
@@ -122,7 +122,8 @@ impl<'a> OpenAttempt<'a> {
             };
             match verdict {
                 Verdict::Open => {}
-                Verdict::Contended if leader.is_some_and(|leader| self.calls.pending().any(|node| node == leader)) => {}
+                Verdict::Contended
+                    if preferred.is_some_and(|preferred| self.calls.pending().any(|node| node == preferred)) => {}
                 verdict => break verdict,
             }
             match self.calls.next(time_up.as_mut()).await {

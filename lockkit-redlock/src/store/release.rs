@@ -26,14 +26,14 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
     let unused = entry.as_ref().is_some_and(|entry| entry.is_unused());
     let outcome = |answers: &Answers| if unused { answers.outcome_if_unused() } else { answers.outcome() };
     let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| quorum.config.patience_for(entry.ttl));
-    let leader = quorum.leader(&claim.key);
+    let preferred = quorum.preferred(&claim.key);
     let mut calls = ask_all(quorum, claim);
     let mut rest = Rest { quorum: Arc::clone(quorum), claim: claim.clone(), entry, failed: Vec::new(), clean: true };
     let (mut answers, mut errors) = (Answers::new(quorum.nodes.len()), NodeErrors::default());
-    let (mut waiters, mut leader_said) = (0, false);
+    let (mut waiters, mut preferred_said) = (0, false);
     let mut count = |node, waiting: Option<u32>| {
         waiters = waiters.max(waiting.unwrap_or(0));
-        leader_said |= waiting.is_some() && Some(node) == leader;
+        preferred_said |= waiting.is_some() && Some(node) == preferred;
     };
     let mut time_up = pin!(sleep(limit));
     while outcome(&answers) == Decision::Open {
@@ -74,8 +74,8 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
         }
         Decision::Done => {
             rest.see_to(calls);
-            // Only the leader can count the waiters, for they all wait there.
-            Ok(Release::Released { waiters: (leader_said || waiters > 0).then_some(waiters) })
+            // Only the preferred node can count the waiters, for they all wait there.
+            Ok(Release::Released { waiters: (preferred_said || waiters > 0).then_some(waiters) })
         }
         // The caller has to release it again, everywhere.
         Decision::Open | Decision::Unknown => Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown)),
