@@ -63,7 +63,7 @@ impl Lanes {
         now
     }
 
-    /// What the one who asked before may ask next. If there is nothing, it has left.
+    /// The leases that the call which is done asks for next. If there are none, its place in the lane is free again.
     pub(super) fn next(&self, id: LaneId) -> Option<Vec<Arc<Lease>>> {
         let mut lanes = unpoisoned(&self.0);
         let batch = lanes.get_mut(&id).and_then(Lane::take);

@@ -61,10 +61,10 @@ struct PolledWaiter {
 }
 
 impl Engine {
-    /// Returns when the lock was seen to be free for one who wants to hold it in this way, or could not be asked for, or
-    /// after `limit`. One that is queued at the store, by its token, is not up when there is room, which may be that of others
-    /// before it, but when it holds the lock; or when nobody does, for then the store has to be asked whose turn it is. Nor is it queued
-    /// if the store shows nobody who is.
+    /// Returns when the lock was seen to be free for a waiter that wants to hold it in this way, or could not be asked for, or
+    /// after `limit`. Room in the lock may belong to others that came before a waiter with a place in the store's queue, which is
+    /// known by its token. For such a waiter this returns when it holds the lock; or when nobody holds it, for then the store has to
+    /// be asked whose turn it is. If the store shows no queue, the waiter has no place in it.
     pub(super) async fn until_free(
         self: &Arc<Self>,
         key: &LockKey,

@@ -256,9 +256,10 @@ impl LocalQueue {
         gone.into()
     }
 
-    /// The next waiter, if this process may keep the lease for one more holder and the waiter gets what it asked for: what
-    /// is left of a lease is not that for one whose lease is not renewed, nor the next fence for one who wants it above a
-    /// number that this holder did not ask for, nor any of it for one who is to be seen at the store.
+    /// The next waiter, if this process may keep the lease for one more holder and the waiter gets what it asked for. A waiter
+    /// whose lease is not to be renewed would get only what is left of this one. A waiter that wants a fence above a number
+    /// that the present holder did not ask for might get the next fence below it. A waiter that is to be seen at the store gets its
+    /// lease there.
     pub(super) fn successor(&mut self, terms: Terms, rule: HandOver, now: Moment) -> Option<Waiter> {
         let since = *self.run_since.get_or_insert(now);
         if self.run >= rule.times || now.since(since) > rule.within {

@@ -269,7 +269,7 @@ impl Batches {
     }
 
     /// The reply, and those who wait for it; `None` when all of them gave up. (A server may be silent for long, and
-    /// whoever is asked for a lease a thousand times a second must not remember them all.)
+    /// a client that asks for a thousand leases a second must not remember all of them.)
     async fn reply(&self, mut batch: Batch) -> Option<(Vec<QueuedRequest>, RedisResult<Value>)> {
         let all_gave_up = async {
             for waiting in &mut batch.waiting {

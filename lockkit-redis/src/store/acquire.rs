@@ -139,7 +139,7 @@ impl RedisStore {
         }
     }
 
-    /// Asks for the place of another lease. That takes a script of its own: those who have no such wish do not pay for it.
+    /// Asks for the place of another lease. That takes a script of its own, so that other requests do not pay for it.
     async fn replace_at(
         &self,
         route: &Route,

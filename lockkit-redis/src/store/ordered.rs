@@ -10,8 +10,8 @@ use lockkit_core::{Claim, Mode, Token, store::unpoisoned};
 
 use crate::client::{node::Node, subscriptions::Interest};
 
-/// How many claims may be remembered, before those are forgotten that have the lock: they are released then as those are that came
-/// in no order, and the next one hears of it from the channel of the lock.
+/// How many claims are remembered at most. Beyond that, those that have the lock are forgotten: they are released as if they had been
+/// asked for in no order, and the next waiter hears of that on the channel of the lock.
 const REMEMBERED: usize = 10_000;
 
 /// The claims that were asked for in an order, and where they wait.
