@@ -63,7 +63,7 @@ impl Lanes {
         now
     }
 
-    /// The leases that the call which is done asks for next. If there are none, its place in the lane is free again.
+    /// The leases that a caller asks for after those that it has done. If there are none, the caller is no longer counted.
     pub(super) fn next(&self, id: LaneId) -> Option<Vec<Arc<Lease>>> {
         let mut lanes = unpoisoned(&self.0);
         let batch = lanes.get_mut(&id).and_then(Lane::take);
