@@ -11,7 +11,7 @@ use std::{
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lockkit_compare::{Baseline, Comparison, Effort, Options, Progress, Report, Verdict};
+use lockkit_compare::{Baseline, Comparison, Effort, Group, Options, Progress, Report, Verdict};
 use tempfile::NamedTempFile;
 
 use crate::{
@@ -40,9 +40,12 @@ pub(crate) struct Args {
     /// Take about 10 s per store instead of 40 s, for rougher numbers
     #[arg(long)]
     quick: bool,
-    /// Leave out the compliance cases, which take half a minute more
-    #[arg(long)]
-    no_compliance: bool,
+    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, leases, compliance
+    #[arg(long, value_name = "GROUP", value_delimiter = ',')]
+    only: Vec<Group>,
+    /// Leave out these groups, such as compliance, which takes half a minute
+    #[arg(long, value_name = "GROUP", value_delimiter = ',')]
+    skip: Vec<Group>,
     /// Tell what changed since this earlier comparison.json, and end with 2 if something is worse beyond the noise of its rounds
     #[arg(long, value_name = "FILE", value_parser = store::file)]
     baseline: Option<PathBuf>,
@@ -57,12 +60,13 @@ pub(crate) fn run(args: Args) -> Exit {
 }
 
 async fn compare(args: Args) -> Exit {
+    let groups = groups(&args.only, &args.skip)?;
     if cfg!(debug_assertions) {
         say("this is a debug build: its numbers say little about a release build");
     }
     let options = Options::default()
         .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
-        .compliance(!args.no_compliance)
+        .groups(groups)
         .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
     let baseline = args.baseline.as_deref().map(read_baseline).transpose()?;
     let targets = args.stores.targets().await?.with_memory().with_migration().await?;
@@ -102,6 +106,16 @@ async fn compare(args: Args) -> Exit {
         }
         Verdict::Overlapped { .. } | Verdict::Failed { .. } => Err(Failure::new(VIOLATED, report.verdict.to_string())),
     }
+}
+
+/// What is left of the groups.
+fn groups(only: &[Group], skip: &[Group]) -> Result<Vec<Group>, Failure> {
+    let mut groups = if only.is_empty() { Group::ALL.to_vec() } else { only.to_vec() };
+    groups.retain(|group| !skip.contains(group));
+    if groups.is_empty() {
+        return Err(Failure::new(USAGE, "--skip leaves nothing to measure"));
+    }
+    Ok(groups)
 }
 
 /// Reads the file before anything is measured.

@@ -12,7 +12,7 @@ use serde_json::Value;
 fn compare(dir: &Path, args: &[&str]) -> Output {
     let out = dir.join("out");
     Command::new(env!("CARGO_BIN_EXE_lockkit"))
-        .args(["compare", "--quick", "--no-compliance", "--leases", "200", "--out"])
+        .args(["compare", "--quick", "--skip", "compliance", "--leases", "200", "--out"])
         .arg(out)
         .args(args)
         .env_remove("LOCKKIT_STORE")
@@ -45,8 +45,7 @@ async fn a_comparison_prints_a_table_and_writes_its_files() {
     for row in json["rows"].as_array().unwrap() {
         let title = row["title"].as_str().unwrap();
         assert!(markdown.contains(&format!("| {title} |")), "{title} in {markdown}");
-        let left_out = row["id"] == "compliance";
-        assert_eq!(row["values"][stores[1]].is_null(), left_out, "{row}");
+        assert!(!row["values"][stores[1]].is_null(), "{row}");
     }
     assert_eq!(row(&json, "violations")["values"][stores[1]], 0.0);
     assert_eq!(row(&json, "lease_lost")["values"][stores[1]], 0.0);
@@ -56,6 +55,57 @@ async fn a_comparison_prints_a_table_and_writes_its_files() {
     // What it took it gave back, and nothing but the fences' counters is left, which expire by themselves.
     let left = server.command(&["KEYS", "*"]).await.unwrap();
     assert!(left.lines().all(|key| key.ends_with("fence") || key == "(nil)" || key.is_empty()), "{left}");
+}
+
+#[test]
+fn what_is_not_to_be_measured_is_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = compare(dir.path(), &["--store", "memory:", "--only", "alone,keys", "--skip", "keys"]);
+    assert!(output.status.success(), "{output:?}");
+    let read = |name: &str| fs::read_to_string(dir.path().join("out").join(name)).unwrap();
+    let json: Value = serde_json::from_str(&read("comparison.json")).unwrap();
+    assert_eq!(json["groups"], serde_json::json!(["alone"]));
+    let groups: Vec<_> = json["rows"].as_array().unwrap().iter().map(|row| row["group"].as_str().unwrap()).collect();
+    assert!(groups.iter().all(|group| ["Guarantees", "One task, nobody else"].contains(group)), "{groups:?}");
+    let curves: Vec<_> = json["curves"].as_array().unwrap().iter().map(|curve| curve["id"].as_str().unwrap()).collect();
+    assert_eq!(curves, ["acquire", "release"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for what in [&text, &read("comparison.md")] {
+        assert!(what.contains("Measured only: alone.") && what.contains("acquire + release"), "{what}");
+        assert!(!what.contains("overlaps") && !what.contains("acquisitions"), "{what}");
+    }
+    let page = read("comparison.html");
+    assert!(page.contains("Whether a lock lets two in at once was not measured."), "{page}");
+    assert!(page.contains(">not measured<") && !page.contains("id=\"cases\""), "{page}");
+}
+
+#[test]
+fn the_help_names_all_groups() {
+    let output = Command::new(env!("CARGO_BIN_EXE_lockkit")).args(["compare", "--help"]).output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains(&lockkit_compare::Group::names()), "{help}");
+}
+
+#[test]
+fn an_unknown_group_is_told_the_known_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    for (args, why) in [
+        (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, leases, compliance"),
+        (["--skip", ""], "there is no such group of measures"),
+        (["--skip", "alone,keys,kinds,hot,processes,hand-off,leases,compliance"], "--skip leaves nothing to measure"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_lockkit"))
+            .args(["compare", "--store", "memory:", "--out"])
+            .arg(dir.path().join("out"))
+            .args(args)
+            .output()
+            .unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), stderr.lines().count()), (Some(64), 1), "{stderr}");
+        assert!(stderr.contains(why), "{stderr}");
+        assert!(!dir.path().join("out").exists(), "nothing was measured");
+    }
 }
 
 #[test]
@@ -83,7 +133,7 @@ fn a_table_that_can_not_be_printed_costs_nobody_the_files() {
     let out = dir.path().join("out");
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let status = Command::new(env!("CARGO_BIN_EXE_lockkit"))
-        .args(["compare", "--quick", "--no-compliance", "--leases", "200", "--store", "memory:", "--out"])
+        .args(["compare", "--quick", "--skip", "compliance", "--leases", "200", "--store", "memory:", "--out"])
         .arg(&out)
         .stdout(full)
         .status()

@@ -50,19 +50,65 @@ fn sorted(dom: &str) -> Vec<(String, bool)> {
     items.collect()
 }
 
+/// A quick comparison of the store in memory with this one, and its page.
+fn compare(dir: &Path, store: &str, args: &[&str]) -> PathBuf {
+    let output = Command::new(env!("CARGO_BIN_EXE_lockkit"))
+        .args(["compare", "--quick", "--leases", "50", "--store", store, "--out"])
+        .arg(dir)
+        .args(args)
+        .env_remove("LOCKKIT_STORE")
+        .output()
+        .expect("lockkit runs");
+    assert!(output.status.success(), "{output:?}");
+    dir.join("comparison.html")
+}
+
+/// The widths of the page and of a phone that shows it: a frame, for a window of this browser is never that narrow.
+fn on_a_phone(chromium: &Path, dir: &Path, page: &Path) -> (u32, u32) {
+    let phone = dir.join("phone.html");
+    let whole = fs::read_to_string(page).expect("a page").replace('&', "&amp;").replace('"', "&quot;");
+    let measure = "const root = this.contentDocument.documentElement; document.title = root.scrollWidth + ' in ' + root.clientWidth";
+    let frame =
+        format!("<iframe style='width:360px;height:640px;border:0' onload=\"{measure}\" srcdoc=\"{whole}\"></iframe>");
+    fs::write(&phone, format!("<!doctype html><title></title>{frame}")).expect("written");
+    let (dom, _) = opened(chromium, &dir.join("profile"), &phone, "", 1200);
+    let (wide, within) = title(&dom).split_once(" in ").expect("two widths");
+    (wide.parse().expect("a number"), within.parse().expect("a number"))
+}
+
+fn assert_it_fits_a_phone(chromium: &Path, dir: &Path, page: &Path) {
+    let (wide, within) = on_a_phone(chromium, dir, page);
+    assert!(wide == within && (300..=360).contains(&within), "{wide} in {within}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_of_a_part_has_nothing_of_the_rest() {
+    let chromium = chromium();
+    let server = RedisServer::start(RedisOptions::default()).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let open = |page: &Path| opened(&chromium, &dir.path().join("profile"), page, "", 1200);
+
+    let page = compare(dir.path(), &server.url(), &["--only", "alone"]);
+    let (dom, console) = open(&page);
+    assert_eq!((console.as_str(), dom.matches("<svg").count()), ("", 2), "acquire and release");
+    assert_eq!(sorted(&dom).len(), 2);
+    assert!(dom.contains("name=\"time\"") && !dom.contains("id=\"cases\""), "{dom}");
+    assert_it_fits_a_phone(&chromium, dir.path(), &page);
+
+    let page = compare(dir.path(), &server.url(), &["--only", "hot"]);
+    let (dom, console) = open(&page);
+    assert_eq!((console.as_str(), dom.matches("<svg").count()), ("", 0));
+    assert_eq!(sorted(&dom).len(), 2);
+    assert!(!dom.contains("id=\"charts\"") && !dom.contains("name=\"time\""), "{dom}");
+    assert!(dom.contains("No lock let two in at once in this comparison."), "{dom}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_works_in_a_browser() {
     let chromium = chromium();
     let server = RedisServer::start(RedisOptions::default().password("s3cret")).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_lockkit"))
-        .args(["compare", "--quick", "--no-compliance", "--leases", "50", "--store", &server.url(), "--out"])
-        .arg(dir.path())
-        .env_remove("LOCKKIT_STORE")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let page = dir.path().join("comparison.html");
+    let page = compare(dir.path(), &server.url(), &["--skip", "compliance"]);
     assert!(!fs::read_to_string(&page).unwrap().contains("s3cret"));
     let open = |page: &Path, answers: &str, width| opened(&chromium, &dir.path().join("profile"), page, answers, width);
 
@@ -93,17 +139,5 @@ async fn the_page_works_in_a_browser() {
     assert_eq!((sorted(&dom).as_slice(), console.as_str()), (&one_process[..], ""));
     assert!(title(&dom).starts_with('#') && title(&dom).contains("where=one"), "the answers are in the address: {dom}");
 
-    // A phone: a frame, for a window of this browser is never that narrow.
-    let phone = dir.path().join("phone.html");
-    let whole = fs::read_to_string(&page).unwrap().replace('&', "&amp;").replace('"', "&quot;");
-    let measure = "const root = this.contentDocument.documentElement; document.title = root.scrollWidth + ' in ' + root.clientWidth";
-    let frame =
-        format!("<iframe style='width:360px;height:640px;border:0' onload=\"{measure}\" srcdoc=\"{whole}\"></iframe>");
-    fs::write(&phone, format!("<!doctype html><title></title>{frame}")).unwrap();
-    let (dom, _) = open(&phone, "", 1200);
-    let (wide, within) = title(&dom).split_once(" in ").expect("two widths");
-    assert!(
-        wide == within && within.parse::<u32>().is_ok_and(|width| (300..=360).contains(&width)),
-        "{wide} in {within}"
-    );
+    assert_it_fits_a_phone(&chromium, dir.path(), &page);
 }

@@ -131,7 +131,7 @@ async fn compare_measures_what_is_left() {
     let nodes = Nodes::start().await;
     let dir = tempfile::tempdir().unwrap();
     let compare = || {
-        let args = ["compare", "--quick", "--no-compliance", "--leases", "50", "--store", &nodes.url(), "--out"];
+        let args = ["compare", "--quick", "--skip", "compliance", "--leases", "50", "--store", &nodes.url(), "--out"];
         nodes.lockkit(&args).arg(dir.path().join("out")).output().unwrap()
     };
     nodes.harm(0, Fault::Frozen).await;

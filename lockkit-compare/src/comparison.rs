@@ -13,7 +13,7 @@ use tokio::task::{JoinError, JoinSet};
 use crate::{
     backend::backend,
     compliance::compliance,
-    error::{Error, Result},
+    error::{Error, ErrorKind, Result},
     measure,
     plan::{Options, Plan, Step},
     processes,
@@ -72,14 +72,17 @@ impl Comparison {
     /// released.
     ///
     /// # Errors
-    /// Those of [`lockkit::open`].
+    /// Those of [`lockkit::open`]; [`InvalidInput`](ErrorKind::InvalidInput) if there is no group to measure.
     pub async fn prepare(targets: Targets, options: Options) -> Result<Self> {
-        let started = Instant::now();
+        let (started, plan) = (Instant::now(), Plan::new(options));
+        if plan.groups.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidInput, "there is no group of measures to take"));
+        }
         let mut contestants = Vec::new();
         for target in targets.list {
             contestants.push(Contestant::enter(target).await?);
         }
-        Ok(Self { contestants, missing: targets.missing, plan: Plan::new(options), started })
+        Ok(Self { contestants, missing: targets.missing, plan, started })
     }
 
     /// The names of the stores.
@@ -105,7 +108,7 @@ impl Comparison {
             .prefix("lockkit-compare-")
             .tempdir()
             .map_err(|error| Error::system("make a temporary directory", &error))?;
-        for step in Step::ALONE {
+        for step in Step::ALONE.into_iter().filter(|step| self.plan.takes(*step)) {
             for _ in 0..self.plan.rounds_of(step) {
                 let takes_it = |contestant: &&mut Contestant| contestant.target.steps().contains(&step);
                 for contestant in self.contestants.iter_mut().filter(takes_it) {
@@ -115,12 +118,8 @@ impl Comparison {
                 }
             }
         }
-        if self.plan.compliance {
+        if self.plan.takes(Step::Compliance) {
             self.check_all(&progress).await;
-        } else {
-            for contestant in &mut self.contestants {
-                contestant.results.absent.insert(Step::Compliance, Absence::Inapplicable("compliance was left out"));
-            }
         }
         let measured = self.contestants.into_iter().map(|one| (one.target.name().to_owned(), one.results));
         Ok(Report::new(measured.collect(), &self.plan, self.missing, self.started.elapsed()))
@@ -276,5 +275,17 @@ fn liveness(liveness: &Liveness) -> String {
         (Some(_), Some(_)) => "ttl, session".to_owned(),
         (None, Some(_)) => "session".to_owned(),
         _ => "ttl".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_comparison_of_nothing_is_bad_input() {
+        let targets = Targets::default().with_memory();
+        let failure = Comparison::prepare(targets, Options::default().groups([])).await.expect_err("nothing to do");
+        assert_eq!(failure.kind(), ErrorKind::InvalidInput);
     }
 }

@@ -16,6 +16,7 @@ mod comparison;
 mod compliance;
 mod contention;
 mod error;
+mod group;
 pub mod hot;
 mod ledger;
 mod measure;
@@ -34,6 +35,7 @@ pub use crate::{
     backend::backend,
     comparison::{Comparison, Progress},
     error::{Error, ErrorKind, Result},
+    group::Group,
     plan::{Effort, Options},
     race::{Race, Score, race},
     report::{Axis, Baseline, Better, Cases, Cell, Change, Changes, Curve, Facts, Report, Row, Setting, Verdict},

@@ -1,6 +1,8 @@
 //! What is measured, in what order, for how long.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{collections::BTreeSet, num::NonZeroU32, time::Duration};
+
+use crate::group::Group;
 
 /// One measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +39,20 @@ impl Step {
     /// Those of a store that is made of two others of the same comparison: what its locks cost, and whether they exclude.
     pub(crate) const IN_PART: [Self; 5] = [Self::RoundTrip, Self::Pair, Self::ManyKeys, Self::Processes, Self::HandOff];
 
+    /// The group that it is taken or left out with.
+    pub(crate) fn group(self) -> Group {
+        match self {
+            Self::RoundTrip | Self::Pair => Group::Alone,
+            Self::ManyKeys | Self::ByKeys => Group::Keys,
+            Self::Kinds => Group::Kinds,
+            Self::HandedOver | Self::NotHandedOver => Group::Hot,
+            Self::Processes => Group::Processes,
+            Self::HandOff => Group::HandOff,
+            Self::Leases => Group::Leases,
+            Self::Compliance => Group::Compliance,
+        }
+    }
+
     /// What goes on, for the progress bar.
     pub(crate) fn title(self) -> &'static str {
         match self {
@@ -56,10 +72,10 @@ impl Step {
 }
 
 /// How much is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     effort: Effort,
-    compliance: bool,
+    groups: BTreeSet<Group>,
     leases: usize,
 }
 
@@ -74,9 +90,9 @@ pub enum Effort {
 }
 
 impl Default for Options {
-    /// A thorough comparison with 10 000 leases, and with the compliance cases.
+    /// A thorough comparison of everything, with 10 000 leases.
     fn default() -> Self {
-        Self { effort: Effort::Thorough, compliance: true, leases: 10_000 }
+        Self { effort: Effort::Thorough, groups: Group::ALL.into(), leases: 10_000 }
     }
 }
 
@@ -87,10 +103,10 @@ impl Options {
         Self { effort, ..self }
     }
 
-    /// Whether to run the compliance cases, too, which take half a minute more.
+    /// Which groups of measures to take. The report has nothing of the others.
     #[must_use]
-    pub fn compliance(self, compliance: bool) -> Self {
-        Self { compliance, ..self }
+    pub fn groups(self, groups: impl IntoIterator<Item = Group>) -> Self {
+        Self { groups: groups.into_iter().collect(), ..self }
     }
 
     /// How many leases to hold at once when their cost is measured.
@@ -112,8 +128,8 @@ pub(crate) struct Plan {
     /// Rounds of the measures with worker processes.
     pub(crate) process_rounds: u32,
     pub(crate) process_slice: Duration,
-    /// Whether to run the compliance suite.
-    pub(crate) compliance: bool,
+    /// What is measured.
+    pub(crate) groups: BTreeSet<Group>,
     pub(crate) leases: usize,
     pub(crate) lease_ttl: Duration,
 }
@@ -133,7 +149,7 @@ impl Plan {
 
     pub(crate) fn new(options: Options) -> Self {
         let millis = Duration::from_millis;
-        let Options { effort, compliance, leases } = options;
+        let Options { effort, groups, leases } = options;
         match effort {
             Effort::Quick => Self {
                 effort,
@@ -141,7 +157,7 @@ impl Plan {
                 slice: millis(350),
                 process_rounds: 1,
                 process_slice: millis(1200),
-                compliance,
+                groups,
                 leases,
                 lease_ttl: millis(6_000),
             },
@@ -151,11 +167,16 @@ impl Plan {
                 slice: millis(800),
                 process_rounds: 3,
                 process_slice: millis(1500),
-                compliance,
+                groups,
                 leases,
                 lease_ttl: millis(30_000),
             },
         }
+    }
+
+    /// Whether a measure is taken at all.
+    pub(crate) fn takes(&self, step: Step) -> bool {
+        self.groups.contains(&step.group())
     }
 
     /// How often a measure is taken on each store.
@@ -179,15 +200,16 @@ impl Plan {
             Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
             // Taking and releasing them, and one cycle of renewals.
             Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,
-            Step::Compliance if self.compliance => millis(20_000),
-            Step::Compliance => Duration::ZERO,
+            Step::Compliance => millis(20_000),
         }
     }
 
     /// About how long all measures take on stores of which each takes these.
     pub(crate) fn about_in_all<'a>(&self, stores: impl Iterator<Item = &'a [Step]>) -> Duration {
-        let alone = stores.flatten().map(|step| self.about(*step) * self.rounds_of(*step)).sum::<Duration>();
-        alone + self.about(Step::Compliance)
+        let taken = |step: &&Step| self.takes(**step);
+        let alone =
+            stores.flatten().filter(taken).map(|step| self.about(*step) * self.rounds_of(*step)).sum::<Duration>();
+        if self.takes(Step::Compliance) { alone + self.about(Step::Compliance) } else { alone }
     }
 
     /// How long each number of keys takes, and each kind of lock.
@@ -207,9 +229,11 @@ mod tests {
 
     #[test]
     fn the_documentation_says_how_long_it_takes() {
-        let options = Options::default().compliance(false);
-        let seconds =
-            |effort, steps: &[Step]| Plan::new(options.effort(effort)).about_in_all([steps].into_iter()).as_secs();
+        let groups = Group::ALL.into_iter().filter(|group| *group != Group::Compliance);
+        let options = Options::default().groups(groups);
+        let seconds = |effort, steps: &[Step]| {
+            Plan::new(options.clone().effort(effort)).about_in_all([steps].into_iter()).as_secs()
+        };
         let (quick, thorough) = (seconds(Effort::Quick, &Step::ALONE), seconds(Effort::Thorough, &Step::ALONE));
         assert!((8..=12).contains(&quick), "{quick}");
         assert!((30..=45).contains(&thorough), "{thorough}");

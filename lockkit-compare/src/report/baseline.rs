@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::{Better, Cell, Report, Row, Setting};
 use crate::{
     error::{Error, ErrorKind, Result},
+    group::Group,
     results::Figure,
     stats::grouped,
 };
@@ -31,10 +32,17 @@ pub struct Baseline {
     lockkit: String,
     build: String,
     quick: bool,
+    /// Versions before it was there measured all groups.
+    #[serde(default = "all_groups")]
+    groups: Vec<String>,
     processors: usize,
     system: String,
     stores: Vec<String>,
     rows: Vec<BaselineRow>,
+}
+
+fn all_groups() -> Vec<String> {
+    Group::ALL.iter().map(Group::to_string).collect()
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -127,6 +135,8 @@ impl Baseline {
         differs("processors", &self.processors, &setting.processors);
         differs("system", &self.system, &setting.system);
         differs("measured quickly", &self.quick, &setting.is_quick());
+        let groups: Vec<_> = setting.groups.iter().map(|group| group.name()).collect();
+        differs("groups", &self.groups.join(", "), &groups.join(", "));
         let (before, now): (BTreeSet<_>, BTreeSet<_>) = (self.stores.iter().collect(), stores.iter().collect());
         notes.extend(before.difference(&now).map(|store| format!("{store}: only in the earlier comparison")));
         notes.extend(now.difference(&before).map(|store| format!("{store}: not in the earlier comparison")));
@@ -246,6 +256,29 @@ mod tests {
         for told in ["processors: 1024 then", "zookeeper: only in the earlier", "redis: not in the earlier"] {
             assert!(notes.contains(told), "{notes}");
         }
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_only_one_of_the_two_measured() {
+        let report = |groups: &[Group]| {
+            let store = Results { many_keys: vec![10.0, 11.0], ..Results::default() };
+            let plan = Plan::new(Options::default().groups(groups.iter().copied()));
+            Report::new(vec![("redis".into(), store)], &plan, Vec::new(), Duration::ZERO)
+        };
+        for (before, now) in [(&[Group::Keys][..], &[Group::Hot][..]), (&[Group::Hot], &Group::ALL)] {
+            let baseline = Baseline::parse(&report(before).as_json()).expect("a baseline");
+            let changes = report(now).since(&baseline).changes.expect("changes");
+            assert_eq!((changes.figures.len(), changes.within_noise), (0, 0), "{changes:?}");
+            assert!(changes.notes[0].starts_with("groups: "), "{changes:?}");
+        }
+    }
+
+    #[test]
+    fn a_comparison_from_before_there_were_groups_measured_all() {
+        let mut before: Value = serde_json::from_str(&report(&[1.0, 2.0]).as_json()).expect("JSON");
+        before.as_object_mut().expect("an object").remove("groups");
+        let changes = report(&[1.0, 2.0]).since(&Baseline::parse(&before.to_string()).expect("a baseline")).changes;
+        assert_eq!(changes.expect("changes").notes, [""; 0]);
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! The measures of which one number says too little. No I/O.
 
-use crate::results::{Results, Rounds};
+use crate::{
+    group::Group,
+    plan::Plan,
+    results::{Results, Rounds},
+};
 
 /// How a measure changes along an axis, for each store that it was taken on.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +40,11 @@ impl Axis {
     }
 }
 
-pub(super) fn curves(stores: &[Results]) -> Vec<Curve> {
+const DONE: &str = "done within, in µs";
+const ACQUIRED: &str = "acquired within, in µs";
+
+/// Those of the groups that were measured.
+pub(super) fn curves(stores: &[Results], plan: &Plan) -> Vec<Curve> {
     let shares = "of all, in %";
     let latency = |id, title, x, of: fn(&Results) -> &Rounds| Curve {
         id,
@@ -45,18 +53,23 @@ pub(super) fn curves(stores: &[Results]) -> Vec<Curve> {
         y: Axis::Share(shares),
         lines: stores.iter().map(|store| distribution(of(store))).collect(),
     };
-    vec![
-        latency("acquire", "Acquire: one task, nobody else", "done within, in µs", |store| &store.acquire),
-        latency("release", "Release: one task, nobody else", "done within, in µs", |store| &store.release),
-        latency("hand_off", "Hand-off from one process to another", "acquired within, in µs", |store| &store.hand_off),
-        Curve {
-            id: "by_keys",
-            title: "Acquire + release on more and more keys, a task each",
-            x: "keys",
-            y: Axis::Magnitude("per second"),
-            lines: stores.iter().map(by_keys).collect(),
-        },
-    ]
+    let by_keys = Curve {
+        id: "by_keys",
+        title: "Acquire + release on more and more keys, a task each",
+        x: "keys",
+        y: Axis::Magnitude("per second"),
+        lines: stores.iter().map(by_keys).collect(),
+    };
+    let all = [
+        (Group::Alone, latency("acquire", "Acquire: one task, nobody else", DONE, |store| &store.acquire)),
+        (Group::Alone, latency("release", "Release: one task, nobody else", DONE, |store| &store.release)),
+        (
+            Group::HandOff,
+            latency("hand_off", "Hand-off from one process to another", ACQUIRED, |store| &store.hand_off),
+        ),
+        (Group::Keys, by_keys),
+    ];
+    all.into_iter().filter(|(group, _)| plan.groups.contains(group)).map(|(_, curve)| curve).collect()
 }
 
 /// Which share of the samples took no longer than so many µs.
@@ -78,7 +91,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::stats::Latencies;
+    use crate::{plan::Options, stats::Latencies};
 
     #[test]
     fn a_known_delay_is_where_the_curve_rises() {
@@ -88,7 +101,7 @@ mod tests {
         }
         let mut store = Results::default();
         store.acquire.add(round);
-        let curves = curves(&[store, Results::default()]);
+        let curves = curves(&[store, Results::default()], &Plan::new(Options::default()));
         let acquire = &curves[0];
         let share_within = |micros: f64| {
             acquire.lines[0].iter().filter(|(x, _)| *x <= micros * 1.01).map(|(_, y)| *y).fold(0.0, f64::max)

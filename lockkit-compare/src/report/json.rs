@@ -27,6 +27,7 @@ impl Report {
             "at": setting.at,
             "build": setting.build(),
             "quick": setting.is_quick(),
+            "groups": setting.groups.iter().map(|group| group.name()).collect::<Vec<_>>(),
             "processors": setting.processors,
             "system": setting.system,
             "seconds": setting.took.as_secs(),

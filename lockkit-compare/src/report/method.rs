@@ -1,64 +1,94 @@
 //! How it is measured, in words: for the files that people read. No I/O.
 
+use super::Setting;
+use crate::group::Group;
+
 /// What holds for all measures.
 pub(super) const ALL: &str = "All stores are measured through the same `Locker`, in turns: each round visits every store, so that whatever else the \
 machine does hits all of them alike. Rates and fairness are medians over the rounds, latencies are quantiles over all samples. The range beside \
 a figure is the least and the most that one round showed. Every measure begins with a warm-up that is not counted. Compare columns of one report, \
 not numbers of different reports: machines differ by more than stores do.";
 
-/// Each measure: its name, and what it is.
-pub(super) const MEASURES: [(&str, &str); 13] = [
-    ("Bare round trip", "`inspect` of one free lock. What a store needs for one question, to measure the rest by."),
+/// What a comparison measured: the name of each measure, and what it is.
+pub(super) fn of(setting: &Setting) -> impl Iterator<Item = (&'static str, &'static str)> {
+    MEASURES.iter().filter(|(_, groups, _)| setting.has(groups)).map(|(name, _, how)| (*name, *how))
+}
+
+/// Each measure: its name, the groups that it is told with (none: always), and what it is.
+const MEASURES: [(&str, &[Group], &str); 13] = [
+    (
+        "Bare round trip",
+        &[Group::Alone, Group::HandOff],
+        "`inspect` of one free lock. What a store needs for one question, to measure the rest by.",
+    ),
     (
         "Acquire + release",
+        &[Group::Alone, Group::Keys],
         "one task, one lock, nobody else; together, and each by itself. The task makes its next call when the last one was answered, as a \
          service does that needs the lock to go on. So a pause of the server counts once, and not for the calls that would have come meanwhile: \
          read p99.9 as what one caller in a row meets, not as what a caller meets who comes at any moment.",
     ),
     (
         "A store named after two others",
+        &[],
         "(`redis to mariadb`): a migration between private servers of both, in the phase both: each lock is taken in the one, then in the \
          other. Only what takes and releases single locks is measured there.",
     ),
     (
         "Other kinds",
+        &[Group::Kinds],
         "the same with a lock that is taken in order of arrival, as a reader of a `rw_lock`, and with a permit of a semaphore, where the store has \
          them: what the kind costs where nobody is in the way.",
     ),
-    ("Keys", "one task for each key, all with one store, which has as many connections as it thinks right."),
+    (
+        "Keys",
+        &[Group::Keys],
+        "one task for each key, all with one store, which has as many connections as it thinks right.",
+    ),
     (
         "Hot lock",
+        &[Group::Hot, Group::Processes],
         "tasks that take the same lock as often as they can. In one process, a release hands the lease to the next task without asking the \
          store, up to 64 times or 50 ms in a row; the second rate is without that. Over processes, each has a runtime of one thread, and each \
          holder reads, changes and writes back a number in a file.",
     ),
     (
         "Compliance",
+        &[Group::Compliance],
         "the cases of `lockkit-testkit`. Those that harm a server are ignored here; `./run test` runs them.",
     ),
     (
         "Overlaps",
+        &[Group::Hot, Group::Processes],
         "holders whose fence was not above that of the one before, and updates of the counter that got lost. Anything but 0 is a fault.",
     ),
-    ("Fairness", "Jain's index of the acquisitions: 1 if all got the same, 1/n if one got everything."),
+    (
+        "Fairness",
+        &[Group::Hot, Group::Processes],
+        "Jain's index of the acquisitions: 1 if all got the same, 1/n if one got everything.",
+    ),
     (
         "Hand-off",
+        &[Group::HandOff],
         "from the call of `release` in one process to the moment when a waiter in another has the lock, on the clock that both share \
          (`CLOCK_BOOTTIME`). The waiter is known to wait before the lock is released, so that all who take part have been idle for some \
          milliseconds and must be woken by their systems; a bare round trip after the same pause tells how much of the time that is.",
     ),
     (
         "Leases",
+        &[Group::Leases],
         "growth of the resident memory of a process of its own per held lease. The processor's share is what the renewals of one cycle took, \
          for a cycle of 10 s (a third of the ttl). For `memory`, the store is in that process too.",
     ),
     (
         "Private servers",
+        &[],
         "with none given by URL: each runs on this machine, alone, with the settings that its packager chose, and over the loopback interface. \
          A network between client and server adds its delay to every round trip.",
     ),
     (
         "Guarantees",
+        &[],
         "what the store says of itself (`Capability`), and what the compliance cases saw. What a lock survives when a server loses data was \
          not tried here; it is in lockkit's documentation (`docs/guarantees.md`), with the fault runs behind it.",
     ),

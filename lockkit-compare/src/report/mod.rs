@@ -16,6 +16,7 @@ use std::{
 
 use crate::{
     error::Error,
+    group::Group,
     plan::{Effort, Plan},
     results::{Absence, Results},
 };
@@ -57,6 +58,8 @@ pub struct Setting {
     pub release: bool,
     /// How long was measured.
     pub effort: Effort,
+    /// What was measured.
+    pub groups: Vec<Group>,
     /// How many processors there are.
     pub processors: usize,
     /// The operating system and the architecture.
@@ -130,11 +133,12 @@ impl Verdict {
 }
 
 impl Setting {
-    fn new(effort: Effort, took: Duration) -> Self {
+    fn new(plan: &Plan, took: Duration) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             release: !cfg!(debug_assertions),
-            effort,
+            effort: plan.effort,
+            groups: plan.groups.iter().copied().collect(),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             at: humantime::format_rfc3339_seconds(SystemTime::now() - took).to_string(),
@@ -148,6 +152,22 @@ impl Setting {
 
     pub(crate) fn build(&self) -> &'static str {
         if self.release { "release" } else { "debug" }
+    }
+
+    /// Whether anything of these groups was measured; no group at all is everything.
+    pub(crate) fn has(&self, groups: &[Group]) -> bool {
+        groups.is_empty() || groups.iter().any(|group| self.groups.contains(group))
+    }
+
+    /// One line about what was measured and what was not, unless everything was.
+    fn scope(&self) -> Option<String> {
+        let names = |groups: Vec<Group>| groups.into_iter().map(Group::name).collect::<Vec<_>>().join(", ");
+        let left_out: Vec<_> = Group::ALL.into_iter().filter(|group| !self.groups.contains(group)).collect();
+        match left_out.len() {
+            0 => None,
+            some if some < self.groups.len() => Some(format!("Left out: {}.", names(left_out))),
+            _ => Some(format!("Measured only: {}.", names(self.groups.clone()))),
+        }
     }
 
     /// One line about how the numbers came about.
@@ -170,9 +190,9 @@ impl Report {
         let (stores, results): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
         Self {
             rows: rows::rows(&results, plan),
-            curves: curves::curves(&results),
+            curves: curves::curves(&results, plan),
             facts: results.iter().map(Facts::of).collect(),
-            setting: Setting::new(plan.effort, took),
+            setting: Setting::new(plan, took),
             failures: failed_cases(&stores, &results),
             missing,
             verdict: Verdict::of(&stores, &results),

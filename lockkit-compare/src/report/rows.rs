@@ -19,7 +19,7 @@ pub struct Row {
     pub unit: &'static str,
     /// Which numbers are better.
     pub better: Better,
-    /// The measure that it comes from, as the [progress](crate::Progress) names it.
+    /// The measure that it comes from, as the [progress](crate::Progress) names it; empty for what the stores say of themselves.
     pub measure: &'static str,
     /// One for each store, in the order of [`Report::stores`](super::Report::stores).
     pub cells: Vec<Cell>,
@@ -49,17 +49,17 @@ pub enum Cell {
 
 /// All rows, in the order of the report.
 pub(crate) fn rows(stores: &[Results], plan: &Plan) -> Vec<Row> {
-    let mut sheet = Sheet { stores, rows: Vec::new(), group: String::new(), step: Step::RoundTrip };
+    let mut sheet = Sheet { stores, plan, rows: Vec::new(), group: String::new(), step: None };
     capabilities(&mut sheet);
     alone(&mut sheet);
     contests(&mut sheet);
     hand_off(&mut sheet);
-    held(&mut sheet, plan);
+    held(&mut sheet);
     sheet.rows
 }
 
 fn capabilities(sheet: &mut Sheet<'_>) {
-    sheet.group("Guarantees", Step::Compliance);
+    sheet.group = "Guarantees".to_owned();
     sheet.text("fencing", "fencing", |store| Some(store.traits.fencing.clone()));
     sheet.text("waiting", "how waiters learn of a release", |store| Some(store.traits.waiting.clone()));
     sheet.text("liveness", "what ends the lease of a holder that is gone", |store| Some(store.traits.liveness.clone()));
@@ -68,11 +68,14 @@ fn capabilities(sheet: &mut Sheet<'_>) {
     sheet.kind("permits", "semaphores", |kinds| kinds.permits);
     sheet.kind("resume", "leases that outlive their process", |kinds| kinds.resume);
     sheet.kind("keeps", "once per window", |kinds| kinds.keeps);
+    sheet.step = Some(Step::Compliance);
     sheet.text("compliance", "compliance cases: passed / failed / ignored", |store| {
         let counts = store.compliance.as_ref()?;
         Some(format!("{} / {} / {}", counts.passed, counts.failures.len(), counts.ignored))
     });
-    sheet.group("Guarantees", Step::HandedOver);
+    // What was contested is seen in several measures: that of the first is as good as any to say why nothing was.
+    let hot = sheet.plan.takes(Step::HandedOver);
+    sheet.step = Some(if hot { Step::HandedOver } else { Step::Processes });
     sheet.number("violations", "overlaps seen in all contests below", "", Better::Lower, |store| {
         store.was_contested().then(|| Figure::once(store.violations() as f64))
     });
@@ -83,7 +86,7 @@ fn alone(sheet: &mut Sheet<'_>) {
     sheet.number("round_trip_p50", "bare round trip (inspect), p50", "µs", Better::Neither, |store| {
         store.round_trip.micros(0.5)
     });
-    sheet.step = Step::Pair;
+    sheet.step = Some(Step::Pair);
     sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.micros(0.5));
     sheet.number("pair_p99", "acquire + release, p99", "µs", Better::Lower, |store| store.pair.micros(0.99));
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
@@ -118,7 +121,7 @@ fn contests(sheet: &mut Sheet<'_>) {
     sheet.number("hot_handed_over_fairness", "  fairness over tasks (Jain)", "", Better::Higher, |store| {
         fairness(&store.handed_over)
     });
-    sheet.step = Step::NotHandedOver;
+    sheet.step = Some(Step::NotHandedOver);
     sheet.number("hot", "acquisitions, each through the store", "/s", Better::Higher, |store| {
         rate(&store.not_handed_over)
     });
@@ -137,9 +140,11 @@ fn hand_off(sheet: &mut Sheet<'_>) {
     sheet.group("Hand-off from one process to another", Step::HandOff);
     sheet.number("hand_off_p50", "release to acquired, p50", "µs", Better::Lower, |store| store.hand_off.micros(0.5));
     sheet.number("hand_off_p99", "release to acquired, p99", "µs", Better::Lower, |store| store.hand_off.micros(0.99));
-    sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
-        ratio(&store.hand_off, &store.round_trip)
-    });
+    if sheet.plan.takes(Step::RoundTrip) {
+        sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
+            ratio(&store.hand_off, &store.round_trip)
+        });
+    }
     sheet.number("idle_round_trip_p50", "bare round trip after the same pause, p50", "µs", Better::Neither, |store| {
         store.idle_round_trip.micros(0.5)
     });
@@ -152,8 +157,8 @@ fn hand_off(sheet: &mut Sheet<'_>) {
     );
 }
 
-fn held(sheet: &mut Sheet<'_>, plan: &Plan) {
-    let group = format!("{} leases, held and renewed", grouped(plan.leases as f64));
+fn held(sheet: &mut Sheet<'_>) {
+    let group = format!("{} leases, held and renewed", grouped(sheet.plan.leases as f64));
     sheet.group(group, Step::Leases);
     let once = |value: Option<f64>| value.map(Figure::once);
     sheet.number("lease_bytes", "memory of the process, per lease", "bytes", Better::Lower, |store| {
@@ -174,16 +179,17 @@ fn held(sheet: &mut Sheet<'_>, plan: &Plan) {
 /// Rows in the making.
 struct Sheet<'a> {
     stores: &'a [Results],
+    plan: &'a Plan,
     rows: Vec<Row>,
     group: String,
-    /// The measure that the next rows come from, to say why it is missing.
-    step: Step,
+    /// The measure that the next rows come from: without it there are none. `None` for what the stores say of themselves.
+    step: Option<Step>,
 }
 
 impl Sheet<'_> {
     fn group(&mut self, title: impl Into<String>, step: Step) {
         self.group = title.into();
-        self.step = step;
+        self.step = Some(step);
     }
 
     fn number(
@@ -215,9 +221,20 @@ impl Sheet<'_> {
         cell: impl Fn(&Results) -> Option<Cell>,
     ) {
         let step = self.step;
-        let absent = |store: &Results| Cell::Absent(store.absent.get(&step).cloned());
+        if step.is_some_and(|step| !self.plan.takes(step)) {
+            return;
+        }
+        let absent = |store: &Results| Cell::Absent(step.and_then(|step| store.absent.get(&step).cloned()));
         let cells = self.stores.iter().map(|store| cell(store).unwrap_or_else(|| absent(store))).collect();
-        self.rows.push(Row { id, group: self.group.clone(), title, unit, better, measure: step.title(), cells });
+        self.rows.push(Row {
+            id,
+            group: self.group.clone(),
+            title,
+            unit,
+            better,
+            measure: step.map_or("", Step::title),
+            cells,
+        });
     }
 }
 
@@ -226,7 +243,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::{plan::Options, results::Contest};
+    use crate::{group::Group, plan::Options, results::Contest};
 
     #[test]
     fn every_row_has_a_cell_for_every_store_and_a_name_of_its_own() {
@@ -247,6 +264,22 @@ mod tests {
         assert_eq!(cell("hot_handed_over"), Some(Cell::Number(Figure::once(5.0))));
         assert_eq!(cell("hand_off_p50"), Some(Cell::Absent(None)));
         assert_eq!(cell("violations"), Some(Cell::Number(Figure::once(0.0))));
+    }
+
+    #[test]
+    fn what_was_not_to_be_measured_has_no_row() {
+        let ids = |groups: &[Group]| {
+            let plan = Plan::new(Options::default().groups(groups.iter().copied()));
+            rows(&[Results::default()], &plan).iter().map(|row| row.id).collect::<Vec<_>>()
+        };
+        let alone = ids(&[Group::Alone]);
+        assert!(alone.contains(&"fencing") && alone.contains(&"pair_p50"), "{alone:?}");
+        for absent in ["violations", "compliance", "hand_off_p50", "hot"] {
+            assert!(!alone.contains(&absent), "{alone:?}");
+        }
+        let hand_off = ids(&[Group::HandOff]);
+        assert!(hand_off.contains(&"hand_off_p50") && !hand_off.contains(&"hand_off_round_trips"), "{hand_off:?}");
+        assert!(ids(&[Group::Processes]).contains(&"violations"));
     }
 
     #[test]

@@ -26,6 +26,9 @@ impl Report {
         }
         table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         let mut out = format!("{}\n\n{}\n", table.trim_fmt(), self.setting.line());
+        if let Some(scope) = self.setting.scope() {
+            out += &format!("{scope}\n");
+        }
         for note in self.notes() {
             out += &format!("{note}\n");
         }
@@ -44,6 +47,9 @@ impl Report {
     #[must_use]
     pub fn as_markdown(&self) -> String {
         let mut out = format!("# Comparison of lock stores\n\n{}.\n\n", self.setting.line());
+        if let Some(scope) = self.setting.scope() {
+            out += &format!("{scope}\n\n");
+        }
         out += &format!("| | | {} |\n|---|---|{}\n", self.stores.join(" | "), "---:|".repeat(self.stores.len()));
         let mut group = "";
         for row in &self.rows {
@@ -62,7 +68,7 @@ impl Report {
             changes.lines().iter().for_each(|line| out += &format!("- {line}\n"));
         }
         out += &format!("\n## How it was measured\n\n{}\n\n", method::ALL);
-        method::MEASURES.iter().for_each(|(name, how)| out += &format!("- **{name}**: {how}\n"));
+        method::of(&self.setting).for_each(|(name, how)| out += &format!("- **{name}**: {how}\n"));
         out
     }
 

@@ -6,8 +6,8 @@ mod verdict;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::json;
 
-use super::{Report, Verdict, method, rows::Cell};
-use crate::stats::grouped;
+use super::{Report, Setting, Verdict, method, rows::Cell};
+use crate::{group::Group, stats::grouped};
 
 const STYLE: &str = include_str!("style.css");
 const QUESTIONS: &str = include_str!("questions.js");
@@ -33,21 +33,24 @@ impl Report {
                     header {
                         h1 { "Comparison of lock stores" }
                         p.setting { (self.setting.line()) }
+                        @if let Some(scope) = self.setting.scope() { p.setting { (scope) } }
                         p.verdict.bad[self.verdict != Verdict::Sound] role="status" { (self.verdict_line()) }
                         nav aria-label="Sections" {
                             a href="#guarantees" { "Guarantees" } " · " a href="#questions" { "Which one for us?" } " · "
-                            a href="#charts" { "Charts" } " · " a href="#figures" { "All figures" } " · "
-                            a href="#cases" { "Compliance cases" } " · " a href="#method" { "How it was measured" }
+                            @if self.has_charts() { a href="#charts" { "Charts" } " · " }
+                            a href="#figures" { "All figures" } " · "
+                            @if self.setting.has(&[Group::Compliance]) { a href="#cases" { "Compliance cases" } " · " }
+                            a href="#method" { "How it was measured" }
                         }
                     }
                     main {
                         (self.what_changed())
                         (verdict::guarantees(self))
                         (self.questions())
-                        (self.charts())
+                        @if self.has_charts() { (self.charts()) }
                         (self.figures())
-                        (verdict::cases(self))
-                        (method())
+                        @if self.setting.has(&[Group::Compliance]) { (verdict::cases(self)) }
+                        (method(&self.setting))
                     }
                     script type="application/json" id="facts" { (PreEscaped(self.facts_for_script())) }
                     script { (PreEscaped(QUESTIONS)) }
@@ -59,6 +62,9 @@ impl Report {
 
     fn verdict_line(&self) -> String {
         match &self.verdict {
+            Verdict::Sound if self.facts.iter().all(|facts| facts.overlaps.is_none()) => {
+                "Whether a lock lets two in at once was not measured.".to_owned()
+            }
             Verdict::Sound => "No lock let two in at once in this comparison.".to_owned(),
             verdict => format!("{verdict}."),
         }
@@ -107,11 +113,12 @@ impl Report {
                     fieldset { legend { "Must a lock hold when a server loses data that it had confirmed (a failover to a replica that lags, a lost disk)?" }
                         (choice("loss", "no", "no, that may be repaired afterwards", true))
                         (choice("loss", "yes", "yes", false)) }
-                    fieldset { legend { "How long may acquire and release take together, in the median?" }
+                    // There is nothing to answer it with where nothing was measured.
+                    @if self.setting.has(&[Group::Alone]) { fieldset { legend { "How long may acquire and release take together, in the median?" }
                         (choice("time", "", "as long as they need", true))
                         (choice("time", "10000", "10 ms", false))
                         (choice("time", "2000", "2 ms", false))
-                        (choice("time", "500", "0.5 ms", false)) }
+                        (choice("time", "500", "0.5 ms", false)) } }
                     fieldset { legend { "What do you need beside exclusive locks?" }
                         (tick("kind", "fifo", "strict order of arrival"))
                         (tick("kind", "shared", "readers and writers"))
@@ -139,6 +146,10 @@ impl Report {
         });
         // A name must not end the element that it is in.
         json!(facts.collect::<Vec<_>>()).to_string().replace('<', "\\u003c")
+    }
+
+    fn has_charts(&self) -> bool {
+        self.curves.iter().any(|curve| curve.lines.iter().any(|line| !line.is_empty()))
     }
 
     fn charts(&self) -> Markup {
@@ -193,12 +204,12 @@ fn figure(cell: &Cell) -> Markup {
     }
 }
 
-fn method() -> Markup {
+fn method(setting: &Setting) -> Markup {
     html! {
         section #method aria-labelledby="method-title" {
             h2 #method-title { "How it was measured" }
             p { (code(method::ALL)) }
-            dl { @for (name, how) in method::MEASURES { dt { (name) } dd { (code(how)) } } }
+            dl { @for (name, how) in method::of(setting) { dt { (name) } dd { (code(how)) } } }
         }
     }
 }

@@ -9,7 +9,7 @@
 
   // What speaks for and against a store.
   const judge = (store, answers) => {
-    const pros = [], cons = [];
+    const pros = [], cons = [], unknown = [];
     if (store.overlaps) cons.push(`let two in at once here, ${store.overlaps} times`);
     if (store.failedCases) cons.push(`failed ${store.failedCases} compliance cases here`);
     if (answers.get('where') !== 'one' && store.inProcess) cons.push('only one process can use its locks');
@@ -22,13 +22,14 @@
       else cons.push(`when a server loses data: ${store.afterLoss}`);
     }
     const limit = Number(answers.get('time'));
-    if (store.pair === null) { if (limit) cons.push('its acquire and release were not measured here'); }
+    // What was not measured speaks neither for a store nor against it.
+    if (store.pair === null) { if (limit) unknown.push('its acquire and release were not measured here'); }
     else if (limit && store.pair > limit) cons.push(`acquire and release took ${inWords(store.pair)} here`);
     else pros.push(`acquire and release took ${inWords(store.pair)} here`);
     for (const kind of answers.getAll('kind')) (store[kind] ? pros : cons).push(`${store[kind] ? 'has' : 'does not have'} ${kinds[kind]}`);
     const runs = answers.getAll('run').includes(store.scheme);
     if (runs) pros.push('you run it already');
-    return { store, pros, cons, runs };
+    return { store, pros, cons, unknown, runs };
   };
 
   const item = (text, className) => {
@@ -41,13 +42,15 @@
   const show = () => {
     const answers = new URLSearchParams(new FormData(form));
     const judged = stores.map((store) => judge(store, answers));
-    judged.sort((a, b) => a.cons.length - b.cons.length || b.runs - a.runs || (a.store.pair ?? Infinity) - (b.store.pair ?? Infinity));
-    document.getElementById('answer').replaceChildren(...judged.map(({ store, pros, cons }) => {
+    // Nor is a store that was measured better than one that was not.
+    const timed = stores.every((store) => store.pair !== null);
+    judged.sort((a, b) => a.cons.length - b.cons.length || b.runs - a.runs || (timed ? a.store.pair - b.store.pair : 0));
+    document.getElementById('answer').replaceChildren(...judged.map(({ store, pros, cons, unknown }) => {
       const li = item('', cons.length ? 'against' : '');
       const name = document.createElement('strong');
       name.textContent = store.name;
       const reasons = document.createElement('ul');
-      reasons.append(...cons.map((text) => item(text, 'no')), ...pros.map((text) => item(text)));
+      reasons.append(...cons.map((text) => item(text, 'no')), ...unknown.map((text) => item(text)), ...pros.map((text) => item(text)));
       li.append(name, reasons);
       return li;
     }));

@@ -21,7 +21,7 @@ const GUARANTEES: [Guarantee; 9] = [
         says: |facts| match facts.overlaps {
             Some(0) => "none seen".into(),
             Some(times) => format!("{times} overlaps"),
-            None => "not contested".into(),
+            None => "not measured".into(),
         },
     },
     Guarantee { title: "Fences grow", evidence: &["fencing"], says: |facts| fencing(&facts.fencing).into() },
@@ -61,7 +61,7 @@ pub(super) fn guarantees(report: &Report) -> Markup {
     html! {
         section #guarantees aria-labelledby="guarantees-title" {
             h2 #guarantees-title { "Guarantees" }
-            p { "Each cell leads to what was seen of it here." }
+            p { "What each store promises. Where something was seen of it here, the cell leads there." }
             div.wide tabindex="0" role="region" aria-labelledby="guarantees-title" {
                 table {
                     thead { tr { td {} @for store in &report.stores { th scope="col" { (store) } } } }
@@ -96,7 +96,10 @@ fn cell(guarantee: &Guarantee, facts: &Facts) -> Markup {
     let group = guarantee.evidence.iter().find(|name| facts.cases.contains_key(*name));
     html! {
         @if guarantee.evidence.is_empty() {
-            @if guarantee.title.starts_with("Two") { a href="#violations" { (text) } } @else { a href="#method" { (text) } }
+            @if guarantee.title.starts_with("Two") {
+                // Without a contest there is no row of it.
+                @if facts.overlaps.is_some() { a href="#violations" { (text) } } @else { (text) }
+            } @else { a href="#method" { (text) } }
         } @else {
             (text)
             @if let Some(group) = group {
@@ -112,7 +115,7 @@ fn cell(guarantee: &Guarantee, facts: &Facts) -> Markup {
 fn all_cases(facts: &Facts) -> Markup {
     let (passed, failed) = facts.cases.values().fold((0, 0), |(p, f), cases| (p + cases.passed, f + cases.failed));
     html! {
-        @if facts.cases.is_empty() { a href="#cases" { "not run" } }
+        @if facts.cases.is_empty() { "not measured" }
         @else { a href="#cases" { (passed) " passed, " (failed) " failed" } }
     }
 }
@@ -124,7 +127,7 @@ pub(super) fn cases(report: &Report) -> Markup {
         section #cases aria-labelledby="cases-title" {
             h2 #cases-title { "Compliance cases" }
             @if groups.is_empty() {
-                p { "They were left out of this comparison." }
+                p { "None was run." }
             } @else {
                 p { "Passed and failed, by the rule that the cases are about. What a store does not offer, and what would harm a server, is "
                     "not counted. " code { "docs/cases.md" } " of lockkit describes each case." }
