@@ -17,9 +17,9 @@ use tempfile::NamedTempFile;
 use crate::{
     duration,
     exit::{Exit, Failure, LOST, USAGE, VIOLATED, WORSE, say},
-    interrupt::block_on,
+    interrupt::{Interruption, block_on_told},
     show::print,
-    store,
+    store, sweep,
     targets::StoresArgs,
     worker,
 };
@@ -30,6 +30,9 @@ use crate::{
 /// MySQL also the store of a migration, in the phase both, of which it measures a part. Prints one table, and writes comparison.html, a
 /// page with charts, comparison.md, and comparison.json. On a store in use it takes locks whose names start with
 /// lockkit-compare/, and releases them.
+///
+/// Ctrl-C ends it with a report of what was measured by then, which says what is missing, releases the locks that are still held, and
+/// stops all servers and processes that were started; a second one ends it at once.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -56,55 +59,113 @@ pub(crate) struct Args {
 
 /// Runs the comparison.
 pub(crate) fn run(args: Args) -> Exit {
-    block_on(compare(args))
+    let Ended { exit, locks } = block_on_told(|interruption| compare(args, interruption))?;
+    // Not before all tasks and workers are gone that could take more.
+    for (url, prefix) in locks {
+        if let Some(held) = sweep::release(&url, &prefix) {
+            say(&held);
+        }
+    }
+    exit
 }
 
-async fn compare(args: Args) -> Exit {
-    let groups = groups(&args.only, &args.skip)?;
-    if cfg!(debug_assertions) {
-        say("this is a debug build: its numbers say little about a release build");
-    }
-    let options = Options::default()
-        .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
-        .groups(groups)
-        .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
-    let baseline = args.baseline.as_deref().map(read_baseline).transpose()?;
-    let targets = args.stores.targets().await?.with_memory().with_migration().await?;
-    let comparison = Comparison::prepare(targets, options).await?;
-    // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
-    let files = Files::prepare(&args.out).map_err(|error| {
-        Failure::new(
-            USAGE,
-            format!(
-                "can't write comparison.html, comparison.md and comparison.json to the directory of --out: {error}"
-            ),
-        )
-    })?;
+/// A comparison that came to its end or was interrupted.
+struct Ended {
+    exit: Exit,
+    /// For each store in use, its URL and what the names of the locks start with that may still be held there.
+    locks: Vec<(String, String)>,
+}
+
+async fn compare(args: Args, mut interruption: Interruption) -> Result<Ended, Failure> {
+    let Prepared { comparison, baseline, files } = tokio::select! {
+        prepared = Prepared::of(&args) => prepared?,
+        failure = interruption.arrived() => return Err(failure),
+    };
     let stores: Vec<_> = comparison.stores().collect();
-    if let Some(baseline) = &baseline
-        // The store in memory is in every comparison.
-        && !baseline.stores().any(|store| stores.contains(&store) && (store != "memory" || stores.len() == 1))
-    {
-        let known: Vec<_> = baseline.stores().collect();
-        let why = format!("--baseline has none of these stores ({}), but {}", stores.join(", "), known.join(", "));
-        return Err(Failure::new(USAGE, why));
-    }
     say(&format!("comparing {}; this takes about {} s", stores.join(", "), comparison.about().as_secs()));
+    let locks = comparison.locks_in_use().map(|(url, prefix)| (url.to_owned(), prefix)).collect();
     let bar = progress_bar(comparison.about());
-    let measured = comparison.run(&worker::program()?, Arc::new(Bar(bar.clone()))).await;
+    let mut stop = interruption.clone();
+    let stop = async move { drop(stop.arrived().await) };
+    let measured = comparison.run_until(&worker::program()?, Arc::new(Bar(bar.clone())), stop).await;
     bar.finish_and_clear();
     let report = measured?;
     let report = match &baseline {
         Some(baseline) => report.since(baseline),
         None => report,
     };
-    publish(&report, files, &args.out)?;
+    if report.setting.interrupted.is_none() {
+        let exit = publish(&report, files, &args.out).and_then(|()| judge(&report));
+        return Ok(Ended { exit, locks: Vec::new() });
+    }
+    let code = interruption.arrived().await.code();
+    Ok(Ended { exit: break_off(&report, code, files, &args.out), locks })
+}
+
+/// Reports what was measured before the interruption.
+fn break_off(report: &Report, code: u8, files: Files, out: &Path) -> Exit {
+    match &report.setting.interrupted {
+        Some(interrupted) if !report.is_empty() => {
+            publish(report, files, out)?;
+            // That a lock let two in is worth knowing whatever else was to come.
+            let found = if report.verdict == Verdict::Sound { String::new() } else { format!("{}; ", report.verdict) };
+            Err(Failure::new(code, format!("{found}{interrupted}; the report has what was measured by then")))
+        }
+        // Files of an earlier comparison stay: they say more.
+        _ => Err(Failure::new(code, "interrupted before anything was measured")),
+    }
+}
+
+/// The exit code of a comparison that came to its end.
+fn judge(report: &Report) -> Exit {
     match report.verdict {
         Verdict::Sound => Ok(if report.changes.iter().any(|changes| changes.worse().count() > 0) { WORSE } else { 0 }),
         Verdict::Unmeasured { ref error, .. } => {
             Err(Failure::new(Failure::from(error.clone()).code(), report.verdict.to_string()))
         }
         Verdict::Overlapped { .. } | Verdict::Failed { .. } => Err(Failure::new(VIOLATED, report.verdict.to_string())),
+    }
+}
+
+/// All that is there before the first measure.
+struct Prepared {
+    comparison: Comparison,
+    baseline: Option<Baseline>,
+    files: Files,
+}
+
+impl Prepared {
+    async fn of(args: &Args) -> Result<Self, Failure> {
+        let groups = groups(&args.only, &args.skip)?;
+        if cfg!(debug_assertions) {
+            say("this is a debug build: its numbers say little about a release build");
+        }
+        let options = Options::default()
+            .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
+            .groups(groups)
+            .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
+        let baseline = args.baseline.as_deref().map(read_baseline).transpose()?;
+        let targets = args.stores.targets().await?.with_memory().with_migration().await?;
+        let comparison = Comparison::prepare(targets, options).await?;
+        // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
+        let files = Files::prepare(&args.out).map_err(|error| {
+            Failure::new(
+                USAGE,
+                format!(
+                    "can't write comparison.html, comparison.md and comparison.json to the directory of --out: {error}"
+                ),
+            )
+        })?;
+        let stores: Vec<_> = comparison.stores().collect();
+        if let Some(baseline) = &baseline
+            // The store in memory is in every comparison.
+            && !baseline.stores().any(|store| stores.contains(&store) && (store != "memory" || stores.len() == 1))
+        {
+            let known: Vec<_> = baseline.stores().collect();
+            let why = format!("--baseline has none of these stores ({}), but {}", stores.join(", "), known.join(", "));
+            return Err(Failure::new(USAGE, why));
+        }
+        Ok(Self { comparison, baseline, files })
     }
 }
 
@@ -126,10 +187,12 @@ fn read_baseline(path: &Path) -> Result<Baseline, Failure> {
     Baseline::parse(&text).map_err(|error| unusable(&error))
 }
 
-/// Prints the report, and then writes its files: what took minutes to measure is not lost if one of the two fails.
+/// Writes the files of the report, and prints it: what took minutes to measure is not lost if one of the two fails, or if nobody reads
+/// what is printed.
 fn publish(report: &Report, files: Files, out: &Path) -> Result<(), Failure> {
+    let written = files.write(report);
     let printed = print(|stdout| writeln!(stdout, "{}", report.as_text()));
-    files.write(report).map_err(|error| Failure::new(LOST, format!("could not write the files of --out: {error}")))?;
+    written.map_err(|error| Failure::new(LOST, format!("could not write the files of --out: {error}")))?;
     printed?;
     print(|stdout| {
         writeln!(stdout, "Written: {0}/comparison.html, {0}/comparison.md and {0}/comparison.json", out.display())

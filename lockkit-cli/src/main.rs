@@ -19,6 +19,7 @@ mod run;
 mod show;
 mod signals;
 mod store;
+mod sweep;
 mod targets;
 mod top;
 mod usage;

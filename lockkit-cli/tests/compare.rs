@@ -1,13 +1,17 @@
 //! `lockkit compare` as a user runs it.
 
+mod support;
+
 use std::{
     fs,
+    io::Write as _,
     path::Path,
     process::{Command, Output},
 };
 
 use lockkit_testkit::servers::{RedisOptions, RedisServer};
 use serde_json::Value;
+use support::{Redis, Running, eventually, is_alive};
 
 fn compare(dir: &Path, args: &[&str]) -> Output {
     let out = dir.join("out");
@@ -160,6 +164,136 @@ fn files_that_can_not_be_written_in_the_end_cost_nobody_the_table() {
     let (table, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(table.contains("acquire + release"), "{table}");
     assert!(why.contains("could not write the files of --out"), "{why}");
+}
+
+/// A comparison of the store in memory with this one.
+fn start(redis: &Redis, dir: &Path, args: &[&str]) -> Running {
+    let mut command = redis.lockkit(&["compare", "--quick", "--out"]);
+    command.arg(dir).args(args);
+    Running::start(command)
+}
+
+/// Sends a signal, and returns how the command ended, when nothing of it is left.
+fn interrupted(mut running: Running, signal: &str) -> Output {
+    let started = running.descendants();
+    assert!(!started.is_empty(), "servers or workers");
+    running.signal(signal);
+    let output = running.end();
+    eventually("the end of all servers and workers", || !started.iter().any(|process| is_alive(*process)));
+    output
+}
+
+/// Whether nothing is left but the counters of fences, which go by themselves.
+fn is_released(redis: &Redis) -> bool {
+    redis.command(&["KEYS", "*"]).lines().all(|key| key.ends_with("fence") || key == "(nil)" || key.is_empty())
+}
+
+#[test]
+fn an_interrupted_comparison_leaves_a_report_and_nothing_running() {
+    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
+    let mut running = start(&redis, dir.path(), &["--only", "alone,processes,leases"]);
+    eventually("the workers", || running.descendants().len() == 4);
+    let output = interrupted(running, "INT");
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    let says = stderr.lines().last().unwrap().strip_prefix("lockkit: ").unwrap().split(';').next().unwrap();
+    assert!(says.starts_with("interrupted after ") && says.ends_with(" measures"), "{stderr}");
+    let missing = "Not measured on every store: hot lock, several processes; held leases.";
+    for report in [&String::from_utf8(output.stdout).unwrap(), &read("comparison.md"), &read("comparison.html")] {
+        assert!(report.contains(&format!("This comparison was {says}. {missing}")), "{report}");
+    }
+    let json: Value = serde_json::from_str(&read("comparison.json")).unwrap();
+    let (taken, of) = (json["interrupted"]["taken"].as_u64().unwrap(), json["interrupted"]["of"].as_u64().unwrap());
+    // Two rounds of two measures, two stores; then one round of leases each, and of processes for one.
+    assert_eq!((taken, of), (8, 11));
+    let store = json["stores"][1].as_str().unwrap();
+    assert!(row(&json, "pair_p50")["values"][store].is_number(), "{json:#}");
+    assert_eq!(row(&json, "lease_bytes")["absent"][store], "the comparison was interrupted before that");
+    assert!(is_released(&redis), "{}", redis.command(&["KEYS", "*"]));
+}
+
+#[test]
+fn leases_that_a_worker_held_are_released_after_an_interruption() {
+    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
+    let mut running = start(&redis, dir.path(), &["--only", "leases", "--leases", "300"]);
+    eventually("held leases", || {
+        assert!(running.is_running());
+        redis.command(&["KEYS", "*/held/2*"]).lines().filter(|key| !key.ends_with("fence")).count() > 50
+    });
+    let output = interrupted(running, "TERM");
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    assert!(is_released(&redis), "{}", redis.command(&["KEYS", "*"]));
+}
+
+#[test]
+fn compliance_cases_that_have_ended_are_told_after_an_interruption() {
+    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
+    let mut running = start(&redis, dir.path(), &["--only", "compliance"]);
+    eventually("locks of several cases", || {
+        assert!(running.is_running());
+        redis.command(&["KEYS", "lockkit:lockkit-compare/*"]).lines().count() > 20
+    });
+    running.signal("INT");
+    let output = running.end();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let table = String::from_utf8(output.stdout).unwrap();
+    let row = table.lines().find(|line| line.contains("compliance cases: passed")).unwrap();
+    assert!(row.contains(" so far"), "{table}");
+    assert!(is_released(&redis), "{}", redis.command(&["KEYS", "*"]));
+}
+
+#[test]
+fn private_servers_end_with_an_interrupted_comparison_and_earlier_files_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("comparison.md"), "earlier").unwrap();
+    // The first measure takes more than ten seconds.
+    let mut command = support::lockkit(&["compare", "--only", "leases", "--out"]);
+    command.arg(dir.path());
+    let mut running = Running::start(command);
+    loop {
+        let line = running.complaint();
+        assert!(!line.is_empty(), "it has ended");
+        if line.contains("comparing memory, ") {
+            break;
+        }
+    }
+    let programs: Vec<_> = running.descendants().into_iter().map(program).collect();
+    for server in ["redis-server", "mariadbd", "java"] {
+        assert!(programs.iter().any(|program| program == server), "{server} in {programs:?}");
+    }
+    let output = interrupted(running, "TERM");
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("interrupted before anything was measured"), "{stderr}");
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(left, ["comparison.md"]);
+    assert_eq!(fs::read_to_string(dir.path().join("comparison.md")).unwrap(), "earlier");
+}
+
+/// The name of a process's program.
+fn program(process: u32) -> String {
+    fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+#[test]
+fn a_second_interruption_ends_a_comparison_whose_report_nobody_reads() {
+    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
+    let (_unread, mut full) = std::io::pipe().unwrap();
+    // As much as fits into a pipe.
+    full.write_all(&[b'x'; 1 << 16]).unwrap();
+    let mut command = redis.lockkit(&["compare", "--quick", "--only", "alone,leases", "--out"]);
+    command.arg(dir.path()).stdout(full);
+    let mut running = Running::start(command);
+    eventually("the worker", || running.descendants().len() == 1);
+    running.signal("INT");
+    eventually("the files", || dir.path().join("comparison.html").exists());
+    assert!(running.is_running(), "it has a table to print");
+    running.signal("INT");
+    assert_eq!(running.end().status.code(), Some(130));
+    let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["comparison.html", "comparison.json", "comparison.md"], "the files were written before");
 }
 
 #[test]

@@ -7,19 +7,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit::{HandOver, Liveness, LockStore, Locker, Token};
 use tokio::task::{JoinError, JoinSet};
 
 use crate::{
     backend::backend,
-    compliance::compliance,
+    compliance::{compliance, unpoisoned},
+    contestant::Contestant,
     error::{Error, ErrorKind, Result},
-    measure,
     plan::{Options, Plan, Step},
-    processes,
-    report::Report,
-    results::{Absence, Kinds, Results, Traits},
-    targets::{Target, Targets},
+    report::{Interrupted, Report},
+    results::Absence,
+    targets::Targets,
     workers::WorkerProgram,
 };
 
@@ -90,10 +88,17 @@ impl Comparison {
         self.contestants.iter().map(|contestant| contestant.target.name())
     }
 
+    /// The stores in use that it takes locks on, not those that were started for it: the URL of each, which may have a password in
+    /// it, and what the names of the locks there start with. After an interruption, some may be held until their leases end.
+    pub fn locks_in_use(&self) -> impl Iterator<Item = (&str, String)> {
+        let in_use = self.contestants.iter().filter(|contestant| contestant.target.is_in_use());
+        in_use.map(|contestant| (contestant.target.url(), contestant.under()))
+    }
+
     /// About how long it takes.
     #[must_use]
     pub fn about(&self) -> Duration {
-        self.plan.about_in_all(self.contestants.iter().map(|contestant| contestant.target.steps()))
+        self.plan.about_in_all(self.contestants.iter().flat_map(Contestant::steps))
     }
 
     /// Measures all stores. A measure that fails on a store ends there; the report says why.
@@ -103,26 +108,74 @@ impl Comparison {
     ///
     /// # Cancellation
     /// Worker processes are killed; what they held is released when the leases end.
-    pub async fn run(mut self, program: &WorkerProgram, progress: Arc<dyn Progress>) -> Result<Report> {
+    pub async fn run(self, program: &WorkerProgram, progress: Arc<dyn Progress>) -> Result<Report> {
+        self.run_until(program, progress, std::future::pending()).await
+    }
+
+    /// The same, but no longer than until `stop` is ready: the report then has what was measured by that time, and
+    /// [says so](crate::Setting::interrupted).
+    ///
+    /// # Errors
+    /// Those of the system.
+    ///
+    /// # Cancellation
+    /// Worker processes are killed, when `stop` is ready, too; what they held is released when the leases end.
+    pub async fn run_until(
+        mut self,
+        program: &WorkerProgram,
+        progress: Arc<dyn Progress>,
+        stop: impl Future<Output = ()> + Send,
+    ) -> Result<Report> {
         let dir = tempfile::Builder::new()
             .prefix("lockkit-compare-")
             .tempdir()
             .map_err(|error| Error::system("make a temporary directory", &error))?;
+        let stopped = tokio::select! {
+            () = self.measure_all(program, &progress, dir.path()) => false,
+            () = stop => true,
+        };
+        let interrupted = stopped.then(|| self.break_off());
+        let measured = self.contestants.into_iter().map(|one| (one.target.name().to_owned(), one.results)).collect();
+        let mut report = Report::new(measured, &self.plan, self.missing, self.started.elapsed());
+        report.setting.interrupted = interrupted;
+        Ok(report)
+    }
+
+    /// Takes all measures, in turns.
+    async fn measure_all(&mut self, program: &WorkerProgram, progress: &Arc<dyn Progress>, dir: &Path) {
         for step in Step::ALONE.into_iter().filter(|step| self.plan.takes(*step)) {
             for _ in 0..self.plan.rounds_of(step) {
-                let takes_it = |contestant: &&mut Contestant| contestant.target.steps().contains(&step);
-                for contestant in self.contestants.iter_mut().filter(takes_it) {
+                for contestant in self.contestants.iter_mut().filter(|contestant| contestant.takes(step)) {
                     progress.begins(contestant.target.name(), step.title());
-                    contestant.go(step, &self.plan, program, dir.path()).await;
+                    contestant.go(step, &self.plan, program, dir).await;
                     progress.advances(self.plan.about(step));
                 }
             }
         }
         if self.plan.takes(Step::Compliance) {
-            self.check_all(&progress).await;
+            self.check_all(progress).await;
         }
-        let measured = self.contestants.into_iter().map(|one| (one.target.name().to_owned(), one.results));
-        Ok(Report::new(measured.collect(), &self.plan, self.missing, self.started.elapsed()))
+    }
+
+    /// Notes what was not measured, for each store, and sums it up.
+    fn break_off(&mut self) -> Interrupted {
+        let mut sum = Interrupted::default();
+        for step in Step::ALONE.into_iter().chain([Step::Compliance]).filter(|step| self.plan.takes(*step)) {
+            let (rounds, mut least) = (self.plan.rounds_of(step), u32::MAX);
+            for contestant in self.contestants.iter_mut().filter(|contestant| contestant.takes(step)) {
+                let taken = contestant.taken(step);
+                (sum.taken, sum.of, least) = (sum.taken + taken, sum.of + rounds, least.min(taken));
+                if taken == 0 {
+                    contestant.leave_out(step);
+                }
+            }
+            match least {
+                0 => sum.missing.push(step.title()),
+                some if some < rounds => sum.fewer_rounds.push(step.title()),
+                _ => {}
+            }
+        }
+        sum
     }
 
     /// Runs the compliance suite on all stores at once.
@@ -133,148 +186,22 @@ impl Comparison {
         for (index, contestant) in self.contestants.iter().enumerate() {
             let (target, progress) = (&contestant.target, Arc::clone(progress));
             let backend = backend(target.name(), target.url(), target.is_in_process());
-            let under = format!("{}/", contestant.key);
+            let (under, seen) = (contestant.under(), Arc::clone(&contestant.cases));
             progress.begins(target.name(), Step::Compliance.title());
-            let checking = running.spawn(async move { compliance(backend, &under, || progress.advances(each)).await });
+            let checking =
+                running.spawn(async move { compliance(backend, &under, &seen, || progress.advances(each)).await });
             indices.insert(checking.id(), index);
         }
         while let Some(ended) = running.join_next_with_id().await {
-            let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-            let results = &mut self.contestants[indices[&id]].results;
+            let id = ended.as_ref().map_or_else(JoinError::id, |(id, ())| *id);
+            let contestant = &mut self.contestants[indices[&id]];
+            contestant.count(Step::Compliance);
             match ended {
-                Ok((_, counts)) => results.compliance = Some(counts),
+                Ok(_) => contestant.results.compliance = Some(unpoisoned(&contestant.cases).clone()),
                 // A panic on one store takes nothing from what the others showed.
-                Err(error) => _ = results.absent.insert(Step::Compliance, Absence::Failed(error.into())),
+                Err(error) => _ = contestant.results.absent.insert(Step::Compliance, Absence::Failed(error.into())),
             }
         }
-    }
-}
-
-/// A store while it is measured.
-#[derive(Debug)]
-struct Contestant {
-    target: Target,
-    store: Arc<dyn LockStore>,
-    locker: Locker,
-    /// What the names of all its locks start with.
-    key: String,
-    results: Results,
-}
-
-impl Contestant {
-    async fn enter(target: Target) -> Result<Self> {
-        let store = lockkit::open(target.url()).await?;
-        let capability = &store.info().capability;
-        let traits = Traits {
-            in_process: target.is_in_process(),
-            scheme: store.info().scheme.to_owned(),
-            fencing: format!("{:?}", capability.fencing),
-            waiting: format!("{:?}", capability.waiting),
-            liveness: liveness(&capability.liveness),
-            kinds: Kinds {
-                fifo: capability.fifo,
-                shared: capability.shared,
-                permits: capability.permits,
-                resume: capability.resume,
-                keeps: capability.keeps,
-            },
-        };
-        let locker = Locker::shared_builder(Arc::clone(&store)).build();
-        // Names of its own: the store may be in use, by another comparison too.
-        let key = format!("lockkit-compare/{}", &Token::random()?.reveal()[..12]);
-        let left_out = Step::ALONE.into_iter().filter(|step| !target.steps().contains(step));
-        let why = target.in_part().unwrap_or_default();
-        let absent = left_out.map(|step| (step, Absence::Inapplicable(why))).collect();
-        Ok(Self { target, store, locker, key, results: Results { traits, absent, ..Results::default() } })
-    }
-
-    /// Takes one measure. A failure ends this measure on this store; the others go on.
-    async fn go(&mut self, step: Step, plan: &Plan, program: &WorkerProgram, dir: &Path) {
-        if self.results.absent.contains_key(&step) {
-            return;
-        }
-        if self.target.is_in_process() && matches!(step, Step::Processes | Step::HandOff) {
-            let why = "it is inside one process, and no other can share it";
-            self.results.absent.insert(step, Absence::Inapplicable(why));
-            return;
-        }
-        let kinds = self.results.traits.kinds;
-        if step == Step::Kinds && !(kinds.fifo || kinds.shared || kinds.permits) {
-            let why = "it has exclusive locks only, in no order";
-            self.results.absent.insert(step, Absence::Inapplicable(why));
-            return;
-        }
-        if step == Step::Leases && !cfg!(target_os = "linux") {
-            let why = "the memory of a process is read from /proc, which this system does not have";
-            self.results.absent.insert(step, Absence::Inapplicable(why));
-            return;
-        }
-        if let Err(failure) = self.measure(step, plan, program, dir).await {
-            self.results.absent.insert(step, Absence::Failed(failure));
-        }
-    }
-
-    async fn measure(&mut self, step: Step, plan: &Plan, program: &WorkerProgram, dir: &Path) -> Result<()> {
-        let (url, locker, key, results) = (self.target.url(), &self.locker, &self.key, &mut self.results);
-        let (slice, process_slice) = (plan.slice, plan.process_slice);
-        match step {
-            Step::RoundTrip => results.round_trip.add(measure::round_trip(locker, key, slice).await?),
-            Step::Pair => {
-                let round = measure::pair(locker.lock(format!("{key}/pair")), slice).await?;
-                results.pair.add(round.pair);
-                results.acquire.add(round.acquire);
-                results.release.add(round.release);
-            }
-            Step::ManyKeys => {
-                let rate = measure::many_keys(locker, key, Plan::KEYS, slice).await?;
-                results.many_keys.push(rate);
-                results.by_keys.entry(Plan::KEYS).or_default().push(rate);
-            }
-            Step::ByKeys => {
-                for keys in Plan::BY_KEYS {
-                    let rate = measure::many_keys(locker, key, keys, plan.short_slice()).await?;
-                    results.by_keys.entry(keys).or_default().push(rate);
-                }
-            }
-            Step::Kinds => {
-                let (name, kinds, slice) = (|kind| format!("{key}/{kind}"), results.traits.kinds, plan.short_slice());
-                if kinds.fifo {
-                    results.fifo.add(measure::pair(locker.lock(name("fifo")).fifo(), slice).await?.pair);
-                }
-                if kinds.shared {
-                    results.reader.add(measure::pair(locker.rw_lock(name("reader")).read(), slice).await?.pair);
-                }
-                if kinds.permits {
-                    let permit = locker.semaphore(name("permit"), Plan::PERMITS);
-                    results.permit.add(measure::pair(permit, slice).await?.pair);
-                }
-            }
-            Step::HandedOver => {
-                results.handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::default()).await?);
-            }
-            Step::NotHandedOver => {
-                results.not_handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::OFF).await?);
-            }
-            Step::Processes => results.processes.push(processes::contest(program, url, key, process_slice, dir).await?),
-            Step::HandOff => {
-                let round = processes::hand_off(program, url, locker, key, process_slice).await?;
-                results.hand_off.add(round.latencies);
-                results.idle_round_trip.add(round.idle_round_trips);
-            }
-            Step::Leases => results.held = Some(processes::leases(program, url, key, plan).await?),
-            // All stores at once, after all else.
-            Step::Compliance => {}
-        }
-        Ok(())
-    }
-}
-
-/// What ends the lease of a holder that is gone, in a word or two.
-fn liveness(liveness: &Liveness) -> String {
-    match (&liveness.ttl, &liveness.session) {
-        (Some(_), Some(_)) => "ttl, session".to_owned(),
-        (None, Some(_)) => "session".to_owned(),
-        _ => "ttl".to_owned(),
     }
 }
 

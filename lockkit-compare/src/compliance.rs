@@ -1,39 +1,59 @@
 //! The compliance suite of the test kit on the stores that are compared.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lockkit_testkit::{Backend, Subject, Verdict, check};
+use lockkit_testkit::{Backend, Checked, Subject, Verdict, check};
 
 use crate::results::Counts;
 
-/// Runs every case that applies, on locks whose names start with `under`, and calls `done` after each.
+/// Runs every case that applies, on locks whose names start with `under`; enters what became of each in `seen`, so that it is
+/// known also when this is cut short, and calls `done` after each.
 ///
 /// The cases that harm a server are left to the tests: a comparison may run on servers that are in use.
-pub(crate) async fn compliance(backend: Arc<dyn Backend>, under: &str, mut done: impl FnMut() + Send) -> Counts {
+pub(crate) async fn compliance(
+    backend: Arc<dyn Backend>,
+    under: &str,
+    seen: &Mutex<Counts>,
+    mut done: impl FnMut() + Send,
+) {
     let subject = match Subject::new(backend).await {
         Ok(subject) => subject.under(under),
         Err(error) => {
-            let failures = vec![format!("it can't be opened: {error}")];
-            return Counts { failures, ..Counts::default() };
+            unpoisoned(seen).failures.push(format!("it can't be opened: {error}"));
+            return;
         }
     };
-    let report = check(&subject, |_| done()).await;
-    let mut groups = BTreeMap::new();
-    for checked in &report.cases {
-        let group = checked.case.name.split("::").next().unwrap_or_default();
-        let counts: &mut [usize; 3] = groups.entry(group).or_default();
-        match checked.verdict {
-            Verdict::Passed => counts[0] += 1,
-            Verdict::Failed(_) => counts[1] += 1,
-            Verdict::Ignored(_) => counts[2] += 1,
+    check(&subject, |checked| {
+        unpoisoned(seen).enter(checked);
+        done();
+    })
+    .await;
+}
+
+impl Counts {
+    fn enter(&mut self, checked: &Checked) {
+        let name = checked.case.name;
+        let of_group = self.groups.entry(name.split("::").next().unwrap_or_default()).or_default();
+        match &checked.verdict {
+            Verdict::Passed => {
+                self.passed += 1;
+                of_group[0] += 1;
+            }
+            Verdict::Failed(seen) => {
+                self.failures.push(format!("{name}: {}", first_line(seen)));
+                of_group[1] += 1;
+            }
+            Verdict::Ignored(_) => {
+                self.ignored += 1;
+                of_group[2] += 1;
+            }
         }
     }
-    Counts {
-        passed: report.passed(),
-        ignored: report.ignored().count(),
-        failures: report.failed().map(|(case, seen)| format!("{}: {}", case.name, first_line(seen))).collect(),
-        groups,
-    }
+}
+
+/// What is in there, also after a panic: a count is changed in one go.
+pub(crate) fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn first_line(text: &str) -> &str {

@@ -15,6 +15,7 @@ mod backend;
 mod comparison;
 mod compliance;
 mod contention;
+mod contestant;
 mod error;
 mod group;
 pub mod hot;
@@ -38,7 +39,9 @@ pub use crate::{
     group::Group,
     plan::{Effort, Options},
     race::{Race, Score, race},
-    report::{Axis, Baseline, Better, Cases, Cell, Change, Changes, Curve, Facts, Report, Row, Setting, Verdict},
+    report::{
+        Axis, Baseline, Better, Cases, Cell, Change, Changes, Curve, Facts, Interrupted, Report, Row, Setting, Verdict,
+    },
     results::{Absence, Figure},
     targets::{Target, Targets, redlock},
     workers::WorkerProgram,

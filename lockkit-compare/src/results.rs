@@ -150,6 +150,8 @@ pub(crate) struct Counts {
     pub(crate) failures: Vec<String>,
     /// Cases that passed, failed and were ignored, by the rule that they are about.
     pub(crate) groups: BTreeMap<&'static str, [usize; 3]>,
+    /// Whether there were more, for which the comparison was interrupted too early.
+    pub(crate) interrupted: bool,
 }
 
 impl Held {

@@ -52,6 +52,11 @@ impl Target {
         if self.in_part.is_some() { &Step::IN_PART } else { &Step::ALONE }
     }
 
+    /// Whether it is a store that others use, and not one that was made for this run.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.in_process && self._server.is_none() && self.in_part.is_none()
+    }
+
     /// Why it does not take the others.
     pub(crate) fn in_part(&self) -> Option<&'static str> {
         self.in_part

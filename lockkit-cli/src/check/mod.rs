@@ -2,7 +2,6 @@
 
 mod junit;
 mod report;
-mod sweep;
 
 use std::{
     fs, panic,
@@ -22,6 +21,7 @@ use crate::{
     exit::{Exit, Failure, UNAVAILABLE, USAGE, VIOLATED},
     interrupt,
     store::{self, StoreArgs, block_on},
+    sweep,
 };
 
 /// Find out whether a store keeps the rules of locks, by trying

@@ -235,6 +235,12 @@ pub(crate) fn by_the_clock(moment: Instant) -> SystemTime {
     SystemTime::now() + left
 }
 
+/// Whether a process is there, and not only its exit status.
+pub(crate) fn is_alive(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
+}
+
 /// A running command that is killed when the test fails.
 pub(crate) struct Running(Option<Child>);
 
@@ -250,6 +256,20 @@ impl Running {
     pub(crate) fn signal(&mut self, signal: &str) {
         let pid = self.child().id().to_string();
         assert!(Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+    }
+
+    /// The processes that it has started, and those that these have started.
+    pub(crate) fn descendants(&mut self) -> Vec<u32> {
+        let (mut found, mut next) = (Vec::new(), vec![self.child().id()]);
+        while let Some(process) = next.pop() {
+            let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+            for thread in threads {
+                let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+                next.extend(children.split_whitespace().map(|child| child.parse::<u32>().unwrap()));
+            }
+            found.push(process);
+        }
+        found.split_off(1)
     }
 
     /// The next line of its stderr.

@@ -37,6 +37,8 @@ pub struct Baseline {
     groups: Vec<String>,
     processors: usize,
     system: String,
+    #[serde(default)]
+    interrupted: Option<Value>,
     stores: Vec<String>,
     rows: Vec<BaselineRow>,
 }
@@ -135,6 +137,7 @@ impl Baseline {
         differs("processors", &self.processors, &setting.processors);
         differs("system", &self.system, &setting.system);
         differs("measured quickly", &self.quick, &setting.is_quick());
+        differs("interrupted", &self.interrupted.is_some(), &setting.interrupted.is_some());
         let groups: Vec<_> = setting.groups.iter().map(|group| group.name()).collect();
         differs("groups", &self.groups.join(", "), &groups.join(", "));
         let (before, now): (BTreeSet<_>, BTreeSet<_>) = (self.stores.iter().collect(), stores.iter().collect());

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    Changes, Report,
+    Changes, Interrupted, Report,
     curves::Curve,
     rows::{Better, Cell, Row},
 };
@@ -31,6 +31,7 @@ impl Report {
             "processors": setting.processors,
             "system": setting.system,
             "seconds": setting.took.as_secs(),
+            "interrupted": setting.interrupted.as_ref().map(interruption_as_json),
             "stores": self.stores,
             "rows": self.rows.iter().map(|row| self.row_as_json(row)).collect::<Vec<_>>(),
             "curves": self.curves.iter().map(|curve| self.curve_as_json(curve)).collect::<Vec<_>>(),
@@ -75,6 +76,10 @@ impl Report {
         let lines: Map<_, _> = measured.map(|(store, line)| (store.clone(), json!(line))).collect();
         json!({ "id": curve.id, "title": curve.title, "x": curve.x, "y": curve.y.title(), "lines": lines })
     }
+}
+
+fn interruption_as_json(Interrupted { taken, of, missing, fewer_rounds }: &Interrupted) -> Value {
+    json!({ "taken": taken, "of": of, "missing": missing, "fewer_rounds": fewer_rounds })
 }
 
 fn changes_as_json(changes: &Changes) -> Value {

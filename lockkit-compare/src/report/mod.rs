@@ -68,6 +68,43 @@ pub struct Setting {
     pub at: String,
     /// How long it took.
     pub took: Duration,
+    /// How far it came, if it was interrupted.
+    pub interrupted: Option<Interrupted>,
+}
+
+/// How far a comparison came that was interrupted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Interrupted {
+    /// How many measures were taken: each counts once for each store and round.
+    pub taken: u32,
+    /// How many there were to be.
+    pub of: u32,
+    /// The measures that some store did not take, as the [progress](crate::Progress) names them.
+    pub missing: Vec<&'static str>,
+    /// Those that all stores took, but some in fewer rounds than usual.
+    pub fewer_rounds: Vec<&'static str>,
+}
+
+impl Interrupted {
+    /// What to say first in a report.
+    fn sentence(&self) -> String {
+        let mut says = format!("This comparison was {self}.");
+        for (what, measures) in
+            [("Not measured on every store", &self.missing), ("In fewer rounds than usual", &self.fewer_rounds)]
+        {
+            if !measures.is_empty() {
+                says += &format!(" {what}: {}.", measures.join("; "));
+            }
+        }
+        says
+    }
+}
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interrupted after {} of {} measures", self.taken, self.of)
+    }
 }
 
 /// The worst that happened in a comparison: a lock that let two in at once is worse than a measure that failed.
@@ -143,6 +180,7 @@ impl Setting {
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             at: humantime::format_rfc3339_seconds(SystemTime::now() - took).to_string(),
             took,
+            interrupted: None,
         }
     }
 
@@ -186,6 +224,13 @@ impl Setting {
 }
 
 impl Report {
+    /// Whether nothing was measured. A comparison that was interrupted early has only what the stores say of themselves.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let mut measured = self.rows.iter().filter(|row| !row.measure.is_empty()).flat_map(|row| &row.cells);
+        measured.all(|cell| matches!(cell, Cell::Absent(_)))
+    }
+
     pub(crate) fn new(measured: Vec<(String, Results)>, plan: &Plan, missing: Vec<String>, took: Duration) -> Self {
         let (stores, results): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
         Self {
@@ -269,6 +314,38 @@ mod tests {
         let table: Vec<_> = text.lines().filter(|line| line.starts_with('|')).collect();
         assert!(table.len() > 20);
         assert!(table.iter().all(|line| line.matches('|').count() == 5), "{table:#?}");
+    }
+
+    #[test]
+    fn an_interrupted_comparison_says_so_in_every_format() {
+        let mut report = report();
+        let texts = |report: &Report| [report.as_text(), report.as_markdown(), report.as_html()];
+        assert!(texts(&report).iter().all(|text| !text.contains("interrupted")));
+        let whole: Value = serde_json::from_str(&report.as_json()).expect("JSON");
+        assert!(whole["interrupted"].is_null());
+        report.setting.interrupted = Some(Interrupted {
+            taken: 3,
+            of: 20,
+            missing: vec!["held leases", "compliance cases"],
+            fewer_rounds: vec!["many keys"],
+        });
+        let says = "This comparison was interrupted after 3 of 20 measures. \
+            Not measured on every store: held leases; compliance cases. In fewer rounds than usual: many keys.";
+        for text in texts(&report) {
+            assert!(text.contains(says), "{text}");
+        }
+        let json: Value = serde_json::from_str(&report.as_json()).expect("JSON");
+        assert_eq!((&json["interrupted"]["taken"], &json["interrupted"]["of"]), (&3.into(), &20.into()));
+        assert_eq!(json["interrupted"]["missing"], serde_json::json!(["held leases", "compliance cases"]));
+        assert_eq!(json["interrupted"]["fewer_rounds"], serde_json::json!(["many keys"]));
+    }
+
+    #[test]
+    fn what_stores_say_of_themselves_is_no_measurement() {
+        let nothing = vec![("redis".into(), Results::default())];
+        let plan = Plan::new(Options::default());
+        assert!(Report::new(nothing, &plan, Vec::new(), Duration::ZERO).is_empty());
+        assert!(!report().is_empty());
     }
 
     #[test]

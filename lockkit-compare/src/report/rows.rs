@@ -71,7 +71,8 @@ fn capabilities(sheet: &mut Sheet<'_>) {
     sheet.step = Some(Step::Compliance);
     sheet.text("compliance", "compliance cases: passed / failed / ignored", |store| {
         let counts = store.compliance.as_ref()?;
-        Some(format!("{} / {} / {}", counts.passed, counts.failures.len(), counts.ignored))
+        let so_far = if counts.interrupted { " so far" } else { "" };
+        Some(format!("{} / {} / {}{so_far}", counts.passed, counts.failures.len(), counts.ignored))
     });
     // What was contested is seen in several measures: that of the first is as good as any to say why nothing was.
     let hot = sheet.plan.takes(Step::HandedOver);

@@ -29,6 +29,9 @@ impl Report {
         if let Some(scope) = self.setting.scope() {
             out += &format!("{scope}\n");
         }
+        if let Some(interrupted) = &self.setting.interrupted {
+            out += &format!("{}\n", interrupted.sentence());
+        }
         for note in self.notes() {
             out += &format!("{note}\n");
         }
@@ -49,6 +52,9 @@ impl Report {
         let mut out = format!("# Comparison of lock stores\n\n{}.\n\n", self.setting.line());
         if let Some(scope) = self.setting.scope() {
             out += &format!("{scope}\n\n");
+        }
+        if let Some(interrupted) = &self.setting.interrupted {
+            out += &format!("**{}**\n\n", interrupted.sentence());
         }
         out += &format!("| | | {} |\n|---|---|{}\n", self.stores.join(" | "), "---:|".repeat(self.stores.len()));
         let mut group = "";

@@ -34,6 +34,7 @@ impl Report {
                         h1 { "Comparison of lock stores" }
                         p.setting { (self.setting.line()) }
                         @if let Some(scope) = self.setting.scope() { p.setting { (scope) } }
+                        @if let Some(interrupted) = &self.setting.interrupted { p.verdict.bad role="status" { (interrupted.sentence()) } }
                         p.verdict.bad[self.verdict != Verdict::Sound] role="status" { (self.verdict_line()) }
                         nav aria-label="Sections" {
                             a href="#guarantees" { "Guarantees" } " · " a href="#questions" { "Which one for us?" } " · "

@@ -15,14 +15,19 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LATE: Duration = Duration::from_millis(300);
 
 /// Releases all locks with this prefix; says what stays in the store, a sentence each.
-pub(super) fn sweep(url: &str, prefix: &str) -> Vec<String> {
+pub(crate) fn sweep(url: &str, prefix: &str) -> Vec<String> {
+    release(url, prefix).into_iter().chain(stays(url)).collect()
+}
+
+/// Releases all locks with this prefix, whoever took them; says which may still be held.
+pub(crate) fn release(url: &str, prefix: &str) -> Option<String> {
     let (store_url, names) = (url.to_owned(), prefix.to_owned());
     let released = interrupt::block_on(async move { Ok(release_all(&store_url, &names).await) });
     let failed = match released {
         Ok(left) => left,
         Err(interrupted) => Some(format!("locks may still be held ({})", interrupted.message())),
     };
-    failed.map(|what| format!("{what}; their names start with {prefix}")).into_iter().chain(stays(url)).collect()
+    failed.map(|what| format!("{what}; their names start with {prefix}"))
 }
 
 /// Says what could not be released.
@@ -44,7 +49,7 @@ async fn release_all(url: &str, prefix: &str) -> Option<String> {
         }
         was_clean = held.is_empty();
         for state in &held {
-            release(store.as_ref(), state).await;
+            release_one(store.as_ref(), state).await;
         }
         if was_clean {
             tokio::time::sleep(LATE).await;
@@ -53,7 +58,7 @@ async fn release_all(url: &str, prefix: &str) -> Option<String> {
 }
 
 /// What fails is seen in the next look at what is held.
-async fn release(store: &dyn LockStore, state: &KeyState) {
+async fn release_one(store: &dyn LockStore, state: &KeyState) {
     for holder in &state.holders {
         if let Some(token) = holder.token {
             drop(store.release(&Claim { key: state.key.clone(), token, mode: holder.mode }).await);

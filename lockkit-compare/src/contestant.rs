@@ -1,0 +1,192 @@
+//! One store while it is measured: which measures are for it, and taking them.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+use lockkit::{HandOver, Liveness, LockStore, Locker, Token};
+
+use crate::{
+    compliance::unpoisoned,
+    error::Result,
+    measure,
+    plan::{Plan, Step},
+    processes,
+    results::{Absence, Counts, Kinds, Results, Traits},
+    targets::Target,
+    workers::WorkerProgram,
+};
+
+/// A store while it is measured.
+#[derive(Debug)]
+pub(crate) struct Contestant {
+    pub(crate) target: Target,
+    store: Arc<dyn LockStore>,
+    locker: Locker,
+    /// What the names of all its locks start with.
+    key: String,
+    /// In how many rounds each measure was taken.
+    taken: BTreeMap<Step, u32>,
+    /// The compliance cases that have ended.
+    pub(crate) cases: Arc<Mutex<Counts>>,
+    pub(crate) results: Results,
+}
+
+impl Contestant {
+    /// Connects to the store.
+    pub(crate) async fn enter(target: Target) -> Result<Self> {
+        let store = lockkit::open(target.url()).await?;
+        let capability = &store.info().capability;
+        let traits = Traits {
+            in_process: target.is_in_process(),
+            scheme: store.info().scheme.to_owned(),
+            fencing: format!("{:?}", capability.fencing),
+            waiting: format!("{:?}", capability.waiting),
+            liveness: liveness(&capability.liveness),
+            kinds: Kinds {
+                fifo: capability.fifo,
+                shared: capability.shared,
+                permits: capability.permits,
+                resume: capability.resume,
+                keeps: capability.keeps,
+            },
+        };
+        let locker = Locker::shared_builder(Arc::clone(&store)).build();
+        // Names of its own: the store may be in use, by another comparison too.
+        let key = format!("lockkit-compare/{}", &Token::random()?.reveal()[..12]);
+        let absent = Step::ALONE
+            .into_iter()
+            .filter_map(|step| Some((step, Absence::Inapplicable(inapplicable(step, &target, traits.kinds)?))))
+            .collect();
+        let results = Results { traits, absent, ..Results::default() };
+        Ok(Self { target, store, locker, key, taken: BTreeMap::new(), cases: Arc::default(), results })
+    }
+
+    /// What the names of all its locks start with.
+    pub(crate) fn under(&self) -> String {
+        format!("{}/", self.key)
+    }
+
+    /// Whether this measure is one for this store.
+    pub(crate) fn takes(&self, step: Step) -> bool {
+        !matches!(self.results.absent.get(&step), Some(Absence::Inapplicable(_)))
+    }
+
+    /// The measures for this store that have the machine for themselves.
+    pub(crate) fn steps(&self) -> impl Iterator<Item = Step> {
+        Step::ALONE.into_iter().filter(|step| self.takes(*step))
+    }
+
+    /// In how many rounds it was taken, also if it failed.
+    pub(crate) fn taken(&self, step: Step) -> u32 {
+        self.taken.get(&step).copied().unwrap_or_default()
+    }
+
+    /// Counts a round of this measure.
+    pub(crate) fn count(&mut self, step: Step) {
+        *self.taken.entry(step).or_default() += 1;
+    }
+
+    /// Notes that this measure did not get its turn. Compliance cases that have ended are told all the same.
+    pub(crate) fn leave_out(&mut self, step: Step) {
+        let cases = unpoisoned(&self.cases).clone();
+        if step == Step::Compliance && cases != Counts::default() {
+            self.results.compliance = Some(Counts { interrupted: true, ..cases });
+        } else {
+            let why = "the comparison was interrupted before that";
+            self.results.absent.insert(step, Absence::Inapplicable(why));
+        }
+    }
+
+    /// Takes one measure. A failure ends this measure on this store; the others go on.
+    pub(crate) async fn go(&mut self, step: Step, plan: &Plan, program: &WorkerProgram, dir: &Path) {
+        if !self.results.absent.contains_key(&step)
+            && let Err(failure) = self.measure(step, plan, program, dir).await
+        {
+            self.results.absent.insert(step, Absence::Failed(failure));
+        }
+        self.count(step);
+    }
+
+    async fn measure(&mut self, step: Step, plan: &Plan, program: &WorkerProgram, dir: &Path) -> Result<()> {
+        let (url, locker, key, results) = (self.target.url(), &self.locker, &self.key, &mut self.results);
+        let (slice, process_slice) = (plan.slice, plan.process_slice);
+        match step {
+            Step::RoundTrip => results.round_trip.add(measure::round_trip(locker, key, slice).await?),
+            Step::Pair => {
+                let round = measure::pair(locker.lock(format!("{key}/pair")), slice).await?;
+                results.pair.add(round.pair);
+                results.acquire.add(round.acquire);
+                results.release.add(round.release);
+            }
+            Step::ManyKeys => {
+                let rate = measure::many_keys(locker, key, Plan::KEYS, slice).await?;
+                results.many_keys.push(rate);
+                results.by_keys.entry(Plan::KEYS).or_default().push(rate);
+            }
+            Step::ByKeys => {
+                for keys in Plan::BY_KEYS {
+                    let rate = measure::many_keys(locker, key, keys, plan.short_slice()).await?;
+                    results.by_keys.entry(keys).or_default().push(rate);
+                }
+            }
+            Step::Kinds => {
+                let (name, kinds, slice) = (|kind| format!("{key}/{kind}"), results.traits.kinds, plan.short_slice());
+                if kinds.fifo {
+                    results.fifo.add(measure::pair(locker.lock(name("fifo")).fifo(), slice).await?.pair);
+                }
+                if kinds.shared {
+                    results.reader.add(measure::pair(locker.rw_lock(name("reader")).read(), slice).await?.pair);
+                }
+                if kinds.permits {
+                    let permit = locker.semaphore(name("permit"), Plan::PERMITS);
+                    results.permit.add(measure::pair(permit, slice).await?.pair);
+                }
+            }
+            Step::HandedOver => {
+                results.handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::default()).await?);
+            }
+            Step::NotHandedOver => {
+                results.not_handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::OFF).await?);
+            }
+            Step::Processes => results.processes.push(processes::contest(program, url, key, process_slice, dir).await?),
+            Step::HandOff => {
+                let round = processes::hand_off(program, url, locker, key, process_slice).await?;
+                results.hand_off.add(round.latencies);
+                results.idle_round_trip.add(round.idle_round_trips);
+            }
+            Step::Leases => results.held = Some(processes::leases(program, url, key, plan).await?),
+            // All stores at once, after all else.
+            Step::Compliance => {}
+        }
+        Ok(())
+    }
+}
+
+/// What ends the lease of a holder that is gone, in a word or two.
+fn liveness(liveness: &Liveness) -> String {
+    match (&liveness.ttl, &liveness.session) {
+        (Some(_), Some(_)) => "ttl, session".to_owned(),
+        (None, Some(_)) => "session".to_owned(),
+        _ => "ttl".to_owned(),
+    }
+}
+
+/// Why this measure is none for this store.
+fn inapplicable(step: Step, target: &Target, kinds: Kinds) -> Option<&'static str> {
+    match step {
+        step if !target.steps().contains(&step) => target.in_part(),
+        Step::Processes | Step::HandOff if target.is_in_process() => {
+            Some("it is inside one process, and no other can share it")
+        }
+        Step::Kinds if !(kinds.fifo || kinds.shared || kinds.permits) => {
+            Some("it has exclusive locks only, in no order")
+        }
+        Step::Leases if !cfg!(target_os = "linux") => {
+            Some("the memory of a process is read from /proc, which this system does not have")
+        }
+        _ => None,
+    }
+}
