@@ -297,6 +297,23 @@ fn a_second_interruption_ends_a_comparison_whose_report_nobody_reads() {
 }
 
 #[test]
+fn a_store_that_lets_two_in_is_told() {
+    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
+    let mut running = start(&redis, dir.path(), &["--only", "processes"]);
+    // A server that loses its data again and again grants what is held.
+    while running.is_running() {
+        redis.command(&["FLUSHALL"]);
+    }
+    let output = running.end();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.lines().last().unwrap().ends_with("critical sections overlapped"), "{stderr}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("comparison.json")).unwrap()).unwrap();
+    let store = json["stores"][1].as_str().unwrap();
+    assert!(row(&json, "violations")["values"][store].as_f64().unwrap() > 0.0, "{json:#}");
+}
+
+#[test]
 fn a_baseline_tells_what_is_worse_now() {
     let dir = tempfile::tempdir().unwrap();
     let output = compare(dir.path(), &["--store", "memory:"]);

@@ -19,6 +19,8 @@ mod contestant;
 mod error;
 mod group;
 pub mod hot;
+#[cfg(test)]
+mod known;
 mod ledger;
 mod measure;
 pub mod pairs;

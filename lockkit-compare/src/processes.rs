@@ -54,7 +54,7 @@ pub(crate) async fn contest(
 }
 
 /// What the workers report together, and whether it fits what the ledger says.
-fn sum_up(tallies: &[Tally], slice: Duration, entered: u64) -> Contest {
+pub(crate) fn sum_up(tallies: &[Tally], slice: Duration, entered: u64) -> Contest {
     let shares: Vec<u64> = tallies.iter().map(|tally| tally.counts.iter().sum()).collect();
     let total: u64 = tallies.iter().map(|tally| tally.total).sum();
     let out_of_turn: u64 = tallies.iter().map(|tally| tally.out_of_turn).sum();

@@ -1,0 +1,203 @@
+//! The measuring measured: stores of which it is known what has to come out.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit::{
+    Clock, HolderInfo, KeyState, LockKey, LockStore, Locker, MemoryStore, Moment, StoreInfo, SystemClock,
+    store::{AcquireRequest, Attempt, Claim, Contention, Hold, Query, Records, Release, Renewal, Renewed},
+};
+use tokio::task::JoinSet;
+
+use crate::{
+    contention::{Window, contend},
+    ledger::{FileLedger, Ledger},
+    measure,
+    plan::{Options, Plan},
+    processes::sum_up,
+    report::{Cell, Report, Verdict},
+    results::{Contest, Results},
+    stats::Latencies,
+    worker::TTL,
+};
+
+/// What is known of a store.
+#[derive(Clone, Debug)]
+enum Known {
+    Sound,
+    /// How long an acquisition, a release and a question take at least.
+    Takes([Duration; 3]),
+    /// This holder is refused until then, however often it asks.
+    Starves(HolderInfo, Moment),
+    /// Half of the claims do not see the other half.
+    LetsTwoIn,
+}
+
+/// A store in memory of which something is known.
+#[derive(Debug)]
+struct KnownStore {
+    known: Known,
+    inner: MemoryStore,
+    /// How long they did take. A timer goes off late on a machine that does something else, too.
+    took: Mutex<[Latencies; 3]>,
+}
+
+impl KnownStore {
+    fn shared(known: Known) -> Arc<Self> {
+        let took = Mutex::new([Latencies::new(), Latencies::new(), Latencies::new()]);
+        Arc::new(Self { known, inner: MemoryStore::new(), took })
+    }
+
+    async fn take(&self, which: usize) {
+        if let Known::Takes(times) = self.known {
+            let began = SystemClock.now();
+            tokio::time::sleep(times[which]).await;
+            self.took.lock().expect("no panic")[which].record(SystemClock.now().since(began));
+        }
+    }
+
+    /// The claim as the store in memory has it.
+    fn inside(&self, claim: &Claim) -> lockkit::Result<Claim> {
+        if !matches!(self.known, Known::LetsTwoIn) {
+            return Ok(claim.clone());
+        }
+        let half = claim.token.reveal().as_bytes()[0] % 2;
+        Ok(Claim { key: LockKey::new(format!("{}/{half}", claim.key))?, ..claim.clone() })
+    }
+}
+
+#[async_trait]
+impl LockStore for KnownStore {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> lockkit::Result<Attempt> {
+        self.take(0).await;
+        if let Known::Starves(holder, until) = &self.known
+            && request.holder == *holder
+            && SystemClock.now() < *until
+        {
+            let retry_after = Some(Duration::from_millis(1));
+            return Ok(Attempt::Contended(Contention { retry_after, ..Contention::default() }));
+        }
+        let inside = AcquireRequest { claim: self.inside(&request.claim)?, ..request.clone() };
+        Ok(match self.inner.acquire(&inside).await? {
+            Attempt::Granted(hold) => Attempt::Granted(Hold { claim: request.claim.clone(), ..hold }),
+            contended @ Attempt::Contended(_) => contended,
+        })
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<lockkit::Result<Renewed>> {
+        // No lease is measured for so long that it is renewed.
+        self.inner.renew(renewals).await
+    }
+
+    async fn release(&self, claim: &Claim) -> lockkit::Result<Release> {
+        self.take(1).await;
+        self.inner.release(&self.inside(claim)?).await
+    }
+
+    async fn inspect(&self, query: &Query) -> lockkit::Result<Vec<KeyState>> {
+        self.take(2).await;
+        self.inner.inspect(query).await
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        self.inner.records()
+    }
+}
+
+/// The name of a contender.
+fn contender(number: usize) -> HolderInfo {
+    HolderInfo::new(&format!("contender {number}"))
+}
+
+/// A contest as that of several processes, in this one: each contender has a locker of its own. (One locker queues its tasks itself,
+/// and shows little of what the store does.)
+async fn contest(known: Known, window: Window) -> Contest {
+    let store: Arc<dyn LockStore> = KnownStore::shared(known);
+    let dir = tempfile::tempdir().expect("a directory");
+    let ledger = Arc::new(FileLedger::create(&dir.path().join("ledger")).expect("a ledger"));
+    let mut running = JoinSet::new();
+    for number in 0..Plan::PROCESSES {
+        let locker = Locker::shared_builder(Arc::clone(&store)).holder(contender(number)).build();
+        let (lock, ledger) = (locker.lock("hot").ttl(TTL), Arc::clone(&ledger));
+        running.spawn(async move { contend(&lock, 1, window, ledger).await });
+    }
+    let tallies: Vec<_> = running.join_all().await.into_iter().map(|tally| tally.expect("acquisitions")).collect();
+    sum_up(&tallies, window.length(), ledger.read().expect("a count").count)
+}
+
+fn window() -> Window {
+    Window::after(SystemClock.now(), Duration::from_millis(50), Duration::from_millis(400))
+}
+
+fn report(results: Results) -> Report {
+    Report::new(vec![("known".into(), results)], &Plan::new(Options::default()), Vec::new(), Duration::ZERO)
+}
+
+/// The number in this row.
+fn figure(report: &Report, id: &str) -> f64 {
+    let row = report.rows.iter().find(|row| row.id == id).expect("a row");
+    match &row.cells[0] {
+        Cell::Number(figure) => figure.value,
+        cell => panic!("{id}: {cell:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_known_delay_comes_out() {
+    let least = [40, 10, 20].map(Duration::from_millis);
+    let store = KnownStore::shared(Known::Takes(least));
+    let locker = Locker::shared_builder(Arc::<KnownStore>::clone(&store)).build();
+    let (mut results, slice) = (Results::default(), Duration::from_secs(1));
+    let pairs = measure::pair(locker.lock("known/pair"), slice).await.expect("grants");
+    results.pair.add(pairs.pair);
+    results.acquire.add(pairs.acquire);
+    results.release.add(pairs.release);
+    results.round_trip.add(measure::round_trip(&locker, "known", 3 * slice).await.expect("answers"));
+    let report = report(results);
+    let took = store.took.lock().expect("no panic").clone().map(|took| took.micros(0.5).expect("samples"));
+    let close = |measured: f64, known: f64| (measured - known).abs() <= known * 0.15;
+    for (which, id) in ["acquire_p50", "release_p50", "round_trip_p50"].into_iter().enumerate() {
+        let (measured, known) = (figure(&report, id), took[which]);
+        assert!(measured >= least[which].as_micros() as f64, "{id}: {measured} µs");
+        // The store knows of some calls more, those of the warm-up.
+        assert!(close(measured, known), "{id}: {measured} µs instead of {known}");
+    }
+    let (pair, trips) = (figure(&report, "pair_p50"), figure(&report, "pair_round_trips"));
+    assert!(close(pair, took[0] + took[1]), "{pair} µs for both, {took:?}");
+    assert!(close(trips, (took[0] + took[1]) / took[2]), "{trips} round trips, {took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_is_starved_shows_in_the_index_of_fairness() {
+    let fairness = async |known, window| {
+        let contest = contest(known, window).await;
+        figure(&report(Results { processes: vec![contest], ..Results::default() }), "processes_fairness")
+    };
+    let sound = fairness(Known::Sound, window()).await;
+    assert!((0.9..=1.0).contains(&sound), "{sound}");
+    let window = window();
+    let starved = fairness(Known::Starves(contender(1), window.until), window).await;
+    // One of four gets nothing: no more than 3/4, and that if the others get the same.
+    assert!((0.65..=0.75).contains(&starved), "{starved}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_lets_two_in_shows_as_overlaps() {
+    let report = async |known| {
+        let contest = contest(known, window()).await;
+        report(Results { processes: vec![contest], ..Results::default() })
+    };
+    let sound = report(Known::Sound).await;
+    assert_eq!((figure(&sound, "violations"), &sound.verdict), (0.0, &Verdict::Sound));
+    assert!(figure(&sound, "processes") > 0.0);
+    let unsound = report(Known::LetsTwoIn).await;
+    assert!(figure(&unsound, "violations") > 0.0, "{unsound:?}");
+    assert!(matches!(unsound.verdict, Verdict::Overlapped { .. }), "{}", unsound.verdict);
+}
