@@ -230,6 +230,27 @@ async fn a_delay_applies_to_each_piece_once() -> Result {
 }
 
 #[tokio::test]
+async fn a_delay_below_a_millisecond_is_kept() -> Result {
+    let (_server, proxy) = redis().await?;
+    let mut client = Client::connect(&proxy).await?;
+    for micros in [200, 1200] {
+        let delay = Duration::from_micros(micros);
+        proxy.delay(ToClient, delay);
+        let mut trips = Vec::new();
+        for _ in 0..100 {
+            let start = Instant::now();
+            client.ask("PING").await?;
+            trips.push(start.elapsed());
+        }
+        trips.sort();
+        assert!(trips[0] >= delay, "{:?} at {delay:?}", trips[0]);
+        // The best of them, whatever else the machine does.
+        assert!(trips[0] < delay + Duration::from_micros(600), "{:?} at {delay:?}", trips[0]);
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_delay_ends_when_it_is_taken_back() -> Result {
     let (_server, proxy) = redis().await?;
     let mut client = Client::connect(&proxy).await?;

@@ -108,7 +108,7 @@ impl Proxy {
     }
 
     /// Delivers what is sent in this direction that much later. Pieces sent one after the other are delayed side by
-    /// side.
+    /// side. Delays of no more than 50 ms are kept to a fraction of a millisecond, others to a millisecond or two.
     pub fn delay(&self, direction: Direction, delay: Duration) {
         self.shared.rules.send_modify(|rules| rules.lanes[direction as usize].delay = delay);
     }

@@ -27,6 +27,13 @@ pub enum Direction {
 /// What is made of each piece of a reply.
 type Rewrite = Box<dyn FnMut(Vec<u8>) -> Vec<u8> + Send>;
 
+/// Up to which delay the time is kept exactly: beyond it, a millisecond matters to nobody.
+const EXACT_UP_TO: Duration = Duration::from_millis(50);
+/// How long before its time a timer is set that is to be in time on a machine which does something else, too.
+const AHEAD: Duration = Duration::from_millis(2);
+/// How late a thread wakes up that slept: 50 µs by Linux's timer slack, and a little.
+const WAKE_UP: Duration = Duration::from_micros(100);
+
 /// What a proxy shares with its connections.
 pub(super) struct Shared {
     pub(super) upstream: SocketAddr,
@@ -80,10 +87,19 @@ impl Shared {
             }
             // The rules can change at any time, so each wait is one for a change too. (Waiting for it can't fail, for
             // the sender is in `self`.)
+            let left = (read_at + delay).saturating_duration_since(Instant::now());
             if held {
                 let _ = rules.changed().await;
-            } else {
+            } else if delay > EXACT_UP_TO {
                 let _ = timeout_at(read_at + delay, rules.changed()).await;
+            } else if left > AHEAD {
+                let _ = timeout_at(read_at + delay - AHEAD, rules.changed()).await;
+            } else {
+                wait_exactly(left).await;
+                // Not another look at the clock: tokio's may be paused, and would not have moved.
+                if !rules.has_changed().unwrap_or_default() {
+                    return;
+                }
             }
         }
     }
@@ -129,6 +145,20 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("upstream", &self.upstream).finish_non_exhaustive()
     }
+}
+
+/// Tokio's timers count whole milliseconds, and go off up to one late. The rest of a short delay is left to a thread.
+async fn wait_exactly(left: Duration) {
+    let until = std::time::Instant::now() + left;
+    let wait = move || {
+        // A thread wakes up late, too.
+        std::thread::sleep(left.saturating_sub(WAKE_UP));
+        while std::time::Instant::now() < until {
+            std::hint::spin_loop();
+        }
+    };
+    // It fails only when the runtime ends, and all its connections with it.
+    let _ = tokio::task::spawn_blocking(wait).await;
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
