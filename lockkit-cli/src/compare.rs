@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Take about 10 s per store instead of 40 s, for rougher numbers
     #[arg(long)]
     quick: bool,
-    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, leases, compliance
+    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, delay, leases, compliance
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<Group>,
     /// Leave out these groups, such as compliance, which takes half a minute
@@ -81,6 +81,9 @@ async fn compare(args: Args, mut interruption: Interruption) -> Result<Ended, Fa
         prepared = Prepared::of(&args) => prepared?,
         failure = interruption.arrived() => return Err(failure),
     };
+    if cfg!(debug_assertions) {
+        say("this is a debug build: its numbers say little about a release build");
+    }
     let stores: Vec<_> = comparison.stores().collect();
     say(&format!("comparing {}; this takes about {} s", stores.join(", "), comparison.about().as_secs()));
     let locks = comparison.locks_in_use().map(|(url, prefix)| (url.to_owned(), prefix)).collect();
@@ -137,9 +140,6 @@ struct Prepared {
 impl Prepared {
     async fn of(args: &Args) -> Result<Self, Failure> {
         let groups = groups(&args.only, &args.skip)?;
-        if cfg!(debug_assertions) {
-            say("this is a debug build: its numbers say little about a release build");
-        }
         let options = Options::default()
             .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
             .groups(groups)

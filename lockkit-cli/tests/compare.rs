@@ -92,12 +92,16 @@ fn the_help_names_all_groups() {
 }
 
 #[test]
-fn an_unknown_group_is_told_the_known_ones() {
+fn groups_that_can_not_be_measured_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (args, why) in [
-        (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, leases, compliance"),
+        (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, delay, leases, compliance"),
         (["--skip", ""], "there is no such group of measures"),
-        (["--skip", "alone,keys,kinds,hot,processes,hand-off,leases,compliance"], "--skip leaves nothing to measure"),
+        (["--only", "delay"], "there is nothing to measure"),
+        (
+            ["--skip", "alone,keys,kinds,hot,processes,hand-off,delay,leases,compliance"],
+            "--skip leaves nothing to measure",
+        ),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_lockkit"))
             .args(["compare", "--store", "memory:", "--out"])

@@ -69,16 +69,22 @@ impl Comparison {
     /// Connects to all stores. On a store in use, locks will be taken whose names start with `lockkit-compare/`, and
     /// released.
     ///
+    /// A group of measures that none of the stores can take is left out.
+    ///
     /// # Errors
-    /// Those of [`lockkit::open`]; [`InvalidInput`](ErrorKind::InvalidInput) if there is no group to measure.
+    /// Those of [`lockkit::open`]; [`InvalidInput`](ErrorKind::InvalidInput) if no group is left.
     pub async fn prepare(targets: Targets, options: Options) -> Result<Self> {
-        let (started, plan) = (Instant::now(), Plan::new(options));
-        if plan.groups.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidInput, "there is no group of measures to take"));
-        }
+        let (started, mut plan) = (Instant::now(), Plan::new(options));
         let mut contestants = Vec::new();
         for target in targets.list {
             contestants.push(Contestant::enter(target).await?);
+        }
+        let can_take = |step: &Step| contestants.iter().any(|contestant: &Contestant| contestant.takes(*step));
+        let possible: Vec<_> = Step::all().filter(can_take).collect();
+        plan.groups.retain(|group| possible.iter().any(|step| step.group() == *group));
+        if plan.groups.is_empty() {
+            let message = "there is nothing to measure: none of these stores can take any of these measures";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         Ok(Self { contestants, missing: targets.missing, plan, started })
     }
@@ -160,7 +166,7 @@ impl Comparison {
     /// Notes what was not measured, for each store, and sums it up.
     fn break_off(&mut self) -> Interrupted {
         let mut sum = Interrupted::default();
-        for step in Step::ALONE.into_iter().chain([Step::Compliance]).filter(|step| self.plan.takes(*step)) {
+        for step in Step::all().filter(|step| self.plan.takes(*step)) {
             let (rounds, mut least) = (self.plan.rounds_of(step), u32::MAX);
             for contestant in self.contestants.iter_mut().filter(|contestant| contestant.takes(step)) {
                 let taken = contestant.taken(step);

@@ -10,6 +10,7 @@ use lockkit::{HandOver, Liveness, LockStore, Locker, Token};
 
 use crate::{
     compliance::unpoisoned,
+    delay,
     error::Result,
     measure,
     plan::{Plan, Step},
@@ -157,6 +158,12 @@ impl Contestant {
                 results.hand_off.add(round.latencies);
                 results.idle_round_trip.add(round.idle_round_trips);
             }
+            Step::Delay => {
+                // In a box: with what connecting is made of, the future would be too deep for the compiler.
+                for (delay, round) in Box::pin(delay::pairs_by_delay(&self.target, key, plan)).await? {
+                    results.by_delay.entry(delay).or_default().add(round);
+                }
+            }
             Step::Leases => results.held = Some(processes::leases(program, url, key, plan).await?),
             // All stores at once, after all else.
             Step::Compliance => {}
@@ -181,6 +188,7 @@ fn inapplicable(step: Step, target: &Target, kinds: Kinds) -> Option<&'static st
         Step::Processes | Step::HandOff if target.is_in_process() => {
             Some("it is inside one process, and no other can share it")
         }
+        Step::Delay if target.servers().is_empty() => Some("a delay is put before private servers only"),
         Step::Kinds if !(kinds.fifo || kinds.shared || kinds.permits) => {
             Some("it has exclusive locks only, in no order")
         }

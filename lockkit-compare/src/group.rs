@@ -20,6 +20,8 @@ pub enum Group {
     Processes,
     /// From a release in one process to the acquisition in another.
     HandOff,
+    /// Acquisition and release as the delay of the network grows.
+    Delay,
     /// What held leases cost.
     Leases,
     /// The compliance cases.
@@ -28,13 +30,14 @@ pub enum Group {
 
 impl Group {
     /// All groups, in the order in which they are measured.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Alone,
         Self::Keys,
         Self::Kinds,
         Self::Hot,
         Self::Processes,
         Self::HandOff,
+        Self::Delay,
         Self::Leases,
         Self::Compliance,
     ];
@@ -49,6 +52,7 @@ impl Group {
             Self::Hot => "hot",
             Self::Processes => "processes",
             Self::HandOff => "hand-off",
+            Self::Delay => "delay",
             Self::Leases => "leases",
             Self::Compliance => "compliance",
         }

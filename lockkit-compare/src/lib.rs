@@ -16,6 +16,7 @@ mod comparison;
 mod compliance;
 mod contention;
 mod contestant;
+mod delay;
 mod error;
 mod group;
 pub mod hot;

@@ -16,6 +16,7 @@ pub(crate) enum Step {
     NotHandedOver,
     Processes,
     HandOff,
+    Delay,
     Leases,
     /// The compliance suite, which comes last: all stores at once, for its cases mostly wait.
     Compliance,
@@ -23,7 +24,7 @@ pub(crate) enum Step {
 
 impl Step {
     /// The measures that have the machine for themselves, in order.
-    pub(crate) const ALONE: [Self; 10] = [
+    pub(crate) const ALONE: [Self; 11] = [
         Self::RoundTrip,
         Self::Pair,
         Self::ManyKeys,
@@ -33,11 +34,17 @@ impl Step {
         Self::NotHandedOver,
         Self::Processes,
         Self::HandOff,
+        Self::Delay,
         Self::Leases,
     ];
 
     /// Those of a store that is made of two others of the same comparison: what its locks cost, and whether they exclude.
     pub(crate) const IN_PART: [Self; 5] = [Self::RoundTrip, Self::Pair, Self::ManyKeys, Self::Processes, Self::HandOff];
+
+    /// All measures, in order.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Self::ALONE.into_iter().chain([Self::Compliance])
+    }
 
     /// The group that it is taken or left out with.
     pub(crate) fn group(self) -> Group {
@@ -48,6 +55,7 @@ impl Step {
             Self::HandedOver | Self::NotHandedOver => Group::Hot,
             Self::Processes => Group::Processes,
             Self::HandOff => Group::HandOff,
+            Self::Delay => Group::Delay,
             Self::Leases => Group::Leases,
             Self::Compliance => Group::Compliance,
         }
@@ -65,6 +73,7 @@ impl Step {
             Self::NotHandedOver => "hot lock, hand-over off",
             Self::Processes => "hot lock, several processes",
             Self::HandOff => "hand-off between processes",
+            Self::Delay => "growing delay of the network",
             Self::Leases => "held leases",
             Self::Compliance => "compliance cases",
         }
@@ -139,6 +148,9 @@ impl Plan {
     pub(crate) const KEYS: usize = 64;
     /// Numbers of keys that show how the rate grows with them, beside [`KEYS`](Self::KEYS).
     pub(crate) const BY_KEYS: [usize; 4] = [1, 4, 16, 256];
+    /// What is added to each round trip, one after the other.
+    pub(crate) const DELAYS: [Duration; 4] =
+        [Duration::from_micros(200), Duration::from_millis(1), Duration::from_millis(5), Duration::from_millis(20)];
     /// The limit of the semaphore of which a permit is taken.
     pub(crate) const PERMITS: NonZeroU32 = NonZeroU32::new(1000).unwrap();
     /// Tasks that fight for the hot lock in one process.
@@ -183,7 +195,7 @@ impl Plan {
     pub(crate) fn rounds_of(&self, step: Step) -> u32 {
         match step {
             Step::RoundTrip | Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.rounds,
-            Step::ByKeys | Step::Kinds => self.rounds / 2,
+            Step::ByKeys | Step::Kinds | Step::Delay => self.rounds / 2,
             Step::Processes | Step::HandOff => self.process_rounds,
             Step::Leases | Step::Compliance => 1,
         }
@@ -198,6 +210,7 @@ impl Plan {
             Step::ByKeys => (self.short_slice() + self.short_slice() / 8) * 4,
             Step::Kinds => (self.short_slice() + self.short_slice() / 8) * 3,
             Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
+            Step::Delay => Self::DELAYS.into_iter().map(|delay| self.delay_slice(delay) * 9 / 8).sum(),
             // Taking and releasing them, and one cycle of renewals.
             Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,
             Step::Compliance => millis(20_000),
@@ -214,6 +227,11 @@ impl Plan {
     /// How long each number of keys takes, and each kind of lock.
     pub(crate) fn short_slice(&self) -> Duration {
         self.slice / 3
+    }
+
+    /// How long is measured with this delay: enough for two dozen acquisitions and releases that take a round trip each.
+    pub(crate) fn delay_slice(&self, delay: Duration) -> Duration {
+        (self.slice / 2).max(delay * 2 * 25)
     }
 
     /// What part of a slice goes by before anything is counted.
@@ -233,9 +251,12 @@ mod tests {
         let seconds = |effort, steps: &[Step]| {
             Plan::new(options.clone().effort(effort)).about_in_all(steps.iter().copied()).as_secs()
         };
-        let (quick, thorough) = (seconds(Effort::Quick, &Step::ALONE), seconds(Effort::Thorough, &Step::ALONE));
+        // Only private servers take that one.
+        let in_use: Vec<_> = Step::ALONE.into_iter().filter(|step| *step != Step::Delay).collect();
+        let (quick, thorough) = (seconds(Effort::Quick, &in_use), seconds(Effort::Thorough, &in_use));
         assert!((8..=12).contains(&quick), "{quick}");
         assert!((30..=45).contains(&thorough), "{thorough}");
+        assert!((2..=5).contains(&seconds(Effort::Thorough, &[Step::Delay])));
         let in_part = seconds(Effort::Thorough, &Step::IN_PART);
         assert!((15..=20).contains(&in_part), "{in_part}");
     }

@@ -32,6 +32,8 @@ pub(crate) struct Results {
     pub(crate) hand_off: Rounds,
     /// A bare round trip after the same pause as before a hand-off.
     pub(crate) idle_round_trip: Rounds,
+    /// Acquisition and release, by what a round trip takes longer.
+    pub(crate) by_delay: BTreeMap<Duration, Rounds>,
     pub(crate) held: Option<Held>,
     pub(crate) compliance: Option<Counts>,
     /// Why a measure is missing.
@@ -189,6 +191,12 @@ impl Results {
     fn contests(&self) -> impl Iterator<Item = &Contest> {
         [&self.handed_over, &self.not_handed_over, &self.processes].into_iter().flatten()
     }
+}
+
+/// How many round trips something takes, by what it takes longer from the one delay of the network to the other.
+pub(crate) fn round_trips(by_delay: &BTreeMap<Duration, Rounds>, from: Duration, to: Duration) -> Option<Figure> {
+    let micros = |delay: Duration| Some(by_delay.get(&delay)?.micros(0.5)?.value);
+    Some(Figure::once((micros(to)? - micros(from)?) / ((to - from).as_secs_f64() * 1e6)))
 }
 
 /// How many times as long as `unit` something took.

@@ -1,6 +1,6 @@
 //! The stores that are measured: those given by URL, or private servers of what is installed.
 
-use std::{any::Any, fmt, time::Duration};
+use std::{any::Any, fmt, net::SocketAddr, time::Duration};
 
 use lockkit::migrate::{Migration, Phase, Start};
 use lockkit_testkit::servers::{
@@ -26,6 +26,8 @@ pub struct Target {
     warnings: Vec<String>,
     /// The server, if it was started for this run; it ends with the target.
     _server: Option<Box<dyn Any + Send + Sync>>,
+    /// The addresses of that server, or of those of a quorum, as they stand in the URL.
+    servers: Vec<SocketAddr>,
 }
 
 impl Target {
@@ -50,6 +52,11 @@ impl Target {
     /// The measures that it takes alone.
     pub(crate) fn steps(&self) -> &'static [Step] {
         if self.in_part.is_some() { &Step::IN_PART } else { &Step::ALONE }
+    }
+
+    /// The addresses of its private servers, as they stand in the URL; none of a store that others use.
+    pub(crate) fn servers(&self) -> &[SocketAddr] {
+        &self.servers
     }
 
     /// Whether it is a store that others use, and not one that was made for this run.
@@ -121,7 +128,7 @@ impl Targets {
             let kind = if flavor == RedisFlavor::Valkey { "valkey" } else { "redis" };
             if let Some(name) = targets.is_new(kind, flavor.program().find())? {
                 let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await?;
-                targets.start(name, server.url(), server);
+                targets.start(name, server.url(), vec![server.addr()], server);
             }
         }
         if RedisFlavor::Installed.program().find().is_ok() {
@@ -131,13 +138,13 @@ impl Targets {
             let kind = if flavor == MySqlFlavor::Installed { "mariadb" } else { "mysql" };
             if let Some(name) = targets.is_new(kind, flavor.program().find())? {
                 let server = MySqlServer::start(MySqlOptions::default().flavor(flavor)).await?;
-                targets.start(name, format!("{}?create=true", server.url()), server);
+                targets.start(name, format!("{}?create=true", server.url()), vec![server.addr()], server);
             }
         }
         for flavor in [ZooKeeperFlavor::Installed, ZooKeeperFlavor::Newer] {
             let name = if flavor == ZooKeeperFlavor::Installed { "zookeeper" } else { "zookeeper newer" };
             match ZooKeeperServer::start(flavor).await {
-                Ok(server) => targets.start(name.to_owned(), server.url(), server),
+                Ok(server) => targets.start(name.to_owned(), server.url(), vec![server.addr()], server),
                 Err(error) if error.is_missing() => targets.missing.push(error.to_string()),
                 Err(error) => return Err(error.into()),
             }
@@ -150,7 +157,15 @@ impl Targets {
     pub fn with_memory(mut self) -> Self {
         if !self.list.iter().any(|target| target.in_process) {
             let (name, url) = ("memory".to_owned(), "memory:".to_owned());
-            let memory = Target { name, url, in_process: true, in_part: None, warnings: Vec::new(), _server: None };
+            let memory = Target {
+                name,
+                url,
+                in_process: true,
+                in_part: None,
+                warnings: Vec::new(),
+                _server: None,
+                servers: Vec::new(),
+            };
             self.list.insert(0, memory);
         }
         self
@@ -186,7 +201,8 @@ impl Targets {
 
     async fn add_redlock(&mut self) -> Result<()> {
         let (servers, url) = redlock().await?;
-        self.start(format!("redlock of {REDLOCK_NODES}"), url, servers);
+        let addresses = servers.iter().map(|server| server.addr()).collect();
+        self.start(format!("redlock of {REDLOCK_NODES}"), url, addresses, servers);
         Ok(())
     }
 
@@ -205,8 +221,18 @@ impl Targets {
         }
     }
 
-    fn start(&mut self, name: String, url: String, server: impl Any + Send + Sync) {
+    /// Adds a store that is made of private servers with these addresses.
+    pub(crate) fn start(
+        &mut self,
+        name: String,
+        url: String,
+        servers: Vec<SocketAddr>,
+        server: impl Any + Send + Sync,
+    ) {
         self.push(name, url, false, Vec::new(), Some(Box::new(server)));
+        if let Some(target) = self.list.last_mut() {
+            target.servers = servers;
+        }
     }
 
     fn push(
@@ -219,7 +245,8 @@ impl Targets {
     ) -> &Target {
         // The same store twice is a fair thing to ask for: it shows how much two runs on one store differ.
         let name = distinct(name, |name| self.list.iter().any(|target| target.name == name));
-        self.list.push(Target { name, url, in_process, in_part: None, warnings, _server: server });
+        let servers = Vec::new();
+        self.list.push(Target { name, url, in_process, in_part: None, warnings, _server: server, servers });
         &self.list[self.list.len() - 1]
     }
 }
@@ -281,8 +308,8 @@ mod tests {
         assert_eq!(given.list.len(), 2, "stores in use are left alone: {given:?}");
 
         let (mut targets, [redis_url, mysql_url]) = (Targets::default(), urls);
-        targets.start("redis 7".to_owned(), redis_url, redis);
-        targets.start("mariadb 10".to_owned(), mysql_url, mysql);
+        targets.start("redis 7".to_owned(), redis_url, vec![redis.addr()], redis);
+        targets.start("mariadb 10".to_owned(), mysql_url, vec![mysql.addr()], mysql);
         let targets = targets.with_migration().await.expect("started");
         let [.., target] = targets.list() else { panic!("{targets:?}") };
         assert_eq!((target.name(), target.steps()), ("redis to mariadb", &Step::IN_PART[..]));

@@ -1,5 +1,7 @@
 //! The measures of which one number says too little. No I/O.
 
+use std::time::Duration;
+
 use crate::{
     group::Group,
     plan::Plan,
@@ -60,6 +62,13 @@ pub(super) fn curves(stores: &[Results], plan: &Plan) -> Vec<Curve> {
         y: Axis::Magnitude("per second"),
         lines: stores.iter().map(by_keys).collect(),
     };
+    let by_delay = |id, title, y, quantile| Curve {
+        id,
+        title,
+        x: "added to each round trip, in ms",
+        y: Axis::Magnitude(y),
+        lines: stores.iter().map(|store| store_by_delay(store, quantile)).collect(),
+    };
     let all = [
         (Group::Alone, latency("acquire", "Acquire: one task, nobody else", DONE, |store| &store.acquire)),
         (Group::Alone, latency("release", "Release: one task, nobody else", DONE, |store| &store.release)),
@@ -68,6 +77,14 @@ pub(super) fn curves(stores: &[Results], plan: &Plan) -> Vec<Curve> {
             latency("hand_off", "Hand-off from one process to another", ACQUIRED, |store| &store.hand_off),
         ),
         (Group::Keys, by_keys),
+        (
+            Group::Delay,
+            by_delay("by_delay_p50", "Acquire + release as the delay of the network grows: p50", "p50, in ms", 0.5),
+        ),
+        (
+            Group::Delay,
+            by_delay("by_delay_p99", "Acquire + release as the delay of the network grows: p99", "p99, in ms", 0.99),
+        ),
     ];
     all.into_iter().filter(|(group, _)| plan.groups.contains(group)).map(|(_, curve)| curve).collect()
 }
@@ -86,10 +103,14 @@ fn by_keys(store: &Results) -> Vec<(f64, f64)> {
     store.by_keys.iter().filter_map(|(keys, rounds)| Some((*keys as f64, median(rounds)?))).collect()
 }
 
+fn store_by_delay(store: &Results, quantile: f64) -> Vec<(f64, f64)> {
+    let millis =
+        |(delay, rounds): (&Duration, &Rounds)| Some((delay.as_secs_f64() * 1e3, rounds.micros(quantile)?.value / 1e3));
+    store.by_delay.iter().filter_map(millis).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{plan::Options, stats::Latencies};
 

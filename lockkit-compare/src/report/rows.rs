@@ -2,7 +2,7 @@
 
 use crate::{
     plan::{Plan, Step},
-    results::{Absence, Figure, Held, Kinds, Results, fairness, rate, ratio},
+    results::{Absence, Figure, Held, Kinds, Results, fairness, rate, ratio, round_trips},
     stats::grouped,
 };
 
@@ -54,6 +54,7 @@ pub(crate) fn rows(stores: &[Results], plan: &Plan) -> Vec<Row> {
     alone(&mut sheet);
     contests(&mut sheet);
     hand_off(&mut sheet);
+    delays(&mut sheet);
     held(&mut sheet);
     sheet.rows
 }
@@ -156,6 +157,27 @@ fn hand_off(sheet: &mut Sheet<'_>) {
         Better::Lower,
         |store| ratio(&store.hand_off, &store.idle_round_trip),
     );
+}
+
+/// For each of [`Plan::DELAYS`]: the names of its two rows in the JSON, and their titles.
+const BY_DELAY: [[&str; 4]; 4] = [
+    ["delay_200us_p50", "delay_200us_p99", "0.2 ms: acquire + release, p50", "0.2 ms: acquire + release, p99"],
+    ["delay_1ms_p50", "delay_1ms_p99", "1 ms: acquire + release, p50", "1 ms: acquire + release, p99"],
+    ["delay_5ms_p50", "delay_5ms_p99", "5 ms: acquire + release, p50", "5 ms: acquire + release, p99"],
+    ["delay_20ms_p50", "delay_20ms_p99", "20 ms: acquire + release, p50", "20 ms: acquire + release, p99"],
+];
+
+fn delays(sheet: &mut Sheet<'_>) {
+    sheet.group("Each round trip delayed by the network", Step::Delay);
+    for (delay, [p50, p99, title_p50, title_p99]) in Plan::DELAYS.into_iter().zip(BY_DELAY) {
+        let micros = |store: &Results, quantile| store.by_delay.get(&delay)?.micros(quantile);
+        sheet.number(p50, title_p50, "µs", Better::Lower, |store| micros(store, 0.5));
+        sheet.number(p99, title_p99, "µs", Better::Lower, |store| micros(store, 0.99));
+    }
+    let [.., from, to] = Plan::DELAYS;
+    sheet.number("delay_round_trips", "acquire + release, by its growth", "round trips", Better::Lower, |store| {
+        round_trips(&store.by_delay, from, to)
+    });
 }
 
 fn held(sheet: &mut Sheet<'_>) {

@@ -133,6 +133,7 @@ where
         .y_desc(curve.y.title())
         // Within one decade, each unit of it would have a label.
         .x_labels(5)
+        .y_labels(6)
         .x_label_formatter(&|x| grouped(*x))
         .y_label_formatter(&|y| grouped(*y))
         .label_style(font.clone())
