@@ -253,7 +253,7 @@ impl Progress for Bar {
 /// Tells how far the measures are, by the time that they take. Drawn only if stderr is a terminal.
 fn progress_bar(whole: Duration) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(millis(whole)), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {percent:>3}% {wide_msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {percent:>3}%, {eta} left  {wide_msg}") {
         bar.set_style(style.progress_chars("=> "));
     }
     bar.enable_steady_tick(Duration::from_millis(500));
