@@ -18,6 +18,7 @@ pub fn one_line(text: &str) -> String {
 ///
 /// # Cancellation
 /// That of `work`.
+#[allow(clippy::future_not_send, reason = "it can be sent if the work can")]
 pub async fn without_panic<T>(work: impl Future<Output = T>, otherwise: impl Fn() -> T) -> T {
     let mut work = pin!(work);
     poll_fn(|context| {
