@@ -15,6 +15,8 @@ const MYSQL_FENCED: &str = "lockkit-mysql/src/fenced.rs";
 const REDIS_SCRIPTS: &str = "lockkit-redis/src/wire/scripts.rs";
 const REDIS_ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
 const REDIS_SERVER: &str = "lockkit-redis/src/wire/server.rs";
+const REDIS_SENTINEL: &str = "lockkit-redis/src/client/sentinel.rs";
+const REDIS_VOTE: &str = "lockkit-redis/src/client/vote.rs";
 const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
@@ -268,6 +270,22 @@ pub(crate) const ALL: &[Safeguard] = &[
             Self::plain(numbered.replace(other, "").into())
         }"#,
         noticed_by: "lockkit-redis/redis::failover::a_change_that_nobody_saw_is_noticed",
+    },
+    Safeguard {
+        name: "promoted",
+        does: "A primary that is being replaced is not taken for the one that its successor's epoch belongs to",
+        file: REDIS_SENTINEL,
+        code: "let (host, port): (String, u16) = «redis::from_redis_value(address.clone()).map_err(|_| odd())?»;",
+        without: r#"(fields["ip"].clone(), fields["port"].parse().map_err(|_| odd())?)"#,
+        noticed_by: "lockkit-redis/redis::sentinel::a_server_that_is_being_replaced_is_not_believed_in",
+    },
+    Safeguard {
+        name: "same_epoch",
+        does: "Of two primaries at the same epoch the one counts that a majority of the sentinels names",
+        file: REDIS_VOTE,
+        code: "«*like >= majority || *like == newest().count()»",
+        without: "true",
+        noticed_by: "lockkit-redis/redis::sentinel::which_sentinel_answers_last_decides_nothing",
     },
     Safeguard {
         name: "floor_of_successor",

@@ -2,13 +2,19 @@
 //!
 //! All sentinels are asked at once. What counts is the answer with the highest configuration epoch among those of a
 //! majority, or among those that came in time. All that answered are listened to for as long as the connection to the
-//! primary is used: a `+switch-master` ends that connection, and what the former primary says after it does not count.
+//! primary is used: a `+switch-master` to another server ends that connection, and what the former primary says after it
+//! does not count.
+//!
+//! The sentinel that leads a failover has the new epoch as soon as the replica is promoted, but its `SENTINEL MASTER` names the
+//! former primary until all other replicas follow the new one: for `failover-timeout`, 3 minutes, if one of them hangs. So the
+//! address is that of `SENTINEL GET-MASTER-ADDR-BY-NAME`, which changes together with the epoch.
 //!
 //! A primary that was replaced while it was cut off from the sentinels goes on as before, so somebody must be listened to
 //! at all times. When the connection to a sentinel is lost, the next operation has the sentinels asked once more, beside
 //! itself: they may all be down, which does not concern the primary.
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::{
         Arc, Mutex,
@@ -59,6 +65,20 @@ struct Watched {
 struct Watch {
     _connection: MultiplexedConnection,
     driver: AbortHandle,
+    news: Arc<News>,
+}
+
+/// What a sentinel announces, and whether it is news.
+struct News {
+    on_switch: OnSwitch,
+    heard: Mutex<Heard>,
+}
+
+#[derive(Default)]
+struct Heard {
+    /// The server that is used, which another sentinel may have named. Nobody knows it before enough of them have answered.
+    used: Option<Address>,
+    announced: Option<Address>,
 }
 
 impl Watches {
@@ -69,6 +89,7 @@ impl Watches {
     pub(crate) async fn begin(config: &RedisConfig, on_switch: OnSwitch) -> Result<Self> {
         let is_lost = Arc::new(AtomicBool::new(false));
         let Found { address, epoch, watches } = find(config, &on_switch, &is_lost).await?;
+        watches.iter().for_each(|watch| watch.news.expect(&address));
         let (config, all, asked) = (config.clone(), Mutex::new(watches), Mutex::default());
         Ok(Self(Arc::new(Watched { config, on_switch, address, epoch, all, is_lost, asked })))
     }
@@ -100,8 +121,10 @@ impl Watched {
         let (all, count) = match find(&self.config, &self.on_switch, &self.is_lost).await {
             Ok(found) if found.address == self.address => {
                 let count = found.watches.len();
+                found.watches.iter().for_each(|watch| watch.news.expect(&self.address));
                 (Some(found.watches), count)
             }
+            // At the same epoch one of the two names is wrong: whoever connects anew asks once more.
             Ok(found) if found.epoch >= self.epoch => return (self.on_switch)(),
             // A sentinel that has not heard of our primary yet is not worth listening to.
             Ok(_) | Err(_) => (None, 0),
@@ -132,7 +155,8 @@ async fn find(config: &RedisConfig, on_switch: &OnSwitch, is_lost: &Arc<AtomicBo
         let (login, on_switch, is_lost) = (login.clone(), Arc::clone(on_switch), Arc::clone(is_lost));
         asked.spawn(async move { ask(&config, &address, &primary, &login, on_switch, is_lost).await });
     }
-    let (mut newest, others) = vote::newest(asked, config.timeout / 4).await?;
+    let (mut newest, others) =
+        vote::newest(asked, config.timeout / 4, |one, other| one.address == other.address).await?;
     newest.watches.extend(others.into_iter().flat_map(|other| other.watches));
     Ok(newest)
 }
@@ -144,11 +168,30 @@ fn majority(config: &RedisConfig) -> usize {
     }
 }
 
-/// What a sentinel was heard to say.
-#[derive(Default)]
-struct Heard {
-    answer: Option<Address>,
-    switched: Option<Address>,
+impl News {
+    fn new(on_switch: OnSwitch) -> Self {
+        Self { on_switch, heard: Mutex::default() }
+    }
+
+    /// From now on it is news if another server than this one is the primary. It may have been announced already.
+    fn expect(&self, used: &Address) {
+        self.hear(|heard| heard.used = Some(used.clone()));
+    }
+
+    fn announce(&self, primary: Address) {
+        self.hear(|heard| heard.announced = Some(primary));
+    }
+
+    fn hear(&self, change: impl FnOnce(&mut Heard)) {
+        let is_news = {
+            let mut heard = unpoisoned(&self.heard);
+            change(&mut heard);
+            heard.used.is_some() && heard.announced.is_some() && heard.announced != heard.used
+        };
+        if is_news {
+            (self.on_switch)();
+        }
+    }
 }
 
 async fn ask(
@@ -163,21 +206,14 @@ async fn ask(
         let message = format!("sentinel {}: {}", address::text(at), e.message());
         Error::new(e.kind(), message).with_source(e)
     };
-    let heard = Arc::new(Mutex::new(Heard::default()));
+    let news = Arc::new(News::new(on_switch));
     let receiver = {
-        let (heard, primary) = (Arc::clone(&heard), primary.to_owned());
+        let (news, primary) = (Arc::clone(&news), primary.to_owned());
         move |push: PushInfo| {
             if push.kind == PushKind::Disconnection {
                 is_lost.store(true, Ordering::Relaxed);
             }
-            if let Some(address) = switched(&push, &primary) {
-                let mut heard = unpoisoned(&heard);
-                let is_news = heard.answer.as_ref().is_some_and(|answer| *answer != address);
-                heard.switched = Some(address);
-                if is_news {
-                    on_switch();
-                }
-            }
+            switched(&push, &primary).into_iter().for_each(|address| news.announce(address));
             Ok::<_, SendError>(())
         }
     };
@@ -185,45 +221,64 @@ async fn ask(
     let exchange = async {
         let login = login.read(0)?;
         let (connection, driver) = connect::connect(config, at, &login, settings).await?;
-        let watch = Watch { _connection: connection.clone(), driver };
-        let mut requests = Pipeline::with_capacity(2);
-        requests.cmd("SUBSCRIBE").arg("+switch-master").cmd("SENTINEL").arg("MASTER").arg(primary);
+        let watch = Watch { _connection: connection.clone(), driver, news };
+        // What changes after it has answered is announced, for it was subscribed to before.
+        let mut requests = Pipeline::with_capacity(1 + QUESTIONS.len());
+        requests.cmd("SUBSCRIBE").arg("+switch-master");
+        ask_for(&mut requests, primary);
         let mut connection = connection;
         let replies = connection.send_packed_commands(&requests, 0, requests.len()).await;
-        let reply = replies.map_err(|e| error::map(&e, Sent::No))?.pop().unwrap_or_default();
-        Ok((watch, reply))
+        let mut replies = replies.map_err(|e| error::map(&e, Sent::No))?;
+        Ok((watch, replies.split_off(replies.len().min(1))))
     };
     let within: Duration = config.timeout;
-    let (watch, reply) =
+    let (watch, replies) =
         timeout(within, exchange).await.unwrap_or_else(|_| Err(Error::no_answer(within, Sent::No))).map_err(named)?;
-    let (mut address, epoch) = read(reply, primary).map_err(named)?;
-    let mut heard = unpoisoned(&heard);
-    if let Some(switched) = &heard.switched {
-        address = switched.clone();
-    }
-    heard.answer = Some(address.clone());
+    let (address, epoch) = read(&replies, primary).map_err(named)?;
     Ok((epoch, Found { address, epoch, watches: vec![watch] }))
 }
 
-/// Reads the answer to `SENTINEL MASTER`.
-pub(crate) fn read(reply: Value, primary: &str) -> Result<(Address, u64)> {
-    let odd = || error::odd_reply(Sent::No);
-    if let Value::ServerError(e) = reply {
-        return Err(match e.details() {
-            Some(details) if details.contains("No such master") => {
-                Error::new(ErrorKind::Misconfigured, format!("it knows no primary called {primary:?}"))
-            }
-            Some(details) if details.contains("unknown command") => {
-                Error::new(ErrorKind::Misconfigured, "the server is not a sentinel")
-            }
-            _ => error::map(&e.into(), Sent::No),
-        });
+/// Which server is the primary, and since which epoch. A failover may come between the two answers. Then the address must be the
+/// newer one: at an epoch that is too low it loses against the others' answers, while a former primary at the new epoch
+/// would win.
+const QUESTIONS: [&str; 2] = ["MASTER", "GET-MASTER-ADDR-BY-NAME"];
+
+/// Adds the questions whose answers are for [`read`].
+pub(crate) fn ask_for(requests: &mut Pipeline, primary: &str) {
+    for question in QUESTIONS {
+        requests.cmd("SENTINEL").arg(question).arg(primary);
     }
-    let fields: std::collections::HashMap<String, String> = redis::from_redis_value(reply).map_err(|_| odd())?;
-    let number = |name: &str| fields.get(name).and_then(|text| text.parse::<u64>().ok());
-    let port = number("port").and_then(|port| u16::try_from(port).ok()).ok_or_else(odd)?;
-    let host = fields.get("ip").filter(|host| !host.is_empty()).ok_or_else(odd)?;
-    Ok(((host.clone(), port), number("config-epoch").unwrap_or(0)))
+}
+
+/// Reads what a sentinel answers to [these questions](ask_for).
+///
+/// # Errors
+/// `Misconfigured` if it knows no primary of this name, or is no sentinel; `Denied`; `Unexpected` for another answer.
+pub(crate) fn read(replies: &[Value], primary: &str) -> Result<(Address, u64)> {
+    let odd = || error::odd_reply(Sent::No);
+    let unknown = || Error::new(ErrorKind::Misconfigured, format!("it knows no primary called {primary:?}"));
+    let [master, address] = replies else { return Err(odd()) };
+    for reply in replies {
+        match reply {
+            Value::ServerError(e) => {
+                return Err(match e.details() {
+                    Some(details) if details.contains("No such master") => unknown(),
+                    Some(details) if details.contains("unknown command") => {
+                        Error::new(ErrorKind::Misconfigured, "the server is not a sentinel")
+                    }
+                    _ => error::map(&e.clone().into(), Sent::No),
+                });
+            }
+            Value::Nil => return Err(unknown()),
+            _ => {}
+        }
+    }
+    let fields: HashMap<String, String> = redis::from_redis_value(master.clone()).map_err(|_| odd())?;
+    let (host, port): (String, u16) = redis::from_redis_value(address.clone()).map_err(|_| odd())?;
+    if host.is_empty() {
+        return Err(odd());
+    }
+    Ok(((host, port), fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0)))
 }
 
 /// The server that became the primary of this name, if that is what was pushed:
@@ -253,6 +308,7 @@ impl fmt::Debug for Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU64;
 
     fn message(channel: &str, text: &str) -> PushInfo {
         let data = [channel, text].map(|text| Value::BulkString(text.into())).into();
@@ -268,12 +324,42 @@ mod tests {
         assert_eq!(switched(&message("+switch-master", "orders 10.0.0.1"), "orders"), None);
     }
 
+    fn replies(text: &str) -> Vec<Value> {
+        let mut parser = redis::Parser::new();
+        let mut bytes = text.as_bytes();
+        [(), ()].map(|()| parser.parse_value(&mut bytes).expect("reply")).into()
+    }
+
     #[test]
     fn what_is_not_there_is_misconfigured() {
-        let reply = redis::parse_redis_value(b"-ERR No such master with that name\r\n").expect("reply");
-        assert_eq!(read(reply, "x").expect_err("unknown").kind(), ErrorKind::Misconfigured);
-        let reply =
-            Value::Array(["ip", "h", "port", "1", "config-epoch", "7"].map(|t| Value::BulkString(t.into())).into());
-        assert_eq!(read(reply, "x").expect("known"), (("h".into(), 1), 7));
+        for none in ["-ERR No such master with that name\r\n*-1\r\n", "*0\r\n*-1\r\n"] {
+            assert_eq!(read(&replies(none), "x").expect_err("unknown").kind(), ErrorKind::Misconfigured);
+        }
+    }
+
+    #[test]
+    fn the_address_is_that_of_the_server_that_was_promoted() {
+        let master = "*6\r\n$2\r\nip\r\n$6\r\nformer\r\n$4\r\nport\r\n$1\r\n1\r\n$12\r\nconfig-epoch\r\n$1\r\n7\r\n";
+        let address = "*2\r\n$3\r\nnew\r\n$1\r\n2\r\n";
+        assert_eq!(read(&replies(&[master, address].concat()), "x").expect("known"), (("new".into(), 2), 7));
+    }
+
+    #[test]
+    fn only_another_server_than_the_one_in_use_is_news() {
+        let count = Arc::new(AtomicU64::new(0));
+        let on_switch: OnSwitch = {
+            let count = Arc::clone(&count);
+            Arc::new(move || _ = count.fetch_add(1, Ordering::Relaxed))
+        };
+        let address = |host: &str| (host.to_owned(), 1);
+        let news = News::new(on_switch);
+        news.announce(address("new"));
+        news.expect(&address("new"));
+        news.announce(address("new"));
+        assert_eq!(count.load(Ordering::Relaxed), 0);
+        news.announce(address("newer"));
+        assert_eq!(count.load(Ordering::Relaxed), 1);
+        news.expect(&address("new"));
+        assert_eq!(count.load(Ordering::Relaxed), 2, "it was announced before the choice");
     }
 }

@@ -100,14 +100,22 @@ async fn ask_all(
 async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Login) -> Result<Told> {
     let dialer = dialer(config, address, login);
     let connection = dialer.connection().await?;
-    let mut requests = Pipeline::with_capacity(3);
-    for question in ["MASTER", "REPLICAS", "CKQUORUM"] {
+    let mut requests = Pipeline::with_capacity(4);
+    sentinel::ask_for(&mut requests, primary);
+    for question in ["REPLICAS", "CKQUORUM"] {
         requests.cmd("SENTINEL").arg(question).arg(primary);
     }
     let replies = connection.run_all(None, &requests, config.timeout, Sent::ReadOnly).await?;
-    let [master, replicas, quorum] = <[Value; 3]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
-    let (address, epoch) = sentinel::read(master.clone(), primary)?;
+    let [master, named, replicas, quorum] =
+        <[Value; 4]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
+    let (address, epoch) = sentinel::read(&[master.clone(), named], primary)?;
     let fields: HashMap<String, String> = redis::from_redis_value(master).unwrap_or_default();
+    // While it leads a failover, what it says of the primary is said of the former one.
+    let is_of = |host: &str, port: u16| {
+        fields.get("ip").is_some_and(|ip| ip == host)
+            && fields.get("port").is_some_and(|text| *text == port.to_string())
+    };
+    let is_down = is_of(&address.0, address.1) && fields.get("flags").is_some_and(|flags| flags.contains("_down"));
     let others = fields.get("num-other-sentinels").and_then(|number| number.parse().ok()).unwrap_or(0);
     let replicas: Vec<HashMap<String, String>> = redis::from_redis_value(replicas).unwrap_or_default();
     let replicas = replicas.into_iter().filter_map(|mut fields| {
@@ -119,7 +127,7 @@ async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Log
         epoch,
         replicas: replicas.collect(),
         known: others + 1_usize,
-        is_down: fields.get("flags").is_some_and(|flags| flags.contains("_down")),
+        is_down,
         // It knows less than this user may ask: what is refused is not taken for an answer.
         no_quorum: access::refusal(quorum).map(|refusal| refusal.why().to_owned()).filter(|why| why.contains("QUORUM")),
     })

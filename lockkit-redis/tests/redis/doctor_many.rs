@@ -292,7 +292,8 @@ async fn the_documented_permissions_suffice_in_a_cluster() {
 async fn the_documented_permissions_suffice_at_sentinels() {
     let all = sentinels().await;
     for (index, sentinel) in all.sentinels().iter().enumerate() {
-        let rules = "+sentinel|master +subscribe &+switch-master +sentinel|replicas +sentinel|ckquorum";
+        let rules = "+sentinel|master +sentinel|get-master-addr-by-name +subscribe &+switch-master +sentinel|replicas \
+                     +sentinel|ckquorum";
         all.command(
             index,
             &[&["ACL", "SETUSER", "watch", "on", ">pw"], &rules.split(' ').collect::<Vec<_>>()[..]].concat(),

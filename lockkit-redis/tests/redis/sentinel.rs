@@ -1,10 +1,16 @@
 //! The store on the primary that sentinels name.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lockkit_core::{Effect, ErrorKind, Fencing, LockStore, Query, Release, Renewal};
 use lockkit_redis::{RedisConfig, RedisStore, diagnose};
-use lockkit_testkit::servers::{RedisOptions, RedisSentinels, RedisServer};
+use lockkit_testkit::{
+    faults::{Direction, Proxy},
+    servers::{RedisOptions, RedisSentinels, RedisServer},
+};
 
 use crate::support::*;
 
@@ -107,7 +113,7 @@ async fn a_planned_switch_is_heard_of() {
     let sentinel = RedisServerAt(all.sentinels()[0].addr());
     sentinel.command("SENTINEL FAILOVER lockkit");
     all.until_primary(1).await.expect("takes over");
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let grant = loop {
         match attempt(&store, &claim("b")).await {
             Ok(attempt) => break granted(attempt),
@@ -116,6 +122,139 @@ async fn a_planned_switch_is_heard_of() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert_eq!(all.servers()[1].command(&["EXISTS", "lockkit:b"]).await.expect("EXISTS"), "1", "{grant:?}");
+}
+
+/// A failover that has promoted the second server and is not over, for a replica is frozen. The first is still a primary, and the
+/// sentinel that leads the failover still shows it as the one, at the epoch of the new one.
+struct HalfWay {
+    all: RedisSentinels,
+    /// Before the sentinels; the first leads the failover.
+    proxies: Vec<Proxy>,
+    url: String,
+}
+
+impl HalfWay {
+    async fn start() -> Self {
+        let all = RedisSentinels::start_with_bystander(flavor()).await.expect("servers");
+        all.be_slow().await.expect("settings");
+        for server in all.servers().iter().chain(all.bystander()) {
+            RedisServerAt(server.addr()).command("ACL SETUSER app on >pw ~* &* +@all");
+        }
+        let mut proxies = Vec::new();
+        for sentinel in all.sentinels() {
+            proxies.push(Proxy::start(sentinel.addr()).await.expect("proxy"));
+        }
+        let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
+        let url =
+            format!("redis+sentinel://app:pw@{}/{}?failover_pause=no", addresses.join(","), RedisSentinels::PRIMARY);
+        all.bystander().expect("started").freeze().await.expect("freeze");
+        all.command(0, &["SENTINEL", "FAILOVER", RedisSentinels::PRIMARY]).await.expect("failover");
+        let half_way = Self { all, proxies, url };
+        half_way.until_named(1, "GET-MASTER-ADDR-BY-NAME").await;
+        half_way
+    }
+
+    async fn store(&self) -> RedisStore {
+        RedisStore::from_url(&self.url).await.expect("connect")
+    }
+
+    /// Waits until this answer of a sentinel has the port of the server that was promoted.
+    async fn until_named(&self, sentinel: usize, question: &str) {
+        let port = self.all.servers()[1].port().to_string();
+        let start = Instant::now();
+        while !self.says(sentinel, question).await.lines().any(|line| line == port) {
+            assert!(start.elapsed() < Duration::from_secs(30), "sentinel {sentinel} never names the new primary");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn says(&self, sentinel: usize, question: &str) -> String {
+        self.all.command(sentinel, &["SENTINEL", question, RedisSentinels::PRIMARY]).await.expect("answer")
+    }
+
+    async fn is_primary(&self, server: usize) -> bool {
+        self.all.servers()[server].command(&["ROLE"]).await.expect("ROLE").starts_with("master")
+    }
+
+    /// The numbers of the stores' connections to the server that was promoted.
+    async fn connections(&self) -> Vec<String> {
+        let list = self.all.servers()[1].command(&["CLIENT", "LIST"]).await.expect("CLIENT LIST");
+        let of_stores = list.lines().filter(|line| line.contains(" user=app "));
+        of_stores.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_being_replaced_is_not_believed_in() {
+    let half_way = HalfWay::start().await;
+    // The leader's answer comes last of a majority.
+    half_way.proxies[0].delay(Direction::ToClient, Duration::from_millis(20));
+    half_way.proxies[2].refuse(true);
+    let names: Vec<_> = (0..20).map(|index| format!("lock {index}")).collect();
+    for name in &names {
+        let store = half_way.store().await;
+        hold(&store, &claim(name)).await;
+    }
+    for name in &names {
+        let there = half_way.all.servers()[0].command(&["EXISTS", &format!("lockkit:{name}")]).await.expect("EXISTS");
+        assert_eq!(there, "0", "{name} was granted by the former primary");
+    }
+    let former = half_way.all.servers()[0].port().to_string();
+    assert!(half_way.says(0, "MASTER").await.lines().any(|line| line == former), "the failover is over");
+    assert!(half_way.is_primary(0).await, "the former primary could not grant anything");
+}
+
+/// A sentinel that was told of another primary has no epoch, as the others have none before the first failover.
+#[tokio::test]
+async fn which_sentinel_answers_last_decides_nothing() {
+    let all = servers().await;
+    let stranger = RedisServer::start(RedisOptions::default().flavor(flavor())).await.expect("a server");
+    let mut proxies = Vec::new();
+    for (sentinel, delay) in all.sentinels().iter().zip([0, 100, 20]) {
+        let proxy = Proxy::start(sentinel.addr()).await.expect("proxy");
+        proxy.delay(Direction::ToClient, Duration::from_millis(delay));
+        proxies.push(proxy);
+    }
+    let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
+    let url =
+        format!("redis+sentinel://{}/{}?failover_pause=no&timeout=2s", addresses.join(","), RedisSentinels::PRIMARY);
+    all.command(2, &["SENTINEL", "REMOVE", RedisSentinels::PRIMARY]).await.expect("remove");
+    let port = stranger.port().to_string();
+    let words = ["SENTINEL", "MONITOR", RedisSentinels::PRIMARY, "127.0.0.1", &port, "2"];
+    all.command(2, &words).await.expect("monitor");
+    hold(&RedisStore::from_url(&url).await.expect("a majority names it"), &claim("a")).await;
+    assert_eq!(all.servers()[0].command(&["EXISTS", "lockkit:a"]).await.expect("EXISTS"), "1");
+    proxies[1].refuse(true);
+    let error = RedisStore::from_url(&url).await.expect_err("one against one");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+}
+
+/// A sentinel that is behind says nothing against the server that the others have named already.
+#[tokio::test]
+async fn what_is_known_already_is_no_news() {
+    let half_way = HalfWay::start().await;
+    half_way.proxies[2].refuse(true);
+    let store = half_way.store().await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    let connections = half_way.connections().await;
+    assert_eq!(connections.len(), 1, "{connections:?}");
+    // A sentinel is lost, so all are asked again; the leader's answer comes last.
+    half_way.proxies[0].delay(Direction::ToClient, Duration::from_millis(20));
+    half_way.proxies[1].cut().await;
+    eventually_async("the sentinels are asked again", async || {
+        held(renew(&store, &renewal(&mine)).await);
+        half_way.proxies[1].connections() == 1
+    })
+    .await;
+    half_way.proxies[0].heal();
+    let former = half_way.all.servers()[0].port().to_string();
+    assert!(half_way.says(0, "MASTER").await.lines().any(|line| line == former), "the failover is over");
+    // The failover ends, and the leader announces what everybody knows.
+    half_way.all.bystander().expect("started").thaw().expect("thaw");
+    half_way.until_named(0, "MASTER").await;
+    held(renew(&store, &renewal(&mine)).await);
+    assert_eq!(half_way.connections().await, connections, "a healthy connection was given up");
 }
 
 #[tokio::test]

@@ -25,6 +25,8 @@ const SENTINELS: usize = 3;
 #[derive(Debug)]
 pub struct RedisSentinels {
     servers: [RedisServer; 2],
+    /// A replica that never takes over.
+    bystander: Option<RedisServer>,
     sentinels: Vec<Process>,
     door: Door,
 }
@@ -48,20 +50,41 @@ impl RedisSentinels {
     ///
     /// As for [`start`](Self::start).
     pub async fn start_with(options: RedisOptions, flavor: RedisFlavor) -> Result<Self> {
+        Self::start_servers(options, flavor, false).await
+    }
+
+    /// The same with a second replica, the [`bystander`](Self::bystander), that is never promoted (`replica-priority 0`).
+    ///
+    /// A failover ends when all replicas follow the new primary. While this one is frozen, and the sentinels are
+    /// [slow](Self::be_slow) to take it for down, that does not come to pass.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    pub async fn start_with_bystander(flavor: RedisFlavor) -> Result<Self> {
+        let options = RedisOptions::default().flavor(flavor.clone());
+        Self::start_servers(options, flavor, true).await
+    }
+
+    async fn start_servers(options: RedisOptions, flavor: RedisFlavor, has_bystander: bool) -> Result<Self> {
         // Fast enough for a test: the primary starts the first synchronisation at once.
         let tls = options.with_tls().cloned();
         let options = options.args(["--repl-diskless-sync-delay", "0", "--repl-timeout", "5"]);
         let primary = RedisServer::start(options.clone()).await?;
-        let port = primary.port().to_string();
-        let replica = RedisServer::start(options.args(["--replicaof", &format!("127.0.0.1 {port}")])).await?;
+        let follow = options.args(["--replicaof", &format!("127.0.0.1 {}", primary.port())]);
+        let replica = RedisServer::start(follow.clone()).await?;
+        let bystander = match has_bystander {
+            true => Some(RedisServer::start(follow.args(["--replica-priority", "0"])).await?),
+            false => None,
+        };
         let program = flavor.program().locate()?;
         let sentinel = || Sentinel { program: program.clone(), primary: primary.port(), tls: tls.clone() };
         let mut sentinels = Vec::with_capacity(SENTINELS);
         for _ in 0..SENTINELS {
             sentinels.push(Process::start(sentinel()).await?);
         }
-        let started = Self { servers: [primary, replica], sentinels, door: Tls::door(tls.as_ref()) };
-        started.until("the sentinels find each other and the replica", async |all| all.is_complete().await).await?;
+        let started = Self { servers: [primary, replica], bystander, sentinels, door: Tls::door(tls.as_ref()) };
+        started.until("the sentinels find each other and the replicas", async |all| all.is_complete().await).await?;
         Ok(started)
     }
 
@@ -69,6 +92,12 @@ impl RedisSentinels {
     #[must_use]
     pub fn servers(&self) -> &[RedisServer; 2] {
         &self.servers
+    }
+
+    /// The replica that never takes over, if there is one.
+    #[must_use]
+    pub fn bystander(&self) -> Option<&RedisServer> {
+        self.bystander.as_ref()
     }
 
     /// The sentinels.
@@ -117,23 +146,44 @@ impl RedisSentinels {
         .await
     }
 
+    /// Has the sentinels wait a minute before they take a server for down, or give up that a replica follows the new primary.
+    ///
+    /// # Errors
+    ///
+    /// As for [`command`](Self::command).
+    pub async fn be_slow(&self) -> Result<()> {
+        for sentinel in 0..SENTINELS {
+            for setting in ["down-after-milliseconds", "failover-timeout"] {
+                self.command(sentinel, &["SENTINEL", "SET", Self::PRIMARY, setting, "60000"]).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn is_complete(&self) -> bool {
+        let replicas = [&self.servers[1]].into_iter().chain(&self.bystander);
+        let count = replicas.clone().count();
         for sentinel in 0..SENTINELS {
             let fields = self.command(sentinel, &["SENTINEL", "MASTER", Self::PRIMARY]).await.unwrap_or_default();
             let lines: Vec<&str> = fields.lines().collect();
             let field = |name| lines.chunks(2).find(|pair| pair[0] == name).and_then(|pair| pair.get(1).copied());
-            if field("num-slaves") != Some("1") || field("num-other-sentinels") != Some("2") {
+            if field("num-slaves") != Some(&*count.to_string()) || field("num-other-sentinels") != Some("2") {
                 return false;
             }
             // One that was not reached yet is no candidate for taking over.
-            let replicas = self.command(sentinel, &["SENTINEL", "REPLICAS", Self::PRIMARY]).await.unwrap_or_default();
-            let lines: Vec<&str> = replicas.lines().collect();
-            if !lines.windows(2).any(|pair| pair == ["master-link-status", "ok"]) {
+            let told = self.command(sentinel, &["SENTINEL", "REPLICAS", Self::PRIMARY]).await.unwrap_or_default();
+            let lines: Vec<&str> = told.lines().collect();
+            if lines.windows(2).filter(|pair| *pair == ["master-link-status", "ok"]).count() < count {
                 return false;
             }
         }
-        let info = self.servers[1].command(&["INFO", "replication"]).await.unwrap_or_default();
-        info.contains("master_link_status:up")
+        for replica in replicas {
+            let info = replica.command(&["INFO", "replication"]).await.unwrap_or_default();
+            if !info.contains("master_link_status:up") {
+                return false;
+            }
+        }
+        true
     }
 
     async fn until(&self, what: &str, is_true: impl AsyncFn(&Self) -> bool) -> Result<()> {
