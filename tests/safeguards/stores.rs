@@ -17,6 +17,7 @@ const REDIS_ACQUIRE: &str = "lockkit-redis/src/store/acquire.rs";
 const REDIS_SERVER: &str = "lockkit-redis/src/wire/server.rs";
 const REDIS_SENTINEL: &str = "lockkit-redis/src/client/sentinel.rs";
 const REDIS_VOTE: &str = "lockkit-redis/src/client/vote.rs";
+const REDIS_REPLICAS: &str = "lockkit-redis/src/client/replicas.rs";
 const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
@@ -270,6 +271,22 @@ pub(crate) const ALL: &[Safeguard] = &[
             Self::plain(numbered.replace(other, "").into())
         }"#,
         noticed_by: "lockkit-redis/redis::failover::a_change_that_nobody_saw_is_noticed",
+    },
+    Safeguard {
+        name: "full_shared",
+        does: "A full server renews readers and permits",
+        file: REDIS_SCRIPTS,
+        code: "«Self::plain(numbered.into())»",
+        without: r#"Self::plain(numbered.replace("call('HDEL', places, me)\n  call('HSET'", "call('HSET'").into())"#,
+        noticed_by: "lockkit-redis/redis::full::sentinels",
+    },
+    Safeguard {
+        name: "full_replicas",
+        does: "A full server has its replicas acknowledge a renewal",
+        file: REDIS_REPLICAS,
+        code: "if «connection.accept(extended, Sent::ReadOnly)? != Value::Int(1)»",
+        without: "true",
+        noticed_by: "lockkit-redis/redis::full::one_server",
     },
     Safeguard {
         name: "promoted",

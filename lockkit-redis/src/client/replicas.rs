@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// For how long the key stays that is written.
-const LIFE_MS: u32 = 60_000;
+/// For how long the key stays that is written: longer than any lease, so that it is there when one is renewed.
+const LIFE_MS: u32 = 3_600_000;
 
 /// The replicas of one server.
 #[derive(Debug)]
@@ -81,16 +81,20 @@ impl Replicas {
 impl ReplicaWait {
     async fn wait(&self) -> Result<Acknowledged> {
         let connection = self.dialer.connection().await?;
-        let mut requests = Pipeline::with_capacity(2);
+        let mut requests = Pipeline::with_capacity(3);
         let key = name::mark_of_note(&unpoisoned(&self.note));
-        requests.cmd("SET").arg(key).arg("").arg("PX").arg(LIFE_MS);
+        requests.cmd("SET").arg(&key).arg("").arg("PX").arg(LIFE_MS);
+        // A server that is full refuses the first, but not to extend what is there. Either is a write.
+        requests.cmd("PEXPIRE").arg(&key).arg(LIFE_MS);
         // Zero would mean forever.
         let within = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).max(1);
         requests.cmd("WAIT").arg(self.wanted).arg(within);
         let bound = self.within + self.timeout;
         let replies = connection.run_all(None, &requests, bound, Sent::ReadOnly).await?;
-        let [written, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
-        connection.accept(written, Sent::ReadOnly)?;
+        let [made, extended, reply] = <[Value; 3]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
+        if connection.accept(extended, Sent::ReadOnly)? != Value::Int(1) {
+            connection.accept(made, Sent::ReadOnly)?;
+        }
         match connection.accept(reply, Sent::ReadOnly)? {
             Value::Int(count) => Ok((u32::try_from(count).unwrap_or(0), connection)),
             _ => Err(error::odd_reply(Sent::ReadOnly)),

