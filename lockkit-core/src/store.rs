@@ -249,11 +249,10 @@ pub struct AcquireRequest {
     pub holder: HolderInfo,
     /// Take the place of the exclusive lease with this token: the grant is made only if that lease has the lock (or the claim
     /// has it, rule R1). The lease ends in the same step, so that nobody gets in between, and its token is burnt. If anybody else
-    /// has the lock, or nobody, the answer is `Contended`. It is a try: `wait` is zero. A [shared](Mode::Shared) claim passes all that
-    /// wait, is the first of a new group, with a fence above that of the lease, and lets in those readers that wait first in the queue.
-    /// Where a store
-    /// [keeps](crate::Capability::keeps) locks, the ttl may be longer than its longest, for a lease that nobody holds; after an unknown
-    /// effect such a request is made again with the same token.
+    /// has the lock, or nobody, the answer is `Contended`, with a holder only if there is one. It is a try: `wait` is zero. A
+    /// [shared](Mode::Shared) claim passes all that wait, is the first of a new group, with a fence above that of the lease, and lets in
+    /// those readers that wait first in the queue. Where a store [keeps](crate::Capability::keeps) locks, the ttl may be longer than its
+    /// longest, for a lease that nobody holds; after an unknown effect such a request is made again with the same token.
     pub from: Option<Token>,
 }
 

@@ -69,12 +69,16 @@ pub(super) enum Answer {
 /// What is in the way of an acquisition.
 pub(super) struct HeldByAnother {
     pub(super) remaining: Option<Duration>,
-    pub(super) holder: HolderInfo,
+    /// None if the lease is gone whose place was asked for.
+    pub(super) holder: Option<HolderInfo>,
     /// Whether the holder sends no message when it releases.
     pub(super) is_silent: bool,
     /// Whether the claim is the first in the lock's queue.
     pub(super) is_first: bool,
 }
+
+/// What `PTTL` says of a key that is not there. (The value alone does not tell: another client's may be empty.)
+const NO_KEY: i64 = -2;
 
 /// Where a waiter listens.
 struct Listener {
@@ -291,8 +295,11 @@ impl<'a> Acquisition<'a> {
                     // It is free, but others wait for it.
                     let is_free = theirs.is_empty() && !place.is_empty();
                     let (is_silent, is_first) = (!is_free && stored == Stored::Foreign, *place == [Value::Int(0)]);
-                    let holder =
-                        if is_free { HolderInfo::new("others that wait for it") } else { stored.into_holder() };
+                    let holder = match (is_free, *pttl) {
+                        (true, _) => Some(HolderInfo::new("others that wait for it")),
+                        (false, NO_KEY) if theirs.is_empty() => None,
+                        (false, _) => Some(stored.into_holder()),
+                    };
                     Ok(Answer::Held(HeldByAnother { remaining, holder, is_silent, is_first }))
                 }
                 _ => Err(odd()),
@@ -307,13 +314,13 @@ impl Answer {
         match self {
             Self::Granted(hold) => Attempt::Granted(hold),
             Self::Held(HeldByAnother { remaining, holder, .. }) => contended(remaining, holder),
-            Self::Paused(left) => contended(Some(left), epoch::predecessors_holder()),
+            Self::Paused(left) => contended(Some(left), Some(epoch::predecessors_holder())),
         }
     }
 }
 
-pub(super) fn contended(retry_after: Option<Duration>, holder: HolderInfo) -> Attempt {
-    Attempt::Contended(Contention { retry_after, holder: Some(holder), burnt: false })
+pub(super) fn contended(retry_after: Option<Duration>, holder: Option<HolderInfo>) -> Attempt {
+    Attempt::Contended(Contention { retry_after, holder, burnt: false })
 }
 
 /// Whether what is asked for is shared, or has an order.

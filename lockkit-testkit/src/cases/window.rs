@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, ErrorKind, Guard, Lock, Locker, MultiLock, Outcome, Release, Renewed, StoreInfo, Token,
+    AcquireRequest, Attempt, ErrorKind, Guard, Lock, Locker, LossReason, MultiLock, Outcome, Release, Renewed,
+    StoreInfo, Token,
 };
 
 use super::{
@@ -20,6 +21,7 @@ cases! { "window":
     what_is_late_does_not_cut_a_window_short [KEEPS] "A late renewal or release of the holder that is done changes nothing (R5, R7)."
     other_tasks_of_the_process_wait_as_well [KEEPS] "A lock that is kept is not handed over to the next task of the process."
     work_that_is_longer_than_the_window_is_released [KEEPS] "A lock that was held for longer than its window is free when it is released."
+    a_lock_that_was_broken_is_not_kept [KEEPS] "A holder whose lock was broken meanwhile keeps it from nobody when it is done, and is told that its lease is gone (R7)."
     a_holder_may_give_the_window_up [KEEPS] "release_early() lets others in at once; a window may also be set while the lock is held."
     what_can_not_be_kept_is_refused [NOTHING] "keep_for is refused where it is not claimed, for years, and for one lock of several (R12)."
 }
@@ -170,6 +172,15 @@ async fn work_that_is_longer_than_the_window_is_released(ctx: Ctx) -> CaseResult
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let guard = take(&kept(&mine, &name, Duration::from_nanos(1))).await?;
     assert_eq!(guard.release().await?, Outcome::Released);
+    drop(take(&other.lock(&name)).await?);
+    Ok(())
+}
+
+async fn a_lock_that_was_broken_is_not_kept(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let guard = take(&kept(&mine, &name, HOUR)).await?;
+    make_way(&other, &name, guard.token()).await?;
+    assert_eq!(guard.release().await?, Outcome::NotHeld(LossReason::Gone));
     drop(take(&other.lock(&name)).await?);
     Ok(())
 }
