@@ -85,7 +85,8 @@ impl Watches {
     /// Asks the sentinels for the primary.
     ///
     /// # Errors
-    /// `Misconfigured` if they know no primary of this name; `Unavailable` if none answers; `Denied` if the login is wrong.
+    /// `Misconfigured` if they know no primary of this name; `Unavailable` if none answers, or if they name several at
+    /// the same epoch and no majority names one; `Denied` if the login is wrong.
     pub(crate) async fn begin(config: &RedisConfig, on_switch: OnSwitch) -> Result<Self> {
         let is_lost = Arc::new(AtomicBool::new(false));
         let Found { address, epoch, watches } = find(config, &on_switch, &is_lost).await?;
