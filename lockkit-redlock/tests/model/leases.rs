@@ -38,6 +38,8 @@ pub(crate) struct Leases {
     pub(crate) second_round: bool,
     /// It leaves out the nodes that have not answered the release of the first; off: it asks all.
     pub(crate) answered: bool,
+    /// Until they have, these nodes are not healed, and do not count for a renewal; off: as all others.
+    pub(crate) burnt: bool,
 }
 
 impl Leases {
@@ -53,6 +55,7 @@ impl Leases {
         fresh_token: true,
         second_round: false,
         answered: true,
+        burnt: true,
     };
 }
 
@@ -251,7 +254,8 @@ impl Model for Leases {
                 if held {
                     at.lease = Some((token, now + TTL));
                 }
-                let vote = if held { Vote::Yes } else { Vote::No };
+                let counts = held && !self.is_burnt(&at.cells[client]);
+                let vote = if counts { Vote::Yes } else { Vote::No };
                 (at.cells[client].renew, at.cells[client].vote) = (false, vote);
             }
             Action::Heal { client, node } => self.heal(&mut state, client, node),
@@ -278,7 +282,9 @@ impl Model for Leases {
             }),
             Property::sometimes("acquired", |_, state: &State| state.seen.granted[0]),
             Property::sometimes("renewed", |_, state: &State| state.seen.renewed),
-            Property::sometimes("handed over", |_, state: &State| state.seen.granted == [true; CLIENTS]),
+            Property::sometimes("granted to all that ask", |model: &Self, state: &State| {
+                (0..CLIENTS).all(|client| state.seen.granted[client] == (model.attempts[client] > 0))
+            }),
             Property::sometimes("healed", |_, state: &State| state.seen.healed),
         ];
         if !self.restart {
@@ -341,6 +347,11 @@ impl Leases {
 
     fn believes(&self, state: &State, client: usize) -> bool {
         matches!(state.clients[client].phase, Phase::Held | Phase::Renewing) && self.may_act(state, client)
+    }
+
+    /// Whether a release may arrive at a node that its client has not heard of, while it holds or renews.
+    fn is_burnt(&self, cell: &Cell) -> bool {
+        self.burnt && (cell.release || cell.late_reply)
     }
 
     fn invoke(&self, state: &mut State, client: usize) {
@@ -415,7 +426,8 @@ impl Leases {
         }
         for node in &mut state.nodes {
             let cell = &mut node.cells[client];
-            (cell.heal, cell.renew) = (renewing && cell.vote == Vote::No, false);
+            let is_burnt = self.is_burnt(cell);
+            (cell.heal, cell.renew) = (renewing && cell.vote == Vote::No && !is_burnt, false);
             cell.vote = Vote::Open;
         }
     }
