@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::client::calls::Calls;
+use crate::client::{calls::Calls, claims::Burn};
 
 /// How many are tried at a time at a node that answers.
 const AT_A_TIME: usize = 64;
@@ -26,7 +26,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// A release that a node has to be told of.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Owed {
     pub(crate) claim: Claim,
     /// When there is nothing left to release.
@@ -34,6 +34,8 @@ pub(crate) struct Owed {
     /// The node has answered the acquisition, so that `NotHeld` is final. Otherwise the acquisition may be on its way to the
     /// node still, over a connection that was given up.
     pub(crate) settled: bool,
+    /// Of a claim that may have become a lease meanwhile: the node counts for it again when this has ended.
+    pub(crate) burn: Option<Burn>,
 }
 
 impl Owed {
@@ -44,6 +46,20 @@ impl Owed {
             Ok(Release::NotHeld(_)) => self.settled,
             // What the node refuses now it will refuse the next time.
             Err(error) => !error.is_retryable(),
+        }
+    }
+
+    /// The node has answered for good.
+    fn end(self) {
+        if let Some(burn) = self.burn {
+            burn.end();
+        }
+    }
+
+    /// It is not tried any more.
+    fn lapse(self) {
+        if let Some(burn) = self.burn {
+            burn.lapse();
         }
     }
 }
@@ -105,13 +121,10 @@ impl RetryQueue {
 
     /// Takes out what is due, up to this many.
     fn due(&mut self, now: Moment, most: usize) -> Vec<Try> {
-        self.waiting.retain(|_, Try { owed, .. }| {
-            let lapsed = owed.lapse <= now;
-            if lapsed {
-                self.tokens.remove(&owed.claim.token);
-            }
-            !lapsed
-        });
+        for (_, Try { owed, .. }) in self.waiting.extract_if(.., |_, Try { owed, .. }| owed.lapse <= now) {
+            self.tokens.remove(&owed.claim.token);
+            owed.lapse();
+        }
         let mut due = Vec::new();
         while due.len() < most
             && let Some(first) = self.waiting.first_entry()
@@ -171,13 +184,20 @@ impl Worker {
         let mut due: Vec<_> = due.into_iter().map(Some).collect();
         let mut answered = false;
         while let Some((index, answer)) = calls.next_ever().await {
-            let Some(Try { owed, pause }) = due[index].take() else { continue };
+            let Some(Try { mut owed, pause }) = due[index].take() else { continue };
+            if let Some(burn) = &mut owed.burn {
+                burn.hear(&answer);
+            }
             let settled = owed.is_settled_by(&answer);
             answered |= settled || answer.is_ok();
-            let again = self.clock.now() + pause;
+            // When the lease must have lapsed it is not tried any more, but is to end then.
+            let again = (self.clock.now() + pause).min(owed.lapse);
             let mut queue = unpoisoned(&self.backlog.queue);
             if settled {
                 queue.tokens.remove(&owed.claim.token);
+                if answer.is_ok() {
+                    owed.end();
+                }
             } else {
                 // Twice as long each time, to the end of the lease: most of those that are not settled never will be.
                 queue.put(again, Try { owed, pause: pause * 2 });
@@ -210,7 +230,7 @@ mod tests {
             let key = LockKey::new("a").expect("a name");
             let claim = Claim { key, token: Token::random().expect("random"), mode: Mode::Exclusive };
             let clock = Arc::clone(&self.1.info().clock);
-            let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: false };
+            let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: false, burn: None };
             self.0.add(owed, &self.1, &clock);
         }
     }

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use crate::{
     client::{
         calls::{Calls, Next},
-        claims::{Entry, Grant, NodeGrant},
+        claims::{Burn, Entry, Grant, NodeGrant},
         quorum::Quorum,
     },
     store::late::{forget_when_undone, keep_late, undo, undo_late},
@@ -51,10 +51,8 @@ pub(crate) struct OpenAttempt<'a> {
     calls: Calls<Result<Attempt>>,
     /// The nodes that granted, or may have; true of those that have said so.
     may_hold: Vec<(usize, bool)>,
-    /// What refused rounds left, being released at each node: true when nothing of it is left there.
-    undoing: Calls<bool>,
-    /// The nodes at which a release may be under way for as long as it likes: not to be asked again (rule R2).
-    burnt_at: Vec<usize>,
+    /// What refused rounds left, being released at each node. It is not asked again before that has ended (rule R2).
+    undoing: Calls<()>,
     end: End,
 }
 
@@ -87,7 +85,6 @@ impl<'a> OpenAttempt<'a> {
             calls: Calls::with_capacity(quorum.nodes.len()),
             may_hold: Vec::new(),
             undoing: Calls::with_capacity(0),
-            burnt_at: Vec::new(),
             end: End::Broken,
         }
     }
@@ -171,7 +168,7 @@ impl<'a> OpenAttempt<'a> {
         self.entry.asked(sent, request.ttl);
         let request = Arc::new(AcquireRequest { wait: Duration::ZERO, order: Order::Any, fence, ..request.clone() });
         for node in 0..self.quorum.nodes.len() {
-            if self.is_undoing_at(node) {
+            if self.entry.is_burnt_at(node) {
                 let name = self.quorum.nodes[node].name();
                 ballot.votes.failed += 1;
                 ballot
@@ -184,16 +181,11 @@ impl<'a> OpenAttempt<'a> {
         }
     }
 
-    /// Whether something of the round before may still be left at a node.
-    fn is_undoing_at(&self, node: usize) -> bool {
-        self.burnt_at.contains(&node) || self.undoing.pending().any(|pending| pending == node)
-    }
-
     /// Gives up what was granted at the rendezvous if the round before is still being undone at so many nodes that no
     /// majority can be asked. The nodes have not failed: this client's own releases are what it has to wait for.
     pub(crate) fn gives_way(&mut self) -> bool {
         let nodes = 0..self.quorum.nodes.len();
-        let gives_way = nodes.filter(|node| !self.is_undoing_at(*node)).count() < self.quorum.majority;
+        let gives_way = nodes.filter(|node| !self.entry.is_burnt_at(*node)).count() < self.quorum.majority;
         if gives_way {
             self.refused(Refusal::default());
         }
@@ -301,24 +293,19 @@ impl<'a> OpenAttempt<'a> {
             self.undo_at(node, settled);
         }
         for (node, call) in self.calls.take() {
-            let late = undo_late(Arc::clone(self.quorum), Arc::clone(&self.entry), node, call);
-            self.undoing.add(node, late);
+            self.undoing.add(node, undo_late(Arc::clone(self.quorum), Burn::new(&self.entry, node), call));
         }
         Ended::Refused(refusal)
     }
 
     /// Begins to release the claim at a node.
     pub(crate) fn undo_at(&mut self, node: usize, settled: bool) {
-        self.undoing.add(node, undo(Arc::clone(self.quorum), Arc::clone(&self.entry), node, settled));
+        self.undoing.add(node, undo(Arc::clone(self.quorum), Burn::new(&self.entry, node), settled));
     }
 
     /// Returns when a node has answered about what is being undone there; `None` if there is none left.
     pub(crate) async fn undone(&mut self) -> Option<()> {
-        let (node, undone) = self.undoing.next_ever().await?;
-        if !undone {
-            self.burnt_at.push(node);
-        }
-        Some(())
+        self.undoing.next_ever().await.map(|(_, ())| ())
     }
 
     /// Ends the attempt without a grant: everything is undone in the background.
@@ -328,7 +315,7 @@ impl<'a> OpenAttempt<'a> {
 
     fn failure(&mut self, ballot: Ballot) -> Error {
         let untouched = self.may_hold.is_empty() && self.calls.is_empty();
-        let effect = if untouched && self.undoing.is_empty() && self.burnt_at.is_empty() {
+        let effect = if untouched && !self.entry.is_burnt() {
             self.quorum.claims.forget(&self.entry);
             Effect::None
         } else {
@@ -351,8 +338,7 @@ impl Drop for OpenAttempt<'_> {
         }
         keep_late(self.quorum, &self.entry, std::mem::take(&mut self.calls));
         if self.end == End::Withdrawn {
-            let clean = self.burnt_at.is_empty();
-            forget_when_undone(self.quorum, &self.entry, std::mem::take(&mut self.undoing), clean);
+            forget_when_undone(self.quorum, &self.entry, std::mem::take(&mut self.undoing));
         }
     }
 }

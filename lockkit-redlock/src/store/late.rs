@@ -6,8 +6,9 @@ use lockkit_core::{Attempt, Effect, Result};
 use tokio::time::timeout;
 
 use crate::client::{
+    backlog::Owed,
     calls::{Call, Calls, in_background},
-    claims::Entry,
+    claims::{Burn, Entry},
     quorum::Quorum,
 };
 
@@ -46,52 +47,43 @@ pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, 
         Err(error) if error.effect() == Effect::Unknown && entry.is_over() => false,
         Ok(Attempt::Contended(_)) | Err(_) => return,
     };
-    undo(Arc::clone(quorum), Arc::clone(entry), node, settled).await;
+    undo(Arc::clone(quorum), Burn::new(entry, node), settled).await;
 }
 
-pub(crate) fn forget_when_undone(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut undoing: Calls<bool>, mut clean: bool) {
+/// Nothing is left to be undone but this: the claim is forgotten afterwards.
+pub(crate) fn forget_when_undone(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut undoing: Calls<()>) {
     let (quorum, entry) = (Arc::clone(quorum), Arc::clone(entry));
-    let forget = move |clean| {
-        if clean {
-            quorum.claims.forget(&entry);
-        }
-    };
     if undoing.is_empty() {
-        return forget(clean);
+        return quorum.claims.forget(&entry);
     }
     in_background(async move {
-        while let Some((_, undone)) = undoing.next_ever().await {
-            clean &= undone;
-        }
-        forget(clean);
+        while undoing.next_ever().await.is_some() {}
+        quorum.claims.forget(&entry);
     });
 }
 
 /// A node had not answered when the attempt was refused: releases what it grants yet.
-pub(crate) async fn undo_late(
-    quorum: Arc<Quorum>,
-    entry: Arc<Entry>,
-    node: usize,
-    call: Call<Result<Attempt>>,
-) -> bool {
-    let answer = late_answer(&quorum, &entry, node, call).await;
-    match answer {
+pub(crate) async fn undo_late(quorum: Arc<Quorum>, burn: Burn, call: Call<Result<Attempt>>) {
+    match late_answer(&quorum, burn.entry(), burn.node(), call).await {
         Ok(Attempt::Granted(_)) => {
             quorum.stats.late_grants_released.add_one();
-            undo(quorum, entry, node, true).await
+            undo(quorum, burn, true).await;
         }
-        Err(error) if error.effect() == Effect::Unknown => undo(quorum, entry, node, false).await,
-        Ok(Attempt::Contended(_)) | Err(_) => true,
+        Err(error) if error.effect() == Effect::Unknown => undo(quorum, burn, false).await,
+        Ok(Attempt::Contended(_)) | Err(_) => burn.end(),
     }
 }
 
-/// Releases a claim at one node, and has that repeated if it fails. Whether nothing of it is left there for certain.
-pub(crate) async fn undo(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, settled: bool) -> bool {
-    let (member, owed) = (&quorum.nodes[node], entry.owed(settled));
+/// Releases a claim at one node, and has that repeated if it fails. If nothing of it is left there for certain, it is not burnt
+/// there any more.
+pub(crate) async fn undo(quorum: Arc<Quorum>, mut burn: Burn, settled: bool) {
+    let (member, entry) = (&quorum.nodes[burn.node()], Arc::clone(burn.entry()));
+    let owed = entry.owed(settled);
     let answer = member.release(&entry.claim).await;
-    if owed.is_settled_by(&answer) {
-        return answer.is_ok();
+    burn.hear(&answer);
+    if !owed.is_settled_by(&answer) {
+        member.owe(Owed { burn: Some(burn), ..owed }, &quorum.info.clock);
+    } else if answer.is_ok() {
+        burn.end();
     }
-    member.owe(owed, &quorum.info.clock);
-    false
 }

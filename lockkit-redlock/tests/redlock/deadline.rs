@@ -1,48 +1,16 @@
 //! How long a lease may be believed in, and which nodes count for it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{
-    Claim, Clock, HolderInfo, LockStore, LossReason, MemoryStore, Moment, Query, Renewal, Renewed, SystemClock,
-};
+use lockkit_core::{Clock, HolderInfo, LockStore, LossReason, Query, Renewal, Renewed};
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Altered, faults::Direction};
 
-use crate::support::{Cluster, Late, TTL, claim, hold, is_held, memories, quorum, renew};
-
-/// A client's clock that can be put ahead, as after a long pause of the process.
-#[derive(Debug, Default)]
-struct Ahead(AtomicU64);
-
-impl Ahead {
-    fn by(&self, time: Duration) {
-        self.0.fetch_add(u64::try_from(time.as_nanos()).expect("short"), Ordering::SeqCst);
-    }
-}
-
-impl Clock for Ahead {
-    fn now(&self) -> Moment {
-        SystemClock.now() + Duration::from_nanos(self.0.load(Ordering::SeqCst))
-    }
-}
+use crate::support::{Ahead, Cluster, Late, TTL, claim, hold, is_held, memories, quorum, renew, until_held_at};
 
 fn quorum_by(clock: &Arc<Ahead>, nodes: Vec<Arc<dyn LockStore>>) -> RedlockStore {
     let config = RedlockConfig::new().clock(Arc::clone(clock) as Arc<dyn Clock>);
     RedlockStore::new(nodes.into_iter().map(Node::new).collect(), config).expect("a quorum")
-}
-
-/// Waits until the lock is held at this node.
-async fn until_held_at(node: &MemoryStore, claim: &Claim) {
-    let holders = async || node.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("inspect")[0].holders.len();
-    while holders().await == 0 {
-        tokio::task::yield_now().await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

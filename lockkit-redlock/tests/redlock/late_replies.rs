@@ -19,8 +19,12 @@ use lockkit_testkit::{
     faults::{Direction, Proxy},
 };
 
-use crate::support::{
-    Cluster, Late, Silent, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum, request,
+use crate::{
+    second_round::{hold_after_a_wait, with_last},
+    support::{
+        Cluster, Late, Silent, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum,
+        request,
+    },
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -217,31 +221,11 @@ async fn after_a_wait_no_node_is_asked_whose_release_is_under_way() {
     let stores = memories(3);
     let late = Late::new(&stores[0]);
     late.releases.forget_permits(usize::MAX);
-    let others = stores[1..].iter().map(|node| Node::new(Arc::new(node.clone())));
-    let nodes = others.chain([Node::new(Arc::new(Altered(late.clone())))]).collect();
-    let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
-    let theirs = claim("a");
-    for node in &stores[1..] {
-        hold(node, &theirs).await;
-    }
-    let mut waiting = request(&claim("a"));
-    waiting.wait = TTL;
-    let leave = async {
-        let waiters = async |node: &MemoryStore| {
-            node.inspect(&Query::Keys(vec![theirs.key.clone()])).await.expect("inspect")[0].waiters
-        };
-        while waiters(&stores[1]).await.max(waiters(&stores[2]).await) != Some(1) {
-            tokio::task::yield_now().await;
-        }
-        for node in &stores[1..] {
-            free(node, &theirs).await;
-        }
-    };
-    let (answer, ()) = tokio::join!(store.acquire(&waiting), leave);
-    assert!(matches!(answer, Ok(Attempt::Granted(_))), "two of three: {answer:?}");
+    let store = with_last(late.clone(), &stores, RedlockConfig::new());
+    let mine = hold_after_a_wait(&store, &stores).await;
     assert_eq!(late.asked(), 1, "asked again while the release is under way");
     late.releases.add_permits(1);
-    assert!(is_held(&store, &waiting.claim).await);
+    assert!(is_held(&store, &mine).await);
 }
 
 /// Two nodes have yet to release what the first round was granted there, and one does not answer at all: without them no majority

@@ -10,4 +10,5 @@ mod misuse;
 mod mixed;
 mod release;
 mod restart;
+mod second_round;
 mod support;

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -11,8 +11,8 @@ use std::{
 use async_trait::async_trait;
 use lockkit::redlock::RedisNodes;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, MemoryStore, Mode,
-    Order, Release, Renewal, Renewed, Result, Token,
+    AcquireRequest, Attempt, Claim, Clock, Contention, FenceRequest, Hold, HolderInfo, LockKey, LockStore, MemoryStore,
+    Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, SystemClock, Token,
 };
 use lockkit_redis::RedisConfig;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
@@ -157,6 +157,30 @@ pub(crate) async fn is_held(store: &dyn LockStore, claim: &Claim) -> bool {
 pub(crate) async fn free(store: &dyn LockStore, claim: &Claim) {
     let released = store.release(claim).await.expect("release");
     assert!(matches!(released, Release::Released { .. }), "{released:?}");
+}
+
+/// Waits until the lock is held at this node.
+pub(crate) async fn until_held_at(node: &MemoryStore, claim: &Claim) {
+    let holders = async || node.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("inspect")[0].holders.len();
+    while holders().await == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A client's clock that can be put ahead, as after a long pause of the process.
+#[derive(Debug, Default)]
+pub(crate) struct Ahead(AtomicU64);
+
+impl Ahead {
+    pub(crate) fn by(&self, time: Duration) {
+        self.0.fetch_add(u64::try_from(time.as_nanos()).expect("short"), Ordering::SeqCst);
+    }
+}
+
+impl Clock for Ahead {
+    fn now(&self) -> Moment {
+        SystemClock.now() + Duration::from_nanos(self.0.load(Ordering::SeqCst))
+    }
 }
 
 /// A node that answers a renewal, and gets a release, when there is a permit for it; and that counts acquisitions.

@@ -1,0 +1,236 @@
+//! A lease that was granted after a wait, while a node has yet to answer the release of what it was asked for before the wait.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, LockStore, MemoryStore, Query, Release, Renewed, Result,
+};
+use lockkit_redis::RedisStore;
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+use lockkit_testkit::{Alter, Altered, faults::Direction};
+
+use crate::support::{
+    Ahead, Cluster, Late, TTL, attempt, claim, free, hold, is_held, memories, quorum, renew, request, until_held_at,
+};
+
+/// A node whose connection breaks before a request arrives: the next acquisition, the next release, or both.
+#[derive(Debug)]
+struct Breaks {
+    inner: Late,
+    acquisition: AtomicBool,
+    release: AtomicBool,
+}
+
+fn broken() -> Error {
+    Error::new(ErrorKind::Unavailable, "the connection broke").unknown_effect()
+}
+
+#[async_trait]
+impl Alter for Breaks {
+    fn inner(&self) -> &dyn LockStore {
+        self.inner.inner()
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if self.acquisition.swap(false, Ordering::SeqCst) {
+            return Err(broken());
+        }
+        self.inner.acquire(request).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if self.release.swap(false, Ordering::SeqCst) {
+            return Err(broken());
+        }
+        self.inner.release(claim).await
+    }
+}
+
+/// A quorum of which the last node is this one, in the place of the first of `stores`.
+pub(crate) fn with_last(last: impl Alter, stores: &[MemoryStore], config: RedlockConfig) -> RedlockStore {
+    let others = stores[1..].iter().map(|node| Node::new(Arc::new(node.clone())));
+    RedlockStore::new(others.chain([Node::new(Arc::new(Altered(last)))]).collect(), config).expect("a quorum")
+}
+
+/// Gets the lock after a wait: another holds it at first, at all nodes but the first of `stores`.
+pub(crate) async fn hold_after_a_wait(store: &RedlockStore, stores: &[MemoryStore]) -> Claim {
+    let theirs = claim("a");
+    for node in &stores[1..] {
+        hold(node, &theirs).await;
+    }
+    let waiting = AcquireRequest { wait: TTL, ..request(&claim("a")) };
+    let leave = async {
+        let waiters = async |node: &MemoryStore| {
+            node.inspect(&Query::Keys(vec![theirs.key.clone()])).await.expect("inspect")[0].waiters
+        };
+        while waiters(&stores[1]).await.max(waiters(&stores[2]).await) != Some(1) {
+            tokio::task::yield_now().await;
+        }
+        for node in &stores[1..] {
+            free(node, &theirs).await;
+        }
+    };
+    let (answer, ()) = tokio::join!(store.acquire(&waiting), leave);
+    assert!(matches!(answer, Ok(Attempt::Granted(_))), "two of three: {answer:?}");
+    waiting.claim
+}
+
+/// Lets the tasks in the background run until they wait for something.
+async fn yield_to_tasks() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The node granted the lease before the wait, and still has it. Its release may arrive at any time.
+#[tokio::test]
+async fn a_node_whose_release_is_under_way_does_not_count() {
+    let stores = memories(3);
+    let late = Late::new(&stores[0]);
+    late.releases.forget_permits(usize::MAX);
+    let store = with_last(late.clone(), &stores, RedlockConfig::new());
+    let mine = hold_after_a_wait(&store, &stores).await;
+    for _ in 0..2 {
+        assert!(is_held(&store, &mine).await, "by two of three");
+        yield_to_tasks().await;
+    }
+    stores[2].forget_all();
+    let renewed = renew(&store, &mine).await.expect("renew");
+    late.releases.add_permits(1);
+    yield_to_tasks().await;
+    // In case it was healed meanwhile.
+    stores[2].forget_all();
+    let other = attempt(&quorum(&stores), &claim("a")).await;
+    let both = matches!(renewed, Renewed::Held(_)) && matches!(other, Ok(Attempt::Granted(_)));
+    assert!(!both, "two holders: {renewed:?}, {other:?}");
+    assert!(matches!(renewed, Renewed::Lost(_)), "one of three has it for certain: {renewed:?}");
+}
+
+/// Its release is the end of what was asked before the wait: it is asked anew then, and counts when a renewal succeeded without it.
+#[tokio::test]
+async fn a_node_that_has_answered_the_release_is_healed() {
+    let stores = memories(3);
+    let late = Late::new(&stores[0]);
+    late.releases.forget_permits(usize::MAX);
+    let store = with_last(late.clone(), &stores, RedlockConfig::new());
+    let mine = hold_after_a_wait(&store, &stores).await;
+    late.releases.add_permits(1);
+    while late.releases.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    yield_to_tasks().await;
+    assert!(is_held(&store, &mine).await, "by two of three");
+    until_held_at(&stores[0], &mine).await;
+    yield_to_tasks().await;
+    assert!(is_held(&store, &mine).await, "by two of three, and the third may count from now on");
+    stores[2].forget_all();
+    assert!(is_held(&store, &mine).await, "by the first and the third");
+}
+
+/// The node does not have the lease, but the request for it may be on its way. So its release is repeated until the lease must have lapsed.
+#[tokio::test]
+async fn a_node_is_not_healed_as_long_as_a_release_is_repeated_there() {
+    let (clock, stores) = (Arc::new(Ahead::default()), memories(3));
+    let late = Late::new(&stores[0]);
+    let node = Breaks { inner: late.clone(), acquisition: true.into(), release: false.into() };
+    let store = with_last(node, &stores, RedlockConfig::new().clock(Arc::clone(&clock) as Arc<dyn Clock>));
+    let mine = hold_after_a_wait(&store, &stores).await;
+    for _ in 0..2 {
+        assert!(is_held(&store, &mine).await, "by two of three");
+        yield_to_tasks().await;
+    }
+    assert_eq!(late.asked(), 0, "asked again while the release is repeated");
+    // The first lease must have lapsed; this one goes on.
+    clock.by(TTL * 3 / 5);
+    assert!(is_held(&store, &mine).await, "by two of three");
+    clock.by(TTL * 3 / 5);
+    let start = Instant::now();
+    while late.asked() == 0 {
+        assert!(start.elapsed() < TTL / 2, "it is never healed");
+        assert!(is_held(&store, &mine).await, "by two of three");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    until_held_at(&stores[0], &mine).await;
+}
+
+/// A release whose answer never came may be under way for as long as it likes, though another was answered.
+#[tokio::test]
+async fn a_node_is_not_healed_where_a_release_got_no_answer() {
+    let stores = memories(3);
+    let late = Late::new(&stores[0]);
+    let node = Breaks { inner: late.clone(), acquisition: false.into(), release: true.into() };
+    let store = with_last(node, &stores, RedlockConfig::new());
+    let mine = hold_after_a_wait(&store, &stores).await;
+    let start = Instant::now();
+    let holders =
+        async || stores[0].inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect")[0].holders.len();
+    while holders().await > 0 {
+        assert!(start.elapsed() < TTL / 2, "the release is not repeated");
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..3 {
+        yield_to_tasks().await;
+        assert!(is_held(&store, &mine).await, "by two of three");
+    }
+    yield_to_tasks().await;
+    assert_eq!(late.asked(), 1, "asked again while a release may be under way");
+}
+
+/// With servers: a node that is healed between two tries of a release counts until the next of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_other_gets_in_while_a_release_is_repeated() {
+    let cluster = Cluster::start(3).await;
+    let (store, other) = (cluster.client().await, cluster.observer().await);
+    hold(&store, &claim("warm")).await;
+    let (theirs, waiting) = (claim("a"), AcquireRequest { wait: TTL, ..request(&claim("a")) });
+    let mut nodes = Vec::new();
+    for server in &cluster.servers[1..] {
+        let node = RedisStore::from_url(&server.url()).await.expect("connect");
+        hold(&node, &theirs).await;
+        nodes.push(node);
+    }
+    cluster.proxies[0].hold(Direction::ToServer);
+    let leave = async {
+        let waiters = async |node: &RedisStore| {
+            node.inspect(&Query::Keys(vec![theirs.key.clone()])).await.expect("inspect")[0].waiters
+        };
+        while waiters(&nodes[0]).await.max(waiters(&nodes[1]).await) != Some(1) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        cluster.proxies[0].cut().await;
+        cluster.proxies[0].heal();
+        // So long a release must have been answered there, and others are due.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        for node in &nodes {
+            free(node, &theirs).await;
+        }
+        Instant::now()
+    };
+    let (answer, start) = tokio::join!(store.acquire(&waiting), leave);
+    assert!(matches!(answer, Ok(Attempt::Granted(_))), "two of three: {answer:?}");
+    // The releases are tried 0.75, 1.55 and 3.15 s after the first of them. Two renewals come between two tries.
+    for after in [600, 800] {
+        tokio::time::sleep_until((start + Duration::from_millis(after)).into()).await;
+        assert!(is_held(&store, &waiting.claim).await, "by two of three");
+    }
+    let forget = async || cluster.servers[2].command(&["DEL", "lockkit:a"]).await.expect("DEL");
+    forget().await;
+    tokio::time::sleep_until((start + Duration::from_millis(1000)).into()).await;
+    let Renewed::Held(hold) = renew(&store, &waiting.claim).await.expect("renew") else { return };
+    let watched = Instant::now();
+    while watched.elapsed() < TTL / 3 {
+        // In case it was healed meanwhile.
+        forget().await;
+        let attempt = attempt(&other, &claim("a")).await;
+        let now = store.info().clock.now();
+        assert!(now >= hold.until || !matches!(attempt, Ok(Attempt::Granted(_))), "two holders: {hold:?}, {attempt:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
