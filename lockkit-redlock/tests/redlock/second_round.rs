@@ -168,6 +168,7 @@ async fn a_node_is_not_healed_where_a_release_got_no_answer() {
     let node = Breaks { inner: late.clone(), acquisition: false.into(), release: true.into() };
     let store = with_last(node, &stores, RedlockConfig::new());
     let mine = hold_after_a_wait(&store, &stores).await;
+    assert_eq!(late.asked(), 1, "asked again after the wait");
     let start = Instant::now();
     let holders =
         async || stores[0].inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect")[0].holders.len();
