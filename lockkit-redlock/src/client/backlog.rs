@@ -16,7 +16,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::client::{calls::Calls, claims::Burn};
+use crate::client::{
+    calls::Calls,
+    claims::{Burn, Entry},
+};
 
 /// How many are tried at a time at a node that answers.
 const AT_A_TIME: usize = 64;
@@ -39,6 +42,16 @@ pub(crate) struct Owed {
 }
 
 impl Owed {
+    /// The release of a claim at a node that has answered the acquisition, if `settled`.
+    pub(crate) fn new(entry: &Entry, settled: bool) -> Self {
+        Self { claim: entry.claim.clone(), lapse: entry.lapse(), settled, burn: None }
+    }
+
+    /// The same at a node of which it may not be known whether it granted the claim.
+    pub(crate) fn at(entry: &Entry, node: usize) -> Self {
+        Self::new(entry, entry.is_granted_at(node))
+    }
+
     /// Whether this answer leaves nothing to be done.
     pub(crate) fn is_settled_by(&self, answer: &Result<Release>) -> bool {
         match answer {

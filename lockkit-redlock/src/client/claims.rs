@@ -17,8 +17,6 @@ use lockkit_core::{
     AcquireRequest, Claim, Effect, Fence, HolderInfo, Moment, Release, Renewal, Result, Token, drift, store::unpoisoned,
 };
 
-use crate::client::backlog::Owed;
-
 /// How many claims are added before those are dropped that nobody can want any more.
 const SWEEP: usize = 4096;
 
@@ -264,18 +262,13 @@ impl Entry {
         self.lapse.fetch_max((at + ttl + drift(ttl)).as_nanos(), Ordering::AcqRel);
     }
 
-    fn lapse(&self) -> Moment {
+    pub(crate) fn lapse(&self) -> Moment {
         Moment::from_nanos(self.lapse.load(Ordering::Acquire))
     }
 
-    /// Its release at a node, to be repeated until the node has answered.
-    pub(crate) fn owed(&self, settled: bool) -> Owed {
-        Owed { claim: self.claim.clone(), lapse: self.lapse(), settled, burn: None }
-    }
-
-    /// The same at a node of which it may not be known whether it granted the claim.
-    pub(crate) fn owed_at(&self, node: usize) -> Owed {
+    /// Whether it is known that a node granted it.
+    pub(crate) fn is_granted_at(&self, node: usize) -> bool {
         let granted = |grant: &Grant| grant.nodes[node].counts.or(grant.nodes[node].on_probation).is_some();
-        self.owed(unpoisoned(&self.grant).as_ref().is_some_and(granted))
+        unpoisoned(&self.grant).as_ref().is_some_and(granted)
     }
 }

@@ -78,7 +78,7 @@ pub(crate) async fn undo_late(quorum: Arc<Quorum>, burn: Burn, call: Call<Result
 /// there any more.
 pub(crate) async fn undo(quorum: Arc<Quorum>, mut burn: Burn, settled: bool) {
     let (member, entry) = (&quorum.nodes[burn.node()], Arc::clone(burn.entry()));
-    let owed = entry.owed(settled);
+    let owed = Owed::new(&entry, settled);
     let answer = member.release(&entry.claim).await;
     burn.hear(&answer);
     if !owed.is_settled_by(&answer) {

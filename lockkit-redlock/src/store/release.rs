@@ -134,7 +134,8 @@ impl Rest {
     fn repeat(&mut self) {
         let clock = &self.quorum.info.clock;
         for node in self.failed.drain(..) {
-            let owed = self.entry.as_ref().map_or_else(|| self.quorum.owed_by_others(&self.claim), |e| e.owed_at(node));
+            let owed =
+                self.entry.as_ref().map_or_else(|| self.quorum.owed_by_others(&self.claim), |e| Owed::at(e, node));
             self.quorum.nodes[node].owe(owed, clock);
         }
     }

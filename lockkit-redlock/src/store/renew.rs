@@ -14,6 +14,7 @@ use tokio::time::sleep;
 
 use crate::{
     client::{
+        backlog::Owed,
         calls::{Call, Calls, Next, in_background},
         claims::{Entry, Grant},
         quorum::Quorum,
@@ -209,7 +210,7 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: C
         };
         if let Some(entry) = lost {
             for node in (0..quorum.nodes.len()).filter(|node| !item.gone.contains(node)) {
-                quorum.nodes[node].owe(entry.owed_at(node), &quorum.info.clock);
+                quorum.nodes[node].owe(Owed::at(entry, node), &quorum.info.clock);
             }
         }
         let kept = kept.map(|entry| (Arc::clone(entry), renewal.clone()));
