@@ -254,7 +254,7 @@ impl Guard {
     /// Makes this writer a reader, of a [readers-writer lock](crate::Locker::rw_lock), without a gap: no other writer gets in
     /// between, also none that waits. Those readers follow at once that wait first in the queue. The hold that is returned is a new one,
     /// with a token of its own and a higher fence, so that late writes under the former fence are refused by a resource that checks it
-    /// ([`SeenFences`](crate::SeenFences)).
+    /// ([`SeenFences`](crate::fenced::SeenFences)).
     ///
     /// ```
     /// # use lockkit_core::{Locker, MemoryStore, Outcome};
