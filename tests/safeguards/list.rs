@@ -263,9 +263,17 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "hand_over_no_renewal",
         does: "A lease does not go to those who don't want it renewed",
         file: QUEUE,
-        code: "front.terms.ttl == terms.ttl && «front.terms.renew»;",
+        code: "front.terms.ttl == terms.ttl && «front.terms.renew» && front.terms.hands_over;",
         without: "true",
         noticed_by: "lockkit-core/life::a_lease_without_renewal_lasts_for_its_ttl",
+    },
+    Safeguard {
+        name: "hand_over_seen",
+        does: "Nor to those who are to be seen at the store, such as a leader",
+        file: QUEUE,
+        code: "front.terms.renew && «front.terms.hands_over»;",
+        without: "true",
+        noticed_by: "lockkit-core/local_queue::a_leader_is_handed_no_lease_of_another",
     },
     Safeguard {
         name: "hand_over_times",
