@@ -1,6 +1,6 @@
 //! Rules R1 to R12 as far as one healthy server goes.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use lockkit_core::{
     Clock, Effect, ErrorKind, Fence, FenceClock, FenceRequest, HolderInfo, LockStore, LossReason, Mode, Release,
@@ -382,9 +382,10 @@ async fn what_the_store_can_not_do_it_refuses() {
     let server = Server::start().await;
     let store = server.store().await;
     let wanted = || request(&claim("a"), Duration::ZERO);
-    let mut downgrade = wanted();
-    (downgrade.claim.mode, downgrade.from) = (Mode::Shared, Some(Token::random().expect("token")));
-    assert_eq!(store.acquire(&downgrade).await.expect_err("refused").kind(), ErrorKind::Unsupported);
+    let mut exchange = wanted();
+    let permit = Mode::Permit { limit: NonZeroU32::MIN };
+    (exchange.claim.mode, exchange.from) = (permit, Some(Token::random().expect("token")));
+    assert_eq!(store.acquire(&exchange).await.expect_err("refused").kind(), ErrorKind::Unsupported);
     let mut requests = [wanted(), wanted(), wanted(), wanted()];
     requests[0].ttl = Duration::from_millis(99);
     requests[1].ttl = Duration::from_secs(301);
