@@ -40,6 +40,8 @@ pub(crate) struct Entry {
     grant: Mutex<Option<Grant>>,
     /// The nodes at which a release may arrive yet, see [`Burn`]: each as often as there are reasons.
     burnt_at: Mutex<Vec<usize>>,
+    /// Nothing is left of it anywhere, but for what it is burnt by.
+    is_done: AtomicBool,
     /// When the last of all leases that nodes were asked for must have lapsed, in nanoseconds.
     lapse: AtomicU64,
 }
@@ -94,7 +96,7 @@ impl Claims {
     /// Opens an attempt for a claim.
     pub(crate) fn begin(&self, request: &AcquireRequest, now: Moment) -> Begun {
         let mut remembered = unpoisoned(&self.0);
-        match remembered.entries.get(&request.claim.token) {
+        match remembered.entries.get(&request.claim.token).filter(|before| !before.is_forgotten()) {
             Some(before) if before.grant().is_some() => Begun::Held,
             Some(_) => Begun::Burnt,
             None => Begun::Attempt(remembered.add(request, now)),
@@ -112,8 +114,9 @@ impl Claims {
         Some(entry)
     }
 
-    /// Drops a claim of which nothing is left anywhere, unless a release of it may arrive yet.
+    /// Drops a claim of which nothing is left anywhere. If a release of it may arrive yet, it may be begun anew after that.
     pub(crate) fn forget(&self, entry: &Arc<Entry>) {
+        entry.is_done.store(true, Ordering::Release);
         if entry.is_burnt() {
             return;
         }
@@ -137,6 +140,7 @@ impl Remembered {
             over: AtomicBool::new(false),
             grant: Mutex::default(),
             burnt_at: Mutex::default(),
+            is_done: AtomicBool::new(false),
             lapse: AtomicU64::new(0),
         });
         entry.asked(now, request.ttl);
@@ -255,6 +259,11 @@ impl Entry {
     /// Whether that is so at any node.
     pub(crate) fn is_burnt(&self) -> bool {
         !unpoisoned(&self.burnt_at).is_empty()
+    }
+
+    /// Whether nothing stands against asking for it anew.
+    fn is_forgotten(&self) -> bool {
+        self.is_done.load(Ordering::Acquire) && !self.is_burnt()
     }
 
     /// Nodes are about to be asked for leases that last this long from this moment.

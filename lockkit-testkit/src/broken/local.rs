@@ -88,7 +88,7 @@ impl LockStore for LocalStore {
             Answer::OtherLimit => return Err(Error::new(ErrorKind::InvalidInput, "there are no permits here")),
             Answer::Granted(terms) => Attempt::Granted(hold(&request.claim, terms, now + request.ttl)),
             Answer::Held { remaining, holder } => {
-                Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false })
+                Attempt::Contended(Contention { retry_after: remaining, holder, burnt: false })
             }
         })
     }

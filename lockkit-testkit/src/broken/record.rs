@@ -61,7 +61,7 @@ pub(super) enum Answer {
     Granted(StoredTerms),
     Held {
         remaining: Option<Duration>,
-        holder: HolderInfo,
+        holder: Option<HolderInfo>,
     },
     /// It is in use with another number of permits.
     OtherLimit,
@@ -219,8 +219,8 @@ impl LockRecord {
         let places = self.queue.iter().take(ahead);
         let ends = self.leases.iter().map(|lease| lease.ends).chain(places.clone().map(|place| place.ends)).flatten();
         let holder = self.leases.first().map(|lease| &lease.info).or(places.clone().next().map(|place| &place.info));
-        let holder = holder.cloned().unwrap_or_else(|| HolderInfo::new(""));
-        Answer::Held { remaining: ends.chain(self.barred).min().map(|ends| ends.since(now)), holder }
+        let remaining = ends.chain(self.barred).min().map(|ends| ends.since(now));
+        Answer::Held { remaining, holder: holder.cloned() }
     }
 
     /// Keeps the claim's place in the queue, the last one if it had none.

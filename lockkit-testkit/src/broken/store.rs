@@ -10,9 +10,9 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, Fencing, Hold, KeyState,
-    Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo,
-    SystemClock, Token, Waiting,
+    AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, Fencing, Hold, HolderInfo,
+    KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result,
+    StoreInfo, SystemClock, Token, Waiting,
     store::{Record, Records},
 };
 use tokio::{
@@ -161,7 +161,9 @@ impl SimpleStore {
             move |table: &mut Table, name: &str, now| table.acquire(name, &asked, now, lasts.map(|lasts| now + lasts));
         match self.ask(&request.claim.key, bound, step).await? {
             Answer::Held { remaining, holder } => {
-                Ok(Attempt::Contended(Contention { retry_after: remaining, holder: Some(holder), burnt: false }))
+                // BUG: nobody has a name, too.
+                let nobody = self.has(Bug::NobodyHoldsIt).then(|| HolderInfo::new(""));
+                Ok(Attempt::Contended(Contention { retry_after: remaining, holder: holder.or(nobody), burnt: false }))
             }
             Answer::OtherLimit => Err(Error::new(ErrorKind::InvalidInput, "the lock has another number of permits")),
             Answer::Granted(terms) => {
