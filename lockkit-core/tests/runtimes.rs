@@ -265,6 +265,31 @@ fn a_renewal_by_hand_has_a_guard_renewed_whose_runtime_ended() -> Result<()> {
     })
 }
 
+/// That is not the panic of the timer task: the home is to move on at once, for nobody may come to use the locker.
+#[test]
+fn leases_are_renewed_after_a_panic_ended_the_first_runtime() -> Result<()> {
+    let (locker, second) = (Locker::new(MemoryStore::new()), runtime());
+    let (taken, go_on) = std::sync::mpsc::channel();
+    let (ready, is_home) = std::sync::mpsc::channel();
+    let first = std::thread::spawn({
+        let locker = locker.clone();
+        move || {
+            let first = runtime();
+            first.block_on(async { locker.lock("a").acquire().await.map(drop) }).expect("free");
+            ready.send(()).expect("awaited");
+            go_on.recv().expect("told");
+            panic!("which ends the runtime {first:?}");
+        }
+    });
+    is_home.recv().expect("the first runtime is home");
+    let guard = second.block_on(locker.lock("b").ttl(KEPT).acquire())?;
+    taken.send(()).expect("awaited");
+    assert!(first.join().is_err());
+    std::thread::sleep(LAPSED);
+    assert!(guard.is_held());
+    Ok(())
+}
+
 /// Such as one without timers: the timer task panics there, and would do so again.
 #[test]
 fn a_runtime_on_which_the_timer_task_panics_is_not_asked_again_and_again() -> Result<()> {

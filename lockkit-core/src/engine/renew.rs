@@ -29,7 +29,7 @@ use super::{
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
     alarm::{Alarmed, Alarms},
-    store::unpoisoned,
+    store::{unpoisoned, without_panic},
 };
 
 /// The longest sleep of the timer task. Its sleep stands still while the machine is suspended, the deadlines do not:
@@ -347,11 +347,13 @@ pub(super) struct Keeper {
     engine: Weak<Engine>,
     /// Whether the home is the runtime of the task.
     is_taken: Arc<AtomicBool>,
+    /// The task would panic again if it was started at once, and so without end: on a runtime without timers, say.
+    has_panicked: bool,
 }
 
 impl Keeper {
     pub(super) fn new(engine: &Arc<Engine>, is_taken: Arc<AtomicBool>) -> Self {
-        Self { engine: Arc::downgrade(engine), is_taken }
+        Self { engine: Arc::downgrade(engine), is_taken, has_panicked: false }
     }
 }
 
@@ -361,20 +363,28 @@ impl Drop for Keeper {
             && let Some(engine) = self.engine.upgrade()
         {
             engine.leave_home();
-            // One that panicked would do so again at once, and without end: on a runtime without timers, say.
-            if !std::thread::panicking() {
+            if !self.has_panicked {
                 drop(engine.home());
             }
         }
     }
 }
 
-/// The timer task. It holds the engine only while it works.
-pub(super) async fn watch(timers: Arc<Timers>, keeper: Keeper) {
+/// The timer task.
+pub(super) async fn watch(timers: Arc<Timers>, mut keeper: Keeper) {
+    let serving = async {
+        serve_timers(&timers, &keeper.engine).await;
+        false
+    };
+    keeper.has_panicked = without_panic(serving, || true).await;
+}
+
+/// Does what is due. It holds the engine only while it works.
+async fn serve_timers(timers: &Timers, engine: &Weak<Engine>) {
     let mut alarms = timers.alarms.lock().await;
     loop {
         let pause = {
-            let Some(engine) = keeper.engine.upgrade() else { return };
+            let Some(engine) = engine.upgrade() else { return };
             engine.serve().map(|until| until.since(engine.now()))
         };
         let Some(pause) = pause else {
@@ -391,7 +401,7 @@ pub(super) async fn watch(timers: Arc<Timers>, keeper: Keeper) {
             () = sleep(pause) => {}
             () = timers.wake.notified() => {}
             alarmed = alarm => {
-                let Some(engine) = keeper.engine.upgrade() else { return };
+                let Some(engine) = engine.upgrade() else { return };
                 engine.verify(&alarmed);
             }
         }
