@@ -44,8 +44,10 @@ impl Engine {
         self.let_lie(lease, WHAT)?;
         undo.arm();
         let replaced = self.replace(WHAT, writer.token, reader, Terms { keep_for: None, ..lease.terms }).await?;
+        // A refusal may also mean that the server grants nothing for now: then the writer's lease is still there.
+        let replaced = replaced.ok_or_else(|| about(lost(LossReason::Gone)))?;
         undo.disarm();
-        replaced.ok_or_else(|| about(lost(LossReason::Gone)))
+        Ok(replaced)
     }
 
     /// Takes the place of the lease with the token `from`, by the claim `mine`; `None` if that lease does not have the lock.
