@@ -134,7 +134,7 @@ async fn make(ctx: &Ctx, scene: &Scene, server: &dyn Server, call: Call, fault: 
             take_free(ctx, scene, call, begin).await?;
         }
         Call::AcquireHeld | Call::Wait | Call::WaitInOrder => take_held(scene, call, begin).await?,
-        Call::Replace => take_over(ctx, scene, begin).await?,
+        Call::Replace | Call::Downgrade => take_over(ctx, scene, call, begin).await?,
         Call::Renew | Call::Change | Call::Connect => return renew(scene, call, begin).await,
         Call::RenewShared => return renew_shared(ctx, scene, begin).await,
         Call::Release | Call::ReleaseShared => release(ctx, scene, call, begin).await?,
@@ -176,8 +176,8 @@ async fn take_held(scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseR
     }
 }
 
-async fn take_over(ctx: &Ctx, scene: &Scene, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
-    let (before, asked) = scene.request_in_place(ctx, MEANWHILE).await?;
+async fn take_over(ctx: &Ctx, scene: &Scene, call: Call, begin: impl AsyncFnOnce() -> CaseResult) -> CaseResult {
+    let (before, asked) = scene.request_in_place(ctx, call, MEANWHILE).await?;
     begin().await?;
     let answer = scene.store.acquire(&asked).await;
     let state = scene.seen_by_other(&asked.claim.key).await?;

@@ -45,6 +45,8 @@ pub(super) enum Call {
     InOrder,
     WaitInOrder,
     Share,
+    /// A reader's grant in the place of a writer's.
+    Downgrade,
     RenewShared,
     ReleaseShared,
     Renew,
@@ -64,7 +66,7 @@ pub(super) enum Call {
 
 impl Call {
     /// Those about locks.
-    pub(super) const LOCKS: [Self; 18] = [
+    pub(super) const LOCKS: [Self; 19] = [
         Self::AcquireNew,
         Self::AcquireKnown,
         Self::AcquireHeld,
@@ -81,6 +83,7 @@ impl Call {
         Self::InOrder,
         Self::WaitInOrder,
         Self::Share,
+        Self::Downgrade,
         Self::RenewShared,
         Self::ReleaseShared,
     ];
@@ -92,6 +95,7 @@ impl Call {
         let capability = &store.info().capability;
         match self {
             Self::Replace => !capability.resume,
+            Self::Downgrade => !capability.resume || !capability.shared,
             // Without queues it is the question for one key, which another call asks.
             Self::InOrder | Self::WaitInOrder | Self::InspectQueue => !capability.fifo,
             Self::Share | Self::RenewShared | Self::ReleaseShared => !capability.shared,
@@ -107,6 +111,7 @@ impl Call {
                 | Self::WaitInOrder
                 | Self::InspectQueue
                 | Self::Share
+                | Self::Downgrade
                 | Self::RenewShared
                 | Self::ReleaseShared
         )
@@ -120,6 +125,7 @@ impl Call {
             Self::Share | Self::RenewShared | Self::ReleaseShared => {
                 (asked.claim.mode, asked.order) = (Mode::Shared, Order::Fifo);
             }
+            Self::Downgrade => asked.claim.mode = Mode::Shared,
             _ => {}
         }
         Ok(asked)
@@ -328,9 +334,14 @@ impl Scene {
     }
 
     /// A lease of the client behind the proxy, and a request in its place.
-    pub(super) async fn request_in_place(&self, ctx: &Ctx, ttl: Duration) -> Result<(Claim, AcquireRequest), BoxError> {
+    pub(super) async fn request_in_place(
+        &self,
+        ctx: &Ctx,
+        call: Call,
+        ttl: Duration,
+    ) -> Result<(Claim, AcquireRequest), BoxError> {
         let before = self.take(&ctx.key()?, LONG).await?.claim;
-        let asked = AcquireRequest { from: Some(before.token), ..request(&before.key, ttl)? };
+        let asked = AcquireRequest { from: Some(before.token), ..call.request(&before.key, ttl)? };
         Ok((before, asked))
     }
 
