@@ -257,7 +257,8 @@ impl LockerBuilder {
     ///
     /// Renewals come only while it is driven: a current-thread runtime whose `block_on` returns after each call renews
     /// nothing in between. [`own_thread`](Self::own_thread) is for those. If the runtime ends, one on which a lease was
-    /// taken takes its place, or else the next one that the locker is used on.
+    /// taken takes its place, or else the next one that the locker is used on; releases that were not answered are made again
+    /// there.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self

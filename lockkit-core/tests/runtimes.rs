@@ -11,8 +11,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Error, ErrorKind, KeyState, LockStore, Locker, LossReason, MemoryStore, Outcome,
-    OwnThread, Query, Renewal, Renewed, Result, Waiting,
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, KeyState, Liveness, LockStore, Locker, LossReason, MemoryStore,
+    Outcome, OwnThread, Query, Release, Renewal, Renewed, Result, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, WithInfo};
 use tokio::{
@@ -205,6 +205,106 @@ fn a_guard_dropped_on_a_runtime_that_nobody_drives_is_released() -> Result<()> {
         let guard = timeout(PATIENCE, locker.lock("a").acquire()).await.expect("free")?;
         assert!(guard.is_held());
         Ok(())
+    })
+}
+
+/// A store where nothing but a release ends a lease within the time of a test, such as one whose leases end with a session. Its
+/// releases can be made to fail.
+#[derive(Debug)]
+struct Lasting {
+    inner: Altered<WithInfo<MemoryStore>>,
+    fails: AtomicBool,
+    has_failed: AtomicBool,
+}
+
+impl Lasting {
+    fn new(inner: &MemoryStore, fails: bool) -> Arc<Altered<Self>> {
+        let inner = Altered::with_info(inner.clone(), |info| {
+            info.capability.liveness = Liveness { ttl: None, session: Some(Duration::from_secs(60)) };
+        });
+        Arc::new(Altered(Self { inner, fails: AtomicBool::new(fails), has_failed: AtomicBool::default() }))
+    }
+}
+
+#[async_trait]
+impl Alter for Lasting {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if self.fails.load(Ordering::SeqCst) {
+            self.has_failed.store(true, Ordering::SeqCst);
+            return Err(Error::new(ErrorKind::Unavailable, "the server is away").unknown_effect());
+        }
+        self.inner.release(claim).await
+    }
+}
+
+/// Another process takes the lock, once it is released.
+async fn another_takes_it(memory: &MemoryStore) -> Result<()> {
+    let another = Locker::new(memory.clone());
+    let guard = timeout(PATIENCE, another.lock("a").acquire()).await.expect("released")?;
+    assert!(guard.is_held());
+    Ok(())
+}
+
+#[test]
+fn a_release_that_ended_with_its_runtime_is_made_at_the_next_use() -> Result<()> {
+    let memory = MemoryStore::new();
+    let (first, second) = (undriven(), runtime());
+    let locker = first.block_on(async { Locker::builder(Lasting::new(&memory, false)).build() });
+    // Its task is never polled.
+    first.block_on(async { locker.lock("a").acquire().await.map(drop) })?;
+    drop(first);
+    second.block_on(async {
+        let guard = timeout(PATIENCE, locker.lock("a").acquire()).await.expect("released")?;
+        assert_eq!(guard.release().await?, Outcome::Released);
+        another_takes_it(&memory).await
+    })
+}
+
+/// Nobody uses the locker after that; but it has another lease to look after.
+#[test]
+fn a_release_that_ended_with_its_runtime_is_made_at_the_next_home() -> Result<()> {
+    let memory = MemoryStore::new();
+    let (first, second) = (undriven(), runtime());
+    let locker = first.block_on(async { Locker::builder(Lasting::new(&memory, false)).build() });
+    let kept = second.block_on(locker.lock("b").acquire())?;
+    first.block_on(async { locker.lock("a").acquire().await.map(drop) })?;
+    drop(first);
+    second.block_on(another_takes_it(&memory))?;
+    assert!(kept.is_held());
+    Ok(())
+}
+
+#[test]
+fn a_release_that_failed_before_its_runtime_ended_is_tried_again() -> Result<()> {
+    let memory = MemoryStore::new();
+    let (first, second) = (runtime(), runtime());
+    let store = Lasting::new(&memory, true);
+    let locker = first.block_on(async { Locker::builder(Arc::clone(&store)).build() });
+    let kept = second.block_on(locker.lock("b").acquire())?;
+    first.block_on(async { locker.lock("a").acquire().await.map(drop) })?;
+    wait_for(&store.0.has_failed);
+    drop(first);
+    store.0.fails.store(false, Ordering::SeqCst);
+    second.block_on(another_takes_it(&memory))?;
+    assert!(kept.is_held());
+    Ok(())
+}
+
+#[test]
+fn a_guard_dropped_between_two_runtimes_is_released() -> Result<()> {
+    let memory = MemoryStore::new();
+    let first = runtime();
+    let locker = first.block_on(async { Locker::builder(Lasting::new(&memory, false)).build() });
+    let guard = first.block_on(locker.lock("a").acquire())?;
+    drop(first);
+    drop(guard);
+    runtime().block_on(async {
+        locker.shutdown(PATIENCE).await?;
+        another_takes_it(&memory).await
     })
 }
 

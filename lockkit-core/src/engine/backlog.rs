@@ -5,9 +5,10 @@
 
 use std::{
     collections::BTreeMap,
+    mem,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -18,7 +19,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::reaper::Owed;
+use super::reaper::{Debt, Owed};
 use crate::{Clock, Moment, store::unpoisoned};
 
 /// How many are tried at a time.
@@ -32,6 +33,9 @@ pub(super) struct Backlog {
     /// The way to the task that works it off, as long as there is one.
     worker: Mutex<Option<UnboundedSender<Retry>>>,
     length: AtomicUsize,
+    /// Those that were dropped before they were answered.
+    left: Mutex<Vec<Debt>>,
+    has_left: AtomicBool,
 }
 
 /// A release, and when it is to be tried again.
@@ -40,7 +44,28 @@ type Retry = (Moment, Owed);
 impl Backlog {
     /// How many there are.
     pub(super) fn length(&self) -> usize {
-        self.length.load(Ordering::Relaxed)
+        let left = if self.has_left() { unpoisoned(&self.left).len() } else { 0 };
+        self.length.load(Ordering::Relaxed) + left
+    }
+
+    /// Keeps a release that ended with its runtime until there is [another one](super::Engine::take_over).
+    pub(super) fn leave(&self, debt: Debt) {
+        let mut left = unpoisoned(&self.left);
+        left.push(debt);
+        self.has_left.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take_left(&self) -> Vec<Debt> {
+        if !self.has_left() {
+            return Vec::new();
+        }
+        let mut left = unpoisoned(&self.left);
+        self.has_left.store(false, Ordering::Release);
+        mem::take(&mut left)
     }
 
     /// Has a release tried at `at`.
@@ -143,7 +168,7 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// What is dropped with its runtime lapses.
+    /// What is dropped with its runtime is [left](Backlog::leave).
     fn drop(&mut self) {
         self.backlog.length.store(0, Ordering::Relaxed);
     }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 /// The pauses of one waiter.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     base: Duration,
     cap: Duration,
@@ -28,7 +28,7 @@ impl Backoff {
 }
 
 /// Random numbers for spreading load; nothing depends on their quality.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {

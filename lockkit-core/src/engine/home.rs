@@ -38,7 +38,7 @@ impl Home {
 }
 
 impl Engine {
-    /// Runs a task at home. Without a home it is dropped, and the leases that it was for lapse.
+    /// Runs a task at home. Without a home it is dropped.
     pub(super) fn at_home(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = self.home() {
             runtime.spawn(task);

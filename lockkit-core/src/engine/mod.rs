@@ -108,9 +108,10 @@ impl Engine {
     }
 
     /// Refuses new acquisitions and ends those under way, then waits until every release under way is done.
-    pub(crate) async fn shutdown(&self, timeout: Duration) -> Result<()> {
+    pub(crate) async fn shutdown(self: &Arc<Self>, timeout: Duration) -> Result<()> {
         self.closed.store(true, Ordering::SeqCst);
         self.closing.notify_waiters();
+        self.take_over();
         tokio::time::timeout(timeout, self.outstanding.drained()).await.map_err(|_| {
             let left = self.outstanding.count();
             Error::new(ErrorKind::TimedOut, format!("{left} releases were still under way after {timeout:?}"))
@@ -169,7 +170,7 @@ fn closed() -> Error {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.timers.stop();
+        self.timers.wake();
     }
 }
 

@@ -84,9 +84,17 @@ impl Drop for BackgroundTask {
     }
 }
 
-/// A release that the store has to be told of.
+/// A release that the store has to be told of. If it is dropped before that, with its runtime or for want of one, it is
+/// [left](super::backlog::Backlog::leave) to the next home.
 pub(super) struct Owed {
     engine: BackgroundTask,
+    debt: Debt,
+    is_settled: bool,
+}
+
+/// What there is to be released.
+#[derive(Clone)]
+pub(super) struct Debt {
     claim: Claim,
     /// When there is nothing left to release; `None` if time does not do that.
     lapse: Option<Moment>,
@@ -94,7 +102,7 @@ pub(super) struct Owed {
     /// Whether the lock is to be kept from others.
     kept: Option<Kept>,
     backoff: Backoff,
-    /// Tells whoever asked for the claim, by its end, that nothing of it is left.
+    /// Tells the acquisition that made the claim, by its end, that nothing of it is left.
     unsettled: Arc<Unsettled>,
 }
 
@@ -102,18 +110,20 @@ pub(super) struct Owed {
 #[derive(Debug)]
 pub(super) struct Unsettled;
 
-impl Owed {
-    fn new(engine: &Arc<Engine>, claim: Claim, lapse: Option<Moment>, certainty: Certainty) -> Self {
+impl Debt {
+    fn new(claim: Claim, lapse: Option<Moment>, certainty: Certainty, kept: Option<Kept>) -> Self {
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
-        Self {
-            engine: BackgroundTask::new(engine),
-            claim,
-            lapse,
-            certainty,
-            kept: None,
-            backoff,
-            unsettled: Arc::new(Unsettled),
-        }
+        Self { claim, lapse, certainty, kept, backoff, unsettled: Arc::new(Unsettled) }
+    }
+
+    fn has_lapsed(&self, now: Moment) -> bool {
+        self.lapse.is_some_and(|lapse| now >= lapse)
+    }
+}
+
+impl Owed {
+    fn new(engine: &Arc<Engine>, debt: Debt) -> Self {
+        Self { engine: BackgroundTask::new(engine), debt, is_settled: false }
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine> {
@@ -122,34 +132,62 @@ impl Owed {
 
     /// Tries once. Returns when to try again, if that makes sense. The seat is given up, whatever the outcome.
     pub(super) async fn settle(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
-        let engine = &self.engine.0;
+        let again = self.try_once(seat).await;
+        self.is_settled = again.is_none();
+        again
+    }
+
+    async fn try_once(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
+        let (engine, debt) = (&self.engine.0, &mut self.debt);
         let sent = engine.now();
-        match engine.end_at_store(&self.claim, self.kept).await {
+        match engine.end_at_store(&debt.claim, debt.kept).await {
             Ok(Release::Released { waiters }) => {
-                engine.pass(seat.take(), &self.claim.key, waiters, sent);
+                engine.pass(seat.take(), &debt.claim.key, waiters, sent);
                 return None;
             }
             // Where leases end with the session, so does what a dead session still had under way; and within one session
             // requests are kept in order. (In a quorum whose sessions decide, what reaches the other nodes late is no
             // majority, and lapses.)
-            Ok(Release::NotHeld(_)) if self.certainty != Certainty::Doubtful || self.lapse.is_none() => return None,
+            Ok(Release::NotHeld(_)) if debt.certainty != Certainty::Doubtful || debt.lapse.is_none() => return None,
             Err(e) if !e.is_retryable() && e.effect() == Effect::None => return None,
-            Err(_) if self.certainty == Certainty::Ordered => self.certainty = Certainty::Doubtful,
+            Err(_) if debt.certainty == Certainty::Ordered => debt.certainty = Certainty::Doubtful,
             Ok(Release::NotHeld(_)) | Err(_) => {}
         }
         drop(seat.take());
-        let again = engine.now() + self.backoff.pause();
-        (!self.has_lapsed(again)).then_some(again)
+        let again = engine.now() + debt.backoff.pause();
+        (!debt.has_lapsed(again)).then_some(again)
     }
 
     pub(super) fn has_lapsed(&self, now: Moment) -> bool {
-        self.lapse.is_some_and(|lapse| now >= lapse)
+        self.debt.has_lapsed(now)
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        let engine = &self.engine.0;
+        if self.is_settled || self.has_lapsed(engine.now()) {
+            return;
+        }
+        let mut debt = self.debt.clone();
+        if debt.certainty == Certainty::Ordered {
+            // It may have been sent, and the next one may go another way.
+            debt.certainty = Certainty::Doubtful;
+        }
+        engine.backlog.leave(debt);
+        engine.timers.wake();
     }
 }
 
 impl fmt::Debug for Owed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Owed").field("claim", &self.claim).finish_non_exhaustive()
+        self.debt.fmt(f)
+    }
+}
+
+impl fmt::Debug for Debt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Debt").field("claim", &self.claim).finish_non_exhaustive()
     }
 }
 
@@ -204,10 +242,9 @@ impl Drop for Undo<'_> {
     fn drop(&mut self) {
         if let Some(certainty) = self.armed {
             let lapse = self.engine.lapse_of(self.ttl);
-            let mut owed = Owed::new(self.engine, self.claim.clone(), lapse, certainty);
-            owed.kept = self.kept;
-            owed.unsettled = Arc::clone(&self.unsettled);
-            self.engine.reap_owed(owed, None);
+            let mut debt = Debt::new(self.claim.clone(), lapse, certainty, self.kept);
+            debt.unsettled = Arc::clone(&self.unsettled);
+            self.engine.reap_owed(Owed::new(self.engine, debt), None);
         }
         self.engine.outstanding.end();
     }
@@ -235,7 +272,7 @@ impl Engine {
         kept: Option<Kept>,
         seat: Option<Seat>,
     ) {
-        self.reap_owed(Owed { kept, ..Owed::new(self, claim, lapse, certainty) }, seat);
+        self.reap_owed(Owed::new(self, Debt::new(claim, lapse, certainty, kept)), seat);
     }
 
     fn reap_owed(self: &Arc<Self>, mut owed: Owed, mut seat: Option<Seat>) {
@@ -257,11 +294,23 @@ impl Engine {
         certainty: Certainty,
         kept: Option<Kept>,
     ) {
-        self.backlog.add(self.now(), Owed { kept, ..Owed::new(self, claim, lapse, certainty) });
+        self.backlog.add(self.now(), Owed::new(self, Debt::new(claim, lapse, certainty, kept)));
+    }
+
+    /// Has those releases tried again whose runtime has ended before they were answered.
+    pub(super) fn take_over(self: &Arc<Self>) {
+        for mut debt in self.backlog.take_left() {
+            let at = self.now() + debt.backoff.pause();
+            self.backlog.add(at, Owed::new(self, debt));
+        }
     }
 
     /// Refuses to leave more behind on a store where leases end with a session: only an answer ends a release there.
-    pub(super) fn check_backlog(&self) -> Result<()> {
+    pub(super) fn check_backlog(self: &Arc<Self>) -> Result<()> {
+        if self.backlog.has_left() {
+            // Whoever is about to ask may wait for what is left, and has a runtime.
+            drop(self.home());
+        }
         let (info, owed) = (self.store.info(), self.backlog.length());
         if info.capability.liveness.session.is_some() && owed >= MOST_OWED {
             let what =

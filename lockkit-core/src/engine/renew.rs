@@ -66,8 +66,8 @@ impl Timers {
         unpoisoned(&self.queue).leases.remove(&(state.next_event, lease.id));
     }
 
-    /// Ends the task once it finds its engine gone.
-    pub(super) fn stop(&self) {
+    /// Has the task look again: it ends once it finds its engine gone.
+    pub(super) fn wake(&self) {
         self.wake.notify_one();
     }
 
@@ -146,6 +146,7 @@ impl Engine {
 
     /// Looks after what is due; says until when nothing will be, or `None` if there may be more.
     fn serve(self: &Arc<Self>) -> Option<Moment> {
+        self.take_over();
         let now = self.now();
         let due = match self.timers.take_due(now) {
             Ok(due) => due,
