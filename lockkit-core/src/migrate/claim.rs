@@ -186,6 +186,16 @@ impl Entry {
         self.state().shown = Some((holder.clone(), phase));
     }
 
+    /// Notes what a renewal has shown to the stores: another holder, if it named one, and this phase.
+    pub(super) fn show_anew(&self, holder: Option<&HolderInfo>, phase: Phase) {
+        let mut state = self.state();
+        match (&mut state.shown, holder) {
+            (shown, Some(holder)) => *shown = Some((holder.clone(), phase)),
+            (Some(shown), None) => shown.1 = phase,
+            (None, None) => {}
+        }
+    }
+
     /// The holder's description, and the phase that was shown with it.
     pub(super) fn shown(&self) -> Option<(HolderInfo, Phase)> {
         self.state().shown.clone()

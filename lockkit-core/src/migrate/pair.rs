@@ -25,6 +25,23 @@ const NAME: &str = "lockkit/migration";
 #[derive(Clone)]
 pub(super) struct Pair([Arc<dyn LockStore>; 2]);
 
+/// A moment on the clock of a pair, and the same or a later one on that of its new store.
+#[derive(Clone, Copy)]
+pub(super) struct Clocks {
+    here: Moment,
+    at_new: Moment,
+}
+
+impl Clocks {
+    /// A moment of a store's clock on the clock of the pair, or one before it.
+    pub(super) fn here(&self, side: Side, moment: Moment) -> Moment {
+        match side {
+            Side::Old => moment,
+            Side::New => self.here + moment.since(self.at_new),
+        }
+    }
+}
+
 impl fmt::Debug for Pair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|store| &store.info().name)).finish()
@@ -47,13 +64,14 @@ impl Pair {
 
     /// A moment of a store's clock on the clock of this pair, or one before it.
     pub(super) fn here(&self, side: Side, moment: Moment) -> Moment {
-        match side {
-            Side::Old => moment,
-            Side::New => {
-                let now = self.now();
-                now + moment.since(self.0[1].info().clock.now())
-            }
-        }
+        self.clocks().here(side, moment)
+    }
+
+    /// The stores' clocks, side by side.
+    pub(super) fn clocks(&self) -> Clocks {
+        // This one first, so that what is told by it is rather too early.
+        let here = self.now();
+        Clocks { here, at_new: self.0[1].info().clock.now() }
     }
 
     /// Whether a store keeps what it confirmed.

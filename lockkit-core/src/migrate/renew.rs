@@ -1,11 +1,11 @@
 //! Renewing: in the stores of the phase, and from one phase into the next (rules M3, M4 and M10).
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use super::{
     claim::{Entry, Held, Over},
     dual::{Confirmed, Dual},
-    pair::all,
+    pair::{Clocks, all},
     record::{Phase, Side},
     rules,
 };
@@ -23,15 +23,20 @@ struct Renewing<'a> {
     answers: [Option<Result<Renewed>>; 2],
 }
 
-/// What the stores have said of one lease.
-struct Said {
-    /// Until when the lease lasts, at each store that has it.
-    ends: Vec<Moment>,
+/// A lease that goes on at the stores that were asked.
+struct GoesOn {
+    /// Until when it lasts: the earliest of the stores' ends.
+    end: Moment,
     depth: u32,
     /// The grant, with its fence if that was not known.
     first: Held,
-    failed: Option<Error>,
-    lost: Option<LossReason>,
+}
+
+/// What comes of one renewal.
+enum Outcome<'a> {
+    Known(Result<Renewed>),
+    /// It takes another call.
+    Open(Pin<Box<dyn Future<Output = Result<Renewed>> + Send + 'a>>),
 }
 
 impl Dual {
@@ -46,17 +51,17 @@ impl Dual {
         // What one store has of a lease that the other has lost keeps others out until the holder has heard: no call clears it up before
         // this one has returned.
         let in_hand: Vec<_> = all_of_them.iter().map(|renewing| Arc::clone(&renewing.entry)).collect();
-        let answers = all(all_of_them.into_iter().map(|renewing| self.finish(renewing, record.phase)));
-        let answers = tokio::join!(answers, self.clear_up(bound, |_| true)).0;
+        let answers = tokio::join!(self.finish(all_of_them, record.phase), self.clear_up(bound, |_| true)).0;
         drop(in_hand);
         answers
     }
 
     fn begin<'a>(&self, renewal: &'a Renewal, record: &Confirmed) -> Renewing<'a> {
-        let known = self.claims.get(&renewal.claim).filter(|entry| entry.held().is_some());
-        let assumed = || Arc::new(Entry::assumed(renewal.claim.clone(), record.phase));
-        let entry = known.unwrap_or_else(assumed);
-        let held = entry.held().unwrap_or(Held { phase: record.phase, fence: crate::Fence::NONE, span: 1 });
+        let known = self.claims.get(&renewal.claim).and_then(|entry| entry.held().map(|held| (entry, held)));
+        let (entry, held) = known.unwrap_or_else(|| {
+            let held = Held { phase: record.phase, fence: crate::Fence::NONE, span: 1 };
+            (Arc::new(Entry::assumed(renewal.claim.clone(), record.phase)), held)
+        });
         Renewing { renewal, entry, held, answers: [None, None] }
     }
 
@@ -87,80 +92,152 @@ impl Dual {
             let (holder, shown) = one.entry.shown()?;
             (shown != one.held.phase).then(|| self.mark(&holder, one.held.phase))
         };
-        Renewal { claim: one.entry.at(side), holder: renamed.or_else(moved), ..one.renewal.clone() }
+        let Renewal { ttl, depth, fence_floor, .. } = *one.renewal;
+        Renewal { claim: one.entry.at(side), ttl, depth, fence_floor, holder: renamed.or_else(moved) }
     }
 
-    /// Puts together what the stores have said of one lease.
-    fn said(&self, entry: &Entry, held: Held, depth: u32, answers: [Option<Result<Renewed>>; 2]) -> Result<Said> {
-        let mut said = Said { ends: Vec::with_capacity(2), depth, first: held, failed: None, lost: None };
-        for (side, answer) in Side::ALL.into_iter().zip(answers) {
-            match answer {
-                None => {}
-                Some(Ok(Renewed::Held(hold))) => {
-                    said.ends.push(self.pair.here(side, hold.until));
-                    said.depth = hold.depth;
-                    if held.fence == crate::Fence::NONE {
-                        (said.first.fence, said.first.span) = (said.first.fence.max(hold.fence), hold.span);
-                    }
+    /// Draws the consequences: of those that take no further call at once, and by one look at the record, which is later than all
+    /// answers (rule M3).
+    async fn finish(&self, renewing: Vec<Renewing<'_>>, phase: Phase) -> Vec<Result<Renewed>> {
+        let (confirmed, clocks) = (self.confirmed().await, self.pair.clocks());
+        let (mut answers, mut open) = (Vec::with_capacity(renewing.len()), Vec::new());
+        for (place, mut one) in renewing.into_iter().enumerate() {
+            match self.finish_one(&mut one, phase, &confirmed, clocks) {
+                Outcome::Known(answer) => answers.push(Some(answer)),
+                Outcome::Open(call) => {
+                    open.push(async move { (place, call.await) });
+                    answers.push(None);
                 }
-                // By now another renewal has taken it out of that store.
-                Some(Ok(Renewed::Lost(_))) if entry.held().is_some_and(|now| !now.phase.uses(side)) => {
-                    let why = "the phase of the migration has just changed";
-                    said.failed = Some(Error::new(ErrorKind::Unavailable, why));
-                }
-                Some(Ok(Renewed::Lost(reason))) => said.lost = said.lost.or(Some(self.lost_at(entry, side, reason)?)),
-                Some(Err(error)) => said.failed = Some(error),
             }
         }
-        Ok(said)
+        if !open.is_empty() {
+            for (place, answer) in all(open.into_iter()).await {
+                answers[place] = Some(answer);
+            }
+        }
+        answers.into_iter().flatten().collect()
     }
 
-    /// Draws the consequences for one lease.
-    async fn finish(&self, renewing: Renewing<'_>, phase: Phase) -> Result<Renewed> {
-        let Renewing { renewal, entry, held, answers } = renewing;
+    fn finish_one<'a>(
+        &'a self,
+        one: &mut Renewing<'a>,
+        phase: Phase,
+        confirmed: &Result<Confirmed>,
+        clocks: Clocks,
+    ) -> Outcome<'a> {
+        let goes_on = match self.said(one, phase, clocks) {
+            Ok(Ok(goes_on)) => goes_on,
+            Ok(Err(reason)) => return Outcome::Known(Ok(Renewed::Lost(reason))),
+            Err(error) => return Outcome::Known(Err(error)),
+        };
+        let (renewal, entry) = (one.renewal, &one.entry);
+        if let Some(missing) = rules::added(one.held.phase, phase) {
+            let entry = Arc::clone(entry);
+            return Outcome::Open(Box::pin(async move {
+                let end = self.take_along(&entry, missing, renewal, goes_on.first).await?;
+                let goes_on = GoesOn { end: goes_on.end.min(end), ..goes_on };
+                let confirmed = self.confirmed().await?;
+                let answer = self.go_on(&entry, renewal, goes_on, phase, &confirmed)?;
+                self.shadow_it(&entry, renewal, &confirmed);
+                Ok(answer)
+            }));
+        }
+        let confirmed = match confirmed {
+            Ok(confirmed) => *confirmed,
+            Err(error) => return Outcome::Known(Err(error.clone())),
+        };
+        let answer = self.go_on(entry, renewal, goes_on, phase, &confirmed);
+        if !matches!(answer, Ok(Renewed::Held(_))) {
+            return Outcome::Known(answer);
+        }
+        if left_behind(entry, phase).next().is_some() {
+            let entry = Arc::clone(entry);
+            return Outcome::Open(Box::pin(async move {
+                self.leave_behind(&entry, phase, renewal.ttl).await;
+                self.shadow_it(&entry, renewal, &confirmed);
+                answer
+            }));
+        }
+        self.shadow_it(entry, renewal, &confirmed);
+        Outcome::Known(answer)
+    }
+
+    /// Puts together what the stores have said of one lease: it goes on, or is lost.
+    fn said(&self, one: &mut Renewing<'_>, phase: Phase, clocks: Clocks) -> Result<Result<GoesOn, LossReason>> {
+        let (entry, held) = (&*one.entry, one.held);
         match entry.over() {
             // Nobody has said yet that it is not held any more (rule R6).
             Some(Over::Released) if entry.is_in_doubt() => {
                 let why = "a release of it was not answered yet";
                 return Err(Error::new(ErrorKind::Unavailable, why).unknown_effect());
             }
-            Some(over) => return Ok(Renewed::Lost(over.reason())),
+            Some(over) => return Ok(Err(over.reason())),
             None => {}
         }
-        let Said { mut ends, depth, first, failed, lost } = self.said(&entry, held, renewal.depth, answers)?;
+        let (mut end, mut depth, mut first) = (None, one.renewal.depth, held);
+        let (mut failed, mut lost) = (None, None);
+        for (side, answer) in Side::ALL.into_iter().zip(one.answers.each_mut().map(Option::take)) {
+            match answer {
+                None => {}
+                Some(Ok(Renewed::Held(hold))) => {
+                    let until = clocks.here(side, hold.until);
+                    end = Some(end.map_or(until, |end: Moment| end.min(until)));
+                    depth = hold.depth;
+                    if held.fence == crate::Fence::NONE {
+                        (first.fence, first.span) = (first.fence.max(hold.fence), hold.span);
+                    }
+                }
+                // By now another renewal has taken it out of that store.
+                Some(Ok(Renewed::Lost(_))) if entry.held().is_some_and(|now| !now.phase.uses(side)) => {
+                    failed = Some(has_just_changed());
+                }
+                Some(Ok(Renewed::Lost(reason))) => lost = lost.or(Some(self.lost_at(entry, side, reason)?)),
+                Some(Err(error)) => failed = Some(error),
+            }
+        }
         if let Some(reason) = lost {
-            self.lose(&entry, reason);
-            return Ok(Renewed::Lost(reason));
+            self.lose(entry, reason);
+            return Ok(Err(reason));
         }
         if let Some(error) = failed {
             return Err(error);
         }
-        if ends.is_empty() {
+        let end = end.ok_or_else(|| {
             let why = format!("the lock is held as of the phase {}, and the phase is {phase}", held.phase);
-            return Err(Error::new(ErrorKind::Unavailable, why));
-        }
-        if let Some(missing) = rules::added(held.phase, phase) {
-            ends.push(self.take_along(&entry, missing, renewal, first).await?);
-        }
-        let now = self.confirmed().await?;
+            Error::new(ErrorKind::Unavailable, why)
+        })?;
+        Ok(Ok(GoesOn { end, depth, first }))
+    }
+
+    /// What is held goes on as of this phase, if the record says so.
+    fn go_on(
+        &self,
+        entry: &Entry,
+        renewal: &Renewal,
+        goes_on: GoesOn,
+        phase: Phase,
+        now: &Confirmed,
+    ) -> Result<Renewed> {
         if !now.stands(phase, None) {
-            return Err(Error::new(ErrorKind::Unavailable, "the phase of the migration has just changed"));
+            return Err(has_just_changed());
         }
-        if let Some(holder) = name_of(&entry, renewal) {
-            entry.show(&holder, held.phase);
-        }
+        let GoesOn { end, depth, first } = goes_on;
+        entry.show_anew(renewal.holder.as_ref(), first.phase);
         let held = Held { phase, ..first };
         if !entry.hold(held, self.lapse(now.at)) {
             return Ok(Renewed::Lost(entry.over().map_or(LossReason::Gone, Over::reason)));
         }
-        self.leave_behind(&entry, phase, renewal.ttl).await;
+        Ok(Renewed::Held(held.as_hold(&renewal.claim, self.deadline([end], now), depth)))
+    }
+
+    /// A lease that goes on is followed in the shadow, if there is one.
+    fn shadow_it(&self, entry: &Entry, renewal: &Renewal, now: &Confirmed) {
         if now.is_shadowed {
-            let holder = || name_of(&entry, renewal).unwrap_or_else(HolderInfo::this_process);
-            self.follow(&entry, renewal.ttl, holder);
+            let holder = || name_of(entry, renewal).unwrap_or_else(HolderInfo::this_process);
+            self.follow(entry, renewal.ttl, holder);
         } else {
             self.shadow.end(&renewal.claim);
         }
-        Ok(Renewed::Held(held.as_hold(&renewal.claim, self.deadline(ends, &now), depth)))
     }
 
     /// Adds the store that a lease of the phase before does not have yet. Its fence stays.
@@ -225,7 +302,7 @@ impl Dual {
 
     /// Releases what a lease has at a store that is not of its phase any more; what can't be told in time is told with a later renewal.
     async fn leave_behind(&self, entry: &Entry, phase: Phase, ttl: Duration) {
-        for side in Side::ALL.into_iter().filter(|side| !phase.uses(*side) && entry.is_at(*side)) {
+        for side in left_behind(entry, phase) {
             self.drop_at(entry, side, self.aside(ttl)).await;
         }
     }
@@ -246,6 +323,15 @@ impl Dual {
         self.shadow.end(&entry.claim);
         self.claims.settle(entry);
     }
+}
+
+/// The stores that are not of this phase, and that may have something of a lease.
+fn left_behind(entry: &Entry, phase: Phase) -> impl Iterator<Item = Side> {
+    Side::ALL.into_iter().filter(move |side| !phase.uses(*side) && entry.is_at(*side))
+}
+
+fn has_just_changed() -> Error {
+    Error::new(ErrorKind::Unavailable, "the phase of the migration has just changed")
 }
 
 /// The holder's name as it is from this renewal on.
