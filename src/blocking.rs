@@ -173,6 +173,11 @@ impl Lock {
         self.with(lockkit_core::Lock::fifo)
     }
 
+    /// Asks the holder to yield while this waits: [`lockkit::Lock::ask_to_yield`](crate::Lock::ask_to_yield).
+    pub fn ask_to_yield(self) -> Self {
+        self.with(lockkit_core::Lock::ask_to_yield)
+    }
+
     /// Acquires the lock, waiting as long as it takes.
     ///
     /// # Errors
@@ -265,6 +270,14 @@ impl Guard {
     pub fn release_early(self) -> Result<Outcome> {
         let Self { guard, thread } = self;
         wait(&thread, guard.release_early())
+    }
+
+    /// Whether a waiter asks for the lock: [`lockkit::Guard::yield_requested`](crate::Guard::yield_requested).
+    ///
+    /// # Errors
+    /// As [`lockkit::Guard::yield_requested`](crate::Guard::yield_requested).
+    pub fn yield_requested(&self) -> Result<bool> {
+        wait(&self.thread, self.guard.yield_requested())
     }
 
     /// Makes this writer a reader, without a gap: [`lockkit::Guard::downgrade`](crate::Guard::downgrade).

@@ -287,6 +287,16 @@ impl Guard {
         lease.map(|lease| Self::new(Arc::clone(&self.engine), lease))
     }
 
+    /// Whether somebody that waits for the lock [asks its holder to yield](crate::Lock::ask_to_yield). It asks the store once, so that work in
+    /// steps can look after each of them, and release the lock at a moment that suits it. Of several holders that share the lock, all
+    /// are asked.
+    ///
+    /// # Errors
+    /// As [`Lock::inspect`](crate::Lock::inspect).
+    pub async fn yield_requested(&self) -> Result<bool> {
+        crate::yielding::is_requested(&self.engine, self.key()).await
+    }
+
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.
     async fn stop_signal(&self, margin: Duration) -> LossReason {
         let mut lost = pin!(self.lost());

@@ -34,6 +34,7 @@ mod thread;
 mod types;
 pub mod url_options;
 mod wrap;
+mod yielding;
 
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;

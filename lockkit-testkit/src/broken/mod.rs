@@ -117,6 +117,8 @@ bugs! {
         "waiting::an_expiry_wakes_a_waiter" says "slept through the expiry";
     BusyAnswers "Who would wait is answered at once, and told to ask again at once." =>
         "waiting::waiting_costs_few_calls" says "times in 3 s";
+    ShowsNobody "Nobody is shown as the holder of a lock." =>
+        "waiting::a_holder_is_asked_to_yield" says "was not asked";
     LastComeFirst "Order is claimed, but who came last goes first." =>
         "fairness::waiters_are_served_as_they_came" says "another order than they came",
         "fairness::a_try_does_not_overtake" says "a try overtook the waiter",

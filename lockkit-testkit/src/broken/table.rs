@@ -157,8 +157,13 @@ impl Table {
     }
 
     pub(super) fn state(&mut self, name: &str, key: &LockKey, now: Moment) -> KeyState {
-        // BUG: as if there could be but one.
-        let shown = if self.has(Bug::ShowsOneHolder) { 1 } else { usize::MAX };
+        let shown = match self.bug {
+            // BUG: as if there could be but one.
+            Some(Bug::ShowsOneHolder) => 1,
+            // BUG: not even that.
+            Some(Bug::ShowsNobody) => 0,
+            _ => usize::MAX,
+        };
         let record = self.record(name, now);
         KeyState {
             key: key.clone(),

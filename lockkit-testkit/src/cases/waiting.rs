@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Outcome, Waiting};
+use lockkit_core::{Lock, Outcome, Waiting};
+use tokio::time::sleep;
 
 use super::{
-    CaseResult, Ctx, LONG, SHORT, UNTOLD, cases, counted::Counted, grant, locker, request, take, wait_for_waiter,
+    CaseResult, Ctx, LONG, SHORT, SLACK, UNTOLD, cases, counted::Counted, grant, locker, request, take, wait_for_waiter,
 };
 use crate::Altered;
 
@@ -17,6 +18,7 @@ cases! { "waiting":
     an_expiry_wakes_a_waiter [TTL] "A waiter gets the lock soon after the holder's lease ran out, although nobody says so."
     two_hundred_waiters_all_get_it [NOTHING] "200 waiters of two clients all get the lock."
     waiting_costs_few_calls [NOTHING] "Who waits for a lock that stays held asks the store now and then, not all the time."
+    a_holder_is_asked_to_yield [NOTHING] "A holder is shown that a waiter asks for the lock, and not that another one waits without asking, nor that one asked which has it now."
     a_lost_wake_up_is_made_good [SERVER] "A waiter whose connection was cut still gets the lock after its release."
 }
 
@@ -86,6 +88,34 @@ async fn waiting_costs_few_calls(ctx: Ctx) -> CaseResult {
     let calls = counted.0.calls();
     assert!(calls <= 40, "the store was asked {calls} times in 3 s, for a lock that nobody released");
     assert_eq!(guard.release().await?, Outcome::Released);
+    Ok(())
+}
+
+async fn a_holder_is_asked_to_yield(ctx: Ctx) -> CaseResult {
+    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let holder = take(&mine, &name, LONG).await?;
+    let ask = |lock: Lock| tokio::spawn(async move { lock.acquire_within(LONG).await });
+    let silent = ask(mine.lock(&name).ttl(LONG));
+    sleep(SLACK).await;
+    if holder.yield_requested().await? {
+        return Err("the holder was asked, and nobody asks".into());
+    }
+    let asks = ask(other.lock(&name).ttl(LONG).ask_to_yield());
+    let asked = Instant::now();
+    while !holder.yield_requested().await? {
+        if asked.elapsed() > LONG / 2 {
+            return Err("the holder was not asked".into());
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    silent.abort();
+    drop(silent.await);
+    assert_eq!(holder.release().await?, Outcome::Released);
+    let holder = asks.await??.ok_or("the one that asked was left behind")?;
+    if holder.yield_requested().await? {
+        return Err("the holder was asked by itself".into());
+    }
+    assert_eq!(holder.release().await?, Outcome::Released);
     Ok(())
 }
 

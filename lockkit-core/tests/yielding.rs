@@ -1,0 +1,138 @@
+//! When a holder is asked to yield, and when no longer.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock, LockKey, LockStore,
+    Locker, MemoryStore, Mode, Order, Outcome, Result, Token,
+};
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+/// How long anything awaited may take. Not how long it does take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn waits(lock: Lock) -> JoinHandle<Result<Guard>> {
+    tokio::spawn(async move { lock.acquire().await })
+}
+
+async fn until(guard: &Guard, requested: bool) {
+    let seen = async {
+        while guard.yield_requested().await.expect("in memory") != requested {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("it should be {requested} that the holder is asked"));
+}
+
+async fn taken(guard: JoinHandle<Result<Guard>>) -> Guard {
+    timeout(PATIENCE, guard).await.expect("in time").expect("no panic").expect("granted")
+}
+
+#[tokio::test]
+async fn one_that_asks_takes_over_the_request_of_another() -> Result<()> {
+    let memory = MemoryStore::new();
+    let [holder, one, another] = [(); 3].map(|()| Locker::new(memory.clone()));
+    let held = holder.lock("a").acquire().await?;
+    assert!(!held.yield_requested().await?);
+    let first = waits(one.lock("a").ask_to_yield());
+    until(&held, true).await;
+    let second = waits(another.lock("a").ask_to_yield());
+    first.abort();
+    drop(first.await);
+    // The other one still asks, or does so in a moment.
+    until(&held, true).await;
+    second.abort();
+    drop(second.await);
+    until(&held, false).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_holder_is_asked_by_those_that_still_wait() -> Result<()> {
+    let memory = MemoryStore::new();
+    let locker = Locker::new(memory.clone());
+    let held = locker.lock("a").acquire().await?;
+    let waiting: Vec<_> = (0..2).map(|_| waits(Locker::new(memory.clone()).lock("a").ask_to_yield())).collect();
+    until(&held, true).await;
+    assert_eq!(held.release().await?, Outcome::Released);
+    let (first, mut left) = timeout(PATIENCE, first_of(waiting)).await.expect("one of them");
+    // The request of the other one takes a moment.
+    until(&first, true).await;
+    assert_eq!(first.release().await?, Outcome::Released);
+    let last = taken(left.pop().expect("two waited")).await;
+    assert!(!last.yield_requested().await?, "nobody is left");
+    Ok(())
+}
+
+/// The first that is granted, and the others.
+async fn first_of(mut waiting: Vec<JoinHandle<Result<Guard>>>) -> (Guard, Vec<JoinHandle<Result<Guard>>>) {
+    loop {
+        if let Some(place) = waiting.iter().position(JoinHandle::is_finished) {
+            return (taken(waiting.remove(place)).await, waiting);
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_asked_for_a_free_lock_nor_by_a_try() -> Result<()> {
+    let memory = MemoryStore::new();
+    let locker = Locker::new(memory.clone());
+    let held = locker.lock("a").ask_to_yield().acquire().await?;
+    assert!(locker.lock("a").ask_to_yield().try_acquire().await?.is_none());
+    assert!(!held.yield_requested().await?);
+    // What was asked at the store: the lock alone has ever had a holder.
+    let request = locker.lock("lockkit/yield/a").inspect().await?;
+    assert_eq!(request.fence, None, "a request was made");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_request_of_one_that_died_lapses() -> Result<()> {
+    let memory = MemoryStore::new();
+    let held = Locker::new(memory.clone()).lock("a").acquire().await?;
+    let store: Arc<dyn LockStore> = Arc::new(memory);
+    let request = AcquireRequest {
+        claim: Claim { key: LockKey::new("lockkit/yield/a")?, token: Token::random()?, mode: Mode::Exclusive },
+        ttl: Duration::from_millis(300),
+        wait: Duration::ZERO,
+        order: Order::Any,
+        fence: FenceRequest::default(),
+        holder: HolderInfo::this_process(),
+        from: None,
+    };
+    assert!(matches!(store.acquire(&request).await?, Attempt::Granted(_)));
+    until(&held, true).await;
+    until(&held, false).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn readers_are_asked_too() -> Result<()> {
+    let memory = MemoryStore::new();
+    let (mine, other) = (Locker::new(memory.clone()), Locker::new(memory));
+    let prices = mine.rw_lock("prices");
+    let readers = [prices.read().acquire().await?, prices.read().acquire().await?];
+    let writer = waits(other.rw_lock("prices").write().ask_to_yield());
+    for reader in readers {
+        until(&reader, true).await;
+        assert_eq!(reader.release().await?, Outcome::Released);
+    }
+    assert!(!taken(writer).await.yield_requested().await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_name_that_is_too_long_to_ask_for_is_refused() -> Result<()> {
+    let locker = Locker::new(MemoryStore::new());
+    let name = "n".repeat(LockKey::MAX_BYTES);
+    let held = locker.lock(&name).acquire().await?;
+    let refused: Error = locker.lock(&name).ask_to_yield().acquire().await.expect_err("the request has no name");
+    assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+    assert!(refused.to_string().contains("at most 498 bytes"), "{refused}");
+    assert!(!held.yield_requested().await?);
+    Ok(())
+}
