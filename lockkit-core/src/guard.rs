@@ -11,6 +11,7 @@ use std::{
 use crate::{
     Error, ErrorKind, Fence, LockKey, LossReason, LossSignal, Result, Token,
     engine::{Engine, Lease, LeaseStatus},
+    yielding::is_requested,
 };
 
 /// A held lock: a **belief with a deadline**, not a proof.
@@ -294,7 +295,7 @@ impl Guard {
     /// # Errors
     /// As [`Lock::inspect`](crate::Lock::inspect).
     pub async fn yield_requested(&self) -> Result<bool> {
-        crate::yielding::is_requested(&self.engine, self.key()).await
+        is_requested(&*self.engine.store, self.key()).await
     }
 
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.

@@ -1,11 +1,12 @@
 //! A named lock with its settings: a value, no I/O until it is acquired.
 
+mod asking;
+
 use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
     Claim, Fence, Guard, KeyState, LockKey, LockStore, Mode, Order, Owner, Query, Result, Token,
     engine::{Ask, Engine, Limit, Terms},
-    yielding,
 };
 
 /// A lock that can be acquired. Immutable: every setting returns a changed copy.
@@ -350,21 +351,16 @@ impl Lock {
         self.mode
     }
 
-    /// The lock with which those that wait for this one ask its holder to yield.
-    pub(crate) fn request(&self, name: &str) -> Self {
-        Self::new(Arc::clone(&self.engine), name, Mode::Exclusive).ttl(self.terms.ttl)
-    }
-
     async fn get(&self, limit: Limit) -> Result<Option<Guard>> {
         if self.asks_to_yield && !matches!(limit, Limit::Try) {
             // Few ask: the others do not pay for the room of its future.
-            return Box::pin(yielding::get(self, limit)).await;
+            return Box::pin(self.get_asking(limit)).await;
         }
         self.get_unasked(limit).await
     }
 
     /// Without asking anybody to yield.
-    pub(crate) async fn get_unasked(&self, limit: Limit) -> Result<Option<Guard>> {
+    async fn get_unasked(&self, limit: Limit) -> Result<Option<Guard>> {
         let (key, mode, order, terms) = (self.key.clone()?, self.mode, self.order, self.terms);
         let ask = Ask { key, mode, order, terms, ttl_is_set: self.ttl_is_set };
         let lease = match &self.owner {

@@ -1,0 +1,54 @@
+//! Waiting for a lock whose holder is asked to yield.
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+use super::Lock;
+use crate::{Guard, Mode, Result, engine::Limit, store::unpoisoned, yielding::request_key};
+
+/// After an error of the store, a holder is asked again so much later.
+const AGAIN: Duration = Duration::from_secs(1);
+
+impl Lock {
+    pub(super) async fn get_asking(&self, limit: Limit) -> Result<Option<Guard>> {
+        let key = request_key(self.key.as_ref().map_err(Clone::clone)?)?;
+        // Nobody is asked for a lock that is free. Whatever fails is asked for again, with the patience of one that waits.
+        match self.get_unasked(Limit::Try).await {
+            Ok(None) => {}
+            Err(error) if error.is_retryable() => {}
+            answer => return answer,
+        }
+        let request = Self::new(Arc::clone(&self.engine), key.as_str(), Mode::Exclusive).ttl(self.terms.ttl);
+        let shown = Mutex::new(None);
+        let answer = tokio::select! {
+            biased;
+            answer = self.get_unasked(limit) => answer?,
+            Err(error) = request.show(&shown) => return Err(error),
+        };
+        // The new holder would take the request for one to itself.
+        if let Some(request) = shown.into_inner().unwrap_or_default() {
+            drop(request.release().await);
+        }
+        Ok(answer)
+    }
+
+    /// Holds this lock whenever nobody else does, for as long as this is polled, and shows its guard.
+    async fn show(&self, shown: &Mutex<Option<Guard>>) -> Result<Infallible> {
+        loop {
+            match self.acquire().await {
+                Ok(guard) => {
+                    let loss = guard.loss_signal();
+                    *unpoisoned(shown) = Some(guard);
+                    loss.lost().await;
+                }
+                Err(error) if error.is_retryable() => sleep(AGAIN).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
