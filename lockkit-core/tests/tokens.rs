@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, LockStore, Locker, MemoryStore, Release, Result,
-    Token, Waiting,
+    StoreInfo, Token, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, WithInfo};
 
@@ -29,7 +29,12 @@ enum Fate {
     Refused,
     /// It is refused before it is sent.
     NotSent,
+    /// It has no answer, and takes effect after its release: a server that stood still had it in a buffer.
+    EffectLate,
 }
+
+/// How late that is: after some releases.
+const LATE: Duration = Duration::from_millis(400);
 
 /// What a store was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +55,12 @@ struct Fateful {
 
 impl Fateful {
     fn new(waiting: Waiting, fates: impl IntoIterator<Item = Fate>) -> Self {
+        Self::with_info(fates, |info| info.capability.waiting = waiting)
+    }
+
+    fn with_info(fates: impl IntoIterator<Item = Fate>, change: impl FnOnce(&mut StoreInfo)) -> Self {
         Self {
-            inner: Altered::with_info(MemoryStore::new(), |info| info.capability.waiting = waiting),
+            inner: Altered::with_info(MemoryStore::new(), change),
             fates: Arc::new(Mutex::new(fates.into_iter().collect())),
             releases: Arc::new(AtomicBool::new(true)),
             asked: Arc::default(),
@@ -91,6 +100,14 @@ impl Alter for Fateful {
                 let burnt = matches!(fate, Fate::Burnt);
                 Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), holder: None, burnt }))
             }
+            Some(Fate::EffectLate) => {
+                let (inner, request) = (self.inner.clone(), request.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(LATE).await;
+                    inner.acquire(&request).await
+                });
+                Err(lost)
+            }
             Some(Fate::NotSent) => Err(Error::new(ErrorKind::Unavailable, "connection refused")),
         }
     }
@@ -113,6 +130,23 @@ async fn a_new_token_after_an_unknown_outcome() -> Result<()> {
         assert_ne!(tokens.first(), tokens.last(), "{fate:?}: {asked:?}");
         assert_eq!(tokens.last(), Some(&guard.token()));
         assert!(asked.contains(&Asked::Release(tokens[0])), "{fate:?} left a lease behind: {asked:?}");
+    }
+    Ok(())
+}
+
+/// Also on a store of which one half has sessions, as that of a migration may be: the other half tells nothing by them.
+#[tokio::test]
+async fn what_takes_effect_after_its_release_is_released_once_more() -> Result<()> {
+    for session in [None, Some(Duration::from_secs(60))] {
+        let store = Fateful::with_info([Fate::EffectLate], |info| info.capability.liveness.session = session);
+        let locker = Locker::new(Altered(store.clone()));
+        assert!(locker.lock("x").ttl(10 * LATE).try_acquire().await.is_err());
+        // It would lapse after eleven times that, and others be woken.
+        let other = Locker::new(store.inner.clone()).lock("x");
+        tokio::time::sleep(2 * LATE).await;
+        let guard = other.acquire_within(6 * LATE).await?;
+        assert!(guard.is_some(), "a lease was left behind, with sessions of {session:?}");
+        locker.shutdown(30 * LATE).await?;
     }
     Ok(())
 }

@@ -92,12 +92,20 @@ pub(super) struct Owed {
     is_settled: bool,
 }
 
+/// When a lease must have lapsed whose ttl nobody extends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lapse {
+    at: Moment,
+    /// Whether nothing is left of it then; else a session may keep a part of it.
+    is_end: bool,
+}
+
 /// What there is to be released.
 #[derive(Clone)]
 pub(super) struct Debt {
     claim: Claim,
-    /// When there is nothing left to release; `None` if time does not do that.
-    lapse: Option<Moment>,
+    /// `None` where leases have no ttl.
+    lapse: Option<Lapse>,
     certainty: Certainty,
     /// Whether the lock is to be kept from others.
     kept: Option<Kept>,
@@ -111,13 +119,22 @@ pub(super) struct Debt {
 pub(super) struct Unsettled;
 
 impl Debt {
-    fn new(claim: Claim, lapse: Option<Moment>, certainty: Certainty, kept: Option<Kept>) -> Self {
+    fn new(claim: Claim, lapse: Option<Lapse>, certainty: Certainty, kept: Option<Kept>) -> Self {
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
         Self { claim, lapse, certainty, kept, backoff, unsettled: Arc::new(Unsettled) }
     }
 
     fn has_lapsed(&self, now: Moment) -> bool {
-        self.lapse.is_some_and(|lapse| now >= lapse)
+        self.lapse.is_some_and(|lapse| lapse.is_end && now >= lapse.at)
+    }
+
+    /// Whether nothing can come to be held any more that was not held when a release was `sent`.
+    ///
+    /// Where leases end with the session, so does what a dead session still had under way; and within one session requests are kept in
+    /// order. In a store of two halves, one with sessions and one with a ttl, that is true of the one half, and what reaches the
+    /// other one late lapses. (In a quorum of both, what reaches a minority late is no lease.)
+    fn is_over(&self, sent: Moment) -> bool {
+        self.certainty != Certainty::Doubtful || self.lapse.is_none_or(|lapse| !lapse.is_end && sent >= lapse.at)
     }
 }
 
@@ -145,10 +162,7 @@ impl Owed {
                 engine.pass(seat.take(), &debt.claim.key, waiters, sent);
                 return None;
             }
-            // Where leases end with the session, so does what a dead session still had under way; and within one session
-            // requests are kept in order. (In a quorum whose sessions decide, what reaches the other nodes late is no
-            // majority, and lapses.)
-            Ok(Release::NotHeld(_)) if debt.certainty != Certainty::Doubtful || debt.lapse.is_none() => return None,
+            Ok(Release::NotHeld(_)) if debt.is_over(sent) => return None,
             Err(e) if !e.is_retryable() && e.effect() == Effect::None => return None,
             Err(_) if debt.certainty == Certainty::Ordered => debt.certainty = Certainty::Doubtful,
             Ok(Release::NotHeld(_)) | Err(_) => {}
@@ -257,17 +271,18 @@ impl Engine {
         Undo { engine: self, claim, ttl, armed: None, before: None, kept: None, unsettled: Arc::new(Unsettled) }
     }
 
-    /// When a lease asked for up to now must have lapsed, if time alone ends leases on this store.
-    pub(super) fn lapse_of(&self, ttl: Duration) -> Option<Moment> {
-        let by_time = self.store.info().capability.liveness.session.is_none();
-        by_time.then(|| self.now() + ttl + drift(ttl))
+    /// When a lease asked for up to now must have lapsed, if it has a ttl.
+    pub(super) fn lapse_of(&self, ttl: Duration) -> Option<Lapse> {
+        let liveness = &self.store.info().capability.liveness;
+        let is_end = liveness.session.is_none();
+        liveness.ttl.is_some().then(|| Lapse { at: self.now() + ttl + drift(ttl), is_end })
     }
 
     /// Ends the lease of `claim` in the background. The seat is given up after the first try, whatever its outcome.
     pub(super) fn reap(
         self: &Arc<Self>,
         claim: Claim,
-        lapse: Option<Moment>,
+        lapse: Option<Lapse>,
         certainty: Certainty,
         kept: Option<Kept>,
         seat: Option<Seat>,
@@ -290,7 +305,7 @@ impl Engine {
     pub(super) fn reap_in_turn(
         self: &Arc<Self>,
         claim: Claim,
-        lapse: Option<Moment>,
+        lapse: Option<Lapse>,
         certainty: Certainty,
         kept: Option<Kept>,
     ) {
