@@ -207,6 +207,20 @@ impl Alter for HeldUp {
     }
 }
 
+/// Such as one that breaks a lock by its token.
+#[tokio::test(start_paused = true)]
+async fn another_client_is_told_that_it_ended_a_lease() -> Result<()> {
+    let world = World::started().await?;
+    let (holder, another) = (world.client().await?, world.client().await?);
+    let request = request("a");
+    assert!(matches!(holder.acquire(&request).await?, Attempt::Granted(_)));
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    assert!(matches!(another.release(&request.claim).await?, Release::Released { .. }), "the old store had it");
+    assert!(matches!(another.release(&request.claim).await?, Release::NotHeld(_)));
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_grant_does_not_stand_if_the_phase_has_gone_on_meanwhile() -> Result<()> {
     let world = World::started().await?;

@@ -41,21 +41,23 @@ struct World {
 struct Away {
     inner: MemoryStore,
     is_cut_off: Arc<AtomicBool>,
+    why: ErrorKind,
 }
 
 struct SlowRecords<'a>(Box<dyn Records + 'a>);
 
-/// The records of a store that does not let this user read them: as far away as one that is down, and no sign of a wrong store.
-struct NoRecords;
+/// The records of a store that can't be asked. One that does not let this user read them is as far away as one that is down, and no sign
+/// of a wrong store.
+struct NoRecords(ErrorKind);
 
 #[async_trait]
 impl Records for NoRecords {
     async fn read(&self, _: &LockKey) -> Result<Option<Record>> {
-        Err(Error::new(ErrorKind::Denied, "no permission any more"))
+        Err(Error::new(self.0, "no answer, or no permission"))
     }
 
     async fn compare_and_set(&self, _: &LockKey, _: Option<&Record>, _: Option<&Record>) -> Result<Swap> {
-        Err(Error::new(ErrorKind::Denied, "no permission any more"))
+        Err(Error::new(self.0, "no answer, or no permission"))
     }
 }
 
@@ -84,7 +86,7 @@ impl Alter for Away {
 
     fn records(&self) -> Vec<Box<dyn Records + '_>> {
         match self.is_cut_off.load(Ordering::SeqCst) {
-            true => vec![Box::new(NoRecords)],
+            true => vec![Box::new(NoRecords(self.why))],
             false => self.inner.records().into_iter().map(|of| Box::new(SlowRecords(of)) as Box<dyn Records>).collect(),
         }
     }
@@ -95,7 +97,9 @@ impl World {
         let clock = Arc::new(ShiftedClock::default());
         let [old, new] = [(), ()].map(|()| MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
         let is_cut_off = Arc::new(AtomicBool::new(false));
-        let away = |store: &MemoryStore, is_cut_off| Arc::new(Altered(Away { inner: store.clone(), is_cut_off }));
+        let away = |store: &MemoryStore, is_cut_off| {
+            Arc::new(Altered(Away { inner: store.clone(), is_cut_off, why: ErrorKind::Denied }))
+        };
         let migration = Migration::new(away(&old, Arc::default()), away(&new, Arc::clone(&is_cut_off)));
         Self { clock, old, new, is_cut_off, migration }
     }
@@ -290,11 +294,12 @@ async fn a_store_that_fell_back_is_noticed_though_another_migrator_has_lifted_it
     Ok(())
 }
 
-/// A store whose records are on three nodes.
+/// A store whose records are on three nodes, of which one can be cut off.
 #[derive(Clone, Debug, Default)]
 struct Quorum {
     inner: MemoryStore,
     nodes: [MemoryStore; 3],
+    is_first_cut_off: Arc<AtomicBool>,
 }
 
 #[async_trait]
@@ -304,8 +309,88 @@ impl Alter for Quorum {
     }
 
     fn records(&self) -> Vec<Box<dyn Records + '_>> {
-        self.nodes.iter().flat_map(MemoryStore::records).collect()
+        let mut records: Vec<_> = self.nodes.iter().flat_map(MemoryStore::records).collect();
+        if self.is_first_cut_off.load(Ordering::SeqCst) {
+            records[0] = Box::new(NoRecords(ErrorKind::Unavailable));
+        }
+        records
     }
+}
+
+/// From a quorum to a store that can be cut off, in the phase new.
+struct FromQuorum {
+    clock: Arc<ShiftedClock>,
+    old: Quorum,
+    is_cut_off: Arc<AtomicBool>,
+    migration: Migration,
+    first: PhaseRecord,
+}
+
+impl FromQuorum {
+    async fn moved() -> Result<Self> {
+        let clock = Arc::new(ShiftedClock::default());
+        let store = || MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+        let (old, is_cut_off) = (Quorum { inner: store(), ..Quorum::default() }, Arc::<AtomicBool>::default());
+        let new = Away { inner: store(), is_cut_off: Arc::clone(&is_cut_off), why: ErrorKind::Unavailable };
+        let migration = Migration::new(Arc::new(Altered(old.clone())), Arc::new(Altered(new)));
+        let first = migration.start(START).await?;
+        let moved = Self { clock, old, is_cut_off, migration, first };
+        for phase in [Phase::Both, Phase::New] {
+            moved.step(phase).await?;
+        }
+        Ok(moved)
+    }
+
+    async fn step(&self, goal: Phase) -> Result<()> {
+        let step = self.migration.step(goal, |drain| self.clock.advance(drain.left)).await?;
+        step.copied
+    }
+
+    fn client(&self) -> impl Future<Output = Result<Dual>> {
+        let is_cut_off = Arc::clone(&self.is_cut_off);
+        let new = Away { inner: MemoryStore::new(), is_cut_off, why: ErrorKind::Unavailable };
+        Dual::connect(Arc::new(Altered(self.old.clone())), Arc::new(Altered(new)))
+    }
+}
+
+/// Each of the two would be tolerated by itself. The node that remembers is out of reach of nobody.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_lost_its_record_has_no_say() -> Result<()> {
+    let moved = FromQuorum::moved().await?;
+    // Of the two that answer first, one missed all changes, and the other one has been restarted without its data.
+    write(&moved.old.nodes[0], Side::Old, Some(&moved.first)).await?;
+    write(&moved.old.nodes[1], Side::Old, None).await?;
+    moved.is_cut_off.store(true, Ordering::SeqCst);
+    assert_eq!(moved.client().await?.phase(), Phase::New, "the third one remembers");
+    write(&moved.old.nodes[2], Side::Old, None).await?;
+    let error = moved.client().await.expect_err("one of three is no majority");
+    assert!(error.is_retryable(), "{error}");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_missed_a_change_gets_it_with_the_next_command() -> Result<()> {
+    let moved = FromQuorum::moved().await?;
+    write(&moved.old.nodes[2], Side::Old, Some(&moved.first)).await?;
+    moved.step(Phase::New).await?;
+    assert_eq!(read(&moved.old.nodes[2]).await?.map(|record| record.phase), Some(Phase::New));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_not_all_nodes_hear_of_is_none() -> Result<()> {
+    let moved = FromQuorum::moved().await?;
+    let migration = moved.migration.clone().fences_are_set();
+    let finishes = || migration.finish(|drain| moved.clock.advance(drain.left));
+    moved.old.is_first_cut_off.store(true, Ordering::SeqCst);
+    assert!(finishes().await.is_err());
+    moved.old.is_first_cut_off.store(false, Ordering::SeqCst);
+    assert_eq!(moved.migration.state().await?.record.phase, Phase::New, "it is as it was");
+    finishes().await?;
+    for node in &moved.old.nodes {
+        assert_eq!(read(node).await?, None);
+    }
+    Ok(())
 }
 
 #[tokio::test(start_paused = true)]
@@ -315,20 +400,19 @@ async fn a_quorum_of_which_a_node_fell_back_is_noticed() -> Result<()> {
     let migration = Migration::new(Arc::new(old), Arc::new(Altered(new.clone())));
     let first = migration.start(START).await?;
     migration.step(Phase::Both, |_| ()).await?.copied?;
-    // One node was slow to get the record, which is no matter as long as a majority has it.
-    write(&new.nodes[2], Side::New, Some(&first)).await?;
     let (mut told, mut is_fallen) = (0, false);
     let step = migration.step(Phase::New, |drain| {
         told += u32::from(drain.left > drain.whole / 2);
         if !std::mem::replace(&mut is_fallen, true) {
-            let written =
-                pin!(write(&new.nodes[0], Side::New, Some(&first))).poll(&mut Context::from_waker(Waker::noop()));
-            assert!(matches!(written, Poll::Ready(Ok(()))));
+            for node in &new.nodes[..2] {
+                let written = pin!(write(node, Side::New, Some(&first))).poll(&mut Context::from_waker(Waker::noop()));
+                assert!(matches!(written, Poll::Ready(Ok(()))));
+            }
         }
         clock.advance(drain.left);
     });
     assert_eq!(step.await?.record.phase, Phase::New);
-    assert_eq!(told, 2, "clients may have read the old phase at the two others, so that the drain begins anew");
+    assert_eq!(told, 2, "clients may have read the old phase at the two, so that the drain begins anew");
     Ok(())
 }
 
@@ -347,6 +431,19 @@ async fn two_who_move_it_on_exclude_each_other() -> Result<()> {
     let error = advance.await.expect_err("it is in the phase old by now");
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
     assert_eq!(world.migration.state().await?.record.phase, Phase::Old);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn fences_that_were_set_are_no_afterthought() -> Result<()> {
+    let world = World::new();
+    let above = |number: u64| Start { fence_above: Fence::new(number), ..START };
+    let first = world.migration.start(above(1 << 40)).await?;
+    for start in [above(1 << 40), above(1 << 30), START] {
+        assert_eq!(world.migration.start(start).await?, first);
+    }
+    let error = world.migration.start(above(1 << 41)).await.expect_err("fences up to that may have been given");
+    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
     Ok(())
 }
 

@@ -33,10 +33,12 @@ pub(super) fn start(args: StartArgs) -> Exit {
     confirm(&text, args.yes)?;
     interrupt::block_on(async move {
         let record = args.stores.migration().await?.start(start).await?;
-        tell(&format!(
-            "the phase is {}, its home is the {} store. Now deploy every service with the URL migrate:?from=URL&to=URL\n",
-            record.phase, record.home,
-        ))
+        // It may have been started before, and be under way.
+        let next = match record.phase {
+            Phase::Old => "Now deploy every service with the URL migrate:?from=URL&to=URL",
+            Phase::Both | Phase::New => "It was started before; see lockkit migrate status",
+        };
+        tell(&format!("the phase is {}, its home is the {} store. {next}\n", record.phase, record.home))
     })
 }
 

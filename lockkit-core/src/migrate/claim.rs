@@ -141,10 +141,12 @@ impl Entry {
         Ok(())
     }
 
-    /// Notes that a store has said that it has nothing of it any more.
-    pub(super) fn gone_from(&self, side: Side) -> Result<()> {
-        let claim = self.release_at(side);
-        self.released(side, &claim)
+    /// Notes that a store has said that it has nothing of `claim` any more, unless it is another token by now that may be there.
+    pub(super) fn gone_from(&self, side: Side, claim: &Claim) -> Result<()> {
+        if self.at(side).token != claim.token {
+            return Ok(());
+        }
+        self.released(side, &self.release_at(side))
     }
 
     /// Whether something of it may be left at a store.

@@ -115,9 +115,11 @@ pub(super) async fn check_room(pair: &Pair, side: Side, floor: Fence) -> Result<
 async fn follows(pair: &Pair, side: Side, here: u64) -> Result<Follows> {
     let first = probe(pair, side, "clock", Fence::NONE).await?.get();
     let info = pair.at(side).info();
-    if first.abs_diff(here) < FAR {
+    let liveness = &info.capability.liveness;
+    // A log may come near the clock's number, and goes its own way from there.
+    if first.abs_diff(here) < FAR && liveness.ttl.is_some() {
         Ok(Follows::Clock(first))
-    } else if info.capability.liveness.session.is_some() {
+    } else if liveness.session.is_some() {
         Ok(Follows::Log(first))
     } else {
         let why = format!(

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     floor::{check_room, floor, logs},
-    pair::Pair,
+    pair::{Pair, is_wrong},
     record::{Phase, PhaseRecord, Side, drain},
     rules,
 };
@@ -110,6 +110,11 @@ impl Migration {
                 let why = "a migration is under way already, between other stores or with other settings";
                 return Err(Error::new(ErrorKind::Misconfigured, why));
             }
+            if wanted.floor > known.floor {
+                // Fences may have been given above what its record says, and it can't be told of which locks.
+                let why = "a migration is under way already, which was started without that number of fences: finish it, and start anew";
+                return Err(Error::new(ErrorKind::Misconfigured, why));
+            }
             return self.settle().await;
         }
         let wanted = PhaseRecord { logs: self.logs(start).await?, ..wanted };
@@ -188,11 +193,10 @@ impl Migration {
     /// # Errors
     /// `Misconfigured` if there is no migration; as those of [`Records`](crate::store::Records) if neither store answers.
     pub async fn state(&self) -> Result<State> {
-        let (old, new) = tokio::join!(self.pair.read(Side::Old), self.pair.read(Side::New));
+        let (old, new) = tokio::join!(self.pair.read_all(Side::Old), self.pair.read_all(Side::New));
         let records = [old, new];
         // That a store is the wrong one is said before anything else; one that is away is shown as such.
-        let is_wrong = |error: &&Error| matches!(error.kind(), ErrorKind::Misconfigured | ErrorKind::Unexpected);
-        if let Some(error) = records.iter().filter_map(|found| found.as_ref().err()).find(is_wrong) {
+        if let Some(error) = records.iter().filter_map(|found| found.as_ref().err()).find(|error| is_wrong(error)) {
             return Err(error.clone());
         }
         let Some(record) = rules::newest(records.iter().flatten().flatten().cloned()) else {
@@ -224,6 +228,10 @@ impl Migration {
         let found = self.records().await?;
         let record = rules::newest(found.iter().flatten().cloned()).ok_or_else(not_started)?;
         if self.is_settled(&record).await? {
+            // A node of a quorum may have missed the last changes. With another one that loses its data, it would be a majority.
+            for side in Side::ALL {
+                self.pair.lift(side, &record).await?;
+            }
             return Ok(record);
         }
         for (side, known) in Side::ALL.into_iter().zip(&found) {
@@ -242,7 +250,7 @@ impl Migration {
 
     /// What each store has; both must answer.
     async fn records(&self) -> Result<[Option<PhaseRecord>; 2]> {
-        let (old, new) = tokio::join!(self.pair.read(Side::Old), self.pair.read(Side::New));
+        let (old, new) = tokio::join!(self.pair.read_all(Side::Old), self.pair.read_all(Side::New));
         let found = [old?, new?];
         if let [Some(old), Some(new)] = &found
             && !old.is_of(new)

@@ -84,20 +84,64 @@ impl Pair {
         self.at(side).records().len() == 1
     }
 
-    /// What a store has as the record of a migration; of a quorum the newest that a majority of its nodes has.
+    /// What a client may act on: what a store has as the record of a migration; of a quorum the newest of a majority of nodes that
+    /// have one. A node that lost its record has no say: beside one that missed the last changes, it would make a majority that
+    /// knows nothing of them.
     ///
     /// # Errors
-    /// As those of [`Records::read`]; `Misconfigured` if it is the other one of the two stores; `Unexpected` if what is there has
-    /// another form; `Unsupported` if it keeps no records.
+    /// As those of [`Records::read`], `Unavailable` also if no majority has a record, and none has none; `Misconfigured` if it is the
+    /// other one of the two stores; `Unexpected` if what is there has another form; `Unsupported` if it keeps no records.
     pub(super) async fn read(&self, side: Side) -> Result<Option<PhaseRecord>> {
         let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
-        let answers = majority(keepers.len(), keepers.iter().map(|keeper| keeper.read(&name))).await?;
-        let mut newest: Option<PhaseRecord> = None;
-        for text in answers.into_iter().flatten() {
-            let record = read_at(side, &text)?;
-            newest = rules::newest(newest.into_iter().chain([record]));
+        let calls = keepers.iter().map(|keeper| -> Call<'_> {
+            Box::pin(async {
+                let text = keeper.read(&name).await?;
+                text.map(|text| read_at(side, &text)).transpose()
+            })
+        });
+        majority(calls.collect()).await?.ok_or_else(|| {
+            let name = &self.at(side).info().name;
+            let why = format!("too few nodes of {name} have the record of the migration");
+            Error::new(ErrorKind::Unavailable, why)
+        })
+    }
+
+    /// What a store has, for those that move the migration on: of a quorum the newest of all nodes that answer, as long as they are a
+    /// majority.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); `Misconfigured` if its nodes have the records of two migrations.
+    pub(super) async fn read_all(&self, side: Side) -> Result<Option<PhaseRecord>> {
+        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
+        let (mut newest, mut answered, mut failed) = (None::<PhaseRecord>, 0, None);
+        for answer in all(keepers.iter().map(|keeper| keeper.read(&name))).await {
+            match answer {
+                Ok(text) => {
+                    answered += 1;
+                    let Some(record) = text.map(|text| read_at(side, &text)).transpose()? else { continue };
+                    if newest.as_ref().is_some_and(|newest| !newest.is_of(&record)) {
+                        let name = &self.at(side).info().name;
+                        let why = format!("the nodes of {name} have the records of two migrations");
+                        return Err(Error::new(ErrorKind::Misconfigured, why));
+                    }
+                    newest = rules::newest(newest.into_iter().chain([record]));
+                }
+                Err(error) => failed = Some(error),
+            }
         }
-        Ok(newest)
+        match failed {
+            Some(error) if answered <= keepers.len() / 2 => Err(error),
+            _ => Ok(newest),
+        }
+    }
+
+    /// Makes sure that all nodes of a store answer.
+    ///
+    /// # Errors
+    /// As those of [`Records::read`], for any of them.
+    pub(super) async fn check_all_answer(&self, side: Side) -> Result<()> {
+        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
+        all(keepers.iter().map(|keeper| keeper.read(&name))).await.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
     /// Makes the record of the home `new` if it is `seen`.
@@ -234,33 +278,51 @@ async fn remove_at(keeper: &dyn Records, side: Side, record: &PhaseRecord) -> Re
     Ok(())
 }
 
+/// Whether it is what a store has that is wrong, and not that it can't be asked.
+pub(super) fn is_wrong(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Misconfigured | ErrorKind::Unexpected)
+}
+
 fn of_another() -> Error {
     Error::new(ErrorKind::Misconfigured, "the store has the record of another migration")
 }
 
-/// The first answers of a majority of `all` calls, or the error of one if too many fail.
-async fn majority<T>(all: usize, calls: impl Iterator<Item = impl Future<Output = Result<T>>>) -> Result<Vec<T>> {
-    let mut calls: Vec<_> = calls.map(|call| Some(Box::pin(call))).collect();
-    let (needed, mut failed) = (all / 2 + 1, 0);
-    let mut answers = Vec::with_capacity(all);
+/// A question to a node for its record.
+type Call<'a> = Pin<Box<dyn Future<Output = Result<Option<PhaseRecord>>> + Send + 'a>>;
+
+/// What a majority of nodes says, as soon as it does; `None` if there is no such majority, and an error if one failed that might have been
+/// part of it. What is wrong with a record is said at once.
+async fn majority(calls: Vec<Call<'_>>) -> Result<Option<Option<PhaseRecord>>> {
+    let needed = calls.len() / 2 + 1;
+    let mut calls: Vec<_> = calls.into_iter().map(Some).collect();
+    let (mut found, mut failed) = (Vec::with_capacity(calls.len()), None);
     poll_fn(|cx| {
         for slot in &mut calls {
             let Some(Poll::Ready(answer)) = slot.as_mut().map(|call| call.as_mut().poll(cx)) else { continue };
             *slot = None;
             match answer {
-                Ok(answer) => answers.push(answer),
-                Err(error) => {
-                    failed += 1;
-                    if all - failed < needed {
-                        return Poll::Ready(Err(error));
-                    }
-                }
+                Ok(record) => found.push(record),
+                Err(error) if is_wrong(&error) => return Poll::Ready(Err(error)),
+                Err(error) => failed = Some(error),
             }
         }
-        if answers.len() >= needed { Poll::Ready(Ok(())) } else { Poll::Pending }
+        match said(&found, needed) {
+            Some(record) => Poll::Ready(Ok(Some(record))),
+            None if calls.iter().any(Option::is_some) => Poll::Pending,
+            None => Poll::Ready(failed.take().map_or(Ok(None), Err)),
+        }
     })
-    .await?;
-    Ok(answers)
+    .await
+}
+
+/// What so many nodes say: the newest of those records that are of one migration, or that there is none.
+fn said(found: &[Option<PhaseRecord>], needed: usize) -> Option<Option<PhaseRecord>> {
+    let records = || found.iter().flatten();
+    if records().next().is_none() {
+        return (found.len() >= needed).then_some(None);
+    }
+    let like = |one: &PhaseRecord| records().filter(|other| other.is_of(one)).cloned().collect::<Vec<_>>();
+    records().map(like).find(|like| like.len() >= needed).map(rules::newest)
 }
 
 /// The answers of all calls, which go on side by side.

@@ -12,18 +12,18 @@ impl Dual {
         if let Some(entry) = self.claims.get(claim) {
             entry.end(Over::Released);
             self.shadow.end(claim);
-            let answer = self.release_all(&entry).await;
+            let answer = self.release_all(&entry, both).await;
             self.claims.settle(&entry);
             return answer;
         }
-        // Of another client, or released before.
+        // Of another client, or released before. How it was held is not known here: perhaps as of the phase before.
         let record = self.confirmed().await?;
-        self.release_all(&Entry::assumed(claim.clone(), record.phase)).await
+        self.release_all(&Entry::assumed(claim.clone(), record.phase), either).await
     }
 
     /// Releases a claim wherever something of it may be left: first where that says how the lock was held, whatever another store
     /// answers. The others have a short time; what is left there then is [cleared up](Self::clear_up) later.
-    async fn release_all(&self, entry: &Entry) -> Result<Release> {
+    async fn release_all(&self, entry: &Entry, of_two: fn(Release, Release) -> Release) -> Result<Release> {
         entry.end(Over::Released);
         let mut answer = None;
         let mut failed = None;
@@ -32,7 +32,7 @@ impl Dual {
             match self.pair.at(side).release(&claim).await {
                 Ok(release) => {
                     entry.released(side, &claim)?;
-                    answer = Some(answer.map_or(release, |answer| both(answer, release)));
+                    answer = Some(answer.map_or(release, |answer| of_two(answer, release)));
                 }
                 Err(error) => failed = Some(error),
             }
@@ -65,5 +65,13 @@ fn both(one: Release, other: Release) -> Release {
         (Release::Released { waiters: one }, Release::Released { waiters: other }) => {
             Release::Released { waiters: one.max(other) }
         }
+    }
+}
+
+/// The answer of two stores of which perhaps one had the lock.
+fn either(one: Release, other: Release) -> Release {
+    match (one, other) {
+        (Release::NotHeld(_), answer) | (answer, Release::NotHeld(_)) => answer,
+        released => both(released.0, released.1),
     }
 }

@@ -10,8 +10,8 @@ use super::{
     rules,
 };
 use crate::{
-    AcquireRequest, Attempt, Effect, Error, ErrorKind, FenceRequest, HolderInfo, LockStore, LossReason, Moment, Order,
-    Renewal, Renewed, Result,
+    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, HolderInfo, LockStore, LossReason, Moment,
+    Order, Renewal, Renewed, Result,
 };
 
 /// A renewal under way.
@@ -19,8 +19,8 @@ struct Renewing<'a> {
     renewal: &'a Renewal,
     entry: Arc<Entry>,
     held: Held,
-    /// What the stores have said, by [`Side::index`].
-    answers: [Option<Result<Renewed>>; 2],
+    /// What the stores have said, by [`Side::index`], and of which claim.
+    answers: [Option<(Claim, Result<Renewed>)>; 2],
 }
 
 /// A lease that goes on at the stores that were asked.
@@ -78,9 +78,10 @@ impl Dual {
             if renewals.is_empty() { Vec::new() } else { self.pair.at(side).renew(renewals).await }
         };
         let (from_old, from_new) = tokio::join!(call(Side::Old, &to_old), call(Side::New, &to_new));
-        for (side, places, answers) in [(Side::Old, old, from_old), (Side::New, new, from_new)] {
-            for (place, answer) in places.into_iter().zip(answers) {
-                renewing[place].answers[side.index()] = Some(answer);
+        let answered = [(Side::Old, old, to_old, from_old), (Side::New, new, to_new, from_new)];
+        for (side, places, asked, answers) in answered {
+            for ((place, asked), answer) in places.into_iter().zip(asked).zip(answers) {
+                renewing[place].answers[side.index()] = Some((asked.claim, answer));
             }
         }
     }
@@ -177,9 +178,9 @@ impl Dual {
         let (mut end, mut depth, mut first) = (None, one.renewal.depth, held);
         let (mut failed, mut lost) = (None, None);
         for (side, answer) in Side::ALL.into_iter().zip(one.answers.each_mut().map(Option::take)) {
+            let Some((claim, answer)) = answer else { continue };
             match answer {
-                None => {}
-                Some(Ok(Renewed::Held(hold))) => {
+                Ok(Renewed::Held(hold)) => {
                     let until = clocks.here(side, hold.until);
                     end = Some(end.map_or(until, |end: Moment| end.min(until)));
                     depth = hold.depth;
@@ -188,11 +189,11 @@ impl Dual {
                     }
                 }
                 // By now another renewal has taken it out of that store.
-                Some(Ok(Renewed::Lost(_))) if entry.held().is_some_and(|now| !now.phase.uses(side)) => {
+                Ok(Renewed::Lost(_)) if entry.held().is_some_and(|now| !now.phase.uses(side)) => {
                     failed = Some(has_just_changed());
                 }
-                Some(Ok(Renewed::Lost(reason))) => lost = lost.or(Some(self.lost_at(entry, side, reason)?)),
-                Some(Err(error)) => failed = Some(error),
+                Ok(Renewed::Lost(reason)) => lost = lost.or(Some(lost_at(entry, side, &claim, reason)?)),
+                Err(error) => failed = Some(error),
             }
         }
         if let Some(reason) = lost {
@@ -307,15 +308,6 @@ impl Dual {
         }
     }
 
-    /// One store has the lease no more.
-    fn lost_at(&self, entry: &Entry, side: Side, reason: LossReason) -> Result<LossReason> {
-        // A lease that may have been cut short is one that the store may still have.
-        if matches!(reason, LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked) {
-            entry.gone_from(side)?;
-        }
-        Ok(reason)
-    }
-
     /// A lease is lost that one store has no more. What the other one has of it stays until the holder has heard of that: then the core
     /// releases it, and again until that is answered.
     fn lose(&self, entry: &Entry, reason: LossReason) {
@@ -323,6 +315,15 @@ impl Dual {
         self.shadow.end(&entry.claim);
         self.claims.settle(entry);
     }
+}
+
+/// One store has the lease no more.
+fn lost_at(entry: &Entry, side: Side, claim: &Claim, reason: LossReason) -> Result<LossReason> {
+    // A lease that may have been cut short is one that the store may still have.
+    if matches!(reason, LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked) {
+        entry.gone_from(side, claim)?;
+    }
+    Ok(reason)
 }
 
 /// The stores that are not of this phase, and that may have something of a lease.

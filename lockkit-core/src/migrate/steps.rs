@@ -168,7 +168,7 @@ impl Migration {
     ///
     /// # Errors
     /// `InvalidInput` in the phase [`Phase::Both`]; `Unavailable` while a client of the migration holds a lock, and while the store
-    /// by itself gives lower [fences](Self::fences) than there were; else as [`settle`](Self::settle).
+    /// by itself gives lower [fences](Self::fences) than there were; else as [`settle`](Self::settle), for all nodes of a quorum.
     ///
     /// # Cancellation
     /// The record may have been removed from one of the stores: this can be called again.
@@ -201,6 +201,10 @@ impl Migration {
         self.check_nobody_holds(&record).await?;
         if !self.is_settled(&record).await? {
             return Err(overtaken());
+        }
+        // A node that keeps the record of a migration that is over would be in the way of the next one.
+        for side in Side::ALL {
+            self.pair.check_all_answer(side).await?;
         }
         // The very record that was drained, or nothing: somebody may have gone on from it.
         match self.pair.remove(record.home, &record).await? {
