@@ -312,9 +312,12 @@ async fn renew(store: &Arc<dyn LockStore>, claim: &Claim, ttl: Duration, depth: 
     Ok(answers.remove(0)?)
 }
 
-/// Takes a lock that should be free.
+/// Takes a lock that should be free; that a call failed for want of time says nothing of that.
 async fn take(locker: &Locker, name: &str, ttl: Duration) -> Result<Guard, BoxError> {
-    locker.lock(name).ttl(ttl).try_acquire().await?.ok_or_else(|| format!("{name} should be free").into())
+    match locker.lock(name).ttl(ttl).try_acquire().await {
+        Err(error) if error.is_retryable() => take_in_the_end(locker, name, ttl).await,
+        answer => answer?.ok_or_else(|| format!("{name} should be free").into()),
+    }
 }
 
 /// Takes a lock that nobody has, for a short time, where it does not matter whether the first call is in time.
@@ -336,11 +339,18 @@ async fn seen(lock: &Lock) -> Result<KeyState, BoxError> {
     }
 }
 
-/// Tells that a lock can't be had.
+/// Tells that a lock can't be had. An error tells nothing: it is asked for again.
 async fn assert_taken(locker: &Locker, name: &str) -> CaseResult {
-    match locker.lock(name).try_acquire().await? {
-        None => Ok(()),
-        Some(_) => Err(format!("{name} was granted twice").into()),
+    let asked = Instant::now();
+    loop {
+        match locker.lock(name).try_acquire().await {
+            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            answer => {
+                return answer?.map_or(Ok(()), |_| Err(format!("{name} was granted twice").into()));
+            }
+        }
     }
 }
 
