@@ -6,7 +6,7 @@ use lockkit_core::{Clock, ErrorKind, Fencing, LockStore, SystemClock};
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore, RestartPolicy};
 use lockkit_testkit::servers::{Keep, Persistence, RedisOptions, RedisServer};
 
-use crate::support::{Cluster, TTL, attempt, claim, contended, hold, hold_soon, is_held, memories};
+use crate::support::{Cluster, NODE_TIMEOUT, TTL, attempt, claim, contended, hold, hold_soon, is_held, memories};
 
 /// The first client holds three of five nodes. One of them restarts empty, and a second client asks.
 async fn amnesia(cluster: &Cluster) -> lockkit_core::Claim {
@@ -44,7 +44,7 @@ async fn with_delayed_restart_it_is_refused_until_the_longest_ttl_is_over() {
     let longest = TTL;
     tokio::time::sleep(longest + Duration::from_secs(2)).await;
     amnesia(&cluster).await;
-    let nodes = cluster.nodes().config(RedlockConfig::new().max_ttl(longest));
+    let nodes = cluster.nodes().config(RedlockConfig::new().node_timeout(NODE_TIMEOUT).max_ttl(longest));
     let second = nodes.connect().await.expect("connect");
     assert_eq!(second.info().capability.fencing, Fencing::BestEffort);
     assert!(second.warnings().iter().any(|warning| warning.contains("votes in")), "{:?}", second.warnings());
