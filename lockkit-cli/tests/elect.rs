@@ -4,11 +4,11 @@ mod support;
 
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Write as _},
     process::Command,
 };
 
-use support::{Line, Redis, Running, code, complaint, complaints, lockkit, stdout};
+use support::{Line, Redis, Running, code, complaint, complaints, eventually, lockkit, stdout};
 
 const LOCKKIT: &str = env!("CARGO_BIN_EXE_lockkit");
 
@@ -87,6 +87,31 @@ fn a_leader_that_loses_its_lease_is_a_candidate_again() {
     drop(open);
     line.go();
     assert_eq!(running.end().status.code(), Some(3));
+}
+
+/// Such as that of a terminal that was stopped by Ctrl-S: it stands still at its first line.
+#[test]
+fn a_leader_whose_messages_nobody_reads_starts_nothing_after_its_lease() {
+    const ROOM: usize = 65536;
+    let redis = Redis::start();
+    let (one, two) = (Line::new(), Line::new());
+    let (messages, mut full) = std::io::pipe().unwrap();
+    full.write_all(&vec![b'\n'; ROOM]).unwrap();
+    let mut command = candidate(&redis, &one, &["--ttl", "1s"]);
+    let mut first = command.stderr(full).spawn().unwrap();
+    drop(command);
+    eventually("it leads", || redis.is_held("e"));
+    eventually("its lease is over", || !redis.is_held("e"));
+    let second = Running::start(candidate(&redis, &two, &["--ttl", "60s"]));
+    term(&two);
+    let mut said = BufReader::new(messages).lines().map(|line| line.unwrap()).filter(|line| !line.is_empty());
+    assert!(said.next().unwrap().starts_with("lockkit: leads"));
+    let next = said.next().unwrap();
+    assert_eq!(next, "lockkit: CMD was not started: nothing is left of its lease of \"e\"");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    two.go();
+    assert_eq!(second.end().status.code(), Some(3));
 }
 
 #[test]

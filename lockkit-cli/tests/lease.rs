@@ -55,6 +55,26 @@ fn cmd_is_gone_before_the_lease_of_a_frozen_server_lapses() {
     assert!(complaint(&output).contains("stopped CMD before its lease of \"k\" could lapse"), "{}", complaint(&output));
 }
 
+/// As `su -` and `sudo` do, with a session of its own for what they run.
+#[test]
+fn what_has_cleared_its_environment_is_gone_in_time_too() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let script = r#"
+        exec 2>/dev/null 3>$LINE
+        loop='trap "" TERM HUP; : >$LINE.alive; echo up >&3; while :; do : >$LINE.alive; sleep 0.01; done'
+        setsid -w env -i LINE="$LINE" sh -c "$loop"
+    "#;
+    let mut command = redis.run("k", &["--ttl", "3s"], script);
+    line.give(&mut command);
+    let running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    let ends = by_the_clock(redis.freeze_while_held("k", Duration::from_secs(3)));
+    line.end();
+    assert!(line.last_sign() < ends, "{:?} too late", line.last_sign().duration_since(ends));
+    assert_eq!(code(&running.end()), 74);
+}
+
 #[test]
 fn cmd_may_end_in_good_order() {
     let redis = Redis::start();

@@ -12,6 +12,9 @@ pub(super) const HELD: &str = "LOCKKIT_HELD";
 /// The numbers of the enclosing runs, joined by commas. By them a run knows the processes that it started.
 pub(super) const RUNS: &str = "LOCKKIT_RUNS";
 
+/// Marks a watchdog.
+pub(super) const WATCHDOG: &str = "LOCKKIT_WATCHDOG";
+
 /// The enclosing runs, outermost first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Enclosing {

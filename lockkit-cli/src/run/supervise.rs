@@ -12,7 +12,7 @@ use super::{
     watchdog::Watchdog,
     work::Work,
 };
-use crate::signals::Signals;
+use crate::{duration::spoken, exit::say, signals::Signals};
 
 /// The longest sleep. Sleep stands still while the machine is suspended, the lease does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -64,17 +64,28 @@ pub(super) async fn supervise(
             signal = signals.next() => targets.forward(signal),
         }
     };
-    targets.signal(Signal::TERM);
+    let known = targets.signal(Signal::TERM);
     tokio::select! {
         () = &mut over => {}
         () = grace(hold, margins) => {}
     }
     // Also when CMD has ended: what it started may not have.
-    targets.kill();
+    let mut in_time = targets.kill(known);
+    if !in_time {
+        let lapses = spoken(hold.remaining());
+        say(&format!("CMD, or what it started, was killed and is still there; its lease lapses in {lapses}"));
+    }
     // Dropping the lender tells those who borrowed from it and were out of reach.
     drop(over);
-    work.ended().await;
-    End::Stopped { why, in_time: !hold.remaining().is_zero() }
+    let mut ended = Box::pin(work.ended());
+    loop {
+        tokio::select! {
+            () = &mut ended => break,
+            signal = signals.next() => targets.forward(signal),
+        }
+    }
+    in_time &= !hold.remaining().is_zero();
+    End::Stopped { why, in_time }
 }
 
 /// The time between TERM and KILL.

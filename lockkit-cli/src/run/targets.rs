@@ -2,15 +2,19 @@
 //!
 //! A process group alone does not do: with a terminal CMD shares ours, and shells put their jobs into groups of their
 //! own. So every process that carries the mark of this run in its environment is looked up as well, which on Linux
-//! finds children, orphans and daemons alike. What has cleared its environment, and is not in the group, escapes.
+//! finds children, orphans and daemons alike, and each descendant of those, which finds what has cleared its environment. What has
+//! done so, and whose parents have all ended before, escapes.
 
-use std::{fs, os::fd::OwnedFd, time::Duration};
+use std::{collections::HashSet, fs, os::fd::OwnedFd, time::Duration};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, getpgid, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
 };
 
-use super::signals::{self, Route};
+use super::{
+    nest,
+    signals::{self, Route},
+};
 
 /// How often what was killed is looked for again.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -33,7 +37,7 @@ impl Targets {
     /// Passes on a signal that this process got.
     pub(super) fn forward(&self, signal: Signal) {
         match (Route::of(signal, self.own_group, signals::in_foreground()), self.leader) {
-            (Route::All, _) => self.signal(signal),
+            (Route::All, _) => drop(self.signal(signal)),
             (Route::Leader, Some(leader)) => {
                 let _ = kill_process(leader, signal);
             }
@@ -41,50 +45,139 @@ impl Targets {
         }
     }
 
-    /// Sends a signal to all of them, once each.
-    pub(super) fn signal(&self, signal: Signal) {
-        // That somebody is gone already is fine, and what may not be signalled can't be helped.
+    /// Sends a signal to all of them, once each, and says which they were: once the parent of one has ended, it may not be found again.
+    pub(super) fn signal(&self, signal: Signal) -> Vec<Process> {
+        let all = self.all();
+        // That somebody is gone already is fine, and what may not be signalled is said by `kill`.
         if let Some(leader) = self.leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
-        for (pid, process) in self.marked() {
+        for Process { pid, handle, .. } in &all {
             let reached = match self.leader {
-                Some(leader) if self.own_group => getpgid(Some(pid)).is_ok_and(|group| group == leader),
-                leader => leader == Some(pid),
+                Some(leader) if self.own_group => getpgid(Some(*pid)).is_ok_and(|group| group == leader),
+                leader => leader == Some(*pid),
             };
             if !reached {
-                let _ = pidfd_send_signal(&process, signal);
+                let _ = pidfd_send_signal(handle, signal);
             }
         }
+        all
     }
 
-    /// Kills all of them, and looks again for what was being born meanwhile, until none is left.
-    pub(super) fn kill(&self) {
-        self.signal(Signal::KILL);
+    /// Kills all of them, and those that were `known` before, and looks again for what was being born meanwhile, until none is left; `false`
+    /// if some are left all the same: they are another user's, say.
+    pub(super) fn kill(&self, known: Vec<Process>) -> bool {
+        let (mut left, mut found) = (known, self.signal(Signal::KILL));
         for _ in 0..ROUNDS {
-            // A dying process has no environment any more; a new one has it at once.
-            let left = self.marked();
+            found.retain(|process| !left.iter().any(|known| known.is(process)));
+            left.append(&mut found);
+            left.retain(|process| {
+                let _ = pidfd_send_signal(&process.handle, Signal::KILL);
+                process.is_running()
+            });
             if left.is_empty() {
-                return;
-            }
-            for (_, process) in left {
-                let _ = pidfd_send_signal(&process, Signal::KILL);
+                return true;
             }
             std::thread::sleep(LOOK_AGAIN);
+            found = self.all();
         }
+        false
     }
 
-    /// The processes with the mark, each held by a descriptor: a mere number may be another's a moment later.
-    fn marked(&self) -> Vec<(Pid, OwnedFd)> {
+    /// The processes that run, each held by a descriptor: a mere number may be another's a moment later.
+    fn all(&self) -> Vec<Process> {
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
         let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw);
-        entries.flatten().filter_map(number).filter_map(|pid| self.marks(pid).map(|process| (pid, process))).collect()
+        let seen: Vec<_> = entries.flatten().filter_map(number).filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
+        let is_first = |pid: Pid| self.leader == Some(pid) || is_in_environment(pid, &self.run);
+        let mut found: HashSet<Pid> = seen.iter().map(|(pid, _)| *pid).filter(|pid| is_first(*pid)).collect();
+        loop {
+            // The watchdog of a run within CMD has to outlive that run.
+            let is_child = |(pid, stat): &&(Pid, Stat)| {
+                !found.contains(pid)
+                    && Pid::from_raw(stat.parent).is_some_and(|parent| found.contains(&parent))
+                    && !is_in_environment(*pid, nest::WATCHDOG)
+            };
+            let children: Vec<_> = seen.iter().filter(is_child).map(|(pid, _)| *pid).collect();
+            if children.is_empty() {
+                break;
+            }
+            found.extend(children);
+        }
+        let found = seen.into_iter().filter(|(pid, _)| found.contains(pid));
+        found.filter_map(|(pid, stat)| Process::open(pid, &stat)).collect()
+    }
+}
+
+fn is_in_environment(pid: Pid, text: &str) -> bool {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+/// A process that was found.
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: Pid,
+    handle: OwnedFd,
+    started: u64,
+}
+
+impl Process {
+    /// The process with this number, unless it is another one by now.
+    fn open(pid: Pid, stat: &Stat) -> Option<Self> {
+        let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        let process = Self { pid, handle, started: stat.started };
+        process.is_running().then_some(process)
     }
 
-    fn marks(&self, pid: Pid) -> Option<OwnedFd> {
-        let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-        let mark = self.run.as_bytes();
-        environment.windows(mark.len()).any(|window| window == mark).then_some(process)
+    fn is(&self, other: &Self) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
+    }
+
+    fn is_running(&self) -> bool {
+        Stat::of(self.pid).is_some_and(|stat| stat.started == self.started)
+    }
+}
+
+/// What the system says of a process that has not ended.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    parent: i32,
+    /// When it started, in ticks since the machine did.
+    started: u64,
+}
+
+impl Stat {
+    fn of(pid: Pid) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// See proc_pid_stat(5): the name in parentheses may have spaces and parentheses of its own.
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.rsplit_once(") ")?.1.split_ascii_whitespace();
+        // One that has ended, and that nobody has waited for yet, does no more work.
+        let is_running = !matches!(fields.next()?, "Z" | "X");
+        let parent = fields.next()?.parse().ok()?;
+        let started = fields.nth(17)?.parse().ok()?;
+        is_running.then_some(Self { parent, started })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_may_have_any_name() {
+        let line = |name: &str, state: &str| {
+            format!("71 ({name}) {state} 70 71 71 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 2 3")
+        };
+        for name in ["sh", "a b", "a) R 1 (", ""] {
+            assert_eq!(Stat::parse(&line(name, "S")), Some(Stat { parent: 70, started: 4711 }), "{name}");
+        }
+        assert_eq!(Stat::parse(&line("sh", "Z")), None);
+        assert_eq!(Stat::parse("71 (sh"), None);
+        let own = rustix::process::getpid();
+        assert!(Stat::of(own).is_some_and(|stat| stat.parent > 0 && stat.started > 0));
     }
 }

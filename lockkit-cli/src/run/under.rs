@@ -66,6 +66,12 @@ pub(super) async fn run_under(
         (nest::HELD, inside.held_text()),
         (nest::RUNS, inside.runs_text()),
     ];
+    // This process may have stood still since the grant, for longer than the lease lasts.
+    if hold.remaining() <= margins.term {
+        watchdog.dismiss().await;
+        drop(hold);
+        return Ok(Finish::Stopped(format!("CMD was not started: nothing is left of its lease of {:?}", task.key)));
+    }
     let mut work = match Work::start(task.command, vars, run) {
         Ok(work) => work,
         Err(error) => {

@@ -57,7 +57,7 @@ impl Watchdog {
         let mut command = this_program();
         command.arg(VERB).arg(run);
         // A run around this one must not take it for a part of its CMD: it has to outlive that.
-        command.env_remove(nest::HELD).env_remove(nest::RUNS);
+        command.env_remove(nest::HELD).env_remove(nest::RUNS).env(nest::WATCHDOG, "1");
         // It asks no store.
         command.env_remove(URL_VARIABLE);
         // It must not die of the Ctrl-C that is meant for CMD, nor keep open what somebody reads CMD's output from.
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Exit {
     let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
     let bite = watch.listen().map_err(|error| Failure::system("watch over CMD", &error))?;
     if bite {
-        watch.targets.kill();
+        watch.targets.kill(Vec::new());
         return Ok(BITTEN);
     }
     Ok(0)
