@@ -47,6 +47,15 @@ pub(crate) fn spoken(duration: Duration) -> String {
     }
 }
 
+/// Reads the time between two looks at a store.
+pub(crate) fn between_looks(text: &str) -> Result<Duration, String> {
+    let range = Duration::from_millis(100)..=Duration::from_secs(3600);
+    match parse(text)? {
+        time if range.contains(&time) => Ok(time),
+        _ => Err("write a time from 100ms to 1h".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -100,7 +100,8 @@ async fn the_page_of_a_part_has_nothing_of_the_rest() {
     assert_eq!((console.as_str(), dom.matches("<svg").count()), ("", 0));
     assert_eq!(sorted(&dom).len(), 2);
     assert!(!dom.contains("id=\"charts\"") && !dom.contains("name=\"time\""), "{dom}");
-    assert!(dom.contains("No lock let two in at once in this comparison."), "{dom}");
+    // Its tasks ask the store one at a time.
+    assert!(dom.contains("Whether a lock lets two in at once was not measured."), "{dom}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

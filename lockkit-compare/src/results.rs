@@ -86,6 +86,16 @@ impl Rounds {
         let value = self.all()?.micros(quantile)?;
         Some(Figure::new(value, self.0.iter().filter_map(|round| round.micros(quantile))))
     }
+
+    /// The same for a share near all: `None` with so few samples that it would be the longest of them. It has no range if that is so
+    /// of a round.
+    pub(crate) fn tail(&self, quantile: f64) -> Option<Figure> {
+        let micros =
+            |of: &Latencies| (of.len() as f64 * (1.0 - quantile) >= 1.0).then(|| of.micros(quantile)).flatten();
+        let value = micros(&self.all()?)?;
+        let rounds: Option<Vec<f64>> = self.0.iter().map(micros).collect();
+        Some(rounds.map_or(Figure::once(value), |rounds| Figure::new(value, rounds)))
+    }
 }
 
 /// A number, and how much it differed from round to round.
@@ -178,9 +188,10 @@ impl Held {
 }
 
 impl Results {
-    /// Whether there was a contest, in which critical sections could have overlapped.
+    /// Whether there was a contest of several clients, in which critical sections could have overlapped. Tasks of one locker queue within it,
+    /// and ask the store one at a time: that they do not overlap says little of the store; that they do says all.
     pub(crate) fn was_contested(&self) -> bool {
-        self.contests().next().is_some()
+        !self.processes.is_empty() || self.violations() > 0
     }
 
     /// All that must never happen and did.
@@ -240,6 +251,31 @@ mod tests {
         assert_eq!(held(6, 0).cpu_percent(), None);
         assert_eq!(held(6, 1).bytes_each(), 500.0);
         assert_eq!(held(6, 1).margin_percent(), Some(50.0));
+    }
+
+    #[test]
+    fn a_tail_is_more_than_the_longest_sample() {
+        let round = |samples: u64| {
+            let mut latencies = Latencies::new();
+            (1..=samples).for_each(|micros| latencies.record(Duration::from_micros(micros)));
+            latencies
+        };
+        let mut rounds = Rounds::default();
+        rounds.add(round(600));
+        assert_eq!(rounds.tail(0.999), None);
+        assert!(rounds.tail(0.99).is_some());
+        rounds.add(round(600));
+        let both = rounds.tail(0.999).expect("1200 samples");
+        assert_eq!(both.range, None, "no round has a thousand");
+        assert!(rounds.tail(0.99).and_then(|figure| figure.range).is_some());
+    }
+
+    #[test]
+    fn what_one_locker_contests_denies_no_overlap() {
+        let contest = |violations| Contest { per_second: 1.0, fairness: None, violations };
+        let one_locker = |violations| Results { not_handed_over: vec![contest(violations)], ..Results::default() };
+        assert!(!one_locker(0).was_contested() && one_locker(1).was_contested());
+        assert!(Results { processes: vec![contest(0)], ..Results::default() }.was_contested());
     }
 
     #[test]

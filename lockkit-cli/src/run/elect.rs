@@ -66,7 +66,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "command")]
     observe: bool,
     /// How often the store is asked who leads
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s", conflicts_with = "command")]
+    #[arg(long, value_name = "TIME", value_parser = duration::between_looks, default_value = "1s", conflicts_with = "command")]
     every: Duration,
     /// Print JSON
     #[arg(long, conflicts_with = "command")]

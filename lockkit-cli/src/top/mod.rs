@@ -62,7 +62,7 @@ pub(crate) struct Args {
     #[arg(default_value = "", hide_default_value = true, value_parser = text)]
     prefix: String,
     /// How often to look
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = every)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration::between_looks)]
     every: Duration,
     /// The order of the locks
     #[arg(long, value_name = "ORDER", default_value = "waiters")]
@@ -73,15 +73,6 @@ pub(crate) struct Args {
     /// Print JSON, a line for each look
     #[arg(long)]
     json: bool,
-}
-
-/// Reads the time between looks.
-fn every(text: &str) -> Result<Duration, String> {
-    let range = Duration::from_millis(100)..=Duration::from_secs(3600);
-    match duration::parse(text)? {
-        time if range.contains(&time) => Ok(time),
-        _ => Err("write a time from 100ms to 1h".to_owned()),
-    }
 }
 
 pub(crate) fn run(args: Args) -> Exit {
@@ -159,9 +150,9 @@ mod tests {
 
     #[test]
     fn looks_have_a_distance() {
-        assert_eq!(every("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration::between_looks("250ms"), Ok(Duration::from_millis(250)));
         for text in ["0s", "99ms", "2h", "1", ""] {
-            assert!(every(text).is_err(), "{text}");
+            assert!(duration::between_looks(text).is_err(), "{text}");
         }
     }
 }

@@ -49,8 +49,8 @@ const MEASURES: [(&str, &[Group], &str); 14] = [
         "Hot lock",
         &[Group::Hot, Group::Processes],
         "tasks that take the same lock as often as they can. In one process, a release hands the lease to the next task without asking the \
-         store, up to 64 times or 50 ms in a row; the second rate is without that. Over processes, each has a runtime of one thread, and each \
-         holder reads, changes and writes back a number in a file.",
+         store, up to 64 times or 50 ms in a row; the second rate is without that. Over processes, each hands over within itself, and has a runtime of one \
+         thread; each holder reads, changes and writes back a number in a file.",
     ),
     (
         "Compliance",
@@ -60,7 +60,8 @@ const MEASURES: [(&str, &[Group], &str); 14] = [
     (
         "Overlaps",
         &[Group::Hot, Group::Processes],
-        "holders whose fence was not above that of the one before, and updates of the counter that got lost. Anything but 0 is a fault.",
+        "holders whose fence was not above that of the one before, and updates of the counter that got lost. Anything but 0 is a fault. That there \
+         was none is said of processes alone: the tasks of one process ask the store one at a time.",
     ),
     (
         "Fairness",

@@ -75,9 +75,7 @@ fn capabilities(sheet: &mut Sheet<'_>) {
         let so_far = if counts.interrupted { " so far" } else { "" };
         Some(format!("{} / {} / {}{so_far}", counts.passed, counts.failures.len(), counts.ignored))
     });
-    // What was contested is seen in several measures: that of the first is as good as any to say why nothing was.
-    let hot = sheet.plan.takes(Step::HandedOver);
-    sheet.step = Some(if hot { Step::HandedOver } else { Step::Processes });
+    sheet.step = Some(Step::Processes);
     sheet.number("violations", "overlaps seen in all contests below", "", Better::Lower, |store| {
         store.was_contested().then(|| Figure::once(store.violations() as f64))
     });
@@ -90,15 +88,15 @@ fn alone(sheet: &mut Sheet<'_>) {
     });
     sheet.step = Some(Step::Pair);
     sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.micros(0.5));
-    sheet.number("pair_p99", "acquire + release, p99", "µs", Better::Lower, |store| store.pair.micros(0.99));
+    sheet.number("pair_p99", "acquire + release, p99", "µs", Better::Lower, |store| store.pair.tail(0.99));
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
         // There is no trip to a store in this process, and nothing to compare with it.
         if store.traits.in_process { None } else { ratio(&store.pair, &store.round_trip) }
     });
     sheet.number("acquire_p50", "acquire, p50", "µs", Better::Lower, |store| store.acquire.micros(0.5));
-    sheet.number("acquire_p999", "acquire, p99.9", "µs", Better::Lower, |store| store.acquire.micros(0.999));
+    sheet.number("acquire_p999", "acquire, p99.9", "µs", Better::Lower, |store| store.acquire.tail(0.999));
     sheet.number("release_p50", "release, p50", "µs", Better::Lower, |store| store.release.micros(0.5));
-    sheet.number("release_p999", "release, p99.9", "µs", Better::Lower, |store| store.release.micros(0.999));
+    sheet.number("release_p999", "release, p99.9", "µs", Better::Lower, |store| store.release.tail(0.999));
     sheet.group("Other kinds of locks, one task, nobody else", Step::Kinds);
     sheet.number("fifo_p50", "in order of arrival: acquire + release, p50", "µs", Better::Lower, |store| {
         store.fifo.micros(0.5)
@@ -132,7 +130,9 @@ fn contests(sheet: &mut Sheet<'_>) {
     });
     let group = format!("One hot lock, {} processes of {} tasks", Plan::PROCESSES, Plan::TASKS_EACH);
     sheet.group(group, Step::Processes);
-    sheet.number("processes", "acquisitions", "/s", Better::Higher, |store| rate(&store.processes));
+    sheet.number("processes", "acquisitions, most handed over within a process", "/s", Better::Higher, |store| {
+        rate(&store.processes)
+    });
     sheet.number("processes_fairness", "fairness over processes (Jain)", "", Better::Higher, |store| {
         fairness(&store.processes)
     });
@@ -141,7 +141,7 @@ fn contests(sheet: &mut Sheet<'_>) {
 fn hand_off(sheet: &mut Sheet<'_>) {
     sheet.group("Hand-off from one process to another", Step::HandOff);
     sheet.number("hand_off_p50", "release to acquired, p50", "µs", Better::Lower, |store| store.hand_off.micros(0.5));
-    sheet.number("hand_off_p99", "release to acquired, p99", "µs", Better::Lower, |store| store.hand_off.micros(0.99));
+    sheet.number("hand_off_p99", "release to acquired, p99", "µs", Better::Lower, |store| store.hand_off.tail(0.99));
     if sheet.plan.takes(Step::RoundTrip) {
         sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
             ratio(&store.hand_off, &store.round_trip)
@@ -286,7 +286,11 @@ mod tests {
         assert_eq!(cell("processes"), Some(Cell::Absent(Some(reason))));
         assert_eq!(cell("hot_handed_over"), Some(Cell::Number(Figure::once(5.0))));
         assert_eq!(cell("hand_off_p50"), Some(Cell::Absent(None)));
-        assert_eq!(cell("violations"), Some(Cell::Number(Figure::once(0.0))));
+        let overlaps = cell("violations");
+        assert!(
+            matches!(overlaps, Some(Cell::Absent(Some(_)))),
+            "one locker asks with one task at a time: {overlaps:?}"
+        );
     }
 
     #[test]
