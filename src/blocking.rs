@@ -1,8 +1,9 @@
 //! Locks for code that is not async.
 //!
 //! The same locks, the same engine: a [`Locker`] has a [thread of its own](OwnThread) on which it talks to its store and renews its
-//! leases, and each call here blocks the thread that it is made on until the answer is there. It may be made anywhere, also on
-//! a thread of a runtime, which does nothing else meanwhile.
+//! leases, and each call here blocks the thread that it is made on until the answer is there. It may be made on any
+//! other thread, also on that of a runtime, which does nothing else meanwhile. On the locker's own thread, and within
+//! [`Locker::block_on`], it would wait for itself, and panics.
 //!
 //! What has no blocking form of its own is done with [`Locker::block_on`] and [`Locker::asynchronous`].
 //!
@@ -39,6 +40,10 @@ pub fn connect(url: &str) -> Result<Locker> {
 
 /// Waits for a future on this thread, with the timers of the locker's.
 fn wait<F: Future>(thread: &OwnThread, future: F) -> F::Output {
+    assert!(
+        !thread.is_current(),
+        "a blocking call on the thread of its locker would wait for itself: use the asynchronous one"
+    );
     let _entered = thread.handle().enter();
     // A task of a runtime that this thread is in the middle of may have used up its budget, and gets no new one meanwhile.
     futures_executor::block_on(tokio::task::unconstrained(future))

@@ -120,3 +120,15 @@ fn what_connecting_refuses_is_said() {
     let error = blocking::connect("redis://127.0.0.1:1").expect_err("nobody listens");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }
+
+#[test]
+fn a_call_on_the_thread_of_its_locker_is_refused() -> lockkit::Result<()> {
+    let locker = lockkit::blocking::connect("memory:")?;
+    let held = locker.lock("held").acquire()?;
+    let lock = locker.lock("a");
+    // What is spawned there runs on that thread.
+    let called = locker.block_on(async { tokio::spawn(async move { lock.acquire().map(drop) }).await });
+    assert!(called.expect_err("it would wait for itself").is_panic());
+    held.renew()?;
+    Ok(())
+}

@@ -176,7 +176,8 @@ impl Lock {
     /// ```
     ///
     /// # Errors
-    /// When the lock is acquired: `InvalidInput` if its name has more than 498 bytes, or one too many for the store with that prefix.
+    /// When the lock is acquired: `InvalidInput` if its name has more than 498 bytes, or more than the store takes with those 14. That the
+    /// store refuses the request is no error.
     pub fn ask_to_yield(mut self) -> Self {
         self.asks_to_yield = true;
         self

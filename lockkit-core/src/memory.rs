@@ -8,6 +8,7 @@ mod queue;
 
 use std::{
     collections::BTreeMap,
+    mem,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -128,7 +129,8 @@ impl MemoryStore {
 
     /// Forgets all leases, as a server does that restarts empty. Fences go on from the wall clock.
     pub fn forget_all(&self) {
-        *unpoisoned(&self.table) = Table::default();
+        let forgotten = mem::take(&mut *unpoisoned(&self.table));
+        forgotten.locks.values().for_each(|lock| lock.freed.notify_waiters());
     }
 
     /// The present moment for this client.
@@ -168,8 +170,9 @@ impl MemoryStore {
         if let Answer::Granted(hold) = self.attempt(request)? {
             return Ok(Attempt::Granted(hold));
         }
-        let waiter = CountedWaiter::new(self, &request.claim.key);
         loop {
+            // Anew each time: the lock that it was counted at may be forgotten.
+            let waiter = CountedWaiter::new(self, &request.claim.key);
             // Listen first, ask then: what is freed in between is not missed.
             let freed = waiter.freed.notified();
             let contention = match self.attempt(request)? {

@@ -1,6 +1,12 @@
 //! A thread of its own for the background work of lockers.
 
-use std::{convert::Infallible, future::Future, panic::resume_unwind, sync::Arc};
+use std::{
+    convert::Infallible,
+    future::Future,
+    panic::resume_unwind,
+    sync::Arc,
+    thread::{self, ThreadId},
+};
 
 use tokio::{
     runtime::{Builder, Handle},
@@ -35,6 +41,7 @@ pub struct OwnThread(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     runtime: Handle,
+    thread: ThreadId,
     /// The thread ends when this is dropped.
     _goes_on: oneshot::Sender<Infallible>,
 }
@@ -50,8 +57,9 @@ impl OwnThread {
         let handle = runtime.handle().clone();
         let (goes_on, ended) = oneshot::channel();
         let drive = move || drop(runtime.block_on(ended));
-        std::thread::Builder::new().name("lockkit".to_owned()).spawn(drive).map_err(failed)?;
-        Ok(Self(Arc::new(Inner { runtime: handle, _goes_on: goes_on })))
+        let thread = thread::Builder::new().name("lockkit".to_owned()).spawn(drive).map_err(failed)?;
+        let thread = thread.thread().id();
+        Ok(Self(Arc::new(Inner { runtime: handle, thread, _goes_on: goes_on })))
     }
 
     /// Does `work`, such as connecting to a store, on this thread.
@@ -70,6 +78,12 @@ impl OwnThread {
                 Err(e) => panic!("{e}"),
             },
         }
+    }
+
+    /// Whether the caller is on this thread, and would keep all from being done here that it waits for.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.0.thread == thread::current().id()
     }
 
     /// The thread's runtime.

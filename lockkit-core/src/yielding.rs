@@ -3,24 +3,25 @@
 //! What is shown is the lease of a second lock, beside the one that is waited for: so a request lapses when its client dies, and every
 //! store can keep it as it is.
 
-use crate::{Error, ErrorKind, LockKey, LockStore, Query, Result};
+use crate::{Error, ErrorKind, LockKey, LockStore, Query, Result, StoreInfo};
 
 /// What stands before the name of a lock in that of the requests for it.
 const PREFIX: &str = "lockkit/yield/";
 
 /// The name of the lock whose holder asks the holder of `key` to yield.
-pub(crate) fn request_key(key: &LockKey) -> Result<LockKey> {
-    LockKey::new(format!("{PREFIX}{key}")).map_err(|_| {
-        let most = LockKey::MAX_BYTES - PREFIX.len();
+pub(crate) fn request_key(key: &LockKey, info: &StoreInfo) -> Result<LockKey> {
+    let most = info.capability.max_key_bytes.min(LockKey::MAX_BYTES).saturating_sub(PREFIX.len());
+    if key.as_str().len() > most {
         let why = format!("the holder of a lock can be asked to yield if its name has at most {most} bytes");
-        Error::new(ErrorKind::InvalidInput, why)
-    })
+        return Err(Error::new(ErrorKind::InvalidInput, why));
+    }
+    LockKey::new(format!("{PREFIX}{key}"))
 }
 
 /// Whether a holder of `key` is asked to yield.
 pub(crate) async fn is_requested(store: &dyn LockStore, key: &LockKey) -> Result<bool> {
     // Nobody can ask for one with a longer name.
-    let Ok(request) = request_key(key) else { return Ok(false) };
+    let Ok(request) = request_key(key, store.info()) else { return Ok(false) };
     let states = store.inspect(&Query::Keys(vec![request])).await?;
     Ok(states.iter().any(|state| !state.holders.is_empty()))
 }

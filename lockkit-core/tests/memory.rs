@@ -258,3 +258,19 @@ async fn all_kinds_in_a_crowd_exclude_and_are_served() -> Result<()> {
     assert!(state.holders.is_empty() && state.waiters == Some(0), "{state:?}");
     Ok(())
 }
+
+#[tokio::test]
+async fn those_that_wait_are_told_that_all_is_forgotten() -> Result<()> {
+    let store = MemoryStore::new();
+    let held = Locker::new(store.clone()).lock("a").acquire().await?;
+    let lock = Locker::new(store.clone()).lock("a");
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    while Locker::new(store.clone()).lock("a").inspect().await?.waiters != Some(1) {
+        tokio::task::yield_now().await;
+    }
+    store.forget_all();
+    let granted = tokio::time::timeout(Duration::from_secs(5), waiter).await.expect("at once").expect("no panic")?;
+    assert!(granted.is_held());
+    drop(held);
+    Ok(())
+}

@@ -2,10 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock, LockKey, LockStore,
-    Locker, MemoryStore, Mode, Order, Outcome, Result, Token,
+    Locker, MemoryStore, Mode, Order, Outcome, Prefix, Result, Token,
 };
+use lockkit_testkit::{Alter, Altered};
 use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
@@ -127,12 +129,48 @@ async fn readers_are_asked_too() -> Result<()> {
 
 #[tokio::test]
 async fn a_name_that_is_too_long_to_ask_for_is_refused() -> Result<()> {
-    let locker = Locker::new(MemoryStore::new());
-    let name = "n".repeat(LockKey::MAX_BYTES);
-    let held = locker.lock(&name).acquire().await?;
-    let refused: Error = locker.lock(&name).ask_to_yield().acquire().await.expect_err("the request has no name");
-    assert_eq!(refused.kind(), ErrorKind::InvalidInput);
-    assert!(refused.to_string().contains("at most 498 bytes"), "{refused}");
-    assert!(!held.yield_requested().await?);
+    let prefixed = Prefix::new("billing/", MemoryStore::new())?;
+    for (locker, most) in [(Locker::new(MemoryStore::new()), 512), (Locker::new(prefixed), 504)] {
+        for length in [most, most - 13] {
+            let name = "n".repeat(length);
+            let held = locker.lock(&name).acquire().await?;
+            let refused = locker.lock(&name).ask_to_yield().acquire().await.expect_err("the request has no name");
+            assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+            assert!(refused.to_string().contains(&format!("at most {} bytes", most - 14)), "{refused}");
+            assert!(!held.yield_requested().await?);
+        }
+        let held = locker.lock("n".repeat(most - 14)).acquire().await?;
+        assert!(!held.yield_requested().await?);
+    }
+    Ok(())
+}
+
+/// A store that does not let this user have the locks with which requests are made.
+#[derive(Debug)]
+struct NoRequests(MemoryStore);
+
+#[async_trait]
+impl Alter for NoRequests {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if request.claim.key.as_str().starts_with("lockkit/yield/") {
+            return Err(Error::new(ErrorKind::Denied, "no permission"));
+        }
+        self.0.acquire(request).await
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_refused_keeps_nobody_from_waiting() -> Result<()> {
+    let memory = MemoryStore::new();
+    let held = Locker::new(memory.clone()).lock("a").acquire().await?;
+    let waiter = waits(Locker::new(Altered(NoRequests(memory))).lock("a").ask_to_yield());
+    sleep(Duration::from_millis(50)).await;
+    assert!(!waiter.is_finished() && !held.yield_requested().await?);
+    assert_eq!(held.release().await?, Outcome::Released);
+    assert!(taken(waiter).await.is_held());
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::pending,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -16,7 +17,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 impl Lock {
     pub(super) async fn get_asking(&self, limit: Limit) -> Result<Option<Guard>> {
-        let key = request_key(self.key.as_ref().map_err(Clone::clone)?)?;
+        let key = request_key(self.key.as_ref().map_err(Clone::clone)?, self.engine.store.info())?;
         // Nobody is asked for a lock that is free. Whatever fails is asked for again, with the patience of one that waits.
         match self.get_unasked(Limit::Try).await {
             Ok(None) => {}
@@ -28,7 +29,7 @@ impl Lock {
         let answer = tokio::select! {
             biased;
             answer = self.get_unasked(limit) => answer?,
-            Err(error) = request.show(&shown) => return Err(error),
+            never = request.show(&shown) => match never {},
         };
         // The new holder would take the request for one to itself.
         if let Some(request) = shown.into_inner().unwrap_or_default() {
@@ -37,8 +38,9 @@ impl Lock {
         Ok(answer)
     }
 
-    /// Holds this lock whenever nobody else does, for as long as this is polled, and shows its guard.
-    async fn show(&self, shown: &Mutex<Option<Guard>>) -> Result<Infallible> {
+    /// Holds this lock whenever nobody else does, for as long as this is polled, and shows its guard. A store that does not allow it is no
+    /// reason not to wait.
+    async fn show(&self, shown: &Mutex<Option<Guard>>) -> Infallible {
         loop {
             match self.acquire().await {
                 Ok(guard) => {
@@ -47,7 +49,7 @@ impl Lock {
                     loss.lost().await;
                 }
                 Err(error) if error.is_retryable() => sleep(AGAIN).await,
-                Err(error) => return Err(error),
+                Err(_) => pending().await,
             }
         }
     }

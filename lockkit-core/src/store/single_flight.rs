@@ -1,25 +1,35 @@
 //! One connection for all callers, made by one of them at a time.
 
 use std::{
-    fmt, mem,
+    fmt,
+    future::pending,
+    mem,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use tokio::{sync::watch, time::timeout};
+use tokio::{runtime::Handle, sync::watch, time::timeout};
 
 use super::{Sent, unpoisoned};
 use crate::{Error, ErrorKind, Result};
 
 /// What all callers share, such as a connection or a session: made when it is needed, and anew when it is over.
 ///
-/// A task makes it, on the runtime of the first caller that finds none. All that come meanwhile wait for that one attempt,
+/// A task makes it. All that come meanwhile wait for that one attempt,
 /// and callers that lose patience do not make it start over: where connecting takes longer than callers wait, nobody would
 /// ever be connected. When to try again after a failure is the core's decision: the next caller that asks begins the
 /// next attempt.
+///
+/// The task runs where this was made, also if a caller on another runtime asks for it: what it makes lives there, and that other runtime
+/// may not be driven any more when the call is over. If the first one has ended, or makes nothing for [long](STUCK), the runtime of the
+/// next caller takes its place.
 pub struct SingleFlight<T> {
     slot: Arc<Mutex<Slot<T>>>,
+    home: Mutex<Option<Handle>>,
 }
+
+/// How many times as long as a caller waits an attempt may last. Its own bounds end it sooner, unless nobody drives its runtime.
+const STUCK: u32 = 4;
 
 /// Where the task that makes it puts what came of that.
 type Flight<T> = watch::Receiver<Option<Result<T>>>;
@@ -27,14 +37,15 @@ type Flight<T> = watch::Receiver<Option<Result<T>>>;
 enum Slot<T> {
     Empty,
     Ready(T),
-    Flight(Flight<T>),
+    /// An attempt under way, and since when.
+    Flight(Flight<T>, Instant),
 }
 
 impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     /// With nothing made.
     #[must_use]
     pub fn new() -> Self {
-        Self { slot: Arc::new(Mutex::new(Slot::Empty)) }
+        Self { slot: Arc::new(Mutex::new(Slot::Empty)), home: Mutex::new(Handle::try_current().ok()) }
     }
 
     /// What is there, if it is alive; what is not is dropped. Nothing is made.
@@ -42,7 +53,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         let mut slot = unpoisoned(&self.slot);
         match &*slot {
             Slot::Ready(value) if is_alive(value) => return Some(value.clone()),
-            Slot::Empty | Slot::Flight(_) => return None,
+            Slot::Empty | Slot::Flight(..) => return None,
             Slot::Ready(_) => {}
         }
         let over = mem::replace(&mut *slot, Slot::Empty);
@@ -69,7 +80,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let mut flight = match self.ready_or_flight(is_alive, make) {
+        let mut flight = match self.ready_or_flight(is_alive, bound, make) {
             Ok(value) => return Ok(value),
             Err(flight) => flight,
         };
@@ -81,29 +92,64 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         }
     }
 
-    fn ready_or_flight<F>(&self, is_alive: impl FnOnce(&T) -> bool, make: impl FnOnce() -> F) -> Result<T, Flight<T>>
+    fn ready_or_flight<F>(
+        &self,
+        is_alive: impl FnOnce(&T) -> bool,
+        bound: Duration,
+        make: impl FnOnce() -> F,
+    ) -> Result<T, Flight<T>>
     where
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let mut slot = unpoisoned(&self.slot);
-        match &*slot {
+        let is_stuck = match &*slot {
             Slot::Ready(value) if is_alive(value) => return Ok(value.clone()),
             // One whose task ended without a word, with its runtime or by a panic, has no sender any more.
-            Slot::Flight(flight) if flight.has_changed().is_ok() => return Err(flight.clone()),
-            Slot::Empty | Slot::Ready(_) | Slot::Flight(_) => {}
-        }
+            Slot::Flight(flight, since) if flight.has_changed().is_ok() => {
+                if since.elapsed() < bound.saturating_mul(STUCK) {
+                    return Err(flight.clone());
+                }
+                true
+            }
+            Slot::Empty | Slot::Ready(_) | Slot::Flight(..) => false,
+        };
         let (done, flight) = watch::channel(None);
-        *slot = Slot::Flight(flight.clone());
-        let (make, shared) = (make(), Arc::clone(&self.slot));
+        *slot = Slot::Flight(flight.clone(), Instant::now());
+        let (make, shared, own) = (make(), Arc::clone(&self.slot), flight.clone());
         // The task of a runtime that is ending is dropped at once, here and now.
         drop(slot);
-        tokio::spawn(async move {
+        self.home(is_stuck).spawn(async move {
             let outcome = make.await;
-            *unpoisoned(&shared) = outcome.as_ref().map_or(Slot::Empty, |value| Slot::Ready(value.clone()));
+            // Unless another attempt has taken its place.
+            let mut slot = unpoisoned(&shared);
+            if matches!(&*slot, Slot::Flight(flight, _) if flight.same_channel(&own)) {
+                *slot = outcome.as_ref().map_or(Slot::Empty, |value| Slot::Ready(value.clone()));
+            }
+            drop(slot);
             done.send_replace(Some(outcome));
         });
         Err(flight)
     }
+
+    /// The runtime of the next attempt.
+    fn home(&self, is_stuck: bool) -> Handle {
+        let mut home = unpoisoned(&self.home);
+        if let Some(home) = &*home
+            && !is_stuck
+            && !has_ended(home)
+        {
+            return home.clone();
+        }
+        home.insert(Handle::current()).clone()
+    }
+}
+
+/// Whether a runtime has ended: it drops what it is given at once.
+fn has_ended(runtime: &Handle) -> bool {
+    let task = runtime.spawn(pending::<()>());
+    let has_ended = task.is_finished();
+    task.abort();
+    has_ended
 }
 
 impl<T: Clone + Send + Sync + 'static> Default for SingleFlight<T> {
@@ -117,7 +163,7 @@ impl<T> fmt::Debug for SingleFlight<T> {
         let state = match &*unpoisoned(&self.slot) {
             Slot::Empty => "empty",
             Slot::Ready(_) => "ready",
-            Slot::Flight(_) => "in flight",
+            Slot::Flight(..) => "in flight",
         };
         f.debug_tuple("SingleFlight").field(&state).finish()
     }
@@ -126,11 +172,14 @@ impl<T> fmt::Debug for SingleFlight<T> {
 #[cfg(test)]
 mod tests {
     use std::{
-        future::pending,
         sync::atomic::{AtomicU32, Ordering},
+        thread,
     };
 
-    use tokio::sync::Notify;
+    use tokio::{
+        runtime::{Builder, Runtime},
+        sync::Notify,
+    };
 
     use super::*;
 
@@ -223,19 +272,66 @@ mod tests {
         assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, crate::Effect::None));
     }
 
-    #[test]
-    fn an_attempt_that_ended_with_its_runtime_is_in_nobodys_way() {
-        let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-        let flight = SingleFlight::<u32>::new();
-        let first = runtime();
-        first.block_on(async {
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_time().build().expect("a runtime")
+    }
+
+    /// Asks once, and leaves it.
+    fn ask(runtime: &Runtime, flight: &SingleFlight<u32>) {
+        runtime.block_on(async {
             tokio::select! {
                 biased;
-                _ = flight.get(|_| true, BOUND, pending) => panic!("never made"),
+                _ = flight.get(|_| false, BOUND, pending) => panic!("never made"),
                 () = tokio::task::yield_now() => {}
             }
         });
+    }
+
+    #[test]
+    fn an_attempt_that_ended_with_its_runtime_is_in_nobodys_way() {
+        let (flight, first) = (SingleFlight::<u32>::new(), runtime());
+        ask(&first, &flight);
         drop(first);
         assert_eq!(runtime().block_on(flight.get(|_| true, BOUND, || async { Ok(1) })).expect("made"), 1);
+    }
+
+    #[test]
+    fn what_is_made_anew_is_made_where_the_first_was() {
+        let (home, other) = (runtime(), runtime());
+        let flight = home.block_on(async { SingleFlight::new() });
+        let make = || async { Ok(thread::current().id()) };
+        for _ in 0..2 {
+            // Somebody drives it meanwhile.
+            let there = thread::scope(|scope| {
+                let driver =
+                    scope.spawn(|| home.block_on(async { tokio::time::sleep(Duration::from_millis(300)).await }));
+                let made = other.block_on(flight.get(|_| false, BOUND, make)).expect("made");
+                (made, driver.thread().id())
+            });
+            assert_eq!(there.0, there.1);
+        }
+        drop(home);
+        let here = other.block_on(flight.get(|_| false, BOUND, make)).expect("made");
+        assert_eq!(here, thread::current().id(), "the first one has ended");
+    }
+
+    #[test]
+    fn an_attempt_on_a_runtime_that_nobody_drives_is_replaced() {
+        const SHORT: Duration = Duration::from_millis(50);
+        let (home, other) = (runtime(), runtime());
+        let flight = home.block_on(async { SingleFlight::new() });
+        ask(&home, &flight);
+        let since = Instant::now();
+        let made = loop {
+            match other.block_on(flight.get(|_| true, SHORT, || async { Ok(1) })) {
+                Ok(made) => break made,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut),
+            }
+            assert!(since.elapsed() < BOUND, "it is waited for, and does not come");
+        };
+        assert_eq!(made, 1);
+        // What the first attempt may yet make is nobody's.
+        home.block_on(async { tokio::task::yield_now().await });
+        assert_eq!(flight.present(|_| true), Some(1));
     }
 }
