@@ -184,7 +184,7 @@ impl OrderStatements<'_> {
                 "SET @ends = NULL; \
                  SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @gate AND {mine}; \
                  SET @some = IF(@ends IS NULL, NULL, @gate); \
-                 UPDATE {claims} FORCE INDEX (PRIMARY) SET expires = {ends}{depth}{holder} WHERE lock_id = @some AND {mine}; \
+                 UPDATE {claims} FORCE INDEX (PRIMARY) SET expires = GREATEST(expires, {ends}){depth}{holder} WHERE lock_id = @some AND {mine}; \
                  SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @some AND place = 0; \
                  UPDATE {locks} SET expires = CAST(@ends AS DATETIME(6)), fence_last = GREATEST(fence_last, {floor}), \
                  version = version + 1, update_time = {NOW} WHERE id = @some; \

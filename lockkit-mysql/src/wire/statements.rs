@@ -1,10 +1,13 @@
 //! The statements, each written once.
 //!
 //! Each that changes a lock is **one** single-row update by the unique key in autocommit: one round trip, one short row
-//! lock, no deadlock. Time is the server's (`UTC_TIMESTAMP(6)`, the start of the statement, so that waiting for the row
-//! lock only ever makes a lease look longer to others than to its holder). Nothing is decided by the number of affected
-//! rows as such, which counts found or changed rows depending on the driver: each of these changes a column for certain
-//! if it finds its row, so that the two are the same.
+//! lock, no deadlock. Nothing is decided by the number of affected rows as such, which counts found or changed rows
+//! depending on the driver: each of these changes a column for certain if it finds its row, so that the two are the same.
+//!
+//! Time is the server's: `UTC_TIMESTAMP(6)`, the start of the statement. A statement that waits for the row is older than it
+//! looks when it comes to it. A lease that it grants ends no sooner than its holder believes, for the holder counts from an
+//! even earlier moment. But of two renewals of one lease the one that began first may come to the row last, and its time is
+//! the earlier one, while the holder believes what the other said: so **a renewal never moves the end of a lease back**.
 
 use std::sync::Arc;
 
@@ -158,7 +161,7 @@ impl Statements {
         query(&self.release)
     }
 
-    /// Extends leases. Arguments: the ttl in µs, the depth or NULL, the question, the least that the counter is to become, the
+    /// Extends leases; one that lasts longer already is left as it is. Arguments: the ttl in µs, the depth or NULL, the question, the least that the counter is to become, the
     /// holder's name or NULL; then as many names as the size says, for the index; then as many pairs of a name and a token.
     /// Gives the question as the insert id, if there are any.
     pub(crate) fn renew(&self, size: Size) -> Statement<'static> {
@@ -320,7 +323,7 @@ const HELD: &str = "token = ? AND expires > UTC_TIMESTAMP(6)";
 
 fn renew(table: &str, size: usize) -> String {
     format!(
-        "UPDATE {table} SET expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, \
+        "UPDATE {table} SET expires = GREATEST(expires, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND), \
          `count` = COALESCE(?, `count`) + 0 * LAST_INSERT_ID({NUMBER}), \
          fence_last = GREATEST(fence_last, ?), node_info = COALESCE(?, node_info), \
          version = version + 1, update_time = UTC_TIMESTAMP(6) \

@@ -1,20 +1,25 @@
 //! Renewals: one statement where all leases are still held, and the grants that they tell of.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use lockkit_core::{Attempt, LockStore, LossReason, Renewed};
+use lockkit_core::{Attempt, Claim, LockStore, LossReason, Mode, Order, Query, Renewal, Renewed};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::{
     faults::{Direction, Proxy},
     servers::MySqlServer,
 };
 
-use crate::support::{Ctx, attempt, claim, config, free, hold, lost, renew, renewal, request, rival, tests};
+use crate::support::{
+    Ctx, attempt, claim, config, contended, end, eventually, free, hold, is_held, lock_rows, lost, raw, renew, renewal,
+    request, rival, status, tests,
+};
 
 tests! {
     a_renewal_reads_only_if_a_lease_is_missing
     a_renewal_of_another_store_s_claim_tells_of_its_grant
     a_renewal_tells_of_the_last_grant_although_its_answer_was_lost
+    a_renewal_that_waited_for_a_row_shortens_no_lease
+    a_renewal_for_a_shorter_time_shortens_no_lease
 }
 
 /// How many statements the server has run that read, and that update, locks.
@@ -97,5 +102,57 @@ async fn a_renewal_tells_of_the_last_grant_although_its_answer_was_lost(ctx: Arc
     match renew(&store, renewal(&mine)).await.expect("renew") {
         Renewed::Held(again) => assert!(again.fence > first.fence, "{} is of the grant before", again.fence),
         other => panic!("{other:?}"),
+    }
+}
+
+/// When a lease ends, as its row says.
+async fn end_of(server: &MySqlServer, claim: &Claim) -> String {
+    let ask = format!("SELECT expires FROM lockkit.resource_lock WHERE resource_name = '{}'", claim.key);
+    server.admin(&ask).await.expect("ask").remove(0).remove(0).expect("it is held")
+}
+
+/// Renewals of one lease overlap: the engine asks again when an answer is late. The one that waits for another lease's row
+/// has the older time, and comes to the row after the one that was answered.
+async fn a_renewal_that_waited_for_a_row_shortens_no_lease(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let config = config(&server).timeout(Duration::from_secs(4));
+    let store = Arc::new(MySqlStore::connect(config).await.expect("connect"));
+    let (mut counts, mut raw) = (raw(&server).await, raw(&server).await);
+    let mut claims = [claim(), claim()];
+    claims.sort_by(|one, other| one.key.cmp(&other.key));
+    for claim in &claims {
+        hold(&store, claim).await;
+    }
+    lock_rows(&mut raw, &[&claims[0]]).await;
+    let both = {
+        let (store, renewals) = (Arc::clone(&store), claims.each_ref().map(|claim| renewal(claim)));
+        tokio::spawn(async move { store.renew(&renewals).await })
+    };
+    let waits = async || status(&mut counts, "Innodb_row_lock_current_waits").await == 1;
+    eventually("it waits for the row", waits).await;
+    assert!(is_held(&renew(&store, renewal(&claims[1])).await));
+    let believed = end_of(&server, &claims[1]).await;
+    end(&mut raw).await;
+    drop(both.await.expect("no panic"));
+    let left = end_of(&server, &claims[1]).await;
+    assert!(left >= believed, "the lease ends at {left}, and its holder believes in it until {believed}");
+}
+
+async fn a_renewal_for_a_shorter_time_shortens_no_lease(ctx: Arc<Ctx>) {
+    let store = ctx.store().await;
+    for mode in [Mode::Exclusive, Mode::Shared, Mode::Permit { limit: NonZeroU32::MIN }] {
+        let mine = Claim { mode, ..claim() };
+        let mut asked = request(&mine);
+        asked.order = Order::Fifo;
+        assert!(matches!(store.acquire(&asked).await, Ok(Attempt::Granted(_))));
+        let short = Renewal { ttl: Duration::from_secs(1), ..renewal(&mine) };
+        assert!(is_held(&renew(&store, short).await));
+        let other = Claim { mode: Mode::Exclusive, ..rival(&mine) };
+        let other = contended(attempt(&store, &other).await.expect("acquire"));
+        let left = other.retry_after.expect("a time");
+        assert!(left > Duration::from_secs(10), "{mode:?}: {left:?}");
+        let state = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect").remove(0);
+        let left = state.holders[0].remaining.expect("a time");
+        assert!(left > Duration::from_secs(10), "{mode:?}: {left:?}");
     }
 }
