@@ -179,7 +179,7 @@ impl Connection {
     }
 
     /// Closes it, unless the server may still be at work on the last question: then it is closed later.
-    fn close_if_answered(&mut self) {
+    pub(crate) fn close_if_answered(&mut self) {
         self.raw.take_if(|raw| !raw.is_in_doubt());
     }
 

@@ -25,18 +25,20 @@ use crate::wire::{
     value::{FIRST_QUESTION, Question},
 };
 
-/// No statement waits longer than this at the server: for a row as [`SETUP`] says, or for a named lock.
+/// No statement on a lock waits longer than this at the server: for a row or a table as [`SETUP`] says, or for a named lock.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// What every connection is set to, in one round trip. `time_zone` because all times are in UTC; `sql_mode` because some
 /// modes change what a statement means (`SIMULTANEOUS_ASSIGNMENT` would break the order of assignments that the
-/// statements rely on); `innodb_lock_wait_timeout` because no row here is locked for longer than a statement;
-/// `sql_select_limit` because a lease whose row is not given back would be taken for a lost one; `sql_safe_updates` because it
-/// refuses the removal of unused rows; `group_concat_max_len` because a list of claims is longer than MySQL's 1024 bytes.
+/// statements rely on); `innodb_lock_wait_timeout` because no row here is locked for longer than a statement; `lock_wait_timeout`
+/// because a statement that was given up would go on waiting for a table that somebody locks as a whole (`LOCK TABLES`, `ALTER
+/// TABLE`, a backup's `FLUSH TABLES WITH READ LOCK`), and take effect much later; `sql_select_limit` because a lease whose row is
+/// not given back would be taken for a lost one; `sql_safe_updates` because it refuses the removal of unused rows;
+/// `group_concat_max_len` because a list of claims is longer than MySQL's 1024 bytes.
 const SETUP: &str = "SET NAMES utf8mb4, SESSION time_zone = '+00:00', SESSION autocommit = 1, \
      SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', SESSION innodb_lock_wait_timeout = 1, \
-     SESSION sql_select_limit = 18446744073709551615, SESSION sql_safe_updates = 0, SESSION group_concat_max_len = 1048576; \
-     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+     SESSION lock_wait_timeout = 1, SESSION sql_select_limit = 18446744073709551615, SESSION sql_safe_updates = 0, \
+     SESSION group_concat_max_len = 1048576; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
 
 /// How often a server is asked at most whether it is done. Each result of a transaction may be taken for an answer.
 const MOST_PROBES: u64 = 16;

@@ -9,7 +9,7 @@ use crate::{
     client::{
         connection::{Bound, Connection},
         pool::{ConnectionClass, Pool},
-        raw::Replicas,
+        raw::{LONGEST_WAIT, Replicas},
     },
     config::MySqlConfig,
     wire::{
@@ -36,7 +36,7 @@ pub async fn create(config: &MySqlConfig) -> Result<()> {
         create_if_missing(connection, config).await?;
         // A user without the right to make tables may have both.
         if let (true, Ok(ddl)) = (claims(connection, config).await?.is_missing(), claims_ddl(&config.table)) {
-            connection.run_text(ddl).await?;
+            change(connection, &ddl).await?;
         }
         Ok(())
     };
@@ -95,7 +95,7 @@ impl SchemaConnection {
 
 pub(crate) async fn create_if_missing(connection: &mut Connection, config: &MySqlConfig) -> Result<()> {
     if read(connection, config).await?.is_missing() {
-        connection.run_text(ddl(&config.table)?).await?;
+        change(connection, &ddl(&config.table)?).await?;
     }
     Ok(())
 }
@@ -155,8 +155,8 @@ impl NoClaims {
 /// Makes the table of claims; says whether it did, for the server may refuse.
 pub(crate) async fn create_claims(connection: &mut Connection, config: &MySqlConfig) -> Result<bool> {
     let Ok(ddl) = claims_ddl(&config.table) else { return Ok(false) };
-    match connection.run_text(ddl).await {
-        Ok(_) => Ok(true),
+    match change(connection, &ddl).await {
+        Ok(()) => Ok(true),
         Err(refused) if error::is_refusal(&refused) => Ok(false),
         Err(failed) => Err(failed),
     }
@@ -213,6 +213,18 @@ async fn claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Tab
     Ok(table)
 }
 
+/// Makes a table or changes one. That may wait for those who use the table, unlike a statement on a lock.
+async fn change(connection: &mut Connection, statement: &str) -> Result<()> {
+    let wait = |seconds| format!("SET SESSION lock_wait_timeout = {seconds}");
+    let (longest, usual) = (wait(CHANGE_WITHIN.as_secs()), wait(LONGEST_WAIT.as_secs()));
+    let changed = connection.run_text(format!("{longest}; {statement}; {usual}")).await;
+    if changed.is_err() {
+        // It may have been refused before the last of the three.
+        connection.close_if_answered();
+    }
+    changed.map(drop)
+}
+
 async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Result<bool> {
     let table = read(connection, config).await?;
     if table.is_missing() {
@@ -226,7 +238,7 @@ async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Res
         return Err(Error::new(ErrorKind::Misconfigured, message));
     }
     for statement in table.upgrade(&quoted_table(&config.table)?) {
-        connection.run_text(statement).await?;
+        change(connection, &statement).await?;
     }
     check_table(connection, config).await?;
     Ok(true)

@@ -49,7 +49,7 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
 const NEEDS_RSA: &str = "the server wants the password over TLS, or encrypted by its own key, which this build can't do: set \
      `tls`, or turn on the cargo feature `mysql-rsa` of lockkit (`rsa` of lockkit-mysql)";
 
-/// Whether the server answered that it gave up a lock on the row, or all locks because of a deadlock. The connection
+/// Whether the server answered that it gave up a lock on the row or the table, or all locks because of a deadlock. The connection
 /// is as good as before.
 pub(crate) fn is_row_busy(error: &Error) -> bool {
     matches!(number_of(error), Some(1205 | 1213))
@@ -88,7 +88,7 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
         1213 => (ErrorKind::Deadlock, "the server rolled this statement back to end a deadlock".to_owned()),
         // MariaDB with innodb_snapshot_isolation: the view of a transaction is older than the row. No deadlock, and the same to do.
         1020 => (ErrorKind::Deadlock, format!("the server rolled the transaction back: {text}")),
-        1205 => (ErrorKind::Unavailable, "another transaction keeps the row locked".to_owned()),
+        1205 => (ErrorKind::Unavailable, "another transaction keeps the row or the table locked".to_owned()),
         1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
         1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),
         1036 | 1223 | 1290 | 1792 | 1836 | 3100 => {

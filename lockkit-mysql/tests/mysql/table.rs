@@ -14,6 +14,7 @@ tests! {
     create_makes_the_table_and_changes_none
     a_classic_table_is_brought_forward
     a_classic_table_with_names_twice_is_left_alone
+    an_upgrade_waits_for_those_who_use_the_table
     many_locks_are_read_by_index
     what_others_wrote_is_no_lock
 }
@@ -98,6 +99,21 @@ async fn a_classic_table_with_names_twice_is_left_alone(ctx: Arc<Ctx>) {
     assert!(error.message().contains("Duplicate"), "{error}");
     raw.execute("DELETE FROM twice WHERE id = 3").await.expect("delete");
     assert!(schema::upgrade(&config).await.expect("now"), "names that differ in case are two names");
+}
+
+/// A change of the table waits for longer than a statement on a lock does.
+async fn an_upgrade_waits_for_those_who_use_the_table(ctx: Arc<Ctx>) {
+    let mut raw = ctx.raw().await;
+    raw.execute(sqlx::AssertSqlSafe(format!("CREATE TABLE in_use {CLASSIC})"))).await.expect("ddl");
+    raw.execute("BEGIN").await.expect("begin");
+    raw.execute("SELECT * FROM in_use").await.expect("read");
+    let config = ctx.config().await.table("in_use");
+    let upgrade = tokio::spawn(async move { schema::upgrade(&config).await });
+    // Twice as long as a statement on a lock waits.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert!(!upgrade.is_finished(), "it did not wait: {:?}", upgrade.await);
+    raw.execute("COMMIT").await.expect("commit");
+    assert!(upgrade.await.expect("no panic").expect("upgrade"));
 }
 
 /// One statement for hundreds of names, and no scan of the table.

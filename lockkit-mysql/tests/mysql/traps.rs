@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Release, Renewed};
+use lockkit_core::{Claim, Effect, ErrorKind, LockStore, LossReason, Mode, Release, Renewed};
 use lockkit_mysql::MySqlStore;
 use sqlx::Executor as _;
 
@@ -22,6 +22,7 @@ tests! {
     a_busy_pool_does_not_starve_renewals_and_releases
     a_busy_pool_says_so
     a_locked_row_is_an_error_without_effect
+    a_locked_table_is_an_error_without_effect
     a_deadlock_is_an_error_without_effect
     one_locked_row_does_not_cost_the_other_leases
     a_connection_killed_in_the_middle_leaves_the_effect_open
@@ -158,6 +159,38 @@ async fn a_locked_row_is_an_error_without_effect(ctx: Arc<Ctx>) {
     assert!(error.is_retryable());
     end(&mut raw).await;
     assert!(is_held(&renew(&store, renewal(&mine)).await));
+}
+
+/// A table that is locked as a whole, by hand or for a backup, holds up no statement for longer than a row does.
+async fn a_locked_table_is_an_error_without_effect(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let config = crate::support::config(&server).timeout(Duration::from_secs(4));
+    let (store, mut raw, mine) =
+        (MySqlStore::connect(config).await.expect("connect"), crate::support::raw(&server).await, claim());
+    hold(&store, &mine).await;
+    for lock in ["LOCK TABLES resource_lock WRITE, resource_lock_claim WRITE", "FLUSH TABLES WITH READ LOCK"] {
+        raw.execute(lock).await.expect("lock");
+        let shared = Claim { mode: Mode::Shared, ..rival(&mine) };
+        let ask = async |what| match what {
+            "acquire" => attempt(&store, &rival(&mine)).await.map(drop),
+            "acquire in order" => attempt(&store, &shared).await.map(drop),
+            "renew" => renew(&store, renewal(&mine)).await.map(drop),
+            _ => store.release(&rival(&mine)).await.map(drop),
+        };
+        for what in ["acquire", "acquire in order", "renew", "release"] {
+            let asked = Instant::now();
+            let error = ask(what).await.expect_err("the table is locked");
+            assert!(asked.elapsed() < Duration::from_millis(2500), "{lock}, {what}: it took {:?}", asked.elapsed());
+            assert_eq!(
+                (error.kind(), error.effect()),
+                (ErrorKind::Unavailable, Effect::None),
+                "{lock}, {what}: {error}"
+            );
+            assert!(error.is_retryable());
+        }
+        raw.execute("UNLOCK TABLES").await.expect("unlock");
+        assert!(is_held(&renew(&store, renewal(&mine)).await));
+    }
 }
 
 /// Error 1213: somebody else's transaction takes the row and its name in the other order, and has more to lose.
