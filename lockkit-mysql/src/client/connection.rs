@@ -40,6 +40,11 @@ impl Bound {
         let at = now.checked_add(whole).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600));
         Self { at, whole }
     }
+
+    /// A bound on one of several steps, so that the others have some time, too.
+    pub(crate) fn half_of_what_is_left(self) -> Self {
+        Self::new(self.at.saturating_duration_since(Instant::now()) / 2)
+    }
 }
 
 /// A connection in use.

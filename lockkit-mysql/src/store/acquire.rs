@@ -21,7 +21,7 @@ use crate::{
         name::to_column,
         row,
         statements::over_fence,
-        value::{MAX_FENCE, RenewalTerms, check_floor, microseconds},
+        value::{LockedRow, MAX_FENCE, RenewalTerms, check_floor, microseconds},
     },
 };
 
@@ -184,7 +184,7 @@ impl MySqlStore {
     async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
         let renewal = RenewalTerms { ttl: microseconds(request.ttl), depth: None, floor: 0, holder: None };
         let sent = self.info.clock.now();
-        renew::extend(self, connection, &[&request.claim], &renewal).await?;
+        renew::extend(self, connection, &[&request.claim], &renewal, LockedRow::Awaited).await?;
         match self.look_after(connection, &request.claim.key).await? {
             Some(row::LockRow { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
                 Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))

@@ -30,7 +30,7 @@ use crate::{
         error::{self, Sent},
         order::{self, Take},
         row::column,
-        value::{MAX_FENCE, RenewalTerms},
+        value::{LockedRow, MAX_FENCE, RenewalTerms},
     },
 };
 
@@ -38,6 +38,8 @@ use crate::{
 const PLACE: Duration = Duration::from_secs(6);
 /// After which time a claim is to ask again that waits.
 const REFRESH: Duration = Duration::from_secs(2);
+/// What a renewal of shares says of a lock of which it had no row.
+const NOT_FOUND: u64 = 2;
 /// How many claims are remembered that asked in an order.
 const REMEMBERED: usize = 1 << 16;
 
@@ -223,10 +225,16 @@ impl MySqlStore {
         Ok(release)
     }
 
-    /// Extends shares of locks with the same terms, which are in the order of the locks' names.
-    pub(super) async fn renew_shares(&self, renewals: &[&Renewal], terms: &RenewalTerms) -> Result<Vec<Renewed>> {
+    /// Extends shares of locks with the same terms, which are in the order of the locks' names. No answer to those whose lock's
+    /// row was passed over.
+    pub(super) async fn renew_shares(
+        &self,
+        renewals: &[&Renewal],
+        terms: &RenewalTerms,
+        locked: LockedRow,
+        bound: Bound,
+    ) -> Result<Vec<Option<Renewed>>> {
         debug_assert!(renewals.len() <= CHUNK);
-        let Some(ttl) = renewals.first().map(|renewal| renewal.ttl) else { return Ok(Vec::new()) };
         let mut shares: Vec<(&LockKey, Vec<Token>)> = Vec::new();
         for Renewal { claim, .. } in renewals {
             match shares.last_mut() {
@@ -234,13 +242,13 @@ impl MySqlStore {
                 _ => shares.push((&claim.key, vec![claim.token])),
             }
         }
-        let mut connection = self.pool.connection(ConnectionClass::Reserved, self.bound(ttl)).await?;
+        let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let sent = self.info.clock.now();
-        let text = |question| self.statements.order().renew(question, &shares, terms);
+        let text = |question| self.statements.order().renew(question, &shares, terms, locked);
         let rows = connection.transact(text, None).await?;
         let read = rows
             .iter()
-            .map(|row| Ok((read::<u64>(row, 1)?, read::<u64>(row, 2)? > 0, read::<Option<&[u8]>>(row, 3)?, row)));
+            .map(|row| Ok((read::<u64>(row, 1)?, read::<u64>(row, 2)?, read::<Option<&[u8]>>(row, 3)?, row)));
         let found = read.collect::<Result<Vec<_>>>()?;
         let answer = |renewal: &&Renewal| {
             let claim = &renewal.claim;
@@ -250,9 +258,10 @@ impl MySqlStore {
                 return Err(error::odd_reply(Sent::Yes));
             };
             match of_lock.find(|(_, _, token, _)| *token == Some(claim.token.as_bytes().as_slice())) {
-                Some((.., row)) => Ok(Renewed::Held(hold(row, 4, claim, sent + renewal.ttl)?)),
-                None if is_held => Ok(Renewed::Lost(LossReason::Taken)),
-                None => Ok(Renewed::Lost(LossReason::Gone)),
+                Some((.., row)) => Ok(Some(Renewed::Held(hold(row, 4, claim, sent + renewal.ttl)?))),
+                None if is_held == NOT_FOUND && locked == LockedRow::PassedOver => Ok(None),
+                None if is_held == 1 => Ok(Some(Renewed::Lost(LossReason::Taken))),
+                None => Ok(Some(Renewed::Lost(LossReason::Gone))),
             }
         };
         renewals.iter().map(answer).collect()

@@ -3,20 +3,31 @@
 //! One update extends all leases of a chunk that are still held by their claims, and says how many. If that is not all of
 //! them, or a grant is not known here, the rows are read. Leases with the same terms go into one statement: nearly all
 //! have the same ttl, a depth of one, and no floor.
+//!
+//! **A row that somebody keeps locked costs no other lease its time.** Where there is time enough, the statement waits for it: that
+//! is the cheaper one, and rows are locked for moments all the time. Else, and when it has waited in vain, another statement
+//! passes over the rows that are locked. What it left is then asked for alone.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
-use lockkit_core::{Claim, Error, ErrorKind, Hold, LockKey, Mode, Moment, Renewal, Renewed, Result};
+use lockkit_core::{Claim, Error, ErrorKind, Hold, LockKey, Mode, Moment, Renewal, Renewed, Result, drift};
 
 use crate::{
-    client::{connection::Connection, pool::ConnectionClass},
+    client::{
+        connection::{Bound, Connection},
+        pool::ConnectionClass,
+        raw::LONGEST_WAIT,
+    },
     store::{MySqlStore, inspect, named_lock_queue},
     wire::{
         error::{self, Sent},
         name::to_column,
-        row::{LockRow, why_not},
-        statements::Size,
-        value::{RenewalTerms, check_floor, is_answer, microseconds},
+        row::{LockRow, StoredLease, why_not},
+        statements::{Size, Statement},
+        value::{LockedRow, Question, RenewalTerms, check_floor, is_answer, microseconds},
     },
 };
 
@@ -71,8 +82,7 @@ fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<RenewalTerms> {
     Ok(RenewalTerms { ttl: microseconds(renewal.ttl), depth: Some(renewal.depth), floor: floor.get(), holder })
 }
 
-/// Extends the leases of one chunk. When one of several rows is busy, each is tried alone, so that a row that a transaction
-/// keeps locked does not cost the others their leases.
+/// Extends the leases of one chunk.
 async fn renew_chunk(
     store: &MySqlStore,
     renewals: &[Renewal],
@@ -80,55 +90,88 @@ async fn renew_chunk(
     terms: &RenewalTerms,
     answers: &mut Answers,
 ) {
-    let failed = match try_chunk(store, renewals, chunk, terms, answers).await {
-        Ok(()) => return,
-        Err(failed) => failed,
+    let Some(ttl) = chunk.first().map(|first| renewals[*first].ttl) else { return };
+    let bound = store.bound(ttl);
+    let has_time = bound.whole >= 2 * LONGEST_WAIT;
+    let left = match chunk {
+        [_] => chunk.to_vec(),
+        _ => match renew_together(store, renewals, chunk, terms, has_time, answers).await {
+            Ok(passed_over) => passed_over,
+            Err(failed) => return chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.clone()))),
+        },
     };
-    if chunk.len() > 1 && error::is_row_busy(&failed) {
-        for index in chunk {
-            if let Err(alone) = try_chunk(store, renewals, &[*index], terms, answers).await {
-                answers[*index] = Some(Err(alone));
-            }
+    // Most rows are locked for a moment only. Once one is not, the rest is not waited for: each would cost what is left of the time,
+    // and a connection on which the server goes on waiting.
+    let mut left = left.into_iter();
+    for index in left.by_ref() {
+        let alone = if chunk.len() == 1 || has_time { store.bound(ttl) } else { bound.half_of_what_is_left() };
+        if let Err(failed) = try_chunk(store, renewals, &[index], terms, LockedRow::Awaited, alone, answers).await {
+            answers[index] = Some(Err(failed));
+            break;
         }
-    } else {
-        chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.clone())));
     }
+    left.for_each(|index| answers[index] = Some(Err(error::row_busy())));
 }
 
+/// Extends several leases. Gives back those whose rows are locked.
+async fn renew_together(
+    store: &MySqlStore,
+    renewals: &[Renewal],
+    chunk: &[usize],
+    terms: &RenewalTerms,
+    has_time: bool,
+    answers: &mut Answers,
+) -> Result<Vec<usize>> {
+    let bound = || store.bound(renewals[chunk[0]].ttl);
+    if has_time && !is_share(&renewals[chunk[0]].claim) {
+        match try_chunk(store, renewals, chunk, terms, LockedRow::Awaited, bound(), answers).await {
+            Err(busy) if error::is_row_busy(&busy) => {}
+            tried => return tried,
+        }
+    }
+    try_chunk(store, renewals, chunk, terms, LockedRow::PassedOver, bound(), answers).await
+}
+
+/// Asks once for the leases of a chunk. Gives back those that have no answer: their rows were passed over.
 async fn try_chunk(
     store: &MySqlStore,
     renewals: &[Renewal],
     chunk: &[usize],
     terms: &RenewalTerms,
+    locked: LockedRow,
+    bound: Bound,
     answers: &mut Answers,
-) -> Result<()> {
-    let Some(first) = chunk.first() else { return Ok(()) };
-    if is_share(&renewals[*first].claim) {
+) -> Result<Vec<usize>> {
+    if chunk.iter().any(|index| is_share(&renewals[*index].claim)) {
         let shares: Vec<&Renewal> = chunk.iter().map(|index| &renewals[*index]).collect();
-        for (index, answer) in chunk.iter().zip(store.renew_shares(&shares, terms).await?) {
-            answers[*index] = Some(Ok(answer));
+        let answered = store.renew_shares(&shares, terms, locked, bound).await?;
+        let mut left = Vec::new();
+        for (index, answer) in chunk.iter().zip(answered) {
+            match answer {
+                Some(answer) => answers[*index] = Some(Ok(answer)),
+                None => left.push(*index),
+            }
         }
-        return Ok(());
+        return Ok(left);
     }
-    let bound = store.bound(renewals[*first].ttl);
     let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
     let claims: Vec<&Claim> = chunk.iter().map(|index| &renewals[*index].claim).collect();
     let sent = store.info.clock.now();
-    let extended = extend(store, &mut connection, &claims, terms).await?;
+    let extended = extend(store, &mut connection, &claims, terms, locked).await?;
     // A claim that stands in the chunk twice is one row: then the rows are read.
-    if usize::try_from(extended) == Ok(claims.len())
-        && let Some(grants) = store.grants.of(&claims)
-    {
+    let are_all = usize::try_from(extended) == Ok(claims.len());
+    if are_all && let Some(grants) = store.grants.of(&claims) {
         for (index, (fence, span)) in chunk.iter().zip(grants) {
             let Renewal { claim, ttl, depth, .. } = &renewals[*index];
             let hold = Hold { claim: claim.clone(), fence, span, until: sent + *ttl, depth: *depth };
             answers[*index] = Some(Ok(Renewed::Held(hold)));
         }
-        return Ok(());
+        return Ok(Vec::new());
     }
+    let asked = store.info.clock.now();
     let found = read_back(store, &mut connection, &claims).await.map_err(Error::unknown_effect)?;
-    judge(renewals, chunk, sent, extended, &found, answers);
-    Ok(())
+    let seen = Seen { found, sent, asked, answered: store.info.clock.now(), are_all };
+    seen.judge(renewals, chunk, terms, answers)
 }
 
 /// Extends the leases that these claims still hold, and says how many they are. There are at most [`Size::MOST`] claims.
@@ -137,24 +180,27 @@ pub(crate) async fn extend(
     connection: &mut Connection,
     claims: &[&Claim],
     terms: &RenewalTerms,
+    locked: LockedRow,
 ) -> Result<u64> {
     let size = Size::of(claims.len());
-    let statement = |question| {
-        let terms_of = store
-            .statements
-            .renew(size)
-            .bind(terms.ttl)
-            .bind(terms.depth)
-            .bind(question)
-            .bind(terms.floor)
-            .bind(terms.holder.as_deref());
-        let named = size.fill(claims).fold(terms_of, |statement, claim| statement.bind(to_column(&claim.key)));
-        size.fill(claims).fold(named, |statement, claim| {
-            statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice())
-        })
+    let statement = |question| match locked {
+        LockedRow::Awaited => bind_claims(bind_terms(store.statements.renew(size), terms, question), size, claims),
+        LockedRow::PassedOver => {
+            bind_terms(bind_claims(store.statements.renew_unlocked(size), size, claims), terms, question)
+        }
     };
     let (done, question) = connection.execute(statement, None).await?;
     if is_answer(&done, question) { Ok(done.rows_affected()) } else { Err(connection.out_of_step(Sent::Yes)) }
+}
+
+fn bind_terms<'q>(statement: Statement<'q>, terms: &'q RenewalTerms, question: Question) -> Statement<'q> {
+    statement.bind(terms.ttl).bind(terms.depth).bind(question).bind(terms.floor).bind(terms.holder.as_deref())
+}
+
+fn bind_claims<'q>(statement: Statement<'q>, size: Size, claims: &[&'q Claim]) -> Statement<'q> {
+    let named = size.fill(claims).fold(statement, |statement, claim| statement.bind(to_column(&claim.key)));
+    size.fill(claims)
+        .fold(named, |statement, claim| statement.bind(to_column(&claim.key)).bind(claim.token.as_bytes().as_slice()))
 }
 
 async fn read_back(
@@ -166,32 +212,68 @@ async fn read_back(
     inspect::read(store, connection, &keys, false).await
 }
 
-/// Gives each renewal its answer. A lease that is the claim's now was extended: nobody else can have had it in between,
-/// for a token comes once. Unless the server's clock was set back meanwhile, and revived what had run out; then more
-/// are held than were extended, and nothing is known.
-fn judge(
-    renewals: &[Renewal],
-    chunk: &[usize],
+/// What the rows say after a renewal.
+struct Seen {
+    found: HashMap<Vec<u8>, LockRow>,
+    /// When the renewal was sent, when the question for the rows, and when they came.
     sent: Moment,
-    extended: u64,
-    found: &HashMap<Vec<u8>, LockRow>,
-    answers: &mut Answers,
-) {
-    let lease_of = |claim: &Claim| found.get(to_column(&claim.key)).and_then(|lock| lock.lease.as_ref());
-    let claims = chunk.iter().map(|index| &renewals[*index].claim);
-    let held: HashSet<&Claim> =
-        claims.filter(|claim| lease_of(claim).is_some_and(|lease| lease.is_of(claim))).collect();
-    let revived = u64::try_from(held.len()).is_ok_and(|held| held > extended);
-    for index in chunk {
-        let Renewal { claim, ttl, .. } = &renewals[*index];
-        let answer = match lease_of(claim) {
-            Some(lease) if lease.is_of(claim) && revived => {
-                let message = "leases that had run out are there again: the server's clock was set back";
-                Err(Error::new(ErrorKind::Unexpected, message).unknown_effect())
-            }
-            Some(lease) if lease.is_of(claim) => Ok(Renewed::Held(lease.hold(claim, sent, *ttl))),
-            other => Ok(Renewed::Lost(why_not(other))),
-        };
-        answers[*index] = Some(answer);
+    asked: Moment,
+    answered: Moment,
+    /// Whether as many rows were extended as were asked for.
+    are_all: bool,
+}
+
+impl Seen {
+    /// Gives the renewals their answers, but for leases that go on and were not extended: those it gives back.
+    ///
+    /// # Errors
+    /// If the one lease that was asked for was not extended, and is the claim's now.
+    fn judge(
+        self,
+        renewals: &[Renewal],
+        chunk: &[usize],
+        terms: &RenewalTerms,
+        answers: &mut Answers,
+    ) -> Result<Vec<usize>> {
+        let mut left = Vec::new();
+        for index in chunk {
+            let Renewal { claim, ttl, .. } = &renewals[*index];
+            let lock = self.found.get(to_column(&claim.key));
+            let answer = match lock.and_then(|lock| Some((lock, lock.lease.as_ref()?))) {
+                Some((_, lease)) if lease.is_of(claim) && chunk.len() == 1 && !self.are_all => return Err(revived()),
+                Some((lock, lease)) if lease.is_of(claim) => match self.until(lock, lease, *ttl, terms) {
+                    Some(until) => Renewed::Held(Hold { until, ..lease.hold(claim, self.sent, *ttl) }),
+                    None => {
+                        left.push(*index);
+                        continue;
+                    }
+                },
+                other => Renewed::Lost(why_not(other.map(|(_, lease)| lease))),
+            };
+            answers[*index] = Some(Ok(answer));
+        }
+        Ok(left)
     }
+
+    /// Until when a claim may believe in the lease that it has; `None` if it was not extended.
+    ///
+    /// If all were, it was: nobody else can have had it in between, for a token comes once. Else the number does not tell which
+    /// were: of those that were, some may be over already, and of the others some were locked. The row does: it says all that was
+    /// asked for, whoever wrote it, and no row promises more than it says.
+    fn until(&self, lock: &LockRow, lease: &StoredLease, ttl: Duration, terms: &RenewalTerms) -> Option<Moment> {
+        if self.are_all {
+            return Some(self.sent + ttl);
+        }
+        let lasts = lease.remaining + self.answered.since(self.sent) + drift(ttl) >= ttl;
+        let says_so = terms.depth.is_none_or(|depth| lease.depth == depth)
+            && lock.last >= terms.floor
+            && terms.holder.as_deref().is_none_or(|holder| lease.holder.as_str() == holder);
+        (lasts && says_so).then(|| (self.sent + ttl).min(self.asked + lease.remaining))
+    }
+}
+
+/// A lease that had run out when it was to be extended, and is the claim's: nothing is known.
+pub(crate) fn revived() -> Error {
+    let message = "leases that had run out are there again: the server's clock was set back";
+    Error::new(ErrorKind::Unexpected, message).unknown_effect()
 }

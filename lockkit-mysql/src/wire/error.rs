@@ -88,7 +88,7 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
         1213 => (ErrorKind::Deadlock, "the server rolled this statement back to end a deadlock".to_owned()),
         // MariaDB with innodb_snapshot_isolation: the view of a transaction is older than the row. No deadlock, and the same to do.
         1020 => (ErrorKind::Deadlock, format!("the server rolled the transaction back: {text}")),
-        1205 => (ErrorKind::Unavailable, "another transaction keeps the row or the table locked".to_owned()),
+        1205 => return row_busy(),
         1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
         1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),
         1036 | 1223 | 1290 | 1792 | 1836 | 3100 => {
@@ -136,6 +136,11 @@ fn ended_half_way(number: u16, text: &str) -> Option<&'static str> {
 fn refused_login(text: &str) -> Error {
     let from = text.rsplit_once("'@'").map(|(_, from)| format!(" from '{}", one_line(from))).unwrap_or_default();
     Error::new(ErrorKind::Denied, format!("the server refused the login{from}"))
+}
+
+/// Somebody keeps the row locked.
+pub(crate) fn row_busy() -> Error {
+    Error::new(ErrorKind::Unavailable, "another transaction keeps the row or the table locked")
 }
 
 /// All connections were in use for too long.

@@ -24,7 +24,7 @@ use lockkit_core::{Claim, HolderInfo, LockKey, Mode, Token};
 
 use crate::wire::{
     name::to_column,
-    value::{Question, RenewalTerms, literal, microseconds},
+    value::{LockedRow, Question, RenewalTerms, literal, microseconds},
 };
 
 /// So begins what stands for the holder while claims share a lock.
@@ -163,23 +163,30 @@ impl OrderStatements<'_> {
     }
 
     /// Extends shares of locks: of each lock those of some tokens. The answer has a row for each that was extended, and one for
-    /// each lock of which none was: the question, the number of the lock, whether anybody has it, token, fence, span, depth.
-    /// The locks have to be in the order of their names. The rows of all are locked before anything is changed: those who have the
-    /// row of one lock may not wait for another one's while they keep claims from others.
-    pub(crate) fn renew(&self, question: Question, shares: &[(&LockKey, Vec<Token>)], terms: &RenewalTerms) -> String {
+    /// each lock of which none was: the question, the number of the lock, whether anybody has it (2 if there is no such row, or it
+    /// was passed over), token, fence, span, depth. No lease is shortened: a transaction that waited for a row has an older time
+    /// than one that began later and came first.
+    ///
+    /// Of several locks none may be waited for: those who have the row of one lock may not wait for another one's while they keep
+    /// claims from others.
+    pub(crate) fn renew(
+        &self,
+        question: Question,
+        shares: &[(&LockKey, Vec<Token>)],
+        terms: &RenewalTerms,
+        locked: LockedRow,
+    ) -> String {
+        debug_assert!(shares.len() == 1 || locked == LockedRow::PassedOver);
         let (locks, claims) = (self.locks, self.claims);
         let ends = format!("{NOW} + INTERVAL {} MICROSECOND", terms.ttl);
         let depth = terms.depth.map_or(String::new(), |depth| format!(", `count` = {depth}"));
         let holder = terms.holder.as_ref().map_or(String::new(), |holder| format!(", node_info = {}", text(holder)));
         let floor = terms.floor;
         let mut sql = String::from("START TRANSACTION; ");
-        if shares.len() > 1 {
-            sql.extend(shares.iter().map(|(key, _)| self.lock(key)));
-        }
         for (number, (key, tokens)) in shares.iter().enumerate() {
             let tokens: Vec<String> = tokens.iter().map(token).collect();
             let mine = format!("token IN ({}) AND place = 0 AND expires > {NOW}", tokens.join(", "));
-            sql += &self.lock(key);
+            sql += &self.lock(key, locked);
             sql += &format!(
                 "SET @ends = NULL; \
                  SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @gate AND {mine}; \
@@ -188,7 +195,8 @@ impl OrderStatements<'_> {
                  SELECT MAX(expires) INTO @ends FROM {claims} WHERE lock_id = @some AND place = 0; \
                  UPDATE {locks} SET expires = CAST(@ends AS DATETIME(6)), fence_last = GREATEST(fence_last, {floor}), \
                  version = version + 1, update_time = {NOW} WHERE id = @some; \
-                 SELECT CAST({question} AS UNSIGNED), CAST({number} AS UNSIGNED), CAST(@live AS UNSIGNED), token, fence, span, `count` \
+                 SELECT CAST({question} AS UNSIGNED), CAST({number} AS UNSIGNED), CAST(IF(@id IS NULL, 2, @live) AS UNSIGNED), \
+                 token, fence, span, `count` \
                  FROM (SELECT 1) AS one LEFT JOIN {claims} ON lock_id = @some AND {mine}; "
             );
         }
@@ -206,13 +214,14 @@ impl OrderStatements<'_> {
     }
 
     /// Locks the row of a lock, and notes how it is held.
-    fn lock(&self, key: &LockKey) -> String {
+    fn lock(&self, key: &LockKey, locked: LockedRow) -> String {
         let Self { locks, .. } = self;
         let name = literal(to_column(key));
+        let skip = if locked == LockedRow::PassedOver { " SKIP LOCKED" } else { "" };
         format!(
             "SET @id = NULL, @now = NULL, @live = 0, @owner = NULL, @info = '', @last = 0; \
              SELECT id, UTC_TIMESTAMP(6), COALESCE(expires > UTC_TIMESTAMP(6), 0), token, node_info, fence_last \
-             INTO @id, @now, @live, @owner, @info, @last FROM {locks} WHERE resource_name = {name} FOR UPDATE; \
+             INTO @id, @now, @live, @owner, @info, @last FROM {locks} WHERE resource_name = {name} FOR UPDATE{skip}; \
              SET @gate = IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GATE}', @id, NULL); "
         )
     }
@@ -231,7 +240,7 @@ impl OrderStatements<'_> {
              {delete} WHERE c.lock_id = IF(@left > 0, @id, NULL) AND c.place > 0 AND c.kept <= {NOW}; \
              SET @kind = IF(@live, {EXCLUSIVE}, NULL), @other = 0, @mine = 0; \
              SELECT mode INTO @kind FROM {claims} WHERE lock_id = @gate AND place = 0 LIMIT 1; ",
-            self.lock(key)
+            self.lock(key, LockedRow::Awaited)
         )
     }
 

@@ -37,6 +37,7 @@ pub(crate) struct Statements {
     insert: Arc<str>,
     release: Arc<str>,
     renew: [Arc<str>; SIZES.len()],
+    renew_unlocked: [Arc<str>; SIZES.len()],
     inspect: [Arc<str>; SIZES.len()],
     page: Arc<str>,
     unused_page: Arc<str>,
@@ -98,6 +99,7 @@ impl Statements {
                  WHERE resource_name = ? AND token = ? AND expires > UTC_TIMESTAMP(6)"
             )),
             renew: SIZES.map(|size| text(renew(table, size))),
+            renew_unlocked: SIZES.map(|size| text(renew_unlocked(table, size))),
             inspect: SIZES.map(|size| {
                 text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name IN ({})", list("?", size)))
             }),
@@ -166,6 +168,12 @@ impl Statements {
     /// Gives the question as the insert id, if there are any.
     pub(crate) fn renew(&self, size: Size) -> Statement<'static> {
         query(&self.renew[size.index])
+    }
+
+    /// The same, and passes over rows that somebody keeps locked. Arguments: the names, the pairs, then all that stands before the
+    /// names there.
+    pub(crate) fn renew_unlocked(&self, size: Size) -> Statement<'static> {
+        query(&self.renew_unlocked[size.index])
     }
 
     /// Reads locks. Arguments: the question, then names, as many as the size says.
@@ -322,12 +330,30 @@ const FREE: &str = "(expires IS NULL OR expires <= UTC_TIMESTAMP(6))";
 const HELD: &str = "token = ? AND expires > UTC_TIMESTAMP(6)";
 
 fn renew(table: &str, size: usize) -> String {
+    format!("UPDATE {table} SET {EXTENDED} WHERE {}", held_by_claims(size))
+}
+
+/// It waits for no row: the rows are found by name, as all that use them do, those that are locked are skipped, and what is
+/// extended is locked by then. `LIMIT` makes the server find them first, and `STRAIGHT_JOIN` keeps it from reading the table in
+/// another order.
+fn renew_unlocked(table: &str, size: usize) -> String {
     format!(
-        "UPDATE {table} SET expires = GREATEST(expires, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND), \
-         `count` = COALESCE(?, `count`) + 0 * LAST_INSERT_ID({NUMBER}), \
-         fence_last = GREATEST(fence_last, ?), node_info = COALESCE(?, node_info), \
-         version = version + 1, update_time = UTC_TIMESTAMP(6) \
-         WHERE resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
+        "UPDATE (SELECT id AS free FROM {table} WHERE {} LIMIT {size} FOR UPDATE SKIP LOCKED) AS unlocked \
+         STRAIGHT_JOIN {table} ON id = free SET {EXTENDED}",
+        held_by_claims(size)
+    )
+}
+
+/// What a renewal changes.
+const EXTENDED: &str = "expires = GREATEST(expires, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND), \
+     `count` = COALESCE(?, `count`) + 0 * LAST_INSERT_ID(CAST(? AS UNSIGNED)), \
+     fence_last = GREATEST(fence_last, ?), node_info = COALESCE(?, node_info), \
+     version = version + 1, update_time = UTC_TIMESTAMP(6)";
+
+/// The rows with these names, as far as the leases are still those of these claims.
+fn held_by_claims(size: usize) -> String {
+    format!(
+        "resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
         list("?", size),
         list("(?, ?)", size)
     )

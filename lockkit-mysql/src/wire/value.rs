@@ -33,6 +33,15 @@ pub(crate) struct RenewalTerms {
     pub(crate) holder: Option<String>,
 }
 
+/// What becomes of a row that somebody keeps locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LockedRow {
+    /// The statement waits for it.
+    Awaited,
+    /// The statement leaves it as it is.
+    PassedOver,
+}
+
 /// Whether it is the answer to this question. An answer that nothing was changed has no number; the next read decides.
 pub(crate) fn is_answer(done: &MySqlQueryResult, question: Question) -> bool {
     done.last_insert_id() == if done.rows_affected() == 0 { 0 } else { question }

@@ -142,15 +142,22 @@ async fn many_locks_are_read_by_index(ctx: Arc<Ctx>) {
     let (names, pairs) = (names.join(","), pairs.join(","));
     // MySQL shows an update as a tree that says nothing, unless it is asked for the old form, which MariaDB always shows.
     let explain = if ctx.is_mariadb() { "EXPLAIN" } else { "EXPLAIN FORMAT=TRADITIONAL" };
-    for statement in [
-        format!("{explain} SELECT * FROM many WHERE resource_name IN ({names})"),
-        format!(
-            "{explain} UPDATE many SET span = 1 WHERE resource_name IN ({names}) \
-             AND (resource_name, token) IN ({pairs}) AND expires > UTC_TIMESTAMP(6)"
-        ),
+    let held =
+        format!("resource_name IN ({names}) AND (resource_name, token) IN ({pairs}) AND expires > UTC_TIMESTAMP(6)");
+    let free = format!("SELECT id AS free FROM many WHERE {held} LIMIT 64 FOR UPDATE SKIP LOCKED");
+    let by_name = ["range"].as_slice();
+    for (statement, accesses) in [
+        (format!("SELECT * FROM many WHERE resource_name IN ({names})"), by_name),
+        (format!("UPDATE many SET span = 1 WHERE {held}"), by_name),
+        (format!("UPDATE ({free}) AS unlocked STRAIGHT_JOIN many ON id = free SET span = 1"), &["range", "eq_ref"]),
     ] {
-        let plan = ctx.server().await.admin(&statement).await.expect("plan");
-        assert!(plan[0].iter().flatten().any(|cell| cell == "range"), "{}: {plan:?}", &statement[..60]);
+        let plan = ctx.server().await.admin(&format!("{explain} {statement}")).await.expect("plan");
+        for access in accesses {
+            assert!(plan.iter().flatten().flatten().any(|cell| cell == access), "{}: {plan:?}", &statement[..40]);
+        }
+        let scans = plan.iter().filter(|step| step.iter().flatten().any(|cell| cell == "ALL"));
+        let of_table = scans.filter(|step| step.iter().flatten().any(|cell| cell == "many"));
+        assert_eq!(of_table.count(), 0, "{}: {plan:?}", &statement[..40]);
     }
 }
 

@@ -5,12 +5,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Claim, Effect, ErrorKind, LockStore, LossReason, Mode, Release, Renewed};
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Effect, ErrorKind, Guard, LockStore, Locker, LossReason, Mode, Order, Query,
+    Release, Renewal, Renewed,
+};
 use lockkit_mysql::MySqlStore;
 use sqlx::Executor as _;
 
 use crate::support::{
-    Ctx, attempt, claim, contended, end, free, hold, is_held, lock_rows, lost, renew, renewal, rival, tests,
+    Ctx, attempt, claim, contended, end, free, hold, is_held, lock_rows, lost, renew, renewal, request, rival, tests,
 };
 
 tests! {
@@ -25,6 +28,8 @@ tests! {
     a_locked_table_is_an_error_without_effect
     a_deadlock_is_an_error_without_effect
     one_locked_row_does_not_cost_the_other_leases
+    one_locked_row_does_not_cost_the_other_leases_of_a_short_ttl
+    a_row_that_was_passed_over_is_not_taken_for_extended
     a_connection_killed_in_the_middle_leaves_the_effect_open
     idle_connections_that_died_are_replaced
     many_cancelled_attempts_leave_no_connections_behind
@@ -234,6 +239,68 @@ async fn one_locked_row_does_not_cost_the_other_leases(ctx: Arc<Ctx>) {
             Err(error) if number == 7 => assert_eq!(error.effect(), Effect::None, "{error}"),
             Ok(Renewed::Held(hold)) if number != 7 => assert_eq!(hold.claim, claims[number]),
             other => panic!("number {number}: {other:?}"),
+        }
+    }
+}
+
+/// The server would wait longer for the row than a short lease lasts. There are so many leases that the one whose row is locked is
+/// renewed together with others.
+async fn one_locked_row_does_not_cost_the_other_leases_of_a_short_ttl(ctx: Arc<Ctx>) {
+    let (locker, mut raw) = (Locker::new(ctx.store().await), ctx.raw().await);
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let claims: Vec<_> = (0..100).map(|_| claim()).collect();
+        let acquisitions = claims.iter().map(|claim| {
+            let key = claim.key.as_str();
+            let lock = if mode == Mode::Shared { locker.rw_lock(key).read() } else { locker.lock(key) };
+            tokio::spawn(async move { lock.ttl(Duration::from_secs(2)).acquire().await.expect("acquire") })
+        });
+        let mut guards = Vec::new();
+        for acquisition in acquisitions.collect::<Vec<_>>() {
+            guards.push(acquisition.await.expect("no panic"));
+        }
+        lock_rows(&mut raw, &[&claims[7]]).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let held: Vec<_> = guards.iter().map(Guard::is_held).collect();
+        end(&mut raw).await;
+        // The row of one was locked for longer than its lease lasts.
+        let lost: Vec<_> = (0..held.len()).filter(|number| !held[*number]).collect();
+        assert_eq!(lost, [7], "{mode:?}");
+    }
+}
+
+/// Some are extended, one is locked and one is gone: so the number of rows that were extended does not tell which.
+async fn a_row_that_was_passed_over_is_not_taken_for_extended(ctx: Arc<Ctx>) {
+    let (store, mut raw) = (ctx.store().await, ctx.raw().await);
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let claims: Vec<_> = (0..20).map(|_| Claim { mode, ..claim() }).collect();
+        for claim in &claims {
+            let request = AcquireRequest { ttl: Duration::from_secs(4), order: Order::Fifo, ..request(claim) };
+            assert!(matches!(store.acquire(&request).await, Ok(Attempt::Granted(_))));
+        }
+        free(&store, &claims[3]).await;
+        lock_rows(&mut raw, &[&claims[7], &claims[8]]).await;
+        let renewals = claims.iter().map(|claim| Renewal { ttl: Duration::from_secs(7), ..renewal(claim) });
+        let asked = Instant::now();
+        let answers = store.renew(&renewals.collect::<Vec<_>>()).await;
+        let elapsed = asked.elapsed();
+        assert!(elapsed < Duration::from_secs(7) / 4, "{mode:?}: it took {elapsed:?}");
+        let keys = claims.iter().map(|claim| claim.key.clone()).collect();
+        let states = store.inspect(&Query::Keys(keys)).await.expect("inspect");
+        // What was given up takes effect after this.
+        end(&mut raw).await;
+        for (number, (answer, state)) in answers.into_iter().zip(states).enumerate() {
+            let left = state.holders.first().and_then(|holder| holder.remaining).unwrap_or_default();
+            match (number, answer) {
+                (3, answer) => assert_eq!(lost(answer), LossReason::Gone),
+                (7 | 8, Err(error)) => {
+                    assert!(error.is_retryable() && left < Duration::from_secs(4), "{error}, {left:?}");
+                }
+                (7 | 8, Ok(answer)) => panic!("{mode:?}: number {number}: {answer:?}, with {left:?} left"),
+                (_, answer) => {
+                    assert!(is_held(&answer), "{mode:?}: number {number}: {answer:?}");
+                    assert!(left > Duration::from_secs(4), "{mode:?}: number {number}: {left:?}");
+                }
+            }
         }
     }
 }
