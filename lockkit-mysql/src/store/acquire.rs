@@ -184,10 +184,15 @@ impl MySqlStore {
     async fn take_again(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Attempt> {
         let renewal = RenewalTerms { ttl: microseconds(request.ttl), depth: None, floor: 0, holder: None };
         let sent = self.info.clock.now();
-        renew::extend(self, connection, &[&request.claim], &renewal, LockedRow::Awaited).await?;
+        let extended = renew::extend(self, connection, &[&request.claim], &renewal, LockedRow::Awaited).await?;
         match self.look_after(connection, &request.claim.key).await? {
             Some(row::LockRow { lease: Some(lease), .. }) if lease.is_of(&request.claim) => {
-                Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))
+                // A lease that had run out by then, and is there again, lasts nobody knows how long.
+                if extended == 1 {
+                    Ok(Attempt::Granted(lease.hold(&request.claim, sent, request.ttl)))
+                } else {
+                    Err(renew::revived())
+                }
             }
             found => Ok(contended(found)),
         }

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use lockkit_core::{Attempt, Claim, LockStore, LossReason, Mode, Order, Query, Renewal, Renewed};
+use lockkit_core::{Attempt, Claim, Effect, ErrorKind, LockStore, LossReason, Mode, Order, Query, Renewal, Renewed};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::{
     faults::{Direction, Proxy},
@@ -10,8 +10,8 @@ use lockkit_testkit::{
 };
 
 use crate::support::{
-    Ctx, TTL, attempt, claim, config, contended, end, eventually, free, hold, is_held, lock_rows, lost, raw, renew,
-    renewal, request, rival, status, tests,
+    Ctx, TTL, attempt, claim, config, contended, end, eventually, free, hold, is_held, lock_rows, lost, raw, relay,
+    renew, renewal, request, rival, status, tests,
 };
 
 tests! {
@@ -20,6 +20,7 @@ tests! {
     a_renewal_tells_of_the_last_grant_although_its_answer_was_lost
     a_renewal_that_waited_for_a_row_shortens_no_lease
     a_renewal_for_a_shorter_time_shortens_no_lease
+    a_repeated_request_that_extended_nothing_is_no_grant
 }
 
 /// How many statements the server has run that read, and that update, locks.
@@ -158,4 +159,25 @@ async fn a_renewal_for_a_shorter_time_shortens_no_lease(ctx: Arc<Ctx>) {
         let left = state.holders[0].remaining.expect("a time");
         assert!(left > Duration::from_secs(10), "{mode:?}: {left:?}");
     }
+}
+
+/// Between the statements of a request that is made again the lease may run out, and be there again: a renewal that began earlier
+/// comes late, or the server's clock is set back. Here the statement that extends it finds no lease, as it would then.
+async fn a_repeated_request_that_extended_nothing_is_no_grant(ctx: Arc<Ctx>) {
+    let (server, mine) = (ctx.server().await, claim());
+    let relay = relay(server.addr(), |bytes| {
+        let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|window| window == what);
+        let (extends, lasts) = (b"GREATEST(expires, ".as_slice(), b"expires > UTC".as_slice());
+        if find(bytes, extends).is_some()
+            && let Some(at) = find(bytes, lasts)
+        {
+            bytes[at..at + lasts.len()].copy_from_slice(b"expires < UTC");
+        }
+    });
+    let url = server.url().replace(&server.addr().to_string(), &relay.await.to_string());
+    let store = MySqlStore::connect(MySqlConfig::from_url(&url).expect("url").keep_rows(true)).await.expect("connect");
+    hold(&store, &mine).await;
+    let error = attempt(&store, &mine).await.expect_err("nothing was extended");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unexpected, Effect::Unknown), "{error}");
+    free(&store, &mine).await;
 }
