@@ -97,7 +97,7 @@ enum Has {
     /// Nothing but a place, if it is to have one.
     Waits {
         is_first: bool,
-        holder: HolderInfo,
+        holder: Option<HolderInfo>,
         left: Option<Duration>,
     },
     /// The lock has no row.
@@ -157,7 +157,7 @@ impl MySqlStore {
             Has::Waits { is_first, holder, left } => {
                 let again = if is_first { left.map_or(REFRESH, |left| left.min(REFRESH)) } else { REFRESH };
                 let retry_after = if waits { Some(again) } else { left };
-                Ok(Attempt::Contended(Contention { retry_after, holder: Some(holder), burnt: false }))
+                Ok(Attempt::Contended(Contention { retry_after, holder, burnt: false }))
             }
             // It was removed twice in between; or there is no lease to be replaced.
             Has::NoRow => {
@@ -172,7 +172,7 @@ impl MySqlStore {
         let rows = connection.transact(text, Some(claim.token)).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         let waits_behind = read::<u64>(row, 1)? > 0;
-        waits_behind.then(|| holder(row, 2)).transpose()
+        Ok(if waits_behind { holder(row, 2)? } else { None })
     }
 
     async fn take_in_order(&self, connection: &mut Connection, request: &AcquireRequest, waits: bool) -> Result<Has> {
@@ -272,10 +272,10 @@ fn behind_others(holder: HolderInfo) -> Attempt {
     Attempt::Contended(Contention { retry_after: Some(REFRESH), holder: Some(holder), burnt: false })
 }
 
-/// Who has the lock.
-fn holder(row: &MySqlRow, at: usize) -> Result<HolderInfo> {
-    let holder = read::<Option<String>>(row, at)?.unwrap_or_default();
-    Ok(HolderInfo::new(order::sharers(&holder).unwrap_or(&holder)))
+/// Who has the lock, if anybody.
+fn holder(row: &MySqlRow, at: usize) -> Result<Option<HolderInfo>> {
+    let holder = read::<Option<String>>(row, at)?;
+    Ok(holder.map(|holder| HolderInfo::new(order::sharers(&holder).unwrap_or(&holder))))
 }
 
 /// The grant in a row: fence, span and depth from this column on.

@@ -60,7 +60,7 @@ pub(crate) struct Take<'a> {
 impl OrderStatements<'_> {
     /// Takes a lock, or a place in its queue. The answer is one row: the question, the lock's id or NULL if it has no row, whether
     /// another limit is in use, what the claim has (0 nothing, 1 the lock alone, 2 a share, 3 a place), fence, span, depth;
-    /// whether it is the first in the queue; who else has the lock, and in how many µs that may change.
+    /// whether it is the first in the queue; who has the lock, if anybody, and in how many µs that may change.
     pub(crate) fn take(&self, question: Question, take: &Take<'_>) -> String {
         let (locks, claims) = (self.locks, self.claims);
         let (mode, limit) = columns(take.claim.mode);
@@ -116,13 +116,13 @@ impl OrderStatements<'_> {
              WHERE m.lock_id = @id AND m.place = 0), l.expires))) AS SIGNED) \
              FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
              LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me}; {COMMIT}",
-            self.holder()
+            self.holder(NOW)
         );
         sql
     }
 
     /// Prolongs the place of a claim in the queue. The answer is one row: the question; whether it waits behind others, for a lock
-    /// that somebody has, so that there is nothing else to do; the holder.
+    /// that somebody has, so that there is nothing else to do; the holder, if there is one.
     pub(crate) fn keep(&self, question: Question, claim: &Claim, place: Duration) -> String {
         let (locks, claims) = (self.locks, self.claims);
         let (me, place) = (token(&claim.token), microseconds(place));
@@ -135,7 +135,7 @@ impl OrderStatements<'_> {
              AND EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 AND w.place < c.place \
              AND w.kept > UTC_TIMESTAMP(6)), 0) AS UNSIGNED), {} FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
              LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me} AND c.place > 0",
-            self.holder()
+            self.holder("UTC_TIMESTAMP(6)")
         )
     }
 
@@ -244,11 +244,13 @@ impl OrderStatements<'_> {
         )
     }
 
-    /// Who has the lock `l`; of several one.
-    fn holder(&self) -> String {
+    /// Who has the lock `l` at this moment, or NULL; of several one.
+    fn holder(&self, now: &str) -> String {
         let members =
             format!("SELECT m.node_info FROM {} AS m WHERE m.lock_id = l.id AND m.place = 0 LIMIT 1", self.claims);
-        format!("IF(l.token IS NULL, COALESCE(({members}), l.node_info), l.node_info)")
+        format!(
+            "CASE WHEN l.expires > {now} THEN IF(l.token IS NULL, COALESCE(({members}), l.node_info), l.node_info) END"
+        )
     }
 
     /// Removes claims, by the primary key.

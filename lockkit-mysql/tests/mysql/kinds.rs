@@ -29,6 +29,7 @@ tests! {
     shares_are_renewed_together
     a_repeated_request_shortens_no_lease
     a_holder_has_the_name_that_it_gave
+    a_lock_that_is_free_has_no_holder
     a_transaction_that_keeps_the_row_is_an_error
     without_the_second_table_exclusive_locks_work
     a_second_table_of_another_shape_is_not_used
@@ -258,6 +259,26 @@ async fn a_holder_has_the_name_that_it_gave(ctx: Arc<Ctx>) {
         let permit = shared(&mine, Mode::Permit { limit: TWO });
         let held = contended(take(&store, &permit, SOON).await);
         assert_eq!(held.holder.expect("a holder").as_str(), "##readers", "{mode:?} {order:?}");
+    }
+}
+
+/// One that is to take the place of a lease that is over learns that nobody has the lock, and not who had it last.
+async fn a_lock_that_is_free_has_no_holder(ctx: Arc<Ctx>) {
+    let (store, mut raw) = (ctx.store().await, ctx.raw().await);
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let (mine, other) = (claim(), claim());
+        let mut in_place = request(&Claim { mode, ..rival(&mine) });
+        in_place.from = Some(mine.token);
+        hold(&store, &mine).await;
+        free(&store, &mine).await;
+        assert!(contended(store.acquire(&in_place).await.expect("ask")).holder.is_none(), "{mode:?}: released");
+        hold(&store, &mine).await;
+        let lapse = "UPDATE resource_lock SET expires = UTC_TIMESTAMP(6) WHERE resource_name = ?";
+        sqlx::query(lapse).bind(mine.key.as_str().as_bytes()).execute(&mut raw).await.expect("lapse");
+        assert!(contended(store.acquire(&in_place).await.expect("ask")).holder.is_none(), "{mode:?}: lapsed");
+        hold(&store, &Claim { key: mine.key.clone(), ..other }).await;
+        let held = contended(store.acquire(&in_place).await.expect("ask"));
+        assert_eq!(held.holder.expect("a holder").as_str(), "test: holder", "{mode:?}");
     }
 }
 
