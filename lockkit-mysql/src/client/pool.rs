@@ -65,7 +65,7 @@ impl Pool {
             common: semaphore(all - reserved - named_lock),
             reserved: semaphore(reserved),
             named_lock: semaphore(named_lock),
-            idle: Arc::new(Idle::new(config.timeout.saturating_add(raw::LONGEST_WAIT))),
+            idle: Arc::new(Idle::new(config.timeout.saturating_add(2 * raw::LONGEST_WAIT))),
         }
     }
 

@@ -25,7 +25,8 @@ use crate::wire::{
     value::{FIRST_QUESTION, Question},
 };
 
-/// No statement on a lock waits longer than this at the server: for a row or a table as [`SETUP`] says, or for a named lock.
+/// No statement on a lock waits longer than this at the server for one thing: for a table and then a row, as [`SETUP`] says, or for
+/// a named lock.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// What every connection is set to, in one round trip. `time_zone` because all times are in UTC; `sql_mode` because some
