@@ -93,24 +93,34 @@ async fn renew_chunk(
     let Some(ttl) = chunk.first().map(|first| renewals[*first].ttl) else { return };
     let bound = store.bound(ttl);
     let has_time = bound.whole >= 2 * LONGEST_WAIT;
-    let left = match chunk {
-        [_] => chunk.to_vec(),
-        _ => match renew_together(store, renewals, chunk, terms, has_time, answers).await {
+    let share_one_lock = |one: &usize, other: &usize| {
+        let (one, other) = (&renewals[*one].claim, &renewals[*other].claim);
+        is_share(one) && one.key == other.key
+    };
+    let are_alone = chunk.chunk_by(share_one_lock).count() == 1;
+    let left = if are_alone {
+        chunk.to_vec()
+    } else {
+        match renew_together(store, renewals, chunk, terms, has_time, answers).await {
             Ok(passed_over) => passed_over,
-            Err(failed) => return chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.clone()))),
-        },
+            Err(failed) => return fail(chunk, &failed, answers),
+        }
     };
     // Most rows are locked for a moment only. Once one is not, the rest is not waited for: each would cost what is left of the time,
     // and a connection on which the server goes on waiting.
-    let mut left = left.into_iter();
-    for index in left.by_ref() {
-        let alone = if chunk.len() == 1 || has_time { store.bound(ttl) } else { bound.half_of_what_is_left() };
-        if let Err(failed) = try_chunk(store, renewals, &[index], terms, LockedRow::Awaited, alone, answers).await {
-            answers[index] = Some(Err(failed));
+    let mut left = left.chunk_by(share_one_lock);
+    for alone in left.by_ref() {
+        let bound = if are_alone || has_time { store.bound(ttl) } else { bound.half_of_what_is_left() };
+        if let Err(failed) = try_chunk(store, renewals, alone, terms, LockedRow::Awaited, bound, answers).await {
+            fail(alone, &failed, answers);
             break;
         }
     }
-    left.for_each(|index| answers[index] = Some(Err(error::row_busy())));
+    left.for_each(|alone| fail(alone, &error::row_busy(), answers));
+}
+
+fn fail(chunk: &[usize], failed: &Error, answers: &mut Answers) {
+    chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.clone())));
 }
 
 /// Extends several leases. Gives back those whose rows are locked.
