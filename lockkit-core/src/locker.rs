@@ -186,11 +186,17 @@ impl Locker {
     /// The lease may have ended.
     pub async fn break_lock(&self, name: impl AsRef<str>, token: Token) -> Result<Release> {
         let mut claim = Claim { key: LockKey::new(name.as_ref())?, token, mode: Mode::Exclusive };
-        let release = self.engine.store.release(&claim).await?;
+        let mut release = self.engine.store.release(&claim).await?;
         if matches!(release, Release::NotHeld(LossReason::Taken)) && self.info().capability.shared {
             // It may be one of several that share the lock.
             claim.mode = Mode::Shared;
-            return self.engine.store.release(&claim).await;
+            release = self.engine.store.release(&claim).await?;
+        }
+        if matches!(release, Release::Released { .. })
+            && let Some(alarm) = &self.info().alarm
+        {
+            // A store takes the end of a lease of its own for its holder's wish, and raises no alarm.
+            alarm.raise(token);
         }
         Ok(release)
     }

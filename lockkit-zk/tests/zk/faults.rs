@@ -198,6 +198,23 @@ async fn a_guard_hears_at_once_that_its_node_is_gone_and_why() {
     }
 }
 
+/// The store takes the break for the holder's release, and its watch is silent about what the store itself deletes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_hears_at_once_that_its_own_store_broke_its_lease() {
+    let server = Server::start().await;
+    let store = connect(server.config().session(LONG)).await;
+    let (mine, second) = (locker(&store), locker(&store));
+    for breaker in [&mine, &second] {
+        let guard = mine.lock("a").ttl(LONG).try_acquire().await.expect("ask").expect("free");
+        guard.renew().await.expect("renew");
+        let ended = breaker.break_lock("a", guard.token()).await.expect("break");
+        assert!(matches!(ended, Release::Released { .. }), "{ended:?}");
+        let reason = tokio::time::timeout(AT_ONCE, guard.lost()).await.expect("at once");
+        assert_eq!(reason, LossReason::Gone);
+        assert_eq!(guard.release().await.expect("release"), Outcome::NotHeld(reason));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_sessions_own_node_may_be_deleted() {
     let server = Server::start().await;
