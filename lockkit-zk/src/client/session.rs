@@ -18,7 +18,7 @@ use lockkit_core::{
     store::{SingleFlight, unpoisoned},
 };
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, oneshot, watch},
     task::AbortHandle,
     time::{sleep, timeout},
 };
@@ -68,6 +68,9 @@ pub(crate) struct Session {
     /// Whether the session's own node was made.
     own_node: Mutex<bool>,
     task: OnceLock<AbortHandle>,
+    itself: Weak<Self>,
+    /// Tells the session's task of the end, and gives it the session to keep if something was held in it.
+    last: Mutex<Option<oneshot::Sender<Arc<Self>>>>,
     /// How many of the next signs of life are to look for nodes that were left behind.
     sweeps: AtomicU32,
 }
@@ -94,7 +97,8 @@ impl Session {
         let opened = config.clock.now();
         let client = connect::connect(config).await?;
         let proof = Proof::new(opened, config.clock.now(), client.session_timeout());
-        let session = Arc::new(Self {
+        let (last, kept) = oneshot::channel();
+        let session = Arc::new_cyclic(|itself| Self {
             id: client.session_id().0,
             config: config.clone(),
             acls: config.acls(),
@@ -111,13 +115,15 @@ impl Session {
             signs: watch::Sender::new(None),
             own_node: Mutex::default(),
             task: OnceLock::new(),
+            itself: Weak::clone(itself),
+            last: Mutex::new(Some(last)),
             sweeps: AtomicU32::new(0),
             client,
         });
         let own = Box::pin(session.client.list_ephemerals(session.names.root()));
         session.read(config.timeout, own).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
         let states = session.client.state_watcher();
-        let task = tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke), slot));
+        let task = tokio::spawn(live(Arc::downgrade(&session), states, Arc::clone(&session.poke), kept, slot));
         _ = session.task.set(task.abort_handle());
         Ok(session)
     }
@@ -146,18 +152,35 @@ impl Session {
     }
 
     /// Declares the session over. All that it held is lost at once.
+    ///
+    /// The servers may still know it. Then its nodes stay until nobody can believe in a lease any more: holders are told of the
+    /// loss, but they hear of it only when their tasks are run.
     pub(crate) fn end(&self) {
         if self.over.send_replace(true) {
             return;
         }
-        let mut past = unpoisoned(&self.past);
+        let held = self.give_up_claims();
+        if let Some(last) = unpoisoned(&self.last).take()
+            && held
+            && let Some(session) = self.itself.upgrade()
+        {
+            // If its task has ended nobody can keep it, and the driver's task, on the same runtime, has ended without a word
+            // to the servers.
+            drop(last.send(session));
+        }
+        self.alarm.raise_all();
+    }
+
+    /// Forgets all claims, and takes note of those that were held; tells whether any was.
+    fn give_up_claims(&self) -> bool {
+        let (mut past, mut held) = (unpoisoned(&self.past), false);
         for (token, claimed) in unpoisoned(&self.claims).drain() {
             if matches!(claimed.stage, Stage::Held(..)) {
                 past.insert(token);
+                held = true;
             }
         }
-        drop(past);
-        self.alarm.raise_all();
+        held
     }
 
     pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<Token, Claimed>> {
@@ -167,6 +190,14 @@ impl Session {
     /// What is known of a claim.
     pub(crate) fn claimed(&self, token: &Token) -> Option<Claimed> {
         self.claims().get(token).cloned()
+    }
+
+    /// Whether a node of the session with this token belongs to nobody.
+    pub(crate) fn is_stray(&self, token: &Token) -> bool {
+        let claims = self.claims();
+        // Under their lock, for the end of the session is declared before they are forgotten: then their nodes must stay, for
+        // their holders may still believe in them.
+        !*self.over.borrow() && !claims.contains_key(token)
     }
 
     /// Changes what is known of a claim, if anything is.
@@ -223,7 +254,11 @@ impl Session {
 
     /// Takes note that a write sent at `sent` was acknowledged, and that its answer shows that it was in this session.
     pub(crate) fn wrote(&self, sent: Moment) {
-        self.proof().wrote(sent);
+        let mut proof = self.proof();
+        // Whoever keeps a session that is over until nobody believes in it has looked already until when that is.
+        if !*self.over.borrow() {
+            proof.wrote(sent);
+        }
     }
 
     /// Makes sure that the last proof of life is recent, with one request for all who ask at the same time.
@@ -358,26 +393,34 @@ impl Session {
     }
 }
 
-/// The task of a session: it notices its end, and gives signs of life. It keeps the session alive only while it works.
-async fn live(session: Weak<Session>, mut states: StateWatcher, poke: Arc<Notify>, slot: Weak<Slot>) {
-    loop {
+/// The task of a session: it notices its end, and gives signs of life. It keeps the session alive only while it works, and after the
+/// end for as long as anybody may believe in a lease of it.
+async fn live(
+    session: Weak<Session>,
+    mut states: StateWatcher,
+    poke: Arc<Notify>,
+    mut kept: oneshot::Receiver<Arc<Session>>,
+    slot: Weak<Slot>,
+) {
+    let kept = loop {
         let Some(pause) = session.upgrade().map(|session| session.proof().pace()) else { return };
         let state = tokio::select! {
+            biased;
+            kept = &mut kept => break kept.ok(),
             state = states.changed() => Some(state),
-            () = sleep(pause) => None,
             () = poke.notified() => None,
+            () = sleep(pause) => None,
         };
         let Some(session) = session.upgrade() else { return };
         if state.is_some_and(zk::SessionState::is_terminated) {
             session.end();
-        }
-        if session.is_over() {
-            // As long as anybody has it the driver may keep it alive at the servers, with all its nodes.
-            _ = slot.upgrade().map(|slot| slot.present(|present| !present.is_over()));
-            return;
-        }
-        if state != Some(zk::SessionState::Disconnected) {
+        } else if state != Some(zk::SessionState::Disconnected) {
             session.pulse().await;
         }
+    };
+    // As long as anybody has it the driver may keep it alive at the servers, with all its nodes.
+    _ = slot.upgrade().map(|slot| slot.present(|present| !present.is_over()));
+    if let Some(session) = kept {
+        sleep(session.proven().since(session.now())).await;
     }
 }

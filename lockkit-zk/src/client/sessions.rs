@@ -67,7 +67,10 @@ impl fmt::Debug for Sessions {
 
 #[cfg(test)]
 mod tests {
-    use lockkit_core::{LockStore, Locker, LossReason};
+    use lockkit_core::{
+        AcquireRequest, Attempt, Claim, FenceRequest, Hold, HolderInfo, LockKey, LockStore, Locker, LossReason, Mode,
+        Order, Release,
+    };
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 
     use tokio::time::timeout;
@@ -87,5 +90,47 @@ mod tests {
         // The next regular renewal is some 6 s away.
         let reason = timeout(Duration::from_secs(3), guard.lost()).await.expect("at once");
         assert_eq!(reason, LossReason::SessionEnded);
+    }
+
+    /// The guards of a session hear of its end when their tasks are run. Until then they believe in their leases, and nobody else
+    /// may get the locks.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_a_session_held_that_is_over_goes_to_nobody_until_the_lease_has_lapsed() {
+        const SESSION: Duration = Duration::from_secs(6);
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]).session(SESSION);
+        let store = ZkStore::connect(config.clone()).await.expect("connect");
+        let other = ZkStore::connect(config).await.expect("connect");
+        let (mine, theirs) = (request(Duration::ZERO), request(SESSION * 5));
+        let held = granted(store.acquire(&mine).await);
+        store.sessions().present().expect("a session").end();
+        assert!(store.sessions().present().is_none());
+        let ended = store.info().clock.now();
+        granted(other.acquire(&theirs).await);
+        let taken = store.info().clock.now();
+        assert!(held.until <= taken, "two holders for {:?}", held.until.since(taken));
+        assert!(taken < ended + SESSION * 2, "it stayed for {:?}", taken.since(ended));
+        let release = store.release(&mine.claim).await.expect("release");
+        assert_eq!(release, Release::NotHeld(LossReason::SessionEnded));
+    }
+
+    fn request(wait: Duration) -> AcquireRequest {
+        let (key, token) = (LockKey::new("a").expect("name"), Token::random().expect("random"));
+        AcquireRequest {
+            claim: Claim { key, token, mode: Mode::Exclusive },
+            ttl: Duration::from_secs(20),
+            wait,
+            order: Order::Any,
+            fence: FenceRequest::default(),
+            holder: HolderInfo::new("test"),
+            from: None,
+        }
+    }
+
+    fn granted(answer: Result<Attempt>) -> Hold {
+        match answer.expect("acquire") {
+            Attempt::Granted(hold) => hold,
+            other @ Attempt::Contended(_) => panic!("not granted: {other:?}"),
+        }
     }
 }

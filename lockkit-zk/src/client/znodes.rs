@@ -165,7 +165,7 @@ impl Session {
         for path in self.read(bound, own).await? {
             let token = path.rsplit_once('/').and_then(|(_, node)| name::token(node));
             // A claim is known before its node is asked for, and until its node is gone.
-            if token.is_some_and(|token| self.claimed(&token).is_none()) {
+            if token.is_some_and(|token| self.is_stray(&token)) {
                 self.delete(&path, bound).await?;
             }
         }
@@ -182,52 +182,82 @@ pub(crate) fn overtaken() -> Error {
 mod tests {
     use std::sync::Arc;
 
-    use lockkit_core::{Alarm, Claim, LockKey, Mode};
+    use lockkit_core::{Alarm, Claim, Fence, HolderInfo, LockKey, Mode};
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 
     use super::*;
     use crate::{
         ZkConfig,
         client::{
-            claims::{Claimed, Stage},
+            claims::{Claimed, Grant, Node, Stage},
             sessions::Sessions,
         },
     };
 
+    const BOUND: Duration = Duration::from_secs(5);
+
+    async fn session(server: &ZooKeeperServer) -> Arc<Session> {
+        let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(1));
+        let names = config.check().expect("fine");
+        Sessions::new(config, names, Alarm::new()).session().await.expect("a session")
+    }
+
+    fn claim() -> Claim {
+        let token = Token::random().expect("random");
+        Claim { key: LockKey::new("a").expect("name"), token, mode: Mode::Exclusive }
+    }
+
+    /// Makes a node of the claim.
+    async fn make_node(session: &Session, claim: &Claim) -> Node {
+        let lock = session.names.lock(&claim.key);
+        session.make_directory(&lock, BOUND).await.expect("the directory");
+        let prefix = format!("{}{}", name::protection(&claim.token), name::LOCK);
+        let options = session.options(CreateMode::EphemeralSequential);
+        let made = session.client.create(&format!("{lock}/{prefix}"), b"", &options).await;
+        let (stat, sequence) = made.expect("create");
+        Node { name: format!("{prefix}{sequence}"), czxid: stat.czxid, sequence: sequence.into_i64() }
+    }
+
+    fn know(session: &Session, claim: &Claim, stage: Stage) {
+        let lock = session.names.lock(&claim.key);
+        let claimed = Claimed { lock, stage, watched: false, releasing: false, written: true, cut: false };
+        session.claims().insert(claim.token, claimed);
+    }
+
+    fn grant() -> Grant {
+        Grant { fence: Fence::new(1), span: 1, depth: 1, explicit: false, holder: HolderInfo::new("test") }
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_was_left_behind_is_swept_up() {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
-        let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(1));
-        let names = config.check().expect("fine");
-        let session: Arc<Session> = Sessions::new(config, names, Alarm::new()).session().await.expect("a session");
-        let key = LockKey::new("a").expect("name");
-        let lock = session.names.lock(&key);
-        session.make_directory(&lock, Duration::from_secs(2)).await.expect("the directory");
-        let options = session.options(CreateMode::EphemeralSequential);
-        let claims =
-            [0; 2].map(|_| Claim { key: key.clone(), token: Token::random().expect("random"), mode: Mode::Exclusive });
-        let known = Claimed {
-            lock: lock.clone(),
-            stage: Stage::Asked,
-            watched: false,
-            releasing: false,
-            written: true,
-            cut: false,
-        };
-        session.claims().insert(claims[1].token, known);
-        for claim in &claims {
-            let prefix = format!("{lock}/{}{}", name::protection(&claim.token), name::LOCK);
-            session.client.create(&prefix, b"", &options).await.expect("create");
-        }
+        let session = session(&server).await;
+        let (unknown, asked) = (claim(), claim());
+        know(&session, &asked, Stage::Asked);
+        make_node(&session, &unknown).await;
+        let kept = make_node(&session, &asked).await.name;
         session.is_in_doubt();
+        let lock = session.names.lock(&asked.key);
         for _ in 0..100 {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            let left = session.list(&lock, Duration::from_secs(2)).await.expect("list");
+            let left = session.list(&lock, BOUND).await.expect("list");
             if left.len() == 1 {
-                assert!(left[0].starts_with(&name::protection(&claims[1].token)), "it swept away what is in use");
+                assert_eq!(left[0], kept, "it swept away what is in use");
                 return;
             }
         }
         panic!("it was not swept up");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_a_session_held_is_not_swept_up_when_it_is_over() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let (session, held) = (session(&server).await, claim());
+        let node = make_node(&session, &held).await;
+        know(&session, &held, Stage::Held(node.clone(), grant()));
+        session.end();
+        session.sweep(BOUND).await.expect("the connection is as it was");
+        let left = session.list(&session.names.lock(&held.key), BOUND).await.expect("list");
+        assert_eq!(left, [node.name], "its holder may believe in it still");
     }
 }
