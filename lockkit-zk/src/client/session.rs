@@ -192,12 +192,21 @@ impl Session {
         self.claims().get(token).cloned()
     }
 
-    /// Whether a node of the session with this token belongs to nobody.
-    pub(crate) fn is_stray(&self, token: &Token) -> bool {
+    /// Whether a node of the session with this token belongs to nobody: the claim is not known, or has another one.
+    pub(crate) fn is_stray(&self, token: &Token, path: &str) -> bool {
         let claims = self.claims();
         // Under their lock, for the end of the session is declared before they are forgotten: then their nodes must stay, for
         // their holders may still believe in them.
-        !*self.over.borrow() && !claims.contains_key(token)
+        if *self.over.borrow() {
+            return false;
+        }
+        let Some(claimed) = claims.get(token) else { return true };
+        match &claimed.stage {
+            // Its creation may just have been carried out.
+            Stage::Asked => false,
+            Stage::Queued(node) | Stage::Held(node, _) => path != format!("{}/{}", claimed.lock, node.name),
+            Stage::Gone => true,
+        }
     }
 
     /// Changes what is known of a claim, if anything is.

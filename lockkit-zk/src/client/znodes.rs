@@ -164,8 +164,9 @@ impl Session {
         let own = Box::pin(self.client.list_ephemerals(self.names.root()));
         for path in self.read(bound, own).await? {
             let token = path.rsplit_once('/').and_then(|(_, node)| name::token(node));
-            // A claim is known before its node is asked for, and until its node is gone.
-            if token.is_some_and(|token| self.is_stray(&token)) {
+            // A claim is known before its node is asked for, and until its node is gone. It may have a second one, from a
+            // creation that got no answer and was carried out after it had been asked for again.
+            if token.is_some_and(|token| self.is_stray(&token, &path)) {
                 self.delete(&path, bound).await?;
             }
         }
@@ -182,12 +183,15 @@ pub(crate) fn overtaken() -> Error {
 mod tests {
     use std::sync::Arc;
 
-    use lockkit_core::{Alarm, Claim, Fence, HolderInfo, LockKey, Mode};
+    use lockkit_core::{
+        AcquireRequest, Alarm, Attempt, Claim, Fence, FenceRequest, HolderInfo, LockKey, LockStore as _, Mode, Order,
+        Release,
+    };
     use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
 
     use super::*;
     use crate::{
-        ZkConfig,
+        ZkConfig, ZkStore,
         client::{
             claims::{Claimed, Grant, Node, Stage},
             sessions::Sessions,
@@ -232,18 +236,62 @@ mod tests {
     async fn what_was_left_behind_is_swept_up() {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
         let session = session(&server).await;
-        let (unknown, asked) = (claim(), claim());
+        let [unknown, asked, queued, held, gone] = [(); 5].map(|()| claim());
         know(&session, &asked, Stage::Asked);
-        make_node(&session, &unknown).await;
-        let kept = make_node(&session, &asked).await.name;
+        for claim in [&unknown, &queued, &gone] {
+            make_node(&session, claim).await;
+        }
+        let of_asked = make_node(&session, &asked).await;
+        let of_queued = make_node(&session, &queued).await;
+        let of_held = make_node(&session, &held).await;
+        make_node(&session, &held).await;
+        know(&session, &queued, Stage::Queued(of_queued.clone()));
+        know(&session, &held, Stage::Held(of_held.clone(), grant()));
+        know(&session, &gone, Stage::Gone);
         session.is_in_doubt();
-        let lock = session.names.lock(&asked.key);
-        for _ in 0..100 {
+        let left = left_of(&session, &asked, 3).await;
+        assert_eq!(left, [of_asked, of_queued, of_held].map(|node| node.name), "these are in use");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_node_that_comes_after_its_release_or_another_of_its_claim_is_swept_up() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(6));
+        let store = ZkStore::connect(config).await.expect("connect");
+        let session = store.sessions().present().expect("a session");
+        let (released, granted) = (claim(), claim());
+        know(&session, &released, Stage::Asked);
+        let release = store.release(&released).await.expect("release");
+        assert_eq!(release, Release::NotHeld(LossReason::Gone));
+        make_node(&session, &released).await;
+        assert!(left_of(&session, &released, 0).await.is_empty());
+
+        know(&session, &granted, Stage::Asked);
+        let asked = AcquireRequest {
+            claim: granted.clone(),
+            ttl: BOUND,
+            wait: Duration::ZERO,
+            order: Order::Any,
+            fence: FenceRequest::default(),
+            holder: HolderInfo::new("test"),
+            from: None,
+        };
+        assert!(matches!(store.acquire(&asked).await, Ok(Attempt::Granted(_))));
+        let own = session.list(&session.names.lock(&granted.key), BOUND).await.expect("list");
+        make_node(&session, &granted).await;
+        assert_eq!(left_of(&session, &granted, 1).await, own);
+    }
+
+    /// The nodes in the queue, in its order, when only so many are left and nothing else is swept up.
+    async fn left_of(session: &Session, claim: &Claim, count: usize) -> Vec<String> {
+        for _ in 0..200 {
             tokio::time::sleep(Duration::from_millis(50)).await;
-            let left = session.list(&lock, BOUND).await.expect("list");
-            if left.len() == 1 {
-                assert_eq!(left[0], kept, "it swept away what is in use");
-                return;
+            let left = session.list(&session.names.lock(&claim.key), BOUND).await.expect("list");
+            if left.len() <= count {
+                session.sweep(BOUND).await.expect("sweep");
+                let mut left = session.list(&session.names.lock(&claim.key), BOUND).await.expect("list");
+                left.sort_by_key(|node| queue::sequence(node));
+                return left;
             }
         }
         panic!("it was not swept up");

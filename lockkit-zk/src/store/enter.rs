@@ -34,6 +34,8 @@ impl Acquisition<'_> {
                 if let Some(queue) = self.find().await.map_err(|failure| self.doubtful(&failure))? {
                     return Ok(Some(queue));
                 }
+                // It may still be carried out, beside the one that is asked for now.
+                self.session.is_in_doubt();
             }
             None => {}
         }

@@ -37,6 +37,10 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
     };
     let release = release.map_err(|failure| doubtful(&failure))?;
     session.claims().remove(&claim.token);
+    if let Some(Claimed { stage: Stage::Asked, .. }) = claimed {
+        // Whoever asked for its node went away without an answer, so the creation may still be carried out.
+        session.is_in_doubt();
+    }
     if sessions.forget(&claim.token) {
         return Ok(Release::NotHeld(LossReason::SessionEnded));
     }
