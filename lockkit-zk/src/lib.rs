@@ -36,6 +36,8 @@ pub mod fenced;
 #[cfg(test)]
 mod properties;
 mod store;
+#[cfg(test)]
+mod testing;
 mod wire;
 
 pub use config::ZkConfig;

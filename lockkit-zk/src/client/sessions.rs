@@ -67,21 +67,19 @@ impl fmt::Debug for Sessions {
 
 #[cfg(test)]
 mod tests {
-    use lockkit_core::{
-        AcquireRequest, Attempt, Claim, FenceRequest, Hold, HolderInfo, LockKey, LockStore, Locker, LossReason, Mode,
-        Order, Release,
-    };
-    use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
-
+    use lockkit_core::{LockStore, Locker, LossReason, Release};
     use tokio::time::timeout;
 
     use super::*;
-    use crate::ZkStore;
+    use crate::{
+        ZkStore,
+        testing::{claim, granted, request, server},
+    };
 
     /// From outside it can't be seen apart from the end of the lease: the servers end a session late, not early.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_end_of_a_session_is_heard_at_once() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let config = ZkConfig::new([server.addr().to_string()]);
         let store = Arc::new(ZkStore::connect(config).await.expect("connect"));
         let locker = Locker::shared_builder(Arc::clone(&store) as Arc<dyn LockStore>).build();
@@ -97,11 +95,11 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_a_session_held_that_is_over_goes_to_nobody_until_the_lease_has_lapsed() {
         const SESSION: Duration = Duration::from_secs(6);
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let config = ZkConfig::new([server.addr().to_string()]).session(SESSION);
         let store = ZkStore::connect(config.clone()).await.expect("connect");
         let other = ZkStore::connect(config).await.expect("connect");
-        let (mine, theirs) = (request(Duration::ZERO), request(SESSION * 5));
+        let (mine, theirs) = (request(&claim(), Duration::ZERO), request(&claim(), SESSION * 5));
         let held = granted(store.acquire(&mine).await);
         store.sessions().present().expect("a session").end();
         assert!(store.sessions().present().is_none());
@@ -112,25 +110,5 @@ mod tests {
         assert!(taken < ended + SESSION * 2, "it stayed for {:?}", taken.since(ended));
         let release = store.release(&mine.claim).await.expect("release");
         assert_eq!(release, Release::NotHeld(LossReason::SessionEnded));
-    }
-
-    fn request(wait: Duration) -> AcquireRequest {
-        let (key, token) = (LockKey::new("a").expect("name"), Token::random().expect("random"));
-        AcquireRequest {
-            claim: Claim { key, token, mode: Mode::Exclusive },
-            ttl: Duration::from_secs(20),
-            wait,
-            order: Order::Any,
-            fence: FenceRequest::default(),
-            holder: HolderInfo::new("test"),
-            from: None,
-        }
-    }
-
-    fn granted(answer: Result<Attempt>) -> Hold {
-        match answer.expect("acquire") {
-            Attempt::Granted(hold) => hold,
-            other @ Attempt::Contended(_) => panic!("not granted: {other:?}"),
-        }
     }
 }

@@ -183,11 +183,8 @@ pub(crate) fn overtaken() -> Error {
 mod tests {
     use std::sync::Arc;
 
-    use lockkit_core::{
-        AcquireRequest, Alarm, Attempt, Claim, Fence, FenceRequest, HolderInfo, LockKey, LockStore as _, Mode, Order,
-        Release,
-    };
-    use lockkit_testkit::servers::{ZooKeeperFlavor, ZooKeeperServer};
+    use lockkit_core::{Alarm, Fence, HolderInfo, LockStore as _, Release};
+    use lockkit_testkit::servers::ZooKeeperServer;
 
     use super::*;
     use crate::{
@@ -196,6 +193,7 @@ mod tests {
             claims::{Claimed, Grant, Node, Stage},
             sessions::Sessions,
         },
+        testing::{claim, granted, request, server},
     };
 
     const BOUND: Duration = Duration::from_secs(5);
@@ -206,9 +204,11 @@ mod tests {
         Sessions::new(config, names, Alarm::new()).session().await.expect("a session")
     }
 
-    fn claim() -> Claim {
-        let token = Token::random().expect("random");
-        Claim { key: LockKey::new("a").expect("name"), token, mode: Mode::Exclusive }
+    async fn store(server: &ZooKeeperServer) -> (ZkStore, Arc<Session>) {
+        let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(6));
+        let store = ZkStore::connect(config).await.expect("connect");
+        let session = store.sessions().present().expect("a session");
+        (store, session)
     }
 
     /// Makes a node of the claim.
@@ -234,7 +234,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_was_left_behind_is_swept_up() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let session = session(&server).await;
         let [unknown, asked, queued, held, gone] = [(); 5].map(|()| claim());
         know(&session, &asked, Stage::Asked);
@@ -254,32 +254,27 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_node_that_comes_after_its_release_or_another_of_its_claim_is_swept_up() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
-        let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(6));
-        let store = ZkStore::connect(config).await.expect("connect");
-        let session = store.sessions().present().expect("a session");
-        let (released, granted) = (claim(), claim());
+    async fn a_node_that_comes_after_its_release_is_swept_up() {
+        let server = server().await;
+        let (store, session) = store(&server).await;
+        let released = claim();
         know(&session, &released, Stage::Asked);
         let release = store.release(&released).await.expect("release");
         assert_eq!(release, Release::NotHeld(LossReason::Gone));
         make_node(&session, &released).await;
         assert!(left_of(&session, &released, 0).await.is_empty());
+    }
 
-        know(&session, &granted, Stage::Asked);
-        let asked = AcquireRequest {
-            claim: granted.clone(),
-            ttl: BOUND,
-            wait: Duration::ZERO,
-            order: Order::Any,
-            fence: FenceRequest::default(),
-            holder: HolderInfo::new("test"),
-            from: None,
-        };
-        assert!(matches!(store.acquire(&asked).await, Ok(Attempt::Granted(_))));
-        let own = session.list(&session.names.lock(&granted.key), BOUND).await.expect("list");
-        make_node(&session, &granted).await;
-        assert_eq!(left_of(&session, &granted, 1).await, own);
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_node_that_comes_after_another_of_its_claim_is_swept_up() {
+        let server = server().await;
+        let (store, session) = store(&server).await;
+        let again = claim();
+        know(&session, &again, Stage::Asked);
+        granted(store.acquire(&request(&again, Duration::ZERO)).await);
+        let own = session.list(&session.names.lock(&again.key), BOUND).await.expect("list");
+        make_node(&session, &again).await;
+        assert_eq!(left_of(&session, &again, 1).await, own);
     }
 
     /// The nodes in the queue, in its order, when only so many are left and nothing else is swept up.
@@ -299,7 +294,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_a_session_held_is_not_swept_up_when_it_is_over() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let (session, held) = (session(&server).await, claim());
         let node = make_node(&session, &held).await;
         know(&session, &held, Stage::Held(node.clone(), grant()));
