@@ -156,10 +156,14 @@ impl Session {
     /// The servers may still know it. Then its nodes stay until nobody can believe in a lease any more: holders are told of the
     /// loss, but they hear of it only when their tasks are run.
     pub(crate) fn end(&self) {
-        if self.over.send_replace(true) {
-            return;
-        }
-        let held = self.give_up_claims();
+        let held = {
+            // Before the end is declared, so that whoever sees it and forgets a claim does so after this.
+            let mut past = unpoisoned(&self.past);
+            if self.over.send_replace(true) {
+                return;
+            }
+            self.give_up_claims(&mut past)
+        };
         if let Some(last) = unpoisoned(&self.last).take()
             && held
             && let Some(session) = self.itself.upgrade()
@@ -172,8 +176,8 @@ impl Session {
     }
 
     /// Forgets all claims, and takes note of those that were held; tells whether any was.
-    fn give_up_claims(&self) -> bool {
-        let (mut past, mut held) = (unpoisoned(&self.past), false);
+    fn give_up_claims(&self, past: &mut HashSet<Token>) -> bool {
+        let mut held = false;
         for (token, claimed) in unpoisoned(&self.claims).drain() {
             if matches!(claimed.stage, Stage::Held(..)) {
                 past.insert(token);
@@ -181,6 +185,12 @@ impl Session {
             }
         }
         held
+    }
+
+    /// Ends the session's task, as the end of its runtime does.
+    #[cfg(test)]
+    pub(crate) fn abandon(&self) {
+        self.task.get().expect("it is open").abort();
     }
 
     pub(crate) fn claims(&self) -> MutexGuard<'_, HashMap<Token, Claimed>> {

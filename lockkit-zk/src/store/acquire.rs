@@ -35,6 +35,16 @@ const MIN_TTL: Duration = Duration::from_millis(100);
 
 /// Asks for a lease, and waits for it in the queue.
 pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
+    let answer = ask(store, request).await;
+    if answer.is_err() {
+        // The session may have ended between the grant and this. Nobody has the lease, so nobody has lost it, and the claim may
+        // be asked for again.
+        store.sessions.forget(&request.claim.token);
+    }
+    answer
+}
+
+async fn ask(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
     store.info.admit(request)?;
     if request.ttl < MIN_TTL {
         let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
@@ -269,4 +279,34 @@ fn contention(holder: Option<HolderInfo>, retry_after: Duration) -> Contention {
 /// The same when the node of the claim was deleted: its token is burnt.
 pub(crate) fn undone(holder: Option<HolderInfo>, retry_after: Duration) -> Attempt {
     Attempt::Contended(Contention { burnt: true, ..contention(holder, retry_after) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use lockkit_core::{Effect, LockStore as _, Release};
+    use lockkit_testkit::faults::poll_until;
+
+    use super::*;
+    use crate::{
+        ZkConfig,
+        testing::{claim, granted, request, server},
+    };
+
+    /// The runtime of the session ends between the grant and its answer, so that the session is found to be over.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_lease_of_a_claim_that_was_asked_for_again_is_not_said_to_have_ended_with_the_session_before() {
+        let server = server().await;
+        let store = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
+        let asked = request(&claim(), Duration::ZERO);
+        let mut first = pin!(store.acquire(&asked));
+        assert!(poll_until(first.as_mut(), 1, || {}).await.is_none(), "its node is asked for");
+        store.sessions().present().expect("a session").abandon();
+        let error = first.await.expect_err("the session is over");
+        assert!(error.is_retryable() && error.effect() == Effect::None, "{error}");
+        granted(store.acquire(&asked).await);
+        let release = store.release(&asked.claim).await.expect("release");
+        assert!(matches!(release, Release::Released { .. }), "{release:?}");
+    }
 }
