@@ -219,11 +219,9 @@ impl Session {
         }
     }
 
-    /// Changes what is known of a claim, if anything is.
-    pub(crate) fn update(&self, token: &Token, change: impl FnOnce(&mut Claimed)) {
-        if let Some(claimed) = self.claims().get_mut(token) {
-            change(claimed);
-        }
+    /// Changes what is known of a claim, if anything is; tells whether it is.
+    pub(crate) fn update(&self, token: &Token, change: impl FnOnce(&mut Claimed)) -> bool {
+        self.claims().get_mut(token).map(change).is_some()
     }
 
     /// What is known of how long the session lives, reconnections up to now included: the driver tells of one before it

@@ -120,7 +120,8 @@ impl<'a> Acquisition<'a> {
             if let Some(answer) = self.replace_directory(&queue.node).await? {
                 return Ok(answer);
             }
-            queue = self.line_up().await?;
+            let Some(anew) = self.line_up().await? else { return self.vanished() };
+            queue = anew;
         }
         let mut settled = 0;
         loop {
@@ -143,8 +144,8 @@ impl<'a> Acquisition<'a> {
                 },
             };
             if let Some(record) = record {
-                if let Some(hold) = self.grant(&queue, record).await? {
-                    return Ok(Attempt::Granted(hold));
+                if let Some(answer) = self.grant(&queue, record).await? {
+                    return Ok(answer);
                 }
                 settled += 1;
                 if settled == SETTLE_TRIES {
@@ -158,7 +159,7 @@ impl<'a> Acquisition<'a> {
 
     /// The lock is ours. `record` is the lock's fence record, if that is known. `None` if another of those that hold it
     /// together changed the record, or our node is gone: then we look again.
-    async fn grant(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Hold>> {
+    async fn grant(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Attempt>> {
         let granted = match self.session.claimed(self.token).map(|claimed| claimed.stage) {
             Some(Stage::Held(node, grant)) if node == queue.node => grant,
             _ => match self.settle_fence(queue, record).await? {
@@ -172,12 +173,13 @@ impl<'a> Acquisition<'a> {
             let sign = self.session.sign_of_life().await;
             sign.map_err(|failure| self.doubtful(&failure))?;
         }
-        self.session.update(self.token, |claimed| claimed.stage = Stage::Held(queue.node.clone(), granted));
-        if self.session.is_over() {
-            return Err(error::session_over());
+        let held = Stage::Held(queue.node.clone(), granted);
+        if !self.session.update(self.token, |claimed| claimed.stage = held) || self.session.is_over() {
+            // It was released while nobody polled this, or the session has ended.
+            return self.vanished().map(Some);
         }
         let until = self.session.proven().min(self.asked + self.request.ttl);
-        Ok(Some(Hold { claim: self.request.claim.clone(), fence, span, until, depth }))
+        Ok(Some(Attempt::Granted(Hold { claim: self.request.claim.clone(), fence, span, until, depth })))
     }
 
     /// Decides on the fences of the grant, and writes down what they take from the grants to come. `None` if that has to be
@@ -260,8 +262,11 @@ impl<'a> Acquisition<'a> {
         error::map(failure, Sent::Yes)
     }
 
-    /// The node of the claim was deleted by somebody else, who may delete again what has this token.
+    /// The node of the claim was deleted by somebody else, who may delete again what has this token; or the session is over.
     pub(crate) fn vanished(&self) -> Result<Attempt> {
+        if self.session.is_over() {
+            return Err(error::session_over());
+        }
         self.session.claims().remove(self.token);
         if self.request.wait.is_zero() {
             // Who only tries would take another answer for a no.

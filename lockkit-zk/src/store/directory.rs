@@ -36,10 +36,9 @@ impl Acquisition<'_> {
             Err(failure) => Err(failure),
         };
         match replaced {
-            Ok(()) => {
-                self.session.claims().remove(self.token);
-                Ok(None)
-            }
+            Ok(()) if self.session.claims().remove(self.token).is_some() => Ok(None),
+            // It was released while nobody polled this, and is not asked for again.
+            Ok(()) => self.vanished().map(Some),
             Err(failure) if failure.is_answer() => {
                 self.undo(own).await?;
                 // Somebody deleted the node; or else is in the directory, or was and has left something.
@@ -90,6 +89,7 @@ impl Acquisition<'_> {
 mod tests {
     use std::{
         net::SocketAddr,
+        pin::pin,
         sync::{
             Arc,
             atomic::{AtomicBool, Ordering},
@@ -102,14 +102,14 @@ mod tests {
         Mode, Order, Release, Renewal, Renewed, Token,
     };
     use lockkit_testkit::{
-        faults::Proxy,
+        faults::{Proxy, poll_until},
         servers::{ZooKeeperFlavor, ZooKeeperServer},
     };
     use tokio::{runtime::Handle, task::block_in_place};
 
     use crate::{
         ZkConfig, ZkStore,
-        wire::queue::{LAST_SEQUENCE, sequence},
+        wire::queue::{FENCE, LAST_SEQUENCE, sequence},
     };
 
     fn request(floor: u64) -> AcquireRequest {
@@ -274,5 +274,27 @@ mod tests {
         assert!(happened.load(Ordering::SeqCst), "it did not read the record");
         let renewed = last.renew(&renewal(&holder, None)).await.remove(0);
         assert!(matches!(renewed, Ok(Renewed::Lost(LossReason::Revoked))), "{renewed:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_claim_that_is_released_meanwhile_gets_no_place_in_the_new_directory() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let store = connect(server.addr()).await;
+        let session = store.sessions().present().expect("a session");
+        for polls in 1..=8 {
+            let last = take_the_last_number(&store).await;
+            store.release(&last.claim).await.expect("release");
+            let request = request(0);
+            let mut asking = pin!(store.acquire(&request));
+            let answer = poll_until(asking.as_mut(), polls, || {}).await;
+            store.release(&request.claim).await.expect("release");
+            if answer.is_none() {
+                let answer = asking.await;
+                assert!(!matches!(answer, Ok(Attempt::Granted(_))), "released after {polls} polls: {answer:?}");
+            }
+            let left =
+                session.list(&session.names.lock(&request.claim.key), Duration::from_secs(2)).await.expect("list");
+            assert!(left.iter().all(|node| node == FENCE), "released after {polls} polls, {left:?} is left");
+        }
     }
 }

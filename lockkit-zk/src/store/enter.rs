@@ -17,7 +17,8 @@ use crate::{
 const DIRECTORY_TRIES: u32 = 3;
 
 impl Acquisition<'_> {
-    /// Finds the claim's place in the queue, or takes one. `None` if its node was deleted, or is about to be.
+    /// Finds the claim's place in the queue, or takes one. `None` if its node was deleted, or is about to be, or if the claim was
+    /// released meanwhile.
     pub(crate) async fn enter(&mut self) -> Result<Option<QueueView>> {
         match self.session.claimed(self.token) {
             Some(Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), releasing: true, .. }) => {
@@ -34,22 +35,30 @@ impl Acquisition<'_> {
                 if let Some(queue) = self.find().await.map_err(|failure| self.doubtful(&failure))? {
                     return Ok(Some(queue));
                 }
+                if self.session.claimed(self.token).is_none() {
+                    return Ok(None);
+                }
                 // It may still be carried out, beside the one that is asked for now.
                 self.session.is_in_doubt();
             }
             None => {}
         }
-        self.line_up().await.map(Some)
+        self.line_up().await
     }
 
-    /// Makes the claim's node and reads the queue, in one round trip.
-    pub(crate) async fn line_up(&mut self) -> Result<QueueView> {
+    /// Makes the claim's node and reads the queue, in one round trip. `None` if the claim was released before all was answered.
+    pub(crate) async fn line_up(&mut self) -> Result<Option<QueueView>> {
         let lock = self.lock.clone();
         let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false, written: true, cut: false };
         self.session.claims().insert(*self.token, asked);
         for _ in 0..DIRECTORY_TRIES {
+            // So that no node is made after the answer to a release, which came while the directory was made.
+            if self.session.claimed(self.token).is_none() {
+                return Ok(None);
+            }
             match self.create_and_list().await {
-                Ok(queue) => return self.without_strays(queue).await,
+                Ok(Some(queue)) => return self.without_strays(queue).await.map(Some),
+                Ok(None) => return Ok(None),
                 Err(failure) if failure.is(&zk::Error::NoNode) => {
                     self.session.make_directory(&self.lock, self.bound).await.map_err(|e| self.nothing_made(e))?;
                 }
@@ -72,8 +81,9 @@ impl Acquisition<'_> {
         error
     }
 
-    /// Makes the claim's node and finds out what else is in the queue.
-    async fn create_and_list(&mut self) -> Result<QueueView, Failure> {
+    /// Makes the claim's node and finds out what else is in the queue. `None` if the claim is not known any more: it was released
+    /// while nobody polled this, or the session is over.
+    async fn create_and_list(&mut self) -> Result<Option<QueueView>, Failure> {
         let mark = name::mark(self.request.claim.mode);
         let prefix = format!("{}/{}{mark}", self.lock, self.protection);
         let session = self.session;
@@ -94,12 +104,15 @@ impl Acquisition<'_> {
         session.wrote(self.asked);
         let name = format!("{}{mark}{sequence}", self.protection);
         let node = Node { name, czxid: stat.czxid, sequence: sequence.into_i64() };
-        session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
+        if !session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone())) {
+            self.delete(&node.name).await?;
+            return Ok(None);
+        }
         let children = match listed {
             Some(listed) => session.read(self.bound, listed).await?,
             None if unpoisoned(&session.uncontended).confirm(&self.lock, node.sequence) => {
                 let children = vec![node.name.clone()];
-                return Ok(QueueView { node, children });
+                return Ok(Some(QueueView { node, children }));
             }
             None => self.list().await?,
         };
@@ -108,7 +121,7 @@ impl Acquisition<'_> {
             None => None,
         };
         self.learn(&node, &children, watch);
-        Ok(QueueView { node, children })
+        Ok(Some(QueueView { node, children }))
     }
 
     /// Takes note of whether the new node was alone in the directory, and of the watch on that, if it is the directory
@@ -152,7 +165,10 @@ impl Acquisition<'_> {
             }
             let Some(sequence) = queue::sequence(&name) else { continue };
             let node = Node { name, czxid: stat.czxid, sequence };
-            self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone()));
+            if !self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone())) {
+                self.delete(&node.name).await?;
+                continue;
+            }
             return Ok(Some(QueueView { node, children }));
         }
         Ok(None)

@@ -7,7 +7,7 @@ use lockkit_core::{
     Attempt, Claim, Fence, Hold, LockStore, Query, Release, Renewal, Renewed,
     fenced::{Admission, FencedResource},
 };
-use lockkit_testkit::faults::Direction;
+use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::{ZkConfig, ZkStore, fenced::ZkResource};
 
 use crate::support::*;
@@ -181,4 +181,57 @@ async fn a_waiter_whose_node_was_deleted_burns_its_token() {
     let answer = answer.expect("ask");
     assert!(matches!(&answer, Attempt::Contended(contention) if contention.burnt), "{answer:?}");
     assert!(children(&raw, "a").await.is_empty());
+}
+
+/// How a claim is asked for that is released while nobody polls the call.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    /// In a directory that has to be made.
+    Anew,
+    /// In a directory that is there.
+    Simply,
+    /// After a call whose reply was lost.
+    Again,
+    /// Behind a holder who leaves when the claim was released.
+    Behind,
+}
+
+/// As the core does when others wait behind a task that is not polled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_released_while_nobody_polls_it_is_not_granted() {
+    let server = Server::start().await;
+    let (raw, other) = (server.raw().await, server.store().await);
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    for asked in [Asked::Anew, Asked::Simply, Asked::Again, Asked::Behind] {
+        for polls in 1..=10 {
+            let place = format!("{asked:?}, released after {polls} polls");
+            let name = if matches!(asked, Asked::Anew) { format!("anew-{polls}") } else { "a".to_owned() };
+            let (mine, theirs) = (claim(&name), claim(&name));
+            if !matches!(asked, Asked::Anew) {
+                hold(&other, &theirs).await;
+            }
+            if !matches!(asked, Asked::Anew | Asked::Behind) {
+                free(&other, &theirs).await;
+            }
+            if matches!(asked, Asked::Again) {
+                proxy.drop_reply_after(format!("_c_{}-", &mine.token.reveal()[..8]), 1);
+                attempt(&store, &mine).await.expect_err("its reply was lost");
+                proxy.dropped().await;
+            }
+            let request = request(&mine, TTL);
+            let mut asking = std::pin::pin!(store.acquire(&request));
+            // Behind a holder it is polled until it waits.
+            let polled = tokio::time::timeout(LAG * 10, poll_until(asking.as_mut(), polls, || {})).await;
+            let has_answered = matches!(polled, Ok(Some(_)));
+            insist("release", async || store.release(&mine).await).await;
+            if matches!(asked, Asked::Behind) {
+                free(&other, &theirs).await;
+            }
+            if !has_answered {
+                let answer = asking.await;
+                assert!(!matches!(answer, Ok(Attempt::Granted(_))), "{place}: {answer:?}");
+            }
+            assert!(children(&raw, &name).await.is_empty(), "{place}: its node is left");
+        }
+    }
 }
