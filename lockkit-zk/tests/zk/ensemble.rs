@@ -9,10 +9,13 @@ use std::{
 };
 
 use lockkit_core::{
-    LockKey, Outcome, Status,
+    Guard, LockKey, Outcome, Status,
     store::{Record, Records, Swap},
 };
-use lockkit_testkit::servers::{Keep, ZooKeeperEnsemble, ZooKeeperFlavor};
+use lockkit_testkit::{
+    faults::Proxy,
+    servers::{Keep, ZooKeeperEnsemble, ZooKeeperFlavor},
+};
 use lockkit_zk::{ZkConfig, ZkStore};
 
 use crate::support::*;
@@ -135,4 +138,33 @@ async fn a_record_that_was_made_anew_is_another() {
         let gone = insist("it goes", async || world.ahead.compare_and_set(&name, Some(&second), None).await).await;
         assert_eq!(gone, Swap::Done);
     }
+}
+
+/// All clients are connected to a server that hears nothing and says nothing any more, and still takes connections. Which one they
+/// try next is left to chance, so that one client or another may come back to it too often.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_falls_silent_does_not_cost_its_clients_their_leases() {
+    const SESSION: Duration = Duration::from_secs(10);
+    const CLIENTS: usize = 24;
+    let ensemble = ZooKeeperEnsemble::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+    let mut proxies = Vec::new();
+    for member in ensemble.members() {
+        proxies.push(Proxy::start(member.addr()).await.expect("proxy"));
+    }
+    let others = || proxies[1..].iter();
+    others().for_each(|proxy| proxy.refuse(true));
+    let config = ZkConfig::new(proxies.iter().map(|proxy| proxy.addr().to_string())).session(SESSION);
+    let mut guards = Vec::new();
+    for client in 0..CLIENTS {
+        let lock = locker(&connect(config.clone()).await).lock(format!("of-{client}")).ttl(SESSION);
+        guards.push(lock.try_acquire().await.expect("ask").expect("free"));
+    }
+    others().for_each(|proxy| proxy.refuse(false));
+    // As long as this, leases have to be renewed.
+    tokio::time::sleep(SESSION).await;
+    assert!(guards.iter().all(Guard::is_held), "they were not renewed before");
+    proxies[0].blackhole();
+    tokio::time::sleep(SESSION).await;
+    let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+    assert!(lost <= CLIENTS / 4, "{lost} of {CLIENTS} leases are lost");
 }

@@ -13,6 +13,7 @@ use lockkit_testkit::{
     faults::{Direction, Proxy},
     servers::Keep,
 };
+use lockkit_zk::ZkConfig;
 
 use crate::support::*;
 
@@ -317,6 +318,19 @@ async fn a_black_holed_connection_is_replaced() {
     let renewed = insist("renew", async || renew(&store, &mine).await).await;
     assert!(matches!(renewed, Renewed::Held(_)), "the session lives on: {renewed:?}");
     free(&store, &mine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_connection_is_given_up_when_requests_are() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.0.addr()).await.expect("proxy");
+    let store = connect(ZkConfig::new([proxy.addr().to_string()]).session(Duration::from_secs(10))).await;
+    hold(&store, &claim("a")).await;
+    let opened = proxy.connections();
+    proxy.blackhole();
+    let silent = Instant::now();
+    eventually("it tries another connection", async || proxy.connections() > opened).await;
+    assert!(silent.elapsed() < ZkConfig::TIMEOUT * 9 / 5, "it took {:?}", silent.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
