@@ -81,8 +81,7 @@ impl Acquisition<'_> {
         error
     }
 
-    /// Makes the claim's node and finds out what else is in the queue. `None` if the claim is not known any more: it was released
-    /// while nobody polled this, or the session is over.
+    /// Makes the claim's node and finds out what else is in the queue. `None` if the claim was released while nobody polled this.
     async fn create_and_list(&mut self) -> Result<Option<QueueView>, Failure> {
         let mark = name::mark(self.request.claim.mode);
         let prefix = format!("{}/{}{mark}", self.lock, self.protection);
@@ -104,7 +103,7 @@ impl Acquisition<'_> {
         session.wrote(self.asked);
         let name = format!("{}{mark}{sequence}", self.protection);
         let node = Node { name, czxid: stat.czxid, sequence: sequence.into_i64() };
-        if !session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone())) {
+        if !self.takes_place(&node) {
             self.delete(&node.name).await?;
             return Ok(None);
         }
@@ -122,6 +121,12 @@ impl Acquisition<'_> {
         };
         self.learn(&node, &children, watch);
         Ok(Some(QueueView { node, children }))
+    }
+
+    /// Takes note of the claim's node, unless the claim was released while nobody polled this; tells whether it was not. That a
+    /// session which is over knows no claim is no sign of a release, and it has to be asked for nothing more: nobody need answer.
+    fn takes_place(&self, node: &Node) -> bool {
+        self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone())) || self.session.is_over()
     }
 
     /// Takes note of whether the new node was alone in the directory, and of the watch on that, if it is the directory
@@ -165,7 +170,7 @@ impl Acquisition<'_> {
             }
             let Some(sequence) = queue::sequence(&name) else { continue };
             let node = Node { name, czxid: stat.czxid, sequence };
-            if !self.session.update(self.token, |claimed| claimed.stage = Stage::Queued(node.clone())) {
+            if !self.takes_place(&node) {
                 self.delete(&node.name).await?;
                 continue;
             }
