@@ -84,6 +84,12 @@ impl Over {
     }
 }
 
+impl Part {
+    fn is_there(&self) -> bool {
+        self.left != Left::Nothing || self.is_asked
+    }
+}
+
 impl Entry {
     pub(super) fn new(claim: Claim, held: Option<Held>, lapse: Option<Moment>) -> Self {
         let part = Part { token: claim.token, left: Left::Nothing, is_asked: false, is_burnt: false };
@@ -131,13 +137,13 @@ impl Entry {
     /// Notes that the release of `claim` was answered by a store. Its token there is not used again. While a request for it is under
     /// way, that may arrive after the release, and so is to be released once more.
     pub(super) fn released(&self, side: Side, claim: &Claim) -> Result<()> {
+        let mut state = self.state();
         // What is over is not asked for again, and needs no other token.
-        let fresh = if self.over().is_some() { claim.token } else { Token::random()? };
-        self.part(side, |part| {
-            if part.token == claim.token && part.left == Left::Released && !part.is_asked {
-                *part = Part { token: fresh, left: Left::Nothing, is_asked: false, is_burnt: true };
-            }
-        });
+        let fresh = if state.over.is_some() { claim.token } else { Token::random()? };
+        let part = &mut state.parts[side.index()];
+        if part.token == claim.token && part.left == Left::Released && !part.is_asked {
+            *part = Part { token: fresh, left: Left::Nothing, is_asked: false, is_burnt: true };
+        }
         Ok(())
     }
 
@@ -151,7 +157,15 @@ impl Entry {
 
     /// Whether something of it may be left at a store.
     pub(super) fn is_at(&self, side: Side) -> bool {
-        self.part(side, |part| part.left != Left::Nothing || part.is_asked)
+        self.part(side, |part| part.is_there())
+    }
+
+    /// Where something of it may be left: in the stores whose answers say how it was held, and in the others.
+    pub(super) fn whereabouts(&self) -> [[Option<Side>; 2]; 2] {
+        let state = self.state();
+        let decides = |side: Side| state.held.is_none_or(|held| held.phase.uses(side));
+        let there = |side: Side| state.parts[side.index()].is_there();
+        [true, false].map(|wanted| Side::ALL.map(|side| Some(side).filter(|_| there(side) && decides(side) == wanted)))
     }
 
     /// Whether its release at a store was not answered yet.
@@ -161,7 +175,7 @@ impl Entry {
 
     /// Whether nothing of it is left.
     pub(super) fn is_nowhere(&self) -> bool {
-        Side::ALL.into_iter().all(|side| !self.is_at(side))
+        self.state().parts.iter().all(|part| !part.is_there())
     }
 
     /// Whether its own token may have been released at a store (rule R2).

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map},
+    hash::{BuildHasherDefault, Hasher},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -24,12 +25,33 @@ pub(super) struct Claims {
 
 #[derive(Debug, Default)]
 struct Known {
-    by_token: HashMap<Token, Arc<Entry>>,
+    by_token: HashMap<Token, Arc<Entry>, BuildHasherDefault<RandomBits>>,
     /// Those that are over, and of which something may be left.
     over: HashSet<Token>,
     new: usize,
     /// How many there were after those were forgotten whose leases had lapsed.
     kept: usize,
+}
+
+/// The hash of a token: its bits are random as they are.
+#[derive(Debug, Default)]
+struct RandomBits(u64);
+
+impl Hasher for RandomBits {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(size_of::<u64>()) {
+            let mut word = [0; size_of::<u64>()];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0 ^= u64::from_ne_bytes(word);
+        }
+    }
+
+    // The length says nothing: all are of one.
+    fn write_usize(&mut self, _: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Claims {

@@ -3,7 +3,6 @@
 use super::{
     claim::{Entry, Over},
     dual::Dual,
-    record::Side,
 };
 use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result};
 
@@ -27,7 +26,9 @@ impl Dual {
         entry.end(Over::Released);
         let mut answer = None;
         let mut failed = None;
-        for side in Side::ALL.into_iter().rev().filter(|side| entry.is_at(*side) && self.decides(entry, *side)) {
+        // From here on it is asked for nowhere.
+        let [deciding, others] = entry.whereabouts();
+        for side in deciding.into_iter().flatten().rev() {
             let claim = entry.release_at(side);
             match self.pair.at(side).release(&claim).await {
                 Ok(release) => {
@@ -37,7 +38,7 @@ impl Dual {
                 Err(error) => failed = Some(error),
             }
         }
-        for side in Side::ALL.into_iter().filter(|side| entry.is_at(*side) && !self.decides(entry, *side)) {
+        for side in others.into_iter().flatten() {
             let is_told = self.drop_at(entry, side, self.aside(self.first.max_ttl)).await;
             // There nothing lapses: the core has to repeat it until it is answered.
             if !is_told && self.pair.at(side).info().capability.liveness.session.is_some() {
@@ -50,11 +51,6 @@ impl Dual {
             Some(error) => Err(error.unknown_effect()),
             None => Ok(answer.unwrap_or(Release::NotHeld(LossReason::Gone))),
         }
-    }
-
-    /// Whether a store's answer says how the lock was held.
-    fn decides(&self, entry: &Entry, side: Side) -> bool {
-        entry.held().is_none_or(|held| held.phase.uses(side))
     }
 }
 
