@@ -7,7 +7,10 @@ use lockkit::{Outcome, Result};
 use lockkit_testkit::servers::{
     MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::timeout,
+};
 
 /// Long enough for a renewal to be late by a second, and another one.
 const TTL: Duration = Duration::from_secs(3);
@@ -41,6 +44,27 @@ fn leases_survive(url: &str, ttl: Duration) -> Result<()> {
     drop(dropped);
     let free = other.block_on(stranger.lock("a").acquire_within(ttl * 5))?;
     assert!(free.is_some_and(|guard| guard.is_held()));
+    Ok(())
+}
+
+/// The connection breaks, and it is a call of the application that notices first, has no time to wait for another one, and is never
+/// polled again.
+#[test]
+fn a_connection_that_is_made_anew_is_on_the_thread_as_well() -> Result<()> {
+    let servers = driven();
+    let server = servers.block_on(RedisServer::start(RedisOptions::default())).expect("a server");
+    let app = undriven();
+    let (locker, guard) = app.block_on(async {
+        let locker = lockkit::connect_on_own_thread(&server.url()).await?;
+        let guard = locker.lock("a").ttl(TTL).acquire().await?;
+        Ok::<_, lockkit::Error>((locker, guard))
+    })?;
+    servers.block_on(server.command(&["CLIENT", "KILL", "TYPE", "normal"])).expect("killed");
+    let asked = app.block_on(async { timeout(Duration::from_millis(1), locker.lock("b").try_acquire()).await });
+    drop(asked);
+    sleep(TTL * 3 / 2);
+    assert!(guard.is_held());
+    assert_eq!(app.block_on(guard.release())?, Outcome::Released);
     Ok(())
 }
 

@@ -89,7 +89,7 @@ impl Pair {
     /// knows nothing of them.
     ///
     /// # Errors
-    /// As those of [`Records::read`], `Unavailable` also if no majority has a record, and none has none; `Misconfigured` if it is the
+    /// As those of [`Records::read`], `Unavailable` also if some nodes have a record, but no majority; `Misconfigured` if it is the
     /// other one of the two stores; `Unexpected` if what is there has another form; `Unsupported` if it keeps no records.
     pub(super) async fn read(&self, side: Side) -> Result<Option<PhaseRecord>> {
         let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);

@@ -20,9 +20,9 @@ use crate::{Error, ErrorKind, Result};
 /// ever be connected. When to try again after a failure is the core's decision: the next caller that asks begins the
 /// next attempt.
 ///
-/// The task runs where this was made, also if a caller on another runtime asks for it: what it makes lives there, and that other runtime
-/// may not be driven any more when the call is over. If the first one has ended, or makes nothing for [long](STUCK), the runtime of the
-/// next caller takes its place.
+/// The task runs where this was made, also if a caller on another runtime asks for it: what it makes lives there, and that other
+/// runtime may not be driven any more when the call is over. If the first one has ended, or makes nothing for four times as long as a
+/// caller waits, the runtime of the next caller takes its place.
 pub struct SingleFlight<T> {
     slot: Arc<Mutex<Slot<T>>>,
     home: Mutex<Option<Handle>>,
