@@ -153,7 +153,7 @@ fn signals_end_candidates_and_leaders() {
 #[test]
 fn an_observer_prints_each_leader() {
     let redis = Redis::start();
-    let mut observer = redis.lockkit(&["elect", "--key", "e", "--observe", "--json", "--every", "10ms"]);
+    let mut observer = redis.lockkit(&["elect", "--key", "e", "--observe", "--json", "--every", "100ms"]);
     let mut observer = observer.spawn().unwrap();
     let mut lines = BufReader::new(observer.stdout.take().unwrap()).lines().map(|line| line.unwrap());
     assert_eq!(lines.next().unwrap(), r#"{"leader":null,"term":null}"#);

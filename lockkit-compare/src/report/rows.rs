@@ -2,7 +2,7 @@
 
 use crate::{
     plan::{Plan, Step},
-    results::{Absence, Figure, Held, Kinds, Results, fairness, rate, ratio, round_trips},
+    results::{Absence, Figure, Held, Kinds, Results, Rounds, fairness, rate, ratio, round_trips},
     stats::grouped,
 };
 
@@ -88,15 +88,15 @@ fn alone(sheet: &mut Sheet<'_>) {
     });
     sheet.step = Some(Step::Pair);
     sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.micros(0.5));
-    sheet.number("pair_p99", "acquire + release, p99", "µs", Better::Lower, |store| store.pair.tail(0.99));
+    sheet.tail("pair_p99", "acquire + release, p99", 0.99, |store| &store.pair);
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
         // There is no trip to a store in this process, and nothing to compare with it.
         if store.traits.in_process { None } else { ratio(&store.pair, &store.round_trip) }
     });
     sheet.number("acquire_p50", "acquire, p50", "µs", Better::Lower, |store| store.acquire.micros(0.5));
-    sheet.number("acquire_p999", "acquire, p99.9", "µs", Better::Lower, |store| store.acquire.tail(0.999));
+    sheet.tail("acquire_p999", "acquire, p99.9", 0.999, |store| &store.acquire);
     sheet.number("release_p50", "release, p50", "µs", Better::Lower, |store| store.release.micros(0.5));
-    sheet.number("release_p999", "release, p99.9", "µs", Better::Lower, |store| store.release.tail(0.999));
+    sheet.tail("release_p999", "release, p99.9", 0.999, |store| &store.release);
     sheet.group("Other kinds of locks, one task, nobody else", Step::Kinds);
     sheet.number("fifo_p50", "in order of arrival: acquire + release, p50", "µs", Better::Lower, |store| {
         store.fifo.micros(0.5)
@@ -141,7 +141,7 @@ fn contests(sheet: &mut Sheet<'_>) {
 fn hand_off(sheet: &mut Sheet<'_>) {
     sheet.group("Hand-off from one process to another", Step::HandOff);
     sheet.number("hand_off_p50", "release to acquired, p50", "µs", Better::Lower, |store| store.hand_off.micros(0.5));
-    sheet.number("hand_off_p99", "release to acquired, p99", "µs", Better::Lower, |store| store.hand_off.tail(0.99));
+    sheet.tail("hand_off_p99", "release to acquired, p99", 0.99, |store| &store.hand_off);
     if sheet.plan.takes(Step::RoundTrip) {
         sheet.number("hand_off_round_trips", "release to acquired, p50", "round trips", Better::Lower, |store| {
             ratio(&store.hand_off, &store.round_trip)
@@ -224,6 +224,15 @@ impl Sheet<'_> {
         value: impl Fn(&Results) -> Option<Figure>,
     ) {
         self.row(id, title, unit, better, |store| value(store).map(Cell::Number));
+    }
+
+    /// The time that nearly all samples did not exceed.
+    fn tail(&mut self, id: &'static str, title: &'static str, quantile: f64, of: impl Fn(&Results) -> &Rounds) {
+        let too_few = || Cell::Absent(Some(Absence::Inapplicable("too few samples")));
+        self.row(id, title, "µs", Better::Lower, |store| {
+            let rounds = of(store);
+            rounds.all().map(|_| rounds.tail(quantile).map_or_else(too_few, Cell::Number))
+        });
     }
 
     fn text(&mut self, id: &'static str, title: &'static str, value: impl Fn(&Results) -> Option<String>) {
