@@ -125,3 +125,29 @@ async fn a_leader_is_handed_no_lease_of_another() -> Result<()> {
     assert_eq!(seen, Some(term.fence()), "the term that observers see");
     Ok(())
 }
+
+/// The other way round: observers would go on seeing the term of a leader that has resigned.
+#[tokio::test]
+async fn the_lease_of_a_leader_is_handed_to_no_other() -> Result<()> {
+    let store = MemoryStore::new();
+    let without_order = Capability { fifo: false, ..store.info().capability.clone() };
+    let locker = Locker::new(store.like(&without_order));
+    let (lock, election) = (locker.lock("x"), locker.election("x"));
+    let first = lock.acquire().await?;
+    let (mut candidate, mut next) = (Box::pin(election.campaign()), Box::pin(lock.acquire()));
+    for is_held in [
+        timeout(Duration::from_millis(10), &mut candidate).await.is_err(),
+        timeout(Duration::from_millis(10), &mut next).await.is_err(),
+    ] {
+        assert!(is_held, "the lock is held");
+    }
+    let (released, term) = tokio::join!(first.release(), timeout(AWAITED, candidate));
+    assert_eq!(released?, Outcome::Released);
+    let term = term.expect("it is up")?;
+    let led = term.guard().token();
+    let (resigned, next) = tokio::join!(term.resign(), timeout(AWAITED, next));
+    assert_eq!(resigned?, Outcome::Released);
+    let next = next.expect("it is up")?;
+    assert_ne!(next.token(), led, "the leader's lease went on to another");
+    Ok(())
+}

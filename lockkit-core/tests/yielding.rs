@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock, LockKey, LockStore,
-    Locker, MemoryStore, Mode, Order, Outcome, Prefix, Result, Token,
+    Locker, MemoryStore, Mode, Order, Outcome, Prefix, Release, Result, Token,
 };
-use lockkit_testkit::{Alter, Altered};
+use lockkit_testkit::{Alter, Altered, faults::poll_until};
 use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
@@ -172,5 +172,65 @@ async fn a_request_that_is_refused_keeps_nobody_from_waiting() -> Result<()> {
     assert!(!waiter.is_finished() && !held.yield_requested().await?);
     assert_eq!(held.release().await?, Outcome::Released);
     assert!(taken(waiter).await.is_held());
+    Ok(())
+}
+
+/// A store whose answers take some polls, before and after they have their effect.
+#[derive(Debug)]
+struct Slow(MemoryStore);
+
+#[async_trait]
+impl Alter for Slow {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        tokio::task::yield_now().await;
+        let answer = self.0.acquire(request).await;
+        tokio::task::yield_now().await;
+        answer
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        tokio::task::yield_now().await;
+        let answer = self.0.release(claim).await;
+        tokio::task::yield_now().await;
+        answer
+    }
+}
+
+/// While it waits, while it is granted, and while it gives its request back.
+#[tokio::test]
+async fn one_that_is_dropped_anywhere_leaves_neither_lock_nor_request() -> Result<()> {
+    let mut ended = false;
+    for polls in 1..200 {
+        let memory = MemoryStore::new();
+        let (holder, waiter) = (Locker::new(memory.clone()), Locker::new(Altered(Slow(memory.clone()))));
+        let held = holder.lock("a").acquire().await?;
+        let lock = waiter.lock("a").ask_to_yield();
+        {
+            let mut asking = std::pin::pin!(lock.acquire());
+            // The holder yields as soon as it is asked.
+            let yields = async {
+                while !held.yield_requested().await? {
+                    tokio::task::yield_now().await;
+                }
+                held.release().await
+            };
+            let (asked, yielded) =
+                tokio::join!(poll_until(asking.as_mut(), polls, || ()), timeout(Duration::from_millis(100), yields));
+            ended = asked.is_some();
+            drop((asked, yielded));
+        }
+        for name in ["a", "lockkit/yield/a"] {
+            let free = timeout(PATIENCE, Locker::new(memory.clone()).lock(name).acquire()).await;
+            assert!(free.is_ok_and(|guard| guard.is_ok()), "{name} stays held, dropped at poll {polls}");
+        }
+        if ended {
+            break;
+        }
+    }
+    assert!(ended, "it does not end");
     Ok(())
 }

@@ -233,7 +233,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RELEASE,
         code: "&& «lease.terms.hands_over»",
         without: "true",
-        noticed_by: "lockkit-redlock/compliance::redlock-memory::election::each_leader_of_a_process_is_seen",
+        noticed_by: "lockkit-core/local_queue::the_lease_of_a_leader_is_handed_to_no_other",
     },
     Safeguard {
         name: "hand_over_suspect",

@@ -84,6 +84,18 @@ impl Over {
     }
 }
 
+impl State {
+    fn released(&mut self, side: Side, claim: &Claim) -> Result<()> {
+        // What is over is not asked for again, and needs no other token.
+        let fresh = if self.over.is_some() { claim.token } else { Token::random()? };
+        let part = &mut self.parts[side.index()];
+        if part.token == claim.token && part.left == Left::Released && !part.is_asked {
+            *part = Part { token: fresh, left: Left::Nothing, is_asked: false, is_burnt: true };
+        }
+        Ok(())
+    }
+}
+
 impl Part {
     fn is_there(&self) -> bool {
         self.left != Left::Nothing || self.is_asked
@@ -137,22 +149,18 @@ impl Entry {
     /// Notes that the release of `claim` was answered by a store. Its token there is not used again. While a request for it is under
     /// way, that may arrive after the release, and so is to be released once more.
     pub(super) fn released(&self, side: Side, claim: &Claim) -> Result<()> {
-        let mut state = self.state();
-        // What is over is not asked for again, and needs no other token.
-        let fresh = if state.over.is_some() { claim.token } else { Token::random()? };
-        let part = &mut state.parts[side.index()];
-        if part.token == claim.token && part.left == Left::Released && !part.is_asked {
-            *part = Part { token: fresh, left: Left::Nothing, is_asked: false, is_burnt: true };
-        }
-        Ok(())
+        self.state().released(side, claim)
     }
 
     /// Notes that a store has said that it has nothing of `claim` any more, unless it is another token by now that may be there.
     pub(super) fn gone_from(&self, side: Side, claim: &Claim) -> Result<()> {
-        if self.at(side).token != claim.token {
-            return Ok(());
+        // In one step: in between, another call could have asked with a new token, and been granted.
+        let mut state = self.state();
+        let part = &mut state.parts[side.index()];
+        if part.token == claim.token {
+            part.left = Left::Released;
         }
-        self.released(side, &self.release_at(side))
+        state.released(side, claim)
     }
 
     /// Whether something of it may be left at a store.

@@ -170,6 +170,19 @@ mod tests {
     }
 
     #[test]
+    fn what_a_store_says_of_a_former_token_forgets_nothing() {
+        let entry = entry();
+        let former = entry.ask_at(Side::New).expect("nothing was asked for").claim.clone();
+        entry.gone_from(Side::New, &former).expect("random");
+        assert!(entry.is_nowhere());
+        let asking = entry.ask_at(Side::New).expect("nothing is left");
+        assert_ne!(asking.claim.token, former.token);
+        asking.granted();
+        entry.gone_from(Side::New, &former).expect("random");
+        assert!(entry.is_at(Side::New), "a late answer says nothing of the new token");
+    }
+
+    #[test]
     fn a_release_that_overtakes_a_request_leaves_something_to_release() {
         let entry = entry();
         let asking = entry.ask_at(Side::New).expect("first");

@@ -4,7 +4,10 @@ use std::{
     fmt,
     future::pending,
     mem,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -21,8 +24,8 @@ use crate::{Error, ErrorKind, Result};
 /// next attempt.
 ///
 /// The task runs where this was made, also if a caller on another runtime asks for it: what it makes lives there, and that other
-/// runtime may not be driven any more when the call is over. If the first one has ended, or makes nothing for four times as long as a
-/// caller waits, the runtime of the next caller takes its place.
+/// runtime may not be driven any more when the call is over. If the first one has ended, or does not begin while a caller waits, or
+/// makes nothing for four times as long, the runtime of the next caller takes its place.
 pub struct SingleFlight<T> {
     slot: Arc<Mutex<Slot<T>>>,
     home: Mutex<Option<Handle>>,
@@ -37,8 +40,27 @@ type Flight<T> = watch::Receiver<Option<Result<T>>>;
 enum Slot<T> {
     Empty,
     Ready(T),
-    /// An attempt under way, and since when.
-    Flight(Flight<T>, Instant),
+    /// An attempt under way.
+    Flight(Flight<T>, Course),
+}
+
+/// How an attempt goes on.
+struct Course {
+    since: Instant,
+    /// Whether its task has run: else nobody drives its runtime.
+    has_begun: Arc<AtomicBool>,
+}
+
+impl Course {
+    fn begin() -> Self {
+        Self { since: Instant::now(), has_begun: Arc::default() }
+    }
+
+    /// Whether it is waited for in vain by callers that wait for so long.
+    fn is_stuck(&self, bound: Duration) -> bool {
+        let times = if self.has_begun.load(Ordering::Relaxed) { STUCK } else { 1 };
+        self.since.elapsed() >= bound.saturating_mul(times)
+    }
 }
 
 impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
@@ -105,8 +127,8 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         let is_stuck = match &*slot {
             Slot::Ready(value) if is_alive(value) => return Ok(value.clone()),
             // One whose task ended without a word, with its runtime or by a panic, has no sender any more.
-            Slot::Flight(flight, since) if flight.has_changed().is_ok() => {
-                if since.elapsed() < bound.saturating_mul(STUCK) {
+            Slot::Flight(flight, course) if flight.has_changed().is_ok() => {
+                if !course.is_stuck(bound) {
                     return Err(flight.clone());
                 }
                 true
@@ -114,11 +136,14 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
             Slot::Empty | Slot::Ready(_) | Slot::Flight(..) => false,
         };
         let (done, flight) = watch::channel(None);
-        *slot = Slot::Flight(flight.clone(), Instant::now());
+        let course = Course::begin();
+        let has_begun = Arc::clone(&course.has_begun);
+        *slot = Slot::Flight(flight.clone(), course);
         let (make, shared, own) = (make(), Arc::clone(&self.slot), flight.clone());
         // The task of a runtime that is ending is dropped at once, here and now.
         drop(slot);
         self.home(is_stuck).spawn(async move {
+            has_begun.store(true, Ordering::Relaxed);
             let outcome = make.await;
             // Unless another attempt has taken its place.
             let mut slot = unpoisoned(&shared);
@@ -171,10 +196,7 @@ impl<T> fmt::Debug for SingleFlight<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::atomic::{AtomicU32, Ordering},
-        thread,
-    };
+    use std::{sync::atomic::AtomicU32, thread};
 
     use tokio::{
         runtime::{Builder, Runtime},
@@ -315,23 +337,35 @@ mod tests {
         assert_eq!(here, thread::current().id(), "the first one has ended");
     }
 
+    /// Asks until there is an answer, and says how often it was asked in vain.
+    fn ask_on(runtime: &Runtime, flight: &SingleFlight<u32>, bound: Duration) -> u32 {
+        let mut asked = 0;
+        loop {
+            match runtime.block_on(flight.get(|_| true, bound, || async { Ok(1) })) {
+                Ok(made) => {
+                    assert_eq!(made, 1);
+                    return asked;
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut),
+            }
+            asked += 1;
+            assert!(asked < 100, "it is waited for, and does not come");
+        }
+    }
+
     #[test]
     fn an_attempt_on_a_runtime_that_nobody_drives_is_replaced() {
         const SHORT: Duration = Duration::from_millis(50);
         let (home, other) = (runtime(), runtime());
         let flight = home.block_on(async { SingleFlight::new() });
+        // It is under way when it is left.
         ask(&home, &flight);
-        let since = Instant::now();
-        let made = loop {
-            match other.block_on(flight.get(|_| true, SHORT, || async { Ok(1) })) {
-                Ok(made) => break made,
-                Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut),
-            }
-            assert!(since.elapsed() < BOUND, "it is waited for, and does not come");
-        };
-        assert_eq!(made, 1);
+        assert_ne!(ask_on(&other, &flight, SHORT), 0);
         // What the first attempt may yet make is nobody's.
         home.block_on(async { tokio::task::yield_now().await });
         assert_eq!(flight.present(|_| true), Some(1));
+        // It does not even begin: the caller after the one that waited in vain has it made elsewhere.
+        let flight = home.block_on(async { SingleFlight::new() });
+        assert_eq!(ask_on(&other, &flight, SHORT), 1);
     }
 }
