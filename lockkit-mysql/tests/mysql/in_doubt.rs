@@ -2,17 +2,18 @@
 //! never be answered to somebody else.
 
 use std::{
+    pin::pin,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use lockkit_core::{
-    Attempt, Claim, Effect, LockKey, LockStore, Query, Release,
+    Attempt, Claim, Effect, LockKey, LockStore, Query, Release, Renewal,
     store::{Record, Records as _, Swap},
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, fenced};
 use lockkit_testkit::{
-    faults::{Direction, Proxy, Slip},
+    faults::{Direction, Proxy, Slip, poll_until},
     servers::MySqlServer,
 };
 use sqlx::{Connection as _, MySqlConnection};
@@ -26,6 +27,7 @@ tests! {
     a_probe_that_is_dropped_leaves_no_answers_behind
     a_probe_of_a_shaken_connection_that_is_dropped_leaves_no_answers_behind
     every_question_can_be_dropped_at_any_moment
+    a_renewal_that_passes_over_rows_can_be_dropped_at_any_moment
     a_dropped_claim_leaves_the_transaction_s_connection_in_step
     an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open
     the_number_of_a_new_row_is_not_taken_for_that_of_a_question
@@ -150,6 +152,31 @@ async fn every_question_can_be_dropped_at_any_moment(ctx: Arc<Ctx>) {
 }
 
 /// The driver prepares a statement in an exchange of which it keeps no account.
+/// It passes over the locked row, reads the rows because one of the leases is gone, and asks for the locked one alone.
+async fn a_renewal_that_passes_over_rows_can_be_dropped_at_any_moment(ctx: Arc<Ctx>) {
+    for polls in 1..100 {
+        let (scene, locked) = (Scene::new(&ctx).await, claim());
+        hold(&scene.store, &locked).await;
+        let mut raw = ctx.raw().await;
+        lock_rows(&mut raw, &[&locked]).await;
+        // Of so short a ttl, that there is no time to wait for the row.
+        let short = |claim: &Claim| Renewal { ttl: Duration::from_secs(5), ..renewal(claim) };
+        let renewals = [short(&scene.mine), short(&locked), short(&claim())];
+        let ended = {
+            let renewing = pin!(scene.store.renew(&renewals));
+            poll_until(renewing, polls, || scene.proxy.hold(Direction::ToClient)).await.is_some()
+        };
+        scene.proxy.release(Direction::ToClient);
+        end(&mut raw).await;
+        assert_eq!(scene.wrong_answers().await, [""; 0], "dropped at poll {polls}");
+        if ended {
+            assert!(polls > 3, "it is three statements at least");
+            return;
+        }
+    }
+    panic!("it does not end");
+}
+
 async fn a_dropped_claim_leaves_the_transaction_s_connection_in_step(ctx: Arc<Ctx>) {
     let server = ctx.server().await;
     sqlx::query(fenced::DDL).execute(&mut raw(server).await).await.expect("table");
