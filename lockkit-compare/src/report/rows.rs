@@ -228,7 +228,7 @@ impl Sheet<'_> {
 
     /// The time that nearly all samples did not exceed.
     fn tail(&mut self, id: &'static str, title: &'static str, quantile: f64, of: impl Fn(&Results) -> &Rounds) {
-        let too_few = || Cell::Absent(Some(Absence::Inapplicable("too few samples")));
+        let too_few = || Cell::Absent(Some(Absence::Inapplicable("too few samples for a p99 or p99.9")));
         self.row(id, title, "µs", Better::Lower, |store| {
             let rounds = of(store);
             rounds.all().map(|_| rounds.tail(quantile).map_or_else(too_few, Cell::Number))

@@ -19,7 +19,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::reaper::{Debt, Owed};
+use super::reaper::{Owed, PendingRelease};
 use crate::{Clock, Moment, store::unpoisoned};
 
 /// How many are tried at a time.
@@ -34,7 +34,7 @@ pub(super) struct Backlog {
     worker: Mutex<Option<UnboundedSender<Retry>>>,
     length: AtomicUsize,
     /// Those that were dropped before they were answered.
-    left: Mutex<Vec<Debt>>,
+    left: Mutex<Vec<PendingRelease>>,
     has_left: AtomicBool,
 }
 
@@ -49,9 +49,9 @@ impl Backlog {
     }
 
     /// Keeps a release that ended with its runtime until there is [another one](super::Engine::take_over).
-    pub(super) fn leave(&self, debt: Debt) {
+    pub(super) fn leave(&self, pending: PendingRelease) {
         let mut left = unpoisoned(&self.left);
-        left.push(debt);
+        left.push(pending);
         self.has_left.store(true, Ordering::Release);
     }
 
@@ -59,7 +59,7 @@ impl Backlog {
         self.has_left.load(Ordering::Acquire)
     }
 
-    pub(super) fn take_left(&self) -> Vec<Debt> {
+    pub(super) fn take_left(&self) -> Vec<PendingRelease> {
         if !self.has_left() {
             return Vec::new();
         }

@@ -88,7 +88,7 @@ impl Drop for BackgroundTask {
 /// [left](super::backlog::Backlog::leave) to the next home.
 pub(super) struct Owed {
     engine: BackgroundTask,
-    debt: Debt,
+    pending: PendingRelease,
     is_settled: bool,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct Lapse {
 
 /// What there is to be released.
 #[derive(Clone)]
-pub(super) struct Debt {
+pub(super) struct PendingRelease {
     claim: Claim,
     /// `None` where leases have no ttl.
     lapse: Option<Lapse>,
@@ -118,7 +118,7 @@ pub(super) struct Debt {
 #[derive(Debug)]
 pub(super) struct Unsettled;
 
-impl Debt {
+impl PendingRelease {
     fn new(claim: Claim, lapse: Option<Lapse>, certainty: Certainty, kept: Option<Kept>) -> Self {
         let backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
         Self { claim, lapse, certainty, kept, backoff, unsettled: Arc::new(Unsettled) }
@@ -139,8 +139,8 @@ impl Debt {
 }
 
 impl Owed {
-    fn new(engine: &Arc<Engine>, debt: Debt) -> Self {
-        Self { engine: BackgroundTask::new(engine), debt, is_settled: false }
+    fn new(engine: &Arc<Engine>, pending: PendingRelease) -> Self {
+        Self { engine: BackgroundTask::new(engine), pending, is_settled: false }
     }
 
     pub(super) fn engine(&self) -> &Arc<Engine> {
@@ -155,25 +155,25 @@ impl Owed {
     }
 
     async fn try_once(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
-        let (engine, debt) = (&self.engine.0, &mut self.debt);
+        let (engine, pending) = (&self.engine.0, &mut self.pending);
         let sent = engine.now();
-        match engine.end_at_store(&debt.claim, debt.kept).await {
+        match engine.end_at_store(&pending.claim, pending.kept).await {
             Ok(Release::Released { waiters }) => {
-                engine.pass(seat.take(), &debt.claim.key, waiters, sent);
+                engine.pass(seat.take(), &pending.claim.key, waiters, sent);
                 return None;
             }
-            Ok(Release::NotHeld(_)) if debt.is_over(sent) => return None,
+            Ok(Release::NotHeld(_)) if pending.is_over(sent) => return None,
             Err(e) if !e.is_retryable() && e.effect() == Effect::None => return None,
-            Err(_) if debt.certainty == Certainty::Ordered => debt.certainty = Certainty::Doubtful,
+            Err(_) if pending.certainty == Certainty::Ordered => pending.certainty = Certainty::Doubtful,
             Ok(Release::NotHeld(_)) | Err(_) => {}
         }
         drop(seat.take());
-        let again = engine.now() + debt.backoff.pause();
-        (!debt.has_lapsed(again)).then_some(again)
+        let again = engine.now() + pending.backoff.pause();
+        (!pending.has_lapsed(again)).then_some(again)
     }
 
     pub(super) fn has_lapsed(&self, now: Moment) -> bool {
-        self.debt.has_lapsed(now)
+        self.pending.has_lapsed(now)
     }
 }
 
@@ -183,25 +183,25 @@ impl Drop for Owed {
         if self.is_settled || self.has_lapsed(engine.now()) {
             return;
         }
-        let mut debt = self.debt.clone();
-        if debt.certainty == Certainty::Ordered {
+        let mut pending = self.pending.clone();
+        if pending.certainty == Certainty::Ordered {
             // It may have been sent, and the next one may go another way.
-            debt.certainty = Certainty::Doubtful;
+            pending.certainty = Certainty::Doubtful;
         }
-        engine.backlog.leave(debt);
+        engine.backlog.leave(pending);
         engine.timers.wake();
     }
 }
 
 impl fmt::Debug for Owed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.debt.fmt(f)
+        self.pending.fmt(f)
     }
 }
 
-impl fmt::Debug for Debt {
+impl fmt::Debug for PendingRelease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Debt").field("claim", &self.claim).finish_non_exhaustive()
+        f.debug_struct("PendingRelease").field("claim", &self.claim).finish_non_exhaustive()
     }
 }
 
@@ -256,9 +256,9 @@ impl Drop for Undo<'_> {
     fn drop(&mut self) {
         if let Some(certainty) = self.armed {
             let lapse = self.engine.lapse_of(self.ttl);
-            let mut debt = Debt::new(self.claim.clone(), lapse, certainty, self.kept);
-            debt.unsettled = Arc::clone(&self.unsettled);
-            self.engine.reap_owed(Owed::new(self.engine, debt), None);
+            let mut pending = PendingRelease::new(self.claim.clone(), lapse, certainty, self.kept);
+            pending.unsettled = Arc::clone(&self.unsettled);
+            self.engine.reap_owed(Owed::new(self.engine, pending), None);
         }
         self.engine.outstanding.end();
     }
@@ -287,7 +287,7 @@ impl Engine {
         kept: Option<Kept>,
         seat: Option<Seat>,
     ) {
-        self.reap_owed(Owed::new(self, Debt::new(claim, lapse, certainty, kept)), seat);
+        self.reap_owed(Owed::new(self, PendingRelease::new(claim, lapse, certainty, kept)), seat);
     }
 
     fn reap_owed(self: &Arc<Self>, mut owed: Owed, mut seat: Option<Seat>) {
@@ -309,14 +309,14 @@ impl Engine {
         certainty: Certainty,
         kept: Option<Kept>,
     ) {
-        self.backlog.add(self.now(), Owed::new(self, Debt::new(claim, lapse, certainty, kept)));
+        self.backlog.add(self.now(), Owed::new(self, PendingRelease::new(claim, lapse, certainty, kept)));
     }
 
     /// Has those releases tried again whose runtime has ended before they were answered.
     pub(super) fn take_over(self: &Arc<Self>) {
-        for mut debt in self.backlog.take_left() {
-            let at = self.now() + debt.backoff.pause();
-            self.backlog.add(at, Owed::new(self, debt));
+        for mut pending in self.backlog.take_left() {
+            let at = self.now() + pending.backoff.pause();
+            self.backlog.add(at, Owed::new(self, pending));
         }
     }
 

@@ -169,7 +169,7 @@ impl Entry {
     }
 
     /// Where something of it may be left: in the stores whose answers say how it was held, and in the others.
-    pub(super) fn whereabouts(&self) -> [[Option<Side>; 2]; 2] {
+    pub(super) fn sides_left(&self) -> [[Option<Side>; 2]; 2] {
         let state = self.state();
         let decides = |side: Side| state.held.is_none_or(|held| held.phase.uses(side));
         let there = |side: Side| state.parts[side.index()].is_there();

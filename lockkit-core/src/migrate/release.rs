@@ -27,7 +27,7 @@ impl Dual {
         let mut answer = None;
         let mut failed = None;
         // From here on it is asked for nowhere.
-        let [deciding, others] = entry.whereabouts();
+        let [deciding, others] = entry.sides_left();
         for side in deciding.into_iter().flatten().rev() {
             let claim = entry.release_at(side);
             match self.pair.at(side).release(&claim).await {

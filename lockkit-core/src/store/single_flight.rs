@@ -41,17 +41,17 @@ enum Slot<T> {
     Empty,
     Ready(T),
     /// An attempt under way.
-    Flight(Flight<T>, Course),
+    Flight(Flight<T>, Progress),
 }
 
 /// How an attempt goes on.
-struct Course {
+struct Progress {
     since: Instant,
     /// Whether its task has run: else nobody drives its runtime.
     has_begun: Arc<AtomicBool>,
 }
 
-impl Course {
+impl Progress {
     fn begin() -> Self {
         Self { since: Instant::now(), has_begun: Arc::default() }
     }
@@ -127,8 +127,8 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         let is_stuck = match &*slot {
             Slot::Ready(value) if is_alive(value) => return Ok(value.clone()),
             // One whose task ended without a word, with its runtime or by a panic, has no sender any more.
-            Slot::Flight(flight, course) if flight.has_changed().is_ok() => {
-                if !course.is_stuck(bound) {
+            Slot::Flight(flight, progress) if flight.has_changed().is_ok() => {
+                if !progress.is_stuck(bound) {
                     return Err(flight.clone());
                 }
                 true
@@ -136,9 +136,9 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
             Slot::Empty | Slot::Ready(_) | Slot::Flight(..) => false,
         };
         let (done, flight) = watch::channel(None);
-        let course = Course::begin();
-        let has_begun = Arc::clone(&course.has_begun);
-        *slot = Slot::Flight(flight.clone(), course);
+        let progress = Progress::begin();
+        let has_begun = Arc::clone(&progress.has_begun);
+        *slot = Slot::Flight(flight.clone(), progress);
         let (make, shared, own) = (make(), Arc::clone(&self.slot), flight.clone());
         // The task of a runtime that is ending is dropped at once, here and now.
         drop(slot);
