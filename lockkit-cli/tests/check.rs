@@ -117,6 +117,15 @@ async fn redlock_is_sound() {
 }
 
 #[test]
+fn a_store_that_is_not_there_leaves_no_empty_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("junit.xml");
+    let mut command = lockkit(&["check", "--store", "redis://127.0.0.1:1", "--junit"]);
+    assert_eq!(command.arg(&file).output().unwrap().status.code(), Some(69));
+    assert!(!file.exists());
+}
+
+#[test]
 fn a_store_that_drops_locks_fails() {
     let redis = Redis::start();
     let dir = tempfile::tempdir().unwrap();

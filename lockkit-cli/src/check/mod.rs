@@ -67,13 +67,14 @@ pub(crate) fn run(args: &Args) -> Exit {
         return report::list(&cases).map(|()| 0);
     }
     let url = args.store.url()?.to_owned();
-    if let Some(file) = &args.junit {
-        // Before the work, not after it: a file that can't be written should cost nobody a minute.
-        fs::File::options().append(true).create(true).open(file).map_err(|error| no_junit(&error))?;
-    }
     let opened = block_on(store::open(&url))?;
     let (name, in_process) = (opened.info().name.to_string(), opened.info().scheme == "memory");
     drop(opened);
+    if let Some(file) = &args.junit {
+        // Before the work, not after it: a file that can't be written should cost nobody a minute. After the store was
+        // reached: where it can't be, no empty file is left for the reader of reports.
+        fs::File::options().append(true).create(true).open(file).map_err(|error| no_junit(&error))?;
+    }
 
     let under = format!("lockkit-check/{}/", &Token::random()?.reveal()[..12]);
     let (started, done) = (Instant::now(), Done::default());
