@@ -4,7 +4,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkit_core::{Fence, FenceClock, FenceRequest, LockKey, Outcome, Query, Renewal, Renewed};
 
-use super::{CaseResult, Ctx, LONG, SHORT, cases, grant, locker, renew, request, resource::Resource, take};
+use super::{
+    CaseResult, Ctx, LONG, SHORT, cases, grant, grant_released, locker, renew, request, resource::Resource, take,
+};
 
 cases! { "fencing":
     never_decreases [FENCES] "Fences grow over release, expiry and change of client (R9)."
@@ -54,11 +56,11 @@ async fn a_grant_owns_its_span(ctx: Ctx) -> CaseResult {
     for span in [1, 65, 1, 1000, 3] {
         let mut asked = request(&key, LONG)?;
         asked.fence = FenceRequest { span, ..FenceRequest::default() };
-        let hold = grant(&store, &asked).await?;
+        let hold = grant_released(&store, &asked).await?;
         assert!(hold.fence >= next_free, "{} belongs to the grant before", hold.fence);
         assert_eq!(hold.span, span);
         next_free = hold.fence.offset(span);
-        store.release(&asked.claim).await?;
+        store.release(&hold.claim).await?;
     }
     Ok(())
 }
@@ -85,10 +87,10 @@ async fn a_floor_is_kept(ctx: Ctx) -> CaseResult {
     let floor = first.fence.offset(4_000_000_000);
     mine = request(&key, LONG)?;
     mine.fence.floor = floor;
-    let lifted = grant(&store, &mine).await?;
+    let lifted = grant_released(&store, &mine).await?;
     assert!(lifted.fence > floor, "{} is not above the floor {floor}", lifted.fence);
-    store.release(&mine.claim).await?;
-    let after = grant(&store, &request(&key, LONG)?).await?;
+    store.release(&lifted.claim).await?;
+    let after = grant_released(&store, &request(&key, LONG)?).await?;
     assert!(after.fence > lifted.fence);
     Ok(())
 }
@@ -105,8 +107,9 @@ async fn a_new_counter_can_start_at_the_floor(ctx: Ctx) -> CaseResult {
     for step in 0..3 {
         let mut mine = request(&key, LONG)?;
         mine.fence = FenceRequest { floor: floor.offset(step * 10), span: 1, clock: FenceClock::Floor };
-        assert_eq!(grant(&store, &mine).await?.fence, floor.offset(step * 10 + 1));
-        store.release(&mine.claim).await?;
+        let hold = grant_released(&store, &mine).await?;
+        assert_eq!(hold.fence, floor.offset(step * 10 + 1));
+        store.release(&hold.claim).await?;
     }
     Ok(())
 }
@@ -123,7 +126,7 @@ async fn a_renewal_can_raise_the_counter(ctx: Ctx) -> CaseResult {
     }
     assert_eq!(grant(&store, &mine).await?.fence, hold.fence, "a repeated claim must keep its fence");
     store.release(&mine.claim).await?;
-    assert!(grant(&store, &request(&key, LONG)?).await?.fence > floor);
+    assert!(grant_released(&store, &request(&key, LONG)?).await?.fence > floor);
     Ok(())
 }
 
@@ -136,7 +139,7 @@ async fn a_foreign_renewal_raises_nothing(ctx: Ctx) -> CaseResult {
     let renewal = Renewal { claim: foreign, ttl: LONG, depth: 1, fence_floor: Some(floor), holder: None };
     assert!(matches!(store.renew(&[renewal]).await.remove(0)?, Renewed::Lost(_)));
     store.release(&mine.claim).await?;
-    let next = grant(&store, &request(&key, LONG)?).await?;
+    let next = grant_released(&store, &request(&key, LONG)?).await?;
     assert!(next.fence > hold.fence && next.fence < floor, "{} after {}", next.fence, hold.fence);
     Ok(())
 }

@@ -292,6 +292,22 @@ async fn grant(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<H
     }
 }
 
+/// Asks for a lock that was released just now, and anew as long as it is refused, with another claim if need be. A quorum has released it
+/// when a majority of its nodes has: while one of these is slow, a node that has not may still stand in the way.
+async fn grant_released(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
+    let (asked, mut request) = (Instant::now(), request.clone());
+    loop {
+        match store.acquire(&request).await {
+            Ok(Attempt::Contended(refusal)) if asked.elapsed() < AGAIN => {
+                request.claim = fresh(request.claim, &refusal)?;
+            }
+            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {}
+            answer => return granted(answer?),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// Asks once and expects a grant.
 async fn grant_at_once(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
     granted(store.acquire(request).await?)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockkit_core::{AcquireRequest, Attempt, Claim, FenceRequest, LossReason, Query, Release, Renewed, Token};
 
-use super::{CaseResult, Ctx, LONG, SHORT, SLACK, cases, fresh, grant, renew, request};
+use super::{CaseResult, Ctx, LONG, SHORT, SLACK, cases, fresh, grant, grant_released, renew, request};
 
 use crate::{BoxError, faults::Direction};
 
@@ -208,7 +208,7 @@ async fn the_place_of_a_lease_is_taken_once(ctx: Ctx) -> CaseResult {
     }
     assert!(matches!(other.release(&from).await?, Release::Released { .. }));
     assert!(is_refused(from.token).await?, "nobody's place was taken");
-    let next = grant(&store, &request(&key, LONG)?).await?;
+    let next = grant_released(&store, &request(&key, LONG)?).await?;
     assert!(next.fence >= last.fence.offset(last.span), "{} after {}", next.fence, last.fence);
     Ok(())
 }
