@@ -89,7 +89,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     ///
     /// # Errors
     /// That of `make`; `TimedOut` after `bound`, while the attempt goes on; `Unavailable` if the runtime of the attempt has
-    /// ended. None has an effect, as far as `make` has none.
+    /// ended, or another attempt has taken its place. None has an effect, as far as `make` has none.
     ///
     /// # Cancellation
     /// The attempt goes on without the caller.
@@ -145,13 +145,14 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         self.home(is_stuck).spawn(async move {
             has_begun.store(true, Ordering::Relaxed);
             let outcome = make.await;
-            // Unless another attempt has taken its place.
             let mut slot = unpoisoned(&shared);
-            if matches!(&*slot, Slot::Flight(flight, _) if flight.same_channel(&own)) {
+            let is_current = matches!(&*slot, Slot::Flight(flight, _) if flight.same_channel(&own));
+            if is_current {
                 *slot = outcome.as_ref().map_or(Slot::Empty, |value| Slot::Ready(value.clone()));
             }
             drop(slot);
-            done.send_replace(Some(outcome));
+            // What nothing keeps is for nobody: a session would end under the locks that its callers got with it.
+            done.send_replace(Some(if is_current { outcome } else { Err(replaced()) }));
         });
         Err(flight)
     }
@@ -167,6 +168,10 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         }
         home.insert(Handle::current()).clone()
     }
+}
+
+fn replaced() -> Error {
+    Error::new(ErrorKind::Unavailable, "connecting took so long that another attempt took its place")
 }
 
 /// Whether a runtime has ended: it drops what it is given at once.
@@ -351,6 +356,25 @@ mod tests {
             asked += 1;
             assert!(asked < 100, "it is waited for, and does not come");
         }
+    }
+
+    /// All who share a session must share one that is kept: else it ends with the last of them, and with it the locks that they have.
+    #[tokio::test]
+    async fn what_a_replaced_attempt_makes_is_for_nobody() {
+        const SHORT: Duration = Duration::from_millis(20);
+        let (flight, maker) = (Arc::new(SingleFlight::new()), Maker::default());
+        let waiter = {
+            let (flight, maker) = (Arc::clone(&flight), maker.clone());
+            tokio::spawn(async move { flight.get(|_| true, BOUND, || maker.make()).await })
+        };
+        while maker.made() == 0 {
+            tokio::task::yield_now().await;
+        }
+        while flight.get(|_| true, SHORT, || async { Ok(2) }).await.is_err() {}
+        maker.go.notify_one();
+        let error = waiter.await.expect("no panic").expect_err("it is kept by nobody");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, crate::Effect::None));
+        assert_eq!(flight.present(|_| true), Some(2));
     }
 
     #[test]
