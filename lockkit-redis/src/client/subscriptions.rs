@@ -73,9 +73,13 @@ impl Subscriptions {
             && unpoisoned(&self.table).channels.get(channel).is_some_and(|channel| channel.subscribed)
     }
 
-    /// A new connection takes the place of the old one; nothing is subscribed on it. Wakes everyone.
+    /// A new connection takes the place of an older one; nothing is subscribed on it. Wakes everyone. One that was made before
+    /// that which is there has come too late, and takes no place.
     pub(crate) fn attach(&self, generation: u64, connection: Weak<MultiplexedConnection>) {
         let mut table = unpoisoned(&self.table);
+        if generation < table.generation {
+            return;
+        }
         table.generation = generation;
         table.connection = connection;
         self.forget(&mut table);
@@ -258,6 +262,16 @@ mod tests {
     fn channels(subscriptions: &Subscriptions) -> (usize, usize) {
         let table = unpoisoned(&subscriptions.table);
         (table.channels.len(), subscriptions.subscribed.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_connection_that_comes_late_takes_no_place() {
+        let subscriptions = attached();
+        subscriptions.attach(3, Weak::new());
+        subscriptions.attach(2, Weak::new());
+        let one = subscriptions.listen("a");
+        subscriptions.push(3, &push(PushKind::Subscribe, "a"));
+        assert!(one.is_subscribed());
     }
 
     #[test]
