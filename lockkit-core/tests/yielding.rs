@@ -1,11 +1,18 @@
 //! When a holder is asked to yield, and when no longer.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock, LockKey, LockStore,
-    Locker, MemoryStore, Mode, Order, Outcome, Prefix, Release, Result, Token,
+    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock, LockKey,
+    LockStore, Locker, MemoryStore, Mode, Order, Outcome, Prefix, Release, Result, Token,
 };
 use lockkit_testkit::{Alter, Altered, faults::poll_until};
 use tokio::{
@@ -125,6 +132,36 @@ async fn readers_are_asked_too() -> Result<()> {
     }
     assert!(!taken(writer).await.yield_requested().await?);
     Ok(())
+}
+
+/// The first acquisition takes effect, and nobody hears so; and its release takes as long as the test.
+#[derive(Debug)]
+struct Mute(MemoryStore, AtomicBool);
+
+#[async_trait]
+impl Alter for Mute {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let answer = self.0.acquire(request).await;
+        if self.1.swap(true, Ordering::SeqCst) {
+            return answer;
+        }
+        Err(Error::new(ErrorKind::TimedOut, "no answer").unknown_effect())
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if claim.key.as_str() == "a" { pending().await } else { self.0.release(claim).await }
+    }
+}
+
+#[tokio::test]
+async fn that_its_own_first_claim_was_in_the_way_is_no_answer() {
+    let locker = Locker::new(Altered(Mute(MemoryStore::new(), AtomicBool::new(false))));
+    let asked = locker.lock("a").ask_to_yield().acquire_within(Duration::from_millis(50)).await;
+    assert_eq!(asked.expect_err("nobody else has it").effect(), Effect::Unknown);
 }
 
 #[tokio::test]

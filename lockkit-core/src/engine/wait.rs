@@ -36,8 +36,8 @@ struct Acquisition<'a> {
     backoff: Backoff,
     /// Since when the store gave nothing but errors.
     failing_since: Option<Moment>,
-    /// What became of an earlier claim of this acquisition of which something may be left at the store.
-    doubt: Option<(Error, Weak<Unsettled>)>,
+    /// What became of earlier claims of this acquisition of which something may be left at the store.
+    doubts: Vec<(Error, Weak<Unsettled>)>,
 }
 
 /// What to do after one call.
@@ -91,7 +91,7 @@ impl Engine {
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
             // The errors that others of this process got count, but nobody has less patience for having come late.
             failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)),
-            doubt: None,
+            doubts: Vec::new(),
         };
         let hold = tokio::select! {
             biased;
@@ -214,8 +214,8 @@ impl Acquisition<'_> {
     /// Why an answer that the lock is held proves nothing (rule R6): it may be held by an earlier claim of this acquisition,
     /// whose release is still under way.
     fn doubt(&mut self) -> Option<Error> {
-        self.doubt.take_if(|(_, unsettled)| unsettled.strong_count() == 0);
-        self.doubt.as_ref().map(|(error, _)| error.clone())
+        self.doubts.retain(|(_, unsettled)| unsettled.strong_count() > 0);
+        self.doubts.last().map(|(error, _)| error.clone())
     }
 
     /// What the store said counts for those, too, who wait in the local queue.
@@ -264,7 +264,7 @@ impl Acquisition<'_> {
                 }
                 // Too late to be of use. The armed undo releases it, which burns the token.
                 let late = Error::new(ErrorKind::TimedOut, "the grant came too late to be of use").unknown_effect();
-                self.doubt = Some((late.clone(), undo.unsettled()));
+                self.doubts.push((late.clone(), undo.unsettled()));
                 self.failed(late, now).map(Step::Afresh)
             }
             Ok(Attempt::Contended(contention)) => {
@@ -291,7 +291,7 @@ impl Acquisition<'_> {
                 if self.keeps_place() {
                     return self.failed(error, now).map(Step::Again);
                 }
-                self.doubt = Some((error.clone(), undo.unsettled()));
+                self.doubts.push((error.clone(), undo.unsettled()));
                 self.failed(error, now).map(Step::Afresh)
             }
         }
