@@ -132,3 +132,46 @@ async fn a_release_under_way_is_waited_for() -> Result<()> {
     assert_eq!(releasing.await.expect("no panic")?, Outcome::Released);
     Ok(())
 }
+
+/// The memory store, whose first release never ends by itself.
+#[derive(Debug)]
+struct FirstHangs {
+    inner: MemoryStore,
+    asked: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl Alter for FirstHangs {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if self.asked.fetch_add(1, Ordering::SeqCst) == 0 {
+            std::future::pending::<()>().await;
+        }
+        self.inner.release(claim).await
+    }
+}
+
+#[tokio::test]
+async fn a_release_whose_runtime_ends_meanwhile_is_waited_for() -> Result<()> {
+    let (inner, asked) = (MemoryStore::new(), Arc::new(AtomicUsize::new(0)));
+    let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let store = FirstHangs { inner: inner.clone(), asked: Arc::clone(&asked) };
+    let locker = home.spawn(async move {
+        let locker = Locker::new(Altered(store));
+        drop(locker.lock("x").acquire().await?);
+        Ok::<_, lockkit_core::Error>(locker)
+    });
+    let locker = locker.await.expect("no panic")?;
+    while asked.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut shutdown = std::pin::pin!(locker.shutdown(SOON));
+    assert!(timeout(Duration::from_millis(20), shutdown.as_mut()).await.is_err(), "a release is under way");
+    home.shutdown_background();
+    shutdown.await?;
+    assert!(Locker::new(inner).lock("x").try_acquire().await?.is_some(), "it was released");
+    Ok(())
+}

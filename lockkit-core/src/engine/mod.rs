@@ -111,8 +111,17 @@ impl Engine {
     pub(crate) async fn shutdown(self: &Arc<Self>, timeout: Duration) -> Result<()> {
         self.closed.store(true, Ordering::SeqCst);
         self.closing.notify_waiters();
-        self.take_over();
-        tokio::time::timeout(timeout, self.outstanding.drained()).await.map_err(|_| {
+        let drained = async {
+            loop {
+                self.take_over();
+                self.outstanding.drained().await;
+                // A release whose runtime has ended meanwhile lies there.
+                if !self.backlog.has_left() {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(timeout, drained).await.map_err(|_| {
             let left = self.outstanding.count();
             Error::new(ErrorKind::TimedOut, format!("{left} releases were still under way after {timeout:?}"))
                 .unknown_effect()
