@@ -1,10 +1,13 @@
 //! The store over both stores of a migration: what clients may and may not do while the phase changes.
 
 use std::{
+    future::Future,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -121,6 +124,8 @@ struct HeldUp {
     is_cut_off: Arc<AtomicBool>,
     /// Whether it is the requests of acquisitions that are held up, and not the answers.
     before: Arc<AtomicBool>,
+    /// Whether it is the releases only whose answers are held up.
+    releases_only: Arc<AtomicBool>,
     /// Told when an answer is held back.
     came: Arc<Notify>,
 }
@@ -132,6 +137,7 @@ impl HeldUp {
             is_held_up: watch::Sender::new(false),
             is_cut_off: Arc::default(),
             before: Arc::default(),
+            releases_only: Arc::default(),
             came: Arc::default(),
         }
     }
@@ -188,7 +194,7 @@ impl Alter for HeldUp {
             return renewals.iter().map(|_| Err(error.clone())).collect();
         }
         let answers = self.inner.renew(renewals).await;
-        self.back(answers).await
+        if self.releases_only.load(Ordering::SeqCst) { answers } else { self.back(answers).await }
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
@@ -364,6 +370,65 @@ async fn a_lease_that_one_store_lost_is_lost() -> Result<()> {
         let Attempt::Granted(_) = dual.acquire(&next).await? else { panic!("its own lost lease is in its way") };
         assert!(matches!(dual.release(&next.claim).await?, Release::Released { .. }));
     }
+    Ok(())
+}
+
+fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// The call that finds a lease lost may be dropped: then its holder has not heard of it.
+#[tokio::test]
+async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Result<()> {
+    let world = World::started().await?;
+    world.step(Phase::Both).await?;
+    let (dual, _, new) = world.held_up().await?;
+    let (mine, other) = (request("x"), request("y"));
+    for request in [&mine, &other] {
+        let Attempt::Granted(_) = dual.acquire(request).await? else { panic!("the lock is free") };
+        assert!(matches!(world.old.release(&request.claim).await?, Release::Released { .. }));
+    }
+    assert!(matches!(dual.renew(&[renewal(&other.claim)]).await.remove(0)?, Renewed::Lost(_)));
+    // What is left of the other one is cleared up by the call that is dropped.
+    new.releases_only.store(true, Ordering::SeqCst);
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    assert!(poll_once(pin!(dual.renew(&renewals)).as_mut()).is_pending());
+    assert!(!world.is_held_at(&world.new, "y").await?);
+    new.is_held_up.send_replace(false);
+    let any = [renewal(&request("z").claim)];
+    drop(dual.renew(&any).await);
+    assert!(world.is_held_at(&world.new, "x").await?, "its holder believes in it");
+    assert!(matches!(dual.renew(&renewals).await.remove(0)?, Renewed::Lost(_)));
+    drop(dual.renew(&any).await);
+    assert!(!world.is_held_at(&world.new, "x").await?, "its holder has heard");
+    Ok(())
+}
+
+/// Renewals of one claim, as nested acquisitions make them: those that began before it was taken along do not take it along again.
+#[tokio::test]
+async fn a_renewal_that_comes_late_leaves_alone_what_another_took_along() -> Result<()> {
+    let world = World::started().await?;
+    let (dual, old, new) = world.held_up().await?;
+    let mine = request("x");
+    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    let renewals = [renewal(&mine.claim)];
+    let [mut first, mut second, mut third] = [(); 3].map(|()| Box::pin(dual.renew(&renewals)));
+    old.is_held_up.send_replace(true);
+    for renews in [&mut first, &mut second, &mut third] {
+        assert!(poll_once(renews.as_mut()).is_pending());
+    }
+    old.is_held_up.send_replace(false);
+    let Renewed::Held(_) = first.await.remove(0)? else { panic!("it is held") };
+    assert!(world.is_held_at(&world.new, "x").await?, "it was taken along");
+    new.is_held_up.send_replace(true);
+    drop(poll_once(second.as_mut()));
+    drop(second);
+    new.is_held_up.send_replace(false);
+    drop(third.await);
+    assert!(world.is_held_at(&world.new, "x").await?, "it is held in both");
     Ok(())
 }
 

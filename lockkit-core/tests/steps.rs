@@ -151,6 +151,42 @@ async fn a_start_can_be_repeated_and_another_can_not_begin() -> Result<()> {
     Ok(())
 }
 
+/// Polls so often, as long as it is under way; whether it has ended.
+fn poll_times(mut future: std::pin::Pin<&mut impl Future>, times: usize) -> bool {
+    (0..times).any(|_| future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready())
+}
+
+/// Whoever settles the records may stand still for long at any await, and find that the migration was finished meanwhile.
+#[tokio::test(start_paused = true)]
+async fn what_was_finished_is_not_settled_again() -> Result<()> {
+    for home_lost_it in [false, true] {
+        for polls in 0.. {
+            let world = World::started().await?;
+            let record = read(&world.old).await?.expect("it was started");
+            if home_lost_it {
+                write(&world.old, record.home, None).await?;
+            }
+            let mut settles = pin!(world.migration.settle());
+            if poll_times(settles.as_mut(), polls) {
+                assert!(polls > 4, "it was never in the middle");
+                break;
+            }
+            // What finishing does, the home first.
+            let is_copied = read(&world.old).await? == Some(record.clone());
+            if is_copied {
+                write(&world.old, record.home, None).await?;
+            }
+            write(&world.new, record.home.other(), None).await?;
+            let is_overtaken = read(&world.old).await?.is_some();
+            let settled = settles.await;
+            if !is_overtaken {
+                assert_eq!(world.records().await?, [None, None], "after {polls} polls: {settled:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn clients_of_other_stores_are_refused() -> Result<()> {
     let world = World::new();

@@ -21,6 +21,8 @@ struct State {
     /// When time has ended it; `None` if it may be at a store where time does not.
     lapse: Option<Moment>,
     over: Option<Over>,
+    /// Whether its holder has heard that it is over.
+    is_heard: bool,
     /// Whether a store was asked for its release, and did not answer that.
     is_in_doubt: bool,
 }
@@ -107,7 +109,15 @@ impl Entry {
         let part = Part { token: claim.token, left: Left::Nothing, is_asked: false, is_burnt: false };
         Self {
             claim,
-            state: Mutex::new(State { parts: [part; 2], held, shown: None, lapse, over: None, is_in_doubt: false }),
+            state: Mutex::new(State {
+                parts: [part; 2],
+                held,
+                shown: None,
+                lapse,
+                over: None,
+                is_heard: false,
+                is_in_doubt: false,
+            }),
         }
     }
 
@@ -227,7 +237,19 @@ impl Entry {
 
     /// Notes that it will not be held again.
     pub(super) fn end(&self, why: Over) {
-        self.state().over.get_or_insert(why);
+        let mut state = self.state();
+        state.is_heard |= why == Over::Released;
+        state.over.get_or_insert(why);
+    }
+
+    /// Notes that its holder hears that it is lost.
+    pub(super) fn hear(&self) {
+        self.state().is_heard = true;
+    }
+
+    /// Whether its holder has heard that it is over.
+    pub(super) fn is_heard(&self) -> bool {
+        self.state().is_heard
     }
 
     /// Notes whether a store did not answer its release.

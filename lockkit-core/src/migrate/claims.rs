@@ -102,13 +102,13 @@ impl Claims {
         !self.any_over.load(Ordering::Acquire)
     }
 
-    /// Claims that are over, and of which something may be left; but for those that somebody has in hand: a holder that has not heard yet
-    /// that its lease is lost.
+    /// Claims that are over, and of which something may be left; but for a lost lease whose holder has not heard of that yet: what one
+    /// store has of it keeps others out until then.
     pub(super) fn over(&self, now: Moment, is_meant: impl Fn(&Claim) -> bool) -> Vec<Arc<Entry>> {
         let known = self.known();
         let over = known.over.iter().filter_map(|token| known.by_token.get(token));
-        let over = over.filter(|entry| Arc::strong_count(entry) == 1);
-        over.filter(|entry| !entry.has_lapsed(now) && is_meant(&entry.claim)).cloned().collect()
+        let over = over.filter(|entry| entry.is_heard() && !entry.has_lapsed(now));
+        over.filter(|entry| is_meant(&entry.claim)).cloned().collect()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -210,7 +210,8 @@ mod tests {
             let held = Held { phase: Phase::Old, fence: Fence::new(1), span: 1 };
             assert!(!entry.hold(held, None) && entry.held().is_none());
             claims.settle(&entry);
-            assert!(claims.over(start, |of| of == claim).is_empty(), "somebody has it in hand");
+            assert!(claims.over(start, |of| of == claim).is_empty(), "no holder has heard of it");
+            entry.hear();
         }
         assert_eq!(claims.over(start, |_| true).len(), 2);
         assert_eq!(claims.over(later, |_| true).len(), 1);

@@ -229,9 +229,7 @@ impl Migration {
         let record = rules::newest(found.iter().flatten().cloned()).ok_or_else(not_started)?;
         if self.is_settled(&record).await? {
             // A node of a quorum may have missed the last changes. With another one that loses its data, it would be a majority.
-            for side in Side::ALL {
-                self.pair.lift(side, &record).await?;
-            }
+            self.pair.lift_older(record.home.other(), &record).await?;
             return Ok(record);
         }
         for (side, known) in Side::ALL.into_iter().zip(&found) {
@@ -242,10 +240,22 @@ impl Migration {
         }
         let renewed = record.renewed()?;
         match self.pair.change_home(found[record.home.index()].as_ref(), &renewed).await? {
+            Swap::Done if found[record.home.index()].is_none() => self.settle_lost_home(&renewed).await?,
             Swap::Done => self.pair.lift(record.home.other(), &renewed).await?,
             Swap::Differs(_) => return Err(overtaken()),
         }
         Ok(renewed)
+    }
+
+    /// A home that has no record has lost its data, or the migration is being finished. Then the other store has none by now, or whoever
+    /// finishes it finds the home's when the other's is removed.
+    async fn settle_lost_home(&self, renewed: &PhaseRecord) -> Result<()> {
+        self.pair.lift_older(renewed.home.other(), renewed).await?;
+        if self.pair.has(renewed.home.other(), renewed).await? {
+            return Ok(());
+        }
+        self.pair.remove(renewed.home, renewed).await?;
+        Err(overtaken())
     }
 
     /// What each store has; both must answer.

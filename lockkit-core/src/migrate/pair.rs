@@ -25,6 +25,13 @@ const NAME: &str = "lockkit/migration";
 #[derive(Clone)]
 pub(super) struct Pair([Arc<dyn LockStore>; 2]);
 
+/// What becomes of a record that is missing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Written,
+    Left,
+}
+
 /// A moment on the clock of a pair, and the same or a later one on that of its new store.
 #[derive(Clone, Copy)]
 pub(super) struct Clocks {
@@ -161,9 +168,21 @@ impl Pair {
     /// As those of [`Records`]; `Misconfigured` if it has no record, and is another store than the one that the migration was started
     /// with; `Unexpected` if it has another one of the same epoch.
     pub(super) async fn lift(&self, side: Side, record: &PhaseRecord) -> Result<()> {
+        self.lift_all(side, record, Missing::Written).await
+    }
+
+    /// The same where there is a record. Where there is none it stays so: the migration may have been finished meanwhile.
+    ///
+    /// # Errors
+    /// As [`lift`](Self::lift).
+    pub(super) async fn lift_older(&self, side: Side, record: &PhaseRecord) -> Result<()> {
+        self.lift_all(side, record, Missing::Left).await
+    }
+
+    async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<()> {
         let keepers = self.keepers(side)?;
         // All of them, as far as they answer: one that has an older record would spoil the drain.
-        let lifted = all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record))).await;
+        let lifted = all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record, missing))).await;
         let done = lifted.iter().filter(|done| done.is_ok()).count();
         match lifted.into_iter().find_map(Result::err) {
             Some(error) if done <= keepers.len() / 2 => Err(error),
@@ -196,7 +215,7 @@ impl Pair {
         }
     }
 
-    async fn lift_at(&self, keeper: &dyn Records, side: Side, record: &PhaseRecord) -> Result<()> {
+    async fn lift_at(&self, keeper: &dyn Records, side: Side, record: &PhaseRecord, missing: Missing) -> Result<()> {
         let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
         let mut found = keeper.read(&name).await?;
         loop {
@@ -205,6 +224,9 @@ impl Pair {
                 return Ok(());
             }
             if known.is_none() {
+                if missing == Missing::Left {
+                    return Ok(());
+                }
                 // A store that the URL leads to by mistake has none either.
                 self.check_identity(side, record).await?;
             }

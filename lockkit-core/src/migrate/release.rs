@@ -40,8 +40,9 @@ impl Dual {
         }
         for side in others.into_iter().flatten() {
             let is_told = self.drop_at(entry, side, self.aside(self.first.max_ttl)).await;
-            // There nothing lapses: the core has to repeat it until it is answered.
-            if !is_told && self.pair.at(side).info().capability.liveness.session.is_some() {
+            // There nothing lapses: the core has to repeat it until it is answered, and until no request is under way that may arrive after
+            // that answer.
+            if (!is_told || entry.is_at(side)) && self.pair.at(side).info().capability.liveness.session.is_some() {
                 let why = format!("the {side} store did not answer the release of what was left there");
                 failed = failed.or(Some(Error::new(ErrorKind::Unavailable, why)));
             }

@@ -48,11 +48,12 @@ impl Dual {
         };
         let mut all_of_them: Vec<_> = renewals.iter().map(|renewal| self.begin(renewal, &record)).collect();
         self.ask_stores(&mut all_of_them, record.phase).await;
-        // What one store has of a lease that the other has lost keeps others out until the holder has heard: no call clears it up before
-        // this one has returned.
-        let in_hand: Vec<_> = all_of_them.iter().map(|renewing| Arc::clone(&renewing.entry)).collect();
+        let entries: Vec<_> = all_of_them.iter().map(|renewing| Arc::clone(&renewing.entry)).collect();
         let answers = tokio::join!(self.finish(all_of_them, record.phase), self.clear_up(bound, |_| true)).0;
-        drop(in_hand);
+        // Only now: if this call is dropped before, no holder hears of a loss by it.
+        for (entry, _) in entries.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Ok(Renewed::Lost(_)))) {
+            entry.hear();
+        }
         answers
     }
 
@@ -251,6 +252,10 @@ impl Dual {
         let bound = self.aside(renewal.ttl);
         // What follows it in the shadow would be in its own way.
         self.shadow.end_within(&renewal.claim, bound).await;
+        // In one step with the asking: another renewal that began with this one may have taken it along by now.
+        if entry.held().is_some_and(|held| held.phase.uses(side)) {
+            return Err(has_just_changed());
+        }
         let Some(asking) = entry.ask_at(side) else {
             // It is being taken along by another renewal, or a release from before is not answered yet.
             if entry.is_left_released(side) {

@@ -208,8 +208,12 @@ impl Migration {
         }
         // The very record that was drained, or nothing: somebody may have gone on from it.
         match self.pair.remove(record.home, &record).await? {
-            Swap::Done => self.pair.remove(record.home.other(), &record).await.map(drop),
-            Swap::Differs(_) => Err(overtaken()),
+            Swap::Done => self.pair.remove(record.home.other(), &record).await?,
+            Swap::Differs(_) => return Err(overtaken()),
+        };
+        match self.pair.read_all(record.home).await? {
+            None => Ok(()),
+            Some(_) => Err(overtaken()),
         }
     }
 }
