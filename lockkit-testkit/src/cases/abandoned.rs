@@ -19,8 +19,10 @@ use lockkit_core::{AcquireRequest, Attempt, LockStore as _, Release, Renewal, Re
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
 
 use super::{
-    CaseResult, Ctx, LONG, SHORT, cases, request,
-    scene::{Call, ROUNDS, Scene, is_failed, lost, new_text, only_keeper},
+    CaseResult, Ctx, LONG, SHORT,
+    call::Call,
+    cases, request,
+    scene::{ROUNDS, Scene, is_failed, lost, new_text, only_keeper},
 };
 use crate::{
     BoxError,

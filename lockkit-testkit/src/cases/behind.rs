@@ -14,8 +14,10 @@ use lockkit_core::{
 use tokio::{sync::Mutex, task::JoinSet};
 
 use super::{
-    CaseResult, Ctx, LONG, cases, request,
-    scene::{Call, Scene, is_failed, lost, new_text, only_keeper},
+    CaseResult, Ctx, LONG,
+    call::Call,
+    cases, request,
+    scene::{Scene, is_failed, lost, new_text, only_keeper},
 };
 use crate::{BoxError, Server, faults::Slip};
 

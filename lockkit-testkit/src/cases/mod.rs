@@ -5,7 +5,9 @@
 //! the server gets a private one.
 
 mod abandoned;
+mod asks;
 mod behind;
+mod call;
 mod cancellation;
 mod contention;
 mod counted;
@@ -31,18 +33,20 @@ mod window;
 use std::{
     fmt,
     future::Future,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
-    task::Poll,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, FenceRequest, Fencing, Guard, Hold, HolderInfo, KeyState, Lock,
-    LockKey, LockStore, Locker, Mode, Order, Renewal, Renewed, Token,
+use lockkit_core::{LockKey, LockStore, Locker, Token};
+
+pub(crate) use asks::abandon_after;
+use asks::{
+    assert_taken, fencing_claimed, fresh, grant, grant_at_once, grant_released, locker, renew, request, request_as,
+    seen, take, take_in_the_end, wait_for_waiter, wait_for_waiters,
 };
 
 use crate::{Backend, BoxError, Server};
@@ -248,166 +252,4 @@ impl Ctx {
     async fn server(&self) -> Result<Box<dyn Server>, BoxError> {
         self.backend.private_server().await?.ok_or_else(|| "there is no private server".into())
     }
-}
-
-fn locker(store: Arc<dyn LockStore>) -> Locker {
-    Locker::shared_builder(store).build()
-}
-
-/// A request that tries to get `key`.
-fn request(key: &LockKey, ttl: Duration) -> Result<AcquireRequest, BoxError> {
-    Ok(AcquireRequest {
-        claim: Claim { key: key.clone(), token: Token::random()?, mode: Mode::Exclusive },
-        ttl,
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest::default(),
-        holder: HolderInfo::this_process(),
-        from: None,
-    })
-}
-
-/// The claim to ask with after a refusal: another if the store has burnt the token (rule R2).
-fn fresh(claim: Claim, refusal: &Contention) -> Result<Claim, BoxError> {
-    Ok(if refusal.burnt { Claim { token: Token::random()?, ..claim } } else { claim })
-}
-
-/// The same for one of the kinds that stand in line.
-fn request_as(key: &LockKey, mode: Mode, ttl: Duration) -> Result<AcquireRequest, BoxError> {
-    let mut request = request(key, ttl)?;
-    (request.claim.mode, request.order) = (mode, Order::Fifo);
-    Ok(request)
-}
-
-/// Asks for a free lock, and again with the same claim when a call failed for want of time: that is one lease (rule R1).
-async fn grant(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
-    let asked = Instant::now();
-    loop {
-        match store.acquire(request).await {
-            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            answer => return granted(answer?),
-        }
-    }
-}
-
-/// Asks for a lock that was released just now, and anew as long as it is refused, with another claim if need be. A quorum has released it
-/// when a majority of its nodes has: while one of these is slow, a node that has not may still stand in the way.
-async fn grant_released(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
-    let (asked, mut request) = (Instant::now(), request.clone());
-    loop {
-        match store.acquire(&request).await {
-            Ok(Attempt::Contended(refusal)) if asked.elapsed() < AGAIN => {
-                request.claim = fresh(request.claim, &refusal)?;
-            }
-            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {}
-            answer => return granted(answer?),
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-/// Asks once and expects a grant.
-async fn grant_at_once(store: &Arc<dyn LockStore>, request: &AcquireRequest) -> Result<Hold, BoxError> {
-    granted(store.acquire(request).await?)
-}
-
-fn granted(answer: Attempt) -> Result<Hold, BoxError> {
-    match answer {
-        Attempt::Granted(hold) => Ok(hold),
-        Attempt::Contended(by) => Err(format!("a free lock was refused; held by {:?}", by.holder).into()),
-    }
-}
-
-/// Renews one lease.
-async fn renew(store: &Arc<dyn LockStore>, claim: &Claim, ttl: Duration, depth: u32) -> Result<Renewed, BoxError> {
-    let renewal = Renewal { claim: claim.clone(), ttl, depth, fence_floor: None, holder: None };
-    let mut answers = store.renew(&[renewal]).await;
-    assert_eq!(answers.len(), 1, "one answer for each renewal");
-    Ok(answers.remove(0)?)
-}
-
-/// Takes a lock that should be free; that a call failed for want of time says nothing of that.
-async fn take(locker: &Locker, name: &str, ttl: Duration) -> Result<Guard, BoxError> {
-    match locker.lock(name).ttl(ttl).try_acquire().await {
-        Err(error) if error.is_retryable() => take_in_the_end(locker, name, ttl).await,
-        answer => answer?.ok_or_else(|| format!("{name} should be free").into()),
-    }
-}
-
-/// Takes a lock that nobody has, for a short time, where it does not matter whether the first call is in time.
-async fn take_in_the_end(locker: &Locker, name: &str, ttl: Duration) -> Result<Guard, BoxError> {
-    let guard = locker.lock(name).ttl(ttl).acquire_within(AGAIN).await?;
-    guard.ok_or_else(|| format!("{name} should be free").into())
-}
-
-/// Who holds a lock and how many wait, asked again when a call failed for want of time.
-async fn seen(lock: &Lock) -> Result<KeyState, BoxError> {
-    let asked = Instant::now();
-    loop {
-        match lock.inspect().await {
-            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            answer => return Ok(answer?),
-        }
-    }
-}
-
-/// Tells that a lock can't be had. An error tells nothing: it is asked for again.
-async fn assert_taken(locker: &Locker, name: &str) -> CaseResult {
-    let asked = Instant::now();
-    loop {
-        match locker.lock(name).try_acquire().await {
-            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            answer => {
-                return answer?.map_or(Ok(()), |_| Err(format!("{name} was granted twice").into()));
-            }
-        }
-    }
-}
-
-/// Polls a future for so long and drops it then, wherever it is; at once after the first poll if that is no time at
-/// all.
-///
-/// tokio's timers count in milliseconds, in which most acquisitions are over and done. This one asks at every turn.
-pub(crate) async fn abandon_after<F: Future>(patience: Duration, future: F) -> Option<F::Output> {
-    let (started, mut future) = (Instant::now(), pin!(future));
-    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending if started.elapsed() >= patience => Poll::Ready(None),
-        Poll::Pending => {
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        }
-    })
-    .await
-}
-
-/// Returns when somebody surely waits for the lock at the store: when the store says so, or after a while if it can't.
-async fn wait_for_waiter(lock: &Lock) -> CaseResult {
-    wait_for_waiters(lock, 1).await
-}
-
-/// The same for so many of them.
-async fn wait_for_waiters(lock: &Lock, count: u32) -> CaseResult {
-    for _ in 0..1000 {
-        match seen(lock).await?.waiters {
-            Some(waiters) if waiters < count => tokio::time::sleep(Duration::from_millis(10)).await,
-            Some(_) => return Ok(()),
-            None => {
-                tokio::time::sleep(SLACK).await;
-                return Ok(());
-            }
-        }
-    }
-    Err("a waiter is not shown".into())
-}
-
-/// Whether the fences of a store mean anything.
-fn fencing_claimed(locker: &Locker) -> bool {
-    locker.info().capability.fencing != Fencing::None
 }

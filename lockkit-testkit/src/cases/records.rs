@@ -12,8 +12,9 @@ use super::{
     CaseResult, Ctx, LONG,
     abandoned::drop_each,
     behind::every_answer,
+    call::Call,
     cases, grant, request,
-    scene::{Call, Scene, new_text, only_keeper},
+    scene::{Scene, new_text, only_keeper},
 };
 use crate::{BoxError, faults::Slip};
 
