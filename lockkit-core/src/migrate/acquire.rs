@@ -170,7 +170,7 @@ impl Dual {
         phase: Phase,
     ) -> Result<Attempt> {
         self.check(side).await?;
-        let Some(asking) = entry.ask_at(side) else {
+        let Some(mut asking) = entry.ask_at(side) else {
             let why = "the claim is being asked for by another call, or a release of it was not answered yet";
             return Err(Error::new(ErrorKind::Unavailable, why).unknown_effect());
         };

@@ -135,13 +135,13 @@ impl Entry {
         self.part(side, |part| Claim { token: part.token, ..self.claim.clone() })
     }
 
-    /// Notes that it is about to be asked for at a store; `None` if it is over, is being asked for there by another call, or its
-    /// release there was not answered yet.
+    /// Notes that it is about to be asked for at a store; `None` if it is over or is held there, is being asked for there by another
+    /// call, or its release there was not answered yet.
     pub(super) fn ask_at(&self, side: Side) -> Option<Asking<'_>> {
         let mut state = self.state();
-        let is_over = state.over.is_some();
+        let is_closed = state.over.is_some() || state.held.is_some_and(|held| held.phase.uses(side));
         let part = &mut state.parts[side.index()];
-        if is_over || part.is_asked || part.left == Left::Released {
+        if is_closed || part.is_asked || part.left == Left::Released {
             return None;
         }
         (part.left, part.is_asked) = (Left::Asked, true);
@@ -280,8 +280,8 @@ impl Entry {
 }
 
 impl Asking<'_> {
-    /// The store granted it.
-    pub(super) fn granted(mut self) {
+    /// The store granted it. No other call asks for it there before this is dropped.
+    pub(super) fn granted(&mut self) {
         self.is_answered = true;
     }
 

@@ -102,13 +102,13 @@ impl Claims {
         !self.any_over.load(Ordering::Acquire)
     }
 
-    /// Claims that are over, and of which something may be left; but for a lost lease whose holder has not heard of that yet: what one
-    /// store has of it keeps others out until then.
+    /// Claims that are over, and of which something may be left; but for those that another call has in hand, and for a lost lease whose
+    /// holder has not heard of that yet: what one store has of it keeps others out until then.
     pub(super) fn over(&self, now: Moment, is_meant: impl Fn(&Claim) -> bool) -> Vec<Arc<Entry>> {
         let known = self.known();
         let over = known.over.iter().filter_map(|token| known.by_token.get(token));
-        let over = over.filter(|entry| entry.is_heard() && !entry.has_lapsed(now));
-        over.filter(|entry| is_meant(&entry.claim)).cloned().collect()
+        let over = over.filter(|entry| entry.is_heard() && Arc::strong_count(entry) == 1);
+        over.filter(|entry| !entry.has_lapsed(now) && is_meant(&entry.claim)).cloned().collect()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -140,9 +140,10 @@ mod tests {
     #[test]
     fn a_token_whose_release_may_have_been_sent_is_not_asked_for_again() {
         let entry = entry();
-        let asking = entry.ask_at(Side::New).expect("nothing was released");
+        let mut asking = entry.ask_at(Side::New).expect("nothing was released");
         let first = asking.claim.clone();
         asking.granted();
+        drop(asking);
         assert_eq!(first, entry.claim);
         let released = entry.release_at(Side::New);
         assert_eq!(released.token, first.token);
@@ -175,9 +176,10 @@ mod tests {
         let former = entry.ask_at(Side::New).expect("nothing was asked for").claim.clone();
         entry.gone_from(Side::New, &former).expect("random");
         assert!(entry.is_nowhere());
-        let asking = entry.ask_at(Side::New).expect("nothing is left");
+        let mut asking = entry.ask_at(Side::New).expect("nothing is left");
         assert_ne!(asking.claim.token, former.token);
         asking.granted();
+        drop(asking);
         entry.gone_from(Side::New, &former).expect("random");
         assert!(entry.is_at(Side::New), "a late answer says nothing of the new token");
     }
@@ -212,6 +214,7 @@ mod tests {
             claims.settle(&entry);
             assert!(claims.over(start, |of| of == claim).is_empty(), "no holder has heard of it");
             entry.hear();
+            assert!(claims.over(start, |of| of == claim).is_empty(), "another call has it in hand");
         }
         assert_eq!(claims.over(start, |_| true).len(), 2);
         assert_eq!(claims.over(later, |_| true).len(), 1);

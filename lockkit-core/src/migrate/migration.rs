@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     floor::{check_room, floor, logs},
-    pair::{Pair, is_wrong},
+    pair::{Pair, is_wrong, overtaken},
     record::{Phase, PhaseRecord, Side, drain},
     rules,
 };
@@ -229,7 +229,7 @@ impl Migration {
         let record = rules::newest(found.iter().flatten().cloned()).ok_or_else(not_started)?;
         if self.is_settled(&record).await? {
             // A node of a quorum may have missed the last changes. With another one that loses its data, it would be a majority.
-            self.pair.lift_older(record.home.other(), &record).await?;
+            self.pair.lift(record.home.other(), &record).await?;
             return Ok(record);
         }
         for (side, known) in Side::ALL.into_iter().zip(&found) {
@@ -247,8 +247,8 @@ impl Migration {
         Ok(renewed)
     }
 
-    /// A home that has no record has lost its data, or the migration is being finished. Then the other store has none by now, or whoever
-    /// finishes it finds the home's when the other's is removed.
+    /// A home that has no record has lost its data, or the migration is being finished. If it is, either the other store has no record any
+    /// more, as is seen here; or that is removed later, and whoever removes it finds the home's then.
     async fn settle_lost_home(&self, renewed: &PhaseRecord) -> Result<()> {
         self.pair.lift_older(renewed.home.other(), renewed).await?;
         if self.pair.has(renewed.home.other(), renewed).await? {
@@ -288,8 +288,4 @@ fn of_two() -> Error {
 
 pub(super) fn in_both() -> Error {
     Error::new(ErrorKind::InvalidInput, "the locks are in both stores: go on to one of them first")
-}
-
-pub(super) fn overtaken() -> Error {
-    Error::new(ErrorKind::Unavailable, "somebody else has just moved the migration on: look at where it is")
 }

@@ -166,27 +166,40 @@ impl Pair {
     ///
     /// # Errors
     /// As those of [`Records`]; `Misconfigured` if it has no record, and is another store than the one that the migration was started
-    /// with; `Unexpected` if it has another one of the same epoch.
+    /// with; `Unexpected` if it has another one of the same epoch; `Unavailable` if the migration was finished meanwhile.
     pub(super) async fn lift(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        self.lift_all(side, record, Missing::Written).await
+        if !self.lift_all(side, record, Missing::Written).await? {
+            return Ok(());
+        }
+        // Whoever finishes a migration removes the record of the home first.
+        if self.read_all(record.home).await?.is_some_and(|home| home.is_of(record)) {
+            return Ok(());
+        }
+        let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
+        for keeper in self.keepers(side)? {
+            keeper.compare_and_set(&name, Some(&text), None).await?;
+        }
+        Err(overtaken())
     }
 
-    /// The same where there is a record. Where there is none it stays so: the migration may have been finished meanwhile.
+    /// As [`lift`](Self::lift), but where there is no record none is written.
     ///
     /// # Errors
     /// As [`lift`](Self::lift).
     pub(super) async fn lift_older(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        self.lift_all(side, record, Missing::Left).await
+        self.lift_all(side, record, Missing::Left).await.map(drop)
     }
 
-    async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<()> {
+    /// Whether there was no record in some place, and is now.
+    async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<bool> {
         let keepers = self.keepers(side)?;
         // All of them, as far as they answer: one that has an older record would spoil the drain.
         let lifted = all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record, missing))).await;
         let done = lifted.iter().filter(|done| done.is_ok()).count();
+        let is_made = lifted.iter().any(|made| matches!(made, Ok(true)));
         match lifted.into_iter().find_map(Result::err) {
-            Some(error) if done <= keepers.len() / 2 => Err(error),
-            _ => Ok(()),
+            Some(error) if done <= keepers.len() / 2 && !is_made => Err(error),
+            _ => Ok(is_made),
         }
     }
 
@@ -215,23 +228,25 @@ impl Pair {
         }
     }
 
-    async fn lift_at(&self, keeper: &dyn Records, side: Side, record: &PhaseRecord, missing: Missing) -> Result<()> {
+    /// Whether there was no record, and is now.
+    async fn lift_at(&self, keeper: &dyn Records, side: Side, record: &PhaseRecord, missing: Missing) -> Result<bool> {
         let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
         let mut found = keeper.read(&name).await?;
         loop {
             let known = found.as_ref().map(|known| read_at(side, known)).transpose()?;
             if !rules::is_lifted(known.as_ref(), record)? {
-                return Ok(());
+                return Ok(false);
             }
             if known.is_none() {
                 if missing == Missing::Left {
-                    return Ok(());
+                    return Ok(false);
                 }
                 // A store that the URL leads to by mistake has none either.
                 self.check_identity(side, record).await?;
             }
             match keeper.compare_and_set(&name, found.as_ref(), Some(&text)).await? {
-                Swap::Done => return Ok(()),
+                Swap::Done => return Ok(found.is_none()),
+                Swap::Differs(None) => return Err(overtaken()),
                 Swap::Differs(other) => found = other,
             }
         }
@@ -303,6 +318,10 @@ async fn remove_at(keeper: &dyn Records, side: Side, record: &PhaseRecord) -> Re
 /// Whether it is what a store has that is wrong, and not that it can't be asked.
 pub(super) fn is_wrong(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Misconfigured | ErrorKind::Unexpected)
+}
+
+pub(super) fn overtaken() -> Error {
+    Error::new(ErrorKind::Unavailable, "somebody else has just moved the migration on: look at where it is")
 }
 
 fn of_another() -> Error {

@@ -43,7 +43,7 @@ impl Dual {
             // There nothing lapses: the core has to repeat it until it is answered, and until no request is under way that may arrive after
             // that answer.
             if (!is_told || entry.is_at(side)) && self.pair.at(side).info().capability.liveness.session.is_some() {
-                let why = format!("the {side} store did not answer the release of what was left there");
+                let why = format!("the {side} store may not have heard of the release of what was left there");
                 failed = failed.or(Some(Error::new(ErrorKind::Unavailable, why)));
             }
         }

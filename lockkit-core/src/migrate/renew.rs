@@ -3,7 +3,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use super::{
-    claim::{Entry, Held, Over},
+    claim::{Asking, Entry, Held, Over},
     dual::{Confirmed, Dual},
     pair::{Clocks, all},
     record::{Phase, Side},
@@ -136,7 +136,7 @@ impl Dual {
         if let Some(missing) = rules::added(one.held.phase, phase) {
             let entry = Arc::clone(entry);
             return Outcome::Open(Box::pin(async move {
-                let end = self.take_along(&entry, missing, renewal, goes_on.first).await?;
+                let (end, _asking) = self.take_along(&entry, missing, renewal, goes_on.first).await?;
                 let goes_on = GoesOn { end: goes_on.end.min(end), ..goes_on };
                 let confirmed = self.confirmed().await?;
                 let answer = self.go_on(&entry, renewal, goes_on, phase, &confirmed)?;
@@ -242,8 +242,15 @@ impl Dual {
         }
     }
 
-    /// Adds the store that a lease of the phase before does not have yet. Its fence stays.
-    async fn take_along(&self, entry: &Entry, side: Side, renewal: &Renewal, held: Held) -> Result<Moment> {
+    /// Adds the store that a lease of the phase before does not have yet. Its fence stays. Until the lease counts as held there, no other
+    /// renewal is to take it along.
+    async fn take_along<'e>(
+        &self,
+        entry: &'e Entry,
+        side: Side,
+        renewal: &Renewal,
+        held: Held,
+    ) -> Result<(Moment, Asking<'e>)> {
         let in_the_way = |what: &str| {
             let why = format!("the lock can't be taken along to the {side} store yet: {what}");
             Error::new(ErrorKind::Unavailable, why).unknown_effect()
@@ -252,11 +259,10 @@ impl Dual {
         let bound = self.aside(renewal.ttl);
         // What follows it in the shadow would be in its own way.
         self.shadow.end_within(&renewal.claim, bound).await;
-        // In one step with the asking: another renewal that began with this one may have taken it along by now.
-        if entry.held().is_some_and(|held| held.phase.uses(side)) {
-            return Err(has_just_changed());
-        }
-        let Some(asking) = entry.ask_at(side) else {
+        let Some(mut asking) = entry.ask_at(side) else {
+            if entry.held().is_some_and(|held| held.phase.uses(side)) {
+                return Err(has_just_changed());
+            }
             // It is being taken along by another renewal, or a release from before is not answered yet.
             if entry.is_left_released(side) {
                 self.drop_at(entry, side, bound).await;
@@ -285,7 +291,7 @@ impl Dual {
             }
             Ok(Attempt::Granted(hold)) => {
                 asking.granted();
-                Ok(self.pair.here(side, hold.until))
+                Ok((self.pair.here(side, hold.until), asking))
             }
             // A place in the queue of the old store is given up.
             Ok(Attempt::Contended(contention)) if !contention.burnt && !request.wait.is_zero() => {

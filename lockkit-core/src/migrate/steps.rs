@@ -6,7 +6,8 @@ use tokio::time::sleep;
 
 use super::{
     floor::{Fences, check_room, fences, floor},
-    migration::{Migration, State, in_both, overtaken},
+    migration::{Migration, State, in_both},
+    pair::overtaken,
     record::{Phase, PhaseRecord, Side},
 };
 use crate::{Error, ErrorKind, Fence, Result, store::Swap};
