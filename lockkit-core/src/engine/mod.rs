@@ -115,10 +115,12 @@ impl Engine {
             loop {
                 self.take_over();
                 self.outstanding.drained().await;
-                // A release whose runtime has ended meanwhile lies there.
-                if !self.backlog.has_left() {
+                // A release whose runtime has ended meanwhile lies there, or is being taken over.
+                if !self.backlog.has_left() && self.outstanding.count() == 0 {
                     return;
                 }
+                // A runtime that is ending gives back at once what it is given.
+                tokio::task::yield_now().await;
             }
         };
         tokio::time::timeout(timeout, drained).await.map_err(|_| {

@@ -314,6 +314,8 @@ impl Engine {
 
     /// Has those releases tried again whose runtime has ended before they were answered.
     pub(super) fn take_over(self: &Arc<Self>) {
+        // Counted from before they are taken out, so that a shutdown misses none.
+        let _taking = BackgroundTask::new(self);
         for mut pending in self.backlog.take_left() {
             let at = self.now() + pending.backoff.pause();
             self.backlog.add(at, Owed::new(self, pending));

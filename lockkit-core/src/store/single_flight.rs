@@ -152,7 +152,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
             }
             drop(slot);
             // What nothing keeps is for nobody: a session would end under the locks that its callers got with it.
-            done.send_replace(Some(if is_current { outcome } else { Err(replaced()) }));
+            done.send_replace(Some(if is_current || outcome.is_err() { outcome } else { Err(replaced()) }));
         });
         Err(flight)
     }

@@ -87,7 +87,7 @@ impl Dialer {
         // The bound of this call is the one around it. It is rarely waited for: in a box it does not make the futures of all
         // operations larger.
         let made: Pin<Box<dyn Future<Output = Result<Arc<Connection>>> + Send + '_>> =
-            Box::pin(self.slot.get(is_alive, bound.saturating_mul(2), || dialer.attempt()));
+            Box::pin(self.slot.get(is_alive, bound.saturating_mul(2), || dialer.attempt_next()));
         timeout(bound, made).await.unwrap_or_else(|_| Err(not_connected_within(bound)))
     }
 
@@ -141,10 +141,15 @@ impl Dialer {
         &self.config.host
     }
 
-    /// Connects, and takes note of who is in charge now.
-    async fn attempt(self: Arc<Self>) -> Result<Arc<Connection>> {
-        let bound = self.config.timeout;
+    /// The next attempt. It has its number from now on, whenever it begins.
+    fn attempt_next(self: Arc<Self>) -> impl Future<Output = Result<Arc<Connection>>> {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        self.attempt(generation)
+    }
+
+    /// Connects, and takes note of who is in charge now.
+    async fn attempt(self: Arc<Self>, generation: u64) -> Result<Arc<Connection>> {
+        let bound = self.config.timeout;
         let made = timeout(bound, self.open(generation)).await.unwrap_or_else(|_| Err(not_connected_within(bound)))?;
         let former = std::mem::replace(&mut *unpoisoned(&self.epoch), made.epoch.clone());
         if former.is_some_and(|former| made.epoch().is_none_or(|epoch| epoch.mark != former.mark)) {
