@@ -5,8 +5,8 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use tokio::runtime::Handle;
 
 use crate::{
-    Claim, Election, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, LossReason, Mode, MultiLock,
-    Observer, OwnThread, Owner, Query, Release, Result, StoreInfo, Token,
+    Alarm, Claim, Election, Event, HandOver, HolderInfo, KeyState, Lock, LockKey, LockStore, LossReason, Mode,
+    MultiLock, Observer, OwnThread, Owner, Query, Release, Result, StoreInfo, Token,
     engine::{Engine, Home, Settings},
 };
 
@@ -186,17 +186,13 @@ impl Locker {
     /// The lease may have ended.
     pub async fn break_lock(&self, name: impl AsRef<str>, token: Token) -> Result<Release> {
         let mut claim = Claim { key: LockKey::new(name.as_ref())?, token, mode: Mode::Exclusive };
+        // A store takes the end of a lease of its own for its holder's wish, and raises no alarm.
+        let _alert = Alert { alarm: self.info().alarm.as_ref(), token };
         let mut release = self.engine.store.release(&claim).await?;
         if matches!(release, Release::NotHeld(LossReason::Taken)) && self.info().capability.shared {
             // It may be one of several that share the lock.
             claim.mode = Mode::Shared;
             release = self.engine.store.release(&claim).await?;
-        }
-        if matches!(release, Release::Released { .. })
-            && let Some(alarm) = &self.info().alarm
-        {
-            // A store takes the end of a lease of its own for its holder's wish, and raises no alarm.
-            alarm.raise(token);
         }
         Ok(release)
     }
@@ -210,6 +206,21 @@ impl Locker {
     /// acquisition that nobody polls meanwhile counts as one.
     pub async fn shutdown(&self, timeout: Duration) -> Result<()> {
         self.engine.shutdown(timeout).await
+    }
+}
+
+/// Has the holder of a lease look at it when this is dropped: then its end was asked for, whatever has come of that. A holder who
+/// looks for nothing has renewed once more.
+struct Alert<'a> {
+    alarm: Option<&'a Alarm>,
+    token: Token,
+}
+
+impl Drop for Alert<'_> {
+    fn drop(&mut self) {
+        if let Some(alarm) = self.alarm {
+            alarm.raise(self.token);
+        }
     }
 }
 

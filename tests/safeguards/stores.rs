@@ -20,10 +20,12 @@ const REDIS_VOTE: &str = "lockkit-redis/src/client/vote.rs";
 const REDIS_REPLICAS: &str = "lockkit-redis/src/client/replicas.rs";
 const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
+const LOCKER: &str = "lockkit-core/src/locker.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
 const ZK_ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
 const ZK_RELEASE: &str = "lockkit-zk/src/store/release.rs";
+const ZK_RENEW: &str = "lockkit-zk/src/store/renew.rs";
 const ZK_WAIT: &str = "lockkit-zk/src/store/wait.rs";
 const ZK_DIRECTORY: &str = "lockkit-zk/src/store/directory.rs";
 const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
@@ -465,6 +467,22 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if «!session.is_revoked(lock, &claim.token, bound).await?» =>",
         without: "true",
         noticed_by: "lockkit-zk/zk::broken::a_repeated_release_does_not_hide_that_the_lease_was_revoked",
+    },
+    Safeguard {
+        name: "zk_break_without_answer",
+        does: "A holder looks at once when its lease may have been broken by way of its own store",
+        file: LOCKER,
+        code: "alarm: «self.info().alarm.as_ref()», token }",
+        without: "None",
+        noticed_by: "lockkit-zk/zk::broken::a_break_by_way_of_its_own_store_is_heard_though_its_reply_is_lost",
+    },
+    Safeguard {
+        name: "zk_break_again",
+        does: "It does so, too, when its node goes after a break by way of its own store that came to nothing",
+        file: ZK_RENEW,
+        code: "if «deleted» {\n        session.alarm",
+        without: "deleted && session.claimed(&token).is_some_and(|claimed| !claimed.releasing)",
+        noticed_by: "lockkit-zk/zk::broken::a_break_is_heard_after_one_that_came_to_nothing",
     },
     Safeguard {
         name: "zk_wait",

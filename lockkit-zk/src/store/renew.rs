@@ -278,14 +278,18 @@ async fn mind(session: Weak<Session>, token: Token, node: Node, watch: Watched) 
     let Some(event) = changed(watch).await else { return };
     let Some(session) = session.upgrade() else { return };
     let mut deleted = false;
-    session.update(&token, |claimed| match &claimed.stage {
-        Stage::Held(held, _) if *held != node => {}
-        Stage::Held(..) if event.event_type == zk::EventType::NodeDeleted && !claimed.releasing => {
-            claimed.stage = Stage::Gone;
-            deleted = true;
+    session.update(&token, |claimed| {
+        if matches!(&claimed.stage, Stage::Held(held, _) if *held != node) {
+            return;
         }
-        _ => claimed.watched = false,
+        claimed.watched = false;
+        deleted = matches!(claimed.stage, Stage::Held(..)) && event.event_type == zk::EventType::NodeDeleted;
+        // Its release may be repeated, and has to find it as it was.
+        if deleted && !claimed.releasing {
+            claimed.stage = Stage::Gone;
+        }
     });
+    // Also if its end was asked for here: not its holder need have done so.
     if deleted {
         session.alarm.raise(token);
     }

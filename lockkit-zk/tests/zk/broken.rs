@@ -8,14 +8,16 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Effect, ErrorKind, LockStore, LossReason, Mode, Release, Renewed};
-use lockkit_testkit::faults::Direction;
+use lockkit_core::{Effect, ErrorKind, Guard, LockStore, Locker, LossReason, Mode, Release, Renewed};
+use lockkit_testkit::faults::{Direction, Proxy, poll_until};
 use tokio::{runtime::Handle, task::block_in_place};
 use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Permission};
 
 use crate::support::*;
 
 const SESSION: Duration = Duration::from_secs(20);
+/// The first regular renewal is some 6 s away, and so is each from the one before it.
+const AT_ONCE: Duration = Duration::from_secs(3);
 
 /// Also to those that ask only when the others were broken, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -193,4 +195,76 @@ async fn a_repeated_release_does_not_hide_that_the_lease_was_revoked() {
         let release = insist("release", async || store.release(&mine).await).await;
         assert_eq!(release, Release::NotHeld(LossReason::Revoked), "{mode}, revoked before the release: {before}");
     }
+}
+
+/// A lease of the lock `a` that is about to be broken; one that was renewed has a watch on its node.
+async fn acquire(locker: &Locker, renewed: bool) -> Guard {
+    let guard =
+        insist("acquire", async || locker.lock("a").ttl(SESSION).try_acquire().await).await.expect("it is free");
+    if renewed {
+        insist("renew", async || guard.renew().await).await;
+    }
+    guard
+}
+
+/// The node of a guard, as it is named in requests.
+fn node_of(guard: &Guard) -> String {
+    format!("_c_{}-", &guard.token().reveal()[..8])
+}
+
+async fn heard(guard: &Guard, place: &str) -> LossReason {
+    let heard = tokio::time::timeout(AT_ONCE, guard.lost()).await;
+    heard.unwrap_or_else(|_| panic!("{place}: the holder does not hear that its lease was broken"))
+}
+
+/// The store takes the break for the wish of the holder, who is to hear of it although whoever asked for it hears nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_break_by_way_of_its_own_store_is_heard_though_its_reply_is_lost() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(SESSION).await;
+    let (mine, breaker) = (locker(&store), locker(&store));
+    for renewed in [false, true] {
+        let guard = acquire(&mine, renewed).await;
+        proxy.drop_reply_after(node_of(&guard), 1);
+        breaker.break_lock("a", guard.token()).await.expect_err("its reply was lost");
+        assert_eq!(heard(&guard, &format!("renewed before: {renewed}")).await, LossReason::Gone);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_break_by_way_of_its_own_store_is_heard_though_nobody_awaits_it() {
+    let server = Server::start().await;
+    let store = connect(server.config().session(SESSION)).await;
+    let (mine, breaker) = (locker(&store), locker(&store));
+    for (renewed, polls) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
+        let guard = acquire(&mine, renewed).await;
+        {
+            let mut breaking = std::pin::pin!(breaker.break_lock("a", guard.token()));
+            _ = poll_until(breaking.as_mut(), polls, || {}).await;
+        }
+        let place = format!("renewed before: {renewed}, dropped after {polls} polls");
+        assert_eq!(heard(&guard, &place).await, LossReason::Gone, "{place}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_break_is_heard_after_one_that_came_to_nothing() {
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(SESSION).await;
+    let (mine, other) = (locker(&store), locker(&server.store().await));
+    let guard = acquire(&mine, true).await;
+    proxy.hold(Direction::ToServer);
+    mine.break_lock("a", guard.token()).await.expect_err("it does not arrive");
+    lose_what_is_held_back(&proxy).await;
+    insist("renew", async || guard.renew().await).await;
+    assert!(guard.is_held(), "it was not broken");
+    assert!(matches!(other.break_lock("a", guard.token()).await, Ok(Release::Released { .. })), "it is held");
+    assert_eq!(heard(&guard, "broken at the second attempt").await, LossReason::Revoked);
+}
+
+async fn lose_what_is_held_back(proxy: &Proxy) {
+    proxy.refuse(true);
+    proxy.cut().await;
+    proxy.heal();
+    proxy.refuse(false);
 }
