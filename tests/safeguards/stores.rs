@@ -24,6 +24,7 @@ const LOCKER: &str = "lockkit-core/src/locker.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
 const ZK_ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
+const ZK_ACQUIRE: &str = "lockkit-zk/src/store/acquire.rs";
 const ZK_RELEASE: &str = "lockkit-zk/src/store/release.rs";
 const ZK_RENEW: &str = "lockkit-zk/src/store/renew.rs";
 const ZK_WAIT: &str = "lockkit-zk/src/store/wait.rs";
@@ -483,6 +484,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if «deleted» {\n        session.alarm",
         without: "deleted && session.claimed(&token).is_some_and(|claimed| !claimed.releasing)",
         noticed_by: "lockkit-zk/zk::broken::a_break_is_heard_after_one_that_came_to_nothing",
+    },
+    Safeguard {
+        name: "zk_released_meanwhile",
+        does: "What is being released is not granted",
+        file: ZK_ACQUIRE,
+        code: "is_ours = «!claimed.releasing»;",
+        without: "true",
+        noticed_by: "lockkit-zk/zk::dropped::what_is_about_to_be_released_is_not_granted",
     },
     Safeguard {
         name: "zk_wait",

@@ -12,12 +12,27 @@ pub(crate) struct Claimed {
     pub(crate) stage: Stage,
     /// Whether a watch tells if the node is deleted.
     pub(crate) watched: bool,
-    /// Whether the deletion of the node was asked for.
+    /// Whether its release was asked for, so that a node of it may go at any time.
     pub(crate) releasing: bool,
     /// Whether the node says what the grant says. It is not known while a write to it is not answered.
     pub(crate) written: bool,
     /// Whether the lease was promised for longer than the session is sure to last by now.
     pub(crate) cut: bool,
+}
+
+impl Claimed {
+    /// A claim whose node is asked for in the lock of this path.
+    pub(crate) fn asked(lock: String) -> Self {
+        Self { lock, stage: Stage::Asked, watched: false, releasing: false, written: true, cut: false }
+    }
+
+    /// Its node, as far as it is known.
+    pub(crate) fn node(&self) -> Option<&Node> {
+        match &self.stage {
+            Stage::Queued(node) | Stage::Held(node, _) => Some(node),
+            Stage::Asked | Stage::Gone => None,
+        }
+    }
 }
 
 /// How far a claim has come.

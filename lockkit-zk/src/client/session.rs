@@ -202,6 +202,15 @@ impl Session {
         self.claims().get(token).cloned()
     }
 
+    /// Takes note that the release of a claim is asked for; says what was known of it before.
+    pub(crate) fn begin_release(&self, token: &Token) -> Option<Claimed> {
+        let mut claims = self.claims();
+        let claimed = claims.get_mut(token)?;
+        let before = claimed.clone();
+        claimed.releasing = true;
+        Some(before)
+    }
+
     /// Whether a node of the session with this token belongs to nobody: the claim is not known, or has another one.
     pub(crate) fn is_stray(&self, token: &Token, path: &str) -> bool {
         let claims = self.claims();

@@ -224,8 +224,7 @@ mod tests {
 
     fn know(session: &Session, claim: &Claim, stage: Stage) {
         let lock = session.names.lock(&claim.key);
-        let claimed = Claimed { lock, stage, watched: false, releasing: false, written: true, cut: false };
-        session.claims().insert(claim.token, claimed);
+        session.claims().insert(claim.token, Claimed { stage, ..Claimed::asked(lock) });
     }
 
     fn grant() -> Grant {

@@ -173,13 +173,29 @@ impl<'a> Acquisition<'a> {
             let sign = self.session.sign_of_life().await;
             sign.map_err(|failure| self.doubtful(&failure))?;
         }
-        let held = Stage::Held(queue.node.clone(), granted);
-        if !self.session.update(self.token, |claimed| claimed.stage = held) || self.session.is_over() {
-            // It was released while nobody polled this, or the session has ended.
+        if !self.hold(&queue.node, granted) {
+            // Its release was asked for while nobody polled this, and may come to nothing.
+            self.undo(&queue.node).await?;
+            return self.vanished().map(Some);
+        }
+        if self.session.is_over() {
             return self.vanished().map(Some);
         }
         let until = self.session.proven().min(self.asked + self.request.ttl);
         Ok(Some(Attempt::Granted(Hold { claim: self.request.claim.clone(), fence, span, until, depth })))
+    }
+
+    /// Takes note that the claim holds the lock, unless its release was asked for; tells whether it was not. A session that is over
+    /// knows no claims, and deletes nothing.
+    fn hold(&self, node: &Node, granted: Grant) -> bool {
+        let mut is_ours = self.session.is_over();
+        self.session.update(self.token, |claimed| {
+            is_ours = !claimed.releasing;
+            if is_ours {
+                claimed.stage = Stage::Held(node.clone(), granted);
+            }
+        });
+        is_ours
     }
 
     /// Decides on the fences of the grant, and writes down what they take from the grants to come. `None` if that has to be

@@ -6,7 +6,7 @@ use lockkit_core::{Attempt, Result};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::{
-    client::claims::Node,
+    client::claims::{Node, Stage},
     store::acquire::{Acquisition, undone},
     wire::{error::Failure, queue::FENCE},
 };
@@ -36,7 +36,7 @@ impl Acquisition<'_> {
             Err(failure) => Err(failure),
         };
         match replaced {
-            Ok(()) if self.session.claims().remove(self.token).is_some() => Ok(None),
+            Ok(()) if self.session.claimed(self.token).is_some() => Ok(None),
             // It was released while nobody polled this, and is not asked for again.
             Ok(()) => self.vanished().map(Some),
             Err(failure) if failure.is_answer() => {
@@ -64,8 +64,8 @@ impl Acquisition<'_> {
 
     async fn replace(&self, own: &Node, kept: &Kept) -> Result<(), Failure> {
         let (session, record_path) = (self.session, format!("{}/{FENCE}", self.lock));
-        // From here on the node may go at any time.
-        session.update(self.token, |claimed| claimed.releasing = true);
+        // From here on it may have a node or not.
+        session.update(self.token, |claimed| claimed.stage = Stage::Asked);
         let mut all = session.client.new_multi_writer();
         all.add_delete(&format!("{}/{}", self.lock, own.name), None)?;
         if let Some((_, version)) = &kept.record {
@@ -94,7 +94,7 @@ mod tests {
             Arc,
             atomic::{AtomicBool, Ordering},
         },
-        time::Duration,
+        time::{Duration, Instant},
     };
 
     use lockkit_core::{
@@ -295,6 +295,43 @@ mod tests {
             let left =
                 session.list(&session.names.lock(&request.claim.key), Duration::from_secs(2)).await.expect("list");
             assert!(left.iter().all(|node| node == FENCE), "released after {polls} polls, {left:?} is left");
+        }
+    }
+
+    /// The release has seen the node of the former directory when the claim gets one in the new one. Whoever asked for that may go
+    /// away, too.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_claim_whose_release_is_under_way_keeps_no_place_in_the_new_directory() {
+        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(1));
+        let store = ZkStore::connect(config).await.expect("connect");
+        let session = store.sessions().present().expect("a session");
+        for (polls, more, dropped) in (2..=7).flat_map(|p| (1..=5).flat_map(move |m| [(p, m, false), (p, m, true)])) {
+            let place = format!("released after {polls} polls, which ends {more} polls later, dropped then: {dropped}");
+            let last = take_the_last_number(&store).await;
+            store.release(&last.claim).await.expect("release");
+            let request = AcquireRequest { wait: Duration::from_secs(5), ..request(0) };
+            let mut asking = Box::pin(store.acquire(&request));
+            if poll_until(asking.as_mut(), polls, || {}).await.is_some() {
+                store.release(&request.claim).await.expect("release");
+                continue;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let mut releasing = pin!(store.release(&request.claim));
+            assert!(poll_until(releasing.as_mut(), 1, || {}).await.is_none(), "{place}: it asks the server");
+            let mut answer = poll_until(asking.as_mut(), more, || {}).await;
+            releasing.await.expect("release");
+            if answer.is_none() && !dropped {
+                answer = Some(asking.await);
+            } else {
+                drop(asking);
+            }
+            assert!(!matches!(answer, Some(Ok(Attempt::Granted(_)))), "{place}: {answer:?}");
+            let (lock, start) = (session.names.lock(&request.claim.key), Instant::now());
+            while session.list(&lock, Duration::from_secs(2)).await.expect("list").iter().any(|node| node != FENCE) {
+                assert!(start.elapsed() < Duration::from_secs(10), "{place}: its node is left");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
         }
     }
 }

@@ -41,16 +41,13 @@ impl Acquisition<'_> {
                 // It may still be carried out, beside the one that is asked for now.
                 self.session.is_in_doubt();
             }
-            None => {}
+            None => _ = self.session.claims().insert(*self.token, Claimed::asked(self.lock.clone())),
         }
         self.line_up().await
     }
 
-    /// Makes the claim's node and reads the queue, in one round trip. `None` if the claim was released before all was answered.
+    /// Makes the node of a claim that is known, and reads the queue, in one round trip. `None` if the claim was released before all was answered.
     pub(crate) async fn line_up(&mut self) -> Result<Option<QueueView>> {
-        let lock = self.lock.clone();
-        let asked = Claimed { lock, stage: Stage::Asked, watched: false, releasing: false, written: true, cut: false };
-        self.session.claims().insert(*self.token, asked);
         for _ in 0..DIRECTORY_TRIES {
             // So that no node is made after the answer to a release, which came while the directory was made.
             if self.session.claimed(self.token).is_none() {

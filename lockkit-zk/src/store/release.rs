@@ -13,7 +13,7 @@ use crate::{
         name, queue,
     },
 };
-use lockkit_core::{Claim, Error, LossReason, Release, Result, store::unpoisoned};
+use lockkit_core::{Claim, Effect, Error, LossReason, Release, Result, store::unpoisoned};
 
 /// Releases a claim, whoever made it. It is definite only when no node of the claim is left.
 ///
@@ -24,7 +24,7 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
     store.info.admit_mode(claim.mode)?;
     let (sessions, bound) = (&store.sessions, store.timeout());
     let session = sessions.session().await?;
-    let claimed = session.claimed(&claim.token);
+    let claimed = session.begin_release(&claim.token);
     let release = match &claimed {
         Some(Claimed { stage: Stage::Queued(node), lock, releasing, .. }) => {
             release_node(&session, claim, (lock, node), Had { lease: false, releasing: *releasing }, bound).await
@@ -35,10 +35,18 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
         Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) => release_all(&session, claim, false, bound).await,
         None => release_all(&session, claim, !sessions.was_held(&claim.token), bound).await,
     };
-    let release = release.map_err(|failure| doubtful(&failure))?;
-    session.claims().remove(&claim.token);
-    if let Some(Claimed { stage: Stage::Asked, .. }) = claimed {
-        // Whoever asked for its node went away without an answer, so the creation may still be carried out.
+    let release = release.map_err(|failure| {
+        let (error, before) = (doubtful(&failure), claimed.as_ref().is_some_and(|claimed| claimed.releasing));
+        if error.effect() == Effect::None {
+            session.update(&claim.token, |claimed| claimed.releasing = before);
+        }
+        error
+    })?;
+    let left = session.claims().remove(&claim.token);
+    let node = claimed.as_ref().and_then(Claimed::node);
+    if left.is_some_and(|left| left.node().is_none() || left.node() != node) {
+        // Whoever asked for its node may have gone away without an answer, so the creation may still be carried out; or it got another
+        // node meanwhile.
         session.is_in_doubt();
     }
     if sessions.forget(&claim.token) {
@@ -63,7 +71,6 @@ async fn release_node(
     had: Had,
     bound: Duration,
 ) -> Result<Release, Failure> {
-    session.update(&claim.token, |claimed| claimed.releasing = true);
     let deleted = session.delete(&format!("{lock}/{}", node.name), bound).await?;
     if deleted {
         unpoisoned(&session.uncontended).deleted(lock, node.sequence);
@@ -109,4 +116,32 @@ async fn release_all(
 fn doubtful(failure: &Failure) -> Error {
     // The node may be another session's, and what is said to its holder stays.
     error::map_lasting(failure, Sent::Yes)
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::{ErrorKind, LockStore as _};
+    use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
+
+    use crate::{
+        ZkConfig, ZkStore,
+        testing::{claim, granted, request, server},
+    };
+
+    /// A release before that got no answer is taken for the one that deleted the node; this one got an answer.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_release_that_was_refused_is_none_that_is_under_way() {
+        let server = server().await;
+        let store = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
+        let (session, mine) = (store.sessions().present().expect("a session"), claim());
+        let lock = session.names.lock(&mine.key);
+        session.make_directory(session.names.root(), store.timeout()).await.expect("the root");
+        let acl = [Acl::new(Permission::READ | Permission::CREATE, AuthId::anyone())];
+        let options = CreateMode::Container.with_acls(Acls::new(&acl));
+        session.client.create(&lock, b"", &options).await.expect("the directory");
+        granted(store.acquire(&request(&mine, std::time::Duration::ZERO)).await);
+        let error = store.release(&mine).await.expect_err("nobody may delete the node");
+        assert_eq!(error.kind(), ErrorKind::Denied);
+        assert!(session.claimed(&mine.token).is_some_and(|claimed| !claimed.releasing));
+    }
 }

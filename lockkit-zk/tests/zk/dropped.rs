@@ -235,3 +235,41 @@ async fn what_is_released_while_nobody_polls_it_is_not_granted() {
         }
     }
 }
+
+/// The release is under way, and nobody has heard an answer to it, when the acquisition is polled on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_about_to_be_released_is_not_granted() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, server.raw().await);
+    for queued in [false, true] {
+        for polls in 1..=4 {
+            let place = format!("behind another: {queued}, released after {polls} polls");
+            let (mine, theirs) = (claim("a"), claim("a"));
+            hold(&store, &theirs).await;
+            if !queued {
+                free(&store, &theirs).await;
+            }
+            let request = request(&mine, TTL);
+            let mut asking = std::pin::pin!(store.acquire(&request));
+            let polled = tokio::time::timeout(LAG * 10, poll_until(asking.as_mut(), polls, || {})).await;
+            let has_answered = matches!(polled, Ok(Some(_)));
+            if queued {
+                free(&store, &theirs).await;
+            }
+            // The answers come to what was asked; nobody takes note of them.
+            tokio::time::sleep(LAG).await;
+            let mut releasing = std::pin::pin!(store.release(&mine));
+            let released = poll_until(releasing.as_mut(), 1, || {}).await;
+            tokio::time::sleep(LAG).await;
+            if !has_answered {
+                let answer = asking.await;
+                assert!(!matches!(answer, Ok(Attempt::Granted(_))), "{place}: {answer:?}");
+            }
+            match released {
+                Some(released) => drop(released.expect("release")),
+                None => drop(releasing.await.expect("release")),
+            }
+            eventually("its node goes", async || children(&raw, "a").await.is_empty()).await;
+        }
+    }
+}
