@@ -22,7 +22,7 @@ const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const LOCKER: &str = "lockkit-core/src/locker.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
-const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
+const ZK_HEARTBEAT: &str = "lockkit-zk/src/client/session/heartbeat.rs";
 const ZK_ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
 const ZK_ACQUIRE: &str = "lockkit-zk/src/store/acquire.rs";
 const ZK_RELEASE: &str = "lockkit-zk/src/store/release.rs";
@@ -432,7 +432,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "proof_own_node",
         does: "A write proves something only if the session is the one that has the node",
-        file: ZK_SESSION,
+        file: ZK_HEARTBEAT,
         code: "Ok(_) if «own?.is_empty()» =>",
         without: "{ drop(own); false }",
         noticed_by: "lockkit-zk/zk::reconnect::a_reconnection_in_a_new_session_ends_the_leases_of_the_old_one",
@@ -440,7 +440,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "silence",
         does: "A session that sends, but understands no answer, is given up after its timeout",
-        file: ZK_SESSION,
+        file: ZK_HEARTBEAT,
         code: "if !settled && «self.client.state() == zk::SessionState::SyncConnected» &&",
         without: "false",
         noticed_by: "lockkit-zk/zk::faults::a_session_whose_answers_can_not_be_read_is_replaced",
