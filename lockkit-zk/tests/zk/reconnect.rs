@@ -1,7 +1,8 @@
-//! The same session on another connection.
+//! The same session on another connection, and a session that is established twice.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -10,7 +11,7 @@ use lockkit_testkit::{
     faults::{Direction, Proxy},
     servers::Keep,
 };
-use lockkit_zk::ZkConfig;
+use lockkit_zk::{ZkConfig, ZkStore};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
     net::{TcpListener, TcpStream},
@@ -136,4 +137,41 @@ async fn a_reconnection_in_a_new_session_ends_the_leases_of_the_old_one() {
     let reason = guard.lost().await;
     assert_eq!(children(&raw, "a").await.len(), 1, "the old session has ended before ({reason})");
     assert_eq!(reason, LossReason::SessionEnded);
+}
+
+/// A session that the store does not keep ends with the last of those that got it, and with it the locks that they have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_granted_while_another_attempt_to_connect_takes_the_place_of_one_stays_held() {
+    const BOUND: Duration = Duration::from_millis(500);
+    let server = Server::start().await;
+    let other = server.store().await;
+    let proxy = Proxy::start(server.0.addr()).await.expect("proxy");
+    proxy.blackhole();
+    let config = ZkConfig::new([proxy.addr().to_string()]).timeout(BOUND);
+    let store = Arc::new(ZkStore::new(config).expect("a store"));
+    let begun = Instant::now();
+    attempt(&store, &claim("b")).await.expect_err("nobody answers");
+    // Whoever comes after four times the bound begins another attempt. This one comes before, and waits for a while longer.
+    tokio::time::sleep((BOUND * 37 / 10).saturating_sub(begun.elapsed())).await;
+    let (mine, waiting) = (claim("a"), Arc::clone(&store));
+    let asked = mine.clone();
+    let waiter = tokio::spawn(async move { attempt(&waiting, &asked).await });
+    tokio::time::sleep((BOUND * 41 / 10).saturating_sub(begun.elapsed())).await;
+    let asking = Arc::clone(&store);
+    let next = tokio::spawn(async move { attempt(&asking, &claim("b")).await });
+    tokio::time::sleep(BOUND / 20).await;
+    proxy.heal();
+    let answer = waiter.await.expect("no panic");
+    drop(next.await.expect("no panic"));
+    let held = match answer {
+        Ok(answer) => granted(answer),
+        Err(_) => hold(&store, &mine).await,
+    };
+    let until = Instant::now() + BOUND;
+    while Instant::now() < until {
+        let theirs = attempt(&other, &claim("a")).await.expect("ask");
+        let left = held.until.since(store.info().clock.now());
+        assert!(is_contended(&theirs), "two holders, of which one believes for {left:?}");
+        tokio::time::sleep(BOUND / 50).await;
+    }
 }
