@@ -172,8 +172,7 @@ impl NamedLockQueues {
         match connection.numbered_rows(|question| statement.bind(question).bind(name)).await {
             Ok(rows) => column::<Option<i64>>(rows.first()?, 1).ok().flatten(),
             Err(failed) => {
-                let is_for_good = error::is_refusal(&failed) && !failed.is_retryable();
-                self.refused.fetch_or(is_for_good, Ordering::Relaxed);
+                self.refused.fetch_or(error::is_lasting_refusal(&failed), Ordering::Relaxed);
                 None
             }
         }

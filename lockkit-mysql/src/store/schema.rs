@@ -106,7 +106,11 @@ pub(crate) async fn check_table(connection: &mut Connection, config: &MySqlConfi
 
 /// What is wrong with the table; nothing if it is as lockkit needs it.
 pub(crate) async fn examine(connection: &mut Connection, config: &MySqlConfig) -> Result<Vec<Finding>> {
-    read(connection, config).await?.findings(&config.table)
+    let mut findings = read(connection, config).await?.findings(&config.table)?;
+    if !findings.is_empty() && can_be_read(connection, &config.table).await? {
+        findings = read(connection, config).await?.findings(&config.table)?;
+    }
+    Ok(findings)
 }
 
 /// Why a store does without claims.
@@ -157,7 +161,7 @@ pub(crate) async fn create_claims(connection: &mut Connection, config: &MySqlCon
     let Ok(ddl) = claims_ddl(&config.table) else { return Ok(false) };
     match change(connection, &ddl).await {
         Ok(()) => Ok(true),
-        Err(refused) if error::is_refusal(&refused) => Ok(false),
+        Err(refused) if error::is_lasting_refusal(&refused) => Ok(false),
         Err(failed) => Err(failed),
     }
 }
@@ -165,7 +169,10 @@ pub(crate) async fn create_claims(connection: &mut Connection, config: &MySqlCon
 /// Why there can be no claims; `None` if there can.
 pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Option<NoClaims>> {
     let Ok(ddl) = claims_ddl(&config.table) else { return Ok(Some(NoClaims::Name)) };
-    let table = claims(connection, config).await?;
+    let mut table = claims(connection, config).await?;
+    if !table.faults_of_claims().is_empty() && can_be_read(connection, &of_claims(&config.table)).await? {
+        table = claims(connection, config).await?;
+    }
     if table.is_missing() {
         return Ok(Some(NoClaims::Missing { ddl }));
     }
@@ -181,9 +188,23 @@ pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig)
     );
     match connection.run_text(all).await {
         Ok(_) => Ok(None),
-        Err(refused) if error::is_refusal(&refused) => {
+        Err(refused) if error::is_lasting_refusal(&refused) => {
             Ok(Some(NoClaims::Refused { why: refused.message().to_owned() }))
         }
+        Err(failed) => Err(failed),
+    }
+}
+
+/// Whether a table is there for this user. While somebody keeps it from all others, as an `ALTER TABLE` does, MariaDB describes it as
+/// if it were missing, in whole or in part: so a table that seems to be wrong is looked at again once this says yes. After a no
+/// the connection is closed.
+///
+/// # Errors
+/// When somebody keeps it for longer, or the server can't be asked.
+async fn can_be_read(connection: &mut Connection, table: &str) -> Result<bool> {
+    match connection.run_text(format!("SELECT 1 FROM {} LIMIT 0", quoted_table(table)?)).await {
+        Ok(_) => Ok(true),
+        Err(refused) if error::is_lasting_refusal(&refused) => Ok(false),
         Err(failed) => Err(failed),
     }
 }

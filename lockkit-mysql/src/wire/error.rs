@@ -60,6 +60,12 @@ pub(crate) fn is_refusal(error: &Error) -> bool {
     number_of(error).is_some()
 }
 
+/// Whether the server answered with this error, and would again, as it does about a user's rights; not if something was busy, or the
+/// server not ready.
+pub(crate) fn is_lasting_refusal(error: &Error) -> bool {
+    is_refusal(error) && !error.is_retryable()
+}
+
 /// The server's number of the error that this one was [mapped](map) from.
 fn number_of(error: &Error) -> Option<u16> {
     std::error::Error::source(error)?.downcast_ref().and_then(number)

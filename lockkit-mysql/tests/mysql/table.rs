@@ -1,12 +1,13 @@
-//! The table: missing, wrong, classic.
+//! The table: missing, wrong, classic, locked.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use lockkit_core::{Effect, ErrorKind, LockKey, LockStore, Query};
-use lockkit_mysql::{MySqlStore, schema};
+use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
 use sqlx::Executor as _;
+use tokio::time::timeout;
 
-use crate::support::{Ctx, claim, free, hold, tests};
+use crate::support::{Ctx, claim, config, free, hold, raw, tests};
 
 tests! {
     a_missing_table_is_explained
@@ -17,6 +18,8 @@ tests! {
     an_upgrade_waits_for_those_who_use_the_table
     many_locks_are_read_by_index
     what_others_wrote_is_no_lock
+    a_locked_table_costs_a_new_store_no_kind_of_lock
+    a_table_that_is_changed_costs_a_new_store_no_kind_of_lock
 }
 
 async fn a_missing_table_is_explained(ctx: Arc<Ctx>) {
@@ -174,4 +177,56 @@ async fn what_others_wrote_is_no_lock(ctx: Arc<Ctx>) {
     mine.key = states[0].key.clone();
     let contention = crate::support::contended(crate::support::attempt(&store, &mine).await.expect("acquire"));
     assert!(contention.retry_after.is_some_and(|after| after > Duration::from_secs(3600)));
+}
+
+/// Connects as a new process would. It may fail for the moment, but a store that it gives has all kinds of locks.
+async fn connect_to_all_kinds(config: &MySqlConfig, meanwhile: &str) -> bool {
+    match MySqlStore::connect(config.clone()).await {
+        Ok(store) => {
+            assert!(store.info().capability.fifo, "{meanwhile}: {:?}", store.warnings());
+            true
+        }
+        Err(error) => {
+            assert!(error.is_retryable(), "{meanwhile}: {error}");
+            false
+        }
+    }
+}
+
+async fn a_locked_table_costs_a_new_store_no_kind_of_lock(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (config, mut raw) = (config(&server).timeout(Duration::from_secs(6)), raw(&server).await);
+    for lock in [
+        "LOCK TABLES resource_lock_claim WRITE",
+        "LOCK TABLES resource_lock WRITE, resource_lock_claim WRITE",
+        "FLUSH TABLES WITH READ LOCK",
+    ] {
+        raw.execute(lock).await.expect("lock");
+        connect_to_all_kinds(&config, lock).await;
+        raw.execute("UNLOCK TABLES").await.expect("unlock");
+        assert!(connect_to_all_kinds(&config, "no lock").await, "nothing is locked");
+    }
+}
+
+/// Whoever changes a table keeps all others from it, and MariaDB does not even say then that there is one.
+async fn a_table_that_is_changed_costs_a_new_store_no_kind_of_lock(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (config, mut raw) = (config(&server).timeout(Duration::from_secs(6)), raw(&server).await);
+    let fill = "INSERT INTO resource_lock (resource_name, create_time, update_time) VALUES ('a', NOW(), NOW()); \
+         INSERT INTO resource_lock_claim SELECT 0, 'a', 0, 0, 0, 0, 0, 0, 0, NOW(), NOW(), ''";
+    raw.execute(sqlx::raw_sql(fill)).await.expect("rows");
+    for table in ["resource_lock_claim", "resource_lock"] {
+        // To check the one row takes seconds.
+        let hashes = vec!["LENGTH(SHA2(REPEAT('a', 16000000), 512))"; 25].join(" + ");
+        let change = format!(
+            "ALTER TABLE {table} ADD CONSTRAINT slow_{table} CHECK ({hashes} > 0), ALGORITHM=COPY, LOCK=EXCLUSIVE"
+        );
+        let mut changing = pin!(raw.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(change))));
+        let mut asked = 0;
+        while timeout(Duration::from_millis(50), &mut changing).await.is_err() {
+            connect_to_all_kinds(&config, table).await;
+            asked += 1;
+        }
+        assert!(asked > 0, "{table} was changed at once");
+    }
 }
