@@ -366,6 +366,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-mysql/mysql::mariadb::every_question_can_be_dropped_at_any_moment",
     },
     Safeguard {
+        name: "reset",
+        does: "A statement whose connection was reset may still be waiting at the server",
+        file: MYSQL_CONNECTION,
+        code: "if «!is_done» {",
+        without: "false",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_statement_whose_connection_was_reset_takes_no_lock_for_nobody",
+    },
+    Safeguard {
         name: "no_chain",
         does: "No transaction follows another by itself, whatever the server is set to",
         file: MYSQL_CONNECTION,

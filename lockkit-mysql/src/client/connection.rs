@@ -11,7 +11,11 @@ use sqlx::{
     MySqlConnection, Row as _,
     mysql::{MySqlQueryResult, MySqlRow},
 };
-use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, time::Instant};
+use tokio::{
+    runtime::Handle,
+    sync::OwnedSemaphorePermit,
+    time::{Instant, sleep_until},
+};
 
 use crate::{
     client::{
@@ -71,8 +75,9 @@ impl Connection {
         Self { raw: Some(raw), breaks, bound, permit: Some(permit), idle }
     }
 
-    /// Runs a statement that changes something, possibly a claim. What it answers is not known to be its answer, unless
-    /// it brings back the number of the question.
+    /// Runs a statement that changes something. If it may give a claim something, that is named: its release then waits until the
+    /// server is done with the statement. What it answers is not known to be its answer, unless it brings back the number of the
+    /// question.
     ///
     /// # Errors
     /// When it fails or the deadline has come. The error says whether it may have had an effect.
@@ -122,7 +127,7 @@ impl Connection {
         Ok((self.ended(outcome, Sent::ReadOnly)?, question))
     }
 
-    /// Runs a transaction that is given as one text, possibly about a claim. The rows of all its statements begin with the number
+    /// Runs a transaction that is given as one text, likewise. The rows of all its statements begin with the number
     /// of the question.
     ///
     /// # Errors
@@ -245,10 +250,17 @@ impl Drop for Connection {
         // Without a runtime, all that is left is to hang up.
         let Ok(runtime) = Handle::try_current() else { return };
         let statement = raw.claim().map(|token| self.idle.in_flight.add(token));
-        let linger = self.idle.linger;
+        let (linger, ttl) = (self.idle.linger, self.bound.whole.saturating_mul(4));
         runtime.spawn(async move {
-            raw.finish_and_close(linger).await;
-            drop((statement, permit));
+            // An operation has a quarter of the ttl at most: by then the lease is over, too.
+            let until = Bound::new(linger.min(ttl)).at;
+            let is_done = raw.finish_and_close(linger).await;
+            drop(permit);
+            if !is_done {
+                // Whoever releases the claim waits for this, and nobody else.
+                sleep_until(until).await;
+            }
+            drop(statement);
         });
     }
 }

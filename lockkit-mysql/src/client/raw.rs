@@ -6,7 +6,7 @@
 //! question is and for whatever reason its future is dropped. A connection in doubt is never used again. The driver can be
 //! reached only through [`RawConnection::ask`], which puts the connection in doubt.
 
-use std::{future::pending, pin::Pin, time::Duration};
+use std::{pin::Pin, time::Duration};
 
 use lockkit_core::{Error, ErrorKind, Result, Token, store::without_panic};
 use sqlx::{
@@ -72,6 +72,8 @@ pub(crate) struct RawConnection {
     is_out_of_step: bool,
     /// The last claim that a question was about.
     claim: Option<Token>,
+    /// Whether the last question was.
+    is_about_claim: bool,
     /// The number of the last question.
     asked: Question,
     /// When it was probed for the last time; `None` after a refusal.
@@ -103,6 +105,7 @@ impl RawConnection {
             in_doubt: false,
             is_out_of_step: false,
             claim: None,
+            is_about_claim: false,
             asked: FIRST_QUESTION,
             probed: Some(now),
         }))
@@ -119,7 +122,7 @@ impl RawConnection {
             return None;
         }
         self.in_doubt = true;
-        self.claim = token.or(self.claim);
+        (self.claim, self.is_about_claim) = (token.or(self.claim), token.is_some());
         self.asked += 1;
         self.timer.as_mut().reset(until);
         Some((&mut self.driver, &mut self.timer, self.asked))
@@ -180,30 +183,34 @@ impl RawConnection {
         Ok(())
     }
 
-    /// Waits until the server is done with what was asked, and closes the connection.
-    pub(crate) async fn finish_and_close(mut self, patience: Duration) {
-        // The driver reads the answer that is still to come before it sends anything. Whatever comes of the ping, the
-        // server is then done with the statement, or stands still and may do it later.
+    /// Waits until the server is done with what was asked, and closes the connection. Says whether nothing is to come of it any more;
+    /// else a statement about the claim may still wait there for a row, for as long as any may.
+    pub(crate) async fn finish_and_close(mut self, patience: Duration) -> bool {
         let finish = async {
-            if self.is_out_of_step { self.find_step().await } else { drop(understood(self.driver.ping()).await) }
+            // The driver reads the answer that is still to come before it sends anything.
+            let answer = if self.is_out_of_step { None } else { Some(understood(self.driver.ping()).await) };
+            match answer {
+                Some(Ok(()) | Err(sqlx::Error::Database(_))) => true,
+                // A server does not notice that a client has gone while it works for it.
+                Some(Err(sqlx::Error::Io(_))) => !self.is_about_claim,
+                Some(Err(_)) | None => self.find_step().await,
+            }
         };
-        drop(timeout(patience, finish).await);
+        timeout(patience, finish).await.unwrap_or(false)
     }
 
-    /// Asks until an answer has the number of one of these questions: the server answers in order. It does not return if there is no
-    /// such answer: then the server is known to be done when the patience is over, for no statement waits as long.
-    async fn find_step(&mut self) {
+    /// Asks until an answer has the number of one of these questions: the server answers in order. Says whether there was one.
+    async fn find_step(&mut self) -> bool {
         let last = self.asked;
         for number in last + 1..=last + MOST_PROBES {
             let ask = self.driver.fetch_all(sqlx::raw_sql(sqlx::AssertSqlSafe(probe(number))));
             match understood(ask).await {
-                Ok(rows) if rows.iter().any(|row| number_of(row).is_some_and(|number| number > last)) => return,
-                // The server has gone, or stands still and may do later what was asked.
-                Err(sqlx::Error::Io(_)) => return,
+                Ok(rows) if rows.iter().any(|row| number_of(row).is_some_and(|number| number > last)) => return true,
+                Err(sqlx::Error::Io(_)) => return false,
                 _ => {}
             }
         }
-        pending::<()>().await;
+        false
     }
 }
 

@@ -214,7 +214,7 @@ impl MySqlStore {
         self.pool.settled(&claim.token, bound).await?;
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let text = |question| self.statements.order().end(question, claim);
-        let rows = connection.transact(text, Some(claim.token)).await?;
+        let rows = connection.transact(text, None).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         let release = match (read::<u64>(row, 1)?, read::<u64>(row, 2)?) {
             (1, _) => Release::Released { waiters: None },
