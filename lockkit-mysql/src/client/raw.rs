@@ -253,7 +253,7 @@ fn judge(rows: &[MySqlRow], number: Question, replicas: Replicas) -> Result<()> 
         return Err(error::out_of_step(Sent::ReadOnly));
     }
     if replicas == Replicas::Refused && settings::is_on(&column::<String>(row, 1)?) {
-        return Err(settings::read_only("read_only"));
+        return Err(error::read_only());
     }
     Ok(())
 }

@@ -77,7 +77,7 @@ impl MySqlStore {
         let row = only_row(&rows)?.ok_or_else(|| error::odd_reply(Sent::ReadOnly))?;
         if settings::is_on(column(row, 1)?) {
             // It was made a replica behind this connection, and what it has may be old.
-            return Err(settings::read_only("read_only"));
+            return Err(error::read_only());
         }
         match column::<Option<&[u8]>>(row, 3)? {
             None => return Ok(None),

@@ -80,6 +80,9 @@ pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
 /// The table does not exist.
 pub(crate) const NO_SUCH_TABLE: u16 = 1146;
 
+/// A number is out of range: with `OFF` in its text it is that of [`WRITABLE`](crate::wire::statements::WRITABLE).
+const OUT_OF_RANGE: u16 = 1690;
+
 /// The table has no such column.
 pub(crate) const NO_SUCH_COLUMN: u16 = 1054;
 
@@ -97,6 +100,7 @@ fn server_error(number: u16, text: &str, sent: Sent) -> Error {
         1205 => return row_busy(),
         1040 => (ErrorKind::Unavailable, "the server has too many connections".to_owned()),
         1203 | 1226 => (ErrorKind::Unavailable, format!("the user may have no more connections: {text}")),
+        OUT_OF_RANGE if text.contains("OFF") => return read_only(),
         1036 | 1223 | 1290 | 1792 | 1836 | 3100 => {
             (ErrorKind::Unavailable, format!("the server takes no writes: {text}"))
         }
@@ -160,6 +164,17 @@ pub(crate) fn busy(bound: Duration) -> Error {
 /// An answer that does not fit the statement.
 pub(crate) fn odd_reply(sent: Sent) -> Error {
     Error::new(ErrorKind::Unexpected, "the server gave an answer that does not fit the statement").after(sent)
+}
+
+/// The error of a server that is set to take no writes.
+pub(crate) fn read_only() -> Error {
+    Error::new(ErrorKind::Unavailable, format!("{}; {NEEDS_PRIMARY}", set_to("read_only")))
+}
+
+pub(crate) const NEEDS_PRIMARY: &str = "locks need the primary";
+
+pub(crate) fn set_to(name: &str) -> String {
+    format!("the server is set to {name}, as a replica is")
 }
 
 /// The error of a write to a server that logs statements.

@@ -24,6 +24,7 @@ use lockkit_core::{Claim, HolderInfo, LockKey, Mode, Token};
 
 use crate::wire::{
     name::to_column,
+    statements::WRITABLE,
     value::{LockedRow, Question, RenewalTerms, literal, microseconds},
 };
 
@@ -219,7 +220,7 @@ impl OrderStatements<'_> {
         let name = literal(to_column(key));
         let skip = if locked == LockedRow::PassedOver { " SKIP LOCKED" } else { "" };
         format!(
-            "SET @id = NULL, @now = NULL, @live = 0, @owner = NULL, @info = '', @last = 0; \
+            "SET @id = NULL, @now = NULL, @live = {WRITABLE}, @owner = NULL, @info = '', @last = 0; \
              SELECT id, UTC_TIMESTAMP(6), COALESCE(expires > UTC_TIMESTAMP(6), 0), token, node_info, fence_last \
              INTO @id, @now, @live, @owner, @info, @last FROM {locks} WHERE resource_name = {name} FOR UPDATE{skip}; \
              SET @gate = IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GATE}', @id, NULL); "

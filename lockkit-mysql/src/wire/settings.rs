@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lockkit_core::{Error, ErrorKind, Finding};
+use lockkit_core::{ErrorKind, Finding};
 
 use crate::wire::error;
 
@@ -58,18 +58,7 @@ fn too_old(version: &str) -> Option<Finding> {
 
 fn not_writable(settings: &Settings) -> Option<Finding> {
     let name = ["super_read_only", "read_only"].into_iter().find(|name| settings.is_on(name))?;
-    Some(Finding::error(ErrorKind::Unavailable, "read-only", set_to(name), NEEDS_PRIMARY))
-}
-
-/// The error of a connection to a server on which this setting is on.
-pub(crate) fn read_only(name: &str) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("{}; {NEEDS_PRIMARY}", set_to(name)))
-}
-
-const NEEDS_PRIMARY: &str = "locks need the primary";
-
-fn set_to(name: &str) -> String {
-    format!("the server is set to {name}, as a replica is")
+    Some(Finding::error(ErrorKind::Unavailable, "read-only", error::set_to(name), error::NEEDS_PRIMARY))
 }
 
 /// What is read as committed can't be logged as statements, and the server refuses each write.

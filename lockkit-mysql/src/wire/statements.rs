@@ -21,6 +21,11 @@ use crate::wire::{
 /// A statement with its arguments.
 pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
 
+/// Zero, or on a server that is set to take no writes the error [`OUT_OF_RANGE`](crate::wire::error): a user with enough rights is not
+/// refused there, and a process that was frozen does not know for how long its connection was not probed. Some servers give a number,
+/// others a word. It costs no question of its own.
+pub(crate) const WRITABLE: &str = "0 * (~0 + (CAST(@@GLOBAL.read_only AS CHAR) NOT IN ('0', 'OFF')))";
+
 /// How many rows a statement with a list of names takes. The driver and the server keep each statement prepared, so
 /// that there must be few of them; a list is filled up by repeating its last name.
 const SIZES: [usize; 4] = [1, 8, 64, 512];
@@ -130,7 +135,7 @@ impl Statements {
             // A counter of 1 keeps the row from those that are removed as unused. The text is compared byte for byte, whatever
             // collation somebody gave the column.
             set_record: text(format!(
-                "UPDATE {table} SET node_info = ?, fence_last = ?, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
+                "UPDATE {table} SET node_info = ?, fence_last = ? + {WRITABLE}, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
                  version = version + 1, update_time = UTC_TIMESTAMP(6) WHERE resource_name = ? \
                  AND CAST(COALESCE(node_info, '') AS BINARY) = CAST(? AS BINARY)"
             )),
@@ -317,7 +322,7 @@ impl Size {
 /// second of its data in a crash has the counter, but an old one.
 fn acquire(table: &str, fence: &str, by: &str) -> String {
     format!(
-        "UPDATE {table} SET fence = {fence}, span = ?, fence_last = fence + span - 1, token = ?, \
+        "UPDATE {table} SET fence = {fence} + {WRITABLE}, span = ?, fence_last = fence + span - 1, token = ?, \
          node_info = ?, `count` = 1 + 0 * LAST_INSERT_ID(fence ^ {NUMBER}), \
          expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, version = version + 1, update_time = UTC_TIMESTAMP(6) \
          WHERE resource_name = ? AND {by}"
@@ -330,7 +335,7 @@ const FREE: &str = "(expires IS NULL OR expires <= UTC_TIMESTAMP(6))";
 const HELD: &str = "token = ? AND expires > UTC_TIMESTAMP(6)";
 
 fn renew(table: &str, size: usize) -> String {
-    format!("UPDATE {table} SET {EXTENDED} WHERE {}", held_by_claims(size))
+    format!("UPDATE {table} SET {} WHERE {}", extended(), held_by_claims(size))
 }
 
 /// It waits for no row: the rows are found by name, as all that use them do, those that are locked are skipped, and what is
@@ -339,16 +344,21 @@ fn renew(table: &str, size: usize) -> String {
 fn renew_unlocked(table: &str, size: usize) -> String {
     format!(
         "UPDATE (SELECT id AS free FROM {table} WHERE {} LIMIT {size} FOR UPDATE SKIP LOCKED) AS unlocked \
-         STRAIGHT_JOIN {table} ON id = free SET {EXTENDED}",
-        held_by_claims(size)
+         STRAIGHT_JOIN {table} ON id = free SET {}",
+        held_by_claims(size),
+        extended()
     )
 }
 
 /// What a renewal changes.
-const EXTENDED: &str = "expires = GREATEST(expires, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND), \
+fn extended() -> String {
+    format!(
+        "expires = GREATEST(expires, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND), \
      `count` = COALESCE(?, `count`) + 0 * LAST_INSERT_ID(CAST(? AS UNSIGNED)), \
-     fence_last = GREATEST(fence_last, ?), node_info = COALESCE(?, node_info), \
-     version = version + 1, update_time = UTC_TIMESTAMP(6)";
+     fence_last = GREATEST(fence_last, ?) + {WRITABLE}, node_info = COALESCE(?, node_info), \
+     version = version + 1, update_time = UTC_TIMESTAMP(6)"
+    )
+}
 
 /// The rows with these names, as far as the leases are still those of these claims.
 fn held_by_claims(size: usize) -> String {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lockkit_core::{
-    Effect, ErrorKind, Fence, LockKey,
+    AcquireRequest, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Query,
     store::{Record, Records, Swap},
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore};
@@ -18,13 +18,14 @@ use lockkit_testkit::{
 };
 use tokio::time::sleep;
 
-use crate::support::{Ctx, attempt, claim, config, free, hold, is_held, renew, renewal, rival, tests};
+use crate::support::{Ctx, attempt, claim, config, free, hold, renew, renewal, request, rival, tests};
 
 tests! {
     a_new_connection_to_a_replica_is_refused
     an_idle_connection_notices_that_its_server_became_a_replica
     a_busy_connection_notices_that_its_server_became_a_replica
     a_refused_connection_makes_others_look_again
+    a_statement_that_grants_looks_itself_whether_the_server_takes_writes
     a_server_with_older_data_gives_no_fence_twice
     a_server_that_became_a_replica_is_asked_for_no_record
 }
@@ -62,7 +63,7 @@ async fn an_idle_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ct
     let (server, store) = administrated(&ctx).await;
     server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
     sleep(Duration::from_millis(5100)).await;
-    is_refused(&attempt(&store, &claim()).await.expect_err("no writes"));
+    is_refused(&look(&store).await.expect_err("it may be old"));
 }
 
 async fn a_busy_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx>) {
@@ -71,11 +72,10 @@ async fn a_busy_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx
     server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
     let demoted = Instant::now();
     let refused = loop {
-        match renew(&store, renewal(&mine)).await {
-            Ok(renewed) => assert!(is_held(&Ok(renewed))),
-            Err(error) => break error,
+        if let Err(error) = look(&store).await {
+            break error;
         }
-        assert!(demoted.elapsed() < Duration::from_secs(6), "it was written to for {:?}", demoted.elapsed());
+        assert!(demoted.elapsed() < Duration::from_secs(6), "it was read for {:?}", demoted.elapsed());
         sleep(Duration::from_millis(20)).await;
     };
     is_refused(&refused);
@@ -85,13 +85,54 @@ async fn a_busy_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx
 /// A connection is trusted for some seconds after a probe, but not after another one showed that the server has changed.
 async fn a_refused_connection_makes_others_look_again(ctx: Arc<Ctx>) {
     let (server, store) = administrated(&ctx).await;
-    let (first, second, third) = (claim(), claim(), claim());
     server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
     // One has the connection that there is, the other needs a new one.
-    let (old, new) = tokio::join!(attempt(&store, &first), attempt(&store, &second));
+    let (old, new) = tokio::join!(look(&store), look(&store));
     old.expect("it was probed a moment ago");
     is_refused(&new.expect_err("a new connection"));
-    is_refused(&attempt(&store, &third).await.expect_err("no writes"));
+    is_refused(&look(&store).await.expect_err("it may be old"));
+}
+
+/// A process that was frozen takes its connections for as fresh as they were, and a grant would be a second one beside the new
+/// primary's.
+async fn a_statement_that_grants_looks_itself_whether_the_server_takes_writes(ctx: Arc<Ctx>) {
+    let ((server, store), mine, reader) = (administrated(&ctx).await, claim(), claim());
+    let reader = Claim { mode: Mode::Shared, ..reader };
+    let (name, text) = (LockKey::new("a").expect("name"), Record::new("text").expect("text"));
+    hold(&store, &mine).await;
+    hold(&store, &reader).await;
+    // It makes the row.
+    let (free_lock, free_reader) = (claim(), Claim { mode: Mode::Shared, ..claim() });
+    for claim in [&free_lock, &free_reader] {
+        hold(&store, claim).await;
+        free(&store, claim).await;
+    }
+    assert_eq!(store.compare_and_set(&name, None, Some(&text)).await.expect("set"), Swap::Done);
+    let ask = async |what| match what {
+        "acquire" => attempt(&store, &rival(&free_lock)).await.map(drop),
+        "replace" => {
+            store.acquire(&AcquireRequest { from: Some(mine.token), ..request(&rival(&mine)) }).await.map(drop)
+        }
+        "share" => attempt(&store, &rival(&free_reader)).await.map(drop),
+        "renew" => renew(&store, renewal(&mine)).await.map(drop),
+        "renew a share" => renew(&store, renewal(&reader)).await.map(drop),
+        _ => store.compare_and_set(&name, Some(&text), None).await.map(drop),
+    };
+    for what in ["acquire", "replace", "share", "renew", "renew a share", "change a record"] {
+        look(&store).await.expect("it has a connection that is known to be good");
+        server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+        let answer = ask(what).await;
+        is_refused(&answer.expect_err(what));
+        server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+    }
+    for what in ["acquire", "share", "renew", "renew a share", "change a record", "replace"] {
+        ask(what).await.expect(what);
+    }
+}
+
+/// Asks what needs no write.
+async fn look(store: &MySqlStore) -> lockkit_core::Result<()> {
+    store.inspect(&Query::Keys(vec![claim().key])).await.map(drop)
 }
 
 /// A backup that was put back, or a crash that lost what was not on the disk yet: the counter is there, but an old one.
