@@ -285,7 +285,7 @@ async fn a_statement_whose_connection_was_reset_takes_no_lock_for_nobody(ctx: Ar
     }
     let given_up = [rival(&one), Claim { mode: Mode::Shared, ..rival(&two) }];
     somebody.execute("LOCK TABLES resource_lock WRITE").await.expect("lock");
-    let [one, two] = given_up.each_ref().map(|claim| timeout(SOON, attempt(&store, claim)));
+    let [one, two] = given_up.each_ref().map(|claim| timeout(10 * SOON, attempt(&store, claim)));
     let asked = tokio::join!(one, two);
     assert!(asked.0.is_err() && asked.1.is_err(), "the table is locked: {asked:?}");
     proxy.cut().await;
