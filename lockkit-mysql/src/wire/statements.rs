@@ -339,12 +339,12 @@ fn renew(table: &str, size: usize) -> String {
 }
 
 /// It waits for no row: the rows are found by name, as all that use them do, those that are locked are skipped, and what is
-/// extended is locked by then. `LIMIT` makes the server find them first, and `STRAIGHT_JOIN` keeps it from reading the table in
-/// another order.
+/// extended is locked by then, and still looked at once more. `LIMIT` makes the server find them first, and `STRAIGHT_JOIN` keeps it
+/// from reading the table in another order.
 fn renew_unlocked(table: &str, size: usize) -> String {
     format!(
-        "UPDATE (SELECT id AS free FROM {table} WHERE {} LIMIT {size} FOR UPDATE SKIP LOCKED) AS unlocked \
-         STRAIGHT_JOIN {table} ON id = free SET {}",
+        "UPDATE (SELECT id AS free, token AS by_claim FROM {table} WHERE {} LIMIT {size} FOR UPDATE SKIP LOCKED) AS unlocked \
+         STRAIGHT_JOIN {table} ON id = free AND token = by_claim AND expires > UTC_TIMESTAMP(6) SET {}",
         held_by_claims(size),
         extended()
     )
