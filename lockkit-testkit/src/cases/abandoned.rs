@@ -186,7 +186,7 @@ impl Leaving<'_> {
     }
 
     async fn acquire_held(&self) -> Result<bool, BoxError> {
-        let asked = self.scene.request_for_held(self.call, LONG)?;
+        let asked = self.scene.request_for_held(self.call, self.ttl)?;
         let answer = self.leave(self.scene.store.acquire(&asked)).await;
         self.scene.give_up(&asked.claim).await?;
         match answer {
