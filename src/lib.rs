@@ -14,10 +14,12 @@ mod migrating;
 #[cfg(feature = "redlock")]
 pub mod redlock;
 mod target;
+#[cfg(feature = "doctor")]
+mod workload;
 
 pub use crate::connect::{connect, connect_on_own_thread, open};
 #[cfg(feature = "doctor")]
-pub use crate::diagnose::diagnose;
+pub use crate::{diagnose::diagnose, workload::workload};
 
 // Locks.
 pub use lockkit_core::{
@@ -36,7 +38,7 @@ pub use lockkit_core::fenced;
 #[cfg(feature = "metrics")]
 pub use lockkit_core::Metrics;
 #[cfg(feature = "doctor")]
-pub use lockkit_core::{ClockOffset, Finding, Severity};
+pub use lockkit_core::{ClockOffset, Finding, Severity, Workload};
 pub use lockkit_core::{Event, Holder, HolderInfo, KeyState, LockKey, Observer, Token, Waiter};
 
 // Stores, as they are connected to, wrapped, and asked for what they can do.

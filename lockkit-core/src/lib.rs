@@ -33,6 +33,7 @@ pub mod store;
 mod thread;
 mod types;
 pub mod url_options;
+mod workload;
 mod wrap;
 mod yielding;
 
@@ -60,6 +61,7 @@ pub use {
     },
     thread::OwnThread,
     types::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Token, drift},
+    workload::Workload,
     wrap::{FenceAbove, Observed, Prefix},
 };
 

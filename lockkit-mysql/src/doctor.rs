@@ -1,5 +1,7 @@
 //! Findings about a server, its table and this user: `lockkit doctor`.
 
+mod workload;
+
 use std::{
     collections::HashSet,
     time::{Duration, SystemTime},
@@ -22,6 +24,8 @@ use crate::{
         statements::{self, Statement},
     },
 };
+
+pub use workload::workload;
 
 /// A row that was not used for this long can be removed, as `lockkit gc` does by default.
 const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);

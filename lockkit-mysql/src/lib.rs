@@ -41,7 +41,7 @@ mod wire;
 
 pub use config::{MySqlConfig, Tls};
 #[cfg(feature = "doctor")]
-pub use doctor::diagnose;
+pub use doctor::{diagnose, workload};
 pub use store::{
     MySqlStore, schema,
     transaction::{TransactionLock, lock_in_transaction},

@@ -41,7 +41,7 @@ mod wire;
 
 pub use config::RedisConfig;
 #[cfg(feature = "doctor")]
-pub use doctor::{Examination, diagnose, examine};
+pub use doctor::{Examination, diagnose, examine, workload};
 pub use store::RedisStore;
 pub use wire::server::ServerFacts;
 

@@ -42,7 +42,7 @@ mod wire;
 
 pub use config::ZkConfig;
 #[cfg(feature = "doctor")]
-pub use doctor::diagnose;
+pub use doctor::{diagnose, workload};
 pub use store::ZkStore;
 
 #[cfg(doctest)]

@@ -1,6 +1,6 @@
 //! What can be told of Redis servers as the nodes of a quorum.
 
-use lockkit_core::{ErrorKind, Finding, Result, Severity};
+use lockkit_core::{ErrorKind, Finding, Result, Severity, Workload};
 use lockkit_redis::{Examination, examine};
 use lockkit_redlock::Report;
 use tokio::task::JoinSet;
@@ -31,6 +31,23 @@ pub async fn diagnose(nodes: &RedisNodes) -> Result<Vec<Finding>> {
     }
     together.push(durability(forgetful));
     findings(reports, together, nodes.config.clone())
+}
+
+/// What the servers of all nodes have done since they started, and what memory they use, as [`lockkit_redis::workload`] tells it of one.
+/// Where a node can't be reached, of none.
+///
+/// # Errors
+/// `InvalidInput` for a wrong configuration of a node; `Denied` if one refuses to be asked.
+pub async fn workload(nodes: &RedisNodes) -> Result<Workload> {
+    let mut all: Option<Workload> = None;
+    for node in &nodes.nodes {
+        let told = match lockkit_redis::workload(node).await {
+            Err(e) if e.is_retryable() => Workload::default(),
+            told => told?,
+        };
+        all = Some(all.map_or(told, |sum| sum + told));
+    }
+    Ok(all.unwrap_or_default())
 }
 
 /// Examines all nodes at once; in their order.

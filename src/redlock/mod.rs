@@ -10,5 +10,5 @@ pub use lockkit_redlock::{Node, NodeError, NodeErrors, RedlockConfig, RedlockSto
 pub use lockkit_redlock::{Report, findings};
 
 #[cfg(feature = "doctor")]
-pub use self::doctor::diagnose;
+pub use self::doctor::{diagnose, workload};
 pub use self::nodes::RedisNodes;

@@ -8,6 +8,7 @@ mod commands;
 mod group;
 mod info;
 mod sentinels;
+mod workload;
 
 use std::{
     collections::HashMap,
@@ -31,6 +32,8 @@ use crate::{
         server::{self, ServerFacts},
     },
 };
+
+pub use workload::workload;
 
 /// The settings that matter and that `INFO` does not show.
 const SETTINGS: [&str; 4] = ["appendfsync", "save", "timeout", BACKLOG];

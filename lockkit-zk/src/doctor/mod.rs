@@ -1,6 +1,7 @@
 //! All that can be told of an ensemble, its nodes and this user: `lockkit doctor`.
 
 mod server;
+mod workload;
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -17,6 +18,8 @@ use crate::{
         queue::{self, FENCE},
     },
 };
+
+pub use workload::workload;
 
 /// How many locks are looked into.
 const LOCKS: usize = 500;

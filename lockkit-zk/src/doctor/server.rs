@@ -46,6 +46,9 @@ const BUGS: [Bug; 5] = [
     ),
 ];
 
+/// The longest answer to a word that is read. That to `mntr` has hundreds of lines.
+const LONGEST: u64 = 1 << 18;
+
 /// What a server answers to the word `srvr`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
@@ -74,12 +77,12 @@ pub(super) async fn tick(server: &str, bound: Duration) -> Option<Duration> {
 }
 
 /// What a server says to one of its four-letter words.
-async fn answer(server: &str, word: &str) -> io::Result<String> {
+pub(super) async fn answer(server: &str, word: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(server).await?;
     stream.write_all(word.as_bytes()).await?;
     let mut answer = Vec::new();
     // Some servers hang up with a reset once they have said all.
-    match stream.take(8192).read_to_end(&mut answer).await {
+    match stream.take(LONGEST).read_to_end(&mut answer).await {
         Err(e) if answer.is_empty() => Err(e),
         _ => Ok(String::from_utf8_lossy(&answer).into_owned()),
     }
