@@ -40,10 +40,10 @@ pub(crate) struct Args {
     /// Where to put comparison.html, comparison.md and comparison.json
     #[arg(long, value_name = "DIR", default_value = "comparison", value_parser = store::file)]
     out: PathBuf,
-    /// Take about 10 s per store instead of 40 s, for rougher numbers
+    /// Take about 10 s per store instead of 55 s, for rougher numbers; without the group cost, unless --only names it
     #[arg(long)]
     quick: bool,
-    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, delay, leases, compliance
+    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, delay, leases, cost, compliance
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<Group>,
     /// Leave out these groups, such as compliance, which takes half a minute
@@ -139,7 +139,7 @@ struct Prepared {
 
 impl Prepared {
     async fn of(args: &Args) -> Result<Self, Failure> {
-        let groups = groups(&args.only, &args.skip)?;
+        let groups = groups(args)?;
         let options = Options::default()
             .effort(if args.quick { Effort::Quick } else { Effort::Thorough })
             .groups(groups)
@@ -170,8 +170,12 @@ impl Prepared {
 }
 
 /// What is left of the groups.
-fn groups(only: &[Group], skip: &[Group]) -> Result<Vec<Group>, Failure> {
-    let mut groups = if only.is_empty() { Group::ALL.to_vec() } else { only.to_vec() };
+fn groups(Args { only, skip, quick, .. }: &Args) -> Result<Vec<Group>, Failure> {
+    let mut groups = if only.is_empty() { Group::ALL.to_vec() } else { only.clone() };
+    if *quick && only.is_empty() {
+        // It takes as long as all the others.
+        groups.retain(|group| *group != Group::Cost);
+    }
     groups.retain(|group| !skip.contains(group));
     if groups.is_empty() {
         return Err(Failure::new(USAGE, "--skip leaves nothing to measure"));

@@ -55,6 +55,11 @@ async fn a_comparison_prints_a_table_and_writes_its_files() {
             "{row}"
         );
     }
+    // It takes as long as all the others, which is not quick.
+    assert!(
+        text.contains("Left out: cost, compliance.") || text.contains("Left out: delay, cost, compliance."),
+        "{text}"
+    );
     assert_eq!(row(&json, "violations")["values"][stores[1]], 0.0);
     assert_eq!(row(&json, "lease_lost")["values"][stores[1]], 0.0);
     let processes = row(&json, "processes");
@@ -88,6 +93,35 @@ fn what_is_not_to_be_measured_is_nowhere() {
 }
 
 #[test]
+fn what_locks_and_waiters_cost_the_server_is_told() {
+    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
+    let output = start(&redis, dir.path(), &["--only", "cost", "--leases", "200"]).end();
+    assert!(output.status.success(), "{output:?}");
+    let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+    let json: Value = serde_json::from_str(&read("comparison.json")).unwrap();
+    assert_eq!((&json["schema"], &json["groups"]), (&1.into(), &serde_json::json!(["cost"])));
+    let store = json["stores"][1].as_str().unwrap();
+    for id in ["requests", "processor", "bytes"]
+        .map(|what| [format!("cost_lock_{what}"), format!("cost_waiter_{what}")])
+        .concat()
+    {
+        let row = row(&json, &id);
+        assert!(row["values"][store].is_number() && row["ranges"][store].is_array(), "{row}");
+        assert!(row["absent"]["memory"].as_str().unwrap().contains("no server"), "{row}");
+        assert_eq!(row["better"], "lower");
+    }
+    let renewals = row(&json, "cost_lock_requests")["values"][store].as_f64().unwrap();
+    assert!((0.5..20.0).contains(&renewals), "{renewals}");
+    let heading = "200 locks, held and renewed at a ttl of 3 s; 20 waiters";
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains(&heading.to_uppercase()) && table.contains("requests, per waiter"), "{table}");
+    for report in [&read("comparison.md"), &read("comparison.html")] {
+        assert!(report.contains(heading) && report.contains("memory, per held lock"), "{report}");
+    }
+    assert!(is_released(&redis), "{}", redis.command(&["KEYS", "*"]));
+}
+
+#[test]
 fn the_help_names_all_groups() {
     let output = Command::new(env!("CARGO_BIN_EXE_lockkit")).args(["compare", "--help"]).output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
@@ -99,11 +133,11 @@ fn the_help_names_all_groups() {
 fn groups_that_can_not_be_measured_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (args, why) in [
-        (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, delay, leases, compliance"),
+        (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, delay, leases, cost, compliance"),
         (["--skip", ""], "there is no such group of measures"),
         (["--only", "delay"], "there is nothing to measure"),
         (
-            ["--skip", "alone,keys,kinds,hot,processes,hand-off,delay,leases,compliance"],
+            ["--skip", "alone,keys,kinds,hot,processes,hand-off,delay,leases,cost,compliance"],
             "--skip leaves nothing to measure",
         ),
     ] {

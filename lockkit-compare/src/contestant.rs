@@ -10,7 +10,7 @@ use lockkit::{HandOver, Liveness, LockStore, Locker, Token};
 
 use crate::{
     compliance::unpoisoned,
-    delay,
+    cost, delay,
     error::Result,
     measure,
     plan::{Plan, Step},
@@ -165,6 +165,8 @@ impl Contestant {
                 }
             }
             Step::Leases => results.held = Some(processes::leases(program, url, key, plan).await?),
+            // In a box, for the same reason.
+            Step::Cost => results.cost = Some(Box::pin(cost::of(&self.target, key, plan)).await?),
             // All stores at once, after all else.
             Step::Compliance => {}
         }
@@ -189,6 +191,9 @@ fn inapplicable(step: Step, target: &Target, kinds: Kinds) -> Option<&'static st
             Some("it is inside one process, and no other can share it")
         }
         Step::Delay if target.servers().is_empty() => Some("a delay is put before private servers only"),
+        Step::Cost if target.is_in_process() => {
+            Some("it is inside one process, and there is no server to cost anything")
+        }
         Step::Kinds if !(kinds.fifo || kinds.shared || kinds.permits) => {
             Some("it has exclusive locks only, in no order")
         }

@@ -17,8 +17,8 @@ use crate::{
 pub(crate) async fn pairs_by_delay(target: &Target, key: &str, plan: &Plan) -> Result<Vec<(Duration, Latencies)>> {
     let (mut url, mut proxies) = (target.url().to_owned(), Vec::new());
     for server in target.servers() {
-        let proxy = Proxy::start(*server).await.map_err(|error| Error::system("start a proxy", &error))?;
-        url = readdressed(&url, *server, proxy.addr())?;
+        let proxy = Proxy::start(server.addr).await.map_err(|error| Error::system("start a proxy", &error))?;
+        url = readdressed(&url, server.addr, proxy.addr())?;
         proxies.push(proxy);
     }
     let locker = lockkit::connect(&url).await?;
@@ -49,14 +49,14 @@ mod tests {
     use crate::{
         plan::{Effort, Options},
         results::{Rounds, round_trips},
-        targets::Targets,
+        targets::{PrivateServer, Targets},
     };
 
     #[tokio::test(flavor = "multi_thread")]
     async fn each_round_trip_takes_the_delay_longer() {
         let redis = RedisServer::start(RedisOptions::default()).await.expect("redis");
         let mut targets = Targets::default();
-        targets.start("redis".to_owned(), redis.url(), vec![redis.addr()], redis);
+        targets.start("redis".to_owned(), redis.url(), vec![PrivateServer::of(&redis)], redis);
         let plan = Plan::new(Options::default().effort(Effort::Quick));
         let measured = pairs_by_delay(&targets.list()[0], "delayed", &plan).await.expect("grants");
         assert_eq!(measured.iter().map(|(delay, _)| *delay).collect::<Vec<_>>(), Plan::DELAYS);

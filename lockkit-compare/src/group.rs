@@ -22,15 +22,17 @@ pub enum Group {
     HandOff,
     /// Acquisition and release as the delay of the network grows.
     Delay,
-    /// What held leases cost.
+    /// What held leases cost the process that holds them.
     Leases,
+    /// What held locks and waiters cost the servers.
+    Cost,
     /// The compliance cases.
     Compliance,
 }
 
 impl Group {
     /// All groups, in the order in which they are measured.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Alone,
         Self::Keys,
         Self::Kinds,
@@ -39,6 +41,7 @@ impl Group {
         Self::HandOff,
         Self::Delay,
         Self::Leases,
+        Self::Cost,
         Self::Compliance,
     ];
 
@@ -54,6 +57,7 @@ impl Group {
             Self::HandOff => "hand-off",
             Self::Delay => "delay",
             Self::Leases => "leases",
+            Self::Cost => "cost",
             Self::Compliance => "compliance",
         }
     }

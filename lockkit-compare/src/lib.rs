@@ -1,7 +1,7 @@
 //! Measures lock stores side by side.
 //!
 //! - [`Comparison`]: the same measures on every store, in turns: speed, hot locks, hand-off between processes, what held
-//!   leases cost, and the compliance cases of `lockkit-testkit`; a [`Report`] of them as text, as a page for a browser, Markdown and JSON.
+//!   leases cost, what locks and waiters cost the servers, and the compliance cases of `lockkit-testkit`; a [`Report`] of them as text, as a page for a browser, Markdown and JSON.
 //! - [`race()`]: what happens to a number that several processes change at once, with and without a lock.
 //! - [`pairs`]: a store beside other clients of the same server, acquisition and release in pairs.
 //! - [`hot`]: one lock in the hands of several processes, beside what else can lock on the same server.
@@ -16,6 +16,7 @@ mod comparison;
 mod compliance;
 mod contention;
 mod contestant;
+mod cost;
 mod delay;
 mod error;
 mod group;
@@ -24,6 +25,7 @@ pub mod hot;
 mod known;
 mod ledger;
 mod measure;
+mod meter;
 pub mod pairs;
 mod plan;
 mod processes;

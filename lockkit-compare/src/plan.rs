@@ -18,13 +18,14 @@ pub(crate) enum Step {
     HandOff,
     Delay,
     Leases,
+    Cost,
     /// The compliance suite, which comes last: all stores at once, for its cases mostly wait.
     Compliance,
 }
 
 impl Step {
     /// The measures that have the machine for themselves, in order.
-    pub(crate) const ALONE: [Self; 11] = [
+    pub(crate) const ALONE: [Self; 12] = [
         Self::RoundTrip,
         Self::Pair,
         Self::ManyKeys,
@@ -36,6 +37,7 @@ impl Step {
         Self::HandOff,
         Self::Delay,
         Self::Leases,
+        Self::Cost,
     ];
 
     /// Those of a store that is made of two others of the same comparison: what its locks cost, and whether they exclude.
@@ -57,6 +59,7 @@ impl Step {
             Self::HandOff => Group::HandOff,
             Self::Delay => Group::Delay,
             Self::Leases => Group::Leases,
+            Self::Cost => Group::Cost,
             Self::Compliance => Group::Compliance,
         }
     }
@@ -75,6 +78,7 @@ impl Step {
             Self::HandOff => "hand-off between processes",
             Self::Delay => "growing delay of the network",
             Self::Leases => "held leases",
+            Self::Cost => "cost of locks and waiters at the server",
             Self::Compliance => "compliance cases",
         }
     }
@@ -91,9 +95,9 @@ pub struct Options {
 /// How long to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effort {
-    /// About 10 s for each store, for rough numbers.
+    /// About 10 s for each store, for rough numbers, and as much again for [`Group::Cost`].
     Quick,
-    /// About 40 s for each store.
+    /// About 55 s for each store.
     #[default]
     Thorough,
 }
@@ -141,6 +145,19 @@ pub(crate) struct Plan {
     pub(crate) groups: BTreeSet<Group>,
     pub(crate) leases: usize,
     pub(crate) lease_ttl: Duration,
+    /// What is held and waited for, for the cost of it at the server.
+    pub(crate) cost: Sizes,
+}
+
+/// How many locks are held for their cost at the server, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) locks: usize,
+    pub(crate) ttl: Duration,
+    /// How long the servers are watched without either, with locks, and with waiters.
+    pub(crate) idle: Duration,
+    pub(crate) held: Duration,
+    pub(crate) awaited: Duration,
 }
 
 impl Plan {
@@ -151,6 +168,14 @@ impl Plan {
     /// What is added to each round trip, one after the other.
     pub(crate) const DELAYS: [Duration; 4] =
         [Duration::from_micros(200), Duration::from_millis(1), Duration::from_millis(5), Duration::from_millis(20)];
+    /// How many locks are held at once when their cost at the server is measured, if as many leases may be held at all; and how long each
+    /// of them lasts.
+    pub(crate) const LOCKS: usize = 1000;
+    pub(crate) const COST_TTL: Duration = Duration::from_secs(3);
+    /// How long the servers are watched when there is nothing to do. Redis looks at what its clients have in use once a second.
+    pub(crate) const COST_IDLE: Duration = Duration::from_secs(2);
+    /// Clients that wait for one lock at the same time.
+    pub(crate) const WAITERS: usize = 20;
     /// The limit of the semaphore of which a permit is taken.
     pub(crate) const PERMITS: NonZeroU32 = NonZeroU32::new(1000).unwrap();
     /// Tasks that fight for the hot lock in one process.
@@ -162,6 +187,14 @@ impl Plan {
     pub(crate) fn new(options: Options) -> Self {
         let millis = Duration::from_millis;
         let Options { effort, groups, leases } = options;
+        let cost = |cycles: u32, awaited| Sizes {
+            locks: leases.min(Self::LOCKS),
+            ttl: Self::COST_TTL,
+            idle: Self::COST_IDLE,
+            // Each lock is renewed once in a third of its ttl, give or take a tenth.
+            held: Self::COST_TTL * 11 / 30 * cycles,
+            awaited,
+        };
         match effort {
             Effort::Quick => Self {
                 effort,
@@ -172,6 +205,7 @@ impl Plan {
                 groups,
                 leases,
                 lease_ttl: millis(6_000),
+                cost: cost(1, millis(1_500)),
             },
             Effort::Thorough => Self {
                 effort,
@@ -182,6 +216,8 @@ impl Plan {
                 groups,
                 leases,
                 lease_ttl: millis(30_000),
+                // Waiters that are woken ask once in 5 s all the same.
+                cost: cost(2, millis(5_200)),
             },
         }
     }
@@ -197,7 +233,7 @@ impl Plan {
             Step::RoundTrip | Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.rounds,
             Step::ByKeys | Step::Kinds | Step::Delay => self.rounds / 2,
             Step::Processes | Step::HandOff => self.process_rounds,
-            Step::Leases | Step::Compliance => 1,
+            Step::Leases | Step::Cost | Step::Compliance => 1,
         }
     }
 
@@ -213,6 +249,8 @@ impl Plan {
             Step::Delay => Self::DELAYS.into_iter().map(|delay| self.delay_slice(delay) * 9 / 8).sum(),
             // Taking and releasing them, and one cycle of renewals.
             Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,
+            // Connecting, taking and releasing the locks, and what the waiters settle down in.
+            Step::Cost => self.cost.idle * 2 + self.cost.held + self.cost.awaited + millis(2_500),
             Step::Compliance => millis(20_000),
         }
     }
@@ -253,9 +291,12 @@ mod tests {
         };
         // Only private servers take that one.
         let in_use: Vec<_> = Step::ALONE.into_iter().filter(|step| *step != Step::Delay).collect();
-        let (quick, thorough) = (seconds(Effort::Quick, &in_use), seconds(Effort::Thorough, &in_use));
+        // The command leaves this one out of a quick comparison.
+        let quickly: Vec<_> = in_use.iter().copied().filter(|step| *step != Step::Cost).collect();
+        let (quick, thorough) = (seconds(Effort::Quick, &quickly), seconds(Effort::Thorough, &in_use));
         assert!((8..=12).contains(&quick), "{quick}");
-        assert!((30..=45).contains(&thorough), "{thorough}");
+        assert!((50..=60).contains(&thorough), "{thorough}");
+        assert!((8..=12).contains(&seconds(Effort::Quick, &[Step::Cost])));
         assert!((2..=5).contains(&seconds(Effort::Thorough, &[Step::Delay])));
         let in_part = seconds(Effort::Thorough, &Step::IN_PART);
         assert!((15..=20).contains(&in_part), "{in_part}");

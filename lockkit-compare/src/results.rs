@@ -35,6 +35,7 @@ pub(crate) struct Results {
     /// Acquisition and release, by what a round trip takes longer.
     pub(crate) by_delay: BTreeMap<Duration, Rounds>,
     pub(crate) held: Option<Held>,
+    pub(crate) cost: Option<ServerCost>,
     pub(crate) compliance: Option<Counts>,
     /// Why a measure is missing.
     pub(crate) absent: BTreeMap<Step, Absence>,
@@ -151,6 +152,24 @@ pub(crate) struct Held {
     pub(crate) leases: usize,
     pub(crate) ttl: Duration,
     pub(crate) cost: HoldCost,
+}
+
+/// What held locks and waiters cost the servers of a store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerCost {
+    pub(crate) locks: Share,
+    pub(crate) waiters: Share,
+}
+
+/// What one of them costs, above what the servers did and had without them; nothing of what they do not tell.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Share {
+    /// Requests per second.
+    pub(crate) requests: Option<Figure>,
+    /// Microseconds of processor time per second.
+    pub(crate) micros: Option<Figure>,
+    /// Bytes of memory.
+    pub(crate) bytes: Option<Figure>,
 }
 
 /// Cases of the compliance suite.

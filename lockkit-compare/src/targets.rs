@@ -4,8 +4,8 @@ use std::{any::Any, fmt, net::SocketAddr, time::Duration};
 
 use lockkit::migrate::{Migration, Phase, Start};
 use lockkit_testkit::servers::{
-    self, Found, MySqlFlavor, MySqlOptions, MySqlServer, RedisFlavor, RedisOptions, RedisServer, ZooKeeperFlavor,
-    ZooKeeperServer,
+    self, Found, MySqlFlavor, MySqlOptions, MySqlServer, Process, RedisFlavor, RedisOptions, RedisServer,
+    ZooKeeperFlavor, ZooKeeperServer,
 };
 
 use crate::{error::Result, plan::Step};
@@ -26,8 +26,8 @@ pub struct Target {
     warnings: Vec<String>,
     /// The server, if it was started for this run; it ends with the target.
     _server: Option<Box<dyn Any + Send + Sync>>,
-    /// The addresses of that server, or of those of a quorum, as they stand in the URL.
-    servers: Vec<SocketAddr>,
+    /// That server, or those of a quorum.
+    servers: Vec<PrivateServer>,
 }
 
 impl Target {
@@ -54,8 +54,8 @@ impl Target {
         if self.in_part.is_some() { &Step::IN_PART } else { &Step::ALONE }
     }
 
-    /// The addresses of its private servers, as they stand in the URL; none of a store that others use.
-    pub(crate) fn servers(&self) -> &[SocketAddr] {
+    /// Its private servers; none of a store that others use.
+    pub(crate) fn servers(&self) -> &[PrivateServer] {
         &self.servers
     }
 
@@ -80,6 +80,21 @@ impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may contain a password.
         f.debug_tuple("Target").field(&self.name).finish()
+    }
+}
+
+/// A server that was started for this run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PrivateServer {
+    /// Its address, as it stands in the URL.
+    pub(crate) addr: SocketAddr,
+    /// The number of its process; none if it has ended.
+    pub(crate) process: Option<u32>,
+}
+
+impl PrivateServer {
+    pub(crate) fn of(server: &Process) -> Self {
+        Self { addr: server.addr(), process: server.pid() }
     }
 }
 
@@ -128,7 +143,7 @@ impl Targets {
             let kind = if flavor == RedisFlavor::Valkey { "valkey" } else { "redis" };
             if let Some(name) = targets.is_new(kind, flavor.program().find())? {
                 let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await?;
-                targets.start(name, server.url(), vec![server.addr()], server);
+                targets.start(name, server.url(), vec![PrivateServer::of(&server)], server);
             }
         }
         if RedisFlavor::Installed.program().find().is_ok() {
@@ -138,13 +153,13 @@ impl Targets {
             let kind = if flavor == MySqlFlavor::Installed { "mariadb" } else { "mysql" };
             if let Some(name) = targets.is_new(kind, flavor.program().find())? {
                 let server = MySqlServer::start(MySqlOptions::default().flavor(flavor)).await?;
-                targets.start(name, format!("{}?create=true", server.url()), vec![server.addr()], server);
+                targets.start(name, format!("{}?create=true", server.url()), vec![PrivateServer::of(&server)], server);
             }
         }
         for flavor in [ZooKeeperFlavor::Installed, ZooKeeperFlavor::Newer] {
             let name = if flavor == ZooKeeperFlavor::Installed { "zookeeper" } else { "zookeeper newer" };
             match ZooKeeperServer::start(flavor).await {
-                Ok(server) => targets.start(name.to_owned(), server.url(), vec![server.addr()], server),
+                Ok(server) => targets.start(name.to_owned(), server.url(), vec![PrivateServer::of(&server)], server),
                 Err(error) if error.is_missing() => targets.missing.push(error.to_string()),
                 Err(error) => return Err(error.into()),
             }
@@ -201,8 +216,8 @@ impl Targets {
 
     async fn add_redlock(&mut self) -> Result<()> {
         let (servers, url) = redlock().await?;
-        let addresses = servers.iter().map(|server| server.addr()).collect();
-        self.start(format!("redlock of {REDLOCK_NODES}"), url, addresses, servers);
+        let all = servers.iter().map(|server| PrivateServer::of(server)).collect();
+        self.start(format!("redlock of {REDLOCK_NODES}"), url, all, servers);
         Ok(())
     }
 
@@ -221,12 +236,12 @@ impl Targets {
         }
     }
 
-    /// Adds a store that is made of private servers with these addresses.
+    /// Adds a store that is made of these private servers.
     pub(crate) fn start(
         &mut self,
         name: String,
         url: String,
-        servers: Vec<SocketAddr>,
+        servers: Vec<PrivateServer>,
         server: impl Any + Send + Sync,
     ) {
         self.push(name, url, false, Vec::new(), Some(Box::new(server)));
@@ -308,8 +323,8 @@ mod tests {
         assert_eq!(given.list.len(), 2, "stores in use are left alone: {given:?}");
 
         let (mut targets, [redis_url, mysql_url]) = (Targets::default(), urls);
-        targets.start("redis 7".to_owned(), redis_url, vec![redis.addr()], redis);
-        targets.start("mariadb 10".to_owned(), mysql_url, vec![mysql.addr()], mysql);
+        targets.start("redis 7".to_owned(), redis_url, vec![PrivateServer::of(&redis)], redis);
+        targets.start("mariadb 10".to_owned(), mysql_url, vec![PrivateServer::of(&mysql)], mysql);
         let targets = targets.with_migration().await.expect("started");
         let [.., target] = targets.list() else { panic!("{targets:?}") };
         assert_eq!((target.name(), target.steps()), ("redis to mariadb", &Step::IN_PART[..]));

@@ -15,7 +15,7 @@ pub(super) fn of(setting: &Setting) -> impl Iterator<Item = (&'static str, &'sta
 }
 
 /// Each measure: its name, the groups that it is told with (none: always), and what it is.
-const MEASURES: [(&str, &[Group], &str); 14] = [
+const MEASURES: [(&str, &[Group], &str); 15] = [
     (
         "Bare round trip",
         &[Group::Alone, Group::HandOff],
@@ -87,6 +87,17 @@ const MEASURES: [(&str, &[Group], &str); 14] = [
         &[Group::Leases],
         "growth of the resident memory of a process of its own per held lease. The processor's share is what the renewals of one cycle took, \
          for a cycle of 10 s (a third of the ttl). For `memory`, the store is in that process too.",
+    ),
+    (
+        "Cost at the server",
+        &[Group::Cost],
+        "what the servers themselves say (`INFO`, `SHOW GLOBAL STATUS`, `srvr` and `mntr`; all servers of a store together), and of private servers \
+         that do not tell it the processor time from `/proc`, in steps of 10 ms. They are watched while clients are connected that do nothing, \
+         then while one of them holds the locks, then while each of the others waits for one lock that stays held and is not renewed \
+         meanwhile. A figure is what there was more than without, divided by the number of locks or waiters; what is less counts as 0. What the \
+         reading takes is left out, as is what a connection costs; what other clients of a store in use do meanwhile is in it. A request is what the \
+         server counts as one: on Redis also each command within a script, on MySQL a statement, on ZooKeeper a packet. The memory of a \
+         lock is with what stays of it for a while (fences). A waiter is a process that waits: further tasks of it cost the server nothing.",
     ),
     (
         "Private servers",

@@ -56,6 +56,7 @@ pub(crate) fn rows(stores: &[Results], plan: &Plan) -> Vec<Row> {
     hand_off(&mut sheet);
     delays(&mut sheet);
     held(&mut sheet);
+    cost(&mut sheet);
     sheet.rows
 }
 
@@ -199,6 +200,26 @@ fn held(sheet: &mut Sheet<'_>) {
     sheet.number("lease_lost", "leases lost", "", Better::Lower, |store| once(Some(store.held?.cost.lost as f64)));
 }
 
+fn cost(sheet: &mut Sheet<'_>) {
+    let locks = grouped(sheet.plan.cost.locks as f64);
+    let (ttl, waiters) = (Plan::COST_TTL.as_secs(), Plan::WAITERS);
+    let group = format!("Cost at the server: {locks} locks, held and renewed at a ttl of {ttl} s; {waiters} waiters");
+    sheet.group(group, Step::Cost);
+    let lock = |store: &Results| Some(store.cost?.locks);
+    let waiter = |store: &Results| Some(store.cost?.waiters);
+    sheet.told("cost_lock_requests", "requests, per held lock", "/s", NO_REQUESTS, |store| lock(store)?.requests);
+    sheet.told("cost_lock_processor", "processor, per held lock", "µs/s", NO_PROCESSOR, |store| lock(store)?.micros);
+    sheet.told("cost_lock_bytes", "memory, per held lock", "bytes", NO_MEMORY, |store| lock(store)?.bytes);
+    sheet.told("cost_waiter_requests", "requests, per waiter", "/s", NO_REQUESTS, |store| waiter(store)?.requests);
+    sheet.told("cost_waiter_processor", "processor, per waiter", "µs/s", NO_PROCESSOR, |store| waiter(store)?.micros);
+    sheet.told("cost_waiter_bytes", "memory, per waiter", "bytes", NO_MEMORY, |store| waiter(store)?.bytes);
+}
+
+const NO_REQUESTS: &str = "how many requests there were is not told by the servers";
+const NO_PROCESSOR: &str =
+    "the processor time is not told by the servers, and they were not started for this comparison";
+const NO_MEMORY: &str = "the memory of what they keep is not told by the servers";
+
 /// Rows in the making.
 struct Sheet<'a> {
     stores: &'a [Results],
@@ -232,6 +253,21 @@ impl Sheet<'_> {
         self.row(id, title, "µs", Better::Lower, |store| {
             let rounds = of(store);
             rounds.all().map(|_| rounds.tail(quantile).map_or_else(too_few, Cell::Number))
+        });
+    }
+
+    /// What the servers of a store were asked for at the only measure of their cost, or why they did not tell.
+    fn told(
+        &mut self,
+        id: &'static str,
+        title: &'static str,
+        unit: &'static str,
+        otherwise: &'static str,
+        value: impl Fn(&Results) -> Option<Figure>,
+    ) {
+        let untold = || Cell::Absent(Some(Absence::Inapplicable(otherwise)));
+        self.row(id, title, unit, Better::Lower, |store| {
+            store.cost.map(|_| value(store).map_or_else(untold, Cell::Number))
         });
     }
 
@@ -275,7 +311,11 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::{group::Group, plan::Options, results::Contest};
+    use crate::{
+        group::Group,
+        plan::Options,
+        results::{Contest, ServerCost, Share},
+    };
 
     #[test]
     fn every_row_has_a_cell_for_every_store_and_a_name_of_its_own() {
@@ -316,6 +356,20 @@ mod tests {
         let hand_off = ids(&[Group::HandOff]);
         assert!(hand_off.contains(&"hand_off_p50") && !hand_off.contains(&"hand_off_round_trips"), "{hand_off:?}");
         assert!(ids(&[Group::Processes]).contains(&"violations"));
+    }
+
+    #[test]
+    fn what_servers_do_not_tell_has_its_reason() {
+        let told = Share { requests: Some(Figure::once(2.0)), ..Share::default() };
+        let cost = ServerCost { locks: told, waiters: Share::default() };
+        let stores = [Results { cost: Some(cost), ..Results::default() }, Results::default()];
+        let rows = rows(&stores, &Plan::new(Options::default().leases(200).groups([Group::Cost])));
+        let row = |id| rows.iter().find(|row| row.id == id).expect("row");
+        assert_eq!(row("cost_lock_requests").cells, [Cell::Number(Figure::once(2.0)), Cell::Absent(None)]);
+        for (id, why) in [("cost_lock_bytes", NO_MEMORY), ("cost_waiter_processor", NO_PROCESSOR)] {
+            assert_eq!(row(id).cells[0], Cell::Absent(Some(Absence::Inapplicable(why))));
+        }
+        assert!(row("cost_lock_bytes").group.contains("200 locks"), "no more than there may be leases");
     }
 
     #[test]

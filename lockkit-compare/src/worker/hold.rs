@@ -14,11 +14,11 @@ use super::{Answer, Hold, HoldCost, Orders};
 use crate::error::{Error, Result};
 
 /// How many acquisitions are under way at once.
-const ABREAST: usize = 64;
+pub(crate) const ABREAST: usize = 64;
 
 /// How long a lease may be asked for in vain. Taking them is not measured, and a quorum with a short node timeout may have to
 /// be asked several times by a process that is kept from its processor.
-const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 
 /// What happened to the leases.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,7 +84,8 @@ pub(super) async fn run(job: Hold, store: Option<&str>, mut orders: Orders) -> R
     }))
 }
 
-async fn acquire_all(locker: &Locker, key: &str, leases: usize, ttl: Duration) -> Result<Vec<Guard>> {
+/// Takes this many locks, a good many of them at once.
+pub(crate) async fn acquire_all(locker: &Locker, key: &str, leases: usize, ttl: Duration) -> Result<Vec<Guard>> {
     let (mut guards, mut under_way) = (Vec::with_capacity(leases), JoinSet::new());
     for number in 0..leases {
         if under_way.len() >= ABREAST {

@@ -19,6 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::error::{Error, ErrorKind, Result};
+pub(crate) use hold::{ABREAST, TAKEN_WITHIN, acquire_all};
 pub(crate) use protocol::{Answer, Assignment, Contend, Count, Hold, HoldCost, Job, Under};
 
 /// How long a lease of a worker lasts: a worker that is killed leaves its lock behind for so long.
