@@ -14,8 +14,8 @@ use crate::{
     worker::{ABREAST, TAKEN_WITHIN, acquire_all},
 };
 
-/// How long a lock lasts that is waited for: what renewing it costs does not count as the waiters'.
-const AWAITED_TTL: Duration = Duration::from_secs(60);
+/// How long a lock lasts that is waited for. It is first renewed after some nine seconds, so that this does not count as the waiters' cost.
+const AWAITED_TTL: Duration = Duration::from_secs(30);
 /// How long waiters are left alone first. Those that ask again and again do so at a slower and slower pace, which is the slowest after
 /// that time.
 const SETTLE: Duration = Duration::from_secs(1);

@@ -119,7 +119,8 @@ fn ticks(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use lockkit_testkit::servers::{
-        MySqlOptions, MySqlServer, RedisOptions, RedisServer, ZooKeeperFlavor, ZooKeeperServer,
+        MySqlOptions, MySqlServer, RedisCluster, RedisFlavor, RedisOptions, RedisSentinels, RedisServer,
+        ZooKeeperFlavor, ZooKeeperServer,
     };
 
     use super::*;
@@ -175,6 +176,30 @@ mod tests {
         for target in targets.list() {
             let nodes = target.servers().len() as f64;
             watch_idle_and_busy(target, 200.0 * nodes).await;
+        }
+    }
+
+    /// Where servers can take over from each other, nothing is granted for so long at first.
+    const TTL: Duration = Duration::from_secs(1);
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn servers_that_belong_together_tell_it_together() {
+        let cluster = RedisCluster::start(RedisFlavor::Installed, false).await.expect("cluster");
+        let sentinels = RedisSentinels::start(RedisFlavor::Installed).await.expect("sentinels");
+        let mut targets = Targets::default();
+        targets.start("cluster".to_owned(), format!("{}?max_ttl=1s", cluster.url()), Vec::new(), cluster);
+        targets.start("sentinels".to_owned(), format!("{}?max_ttl=1s", sentinels.url()), Vec::new(), sentinels);
+        for target in targets.list() {
+            let locker = lockkit::connect(target.url()).await.expect("store");
+            let before = Meter::of(target).read().await.expect("told").0;
+            // Locks of all members.
+            for number in 0..100 {
+                let guard = locker.lock(format!("used {number}")).ttl(TTL).acquire().await.expect("granted");
+                let _ = guard.release().await.expect("released");
+            }
+            let after = Meter::of(target).read().await.expect("told").0;
+            assert!(after.requests >= before.requests.map(|before| before + 400), "{target:?}: {before:?} {after:?}");
+            assert!(after.memory.is_some() && after.processor > before.processor, "{target:?}: {after:?}");
         }
     }
 
