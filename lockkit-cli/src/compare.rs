@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// Take about 10 s per store instead of 55 s, for rougher numbers; without the group cost, unless --only names it
     #[arg(long)]
     quick: bool,
+    /// Measure private servers also of the other durability: Redis and ZooKeeper that wait for the disk, MariaDB or MySQL that does not
+    #[arg(long)]
+    durability: bool,
     /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, delay, leases, cost, compliance
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<Group>,
@@ -145,7 +148,11 @@ impl Prepared {
             .groups(groups)
             .leases(usize::try_from(args.leases).unwrap_or(usize::MAX));
         let baseline = args.baseline.as_deref().map(read_baseline).transpose()?;
+        if args.durability && args.stores.are_given() {
+            return Err(Failure::new(USAGE, "--durability is about private servers, and stores are given by URL"));
+        }
         let targets = args.stores.targets().await?.with_memory().with_migration().await?;
+        let targets = if args.durability { targets.with_other_durability().await? } else { targets };
         let comparison = Comparison::prepare(targets, options).await?;
         // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
         let files = Files::prepare(&args.out).map_err(|error| {

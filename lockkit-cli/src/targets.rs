@@ -20,15 +20,18 @@ pub(crate) struct StoresArgs {
 }
 
 impl StoresArgs {
+    /// Whether stores were given by URL. An empty variable counts as unset.
+    pub(crate) fn are_given(&self) -> bool {
+        self.urls.iter().any(|url| !url.is_empty())
+    }
+
     /// Connects to the stores and says what that showed, or starts what is installed.
     pub(crate) async fn targets(&self) -> Result<Targets, Failure> {
-        // An empty variable counts as unset.
-        let urls: Vec<_> = self.urls.iter().filter(|url| !url.is_empty()).collect();
-        if urls.is_empty() {
+        if !self.are_given() {
             return Ok(Targets::installed().await?);
         }
         let mut targets = Targets::default();
-        for url in urls {
+        for url in self.urls.iter().filter(|url| !url.is_empty()) {
             let target = targets.add(url).await?;
             store::warn(target.name(), target.warnings());
         }

@@ -136,6 +136,7 @@ fn groups_that_can_not_be_measured_are_refused() {
         (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, delay, leases, cost, compliance"),
         (["--skip", ""], "there is no such group of measures"),
         (["--only", "delay"], "there is nothing to measure"),
+        (["--only=alone", "--durability"], "--durability is about private servers"),
         (
             ["--skip", "alone,keys,kinds,hot,processes,hand-off,delay,leases,cost,compliance"],
             "--skip leaves nothing to measure",

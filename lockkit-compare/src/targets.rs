@@ -1,5 +1,7 @@
 //! The stores that are measured: those given by URL, or private servers of what is installed.
 
+mod durability;
+
 use std::{any::Any, fmt, net::SocketAddr, time::Duration};
 
 use lockkit::migrate::{Migration, Phase, Start};

@@ -1,0 +1,76 @@
+//! The same servers with the other durability: those that forget beside those that wait for the disk.
+
+use lockkit_testkit::servers::{
+    MySqlFlavor, MySqlOptions, MySqlServer, Persistence, RedisFlavor, RedisOptions, RedisServer, ZooKeeperFlavor,
+    ZooKeeperServer,
+};
+
+use super::{PrivateServer, Targets};
+use crate::error::Result;
+
+impl Targets {
+    /// Adds private servers that are to the disk what the others are not, of what is installed: of Redis and ZooKeeper, which answer when a
+    /// write is on disk (`appendfsync always`, `forceSync=yes`), and of MariaDB or MySQL, which does not wait for that
+    /// (`innodb_flush_log_at_trx_commit=2`).
+    ///
+    /// # Errors
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if an installed server does not come up.
+    ///
+    /// # Cancellation
+    /// What was started ends.
+    pub async fn with_other_durability(mut self) -> Result<Self> {
+        for flavor in [RedisFlavor::Installed, RedisFlavor::Newer] {
+            let Ok(found) = flavor.program().find() else { continue };
+            let options = RedisOptions::default().flavor(flavor).persistence(Persistence::AppendAlways);
+            let server = RedisServer::start(options).await?;
+            let (name, servers) = (format!("redis {} fsync", found.version), vec![PrivateServer::of(&server)]);
+            self.start(name, server.url(), servers, server);
+            break;
+        }
+        for (flavor, kind) in [(MySqlFlavor::Installed, "mariadb"), (MySqlFlavor::Newer, "mysql")] {
+            let Ok(found) = flavor.program().find() else { continue };
+            let options = MySqlOptions::default().flavor(flavor).args(["--innodb-flush-log-at-trx-commit=2"]);
+            let server = MySqlServer::start(options).await?;
+            let (name, servers) = (format!("{kind} {} no fsync", found.version), vec![PrivateServer::of(&server)]);
+            self.start(name, format!("{}?create=true", server.url()), servers, server);
+            break;
+        }
+        for flavor in [ZooKeeperFlavor::Installed, ZooKeeperFlavor::Newer] {
+            match ZooKeeperServer::start_with(flavor, &["-Dzookeeper.forceSync=yes"]).await {
+                Ok(server) => {
+                    let servers = vec![PrivateServer::of(&server)];
+                    self.start("zookeeper fsync".to_owned(), server.url(), servers, server);
+                    break;
+                }
+                Err(error) if error.is_missing() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit::Severity;
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn those_wait_for_the_disk_that_do_not_otherwise() {
+        let targets = Targets::default().with_other_durability().await.expect("started");
+        let [redis, mysql, zookeeper] = targets.list() else { panic!("{targets:?}") };
+        assert!(redis.name().ends_with(" fsync") && mysql.name().ends_with(" no fsync"), "{targets:?}");
+        assert_eq!(zookeeper.name(), "zookeeper fsync");
+        let process = zookeeper.servers()[0].process.expect("it runs");
+        let arguments = std::fs::read_to_string(format!("/proc/{process}/cmdline")).expect("its arguments");
+        let last = arguments.split('\0').rfind(|argument| argument.contains("forceSync"));
+        assert_eq!(last, Some("-Dzookeeper.forceSync=yes"), "the last one wins");
+        for (target, code, severity) in [(redis, "persistence", Severity::Ok), (mysql, "durability", Severity::Warning)]
+        {
+            let findings = lockkit::diagnose(target.url()).await.expect("asked");
+            let found = findings.iter().find(|finding| finding.code == code).map(|finding| finding.severity);
+            assert_eq!(found, Some(severity), "{findings:?}");
+        }
+    }
+}
