@@ -13,7 +13,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Clock, Error, ErrorKind, Fence, FenceAbove, LockKey, LockStore, Locker, MemoryStore, Result, ShiftedClock,
+    Claim, Clock, Error, ErrorKind, Fence, FenceAbove, LockKey, LockStore, Locker, MemoryStore, Release, Result,
+    ShiftedClock, StoreInfo,
     migrate::{Dual, Fences, Migration, Phase, PhaseRecord, Side, Start},
     store::{Record, Records, Swap},
 };
@@ -154,6 +155,46 @@ async fn a_start_can_be_repeated_and_another_can_not_begin() -> Result<()> {
 /// Polls so often, as long as it is under way; whether it has ended.
 fn poll_times(mut future: std::pin::Pin<&mut impl Future>, times: usize) -> bool {
     (0..times).any(|_| future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready())
+}
+
+/// Of a store that loses the answers to releases, so that whoever wants a lock to be free has to ask again.
+#[derive(Debug)]
+struct Forgetful {
+    inner: MemoryStore,
+    is_asked: AtomicBool,
+    info: StoreInfo,
+}
+
+#[async_trait]
+impl Alter for Forgetful {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if !self.is_asked.swap(true, Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Unavailable, "connection refused").unknown_effect());
+        }
+        self.inner.release(claim).await
+    }
+}
+
+/// Where leases end with the session, the locks for the migration's own use are always the same.
+#[tokio::test(start_paused = true)]
+async fn what_a_migrator_has_asked_for_is_released_in_the_end() -> Result<()> {
+    let (old, new) = (MemoryStore::new(), MemoryStore::new());
+    let mut info = old.info().clone();
+    info.capability.liveness.session = Some(Duration::from_secs(10));
+    let old = Forgetful { inner: old, is_asked: AtomicBool::new(false), info };
+    let migration = Migration::new(Arc::new(Altered(old)), Arc::new(new));
+    assert!(migration.start(START).await.expect_err("the release got lost").is_retryable());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    migration.start(START).await?;
+    Ok(())
 }
 
 /// Polls a call so often, has another migrator finish the migration then, and lets the call go on. Whether it was over by then.

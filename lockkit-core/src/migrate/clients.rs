@@ -101,6 +101,8 @@ impl Registration {
         let renewal = Renewal { claim: claim.clone(), ttl: ttl(&**home), depth: 1, fence_floor: None, holder };
         match home.renew(&[renewal]).await.pop() {
             Some(Ok(Renewed::Lost(_))) => {
+                // Where leases end with the session, what is left of one that was never known to be granted would stay.
+                drop(home.release(claim).await);
                 self.held = None;
                 false
             }

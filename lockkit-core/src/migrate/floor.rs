@@ -1,15 +1,15 @@
 //! The number above every fence that a phase has given (rules M7 and M17).
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use super::{
     pair::Pair,
     record::{PhaseRecord, Side},
 };
-use crate::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, Fence, FenceRequest, HolderInfo, LockKey, LockStore, Mode, Order,
-    Result, Token,
-};
+use crate::{Error, ErrorKind, Fence, HandOver, LockStore, Locker, Result, Token};
 
 /// How far a fence may be ahead of the clocks that are asked: an hour, in microseconds.
 const AHEAD: u64 = 3_600_000_000;
@@ -136,30 +136,18 @@ async fn follows(pair: &Pair, side: Side, here: u64) -> Result<Follows> {
 /// depend on how often a lock was taken, and elsewhere what is left of a name goes by itself.
 async fn probe(pair: &Pair, side: Side, purpose: &str, floor: Fence) -> Result<Fence> {
     let store = pair.at(side);
-    let token = Token::random()?;
-    let unique = if store.info().capability.liveness.session.is_some() { "probe".to_owned() } else { token.reveal() };
-    let key = LockKey::new(format!("{OWN}{purpose}/{unique}"))?;
-    let range = store.info().capability.liveness.ttl.as_ref();
-    let claim = Claim { key, token, mode: Mode::Exclusive };
-    let request = AcquireRequest {
-        claim: claim.clone(),
-        ttl: range.map_or(PROBE, |range| PROBE.clamp(*range.start(), *range.end())),
-        wait: Duration::ZERO,
-        order: Order::Any,
-        fence: FenceRequest { floor, ..FenceRequest::default() },
-        holder: HolderInfo::this_process(),
-        from: None,
+    let liveness = &store.info().capability.liveness;
+    let unique = if liveness.session.is_some() { "probe".to_owned() } else { Token::random()?.reveal() };
+    let ttl = liveness.ttl.as_ref().map_or(PROBE, |range| PROBE.clamp(*range.start(), *range.end()));
+    // One that stays held would be in the way of whoever asks next: a locker sees to its release, also if this is dropped.
+    let locker = Locker::shared_builder(Arc::clone(store)).hand_over(HandOver::OFF).build();
+    let lock = locker.lock(format!("{OWN}{purpose}/{unique}")).ttl(ttl).no_renewal().fence_above(floor);
+    let Some(guard) = lock.try_acquire().await? else {
+        let why = "a lock for the migration's own use is held: somebody else moves it on, or too few nodes of a quorum are up";
+        return Err(Error::new(ErrorKind::Unavailable, why));
     };
-    let attempt = store.acquire(&request).await;
-    // One that stays held would be in the way of whoever asks next.
-    let released = store.release(&claim).await;
-    match attempt? {
-        Attempt::Granted(hold) => released.map(|_| hold.fence),
-        Attempt::Contended(_) => {
-            let why = "a lock for the migration's own use is held: somebody else moves it on, or too few nodes of a quorum are up";
-            Err(Error::new(ErrorKind::Unavailable, why))
-        }
-    }
+    let fence = guard.fence();
+    guard.release().await.map(|_| fence)
 }
 
 fn wall_clock() -> u64 {
