@@ -10,6 +10,7 @@ mod backend;
 pub mod broken;
 pub mod cases;
 mod check;
+pub mod crowd;
 mod expected;
 pub mod faults;
 mod frozen;

@@ -1,17 +1,20 @@
 //! Holders of all kinds on one lock at the same time, with cancellations, and with connections that end.
 
 use std::{
-    num::NonZeroU32,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Claim, Fence, Lock, LockKey, LockStore, Locker, Mode, Order, Outcome, Token};
+use lockkit_core::{AcquireRequest, Claim, LockKey, LockStore, Locker, Mode, Order, Outcome, Token};
 use lockkit_mysql::MySqlStore;
-use lockkit_testkit::{faults::Proxy, servers::MySqlServer};
+use lockkit_testkit::{
+    crowd::{self, Random, Resource},
+    faults::Proxy,
+    servers::MySqlServer,
+};
 
 use crate::support::{Ctx, TTL, config, eventually, renewal, request, tests};
 
@@ -22,115 +25,8 @@ tests! {
     a_hand_over_costs_the_same_however_many_wait
 }
 
-const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
-
-/// A resource that several kinds of holders use, and that notices if they do so at the same time.
-#[derive(Default)]
-struct Room(Mutex<Inside>);
-
-#[derive(Default)]
-struct Inside {
-    writers: u32,
-    readers: u32,
-    permits: u32,
-    grants: [u64; 3],
-    /// The highest fence of a grant that returned: of all, and of those that are not shared.
-    highest: Fence,
-    highest_alone: Fence,
-}
-
-impl Room {
-    /// The highest fences before a request.
-    fn before(&self) -> (Fence, Fence) {
-        let inside = self.0.lock().expect("unpoisoned");
-        (inside.highest, inside.highest_alone)
-    }
-
-    fn enter(&self, mode: Mode, fence: Fence, (highest, highest_alone): (Fence, Fence)) {
-        let mut inside = self.0.lock().expect("unpoisoned");
-        match mode {
-            Mode::Exclusive => inside.writers += 1,
-            Mode::Shared => inside.readers += 1,
-            _ => inside.permits += 1,
-        }
-        let Inside { writers, readers, permits, .. } = *inside;
-        let kinds = u32::from(writers > 0) + u32::from(readers > 0) + u32::from(permits > 0);
-        assert!(kinds == 1 && writers <= 1 && permits <= 2, "{writers} writers, {readers} readers, {permits} permits");
-        if mode == Mode::Shared {
-            assert!(fence >= highest && fence > highest_alone, "a reader's {fence} after {highest}, {highest_alone}");
-        } else {
-            assert!(fence > highest, "{fence} after {highest}");
-            inside.highest_alone = inside.highest_alone.max(fence);
-        }
-        inside.highest = inside.highest.max(fence);
-        inside.grants[match mode {
-            Mode::Exclusive => 0,
-            Mode::Shared => 1,
-            _ => 2,
-        }] += 1;
-    }
-
-    fn leave(&self, mode: Mode) {
-        let mut inside = self.0.lock().expect("unpoisoned");
-        match mode {
-            Mode::Exclusive => inside.writers -= 1,
-            Mode::Shared => inside.readers -= 1,
-            _ => inside.permits -= 1,
-        }
-    }
-}
-
-/// Numbers that look random (xorshift, Marsaglia 2003).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 /// The names of the locks, next to each other in the tables.
 const NAMES: [&str; 3] = ["c", "a", "b"];
-
-fn kind(locker: &Locker, name: &str, number: u64) -> (Lock, Mode) {
-    match number {
-        0..2 => (locker.rw_lock(name).write().fifo(), Mode::Exclusive),
-        2..5 => (locker.rw_lock(name).read().fifo(), Mode::Shared),
-        5..7 => (locker.semaphore(name, TWO).fifo(), Mode::Permit { limit: TWO }),
-        _ => (locker.lock(name), Mode::Exclusive),
-    }
-}
-
-/// One client of the crowd: takes the lock in one way after the other, gives up now and then, and goes on.
-async fn visit(locker: Locker, rooms: Arc<[Room; NAMES.len()]>, mut random: Random, until: Instant, ttl: Duration) {
-    while Instant::now() < until {
-        // Most want the same one.
-        let at = usize::try_from(random.below(5)).expect("small").saturating_sub(2);
-        let (room, (lock, mode)) = (&rooms[at], kind(&locker, NAMES[at], random.below(8)));
-        let (lock, before) = (lock.ttl(ttl), room.before());
-        let asked = match random.below(4) {
-            0 => lock.try_acquire().await,
-            1 => lock.acquire_within(Duration::from_millis(random.below(20))).await,
-            // Dropped in the middle of anything.
-            2 => match tokio::time::timeout(Duration::from_micros(random.below(5000)), lock.acquire()).await {
-                Ok(asked) => asked.map(Some),
-                Err(_) => continue,
-            },
-            _ => lock.acquire_within(Duration::from_secs(2)).await,
-        };
-        let Ok(Some(guard)) = asked else { continue };
-        room.enter(mode, guard.fence(), before);
-        tokio::time::sleep(Duration::from_micros(random.below(1500))).await;
-        room.leave(mode);
-        // An error tells nothing: the release goes on in the background.
-        if let Ok(outcome) = guard.release().await {
-            assert_eq!(outcome, Outcome::Released);
-        }
-    }
-}
 
 /// What the server counted: deadlocks, and waits for rows that took too long.
 async fn conflicts(server: &MySqlServer) -> Vec<Vec<Option<String>>> {
@@ -149,10 +45,17 @@ async fn last_deadlock(server: &MySqlServer) -> String {
 }
 
 async fn crowd(server: &MySqlServer, lockers: Vec<Locker>, lasts: Duration, ttl: Duration) -> [u64; 3] {
-    let (rooms, until) = (Arc::new(<[Room; NAMES.len()]>::default()), Instant::now() + lasts);
+    let (resources, until) = (Arc::new(<[Resource; NAMES.len()]>::default()), Instant::now() + lasts);
     let visits = lockers.clone().into_iter().enumerate().map(|(number, locker)| {
-        let random = Random((u64::from(std::process::id()) << 8) + number as u64 + 1);
-        tokio::spawn(visit(locker, Arc::clone(&rooms), random, until, ttl))
+        let seed = (u64::from(std::process::id()) << 8) + number as u64 + 1;
+        let (resources, mut random) = (Arc::clone(&resources), Random(seed));
+        tokio::spawn(async move {
+            while Instant::now() < until {
+                // Most want the same one.
+                let at = usize::try_from(random.below(5)).expect("small").saturating_sub(2);
+                crowd::visit(&locker, NAMES[at], &resources[at], &mut random, ttl).await;
+            }
+        })
     });
     for visit in visits.collect::<Vec<_>>() {
         visit.await.expect("no two hold what excludes each other");
@@ -167,7 +70,7 @@ async fn crowd(server: &MySqlServer, lockers: Vec<Locker>, lasts: Duration, ttl:
         [&claims, &held].iter().all(|rows| rows[0][0].as_deref() == Some("0"))
     })
     .await;
-    let grants = |kind: usize| rooms.iter().map(|room| room.0.lock().expect("unpoisoned").grants[kind]).sum();
+    let grants = |kind: usize| resources.iter().map(|resource| resource.grants()[kind]).sum();
     [grants(0), grants(1), grants(2)]
 }
 

@@ -1,82 +1,27 @@
 //! Readers, permits and strict order: beside each other, beside those that know nothing of them, and after what goes wrong.
 
 use std::{
-    num::NonZeroU32,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Fence, Lock, LockStore, Locker, LossReason, Mode, Outcome};
-use lockkit_testkit::faults::Proxy;
+use lockkit_core::{Lock, LockStore, Locker, LossReason, Mode, Outcome};
+use lockkit_testkit::{
+    crowd::{self, Random, Resource},
+    faults::Proxy,
+};
 
 use crate::support::*;
 
-const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 /// One that waits and is not told of anything asks again after two seconds.
 const TOLD: Duration = Duration::from_millis(1800);
 /// No crowd needs so long for what is asked of it.
 const HANGS: Duration = Duration::from_secs(60);
 /// All that a lock may leave: its fence counter.
 const LEFT: [&str; 1] = ["{lockkit:a}:fence"];
-
-/// A resource that several kinds of holders use, and that notices if they do so at the same time.
-#[derive(Default)]
-struct Room(Mutex<Inside>);
-
-#[derive(Default)]
-struct Inside {
-    writers: u32,
-    readers: u32,
-    permits: u32,
-    grants: [u64; 3],
-    /// The highest fence of a grant that returned: of all, and of those that are not shared.
-    highest: Fence,
-    highest_alone: Fence,
-}
-
-impl Room {
-    /// The highest fences before a request.
-    fn before(&self) -> (Fence, Fence) {
-        let inside = self.0.lock().expect("unpoisoned");
-        (inside.highest, inside.highest_alone)
-    }
-
-    fn enter(&self, mode: Mode, fence: Fence, (highest, highest_alone): (Fence, Fence)) {
-        let mut inside = self.0.lock().expect("unpoisoned");
-        match mode {
-            Mode::Exclusive => inside.writers += 1,
-            Mode::Shared => inside.readers += 1,
-            _ => inside.permits += 1,
-        }
-        let Inside { writers, readers, permits, .. } = *inside;
-        let kinds = u32::from(writers > 0) + u32::from(readers > 0) + u32::from(permits > 0);
-        assert!(kinds == 1 && writers <= 1 && permits <= 2, "{writers} writers, {readers} readers, {permits} permits");
-        if mode == Mode::Shared {
-            assert!(fence >= highest && fence > highest_alone, "a reader's {fence} after {highest}, {highest_alone}");
-        } else {
-            assert!(fence > highest, "{fence} after {highest}");
-            inside.highest_alone = inside.highest_alone.max(fence);
-        }
-        inside.highest = inside.highest.max(fence);
-        inside.grants[match mode {
-            Mode::Exclusive => 0,
-            Mode::Shared => 1,
-            _ => 2,
-        }] += 1;
-    }
-
-    fn leave(&self, mode: Mode) {
-        let mut inside = self.0.lock().expect("unpoisoned");
-        match mode {
-            Mode::Exclusive => inside.writers -= 1,
-            Mode::Shared => inside.readers -= 1,
-            _ => inside.permits -= 1,
-        }
-    }
-}
 
 /// How long a crowd stays: for a while, and until there were enough grants.
 #[derive(Clone, Copy)]
@@ -91,58 +36,15 @@ impl Stay {
         Self { begun: Instant::now(), least, enough }
     }
 
-    fn is_over(&self, room: &Room) -> bool {
+    fn is_over(&self, resource: &Resource) -> bool {
         let stayed = self.begun.elapsed();
-        let is_enough = || (self.enough)(&room.0.lock().expect("unpoisoned").grants);
+        let is_enough = || (self.enough)(&resource.grants());
         stayed >= HANGS || stayed >= self.least && is_enough()
     }
 }
 
-/// Numbers that look random (xorshift, Marsaglia 2003).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 fn kind(locker: &Locker, number: u64) -> (Lock, Mode) {
-    match number {
-        0..2 => (locker.rw_lock("a").write().fifo(), Mode::Exclusive),
-        2..5 => (locker.rw_lock("a").read().fifo(), Mode::Shared),
-        5..7 => (locker.semaphore("a", TWO).fifo(), Mode::Permit { limit: TWO }),
-        _ => (locker.lock("a"), Mode::Exclusive),
-    }
-}
-
-/// One client of the crowd: takes the lock in one way after the other, gives up now and then, and goes on.
-async fn visit(locker: Locker, room: Arc<Room>, mut random: Random, stay: Stay, ttl: Duration) {
-    while !stay.is_over(&room) {
-        let (lock, mode) = kind(&locker, random.below(8));
-        let (lock, before) = (lock.ttl(ttl), room.before());
-        let asked = match random.below(4) {
-            0 => lock.try_acquire().await,
-            1 => lock.acquire_within(Duration::from_millis(random.below(20))).await,
-            // Dropped in the middle of anything.
-            2 => match tokio::time::timeout(Duration::from_micros(random.below(5000)), lock.acquire()).await {
-                Ok(asked) => asked.map(Some),
-                Err(_) => continue,
-            },
-            _ => lock.acquire_within(Duration::from_secs(2)).await,
-        };
-        let Ok(Some(guard)) = asked else { continue };
-        room.enter(mode, guard.fence(), before);
-        tokio::time::sleep(Duration::from_micros(random.below(1500))).await;
-        room.leave(mode);
-        // An error tells nothing: the release goes on in the background.
-        if let Ok(outcome) = guard.release().await {
-            assert_eq!(outcome, Outcome::Released);
-        }
-    }
+    crowd::kind(locker, "a", number)
 }
 
 /// All keys of the server, once nothing is left but what may stay.
@@ -157,11 +59,15 @@ async fn empties(server: &Server) {
 }
 
 async fn crowd(server: &Server, lockers: Vec<Locker>, stay: Stay, ttl: Duration) {
-    let room = Arc::new(Room::default());
+    let resource = Arc::new(Resource::default());
     let seed = Instant::now().elapsed().subsec_nanos() ^ std::process::id();
     let visits = lockers.clone().into_iter().enumerate().map(|(number, locker)| {
-        let random = Random((u64::from(seed) << 8) + number as u64 + 1);
-        tokio::spawn(visit(locker, Arc::clone(&room), random, stay, ttl))
+        let (resource, mut random) = (Arc::clone(&resource), Random((u64::from(seed) << 8) + number as u64 + 1));
+        tokio::spawn(async move {
+            while !stay.is_over(&resource) {
+                crowd::visit(&locker, "a", &resource, &mut random, ttl).await;
+            }
+        })
     });
     for visit in visits.collect::<Vec<_>>() {
         visit.await.expect("no two hold what excludes each other");
@@ -170,7 +76,7 @@ async fn crowd(server: &Server, lockers: Vec<Locker>, stay: Stay, ttl: Duration)
         locker.shutdown(ttl).await.expect("all is released");
     }
     empties(server).await;
-    let grants = room.0.lock().expect("unpoisoned").grants;
+    let grants = resource.grants();
     println!("writers, readers, permits: {grants:?}");
     assert!((stay.enough)(&grants), "no more in {HANGS:?} than {grants:?}");
 }
