@@ -80,7 +80,7 @@ pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
 /// The table does not exist.
 pub(crate) const NO_SUCH_TABLE: u16 = 1146;
 
-/// A number is out of range: with `OFF` in its text it is that of [`WRITABLE`](crate::wire::statements::WRITABLE).
+/// A number is out of range: with `OFF` in its text it is that of [`WRITABLE`](crate::wire::settings::WRITABLE).
 const OUT_OF_RANGE: u16 = 1690;
 
 /// The table has no such column.

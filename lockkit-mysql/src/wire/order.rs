@@ -24,7 +24,7 @@ use lockkit_core::{Claim, HolderInfo, LockKey, Mode, Token};
 
 use crate::wire::{
     name::to_column,
-    statements::WRITABLE,
+    settings::WRITABLE,
     value::{LockedRow, Question, RenewalTerms, literal, microseconds},
 };
 

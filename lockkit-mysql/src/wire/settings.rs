@@ -6,6 +6,11 @@ use lockkit_core::{ErrorKind, Finding};
 
 use crate::wire::error;
 
+/// Zero, or on a server that is set to take no writes the error [`OUT_OF_RANGE`](crate::wire::error): a user with enough rights is not
+/// refused there, and a process that was frozen does not know for how long its connection was not probed. Some servers give a number,
+/// others a word. It costs no question of its own.
+pub(crate) const WRITABLE: &str = "0 * (~0 + (CAST(@@GLOBAL.read_only AS CHAR) NOT IN ('0', 'OFF')))";
+
 /// The settings that matter, quoted. Each kind of server has some of them.
 pub(crate) const NAMES: &str = "'version', 'version_comment', 'read_only', 'super_read_only', 'innodb_flush_log_at_trx_commit', \
      'log_bin', 'sync_binlog', 'binlog_format', 'wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode', \

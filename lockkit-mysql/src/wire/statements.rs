@@ -15,16 +15,12 @@ use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
 use crate::wire::{
     order::{GATE, LAPSED, OrderStatements},
+    settings::WRITABLE,
     value::{Question, literal},
 };
 
 /// A statement with its arguments.
 pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
-
-/// Zero, or on a server that is set to take no writes the error [`OUT_OF_RANGE`](crate::wire::error): a user with enough rights is not
-/// refused there, and a process that was frozen does not know for how long its connection was not probed. Some servers give a number,
-/// others a word. It costs no question of its own.
-pub(crate) const WRITABLE: &str = "0 * (~0 + (CAST(@@GLOBAL.read_only AS CHAR) NOT IN ('0', 'OFF')))";
 
 /// How many rows a statement with a list of names takes. The driver and the server keep each statement prepared, so
 /// that there must be few of them; a list is filled up by repeating its last name.
