@@ -98,7 +98,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "moving_burnt_at_a_store",
         does: "A token whose release may have been sent to a store is not asked for there again",
         file: CLAIM,
-        code: "if is_over || part.is_asked || «part.left == Left::Released» {",
+        code: "if is_closed || part.is_asked || «part.left == Left::Released» {",
         without: "false",
         noticed_by: "lockkit-core/lib::migrate::claims::tests::a_token_whose_release_may_have_been_sent_is_not_asked_for_again",
     },

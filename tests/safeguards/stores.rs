@@ -21,7 +21,6 @@ const REDIS_REPLICAS: &str = "lockkit-redis/src/client/replicas.rs";
 const REDIS_CONNECTION: &str = "lockkit-redis/src/client/connection.rs";
 const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const LOCKER: &str = "lockkit-core/src/locker.rs";
-const SINGLE_FLIGHT: &str = "lockkit-core/src/store/single_flight.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_HEARTBEAT: &str = "lockkit-zk/src/client/session/heartbeat.rs";
 const ZK_ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
@@ -453,14 +452,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if !settled && «self.client.state() == zk::SessionState::SyncConnected» &&",
         without: "false",
         noticed_by: "lockkit-zk/zk::faults::a_session_whose_answers_can_not_be_read_is_replaced",
-    },
-    Safeguard {
-        name: "kept_session",
-        does: "Those that share a session share the one that is kept",
-        file: SINGLE_FLIGHT,
-        code: "Some(if «is_current» { outcome }",
-        without: "true",
-        noticed_by: "lockkit-zk/zk::reconnect::what_is_granted_while_another_attempt_to_connect_takes_the_place_of_one_stays_held",
     },
     Safeguard {
         name: "zk_words",
