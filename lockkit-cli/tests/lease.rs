@@ -3,11 +3,13 @@
 mod support;
 
 use std::{
-    process::Command,
+    io::Write,
+    process::{ChildStdin, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use support::{Line, Redis, Running, by_the_clock, code, complaint, lock};
+use lockkit::{Clock, Moment, SystemClock};
+use support::{Line, Redis, Running, by_the_clock, code, complaint, lock, lockkit};
 
 /// CMD with a child, and a grandchild that left session and group, all of which do not heed TERM.
 const STUBBORN: &str = r#"
@@ -186,6 +188,95 @@ fn cmd_does_not_outlive_its_lease_while_lockkit_stands_still() {
     let output = running.end();
     assert_eq!(code(&output), 74);
     complaint(&output);
+}
+
+#[test]
+fn cmd_does_not_outlive_its_grace_when_lockkit_is_stopped_after_a_loss() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let script = r#"
+        exec 2>/dev/null 3>$LINE
+        trap 'echo term >&3' TERM; echo up >&3; while :; do : >$LINE.alive; sleep 0.01; done
+    "#;
+    let mut command = redis.run("k", &["--ttl", "30s"], script);
+    line.give(&mut command);
+    let mut running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    let who = redis.who("k");
+    let token = who["holders"][0]["token"].as_str().unwrap();
+    assert!(redis.lockkit(&["break", "k", "--token", token]).output().unwrap().status.success());
+    assert_eq!(line.hear(), "term");
+    running.signal("STOP");
+    let stopped = Instant::now();
+    let (_, gone) = line.end();
+    // KILL is due 0.1 s after TERM. By the last renewal the lease would have had 19 s at least.
+    assert!(gone - stopped < Duration::from_secs(5), "{:?} too late", gone - stopped);
+    running.signal("CONT");
+    let output = running.end();
+    assert_eq!(code(&output), 74);
+    assert!(complaint(&output).contains("may have overlapped"), "{}", complaint(&output));
+}
+
+/// A watchdog without a run, and something that carries its mark.
+struct Watched {
+    orders: ChildStdin,
+    watchdog: Running,
+    line: Line,
+    work: Running,
+}
+
+fn watched(mark: &str) -> Watched {
+    let line = Line::new();
+    let mut work = Command::new("sh");
+    work.args(["-c", "exec 3>$LINE; echo up >&3; exec sleep 600"]).env("LOCKKIT_RUNS", mark);
+    line.give(&mut work);
+    let work = Running::start(work);
+    assert_eq!(line.hear(), "up");
+    let mut watchdog = lockkit(&["__watch", mark]);
+    watchdog.stdin(Stdio::piped());
+    let mut watchdog = Running::start(watchdog);
+    let orders = watchdog.stdin();
+    Watched { orders, watchdog, line, work }
+}
+
+impl Watched {
+    fn allow(&mut self, until: Moment) {
+        writeln!(self.orders, "until {}", until.as_nanos()).expect("the watchdog listens");
+    }
+}
+
+#[test]
+fn the_watchdog_believes_a_deadline_that_is_sooner_than_the_one_before() {
+    let mut watched = watched("sooner-than-before");
+    let start = SystemClock.now();
+    watched.allow(start + Duration::from_secs(600));
+    watched.allow(start + Duration::from_millis(300));
+    watched.line.end();
+    assert!(SystemClock.now().since(start) >= Duration::from_millis(300));
+    assert_eq!(watched.watchdog.end().status.code(), Some(1));
+    watched.work.end();
+}
+
+#[test]
+fn a_watchdog_that_stood_still_hears_all_that_it_was_told_before_it_kills() {
+    let mut watched = watched("stood-still");
+    watched.allow(SystemClock.now() + Duration::from_secs(2));
+    // It may still have to start. Should it take longer than that, this proves less.
+    std::thread::sleep(Duration::from_millis(500));
+    watched.watchdog.signal("STOP");
+    // Past the deadline that it knows. That nothing happens can't be awaited.
+    std::thread::sleep(Duration::from_millis(1600));
+    watched.allow(SystemClock.now() + Duration::from_secs(600));
+    watched.watchdog.signal("CONT");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(watched.work.is_running() && watched.watchdog.is_running());
+    watched.watchdog.signal("STOP");
+    watched.allow(SystemClock.now() + Duration::from_secs(601));
+    watched.allow(SystemClock.now());
+    watched.watchdog.signal("CONT");
+    watched.line.end();
+    assert_eq!(watched.watchdog.end().status.code(), Some(1));
+    watched.work.end();
 }
 
 #[test]

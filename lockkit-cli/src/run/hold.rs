@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
-use lockkit::{Fence, Guard, LossReason, Outcome, Status, Token};
+use lockkit::{Clock, Fence, Guard, LossReason, Moment, Outcome, Status, SystemClock, Token};
 
 use super::{borrow::Borrowed, notify::RenewalNotify};
 
@@ -68,6 +68,13 @@ impl HeldLease {
             Self::Own(own) => own.guard.remaining(),
             Self::Borrowed(borrowed) => borrowed.remaining(),
         }
+    }
+
+    /// When the lease ends if nothing more is heard; no later than now once it is lost.
+    pub(super) fn ends(&self) -> Moment {
+        // The clock first: if this process stands still between the two, the moment is too early, and never too late.
+        let now = SystemClock.now();
+        now + self.remaining()
     }
 
     /// Returns when [`remaining`](Self::remaining) has become more, or nothing.

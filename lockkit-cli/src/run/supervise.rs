@@ -2,6 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
+use lockkit::{Clock, Moment, SystemClock};
 use rustix::process::Signal;
 use tokio::time::sleep;
 
@@ -49,11 +50,12 @@ pub(super) async fn supervise(
         }
     });
     let why = loop {
-        let left = hold.remaining();
+        let ends = hold.ends();
+        let left = ends.since(SystemClock.now());
         if left <= margins.term {
             break hold.trouble();
         }
-        watchdog.allow(left, margins);
+        watchdog.allow(ends - margins.kill);
         tokio::select! {
             // The lease first: after a freeze it must not be said that CMD ended in time.
             biased;
@@ -64,10 +66,12 @@ pub(super) async fn supervise(
             signal = signals.next() => targets.forward(signal),
         }
     };
+    // Before TERM: from then on it must make no difference whether this process stands still.
+    watchdog.shorten(kill_at(hold, margins));
     let known = targets.signal(Signal::TERM);
     tokio::select! {
         () = &mut over => {}
-        () = grace(hold, margins) => {}
+        () = grace(hold, margins, watchdog) => {}
     }
     // Also when CMD has ended: what it started may not have.
     let mut in_time = targets.kill(known);
@@ -88,17 +92,18 @@ pub(super) async fn supervise(
     End::Stopped { why, in_time }
 }
 
+/// When CMD gets KILL if it gets TERM now.
+fn kill_at(hold: &HeldLease, margins: &Margins) -> Moment {
+    let (now, ends) = (SystemClock.now(), hold.ends());
+    if hold.remaining().is_zero() { now + AFTER_LOSS } else { ends - margins.kill }
+}
+
 /// The time between TERM and KILL.
-async fn grace(hold: &HeldLease, margins: &Margins) {
-    let left = hold.remaining();
-    let until_kill = async {
-        match left.is_zero() {
-            true => sleep(AFTER_LOSS).await,
-            false => sleep(left.saturating_sub(margins.kill)).await,
-        }
-    };
+async fn grace(hold: &HeldLease, margins: &Margins, watchdog: &mut Watchdog) {
+    let until_kill = sleep(kill_at(hold, margins).since(SystemClock.now()));
     let after_loss = async {
         hold.lost().await;
+        watchdog.shorten(SystemClock.now() + AFTER_LOSS);
         sleep(AFTER_LOSS).await;
     };
     tokio::select! {

@@ -58,7 +58,7 @@ pub(super) async fn run_under(
     }
     let mut watchdog = Watchdog::start(&run).map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
     let margins = Margins::of(hold.lasts());
-    watchdog.allow(hold.remaining(), &margins);
+    watchdog.allow(hold.ends() - margins.kill);
     let vars = [
         ("LOCKKIT_KEY", task.key.as_str().to_owned()),
         ("LOCKKIT_FENCE", hold.fence().to_string()),

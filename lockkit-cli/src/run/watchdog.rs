@@ -1,8 +1,8 @@
 //! `lockkit __watch`: a second process that kills CMD when `lockkit run` can't.
 //!
 //! CMD must not go on without a lease when `lockkit run` is killed or stands still: stopped, swapped out, or on a
-//! machine that was suspended. The watchdog is told over a pipe until when CMD may run. When that moment passes, or the
-//! pipe is closed without a farewell, it kills.
+//! machine that was suspended. The watchdog is told over a pipe until when CMD may run, and believes what it was told
+//! last, which may be sooner than before. When that moment passes, or the pipe is closed without a farewell, it kills.
 //!
 //! One line per message: `work LEADER OWN_GROUP`, `until NANOSECONDS`, `done`.
 
@@ -20,7 +20,7 @@ use rustix::{
     process::Pid,
 };
 
-use super::{exec::this_program, margins::Margins, nest, targets::Targets};
+use super::{exec::this_program, nest, targets::Targets};
 use crate::{
     exit::{Exit, Failure},
     store::URL_VARIABLE,
@@ -49,6 +49,7 @@ pub(crate) struct Args {
 #[derive(Debug)]
 pub(super) struct Watchdog {
     child: Child,
+    /// What it was told last of the time that CMD has.
     last: Option<Moment>,
 }
 
@@ -70,14 +71,17 @@ impl Watchdog {
         Ok(Self { child, last: None })
     }
 
-    /// Allows CMD to run for as long as the lease lasts.
-    pub(super) fn allow(&mut self, left: Duration, margins: &Margins) {
-        let until = SystemClock.now() + left.saturating_sub(margins.kill);
-        // A lease is only ever extended; what is said again differs by the time it takes to say it.
-        if self.last.is_none_or(|last| until.since(last) > Duration::from_millis(1)) {
+    /// Allows CMD to run until then. What is allowed may be less than it was.
+    pub(super) fn allow(&mut self, until: Moment) {
+        // One that stood still so long that the pipe is full is told the next time.
+        if self.last != Some(until) && self.tell(&format!("until {}\n", until.as_nanos())) {
             self.last = Some(until);
-            self.tell(&format!("until {}\n", until.as_nanos()));
         }
+    }
+
+    /// Allows CMD to run until then at most.
+    pub(super) fn shorten(&mut self, until: Moment) {
+        self.allow(self.last.map_or(until, |last| last.min(until)));
     }
 
     /// Says whom to kill.
@@ -105,11 +109,9 @@ impl Watchdog {
         }
     }
 
-    /// If the watchdog was killed, CMD still dies with this process, and this process still minds the deadline.
-    fn tell(&mut self, message: &str) {
-        if let Some(pipe) = &mut self.child.stdin {
-            drop(pipe.write_all(message.as_bytes()));
-        }
+    /// Says something, and returns whether that could be said. If the watchdog was killed, CMD still dies with this process, and this process still minds the deadline.
+    fn tell(&mut self, message: &str) -> bool {
+        self.child.stdin.as_mut().is_some_and(|pipe| pipe.write_all(message.as_bytes()).is_ok())
     }
 }
 
@@ -141,10 +143,11 @@ impl Watch {
         let mut chunk = [0; 256];
         loop {
             let left = self.until.map_or(LONGEST_SLEEP, |until| until.since(SystemClock.now()));
-            if left.is_zero() {
-                return Ok(true);
-            }
+            // Also when no time is left: more may have been allowed while this process stood still.
             if !readable(left.min(LONGEST_SLEEP))? {
+                if left.is_zero() {
+                    return Ok(true);
+                }
                 continue;
             }
             match rustix::io::read(&input, &mut chunk)? {
@@ -205,7 +208,7 @@ mod tests {
         assert_eq!(watch.targets.leader, Pid::from_raw(12));
         assert!(watch.targets.own_group && !watch.done);
         assert_eq!(watch.until, Some(Moment::from_nanos(77)));
-        watch.hear(b"il 99\ndone\n");
-        assert_eq!((watch.until, watch.done), (Some(Moment::from_nanos(99)), true));
+        watch.hear(b"il 99\nuntil 88\ndone\n");
+        assert_eq!((watch.until, watch.done), (Some(Moment::from_nanos(88)), true));
     }
 }

@@ -10,7 +10,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, ChildStdin, Command, Output, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     time::{Duration, Instant, SystemTime},
 };
@@ -251,6 +251,11 @@ impl Running {
 
     fn child(&mut self) -> &mut Child {
         self.0.as_mut().unwrap()
+    }
+
+    /// Its stdin, for the one who asks first.
+    pub(crate) fn stdin(&mut self) -> ChildStdin {
+        self.child().stdin.take().unwrap()
     }
 
     pub(crate) fn signal(&mut self, signal: &str) {
