@@ -217,6 +217,18 @@ fn cmd_does_not_outlive_its_grace_when_lockkit_is_stopped_after_a_loss() {
     assert!(complaint(&output).contains("may have overlapped"), "{}", complaint(&output));
 }
 
+#[test]
+fn nothing_is_started_once_the_time_for_it_is_over() {
+    let start = |until: Moment| {
+        let (parent, until) = (std::process::id().to_string(), until.as_nanos().to_string());
+        lockkit(&["__exec", &parent, &until, "--", "echo", "started"]).output().unwrap()
+    };
+    let output = start(SystemClock.now());
+    assert_eq!((code(&output), output.stdout), (74, Vec::new()));
+    let output = start(SystemClock.now() + Duration::from_secs(60));
+    assert_eq!((code(&output), output.stdout), (0, b"started\n".to_vec()));
+}
+
 /// A watchdog without a run, and something that carries its mark.
 struct Watched {
     orders: ChildStdin,

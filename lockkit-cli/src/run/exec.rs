@@ -1,7 +1,8 @@
 //! `lockkit __exec`: what stands between `lockkit run` and CMD for an instant, and becomes CMD.
 //!
 //! A process can ask the kernel to be killed when its parent dies, but only for itself, and between `fork` and `exec`
-//! nothing can be run without unsafe code. So this does it, and then replaces itself by CMD.
+//! nothing can be run without unsafe code. So this does it, and then replaces itself by CMD. It also looks at the clock once
+//! more: `lockkit run` may have stood still after it did so.
 
 use std::{
     env,
@@ -13,6 +14,7 @@ use std::{
 };
 
 use clap::Args as ClapArgs;
+use lockkit::{Clock, Moment, SystemClock};
 use rustix::{
     fs::{Access, access},
     process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal},
@@ -28,6 +30,8 @@ pub(crate) const VERB: &str = "__exec";
 pub(crate) struct Args {
     /// The process number that the parent must have
     parent: i32,
+    /// Until when the command may run, in nanoseconds of the system's clock
+    until: u64,
     /// The command
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
@@ -43,6 +47,10 @@ pub(crate) fn run(args: &Args) -> Exit {
     let Some((program, arguments)) = args.command.split_first() else {
         return Err(Failure::new(NOT_FOUND, "there is no CMD"));
     };
+    // Last of all. If time runs out after this, the watchdog finds this process, or what it has become.
+    if SystemClock.now() >= Moment::from_nanos(args.until) {
+        return Err(Failure::new(LOST, "CMD was not started: nothing is left of its lease"));
+    }
     let error = Command::new(program).args(arguments).exec();
     let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
     Err(Failure::new(code, format!("could not run {program:?}: {error}")))

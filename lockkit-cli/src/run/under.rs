@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, time::Duration};
 
-use lockkit::{LockKey, Locker};
+use lockkit::{Clock, LockKey, Locker, SystemClock};
 
 use super::{
     hold::HeldLease,
@@ -66,13 +66,24 @@ pub(super) async fn run_under(
         (nest::HELD, inside.held_text()),
         (nest::RUNS, inside.runs_text()),
     ];
-    // This process may have stood still since the grant, for longer than the lease lasts.
-    if hold.remaining() <= margins.term {
+    let ends = hold.ends();
+    let until = ends - margins.kill;
+    watchdog.allow(until);
+    // This process may have stood still since the grant, for longer than the lease lasts. A watchdog that found nothing to
+    // kill meanwhile has left.
+    let trouble = if ends.since(SystemClock.now()) <= margins.term {
+        Some("nothing is left of")
+    } else if watchdog.is_gone() {
+        Some("no watchdog is there for")
+    } else {
+        None
+    };
+    if let Some(trouble) = trouble {
         watchdog.dismiss().await;
         drop(hold);
-        return Ok(Finish::Stopped(format!("CMD was not started: nothing is left of its lease of {:?}", task.key)));
+        return Ok(Finish::Stopped(format!("CMD was not started: {trouble} its lease of {:?}", task.key)));
     }
-    let mut work = match Work::start(task.command, vars, run) {
+    let mut work = match Work::start(task.command, vars, run, until) {
         Ok(work) => work,
         Err(error) => {
             watchdog.dismiss().await;

@@ -91,6 +91,11 @@ impl Watchdog {
         }
     }
 
+    /// Whether it has left: it had to kill, or was killed.
+    pub(super) fn is_gone(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Ends the watch; returns whether the watchdog had to kill. The lease is renewed meanwhile.
     pub(super) async fn dismiss(&mut self) -> bool {
         self.tell("done\n");

@@ -7,6 +7,7 @@ use std::{
     process::Child,
 };
 
+use lockkit::Moment;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -21,18 +22,21 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// Starts CMD. Call it on the main thread: CMD dies with the thread that started it.
+    /// Starts CMD, unless that moment has passed by then. Call it on the main thread: CMD dies with the thread that started
+    /// it.
     pub(super) fn start<const N: usize>(
         command: &[OsString],
         vars: [(&str, String); N],
         run: String,
+        until: Moment,
     ) -> io::Result<Self> {
         // With a terminal, CMD has to be in the group that the terminal talks to, which is ours and our shell's affair.
         let own_group = signals::terminal().is_err();
         // Before the child exists, so that its end can't be missed.
         let children = signal(SignalKind::child())?;
         let mut starter = exec::this_program();
-        starter.arg(exec::VERB).arg(std::process::id().to_string()).arg("--").args(command).envs(vars);
+        starter.arg(exec::VERB).arg(std::process::id().to_string()).arg(until.as_nanos().to_string());
+        starter.arg("--").args(command).envs(vars);
         if own_group {
             starter.process_group(0);
         }
