@@ -4,6 +4,7 @@ mod support;
 
 use std::{
     io::Write,
+    os::unix::process::CommandExt,
     process::{ChildStdin, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -289,6 +290,26 @@ fn a_watchdog_that_stood_still_hears_all_that_it_was_told_before_it_kills() {
     watched.line.end();
     assert_eq!(watched.watchdog.end().status.code(), Some(1));
     watched.work.end();
+}
+
+#[test]
+fn the_watchdog_lets_a_stranger_live_that_has_got_the_number_of_cmd() {
+    for is_stranger in [true, false] {
+        let mut watched = watched(if is_stranger { "its-number" } else { "cmd-itself" });
+        // It carries no mark: only its number can make it a target.
+        let mut sleeper = Command::new("sleep");
+        sleeper.arg("600").process_group(0);
+        let mut other = Running::start(sleeper);
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", other.id())).unwrap();
+        let started: u64 = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap();
+        let then = started - u64::from(is_stranger);
+        writeln!(watched.orders, "work {} true {then}", other.id()).unwrap();
+        watched.allow(SystemClock.now());
+        assert_eq!(watched.watchdog.end().status.code(), Some(1));
+        watched.line.end();
+        assert_eq!(other.is_running(), is_stranger);
+        watched.work.end();
+    }
 }
 
 #[test]

@@ -29,11 +29,26 @@ pub(super) struct Targets {
     pub(super) run: String,
     /// CMD itself, as long as it was not reaped.
     pub(super) leader: Option<Pid>,
+    /// When it started, in ticks since the machine did, if that is known. A number may be another process's later.
+    pub(super) started: Option<u64>,
     /// Whether CMD leads a process group of its own.
     pub(super) own_group: bool,
 }
 
+/// When a process started, unless it has ended.
+pub(super) fn started(pid: Pid) -> Option<u64> {
+    Some(Stat::of(pid)?.started)
+}
+
 impl Targets {
+    /// CMD itself, unless its number is another's by now, and with it that of its group.
+    fn own_leader(&self) -> Option<Pid> {
+        self.leader.filter(|leader| match (self.started, started(*leader)) {
+            (Some(then), Some(now)) => then == now,
+            _ => true,
+        })
+    }
+
     /// Passes on a signal that this process got.
     pub(super) fn forward(&self, signal: Signal) {
         match (Route::of(signal, self.own_group, signals::in_foreground()), self.leader) {
@@ -47,13 +62,13 @@ impl Targets {
 
     /// Sends a signal to all of them, once each, and says which they were: once the parent of one has ended, it may not be found again.
     pub(super) fn signal(&self, signal: Signal) -> Vec<Process> {
-        let all = self.all();
+        let (all, leader) = (self.all(), self.own_leader());
         // That somebody is gone already is fine, and what may not be signalled is said by `kill`.
-        if let Some(leader) = self.leader {
+        if let Some(leader) = leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
         for Process { pid, handle, .. } in &all {
-            let reached = match self.leader {
+            let reached = match leader {
                 Some(leader) if self.own_group => getpgid(Some(*pid)).is_ok_and(|group| group == leader),
                 leader => leader == Some(*pid),
             };
@@ -89,7 +104,8 @@ impl Targets {
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
         let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw);
         let seen: Vec<_> = entries.flatten().filter_map(number).filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
-        let is_first = |pid: Pid| self.leader == Some(pid) || is_in_environment(pid, &self.run);
+        let leader = self.own_leader();
+        let is_first = |pid: Pid| leader == Some(pid) || is_in_environment(pid, &self.run);
         let mut found: HashSet<Pid> = seen.iter().map(|(pid, _)| *pid).filter(|pid| is_first(*pid)).collect();
         loop {
             // The watchdog of a run within CMD has to outlive that run.

@@ -4,7 +4,7 @@
 //! machine that was suspended. The watchdog is told over a pipe until when CMD may run, and believes what it was told
 //! last, which may be sooner than before. When that moment passes, or the pipe is closed without a farewell, it kills.
 //!
-//! One line per message: `work LEADER OWN_GROUP`, `until NANOSECONDS`, `done`.
+//! One line per message: `work LEADER OWN_GROUP STARTED`, `until NANOSECONDS`, `done`.
 
 use std::{
     io::{self, Write},
@@ -87,7 +87,8 @@ impl Watchdog {
     /// Says whom to kill.
     pub(super) fn guard(&mut self, targets: &Targets) {
         if let Some(leader) = targets.leader {
-            self.tell(&format!("work {} {}\n", leader.as_raw_nonzero(), targets.own_group));
+            let started = targets.started.unwrap_or_default();
+            self.tell(&format!("work {} {} {started}\n", leader.as_raw_nonzero(), targets.own_group));
         }
     }
 
@@ -130,7 +131,7 @@ struct Watch {
 }
 
 pub(crate) fn run(args: &Args) -> Exit {
-    let targets = Targets { run: args.run.clone(), leader: None, own_group: false };
+    let targets = Targets { run: args.run.clone(), leader: None, started: None, own_group: false };
     let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
     let bite = watch.listen().map_err(|error| Failure::system("watch over CMD", &error))?;
     if bite {
@@ -176,9 +177,11 @@ impl Watch {
     fn obey(&mut self, line: &str) {
         let words: Vec<_> = line.split(' ').collect();
         match words[..] {
-            ["work", leader, own_group] => {
+            ["work", leader, own_group, started] => {
                 self.targets.leader = leader.parse().ok().and_then(Pid::from_raw);
                 self.targets.own_group = own_group == "true";
+                // Only the first process of the machine started in its first tick.
+                self.targets.started = started.parse().ok().filter(|started| *started != 0);
             }
             ["until", nanos] => self.until = nanos.parse().ok().map(Moment::from_nanos),
             ["done"] => self.done = true,
@@ -205,13 +208,14 @@ mod tests {
 
     #[test]
     fn orders_may_come_in_pieces() {
-        let targets = Targets { run: "x".to_owned(), leader: None, own_group: false };
+        let targets = Targets { run: "x".to_owned(), leader: None, started: None, own_group: false };
         let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
         watch.hear(b"work 12 tr");
         assert_eq!(watch.targets.leader, None);
-        watch.hear(b"ue\nuntil 77\nnonsense\nunt");
+        watch.hear(b"ue 5\nuntil 77\nnonsense\nunt");
         assert_eq!(watch.targets.leader, Pid::from_raw(12));
         assert!(watch.targets.own_group && !watch.done);
+        assert_eq!(watch.targets.started, Some(5));
         assert_eq!(watch.until, Some(Moment::from_nanos(77)));
         watch.hear(b"il 99\nuntil 88\ndone\n");
         assert_eq!((watch.until, watch.done), (Some(Moment::from_nanos(88)), true));

@@ -11,7 +11,10 @@ use lockkit::Moment;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{exec, signals, targets::Targets};
+use super::{
+    exec, signals,
+    targets::{self, Targets},
+};
 
 /// CMD, started and not yet reaped.
 #[derive(Debug)]
@@ -42,7 +45,8 @@ impl Work {
         }
         let child = starter.spawn()?;
         let leader = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        Ok(Self { child, targets: Targets { run, leader, own_group }, children })
+        let started = leader.and_then(targets::started);
+        Ok(Self { child, targets: Targets { run, leader, started, own_group }, children })
     }
 
     pub(super) fn targets(&self) -> &Targets {

@@ -253,6 +253,10 @@ impl Running {
         self.0.as_mut().unwrap()
     }
 
+    pub(crate) fn id(&mut self) -> u32 {
+        self.child().id()
+    }
+
     /// Its stdin, for the one who asks first.
     pub(crate) fn stdin(&mut self) -> ChildStdin {
         self.child().stdin.take().unwrap()
