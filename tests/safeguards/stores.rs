@@ -494,6 +494,22 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-zk/zk::broken::a_break_is_heard_after_one_that_came_to_nothing",
     },
     Safeguard {
+        name: "zk_watch_at_home",
+        does: "The watch on what is held is minded where the session lives, and not where it was renewed",
+        file: ZK_RENEW,
+        code: "«session.spawn(mind(minded, watch))»;",
+        without: "drop(tokio::spawn(mind(minded, watch)))",
+        noticed_by: "lockkit-zk/zk::broken::a_break_is_heard_though_the_runtime_of_the_last_renewal_is_not_driven",
+    },
+    Safeguard {
+        name: "zk_watch_over",
+        does: "When a watch is not minded any more the next renewal asks for the node",
+        file: ZK_RENEW,
+        code: "self.set(&session, «false»)",
+        without: "true",
+        noticed_by: "lockkit-zk/zk::broken::a_break_is_heard_after_something_was_written_into_the_node",
+    },
+    Safeguard {
         name: "zk_released_meanwhile",
         does: "What is being released is not granted",
         file: ZK_ACQUIRE,

@@ -8,6 +8,7 @@ mod heartbeat;
 
 use std::{
     collections::{HashMap, HashSet},
+    future::Future,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, Weak,
         atomic::{AtomicU32, Ordering},
@@ -20,6 +21,7 @@ use lockkit_core::{
     store::{SingleFlight, unpoisoned},
 };
 use tokio::{
+    runtime::Handle,
     sync::{Notify, oneshot, watch},
     task::AbortHandle,
     time::timeout,
@@ -67,6 +69,8 @@ pub(crate) struct Session {
     /// Whether the session's own node was made.
     own_node: Mutex<bool>,
     task: OnceLock<AbortHandle>,
+    /// The runtime on which it was opened: the driver's task is there.
+    home: Handle,
     itself: Weak<Self>,
     /// Tells the session's task of the end, and gives it the session to keep if something was held in it.
     last: Mutex<Option<oneshot::Sender<Arc<Self>>>>,
@@ -114,6 +118,7 @@ impl Session {
             signs: watch::Sender::new(None),
             own_node: Mutex::default(),
             task: OnceLock::new(),
+            home: Handle::current(),
             itself: Weak::clone(itself),
             last: Mutex::new(Some(last)),
             sweeps: AtomicU32::new(0),
@@ -126,6 +131,12 @@ impl Session {
             tokio::spawn(heartbeat::live(Arc::downgrade(&session), states, Arc::clone(&session.poke), kept, slot));
         _ = session.task.set(task.abort_handle());
         Ok(session)
+    }
+
+    /// Runs something on the runtime on which the session was opened. That of the caller may end, or be driven no more, and the
+    /// leases go on; without its own runtime nothing proves that the session lives.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        drop(self.home.spawn(task));
     }
 
     pub(crate) fn now(&self) -> Moment {

@@ -211,8 +211,9 @@ impl<'a> PendingRenewal<'a> {
             return Err(session.replaced());
         }
         if let (Some(watch), Known::Held { node, .. }) = (watch, &self.known) {
-            session.update(&self.renewal.claim.token, |claimed| claimed.watched = true);
-            tokio::spawn(mind(Arc::downgrade(session), self.renewal.claim.token, node.clone(), watch));
+            let minded = Minded::new(session, self.renewal.claim.token, node.clone());
+            // The runtime of whoever asks for this renewal may end long before the lease.
+            session.spawn(mind(minded, watch));
         }
         Ok(())
     }
@@ -273,17 +274,50 @@ async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renew
     Ok(Renewed::Lost(reason))
 }
 
-/// Waits for news of a node that is held. It does not keep the session alive.
-async fn mind(session: Weak<Session>, token: Token, node: Node, watch: Watched) {
+/// The word that a watch tells of the end of a node that is held, so that renewals don't ask for it. It is taken back when nobody
+/// minds that watch any more, whatever the reason.
+struct Minded {
+    /// It does not keep the session alive.
+    session: Weak<Session>,
+    token: Token,
+    node: Node,
+}
+
+impl Minded {
+    fn new(session: &Arc<Session>, token: Token, node: Node) -> Self {
+        let minded = Self { session: Arc::downgrade(session), token, node };
+        minded.set(session, true);
+        minded
+    }
+
+    fn set(&self, session: &Session, watched: bool) {
+        session.update(&self.token, |claimed| {
+            if claimed.node() == Some(&self.node) {
+                claimed.watched = watched;
+            }
+        });
+    }
+}
+
+impl Drop for Minded {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.upgrade() {
+            self.set(&session, false);
+        }
+    }
+}
+
+/// Waits for news of a node that is held.
+async fn mind(minded: Minded, watch: Watched) {
     let Some(event) = changed(watch).await else { return };
-    let Some(session) = session.upgrade() else { return };
+    let Some(session) = minded.session.upgrade() else { return };
+    let (token, node) = (minded.token, minded.node.clone());
+    // Before the alarm: the renewal that it brings has to ask.
+    drop(minded);
     let mut deleted = false;
     session.update(&token, |claimed| {
-        if matches!(&claimed.stage, Stage::Held(held, _) if *held != node) {
-            return;
-        }
-        claimed.watched = false;
-        deleted = matches!(claimed.stage, Stage::Held(..)) && event.event_type == zk::EventType::NodeDeleted;
+        let is_held = matches!(&claimed.stage, Stage::Held(held, _) if *held == node);
+        deleted = is_held && event.event_type == zk::EventType::NodeDeleted;
         // Its release may be repeated, and has to find it as it was.
         if deleted && !claimed.releasing {
             claimed.stage = Stage::Gone;

@@ -8,9 +8,13 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Effect, ErrorKind, Guard, LockStore, Locker, LossReason, Mode, Release, Renewed};
+use lockkit_core::{Claim, Effect, ErrorKind, Guard, LockStore, Locker, LossReason, Mode, Release, Renewed};
 use lockkit_testkit::faults::{Direction, Proxy, poll_until};
-use tokio::{runtime::Handle, task::block_in_place};
+use lockkit_zk::ZkStore;
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    task::block_in_place,
+};
 use zookeeper_client::{Acl, Acls, AuthId, Client, CreateMode, Permission};
 
 use crate::support::*;
@@ -267,4 +271,72 @@ async fn lose_what_is_held_back(proxy: &Proxy) {
     proxy.cut().await;
     proxy.heal();
     proxy.refuse(false);
+}
+
+/// The runtime of a caller: nothing happens on it but in its calls.
+fn callers_runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("runtime")
+}
+
+/// What the store does for a lease from one renewal to the next must not depend on where it was renewed. Here that is on a
+/// runtime which ends after it, or else is not driven any more.
+fn a_break_is_heard_after_a_renewal_elsewhere(ends: bool) {
+    let home = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
+    let server = home.block_on(Server::start());
+    let (store, other) = home.block_on(async { (server.store().await, server.store().await) });
+    for mode in [Mode::Exclusive, Mode::Shared, permit(2)] {
+        let mine = claim_as(mode, "a");
+        home.block_on(hold(&store, &mine));
+        let calls = callers_runtime();
+        let renewed = calls.block_on(renew(&store, &mine)).expect("renew");
+        assert!(matches!(renewed, Renewed::Held(_)), "{mode}");
+        let kept = (!ends).then_some(calls);
+        home.block_on(is_told_of_a_break(&store, &other, &mine));
+        drop(kept);
+    }
+    // It ends its processes on a runtime.
+    home.block_on(async { drop(server) });
+}
+
+/// The lease is broken, and another has the lock. The next renewals say so.
+async fn is_told_of_a_break(store: &ZkStore, other: &ZkStore, mine: &Claim) {
+    let next = claim_as(Mode::Exclusive, mine.key.as_str());
+    free(other, mine).await;
+    hold(other, &next).await;
+    let mut reason = None;
+    eventually(&format!("the holder is told, {}", mine.mode), async || {
+        if let Renewed::Lost(lost) = renew(store, mine).await.expect("renew") {
+            reason = Some(lost);
+        }
+        reason.is_some()
+    })
+    .await;
+    assert_eq!(reason, Some(LossReason::Revoked), "{}", mine.mode);
+    free(other, &next).await;
+}
+
+#[test]
+fn a_break_is_heard_though_the_runtime_of_the_last_renewal_has_ended() {
+    a_break_is_heard_after_a_renewal_elsewhere(true);
+}
+
+#[test]
+fn a_break_is_heard_though_the_runtime_of_the_last_renewal_is_not_driven() {
+    a_break_is_heard_after_a_renewal_elsewhere(false);
+}
+
+/// The watch tells of one change.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_break_is_heard_after_something_was_written_into_the_node() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    for mode in [Mode::Exclusive, Mode::Shared, permit(2)] {
+        let mine = claim_as(mode, "a");
+        hold(&store, &mine).await;
+        assert!(matches!(renew(&store, &mine).await.expect("renew"), Renewed::Held(_)), "{mode}");
+        let node = format!("/lockkit/a/{}", children(&raw, "a").await.remove(0));
+        let (data, _) = raw.get_data(&node).await.expect("the node");
+        raw.set_data(&node, &data, None).await.expect("the node");
+        is_told_of_a_break(&store, &other, &mine).await;
+    }
 }
