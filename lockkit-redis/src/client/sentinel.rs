@@ -11,21 +11,20 @@
 //!
 //! A primary that was replaced while it was cut off from the sentinels goes on as before, so somebody must be listened to
 //! at all times. When the connection to a sentinel is lost, the next operation has the sentinels asked once more, beside
-//! itself: they may all be down, which does not concern the primary.
+//! itself: they may all be down, which does not concern the primary. They are asked, and listened to, on the runtime of the
+//! connection to the primary: that of the operation may not be driven any more when the operation is over.
 
 use std::{
     collections::HashMap,
     fmt,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use lockkit_core::{Error, ErrorKind, Result, store::unpoisoned};
 use redis::{AsyncConnectionConfig, Pipeline, PushInfo, PushKind, Value, aio::MultiplexedConnection, aio::SendError};
 use tokio::{
+    runtime::Handle,
     task::{AbortHandle, JoinSet},
     time::timeout,
 };
@@ -55,8 +54,8 @@ struct Watched {
     address: Address,
     epoch: u64,
     all: Mutex<Vec<Watch>>,
-    /// Whether one of them was lost.
-    is_lost: Arc<AtomicBool>,
+    /// Where the connection to the primary lives.
+    home: Handle,
     /// When the sentinels were asked again.
     asked: Mutex<Option<Instant>>,
 }
@@ -82,17 +81,16 @@ struct Heard {
 }
 
 impl Watches {
-    /// Asks the sentinels for the primary.
+    /// Asks the sentinels for the primary. To be called where the connection to it is to live.
     ///
     /// # Errors
     /// `Misconfigured` if they know no primary of this name; `Unavailable` if none answers, or if they name several at
     /// the same epoch and no majority names one; `Denied` if the login is wrong.
     pub(crate) async fn begin(config: &RedisConfig, on_switch: OnSwitch) -> Result<Self> {
-        let is_lost = Arc::new(AtomicBool::new(false));
-        let Found { address, epoch, watches } = find(config, &on_switch, &is_lost).await?;
+        let Found { address, epoch, watches } = find(config, &on_switch).await?;
         watches.iter().for_each(|watch| watch.news.expect(&address));
         let (config, all, asked) = (config.clone(), Mutex::new(watches), Mutex::default());
-        Ok(Self(Arc::new(Watched { config, on_switch, address, epoch, all, is_lost, asked })))
+        Ok(Self(Arc::new(Watched { config, on_switch, address, epoch, all, home: Handle::current(), asked })))
     }
 
     /// Where the primary is.
@@ -103,38 +101,36 @@ impl Watches {
     /// If the connection to a sentinel was lost, has all of them asked again: whether another took over meanwhile, and to
     /// be listened to. Returns at once.
     pub(crate) fn mend(&self) {
-        if !self.0.is_lost.load(Ordering::Relaxed) {
+        if !self.0.is_lacking() {
             return;
         }
         let mut asked = unpoisoned(&self.0.asked);
         if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
             *asked = Some(Instant::now());
             let watched = Arc::clone(&self.0);
-            tokio::spawn(async move { watched.ask_again().await });
+            self.0.home.spawn(async move { watched.ask_again().await });
         }
     }
 }
 
 impl Watched {
+    /// Whether one of the connections to sentinels was lost, or there are too few. It is seen from them alone, so an attempt to
+    /// replace them that does not end changes nothing.
+    fn is_lacking(&self) -> bool {
+        let all = unpoisoned(&self.all);
+        all.len() < majority(&self.config) || all.iter().any(Watch::is_over)
+    }
+
     async fn ask_again(&self) {
-        // From now on another loss counts.
-        self.is_lost.store(false, Ordering::Relaxed);
-        let (all, count) = match find(&self.config, &self.on_switch, &self.is_lost).await {
+        match find(&self.config, &self.on_switch).await {
             Ok(found) if found.address == self.address => {
-                let count = found.watches.len();
                 found.watches.iter().for_each(|watch| watch.news.expect(&self.address));
-                (Some(found.watches), count)
+                *unpoisoned(&self.all) = found.watches;
             }
             // At the same epoch one of the two names is wrong: whoever connects anew asks once more.
-            Ok(found) if found.epoch >= self.epoch => return (self.on_switch)(),
+            Ok(found) if found.epoch >= self.epoch => (self.on_switch)(),
             // A sentinel that has not heard of our primary yet is not worth listening to.
-            Ok(_) | Err(_) => (None, 0),
-        };
-        if let Some(all) = all {
-            *unpoisoned(&self.all) = all;
-        }
-        if count < majority(&self.config) {
-            self.is_lost.store(true, Ordering::Relaxed);
+            Ok(_) | Err(_) => {}
         }
     }
 }
@@ -146,15 +142,15 @@ struct Found {
     watches: Vec<Watch>,
 }
 
-async fn find(config: &RedisConfig, on_switch: &OnSwitch, is_lost: &Arc<AtomicBool>) -> Result<Found> {
+async fn find(config: &RedisConfig, on_switch: &OnSwitch) -> Result<Found> {
     let Topology::Sentinel { sentinels, primary, login } = &config.topology else {
         return Err(Error::new(ErrorKind::InvalidInput, "no sentinels"));
     };
     let mut asked = JoinSet::new();
     for address in sentinels {
         let (config, address, primary) = (config.clone(), address.clone(), primary.clone());
-        let (login, on_switch, is_lost) = (login.clone(), Arc::clone(on_switch), Arc::clone(is_lost));
-        asked.spawn(async move { ask(&config, &address, &primary, &login, on_switch, is_lost).await });
+        let (login, on_switch) = (login.clone(), Arc::clone(on_switch));
+        asked.spawn(async move { ask(&config, &address, &primary, &login, on_switch).await });
     }
     let (mut newest, others) =
         vote::newest(asked, config.timeout / 4, |one, other| one.address == other.address).await?;
@@ -201,7 +197,6 @@ async fn ask(
     primary: &str,
     login: &Login,
     on_switch: OnSwitch,
-    is_lost: Arc<AtomicBool>,
 ) -> Result<(u64, Found)> {
     let named = |e: Error| {
         let message = format!("sentinel {}: {}", address::text(at), e.message());
@@ -211,9 +206,6 @@ async fn ask(
     let receiver = {
         let (news, primary) = (Arc::clone(&news), primary.to_owned());
         move |push: PushInfo| {
-            if push.kind == PushKind::Disconnection {
-                is_lost.store(true, Ordering::Relaxed);
-            }
             switched(&push, &primary).into_iter().for_each(|address| news.announce(address));
             Ok::<_, SendError>(())
         }
@@ -294,6 +286,13 @@ fn switched(push: &PushInfo, primary: &str) -> Option<Address> {
     Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
 }
 
+impl Watch {
+    /// Whether nobody listens any more: the connection was lost, or the runtime has ended, which nothing announces.
+    fn is_over(&self) -> bool {
+        self.driver.is_finished()
+    }
+}
+
 impl Drop for Watch {
     fn drop(&mut self) {
         self.driver.abort();
@@ -309,7 +308,7 @@ impl fmt::Debug for Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     fn message(channel: &str, text: &str) -> PushInfo {
         let data = [channel, text].map(|text| Value::BulkString(text.into())).into();

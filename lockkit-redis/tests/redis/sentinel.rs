@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Effect, ErrorKind, Fencing, LockStore, Query, Release, Renewal};
+use lockkit_core::{Claim, Effect, ErrorKind, Fencing, LockStore, Query, Release, Renewal, Renewed};
 use lockkit_redis::{RedisConfig, RedisStore, diagnose};
 use lockkit_testkit::{
     faults::{Direction, Proxy},
@@ -135,6 +135,13 @@ struct HalfWay {
 
 impl HalfWay {
     async fn start() -> Self {
+        let half_way = Self::prepare().await;
+        half_way.fail_over().await;
+        half_way
+    }
+
+    /// As it is before the failover.
+    async fn prepare() -> Self {
         let all = RedisSentinels::start_with_bystander(flavor()).await.expect("servers");
         all.be_slow().await.expect("settings");
         for server in all.servers().iter().chain(all.bystander()) {
@@ -147,11 +154,13 @@ impl HalfWay {
         let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.addr().to_string()).collect();
         let url =
             format!("redis+sentinel://app:pw@{}/{}?failover_pause=no", addresses.join(","), RedisSentinels::PRIMARY);
-        all.bystander().expect("started").freeze().await.expect("freeze");
-        all.command(0, &["SENTINEL", "FAILOVER", RedisSentinels::PRIMARY]).await.expect("failover");
-        let half_way = Self { all, proxies, url };
-        half_way.until_named(1, "GET-MASTER-ADDR-BY-NAME").await;
-        half_way
+        Self { all, proxies, url }
+    }
+
+    async fn fail_over(&self) {
+        self.all.bystander().expect("started").freeze().await.expect("freeze");
+        self.all.command(0, &["SENTINEL", "FAILOVER", RedisSentinels::PRIMARY]).await.expect("failover");
+        self.until_named(1, "GET-MASTER-ADDR-BY-NAME").await;
     }
 
     async fn store(&self) -> RedisStore {
@@ -255,6 +264,66 @@ async fn what_is_known_already_is_no_news() {
     half_way.until_named(0, "MASTER").await;
     held(renew(&store, &renewal(&mine)).await);
     assert_eq!(half_way.connections().await, connections, "a healthy connection was given up");
+}
+
+/// Has the store renew on a runtime of its own until this is true, and ends that runtime.
+fn renew_elsewhere(store: &RedisStore, mine: &Claim, what: &str, mut is_true: impl FnMut() -> bool) {
+    let until_true = async {
+        eventually_async(what, async || {
+            held(renew(store, &renewal(mine)).await);
+            is_true()
+        })
+        .await;
+    };
+    tokio::task::block_in_place(|| {
+        let other = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        other.block_on(until_true);
+    });
+}
+
+/// The former primary still answers, and is not to be believed.
+async fn hears_of_a_failover(half_way: &HalfWay, store: &RedisStore, mine: &Claim) {
+    half_way.fail_over().await;
+    eventually_async("the store hears of the failover", async || {
+        !matches!(renew(store, &renewal(mine)).await, Ok(Renewed::Held(_)))
+    })
+    .await;
+    assert!(half_way.is_primary(0).await, "the former primary could not renew anything");
+}
+
+/// Two sentinels that answer with a delay, and a store that listens to them.
+async fn two_slow_sentinels() -> (HalfWay, RedisStore) {
+    let half_way = HalfWay::prepare().await;
+    half_way.proxies[2].refuse(true);
+    half_way.proxies[..2].iter().for_each(|proxy| proxy.delay(Direction::ToClient, Duration::from_millis(50)));
+    let store = half_way.store().await;
+    (half_way, store)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_listened_to_outlives_the_runtime_that_had_the_sentinels_asked() {
+    let (half_way, store) = two_slow_sentinels().await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    half_way.proxies[0].cut().await;
+    let (other, mut is_asked) = (&half_way.proxies[1], false);
+    renew_elsewhere(&store, &mine, "the sentinels have answered", || {
+        is_asked |= other.connections() == 2;
+        is_asked && other.connections() == 1
+    });
+    hears_of_a_failover(&half_way, &store, &mine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sentinels_are_asked_though_the_runtime_of_the_operation_ends_meanwhile() {
+    let (half_way, store) = two_slow_sentinels().await;
+    let mine = claim("a");
+    hold(&store, &mine).await;
+    for proxy in &half_way.proxies[..2] {
+        proxy.cut().await;
+    }
+    renew_elsewhere(&store, &mine, "the sentinels are asked again", || half_way.proxies[0].connections() > 0);
+    hears_of_a_failover(&half_way, &store, &mine).await;
 }
 
 #[tokio::test]
