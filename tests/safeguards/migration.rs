@@ -146,7 +146,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "moving_lifted",
         does: "A change is made in the other store, too, before the drain begins",
         file: PAIR,
-        code: "match «keeper.compare_and_set(&name, found.as_ref(), Some(&text)).await?» {\n                Swap::Done => return Ok(()),",
+        code: "match «keeper.compare_and_set(&name, found.as_ref(), Some(&text)).await?» {\n                Swap::Done => return Ok(found.is_none()),",
         without: "{ let _ = &text; Swap::Done }",
         noticed_by: "lockkit-core/steps::a_start_can_be_repeated_and_another_can_not_begin",
     },
