@@ -58,7 +58,6 @@ pub(super) async fn run_under(
     }
     let mut watchdog = Watchdog::start(&run).map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
     let margins = Margins::of(hold.lasts());
-    watchdog.allow(hold.ends() - margins.kill);
     let vars = [
         ("LOCKKIT_KEY", task.key.as_str().to_owned()),
         ("LOCKKIT_FENCE", hold.fence().to_string()),
@@ -71,17 +70,17 @@ pub(super) async fn run_under(
     watchdog.allow(until);
     // This process may have stood still since the grant, for longer than the lease lasts. A watchdog that found nothing to
     // kill meanwhile has left.
-    let trouble = if ends.since(SystemClock.now()) <= margins.term {
-        Some("nothing is left of")
+    let refused = if ends.since(SystemClock.now()) <= margins.term {
+        Some(format!("CMD was not started: nothing is left of its lease of {:?}", task.key))
     } else if watchdog.is_gone() {
-        Some("no watchdog is there for")
+        Some(format!("CMD was not started: no watchdog is there for its lease of {:?}", task.key))
     } else {
         None
     };
-    if let Some(trouble) = trouble {
+    if let Some(refused) = refused {
         watchdog.dismiss().await;
         drop(hold);
-        return Ok(Finish::Stopped(format!("CMD was not started: {trouble} its lease of {:?}", task.key)));
+        return Ok(Finish::Stopped(refused));
     }
     let mut work = match Work::start(task.command, vars, run, until) {
         Ok(work) => work,
