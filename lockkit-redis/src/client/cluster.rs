@@ -15,7 +15,7 @@ use std::{
 };
 
 use lockkit_core::{Alarm, Error, ErrorKind, Result, store::unpoisoned};
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{runtime::Handle, task::JoinSet, time::Instant};
 
 use crate::{
     client::{
@@ -54,6 +54,14 @@ pub(crate) struct Cluster {
     asked: Mutex<Option<Instant>>,
     /// Servers that slots are on their way to and that serve none yet. Nothing is granted there, so they keep no note.
     guests: Mutex<HashMap<Address, Arc<Node>>>,
+    /// Where this was made, and where the connections to members are to live.
+    home: Option<Handle>,
+}
+
+/// Makes the map stale again, unless it was asked for to the end.
+struct Asking<'a> {
+    is_stale: &'a AtomicBool,
+    is_told: bool,
 }
 
 #[derive(Debug, Default)]
@@ -75,7 +83,10 @@ impl Cluster {
         let config = RedisConfig { topology: Topology::Single, ..config };
         let is_stale = AtomicBool::new(true);
         let (map, asked, guests) = <(RwLock<_>, Mutex<_>, Mutex<_>)>::default();
-        Self { config, names, alarm, seeds, map, is_stale, rounds: Rounds::new(), asked, guests }
+        // Two questions, if the first one is in vain.
+        let rounds = Rounds::new(config.timeout.saturating_mul(2));
+        let home = Handle::try_current().ok();
+        Self { config, names, alarm, seeds, map, is_stale, rounds, asked, guests, home }
     }
 
     /// See [`Nodes::route`](crate::client::nodes::Nodes::route).
@@ -165,7 +176,7 @@ impl Cluster {
             return Ok(());
         }
         let cluster = Arc::clone(self);
-        let outcome = self.rounds.join(async move { cluster.ask().await }).await;
+        let outcome = self.rounds.join(async move { cluster.ask().await }).await?;
         let ended = || Error::new(ErrorKind::Unavailable, "the question to the cluster ended with its runtime");
         outcome.unwrap_or_else(|| Err(ended()))
     }
@@ -173,22 +184,16 @@ impl Cluster {
     async fn ask(&self) -> Result<()> {
         let asked = Instant::now();
         self.is_stale.store(false, Ordering::Release);
+        let mut asking = Asking { is_stale: &self.is_stale, is_told: false };
         let map = self.map();
         let mut told = self.newest(map.questions(self.config.timeout)).await;
         if told.is_err() {
             told = self.newest(self.questions_to_all(&map)).await;
         }
-        match told {
-            Ok(ranges) => {
-                self.adopt(ranges);
-                *unpoisoned(&self.asked) = Some(asked);
-                Ok(())
-            }
-            Err(e) => {
-                self.is_stale.store(true, Ordering::Release);
-                Err(e)
-            }
-        }
+        self.adopt(told?);
+        *unpoisoned(&self.asked) = Some(asked);
+        asking.is_told = true;
+        Ok(())
     }
 
     async fn newest(&self, questions: Questions) -> Result<Vec<Range>> {
@@ -245,7 +250,7 @@ impl Cluster {
     }
 
     fn make(&self, address: &Address, note: String) -> Arc<Node> {
-        Arc::new(Node::new(&self.config_of(address), note, Some(&self.alarm)))
+        self.at_home(|| Arc::new(Node::new(&self.config_of(address), note, Some(&self.alarm))))
     }
 
     fn config_of(&self, (host, port): &Address) -> RedisConfig {
@@ -259,7 +264,14 @@ impl Cluster {
         }
         let mut guests = unpoisoned(&self.guests);
         let guest = guests.entry(to.address.clone());
-        Arc::clone(guest.or_insert_with(|| Arc::new(Node::new(&self.config_of(&to.address), String::new(), None))))
+        let make = || Arc::new(Node::new(&self.config_of(&to.address), String::new(), None));
+        Arc::clone(guest.or_insert_with(|| self.at_home(make)))
+    }
+
+    /// What is made connects where it was made, and the runtime of an operation may not be driven any more when that is over.
+    fn at_home<T>(&self, make: impl FnOnce() -> T) -> T {
+        let _entered = self.home.as_ref().map(Handle::enter);
+        make()
     }
 
     /// Corrects the map by a redirect, until it is asked for again.
@@ -275,6 +287,14 @@ impl Cluster {
 
     fn map(&self) -> Arc<Map> {
         Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if !self.is_told {
+            self.is_stale.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -321,6 +341,15 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_question_that_does_not_end_leaves_the_map_stale() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let config = RedisConfig::cluster([("127.0.0.1", silent.local_addr().expect("bound").port())]);
+        let cluster = Cluster::new(config, Names::new("lockkit:").expect("prefix"), Alarm::new());
+        let left = tokio::time::timeout(Duration::from_millis(20), cluster.ask()).await;
+        assert!(left.is_err() && cluster.is_stale.load(Ordering::Acquire));
+    }
 
     #[tokio::test]
     async fn one_slot_is_corrected() {

@@ -51,16 +51,18 @@ impl Replicas {
     /// As many replicas as the configuration says have to acknowledge. The dialer is for nothing else.
     pub(crate) fn new(config: &RedisConfig, dialer: Arc<Dialer>, note: Arc<NoteKey>) -> Self {
         let RedisConfig { replicas: wanted, replica_timeout: within, timeout, .. } = *config;
-        Self { asking: Arc::new(ReplicaWait { wanted, within, timeout, dialer, note }), rounds: Rounds::new() }
+        // One bound is for connecting.
+        let rounds = Rounds::new(timeout.saturating_mul(2).saturating_add(within));
+        Self { asking: Arc::new(ReplicaWait { wanted, within, timeout, dialer, note }), rounds }
     }
 
     /// Waits until enough replicas have what was answered on this connection until now.
     ///
     /// # Errors
-    /// `Unavailable` if too few acknowledged in time, or if the server is not the same any more.
+    /// `Unavailable` if too few acknowledged in time, or if the server is not the same any more; that of the question.
     pub(crate) async fn confirm(&self, of: &Connection) -> Result<()> {
         let asking = Arc::clone(&self.asking);
-        let outcome = self.rounds.join(async move { asking.wait().await }).await;
+        let outcome = self.rounds.join(async move { asking.wait().await }).await?;
         let ended = || Error::new(ErrorKind::Unavailable, "the question to the replicas ended with its runtime");
         let (count, asked) = outcome.unwrap_or_else(|| Err(ended()))?;
         if !asked.is_same_server(of) {

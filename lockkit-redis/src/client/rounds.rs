@@ -1,74 +1,154 @@
 //! One answer for all who ask the same question at the same time.
 
 use std::{
-    future::Future,
+    fmt,
+    future::{Future, pending},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
-use lockkit_core::store::unpoisoned;
-use tokio::sync::watch;
+use lockkit_core::{
+    Error, Result,
+    store::{Sent, unpoisoned},
+};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
 
 /// Rounds of a question, one after the other.
 ///
-/// A task asks, not one of those who want the answer: they may go away, or stop where they are for as long as they like.
-#[derive(Debug)]
+/// A task asks, not one of those who want the answer: they may go away, or stop where they are for as long as they like. It runs
+/// where this was made: the runtime of one of them may not be driven any more. If the first one has ended, or is not driven itself,
+/// that of the next caller takes its place.
 pub(crate) struct Rounds<T> {
-    /// What comes of the round that has not begun.
-    next: Mutex<Option<Answered<T>>>,
-    /// Held by the round under way.
-    turn: tokio::sync::Mutex<()>,
+    /// How long a round may take, with the one before it. Its own bounds end it sooner, unless nobody drives its runtime.
+    bound: Duration,
+    state: Mutex<State<T>>,
 }
 
-type Answered<T> = watch::Receiver<Option<T>>;
+struct State<T> {
+    home: Option<Handle>,
+    /// The round that has not begun.
+    next: Option<Coming<T>>,
+    turn: Arc<Turn>,
+}
+
+/// What comes of a round, and since when it is to come.
+struct Coming<T> {
+    answered: watch::Receiver<Option<T>>,
+    since: Instant,
+}
+
+/// Whose turn it is.
+#[derive(Default)]
+struct Turn {
+    /// Held by the round under way.
+    held: tokio::sync::Mutex<()>,
+    /// The rounds that wait for this one have been given up, and the one that has it.
+    is_over: CancellationToken,
+}
 
 impl<T: Clone + Send + Sync + 'static> Rounds<T> {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { next: Mutex::default(), turn: tokio::sync::Mutex::default() })
+    /// `longest` is how long a question may take.
+    pub(crate) fn new(longest: Duration) -> Arc<Self> {
+        let state = State { home: Handle::try_current().ok(), next: None, turn: Arc::default() };
+        Arc::new(Self { bound: longest.saturating_mul(2), state: Mutex::new(state) })
     }
 
     /// The outcome of a round that begins from now on; `None` if the runtime ended before it did. `ask` is dropped if
     /// somebody else's is about to begin.
     ///
+    /// # Errors
+    /// `TimedOut` if there is none after twice the longest time that a question may take. Without an effect, as far as `ask` has none.
+    ///
     /// # Cancellation
     /// The round goes on.
-    pub(crate) async fn join(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Option<T> {
-        let mut answered = self.coming(ask);
-        answered.wait_for(Option::is_some).await.ok()?.clone()
+    pub(crate) async fn join(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Result<Option<T>> {
+        let Coming { mut answered, since } = self.coming(ask);
+        match timeout(self.bound.saturating_sub(since.elapsed()), answered.wait_for(Option::is_some)).await {
+            Ok(outcome) => Ok(outcome.ok().and_then(|answer| answer.clone())),
+            Err(_) => Err(Error::no_answer(self.bound, Sent::ReadOnly)),
+        }
     }
 
-    fn coming(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Answered<T> {
-        let mut next = unpoisoned(&self.next);
+    fn coming(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Coming<T> {
+        let mut state = unpoisoned(&self.state);
         // One that was to come may have ended with its runtime.
-        if let Some(answered) = next.as_ref().filter(|answered| answered.has_changed().is_ok()) {
-            return answered.clone();
+        if let Some(next) = state.next.as_ref().filter(|next| next.answered.has_changed().is_ok()) {
+            if next.since.elapsed() < self.bound {
+                return next.clone();
+            }
+            // Nobody drives it, or the one before it. What they may yet find out is too old.
+            state.turn.is_over.cancel();
+            (state.turn, state.home) = (Arc::default(), None);
         }
         let (told, answered) = watch::channel(None);
-        *next = Some(answered.clone());
-        let rounds = Arc::clone(self);
-        tokio::spawn(async move {
-            let turn = rounds.turn.lock().await;
-            // Callers that come from now on are too late for this one.
-            unpoisoned(&rounds.next).take();
-            let answer = ask.await;
-            drop(turn);
-            told.send_replace(Some(answer));
+        let coming = Coming { answered, since: Instant::now() };
+        state.next = Some(coming.clone());
+        let home = state.home.take().filter(|home| !has_ended(home)).unwrap_or_else(Handle::current);
+        state.home = Some(home.clone());
+        let (rounds, turn) = (Arc::clone(self), Arc::clone(&state.turn));
+        // The task of a runtime that is ending is dropped at once, here and now.
+        drop(state);
+        home.spawn(async move {
+            let round = async {
+                let held = turn.held.lock().await;
+                // Callers that come from now on are too late for this one.
+                unpoisoned(&rounds.state).next.take();
+                let answer = ask.await;
+                drop(held);
+                told.send_replace(Some(answer));
+            };
+            tokio::select! {
+                biased;
+                () = turn.is_over.cancelled() => {}
+                () = round => {}
+            }
         });
-        answered
+        coming
+    }
+}
+
+/// Whether a runtime has ended: it drops what it is given at once.
+fn has_ended(runtime: &Handle) -> bool {
+    let task = runtime.spawn(pending::<()>());
+    let has_ended = task.is_finished();
+    task.abort();
+    has_ended
+}
+
+impl<T> Clone for Coming<T> {
+    fn clone(&self) -> Self {
+        Self { answered: self.answered.clone(), since: self.since }
+    }
+}
+
+impl<T> fmt::Debug for Rounds<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rounds").field("bound", &self.bound).finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::atomic::{AtomicU32, Ordering},
-        time::Duration,
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use lockkit_core::{Effect, ErrorKind};
+    use tokio::{
+        runtime::{Builder, Runtime},
+        sync::Notify,
     };
 
     use super::*;
 
+    const LONGEST: Duration = Duration::from_secs(5);
+
     #[tokio::test(start_paused = true)]
     async fn who_comes_late_has_the_next_round() {
-        let (rounds, begun) = (Rounds::new(), Arc::new(AtomicU32::new(0)));
+        let (rounds, begun) = (Rounds::new(LONGEST), Arc::new(AtomicU32::new(0)));
         let ask = || {
             let begun = Arc::clone(&begun);
             async move {
@@ -81,20 +161,74 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(500)).await;
             tokio::join!(rounds.join(ask()), rounds.join(ask()))
         };
-        let (first, same, late) = tokio::join!(rounds.join(ask()), rounds.join(ask()), late);
-        assert_eq!((first, same, late), (Some(0), Some(0), (Some(1), Some(1))));
+        let (first, same, (late, also)) = tokio::join!(rounds.join(ask()), rounds.join(ask()), late);
+        assert_eq!([first, same, late, also].map(|answer| answer.expect("in time")), [0, 0, 1, 1].map(Some));
+    }
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_time().build().expect("runtime")
+    }
+
+    /// Has a round begin there that does not end, and leaves it.
+    fn leave_one(runtime: &Runtime, rounds: &Arc<Rounds<u32>>) {
+        runtime.block_on(async {
+            let left = timeout(Duration::from_millis(5), rounds.join(pending())).await;
+            assert!(left.is_err());
+        });
     }
 
     #[test]
     fn a_runtime_that_ends_takes_only_its_own_round_along() {
-        let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().expect("runtime");
-        let rounds = Rounds::new();
+        let rounds = Rounds::new(LONGEST);
         let first = runtime();
-        first.block_on(async {
-            let ended = tokio::time::timeout(Duration::from_millis(5), rounds.join(std::future::pending())).await;
-            assert!(ended.is_err());
-        });
+        leave_one(&first, &rounds);
         drop(first);
-        assert_eq!(runtime().block_on(rounds.join(async { 7 })), Some(7));
+        assert_eq!(runtime().block_on(rounds.join(async { 7 })).expect("in time"), Some(7));
+    }
+
+    #[test]
+    fn a_round_on_a_runtime_that_nobody_drives_is_replaced() {
+        let (rounds, first, other) = (Rounds::new(Duration::from_millis(25)), runtime(), runtime());
+        leave_one(&first, &rounds);
+        let error = other.block_on(rounds.join(async { 7 })).expect_err("the first one has the turn");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::None));
+        assert_eq!(other.block_on(rounds.join(async { 7 })).expect("in time"), Some(7));
+    }
+
+    /// What it may yet find out is older than what others have found out meanwhile.
+    #[test]
+    fn a_round_that_was_given_up_does_not_go_on() {
+        let (rounds, first, other) = (Rounds::new(Duration::from_millis(25)), runtime(), runtime());
+        let (go, goes_on) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
+        let ask = {
+            let (go, goes_on) = (Arc::clone(&go), Arc::clone(&goes_on));
+            async move {
+                go.notified().await;
+                goes_on.store(true, Ordering::Relaxed);
+                1
+            }
+        };
+        assert!(first.block_on(async { timeout(Duration::from_millis(5), rounds.join(ask)).await }).is_err());
+        let is_replaced = (0..9).any(|_| other.block_on(rounds.join(async { 2 })).is_ok());
+        assert!(is_replaced, "the first one has the turn");
+        go.notify_one();
+        first.block_on(async { tokio::time::sleep(Duration::from_millis(5)).await });
+        assert!(!goes_on.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_round_does_not_depend_on_the_runtime_of_a_caller() {
+        let (home, other) = (runtime(), runtime());
+        let rounds = home.block_on(async { Rounds::new(LONGEST) });
+        leave_one_behind(&other, &rounds);
+        assert_eq!(home.block_on(rounds.join(async { 8 })).expect("in time"), Some(8));
+    }
+
+    /// Asks there, and leaves it before anybody has begun.
+    fn leave_one_behind(runtime: &Runtime, rounds: &Arc<Rounds<u32>>) {
+        runtime.block_on(async {
+            let left = timeout(Duration::from_millis(5), rounds.join(async { 8 })).await;
+            assert!(left.is_err(), "it runs elsewhere");
+        });
     }
 }

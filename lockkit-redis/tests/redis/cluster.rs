@@ -21,6 +21,20 @@ fn names() -> Vec<String> {
     (0..60).map(|i| format!("lock {{{i}}}")).collect()
 }
 
+/// Members that an operation has found are connected to where the store was made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_outlive_the_runtime_of_the_operation_that_found_the_members() {
+    let all = members().await;
+    let config = RedisConfig::from_url(&format!("{}?failover_pause=no", all.url())).expect("url");
+    let (store, mine) = (RedisStore::new(config).expect("no I/O"), claim("a"));
+    tokio::task::block_in_place(|| {
+        let other = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        other.block_on(hold(&store, &mine));
+    });
+    held(renew(&store, &renewal(&mine)).await);
+    free(&store, &mine).await;
+}
+
 #[tokio::test]
 async fn the_five_questions_are_answered_wherever_the_lock_is() {
     let all = members().await;
