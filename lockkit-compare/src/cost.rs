@@ -205,7 +205,8 @@ mod tests {
                 stores.push(if asks { Arc::new(Asking(store)) } else { Arc::new(store) });
             }
             let holder = stores.pop().expect("one of six");
-            let cost = server_cost(&meter, holder, stores, &format!("asks {asks}"), sizes(50)).await.expect("measured");
+            let cost =
+                server_cost(&meter, holder, stores, &format!("asks {asks}"), sizes(1000)).await.expect("measured");
             // Each lock is renewed once in half a second; that is one command in a script or more.
             let renewals = cost.locks.requests.expect("told").value;
             assert!((1.5..20.0).contains(&renewals), "{renewals}");

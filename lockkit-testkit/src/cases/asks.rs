@@ -86,6 +86,21 @@ fn granted(answer: Attempt) -> Result<Hold, BoxError> {
     }
 }
 
+/// What a store answers, asked again when a call failed for want of time.
+pub(super) async fn answered<T, F: Future<Output = lockkit_core::Result<T>>>(
+    mut ask: impl FnMut() -> F,
+) -> Result<T, BoxError> {
+    let asked = Instant::now();
+    loop {
+        match ask().await {
+            Err(error) if error.is_retryable() && asked.elapsed() < AGAIN => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            answer => return Ok(answer?),
+        }
+    }
+}
+
 /// Renews one lease.
 pub(super) async fn renew(
     store: &Arc<dyn LockStore>,

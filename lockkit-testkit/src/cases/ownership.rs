@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockkit_core::{AcquireRequest, Attempt, Claim, FenceRequest, LossReason, Query, Release, Renewed, Token};
 
-use super::{CaseResult, Ctx, LONG, SHORT, SLACK, cases, fresh, grant, grant_released, renew, request};
+use super::{CaseResult, Ctx, LONG, SHORT, SLACK, answered, cases, fresh, grant, grant_released, renew, request};
 
 use crate::{BoxError, faults::Direction};
 
@@ -182,10 +182,14 @@ async fn the_place_of_a_lease_is_taken_once(ctx: Ctx) -> CaseResult {
     let (first, unknown) = (request(&key, LONG)?, Token::random()?);
     let asked = |from: Token| Ok::<_, BoxError>(AcquireRequest { from: Some(from), ..request(&key, LONG)? });
     let is_refused = async |from: Token| {
-        Ok::<_, BoxError>(match other.acquire(&asked(from)?).await? {
-            Attempt::Contended(_) => true,
-            Attempt::Granted(_) => false,
-        })
+        let (request, other) = (asked(from)?, &other);
+        let ask = || {
+            // With another claim each time: one that was not answered may be burnt (rule R2).
+            let claim = Token::random().map(|token| Claim { token, ..request.claim.clone() });
+            let request = claim.map(|claim| AcquireRequest { claim, ..request.clone() });
+            async move { other.acquire(&request?).await }
+        };
+        Ok::<_, BoxError>(matches!(answered(ask).await?, Attempt::Contended(_)))
     };
     assert!(is_refused(unknown).await?, "nobody's place was taken");
     let mut last = grant(&store, &first).await?;
@@ -200,9 +204,10 @@ async fn the_place_of_a_lease_is_taken_once(ctx: Ctx) -> CaseResult {
         assert_eq!((again.fence, again.span), (hold.fence, hold.span), "the same claim again");
         assert!(is_refused(from.token).await?, "its place was taken twice");
         assert!(matches!(renew(&store, &from, LONG, 1).await?, Renewed::Lost(_)), "round {round}");
-        let release = store.release(&from).await?;
+        let release = answered(|| store.release(&from)).await?;
         assert_eq!(release, Release::NotHeld(LossReason::Taken), "round {round}");
-        let state = store.inspect(&Query::Keys(vec![key.clone()])).await?.remove(0);
+        let query = Query::Keys(vec![key.clone()]);
+        let state = answered(|| store.inspect(&query)).await?.remove(0);
         assert_eq!(state.holders.first().and_then(|holder| holder.token), Some(next.claim.token), "round {round}");
         (last, from) = (hold, next.claim);
     }
