@@ -102,7 +102,9 @@ impl LockRow {
 
     /// The state to show; the key is known to be that of the row.
     pub(crate) fn into_state(self, key: LockKey) -> KeyState {
-        let holders = self.shares.unwrap_or_else(|| self.lease.into_iter().map(StoredLease::into_holder).collect());
+        // Claims that somebody has deleted by hand leave the row, which keeps others out until it lapses.
+        let shares = self.shares.filter(|shares| !shares.is_empty());
+        let holders = shares.unwrap_or_else(|| self.lease.into_iter().map(StoredLease::into_holder).collect());
         let fence = Some(self.last).filter(|last| *last > 0).map(Fence::new);
         KeyState { holders, fence, waiters: self.waiters, ..KeyState::unknown(key) }
     }

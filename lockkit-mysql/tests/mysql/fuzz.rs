@@ -63,8 +63,8 @@ fn row() -> impl Strategy<Value = Row> {
         ("'9999-12-31 23:59:59.999999'", true),
     ]);
     let token = prop::option::of(vec(any::<u8>(), 16));
-    (token, number(), number(), small(), small(), "\\PC{0,9}[\\n\\t\\x00]?", expires, vec(any::<u8>(), 1..20)).prop_map(
-        |(token, fence, last, span, count, holder, expires, other)| Row {
+    (token, number(), number(), small(), small(), "#?\\PC{0,9}[\\n\\t\\x00]?", expires, vec(any::<u8>(), 1..20))
+        .prop_map(|(token, fence, last, span, count, holder, expires, other)| Row {
             token,
             fence,
             last,
@@ -73,8 +73,7 @@ fn row() -> impl Strategy<Value = Row> {
             holder,
             expires,
             other,
-        },
-    )
+        })
 }
 
 async fn whatever_stands_in_a_row_is_no_lease_of_ours(ctx: Arc<Ctx>) {
