@@ -68,7 +68,7 @@ use crate::{
 pub use driver::{one_line, without_panic};
 pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};
-pub use single_flight::SingleFlight;
+pub use single_flight::{SingleFlight, has_ended};
 
 pub use crate::error::Sent;
 

@@ -174,8 +174,9 @@ fn replaced() -> Error {
     Error::new(ErrorKind::Unavailable, "connecting took so long that another attempt took its place")
 }
 
-/// Whether a runtime has ended: it drops what it is given at once.
-fn has_ended(runtime: &Handle) -> bool {
+/// Whether a runtime has ended. Such a one drops what it is given at once; one that nobody drives does not.
+#[must_use]
+pub fn has_ended(runtime: &Handle) -> bool {
     let task = runtime.spawn(pending::<()>());
     let has_ended = task.is_finished();
     task.abort();

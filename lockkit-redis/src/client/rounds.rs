@@ -2,14 +2,14 @@
 
 use std::{
     fmt,
-    future::{Future, pending},
+    future::Future,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use lockkit_core::{
     Error, Result,
-    store::{Sent, unpoisoned},
+    store::{Sent, has_ended, unpoisoned},
 };
 use tokio::{
     runtime::Handle,
@@ -112,14 +112,6 @@ impl<T: Clone + Send + Sync + 'static> Rounds<T> {
     }
 }
 
-/// Whether a runtime has ended: it drops what it is given at once.
-fn has_ended(runtime: &Handle) -> bool {
-    let task = runtime.spawn(pending::<()>());
-    let has_ended = task.is_finished();
-    task.abort();
-    has_ended
-}
-
 impl<T> Clone for Coming<T> {
     fn clone(&self) -> Self {
         Self { answered: self.answered.clone(), since: self.since }
@@ -134,7 +126,10 @@ impl<T> fmt::Debug for Rounds<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::{
+        future::pending,
+        sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    };
 
     use lockkit_core::{Effect, ErrorKind};
     use tokio::{
