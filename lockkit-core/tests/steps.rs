@@ -5,7 +5,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
     time::Duration,
@@ -59,6 +59,20 @@ impl Records for NoRecords {
 
     async fn compare_and_set(&self, _: &LockKey, _: Option<&Record>, _: Option<&Record>) -> Result<Swap> {
         Err(Error::new(self.0, "no answer, or no permission"))
+    }
+}
+
+/// Those of a store that takes no writes any more.
+struct ReadOnly<'a>(Box<dyn Records + 'a>);
+
+#[async_trait]
+impl Records for ReadOnly<'_> {
+    async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
+        self.0.read(name).await
+    }
+
+    async fn compare_and_set(&self, _: &LockKey, _: Option<&Record>, _: Option<&Record>) -> Result<Swap> {
+        Err(Error::new(ErrorKind::Unavailable, "it takes no writes"))
     }
 }
 
@@ -394,7 +408,9 @@ async fn a_store_that_fell_back_is_noticed_though_another_migrator_has_lifted_it
 struct Quorum {
     inner: MemoryStore,
     nodes: [MemoryStore; 3],
-    is_first_cut_off: Arc<AtomicBool>,
+    cut_off: Arc<AtomicUsize>,
+    /// How many nodes take no writes.
+    read_only: Arc<AtomicUsize>,
 }
 
 #[async_trait]
@@ -405,8 +421,12 @@ impl Alter for Quorum {
 
     fn records(&self) -> Vec<Box<dyn Records + '_>> {
         let mut records: Vec<_> = self.nodes.iter().flat_map(MemoryStore::records).collect();
-        if self.is_first_cut_off.load(Ordering::SeqCst) {
-            records[0] = Box::new(NoRecords(ErrorKind::Unavailable));
+        for record in records.iter_mut().rev().take(self.read_only.load(Ordering::SeqCst)) {
+            let inner = std::mem::replace(record, Box::new(NoRecords(ErrorKind::Unavailable)));
+            *record = Box::new(ReadOnly(inner));
+        }
+        for record in records.iter_mut().take(self.cut_off.load(Ordering::SeqCst)) {
+            *record = Box::new(NoRecords(ErrorKind::Unavailable));
         }
         records
     }
@@ -472,14 +492,37 @@ async fn a_node_that_missed_a_change_gets_it_with_the_next_command() -> Result<(
     Ok(())
 }
 
+/// Nodes of a quorum that take no writes any more while a migration is started.
+#[tokio::test(start_paused = true)]
+async fn a_record_at_too_few_nodes_is_an_error() -> Result<()> {
+    for polls in 0..100 {
+        let (inner, new) = (MemoryStore::new(), Quorum::default());
+        let old = Away { inner, is_cut_off: Arc::default(), why: ErrorKind::Unavailable };
+        let migration = Migration::new(Arc::new(Altered(old)), Arc::new(Altered(new.clone())));
+        let mut starts = pin!(migration.start(START));
+        if poll_times(starts.as_mut(), polls) {
+            assert!(polls > 4, "it was never in the middle");
+            return Ok(());
+        }
+        new.read_only.store(2, Ordering::SeqCst);
+        let started = starts.await;
+        let mut copies = 0;
+        for node in &new.nodes {
+            copies += u32::from(read(node).await?.is_some());
+        }
+        assert!(started.is_err() || copies >= 2, "started after {polls} polls, with {copies} of 3 copies");
+    }
+    panic!("it never ended");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_end_that_not_all_nodes_hear_of_is_none() -> Result<()> {
     let moved = FromQuorum::moved().await?;
     let migration = moved.migration.clone().fences_are_set();
     let finishes = || migration.finish(|drain| moved.clock.advance(drain.left));
-    moved.old.is_first_cut_off.store(true, Ordering::SeqCst);
+    moved.old.cut_off.store(1, Ordering::SeqCst);
     assert!(finishes().await.is_err());
-    moved.old.is_first_cut_off.store(false, Ordering::SeqCst);
+    moved.old.cut_off.store(0, Ordering::SeqCst);
     assert_eq!(moved.migration.state().await?.record.phase, Phase::New, "it is as it was");
     finishes().await?;
     for node in &moved.old.nodes {

@@ -168,12 +168,10 @@ impl Pair {
     /// As those of [`Records`]; `Misconfigured` if it has no record, and is another store than the one that the migration was started
     /// with; `Unexpected` if it has another one of the same epoch; `Unavailable` if the migration was finished meanwhile.
     pub(super) async fn lift(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        if !self.lift_all(side, record, Missing::Written).await? {
-            return Ok(());
-        }
+        let (is_made, lifted) = self.lift_all(side, record, Missing::Written).await?;
         // Whoever finishes a migration removes the record of the home first.
-        if self.read_all(record.home).await?.is_some_and(|home| home.is_of(record)) {
-            return Ok(());
+        if !is_made || self.read_all(record.home).await?.is_some_and(|home| home.is_of(record)) {
+            return lifted;
         }
         let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
         for keeper in self.keepers(side)? {
@@ -187,20 +185,21 @@ impl Pair {
     /// # Errors
     /// As [`lift`](Self::lift).
     pub(super) async fn lift_older(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        self.lift_all(side, record, Missing::Left).await.map(drop)
+        self.lift_all(side, record, Missing::Left).await?.1
     }
 
-    /// Whether there was no record in some place, and is now.
-    async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<bool> {
+    /// Whether there was no record in some place, and is now; and whether enough places have this one, or a newer one.
+    async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<(bool, Result<()>)> {
         let keepers = self.keepers(side)?;
         // All of them, as far as they answer: one that has an older record would spoil the drain.
         let lifted = all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record, missing))).await;
         let done = lifted.iter().filter(|done| done.is_ok()).count();
         let is_made = lifted.iter().any(|made| matches!(made, Ok(true)));
-        match lifted.into_iter().find_map(Result::err) {
-            Some(error) if done <= keepers.len() / 2 && !is_made => Err(error),
-            _ => Ok(is_made),
-        }
+        let lifted = match lifted.into_iter().find_map(Result::err) {
+            Some(error) if done <= keepers.len() / 2 => Err(error),
+            _ => Ok(()),
+        };
+        Ok((is_made, lifted))
     }
 
     /// Whether a store has this very record; of a quorum, whether a majority of its nodes has it, and none that answers a newer one. One node is
