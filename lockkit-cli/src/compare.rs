@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Take about 10 s per store instead of 55 s, for rougher numbers; without the group cost, unless --only names it
     #[arg(long)]
     quick: bool,
-    /// Measure private servers also of the other durability: Redis and ZooKeeper that wait for the disk, MariaDB or MySQL that does not
+    /// Measure private servers with the other durability, too: Redis and ZooKeeper that wait for the disk, MariaDB or MySQL that does not
     #[arg(long)]
     durability: bool,
     /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, delay, leases, cost, compliance

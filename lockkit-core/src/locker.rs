@@ -209,8 +209,8 @@ impl Locker {
     }
 }
 
-/// Has the holder of a lease look at it when this is dropped: then its end was asked for, whatever has come of that. A holder who
-/// looks for nothing has renewed once more.
+/// Has the holder of a lease look at it when this is dropped: then its end was asked for, whatever has come of that. If the lease still
+/// stands, the look costs one renewal.
 struct Alert<'a> {
     alarm: Option<&'a Alarm>,
     token: Token,

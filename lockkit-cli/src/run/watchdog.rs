@@ -115,7 +115,8 @@ impl Watchdog {
         }
     }
 
-    /// Says something, and returns whether that could be said. If the watchdog was killed, CMD still dies with this process, and this process still minds the deadline.
+    /// Sends a message, and returns whether it was sent. If the watchdog was killed, CMD still dies with this process, and this
+    /// process still minds the deadline.
     fn tell(&mut self, message: &str) -> bool {
         self.child.stdin.as_mut().is_some_and(|pipe| pipe.write_all(message.as_bytes()).is_ok())
     }

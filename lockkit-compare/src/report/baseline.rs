@@ -17,13 +17,13 @@ use crate::{
 ///
 /// # Examples
 /// ```no_run
-/// # fn compared() -> lockkit_compare::Report { unimplemented!() }
+/// # fn judge(compared: lockkit_compare::Report) -> Result<(), lockkit_compare::Error> {
 /// use lockkit_compare::Baseline;
 ///
 /// let baseline = Baseline::parse(&std::fs::read_to_string("comparison.json").unwrap())?;
-/// let report = compared().since(&baseline);
+/// let report = compared.since(&baseline);
 /// assert_eq!(report.changes.as_ref().map(|changes| changes.worse().count()), Some(0));
-/// # Ok::<(), lockkit_compare::Error>(())
+/// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Deserialize)]
 pub struct Baseline {
