@@ -6,7 +6,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
     Claim, Fence, Guard, KeyState, LockKey, LockStore, Mode, Order, Owner, Query, Result, Token,
-    engine::{Ask, Engine, Limit, Terms},
+    engine::{Ask, Doubts, Engine, Limit, Terms},
 };
 
 /// A lock that can be acquired. Immutable: every setting returns a changed copy.
@@ -357,16 +357,16 @@ impl Lock {
             // Few ask: the others do not pay for the room of its future.
             return Box::pin(self.get_asking(limit)).await;
         }
-        self.get_unasked(limit).await
+        self.get_unasked(limit, &mut Doubts::default()).await
     }
 
     /// Without asking anybody to yield.
-    async fn get_unasked(&self, limit: Limit) -> Result<Option<Guard>> {
+    async fn get_unasked(&self, limit: Limit, doubts: &mut Doubts) -> Result<Option<Guard>> {
         let (key, mode, order, terms) = (self.key.clone()?, self.mode, self.order, self.terms);
         let ask = Ask { key, mode, order, terms, ttl_is_set: self.ttl_is_set };
         let lease = match &self.owner {
-            None => self.engine.acquire(&ask, limit).await?,
-            Some(owner) => owner.acquire(&ask, limit).await?,
+            None => self.engine.acquire(&ask, limit, doubts).await?,
+            Some(owner) => owner.acquire(&ask, limit, doubts).await?,
         };
         Ok(lease.map(|lease| Guard::new(Arc::clone(&self.engine), lease)))
     }

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::{
     Error, ErrorKind, Fence, LockKey, LossReason, Result,
-    engine::{Ask, Engine, Lease, LeaseStatus, Limit},
+    engine::{Ask, Doubts, Engine, Lease, LeaseStatus, Limit},
     store::unpoisoned,
 };
 
@@ -65,7 +65,7 @@ impl Owner {
         Self { engine, held: Arc::new(Mutex::new(Slots { by_key: HashMap::new(), tidy_at: 64 })) }
     }
 
-    pub(crate) async fn acquire(&self, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
+    pub(crate) async fn acquire(&self, ask: &Ask, limit: Limit, doubts: &mut Doubts) -> Result<Option<Arc<Lease>>> {
         let engine = &self.engine;
         engine.check_open()?;
         let slot = self.slot(&ask.key);
@@ -76,7 +76,7 @@ impl Owner {
             return Ok(Some(nested));
         }
         // Each asks for itself: one that waited for another's answer would wait for ever if that is not polled any more.
-        let mut asking = pin!(engine.acquire(ask, limit));
+        let mut asking = pin!(engine.acquire(ask, limit, doubts));
         loop {
             tokio::select! {
                 biased;

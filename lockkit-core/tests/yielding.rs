@@ -134,34 +134,55 @@ async fn readers_are_asked_too() -> Result<()> {
     Ok(())
 }
 
-/// The first acquisition takes effect, and nobody hears so; and its release takes as long as the test.
+/// Nobody hears what became of the first acquisition.
 #[derive(Debug)]
-struct Mute(MemoryStore, AtomicBool);
+struct Mute {
+    inner: MemoryStore,
+    is_heard: AtomicBool,
+    /// Whether releases have answers; else they take as long as the test.
+    releases: bool,
+}
+
+impl Mute {
+    fn locker(inner: &MemoryStore, releases: bool) -> Locker {
+        Locker::new(Altered(Self { inner: inner.clone(), is_heard: AtomicBool::new(false), releases }))
+    }
+}
 
 #[async_trait]
 impl Alter for Mute {
     fn inner(&self) -> &dyn LockStore {
-        &self.0
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let answer = self.0.acquire(request).await;
-        if self.1.swap(true, Ordering::SeqCst) {
+        let answer = self.inner.acquire(request).await;
+        if self.is_heard.swap(true, Ordering::SeqCst) {
             return answer;
         }
         Err(Error::new(ErrorKind::TimedOut, "no answer").unknown_effect())
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        if claim.key.as_str() == "a" { pending().await } else { self.0.release(claim).await }
+        if self.releases || claim.key.as_str() != "a" { self.inner.release(claim).await } else { pending().await }
     }
 }
 
 #[tokio::test]
 async fn that_its_own_first_claim_was_in_the_way_is_no_answer() {
-    let locker = Locker::new(Altered(Mute(MemoryStore::new(), AtomicBool::new(false))));
+    let locker = Mute::locker(&MemoryStore::new(), false);
     let asked = locker.lock("a").ask_to_yield().acquire_within(Duration::from_millis(50)).await;
     assert_eq!(asked.expect_err("nobody else has it").effect(), Effect::Unknown);
+}
+
+/// A claim without an answer is in nobody's way once it must have lapsed: from then on the lock is another's.
+#[tokio::test]
+async fn a_first_claim_that_is_over_does_not_spoil_the_answer() -> Result<()> {
+    let memory = MemoryStore::new();
+    let held = Locker::new(memory.clone()).lock("a").acquire().await?;
+    let lock = Mute::locker(&memory, true).lock("a").ttl(Duration::from_millis(200)).ask_to_yield();
+    assert!(lock.acquire_within(Duration::from_secs(1)).await?.is_none(), "another has it");
+    held.release().await.map(drop)
 }
 
 #[tokio::test]

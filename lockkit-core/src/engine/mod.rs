@@ -38,6 +38,7 @@ pub(crate) use self::{
     ask::{Ask, Limit, Terms},
     home::Home,
     lease::{Lease, LeaseStatus},
+    wait::Doubts,
 };
 use self::{
     backlog::Backlog,

@@ -36,9 +36,15 @@ struct Acquisition<'a> {
     backoff: Backoff,
     /// Since when the store gave nothing but errors.
     failing_since: Option<Moment>,
-    /// What became of earlier claims of this acquisition of which something may be left at the store.
-    doubts: Vec<(Error, Weak<Unsettled>)>,
+    doubts: &'a mut Doubts,
 }
+
+/// What became of earlier claims of one caller of which something may be left at the store.
+///
+/// Why an answer that the lock is held proves nothing (rule R6): it may be held by such a claim, whose release is still
+/// under way.
+#[derive(Debug, Default)]
+pub(crate) struct Doubts(Vec<(Error, Weak<Unsettled>)>);
 
 /// What to do after one call.
 enum Step {
@@ -59,7 +65,12 @@ enum Pause {
 
 impl Engine {
     /// Gets a lease; `None` if the caller's time was up while another had the lock.
-    pub(crate) async fn acquire(self: &Arc<Self>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        ask: &Ask,
+        limit: Limit,
+        doubts: &mut Doubts,
+    ) -> Result<Option<Arc<Lease>>> {
         self.check_open()?;
         self.check_backlog()?;
         self.check(ask)?;
@@ -70,7 +81,7 @@ impl Engine {
                 self.note_granted(&lease, start, true);
                 return Ok(Some(lease));
             }
-            LocalOutcome::Contended => return Ok(self.note_contended(ask, start)),
+            LocalOutcome::Contended => return doubts.latest().map_or_else(|| Ok(self.note_contended(ask, start)), Err),
         };
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();
@@ -91,7 +102,7 @@ impl Engine {
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
             // The errors that others of this process got count, but nobody has less patience for having come late.
             failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)),
-            doubts: Vec::new(),
+            doubts,
         };
         let hold = tokio::select! {
             biased;
@@ -164,13 +175,15 @@ impl Acquisition<'_> {
             let sent = self.engine.now();
             let Some(span) = self.span(claim.token) else { return Ok(self.overtaken()) };
             let request = self.request(claim.clone(), span, sent);
-            let doubt = self.doubt();
+            let doubt = self.doubts.latest();
             undo.arm();
             let answer = self.call(&request).await;
             self.tell_others(&answer, sent, doubt.is_some());
             match self.judge(&request, answer, &mut undo)? {
                 Step::Again(pause) => self.pause(pause, self.keeps_place().then_some(claim.token)).await,
-                Step::GiveUp => return doubt.map_or(Ok(Step::GiveUp), Err),
+                Step::GiveUp if doubt.is_none() => return Ok(Step::GiveUp),
+                // The store may have looked while such a claim was in the way. If it is not any more, the store looks once more.
+                Step::GiveUp => return self.doubts.latest().map_or(Ok(Step::Afresh(Pause::For(Duration::ZERO))), Err),
                 step => return Ok(step),
             }
         }
@@ -209,13 +222,6 @@ impl Acquisition<'_> {
             holder: self.engine.settings.holder.clone(),
             from: None,
         }
-    }
-
-    /// Why an answer that the lock is held proves nothing (rule R6): it may be held by an earlier claim of this acquisition,
-    /// whose release is still under way.
-    fn doubt(&mut self) -> Option<Error> {
-        self.doubts.retain(|(_, unsettled)| unsettled.strong_count() > 0);
-        self.doubts.last().map(|(error, _)| error.clone())
     }
 
     /// What the store said counts for those, too, who wait in the local queue.
@@ -264,7 +270,7 @@ impl Acquisition<'_> {
                 }
                 // Too late to be of use. The armed undo releases it, which burns the token.
                 let late = Error::new(ErrorKind::TimedOut, "the grant came too late to be of use").unknown_effect();
-                self.doubts.push((late.clone(), undo.unsettled()));
+                self.doubts.add(&late, undo);
                 self.failed(late, now).map(Step::Afresh)
             }
             Ok(Attempt::Contended(contention)) => {
@@ -287,12 +293,13 @@ impl Acquisition<'_> {
             }
             Err(error) => {
                 undo.in_doubt();
+                let pause = self.failed(error.clone(), now);
                 // Only a place in a queue is worth asking with the same token: anywhere else its release can be sent now.
-                if self.keeps_place() {
-                    return self.failed(error, now).map(Step::Again);
+                if self.keeps_place() && pause.is_ok() {
+                    return pause.map(Step::Again);
                 }
-                self.doubts.push((error.clone(), undo.unsettled()));
-                self.failed(error, now).map(Step::Afresh)
+                self.doubts.add(&error, undo);
+                pause.map(Step::Afresh)
             }
         }
     }
@@ -338,5 +345,16 @@ impl Acquisition<'_> {
 
     fn waiting(&self) -> Waiting {
         self.engine.store.info().capability.waiting
+    }
+}
+
+impl Doubts {
+    fn add(&mut self, error: &Error, undo: &Undo<'_>) {
+        self.0.push((error.clone(), undo.unsettled()));
+    }
+
+    fn latest(&mut self) -> Option<Error> {
+        self.0.retain(|(_, unsettled)| unsettled.strong_count() > 0);
+        self.0.last().map(|(error, _)| error.clone())
     }
 }

@@ -10,7 +10,12 @@ use std::{
 use tokio::time::sleep;
 
 use super::Lock;
-use crate::{Effect, Guard, Mode, Result, engine::Limit, store::unpoisoned, yielding::request_key};
+use crate::{
+    Guard, Mode, Result,
+    engine::{Doubts, Limit},
+    store::unpoisoned,
+    yielding::request_key,
+};
 
 /// After an error of the store, a holder is asked again so much later.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -19,27 +24,24 @@ impl Lock {
     pub(super) async fn get_asking(&self, limit: Limit) -> Result<Option<Guard>> {
         let key = request_key(self.key.as_ref().map_err(Clone::clone)?, self.engine.store.info())?;
         // Nobody is asked for a lock that is free. Whatever fails is asked for again, with the patience of one that waits.
-        let doubt = match self.get_unasked(Limit::Try).await {
-            Ok(None) => None,
-            Err(error) if error.is_retryable() => Some(error).filter(|error| error.effect() == Effect::Unknown),
+        let mut doubts = Doubts::default();
+        match self.get_unasked(Limit::Try, &mut doubts).await {
+            Ok(None) => {}
+            Err(error) if error.is_retryable() => {}
             answer => return answer,
-        };
+        }
         let request = Self::new(Arc::clone(&self.engine), key.as_str(), Mode::Exclusive).ttl(self.terms.ttl);
         let shown = Mutex::new(None);
         let answer = tokio::select! {
             biased;
-            answer = self.get_unasked(limit) => answer?,
+            answer = self.get_unasked(limit, &mut doubts) => answer?,
             never = request.show(&shown) => match never {},
         };
         // The new holder would take the request for one to itself.
         if let Some(request) = shown.into_inner().unwrap_or_default() {
             drop(request.release().await);
         }
-        match doubt {
-            // What was in the way may have been the first claim of this call (rule R6).
-            Some(error) if answer.is_none() => Err(error),
-            _ => Ok(answer),
-        }
+        Ok(answer)
     }
 
     /// Holds this lock whenever nobody else does, for as long as this is polled, and shows its guard. A store that does not allow it is no
