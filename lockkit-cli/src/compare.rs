@@ -46,7 +46,7 @@ pub(crate) struct Args {
     /// Measure private servers with the other durability, too: Redis and ZooKeeper that wait for the disk, MariaDB or MySQL that does not
     #[arg(long)]
     durability: bool,
-    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, delay, leases, cost, compliance
+    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, takeover, delay, leases, cost, compliance
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<Group>,
     /// Leave out these groups, such as compliance, which takes half a minute
@@ -180,8 +180,8 @@ impl Prepared {
 fn groups(Args { only, skip, quick, .. }: &Args) -> Result<Vec<Group>, Failure> {
     let mut groups = if only.is_empty() { Group::ALL.to_vec() } else { only.clone() };
     if *quick && only.is_empty() {
-        // It takes as long as all the others.
-        groups.retain(|group| *group != Group::Cost);
+        // They take as long as all the others.
+        groups.retain(|group| !matches!(group, Group::Takeover | Group::Cost));
     }
     groups.retain(|group| !skip.contains(group));
     if groups.is_empty() {

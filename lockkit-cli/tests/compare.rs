@@ -55,9 +55,9 @@ async fn a_comparison_prints_a_table_and_writes_its_files() {
             "{row}"
         );
     }
-    // It takes as long as all the others, which is not quick.
+    // They take as long as all the others, which is not quick.
     assert!(
-        text.contains("Left out: cost, compliance.") || text.contains("Left out: delay, cost, compliance."),
+        text.contains("Left out: takeover, cost, compliance.") || text.contains("Left out: takeover, delay, cost, compliance."),
         "{text}"
     );
     assert_eq!(row(&json, "violations")["values"][stores[1]], 0.0);
@@ -122,6 +122,24 @@ fn what_locks_and_waiters_cost_the_server_is_told() {
 }
 
 #[test]
+fn how_long_a_lock_is_out_of_reach_without_its_holder_is_told() {
+    let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
+    let output = start(&redis, dir.path(), &["--only", "takeover"]).end();
+    assert!(output.status.success(), "{output:?}");
+    let json: Value = serde_json::from_slice(&fs::read(dir.path().join("comparison.json")).unwrap()).unwrap();
+    let store = json["stores"][1].as_str().unwrap();
+    for id in ["takeover_killed", "takeover_frozen"] {
+        let row = row(&json, id);
+        // A renewal is due a third of the ttl after the one before, give or take a tenth of that.
+        let [least, most] = [0, 1].map(|at| row["ranges"][store][at].as_f64().unwrap());
+        assert!(least > 3.0 * 0.6 && most < 60.0, "{row}");
+        assert!(row["absent"]["memory"].as_str().unwrap().contains("one process"), "{row}");
+    }
+    assert_eq!(row(&json, "takeover_believed")["values"][store], 0.0);
+    assert!(is_released(&redis), "{}", redis.command(&["KEYS", "*"]));
+}
+
+#[test]
 fn the_help_names_all_groups() {
     let output = Command::new(env!("CARGO_BIN_EXE_lockkit")).args(["compare", "--help"]).output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
@@ -133,12 +151,12 @@ fn the_help_names_all_groups() {
 fn groups_that_can_not_be_measured_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (args, why) in [
-        (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, delay, leases, cost, compliance"),
+        (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, takeover, delay, leases, cost, compliance"),
         (["--skip", ""], "there is no such group of measures"),
         (["--only", "delay"], "there is nothing to measure"),
         (["--only=alone", "--durability"], "--durability is about private servers"),
         (
-            ["--skip", "alone,keys,kinds,hot,processes,hand-off,delay,leases,cost,compliance"],
+            ["--skip", "alone,keys,kinds,hot,processes,hand-off,takeover,delay,leases,cost,compliance"],
             "--skip leaves nothing to measure",
         ),
     ] {

@@ -16,6 +16,7 @@ use crate::{
     plan::{Plan, Step},
     processes,
     results::{Absence, Counts, Kinds, Results, Traits},
+    takeover,
     targets::Target,
     workers::WorkerProgram,
 };
@@ -158,6 +159,7 @@ impl Contestant {
                 results.hand_off.add(round.latencies);
                 results.idle_round_trip.add(round.idle_round_trips);
             }
+            Step::Takeover => results.takeover = Some(Box::pin(takeover::of(program, url, locker, key)).await?),
             Step::Delay => {
                 // In a box: with what connecting is made of, the future would be too deep for the compiler.
                 for (delay, round) in Box::pin(delay::pairs_by_delay(&self.target, key, plan)).await? {
@@ -187,7 +189,7 @@ fn liveness(liveness: &Liveness) -> String {
 fn inapplicable(step: Step, target: &Target, kinds: Kinds) -> Option<&'static str> {
     match step {
         step if !target.steps().contains(&step) => target.in_part(),
-        Step::Processes | Step::HandOff if target.is_in_process() => {
+        Step::Processes | Step::HandOff | Step::Takeover if target.is_in_process() => {
             Some("it is inside one process, and no other can share it")
         }
         Step::Delay if target.servers().is_empty() => Some("a delay is put before private servers only"),

@@ -20,6 +20,8 @@ pub enum Group {
     Processes,
     /// From a release in one process to the acquisition in another.
     HandOff,
+    /// From the end of a holder without a word to the moment when another has its lock.
+    Takeover,
     /// Acquisition and release as the delay of the network grows.
     Delay,
     /// What held leases cost the process that holds them.
@@ -32,13 +34,14 @@ pub enum Group {
 
 impl Group {
     /// All groups, in the order in which they are measured.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Alone,
         Self::Keys,
         Self::Kinds,
         Self::Hot,
         Self::Processes,
         Self::HandOff,
+        Self::Takeover,
         Self::Delay,
         Self::Leases,
         Self::Cost,
@@ -55,6 +58,7 @@ impl Group {
             Self::Hot => "hot",
             Self::Processes => "processes",
             Self::HandOff => "hand-off",
+            Self::Takeover => "takeover",
             Self::Delay => "delay",
             Self::Leases => "leases",
             Self::Cost => "cost",

@@ -33,6 +33,7 @@ mod race;
 mod report;
 mod results;
 mod stats;
+mod takeover;
 mod targets;
 pub mod worker;
 mod workers;

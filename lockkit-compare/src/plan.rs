@@ -16,6 +16,7 @@ pub(crate) enum Step {
     NotHandedOver,
     Processes,
     HandOff,
+    Takeover,
     Delay,
     Leases,
     Cost,
@@ -25,7 +26,7 @@ pub(crate) enum Step {
 
 impl Step {
     /// The measures that have the machine for themselves, in order.
-    pub(crate) const ALONE: [Self; 12] = [
+    pub(crate) const ALONE: [Self; 13] = [
         Self::RoundTrip,
         Self::Pair,
         Self::ManyKeys,
@@ -35,6 +36,7 @@ impl Step {
         Self::NotHandedOver,
         Self::Processes,
         Self::HandOff,
+        Self::Takeover,
         Self::Delay,
         Self::Leases,
         Self::Cost,
@@ -57,6 +59,7 @@ impl Step {
             Self::HandedOver | Self::NotHandedOver => Group::Hot,
             Self::Processes => Group::Processes,
             Self::HandOff => Group::HandOff,
+            Self::Takeover => Group::Takeover,
             Self::Delay => Group::Delay,
             Self::Leases => Group::Leases,
             Self::Cost => Group::Cost,
@@ -76,6 +79,7 @@ impl Step {
             Self::NotHandedOver => "hot lock, hand-over off",
             Self::Processes => "hot lock, several processes",
             Self::HandOff => "hand-off between processes",
+            Self::Takeover => "takeover after the end of a holder",
             Self::Delay => "growing delay of the network",
             Self::Leases => "held leases",
             Self::Cost => "cost of locks and waiters at the server",
@@ -174,6 +178,9 @@ impl Plan {
     pub(crate) const COST_TTL: Duration = Duration::from_secs(3);
     /// How long the servers are watched when there is nothing to do. Redis looks at what its clients have in use once a second.
     pub(crate) const COST_IDLE: Duration = Duration::from_secs(2);
+    /// How many holders are killed, and how many are frozen; and how long their leases last.
+    pub(crate) const HOLDERS: u32 = 3;
+    pub(crate) const TAKEOVER_TTL: Duration = Duration::from_secs(3);
     /// Clients that wait for one lock at the same time.
     pub(crate) const WAITERS: usize = 20;
     /// The limit of the semaphore of which a permit is taken.
@@ -233,7 +240,7 @@ impl Plan {
             Step::RoundTrip | Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.rounds,
             Step::ByKeys | Step::Kinds | Step::Delay => self.rounds / 2,
             Step::Processes | Step::HandOff => self.process_rounds,
-            Step::Leases | Step::Cost | Step::Compliance => 1,
+            Step::Takeover | Step::Leases | Step::Cost | Step::Compliance => 1,
         }
     }
 
@@ -246,6 +253,8 @@ impl Plan {
             Step::ByKeys => (self.short_slice() + self.short_slice() / 8) * 4,
             Step::Kinds => (self.short_slice() + self.short_slice() / 8) * 3,
             Step::Processes | Step::HandOff => self.process_slice + self.process_slice / 8 + millis(200),
+            // A ttl; of a session it is more.
+            Step::Takeover => Self::TAKEOVER_TTL + millis(1_500),
             Step::Delay => Self::DELAYS.into_iter().map(|delay| self.delay_slice(delay) * 9 / 8).sum(),
             // Taking and releasing them, and one cycle of renewals.
             Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,

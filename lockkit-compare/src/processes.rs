@@ -121,7 +121,7 @@ async fn idle_round_trip(lock: &Lock) -> Result<Duration> {
 }
 
 /// Returns when somebody waits for the lock.
-async fn await_waiter(lock: &Lock) -> Result<()> {
+pub(crate) async fn await_waiter(lock: &Lock) -> Result<()> {
     let give_up = SystemClock.now() + TTL / 2;
     while SystemClock.now() < give_up {
         match lock.inspect().await?.waiters {

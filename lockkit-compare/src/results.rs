@@ -34,6 +34,7 @@ pub(crate) struct Results {
     pub(crate) idle_round_trip: Rounds,
     /// Acquisition and release, by what a round trip takes longer.
     pub(crate) by_delay: BTreeMap<Duration, Rounds>,
+    pub(crate) takeover: Option<Takeover>,
     pub(crate) held: Option<Held>,
     pub(crate) cost: Option<ServerCost>,
     pub(crate) compliance: Option<Counts>,
@@ -146,6 +147,15 @@ pub(crate) struct Contest {
     pub(crate) violations: u64,
 }
 
+/// Locks whose holders were gone without a word: after how many seconds another had them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Takeover {
+    pub(crate) killed: Figure,
+    pub(crate) frozen: Figure,
+    /// How many of the frozen ones believed that they still had the lock when they went on.
+    pub(crate) believed: u64,
+}
+
 /// Leases that were held and renewed for a while.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
@@ -215,7 +225,8 @@ impl Results {
 
     /// All that must never happen and did.
     pub(crate) fn violations(&self) -> u64 {
-        self.contests().map(|contest| contest.violations).sum()
+        self.contests().map(|contest| contest.violations).sum::<u64>()
+            + self.takeover.map_or(0, |takeover| takeover.believed)
     }
 
     fn contests(&self) -> impl Iterator<Item = &Contest> {

@@ -8,6 +8,10 @@ use std::{
 };
 
 use lockkit::{Clock, Moment, SystemClock};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, kill_process},
+};
 use serde::Serialize;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
@@ -115,6 +119,27 @@ impl Worker {
     /// Waits for the answer to an order that is carried out in moments.
     pub(crate) async fn hear_soon(&mut self) -> Result<Answer> {
         timeout(PATIENCE, self.hear()).await.unwrap_or_else(|_| Err(silent()))
+    }
+
+    /// Ends it, without a word.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.start_kill().map_err(|error| Error::system("kill a worker process", &error))
+    }
+
+    /// Stops it, until it is [thawed](Self::thaw).
+    pub(crate) fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    pub(crate) fn thaw(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        // It is not reaped before it is dropped, so that its number is no other's.
+        let pid = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let sent = pid.map_or(Err(Errno::SRCH), |pid| kill_process(pid, signal));
+        sent.map_err(|error| Error::system("stop a worker process", &error.into()))
     }
 
     /// Waits for the next answer, for as long as the worker lives.

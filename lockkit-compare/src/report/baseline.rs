@@ -8,7 +8,6 @@ use serde_json::Value;
 use super::{Better, Cell, Report, Row, Setting};
 use crate::{
     error::{Error, ErrorKind, Result},
-    group::Group,
     results::Figure,
     stats::grouped,
 };
@@ -32,7 +31,6 @@ pub struct Baseline {
     lockkit: String,
     build: String,
     quick: bool,
-    #[serde(default = "groups_of_old")]
     groups: Vec<String>,
     processors: usize,
     system: String,
@@ -40,11 +38,6 @@ pub struct Baseline {
     interrupted: Option<Value>,
     stores: Vec<String>,
     rows: Vec<BaselineRow>,
-}
-
-/// What was measured by the versions which did not tell.
-fn groups_of_old() -> Vec<String> {
-    Group::ALL.iter().filter(|group| !matches!(group, Group::Delay | Group::Cost)).map(Group::to_string).collect()
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -215,6 +208,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        group::Group,
         plan::{Options, Plan},
         results::Results,
     };
@@ -274,17 +268,6 @@ mod tests {
             assert_eq!((changes.figures.len(), changes.within_noise), (0, 0), "{changes:?}");
             assert!(changes.notes[0].starts_with("groups: "), "{changes:?}");
         }
-    }
-
-    #[test]
-    fn a_comparison_from_before_there_were_groups_measured_all_that_there_was() {
-        let groups = Group::ALL.into_iter().filter(|group| !matches!(group, Group::Delay | Group::Cost));
-        let plan = Plan::new(Options::default().groups(groups));
-        let report = Report::new(vec![("redis".into(), Results::default())], &plan, Vec::new(), Duration::ZERO);
-        let mut before: Value = serde_json::from_str(&report.as_json()).expect("JSON");
-        before.as_object_mut().expect("an object").remove("groups");
-        let changes = report.since(&Baseline::parse(&before.to_string()).expect("a baseline")).changes;
-        assert_eq!(changes.expect("changes").notes, [""; 0]);
     }
 
     #[test]

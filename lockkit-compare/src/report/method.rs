@@ -15,7 +15,7 @@ pub(super) fn of(setting: &Setting) -> impl Iterator<Item = (&'static str, &'sta
 }
 
 /// Each measure: its name, the groups that it is told with (none: always), and what it is.
-const MEASURES: [(&str, &[Group], &str); 15] = [
+const MEASURES: [(&str, &[Group], &str); 16] = [
     (
         "Bare round trip",
         &[Group::Alone, Group::HandOff],
@@ -74,6 +74,14 @@ const MEASURES: [(&str, &[Group], &str); 15] = [
         "from the call of `release` in one process to the moment when a waiter in another has the lock, on the clock that both share \
          (`CLOCK_BOOTTIME`). The waiter is known to wait before the lock is released, so that all who take part have been idle for some \
          milliseconds and must be woken by their systems; a bare round trip after the same pause tells how much of the time that is.",
+    ),
+    (
+        "The holder is gone",
+        &[Group::Takeover],
+        "three processes that hold a lock each are killed (SIGKILL), and three are frozen (SIGSTOP), at different moments between two renewals, while a \
+         task of another process waits for each lock. The time is that until it has the lock; the figure is the median of three, with the least and the \
+         most. Where leases have a ttl it is what is left of it after the last renewal, two thirds at least. A frozen process goes on after that, and is asked \
+         at once whether it holds the lock: anything but 0 is a fault.",
     ),
     (
         "Delay of the network",

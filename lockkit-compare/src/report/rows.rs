@@ -54,6 +54,7 @@ pub(crate) fn rows(stores: &[Results], plan: &Plan) -> Vec<Row> {
     alone(&mut sheet);
     contests(&mut sheet);
     hand_off(&mut sheet);
+    takeover(&mut sheet);
     delays(&mut sheet);
     held(&mut sheet);
     cost(&mut sheet);
@@ -158,6 +159,20 @@ fn hand_off(sheet: &mut Sheet<'_>) {
         Better::Lower,
         |store| ratio(&store.hand_off, &store.idle_round_trip),
     );
+}
+
+fn takeover(sheet: &mut Sheet<'_>) {
+    let ttl = Plan::TAKEOVER_TTL.as_secs();
+    sheet.group(format!("The holder is gone, at a ttl of {ttl} s or a session as the store has it"), Step::Takeover);
+    sheet.number("takeover_killed", "killed, until another has the lock", "s", Better::Lower, |store| {
+        store.takeover.map(|takeover| takeover.killed)
+    });
+    sheet.number("takeover_frozen", "frozen, until another has the lock", "s", Better::Lower, |store| {
+        store.takeover.map(|takeover| takeover.frozen)
+    });
+    sheet.number("takeover_believed", "  woken, believed that they have it", "", Better::Lower, |store| {
+        store.takeover.map(|takeover| Figure::once(takeover.believed as f64))
+    });
 }
 
 /// For each of [`Plan::DELAYS`]: the names of its two rows in the JSON, and their titles.

@@ -6,6 +6,7 @@
 mod contend;
 mod count;
 mod hold;
+mod keep;
 mod protocol;
 mod take;
 
@@ -20,7 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::error::{Error, ErrorKind, Result};
 pub(crate) use hold::{ABREAST, TAKEN_WITHIN, acquire_all};
-pub(crate) use protocol::{Answer, Assignment, Contend, Count, Hold, HoldCost, Job, Under};
+pub(crate) use protocol::{Answer, Assignment, Contend, Count, Hold, HoldCost, Job, Keep, Under};
 
 /// How long a lease of a worker lasts: a worker that is killed leaves its lock behind for so long.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
@@ -56,6 +57,7 @@ async fn work(assignment: Assignment, orders: Orders) -> Result<Answer> {
         Job::Contend(job) => contend::run(job, store, orders).await,
         Job::Take { key } => take::run(&key, store, orders).await,
         Job::Hold(job) => hold::run(job, store, orders).await,
+        Job::Keep(job) => keep::run(job, store, orders).await,
     }
 }
 

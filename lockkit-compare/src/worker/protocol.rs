@@ -25,6 +25,8 @@ pub(crate) enum Job {
     Take { key: String },
     /// Holds many leases.
     Hold(Hold),
+    /// Holds one lease, and says each time that it is asked whether it believes so: `true` for once more, `false` for the end.
+    Keep(Keep),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,6 +69,13 @@ pub(crate) struct Hold {
     pub(crate) ttl: Duration,
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Keep {
+    /// The lock's name.
+    pub(crate) key: String,
+    pub(crate) ttl: Duration,
+}
+
 /// What a worker says.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
@@ -76,7 +85,11 @@ pub(crate) enum Answer {
     Took {
         at: u64,
     },
-    /// The end of [`Job::Take`].
+    /// Whether it believes that it holds the lock.
+    Believes {
+        held: bool,
+    },
+    /// The end of [`Job::Take`] and [`Job::Keep`].
     Finished,
     /// The end of [`Job::Count`], and when that was.
     Counted {
