@@ -57,7 +57,8 @@ async fn a_comparison_prints_a_table_and_writes_its_files() {
     }
     // They take as long as all the others, which is not quick.
     assert!(
-        text.contains("Left out: takeover, cost, compliance.") || text.contains("Left out: takeover, delay, cost, compliance."),
+        text.contains("Left out: takeover, cost, compliance.")
+            || text.contains("Left out: takeover, delay, cost, compliance."),
         "{text}"
     );
     assert_eq!(row(&json, "violations")["values"][stores[1]], 0.0);
@@ -151,7 +152,10 @@ fn the_help_names_all_groups() {
 fn groups_that_can_not_be_measured_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (args, why) in [
-        (["--only", "alone,speed"], "alone, keys, kinds, hot, processes, hand-off, takeover, delay, leases, cost, compliance"),
+        (
+            ["--only", "alone,speed"],
+            "alone, keys, kinds, hot, processes, hand-off, takeover, delay, leases, cost, compliance",
+        ),
         (["--skip", ""], "there is no such group of measures"),
         (["--only", "delay"], "there is nothing to measure"),
         (["--only=alone", "--durability"], "--durability is about private servers"),

@@ -29,6 +29,8 @@ pub struct Guard {
     engine: Arc<Engine>,
     lease: Arc<Lease>,
     ended: bool,
+    /// What this holder asked the former one with.
+    asked: Option<Token>,
 }
 
 /// What a guard believes.
@@ -54,7 +56,12 @@ pub enum Outcome {
 
 impl Guard {
     pub(crate) fn new(engine: Arc<Engine>, lease: Arc<Lease>) -> Self {
-        Self { engine, lease, ended: false }
+        Self { engine, lease, ended: false, asked: None }
+    }
+
+    /// The request by which the former holder was asked to yield, and which may still be there.
+    pub(crate) fn has_asked(&mut self, request: Token) {
+        self.asked = Some(request);
     }
 
     /// The lock's name.
@@ -295,7 +302,7 @@ impl Guard {
     /// # Errors
     /// As [`Lock::inspect`](crate::Lock::inspect).
     pub async fn yield_requested(&self) -> Result<bool> {
-        is_requested(&*self.engine.store, self.key()).await
+        is_requested(&*self.engine.store, self.key(), self.asked).await
     }
 
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.

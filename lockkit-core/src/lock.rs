@@ -353,7 +353,7 @@ impl Lock {
     }
 
     async fn get(&self, limit: Limit) -> Result<Option<Guard>> {
-        if self.asks_to_yield && !matches!(limit, Limit::Try) {
+        if self.asks_to_yield && !limit.is_try() {
             // Few ask: the others do not pay for the room of its future.
             return Box::pin(self.get_asking(limit)).await;
         }

@@ -273,7 +273,8 @@ impl LockerBuilder {
     /// [`build`](Self::build) is called on, or, if that is none, the first one that the locker is used on.
     ///
     /// Renewals come only while it is driven: a current-thread runtime whose `block_on` returns after each call renews
-    /// nothing in between. [`own_thread`](Self::own_thread) is for those. If the runtime ends, one on which a lease was
+    /// nothing in between, and releases nothing whose guard was dropped: where leases end with the session, such a lock stays held for as
+    /// long as the session lasts. [`own_thread`](Self::own_thread) is for those. If the runtime ends, one on which a lease was
     /// taken takes its place, or else the next one that the locker is used on; releases that were not answered are made again
     /// there.
     pub fn runtime(mut self, runtime: Handle) -> Self {

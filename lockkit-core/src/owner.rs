@@ -138,20 +138,19 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask) -> Result<Opt
         let mut state = lease.state();
         match state.status() {
             // Others than guards may keep the lease alive for a moment: what counts is whether a guard does.
-            LeaseStatus::Lost(reason) if state.depth > 0 => {
+            LeaseStatus::Lost(reason) if state.holds() > 0 => {
                 drop(state);
                 return Err(lost(engine, lease, reason));
             }
             LeaseStatus::Lost(_) | LeaseStatus::Released => return Ok(None),
             LeaseStatus::Held | LeaseStatus::Suspect => honour(engine, lease, ask)?,
         }
-        // Counted before it is sent, so that the last other guard can't end the lease under us.
-        state.depth = state
-            .depth
-            .checked_add(1)
-            .ok_or_else(|| refused(engine, lease, "the lock is nested too deeply".to_owned()))?;
+        if !state.begin_nesting() {
+            drop(state);
+            return Err(refused(engine, lease, "the lock is nested too deeply".to_owned()));
+        }
     }
-    let hold = CountedHold { engine, lease: Some(lease) };
+    let hold = NestedHold { engine, lease: Some(lease) };
     if let Some(reason) = engine.renew_now(lease).await? {
         return Err(lost(engine, lease, reason));
     }
@@ -193,22 +192,30 @@ fn refused(engine: &Engine, lease: &Lease, message: String) -> Error {
     Error::new(ErrorKind::InvalidInput, message).at("acquire", Some(&lease.claim.key), &engine.store.info().name)
 }
 
-/// A hold that was counted; given back when dropped.
-struct CountedHold<'a> {
+/// A hold that is asked for; given back when dropped.
+struct NestedHold<'a> {
     engine: &'a Arc<Engine>,
     lease: Option<&'a Arc<Lease>>,
 }
 
-impl CountedHold<'_> {
+impl NestedHold<'_> {
+    /// The lease, if it was not released meanwhile with the last of the other holds.
     fn keep(mut self) -> Option<Arc<Lease>> {
-        self.lease.take().cloned()
+        let lease = self.lease?;
+        let mut state = lease.state();
+        if !state.is_live() {
+            return None;
+        }
+        state.nesting -= 1;
+        self.lease = None;
+        Some(Arc::clone(lease))
     }
 }
 
-impl Drop for CountedHold<'_> {
+impl Drop for NestedHold<'_> {
     fn drop(&mut self) {
         if let Some(lease) = self.lease {
-            self.engine.let_go(lease);
+            self.engine.give_up_nesting(lease);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! What is shown is the lease of a second lock, beside the one that is waited for: so a request lapses when its client dies, and every
 //! store can keep it as it is.
 
-use crate::{Error, ErrorKind, LockKey, LockStore, Query, Result, StoreInfo};
+use crate::{Error, ErrorKind, LockKey, LockStore, Query, Result, StoreInfo, Token};
 
 /// What stands before the name of a lock in that of the requests for it.
 const PREFIX: &str = "lockkit/yield/";
@@ -18,10 +18,10 @@ pub(crate) fn request_key(key: &LockKey, info: &StoreInfo) -> Result<LockKey> {
     LockKey::new(format!("{PREFIX}{key}"))
 }
 
-/// Whether a holder of `key` is asked to yield.
-pub(crate) async fn is_requested(store: &dyn LockStore, key: &LockKey) -> Result<bool> {
+/// Whether a holder of `key` is asked to yield, by another request than the one with the token of `own`.
+pub(crate) async fn is_requested(store: &dyn LockStore, key: &LockKey, own: Option<Token>) -> Result<bool> {
     // Nobody can ask for one with a longer name.
     let Ok(request) = request_key(key, store.info()) else { return Ok(false) };
     let states = store.inspect(&Query::Keys(vec![request])).await?;
-    Ok(states.iter().any(|state| !state.holders.is_empty()))
+    Ok(states.iter().flat_map(|state| &state.holders).any(|holder| own.is_none() || holder.token != own))
 }

@@ -1,6 +1,7 @@
 //! What a shutdown ends, and what it waits for.
 
 use std::{
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -10,7 +11,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, ErrorKind, LockStore, Locker, MemoryStore, Moment, Outcome, Release, Result,
+    AcquireRequest, Attempt, Claim, Clock, Effect, Error, ErrorKind, LockStore, Locker, MemoryStore, Moment, Outcome,
+    Release, Result,
 };
 use lockkit_testkit::{Alter, Altered};
 use tokio::time::timeout;
@@ -173,5 +175,62 @@ async fn a_release_whose_runtime_ends_meanwhile_is_waited_for() -> Result<()> {
     home.shutdown_background();
     shutdown.await?;
     assert!(Locker::new(inner).lock("x").try_acquire().await?.is_some(), "it was released");
+    Ok(())
+}
+
+/// Every acquisition takes effect, and nobody hears so; or it is refused by a server that is not there any more.
+#[derive(Debug)]
+struct Lossy {
+    inner: MemoryStore,
+    /// Whether all but the first fail at once, without effect.
+    fails: bool,
+    asked: AtomicUsize,
+}
+
+#[async_trait]
+impl Alter for Lossy {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let first = self.asked.fetch_add(1, Ordering::SeqCst) == 0;
+        match (first, self.fails) {
+            (true, true) => {
+                let _ = self.inner.acquire(request).await?;
+                Err(Error::new(ErrorKind::TimedOut, "no answer").unknown_effect())
+            }
+            (false, true) => Err(Error::new(ErrorKind::Unavailable, "the server is gone")),
+            (_, false) => {
+                let _ = self.inner.acquire(request).await?;
+                pending().await
+            }
+        }
+    }
+
+    async fn release(&self, _: &Claim) -> Result<Release> {
+        pending().await
+    }
+}
+
+/// The error of an acquisition says whether any of its requests may have had an effect, not only the last one.
+#[tokio::test]
+async fn what_an_acquisition_left_at_the_store_is_told_with_its_error() -> Result<()> {
+    for fails in [false, true] {
+        let memory = MemoryStore::new();
+        let store = Arc::new(Altered(Lossy { inner: memory.clone(), fails, asked: AtomicUsize::new(0) }));
+        let locker = Locker::builder(Arc::clone(&store)).patience(Duration::from_millis(50)).build();
+        let lock = locker.lock("x");
+        let acquiring = tokio::spawn(async move { lock.acquire().await.map(drop) });
+        while Locker::new(memory.clone()).lock("x").inspect().await?.holders.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        if !fails {
+            drop(locker.shutdown(Duration::ZERO).await);
+        }
+        let error = timeout(SOON, acquiring).await.expect("it waits on").expect("no panic").expect_err("no grant");
+        let kind = if fails { ErrorKind::Unavailable } else { ErrorKind::Closed };
+        assert_eq!((error.kind(), error.effect()), (kind, Effect::Unknown));
+    }
     Ok(())
 }

@@ -4,18 +4,19 @@ use std::{
     future::pending,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock, LockKey,
-    LockStore, Locker, MemoryStore, Mode, Order, Outcome, Prefix, Release, Result, Token,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock,
+    LockKey, LockStore, Locker, MemoryStore, Mode, Order, Outcome, Prefix, Release, Result, Token,
 };
 use lockkit_testkit::{Alter, Altered, faults::poll_until};
 use tokio::{
+    sync::Notify,
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -231,6 +232,119 @@ async fn a_request_that_is_refused_keeps_nobody_from_waiting() -> Result<()> {
     assert_eq!(held.release().await?, Outcome::Released);
     assert!(taken(waiter).await.is_held());
     Ok(())
+}
+
+/// Nobody answers the release of a request.
+#[derive(Debug)]
+struct KeepsRequests(MemoryStore);
+
+#[async_trait]
+impl Alter for KeepsRequests {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if claim.key.as_str() == "a" { self.0.release(claim).await } else { pending().await }
+    }
+}
+
+/// From the grant on, an acquisition waits for nothing that somebody would have to poll it for.
+#[tokio::test]
+async fn the_end_of_a_request_keeps_nobody_from_a_lock_that_was_granted() -> Result<()> {
+    let memory = MemoryStore::new();
+    let held = Locker::new(memory.clone()).lock("a").acquire().await?;
+    let waiter = waits(Locker::new(Altered(KeepsRequests(memory.clone()))).lock("a").ask_to_yield());
+    until(&held, true).await;
+    drop(held);
+    let guard = taken(waiter).await;
+    assert!(!guard.yield_requested().await?, "it asked for nobody else");
+    assert_eq!(Locker::new(memory).lock("lockkit/yield/a").inspect().await?.holders.len(), 1);
+    Ok(())
+}
+
+/// The first acquisition takes effect, and is told to have failed when another one of the process waits. Those that come
+/// later are not told when the lock is free.
+#[derive(Debug)]
+struct LateToFail {
+    inner: MemoryStore,
+    asked: AtomicUsize,
+    fail: Notify,
+}
+
+#[async_trait]
+impl Alter for LateToFail {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let first = request.claim.key.as_str() == "a" && self.asked.fetch_add(1, Ordering::SeqCst) == 0;
+        match self.inner.acquire(&AcquireRequest { wait: Duration::ZERO, ..request.clone() }).await? {
+            Attempt::Granted(_) if first => {
+                self.fail.notified().await;
+                Err(Error::new(ErrorKind::TimedOut, "no answer").unknown_effect())
+            }
+            Attempt::Contended(contention) => {
+                Ok(Attempt::Contended(Contention { retry_after: Some(PATIENCE), ..contention }))
+            }
+            granted @ Attempt::Granted(_) => Ok(granted),
+        }
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        // The other one asks before that.
+        while claim.key.as_str() == "a" && self.asked.load(Ordering::SeqCst) < 2 {
+            tokio::task::yield_now().await;
+        }
+        self.inner.release(claim).await
+    }
+}
+
+/// What another task of the process was told of the lock may have been about the claim of this one.
+#[tokio::test]
+async fn that_its_own_first_claim_was_in_the_way_of_others_is_no_answer() -> Result<()> {
+    let store = LateToFail { inner: MemoryStore::new(), asked: AtomicUsize::new(0), fail: Notify::new() };
+    let store = Arc::new(Altered(store));
+    let locker = Locker::new(Arc::clone(&store));
+    let lock = locker.lock("a").ask_to_yield();
+    let asking = tokio::spawn(async move { lock.acquire_within(Duration::from_millis(300)).await });
+    while store.0.asked.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let behind = waits(locker.lock("a"));
+    tokio::task::yield_now().await;
+    store.0.fail.notify_one();
+    let asked = timeout(PATIENCE, asking).await.expect("in time").expect("no panic");
+    assert!(!matches!(asked, Ok(None)), "nobody else has had it");
+    behind.abort();
+    Ok(())
+}
+
+/// A server that stands still.
+#[derive(Debug)]
+struct Still(MemoryStore);
+
+#[async_trait]
+impl Alter for Still {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, _: &AcquireRequest) -> Result<Attempt> {
+        pending().await
+    }
+}
+
+/// The first question is bounded by the caller's time, too.
+#[tokio::test]
+async fn one_that_asks_a_server_that_stands_still_waits_no_longer_than_another() {
+    let locker = Locker::new(Altered(Still(MemoryStore::new())));
+    for lock in [locker.lock("a"), locker.lock("b").ask_to_yield()] {
+        let asked = timeout(PATIENCE, lock.acquire_within(Duration::from_millis(50))).await.expect("in time");
+        let error = asked.expect_err("no answer");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown));
+    }
 }
 
 /// A store whose answers take some polls, before and after they have their effect.

@@ -34,6 +34,8 @@ pub(crate) struct Terms {
 pub(crate) enum Limit {
     /// Not at all.
     Try,
+    /// Not at all; and the store is asked no longer than a caller waits who has until the moment.
+    TryWithin(Moment, Duration),
     /// Until the moment; the duration is what it was made of.
     Until(Moment, Duration),
     /// For ever.
@@ -44,7 +46,7 @@ impl Limit {
     /// What is left at `now`; `None` without a limit.
     pub(crate) fn left(self, now: Moment) -> Option<Duration> {
         match self {
-            Self::Try => Some(Duration::ZERO),
+            Self::Try | Self::TryWithin(..) => Some(Duration::ZERO),
             Self::Until(moment, _) => Some(moment.since(now)),
             Self::Forever => None,
         }
@@ -54,12 +56,28 @@ impl Limit {
     /// itself, so this is for one that doesn't. A try is bounded by the store's own limit on an operation.
     pub(super) fn hard(self, now: Moment) -> Duration {
         match self {
-            Self::Until(moment, whole) => moment.since(now) + (whole / 10).max(Duration::from_millis(500)),
+            Self::Until(moment, whole) | Self::TryWithin(moment, whole) => {
+                moment.since(now) + (whole / 10).max(Duration::from_millis(500))
+            }
             Self::Try | Self::Forever => Duration::MAX,
         }
     }
 
-    pub(super) fn is_over(self, now: Moment) -> bool {
+    /// Whether this is no waiting at all.
+    pub(crate) fn is_try(self) -> bool {
+        matches!(self, Self::Try | Self::TryWithin(..))
+    }
+
+    /// The same caller, who does not wait.
+    pub(crate) fn at_once(self) -> Self {
+        match self {
+            Self::Until(moment, whole) => Self::TryWithin(moment, whole),
+            Self::Try | Self::TryWithin(..) => self,
+            Self::Forever => Self::Try,
+        }
+    }
+
+    pub(crate) fn is_over(self, now: Moment) -> bool {
         self.left(now).is_some_and(|left| left.is_zero())
     }
 }

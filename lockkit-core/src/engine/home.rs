@@ -1,7 +1,7 @@
 //! The home of a `Locker`: the one runtime that all its background work runs on.
 
 use std::sync::{
-    Arc, Mutex,
+    Arc, Mutex, Weak,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -9,9 +9,12 @@ use tokio::runtime::Handle;
 
 use super::{
     Engine,
-    renew::{Keeper, watch},
+    renew::{Timers, serve_timers},
 };
-use crate::{OwnThread, store::unpoisoned};
+use crate::{
+    OwnThread,
+    store::{unpoisoned, without_panic},
+};
 
 /// The runtime of a `Locker`: the one that it was given, else the one that it was built on, else the first one that it is
 /// used on. When it ends, another one on which a lease was taken takes its place, or the next one that is used.
@@ -58,16 +61,80 @@ impl Engine {
 
     /// Starts the timer task; `false` if the runtime has ended.
     fn keep(self: &Arc<Self>, runtime: &Handle) -> bool {
-        let is_taken = Arc::new(AtomicBool::new(false));
-        let keeper = Keeper::new(self, Arc::clone(&is_taken));
-        let task = runtime.spawn(watch(Arc::clone(&self.timers), keeper));
-        // A runtime that has ended has dropped the task by now. From here on the keeper notices.
-        is_taken.store(true, Ordering::SeqCst);
-        !task.is_finished()
+        let keeper = Keeper::new(self);
+        let fate = Arc::clone(&keeper.fate);
+        runtime.spawn(watch(Arc::clone(&self.timers), keeper));
+        // A runtime that has ended has dropped the task by now. One that ends from here on has the keeper notice.
+        fate.take()
     }
 
     /// The home has ended: the next that needs one looks for another.
     pub(super) fn leave_home(&self) {
         *unpoisoned(&self.home.current) = Current { runtime: None, is_kept: false };
+    }
+}
+
+/// Is part of the timer task, and so notices when that is dropped with its runtime.
+struct Keeper {
+    engine: Weak<Engine>,
+    fate: Arc<Fate>,
+    /// The task would panic again if it was started at once, and so without end: on a runtime without timers, say.
+    has_panicked: bool,
+}
+
+/// What comes first: that the runtime of a timer task is taken for the home, or that the task is dropped, which another thread may be
+/// about to do. Either side learns from one step of the two whether it was the second.
+#[derive(Debug, Default)]
+struct Fate(AtomicBool);
+
+impl Fate {
+    /// Whether the task is there. If it is, its end will be told to the engine.
+    fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+
+    /// Whether its runtime was the home.
+    fn end(&self) -> bool {
+        self.0.swap(true, Ordering::SeqCst)
+    }
+}
+
+impl Keeper {
+    fn new(engine: &Arc<Engine>) -> Self {
+        Self { engine: Arc::downgrade(engine), fate: Arc::default(), has_panicked: false }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if self.fate.end()
+            && let Some(engine) = self.engine.upgrade()
+        {
+            engine.leave_home();
+            if !self.has_panicked {
+                drop(engine.home());
+            }
+        }
+    }
+}
+
+/// The timer task.
+async fn watch(timers: Arc<Timers>, mut keeper: Keeper) {
+    let serving = async {
+        serve_timers(&timers, &keeper.engine).await;
+        false
+    };
+    keeper.has_panicked = without_panic(serving, || true).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_task_is_noticed_once() {
+        let (taken, dropped) = (Fate::default(), Fate::default());
+        assert!(taken.take() && taken.end(), "the home has ended");
+        assert!(!dropped.end() && !dropped.take(), "it was no home yet, and is none");
     }
 }

@@ -61,8 +61,10 @@ pub(crate) struct LeaseState {
     failures: u32,
     /// When the lease is next looked at; its place in the timer queue.
     pub(crate) next_event: Moment,
-    /// Nested holds.
+    /// Nested holds, as the store is told.
     pub(crate) depth: u32,
+    /// How many of them are not granted yet: they keep no lease, for nobody may be there to end them.
+    pub(crate) nesting: u32,
     /// The place at the head of the local queue, if the lock has one.
     pub(crate) seat: Option<Seat>,
 }
@@ -111,6 +113,7 @@ impl Lease {
                 failures: 0,
                 next_event: since,
                 depth: 1,
+                nesting: 0,
                 seat,
             }),
             ended: Notify::new(),
@@ -138,6 +141,7 @@ impl Lease {
                 failures: 0,
                 next_event: state.next_event,
                 depth: 1,
+                nesting: 0,
                 seat,
             }),
             ended: Notify::new(),
@@ -224,6 +228,18 @@ impl LeaseState {
     pub(crate) fn take(&mut self, terms: &Terms, now: Moment) {
         (self.taken, self.held_since) = (true, now);
         self.hold_limit = terms.max_hold.map(|limit| now + limit);
+    }
+
+    /// How many holds there are that somebody has.
+    pub(crate) fn holds(&self) -> u32 {
+        self.depth.saturating_sub(self.nesting)
+    }
+
+    /// Counts a nested hold that is asked for; `false` if there are too many.
+    pub(crate) fn begin_nesting(&mut self) -> bool {
+        let Some(depth) = self.depth.checked_add(1) else { return false };
+        (self.depth, self.nesting) = (depth, self.nesting + 1);
+        true
     }
 
     /// Ends the holder's belief. Returns what was believed until now.

@@ -246,6 +246,11 @@ impl Undo<'_> {
         self.armed = Some(Certainty::Doubtful);
     }
 
+    /// Whether an earlier request may yet take effect.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.armed == Some(Certainty::Doubtful)
+    }
+
     /// Exists until the claim is settled, by its release at the latest.
     pub(super) fn unsettled(&self) -> Weak<Unsettled> {
         Arc::downgrade(&self.unsettled)

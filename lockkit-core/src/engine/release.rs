@@ -50,6 +50,17 @@ impl Engine {
         self.tell(lease, ending);
     }
 
+    /// Takes back a nested hold that was not granted.
+    pub(crate) fn give_up_nesting(self: &Arc<Self>, lease: &Arc<Lease>) {
+        let mut state = lease.state();
+        state.nesting -= 1;
+        state.depth = state.depth.saturating_sub(1);
+        if state.is_live() {
+            drop(state);
+            self.tell(lease, Ending::Nested);
+        }
+    }
+
     /// Tells the store of an ending in the background.
     fn tell(self: &Arc<Self>, lease: &Arc<Lease>, ending: Ending) {
         match ending {
@@ -85,7 +96,7 @@ impl Engine {
             LeaseStatus::Released => return Ending::Done,
             LeaseStatus::Held | LeaseStatus::Suspect => {}
         }
-        if state.depth > 1 {
+        if state.holds() > 1 {
             state.depth -= 1;
             return Ending::Nested;
         }

@@ -6,10 +6,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     mem,
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -29,7 +26,7 @@ use super::{
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
     alarm::{Alarmed, Alarms},
-    store::{unpoisoned, without_panic},
+    store::unpoisoned,
 };
 
 /// The longest sleep of the timer task. Its sleep stands still while the machine is suspended, the deadlines do not:
@@ -343,45 +340,8 @@ impl Drop for RenewalCall {
     }
 }
 
-/// Is part of the timer task, and so notices when that is dropped with its runtime.
-pub(super) struct Keeper {
-    engine: Weak<Engine>,
-    /// Whether the home is the runtime of the task.
-    is_taken: Arc<AtomicBool>,
-    /// The task would panic again if it was started at once, and so without end: on a runtime without timers, say.
-    has_panicked: bool,
-}
-
-impl Keeper {
-    pub(super) fn new(engine: &Arc<Engine>, is_taken: Arc<AtomicBool>) -> Self {
-        Self { engine: Arc::downgrade(engine), is_taken, has_panicked: false }
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        if self.is_taken.load(Ordering::SeqCst)
-            && let Some(engine) = self.engine.upgrade()
-        {
-            engine.leave_home();
-            if !self.has_panicked {
-                drop(engine.home());
-            }
-        }
-    }
-}
-
-/// The timer task.
-pub(super) async fn watch(timers: Arc<Timers>, mut keeper: Keeper) {
-    let serving = async {
-        serve_timers(&timers, &keeper.engine).await;
-        false
-    };
-    keeper.has_panicked = without_panic(serving, || true).await;
-}
-
 /// Does what is due. It holds the engine only while it works.
-async fn serve_timers(timers: &Timers, engine: &Weak<Engine>) {
+pub(super) async fn serve_timers(timers: &Timers, engine: &Weak<Engine>) {
     let mut alarms = timers.alarms.lock().await;
     loop {
         let pause = {

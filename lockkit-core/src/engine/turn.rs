@@ -30,7 +30,7 @@ impl Engine {
         if !ask.queues_locally() {
             return Ok(LocalOutcome::Ask(None));
         }
-        if let Limit::Try = limit {
+        if limit.is_try() {
             let seat = self.queues.try_enter(&ask.key);
             return if seat.is_some() { Ok(LocalOutcome::Ask(seat)) } else { self.time_is_up(ask, start) };
         }

@@ -75,13 +75,16 @@ impl Engine {
         self.check_backlog()?;
         self.check(ask)?;
         let start = self.now();
-        let seat = match self.queue_up(ask, limit, start).await? {
+        let in_doubt = doubts.latest().is_some();
+        let seat = match self.queue_up(ask, limit, start).await.map_err(|error| doubts.leave_open(error))? {
             LocalOutcome::Ask(seat) => seat,
             LocalOutcome::Granted(lease) => {
                 self.note_granted(&lease, start, true);
                 return Ok(Some(lease));
             }
-            LocalOutcome::Contended => return doubts.latest().map_or_else(|| Ok(self.note_contended(ask, start)), Err),
+            // It may have been held by a claim of this caller when others of this process saw that.
+            LocalOutcome::Contended if in_doubt => None,
+            LocalOutcome::Contended => return Ok(self.note_contended(ask, start)),
         };
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();
@@ -106,11 +109,12 @@ impl Engine {
         };
         let hold = tokio::select! {
             biased;
-            hold = asking.run() => hold?,
-            () = closing => return Err(closed()),
+            hold = asking.run() => hold,
+            // A request may be under way.
+            () = closing => Err(closed().unknown_effect()),
             never = self.stay_at_head(seat.as_ref()) => match never {},
         };
-        match hold {
+        match hold.map_err(|error| doubts.leave_open(error))? {
             Some(hold) => {
                 let lease = self.admit(hold, ask.terms, seat);
                 self.note_granted(&lease, start, false);
@@ -242,7 +246,7 @@ impl Acquisition<'_> {
         let call = self.engine.store.acquire(request);
         match self.limit {
             Limit::Try | Limit::Forever => call.await,
-            Limit::Until(..) => {
+            Limit::Until(..) | Limit::TryWithin(..) => {
                 let hard = self.limit.hard(self.engine.now());
                 tokio::time::timeout(hard, call).await.unwrap_or_else(|_| {
                     let info = self.engine.store.info();
@@ -289,7 +293,11 @@ impl Acquisition<'_> {
             }
             Err(error) if error.effect() == Effect::None => {
                 undo.unchanged();
-                self.failed(error, now).map(Step::Again)
+                let pause = self.failed(error.clone(), now);
+                if pause.is_err() && undo.is_doubtful() {
+                    self.doubts.add(&error, undo);
+                }
+                pause.map(Step::Again)
             }
             Err(error) => {
                 undo.in_doubt();
@@ -351,6 +359,11 @@ impl Acquisition<'_> {
 impl Doubts {
     fn add(&mut self, error: &Error, undo: &Undo<'_>) {
         self.0.push((error.clone(), undo.unsettled()));
+    }
+
+    /// Says of an error what is true of all that the caller asked for.
+    fn leave_open(&mut self, error: Error) -> Error {
+        if self.latest().is_some() { error.unknown_effect() } else { error }
     }
 
     fn latest(&mut self) -> Option<Error> {

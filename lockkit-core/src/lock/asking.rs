@@ -25,21 +25,22 @@ impl Lock {
         let key = request_key(self.key.as_ref().map_err(Clone::clone)?, self.engine.store.info())?;
         // Nobody is asked for a lock that is free. Whatever fails is asked for again, with the patience of one that waits.
         let mut doubts = Doubts::default();
-        match self.get_unasked(Limit::Try, &mut doubts).await {
+        match self.get_unasked(limit.at_once(), &mut doubts).await {
             Ok(None) => {}
-            Err(error) if error.is_retryable() => {}
+            Err(error) if error.is_retryable() && !limit.is_over(self.engine.now()) => {}
             answer => return answer,
         }
         let request = Self::new(Arc::clone(&self.engine), key.as_str(), Mode::Exclusive).ttl(self.terms.ttl);
         let shown = Mutex::new(None);
-        let answer = tokio::select! {
+        let mut answer = tokio::select! {
             biased;
             answer = self.get_unasked(limit, &mut doubts) => answer?,
             never = request.show(&shown) => match never {},
         };
-        // The new holder would take the request for one to itself.
-        if let Some(request) = shown.into_inner().unwrap_or_default() {
-            drop(request.release().await);
+        // Dropped, and so released in the background: from the grant on this must not depend on being polled. The new holder is not
+        // to take the request for one to itself.
+        if let (Some(guard), Some(request)) = (&mut answer, shown.into_inner().unwrap_or_default()) {
+            guard.has_asked(request.token());
         }
         Ok(answer)
     }
