@@ -33,7 +33,10 @@ fn in_words(error: &clap::Error) -> String {
     };
     let or_nothing = |before: &str, text: String| if text.is_empty() { text } else { format!("{before}{text}") };
     match error.kind() {
-        K::UnknownArgument => unexpected(&known(C::InvalidArg), &or_nothing("; did you mean ", known(C::SuggestedArg))),
+        K::UnknownArgument => {
+            let meant = or_nothing("; did you mean ", known(C::SuggestedArg));
+            unexpected(&known(C::InvalidArg), &format!("{meant}; {} --help lists them", verb(error)))
+        }
         K::InvalidSubcommand => {
             // A verb that is for the command itself is not for people to try.
             let meant = Some(known(C::SuggestedSubcommand)).filter(|verb| !verb.starts_with("__")).unwrap_or_default();
@@ -71,7 +74,7 @@ fn unexpected(argument: &str, meant: &str) -> String {
         |given: &String| given.strip_prefix(argument).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
     let given = std::env::args_os().map(|given| given.to_string_lossy().into_owned()).position(|given| is_it(&given));
     let place = given.map(|place| format!(" (argument {place})")).unwrap_or_default();
-    let url =
-        if is_store_url(argument) { "; the URL of a store is given with --store, or in LOCKKIT_STORE" } else { "" };
+    let is_url = is_store_url(argument) || argument == "--url";
+    let url = if is_url { "; the URL of a store is given with --store, or in LOCKKIT_STORE" } else { "" };
     format!("there is no such argument{place}{url}{meant}")
 }
