@@ -62,7 +62,7 @@ fn in_words(error: &clap::Error) -> String {
 fn verb(error: &clap::Error) -> String {
     let rendered = error.render().to_string();
     let usage = rendered.lines().find_map(|line| line.trim_start().strip_prefix("Usage: ")).unwrap_or("lockkit");
-    usage.split(' ').take_while(|word| !word.starts_with(['<', '['])).collect::<Vec<_>>().join(" ")
+    usage.split(' ').take_while(|word| !word.starts_with(['<', '[', '-'])).collect::<Vec<_>>().join(" ")
 }
 
 /// What to say of an argument that is none. The parser gives its name, without the value after `=`.
