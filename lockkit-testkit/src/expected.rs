@@ -1,6 +1,7 @@
 //! Lists of the cases that are to run on a store, so that one that vanishes, or is ignored from now on, is noticed.
 //!
-//! A list is a text file beside the tests, with a line for each case: its name, and `run` or `ignored: ` and why.
+//! A list is a text file beside the tests: how many cases run, and a line for each that does not, with its name and why. The names of all
+//! cases are in `docs/cases.md`, which a test holds to the code.
 
 use std::{collections::BTreeSet, env, fs, io, path::Path};
 
@@ -19,8 +20,11 @@ pub(crate) fn compare(list: &Path, backend: &str, subject: &Subject) -> Result<(
 }
 
 fn lines(subject: &Subject) -> BTreeSet<String> {
-    let state = |case| subject.lacks(case).map_or_else(|| "run".to_owned(), |reason| format!("ignored: {reason}"));
-    cases::all().into_iter().map(|case| format!("{} {}", case.name, state(case))).collect()
+    let all = cases::all();
+    let ignored = all.iter().filter_map(|case| Some(format!("{}: {}", case.name, subject.lacks(case)?)));
+    let mut lines: BTreeSet<_> = ignored.collect();
+    lines.insert(format!("{} cases run", all.len() - lines.len()));
+    lines
 }
 
 fn write(list: &Path, runs: &BTreeSet<String>) -> io::Result<()> {
@@ -70,7 +74,7 @@ mod tests {
     #[test]
     fn what_was_written_is_expected() {
         let dir = tempfile::tempdir().expect("a directory");
-        let (list, runs) = (dir.path().join("lists/store.txt"), set(&["a::b run", "a::c ignored: no fences"]));
+        let (list, runs) = (dir.path().join("lists/store.txt"), set(&["1 cases run", "a::c: no fences"]));
         let missing = differences(&list, &runs).expect_err("there is no list");
         assert!(missing.contains("there is no list") && missing.contains("store.txt"), "{missing}");
         write(&list, &runs).expect("it can be written");
@@ -81,9 +85,9 @@ mod tests {
     fn what_vanished_appeared_or_is_ignored_now_is_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let list = dir.path().join("store.txt");
-        write(&list, &set(&["a::gone run", "a::same run", "a::turned run"])).expect("it can be written");
-        let told = differences(&list, &set(&["a::new run", "a::same run", "a::turned ignored: why"])).expect_err("all");
+        write(&list, &set(&["3 cases run", "a::gone: why", "a::same: why"])).expect("it can be written");
+        let told = differences(&list, &set(&["2 cases run", "a::same: why", "a::turned: why"])).expect_err("all");
         let lines: Vec<_> = told.lines().skip(1).collect();
-        assert_eq!(lines, ["-a::gone run", "-a::turned run", "+a::new run", "+a::turned ignored: why"]);
+        assert_eq!(lines, ["-3 cases run", "-a::gone: why", "+2 cases run", "+a::turned: why"]);
     }
 }
