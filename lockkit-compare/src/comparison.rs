@@ -7,11 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lockkit::store::unpoisoned;
 use tokio::task::{JoinError, JoinSet};
 
 use crate::{
     backend::backend,
-    compliance::{compliance, unpoisoned},
+    compliance::compliance,
     contestant::Contestant,
     error::{Error, ErrorKind, Result},
     plan::{Options, Plan, Step},

@@ -1,7 +1,8 @@
 //! The compliance suite of the test kit on the stores that are compared.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use lockkit::store::unpoisoned;
 use lockkit_testkit::{Backend, Checked, Subject, Verdict, check};
 
 use crate::results::Counts;
@@ -49,11 +50,6 @@ impl Counts {
             }
         }
     }
-}
-
-/// What is in there, also after a panic: a count is changed in one go.
-pub(crate) fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn first_line(text: &str) -> &str {

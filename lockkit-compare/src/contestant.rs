@@ -6,10 +6,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use lockkit::{HandOver, Liveness, LockStore, Locker, Token};
+use lockkit::{HandOver, Liveness, LockStore, Locker, Token, store::unpoisoned};
 
 use crate::{
-    compliance::unpoisoned,
     cost, delay,
     error::Result,
     measure,

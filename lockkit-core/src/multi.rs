@@ -12,7 +12,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     Error, ErrorKind, Guard, Lock, LossReason, Outcome, Result, Status,
-    store::{Identity, identity},
+    store::{Identity, identity, join_all},
 };
 
 /// Several locks, of one store or of several: all of them are held, or none.
@@ -232,24 +232,11 @@ impl MultiGuard {
     /// The releases go on in the background.
     pub async fn release(self) -> Result<Outcome> {
         // A store that does not answer must not keep the locks of another.
-        let mut releases: Vec<_> = self.guards.into_iter().map(|guard| Some(Box::pin(guard.release()))).collect();
-        let mut outcome = Ok(Outcome::Released);
-        poll_fn(|cx| {
-            for slot in &mut releases {
-                let Some(Poll::Ready(answer)) = slot.as_mut().map(|release| release.as_mut().poll(cx)) else {
-                    continue;
-                };
-                *slot = None;
-                match (answer, &outcome) {
-                    (Err(error), _) => outcome = Err(error),
-                    (Ok(Outcome::NotHeld(reason)), Ok(_)) => outcome = Ok(Outcome::NotHeld(reason)),
-                    (Ok(_), _) => {}
-                }
-            }
-            if releases.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
+        let answers = join_all(self.guards.into_iter().map(Guard::release)).await;
+        answers.into_iter().try_fold(Outcome::Released, |sum, answer| {
+            let outcome = answer?;
+            Ok(if sum == Outcome::Released { outcome } else { sum })
         })
-        .await;
-        outcome
     }
 }
 

@@ -65,7 +65,7 @@ use crate::{
     Result, Token,
 };
 
-pub use driver::{one_line, without_panic};
+pub use driver::{join_all, one_line, without_panic};
 pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};
 pub use single_flight::{SingleFlight, has_ended};

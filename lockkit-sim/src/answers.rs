@@ -6,13 +6,14 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Clock, Contention, Error, Hold, KeyState, LockKey, LockStore, LossReason, Moment,
-    Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting, store::Records,
+    Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Token, Waiting,
+    store::{Records, unpoisoned},
 };
 
 use crate::{
     fault::{Fault, Operation},
     log::Logged,
-    store::{SimStore, World, lock},
+    store::{SimStore, World},
 };
 
 #[async_trait]
@@ -45,7 +46,7 @@ impl LockStore for SimStore {
         let (fault, calls) = self.asked(Operation::Release, &[Some(&claim.key)]);
         let (world, client, asked) = (Arc::clone(&self.world), Arc::clone(&self.client), claim.clone());
         let answer = self.ask(fault, async move {
-            lock(&client.session).remove(&asked.token);
+            unpoisoned(&client.session).remove(&asked.token);
             world.inner.release(&asked).await
         });
         let answer = match answer.await {
@@ -124,7 +125,7 @@ impl SimStore {
 
     fn note_granted(&self, answer: &Attempt) {
         if let Attempt::Granted(hold) = answer {
-            lock(&self.client.session).insert(hold.claim.token, hold.claim.clone());
+            unpoisoned(&self.client.session).insert(hold.claim.token, hold.claim.clone());
         }
     }
 
@@ -161,7 +162,7 @@ impl SimStore {
 impl World {
     /// Why a lease ended: as was said when it was ended, or else as the store beneath sees it.
     fn reason(&self, token: Token, seen: LossReason) -> LossReason {
-        lock(&self.reasons).get(&token).copied().unwrap_or(seen)
+        unpoisoned(&self.reasons).get(&token).copied().unwrap_or(seen)
     }
 }
 

@@ -1,11 +1,8 @@
 //! What can go wrong, and the script that says with which calls it does.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Mutex, time::Duration};
 
-use lockkit_core::{Effect, ErrorKind};
+use lockkit_core::{Effect, ErrorKind, store::unpoisoned};
 
 /// One of the questions that a store answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,6 +123,6 @@ impl Script {
     }
 
     fn rules(&self) -> std::sync::MutexGuard<'_, Vec<Rule>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.0)
     }
 }

@@ -1,12 +1,8 @@
 //! The way of a client to the store: what is sent goes in order, may be slow, and arrives also if nobody waits for it.
 
-use std::{
-    pin::Pin,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{pin::Pin, sync::Mutex, time::Duration};
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Error, ErrorKind, Result, store::unpoisoned};
 use tokio::{
     sync::{oneshot, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -84,7 +80,7 @@ impl Link {
         delay: Duration,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Delivery<T> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = unpoisoned(&self.last);
         // Once it said that it has arrived, it must not be asked again.
         last.take_if(|last| last.try_recv() != Err(oneshot::error::TryRecvError::Empty));
         if last.is_none() && delay.is_zero() && !self.is_frozen() {
@@ -115,7 +111,7 @@ impl Link {
 
     /// From here on, nothing goes behind what is still on its way.
     fn reconnect(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *unpoisoned(&self.last) = None;
     }
 }
 

@@ -1,11 +1,11 @@
 //! What the store was asked, and what it answered.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
-use lockkit_core::{Attempt, Effect, ErrorKind, LockKey, LossReason, Release, Renewed, Result};
+use lockkit_core::{Attempt, Effect, ErrorKind, LockKey, LossReason, Release, Renewed, Result, store::unpoisoned};
 
 use crate::fault::{Fault, Operation};
 
@@ -132,6 +132,6 @@ impl Log {
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.0)
     }
 }

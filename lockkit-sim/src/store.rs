@@ -3,13 +3,13 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Claim, Clock, FenceRequest, Hold, HolderInfo, KeyState, LockKey, LockStore,
-    LossReason, MemoryStore, Mode, Order, Query, Result, StoreInfo, Token, Waiting,
+    LossReason, MemoryStore, Mode, Order, Query, Result, StoreInfo, Token, Waiting, store::unpoisoned,
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -223,9 +223,9 @@ impl SimStore {
     /// # Errors
     /// None, over memory.
     pub async fn end_session(&self) -> Result<()> {
-        let claims: Vec<_> = lock(&self.client.session).drain().map(|(_, claim)| claim).collect();
+        let claims: Vec<_> = unpoisoned(&self.client.session).drain().map(|(_, claim)| claim).collect();
         for claim in claims {
-            lock(&self.world.reasons).insert(claim.token, LossReason::SessionEnded);
+            unpoisoned(&self.world.reasons).insert(claim.token, LossReason::SessionEnded);
             self.world.inner.release(&claim).await?;
         }
         self.client.alarm.raise_all();
@@ -258,7 +258,7 @@ impl SimStore {
         let states = self.world.inner.inspect(&Query::Keys(vec![key.clone()])).await?;
         for token in states.iter().flat_map(|state| &state.holders).filter_map(|holder| holder.token) {
             if let Some(reason) = reason {
-                lock(&self.world.reasons).insert(token, reason);
+                unpoisoned(&self.world.reasons).insert(token, reason);
             }
             self.world.inner.release(&Claim { key: key.clone(), token, mode: Mode::Exclusive }).await?;
         }
@@ -284,8 +284,4 @@ impl fmt::Debug for SimStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SimStore").field("inner", &self.world.inner).finish_non_exhaustive()
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

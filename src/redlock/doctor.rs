@@ -1,9 +1,8 @@
 //! What can be told of Redis servers as the nodes of a quorum.
 
-use lockkit_core::{ErrorKind, Finding, Result, Severity, Workload};
+use lockkit_core::{ErrorKind, Finding, Result, Severity, Workload, store::join_all};
 use lockkit_redis::{Examination, examine};
 use lockkit_redlock::Report;
-use tokio::task::JoinSet;
 
 use super::{RedisNodes, findings, roster::Roster};
 
@@ -18,7 +17,8 @@ pub async fn diagnose(nodes: &RedisNodes) -> Result<Vec<Finding>> {
     let roster = nodes.roster();
     let members = nodes.members(&nodes.stores()?, &roster);
     let (mut reports, mut together, mut forgetful) = (Vec::with_capacity(members.len()), Vec::new(), 0);
-    for ((index, member), look) in members.into_iter().enumerate().zip(look(nodes).await?) {
+    for ((index, member), look) in members.into_iter().enumerate().zip(join_all(nodes.nodes.iter().map(examine)).await)
+    {
         let name = &member.store().info().name.clone();
         let mut clock = None;
         let found = look.map(|look| {
@@ -48,20 +48,6 @@ pub async fn workload(nodes: &RedisNodes) -> Result<Workload> {
         all = Some(all.map_or(told, |sum| sum + told));
     }
     Ok(all.unwrap_or_default())
-}
-
-/// Examines all nodes at once; in their order.
-async fn look(nodes: &RedisNodes) -> Result<Vec<Result<Examination>>> {
-    let mut looks = JoinSet::new();
-    for (index, node) in nodes.nodes.iter().cloned().enumerate() {
-        looks.spawn(async move { (index, examine(&node).await) });
-    }
-    let mut answers = Vec::with_capacity(nodes.nodes.len());
-    while let Some(look) = looks.join_next().await {
-        answers.push(look.map_err(super::nodes::broken_off)?);
-    }
-    answers.sort_by_key(|(index, _)| *index);
-    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
 }
 
 /// What only shows when a server is compared with the others, or that means something else for a node than for a store of

@@ -6,13 +6,13 @@ use std::{
     io::{BufRead, Write},
     process::ExitCode,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use lockkit::{Guard, Lock, Locker, Status};
+use lockkit::{Guard, Lock, Locker, Status, store::unpoisoned};
 use lockkit_testkit::BoxError;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
@@ -168,7 +168,7 @@ async fn use_a_lock(locker: Locker, name: String, task: usize, seen: Arc<Seen>) 
         seen.longest_wait.fetch_max(start.elapsed().as_millis() as u64, Ordering::Relaxed);
         sleep(KEPT).await;
         if let Status::Lost(reason) = guard.status() {
-            let mut lost = seen.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lost = unpoisoned(&seen.lost);
             *lost.entry(reason.to_string()).or_default() += 1;
         }
         // It may have ended, which its status tells.
@@ -187,7 +187,7 @@ fn report(guards: &[Guard], seen: &Seen, broken: Option<String>) -> Report {
     }
     Report {
         lost,
-        lost_by_tasks: seen.lost.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        lost_by_tasks: unpoisoned(&seen.lost).clone(),
         errors: seen.errors.load(Ordering::Relaxed),
         served: seen.served.iter().map(|served| served.load(Ordering::Relaxed)).collect(),
         longest_wait: seen.longest_wait.swap(0, Ordering::Relaxed),

@@ -19,11 +19,12 @@ mod witness;
 use std::{
     env,
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use libtest_mimic::{Failed, Trial};
+use lockkit::store::unpoisoned;
 use lockkit_testkit::{BoxError, faults::ServerClock};
 use tokio::time::sleep;
 
@@ -114,13 +115,13 @@ fn quick(options: Options, clock: &std::io::Result<ServerClock>) -> ExitCode {
     }));
     trials.extend(storm::trials());
     let conclusion = libtest_mimic::run(&options.harness, trials);
-    let undone = run::work_was_done(&rows.lock().unwrap_or_else(PoisonError::into_inner));
+    let undone = run::work_was_done(&unpoisoned(&rows));
     if let Err(message) = undone {
         eprintln!("{message}");
         return ExitCode::FAILURE;
     }
     if let Some(path) = options.write.filter(|_| !conclusion.has_failed()) {
-        let rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = unpoisoned(&rows);
         if let Err(error) = table::write(&path, &table::render(&rows, options.seed)) {
             eprintln!("the table was not written: {error}");
             return ExitCode::FAILURE;
@@ -146,7 +147,7 @@ fn trial(
         let clock = clock.filter(|_| faults.iter().any(|fault| fault.needs_clock()));
         let clock = clock.map(|_| ServerClock::build()).transpose()?;
         let row = runtime()?.block_on(run::run(kind, &faults, clock, seed)).map_err(|e| Failed::from(e.to_string()))?;
-        rows.lock().unwrap_or_else(PoisonError::into_inner).push(row);
+        unpoisoned(&rows).push(row);
         Ok(())
     })
 }

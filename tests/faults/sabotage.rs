@@ -2,14 +2,14 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use lockkit::{
     Fence, LockKey, LockStore, Mode, Result, Token,
-    store::{AcquireRequest, Attempt, Hold, Renewal, Renewed},
+    store::{AcquireRequest, Attempt, Hold, Renewal, Renewed, unpoisoned},
 };
 use lockkit_testkit::{Alter, Altered, BoxError, history::Rule};
 
@@ -120,7 +120,7 @@ struct Spoilt {
 
 impl Spoilt {
     fn renewed(&self, renewal: &Renewal) -> Option<Hold> {
-        let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holds = unpoisoned(&self.holds);
         let hold = holds.get_mut(&renewal.claim.token)?;
         hold.until = self.inner.info().clock.now() + renewal.ttl;
         Some(hold.clone())
@@ -149,7 +149,7 @@ impl Alter for Spoilt {
             if self.sabotage == Sabotage::SameFence {
                 (hold.fence, hold.span) = (Fence::new(7), 1);
             }
-            let mut holds = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut holds = unpoisoned(&self.holds);
             holds.insert(hold.claim.token, hold.clone());
         }
         Ok(attempt)

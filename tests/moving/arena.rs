@@ -11,6 +11,7 @@ use std::{
 use lockkit::{
     Clock, SystemClock,
     migrate::{Migration, Phase, Start, Tally},
+    store::unpoisoned,
 };
 use lockkit_testkit::{
     BoxError,
@@ -177,14 +178,14 @@ impl Arena {
 
     /// Notes what befalls a worker, or with a name that is none, all of them.
     pub(crate) fn trouble(&self, of: &str, note: &str) -> Trouble {
-        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = unpoisoned(&self.troubles);
         let op = troubles.len() as u64;
         troubles.push(event(of, op, What::Fault { note: note.to_owned() }));
         Trouble { of: of.to_owned(), op }
     }
 
     pub(crate) fn over(&self, trouble: Trouble) {
-        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = unpoisoned(&self.troubles);
         troubles.push(event(&trouble.of, trouble.op, What::Healed));
     }
 

@@ -3,14 +3,14 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use async_trait::async_trait;
 use lockkit::{
     Error, ErrorKind, Fence, LockKey, LockStore, Result, Token,
     migrate::{Dual, Side},
-    store::{AcquireRequest, Attempt, Hold, Record, Records, Renewal, Renewed, Swap},
+    store::{AcquireRequest, Attempt, Hold, Record, Records, Renewal, Renewed, Swap, unpoisoned},
 };
 use lockkit_testkit::{Alter, Altered};
 
@@ -67,7 +67,7 @@ impl Spoilt {
     }
 
     fn renewed(&self, renewal: &Renewal) -> Renewed {
-        match lock(&self.holds).get_mut(&renewal.claim.token) {
+        match unpoisoned(&self.holds).get_mut(&renewal.claim.token) {
             Some(hold) => {
                 hold.until = self.inner.info().clock.now() + renewal.ttl;
                 Renewed::Held(hold.clone())
@@ -90,7 +90,7 @@ impl Alter for Spoilt {
         }
         let attempt = self.inner.acquire(&request).await?;
         if let Attempt::Granted(hold) = &attempt {
-            lock(&self.holds).insert(hold.claim.token, hold.clone());
+            unpoisoned(&self.holds).insert(hold.claim.token, hold.clone());
         }
         Ok(attempt)
     }
@@ -129,20 +129,16 @@ struct Remembered<'a> {
 impl Records for Remembered<'_> {
     async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
         let place = (self.node, name.clone());
-        let known = lock(&self.of.read).get(&place).cloned();
+        let known = unpoisoned(&self.of.read).get(&place).cloned();
         if let Some(record) = known {
             return Ok(record);
         }
         let record = self.inner.read(name).await?;
-        lock(&self.of.read).insert(place, record.clone());
+        unpoisoned(&self.of.read).insert(place, record.clone());
         Ok(record)
     }
 
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
         self.inner.compare_and_set(name, seen, new).await
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

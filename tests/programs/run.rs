@@ -12,7 +12,7 @@ use std::{
 
 use lockkit::{
     ErrorKind, Locker,
-    store::{LockStore, Query, StoreInfo},
+    store::{LockStore, Query, StoreInfo, unpoisoned},
 };
 use lockkit_testkit::{
     AsyncOpen, BoxError,
@@ -26,7 +26,7 @@ use tokio::{
 use crate::{
     hand::Hand,
     program::{KEYS, OWNERS, Program},
-    world::{Process, Terms, World, lock},
+    world::{Process, Terms, World},
 };
 
 /// How long a short lease lasts at least, in milliseconds.
@@ -222,7 +222,7 @@ impl Panics {
             std::panic::set_hook(Box::new(move |info| {
                 let name = std::thread::current().name().unwrap_or_default().to_owned();
                 if !BUSY.replace(true) {
-                    lock(&SEEN).push((name, info.to_string()));
+                    unpoisoned(&SEEN).push((name, info.to_string()));
                     BUSY.set(false);
                 }
                 report(info);
@@ -236,7 +236,7 @@ impl Panics {
     }
 
     fn seen(&self) -> Option<String> {
-        let seen = lock(&SEEN);
+        let seen = unpoisoned(&SEEN);
         seen.iter().find(|(name, _)| name.starts_with(&self.name)).map(|(_, what)| format!("a panic: {what}"))
     }
 }

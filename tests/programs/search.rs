@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use lockkit::store::unpoisoned;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
     program::{Program, programs},
     run::{Seen, run},
     stores::Running,
-    world::lock,
 };
 
 pub(crate) const SEED: &str = "LOCKKIT_PROGRAMS_SEED";
@@ -81,7 +81,8 @@ pub(crate) fn search(name: &str, store: &Running, limits: &Limits) -> Result<(),
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     if limits.shrink && limits.one.is_none() {
         for program in kept::programs() {
-            lock(&seen).add(again(store, &program).map_err(|broken| format!("a kept program: {program:?}\n{broken}"))?);
+            unpoisoned(&seen)
+                .add(again(store, &program).map_err(|broken| format!("a kept program: {program:?}\n{broken}"))?);
         }
     }
     let begun = Instant::now();
@@ -92,7 +93,7 @@ pub(crate) fn search(name: &str, store: &Running, limits: &Limits) -> Result<(),
                 return;
             }
             if let Err(broken) = attempt(store, limits, number, &seen) {
-                lock(&found).get_or_insert(broken);
+                unpoisoned(&found).get_or_insert(broken);
                 stop.store(true, Ordering::Relaxed);
             }
         }
@@ -102,8 +103,8 @@ pub(crate) fn search(name: &str, store: &Running, limits: &Limits) -> Result<(),
             scope.spawn(lane);
         }
     });
-    println!("{name}: {:?}", lock(&seen));
-    let found = lock(&found).take();
+    println!("{name}: {:?}", unpoisoned(&seen));
+    let found = unpoisoned(&found).take();
     found.map_or(Ok(()), Err)
 }
 
@@ -120,7 +121,7 @@ fn attempt(store: &Running, limits: &Limits, number: u64, seen: &std::sync::Mute
     let judged = TestRunner::new_with_rng(config, rng).run(&programs(), |program| {
         let ran = if failed.load(Ordering::Relaxed) { again(store, &program) } else { run(&opener(store), &program) };
         match ran {
-            Ok(of) => lock(seen).add(of),
+            Ok(of) => unpoisoned(seen).add(of),
             Err(broken) => {
                 failed.store(true, Ordering::Relaxed);
                 return Err(TestCaseError::fail(broken));

@@ -2,13 +2,16 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use lockkit::{Error, ErrorKind, Locker, Owner, store::KeyState};
+use lockkit::{
+    Error, ErrorKind, Locker, Owner,
+    store::{KeyState, unpoisoned},
+};
 use lockkit_testkit::history::Recorder;
 use tokio::{
     runtime::Handle,
@@ -122,13 +125,13 @@ impl World {
     /// Runs another task of the program on one of its runtimes.
     pub(crate) fn spawn(self: &Arc<Self>, runtime: usize, task: impl Future<Output = ()> + Send + 'static) {
         let task = self.runtimes[runtime].spawn(task);
-        lock(&self.tasks).push(task);
+        unpoisoned(&self.tasks).push(task);
     }
 
     /// Waits until all tasks have ended, also those that others began.
     pub(crate) async fn ended(&self) {
         loop {
-            let Some(task) = lock(&self.tasks).pop() else { return };
+            let Some(task) = unpoisoned(&self.tasks).pop() else { return };
             match self.bounded(task).await {
                 Some(Err(error)) if error.is_panic() => self.complain(format!("a task panicked: {error}")),
                 Some(_) => {}
@@ -147,16 +150,16 @@ impl World {
     }
 
     pub(crate) fn complain(&self, what: String) {
-        lock(&self.complaint).get_or_insert(what);
+        unpoisoned(&self.complaint).get_or_insert(what);
     }
 
     pub(crate) fn complaint(&self) -> Option<String> {
-        lock(&self.complaint).clone()
+        unpoisoned(&self.complaint).clone()
     }
 
     /// Somebody asks for a lock.
     pub(crate) fn comes(&self, key: usize) -> Free {
-        let mut keys = lock(&self.keys);
+        let mut keys = unpoisoned(&self.keys);
         let key = &mut keys[key];
         key.came += 1;
         key.parties += 1;
@@ -165,12 +168,12 @@ impl World {
 
     /// Whether it was free all the while, and so must have been granted.
     pub(crate) fn was_free(&self, key: usize, free: Free) -> bool {
-        free.0 == Some(lock(&self.keys)[key].came)
+        free.0 == Some(unpoisoned(&self.keys)[key].came)
     }
 
     /// Somebody has nothing to do with a lock any more; unless `unclear`, nothing of it is under way.
     pub(crate) fn goes(&self, key: usize, unclear: bool) {
-        let mut keys = lock(&self.keys);
+        let mut keys = unpoisoned(&self.keys);
         keys[key].parties -= 1;
         keys[key].unclear |= unclear;
     }
@@ -196,8 +199,4 @@ impl World {
             self.complain(format!("lock {key} is believed to be held, and the store shows {states:?}"));
         }
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

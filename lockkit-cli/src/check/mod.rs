@@ -6,13 +6,13 @@ mod report;
 use std::{
     fs, panic,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lockkit::Token;
+use lockkit::{Token, store::unpoisoned};
 use lockkit_compare::backend;
 use lockkit_testkit::{Backend, Case, Checked, Subject, Verdict, cases};
 
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Exit {
     let took = started.elapsed();
     // Whatever became of it: also what was interrupted took locks.
     let left = if in_process { Vec::new() } else { sweep::sweep(&url, &under) };
-    let mut checked = std::mem::take(&mut *done.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut checked = std::mem::take(&mut *unpoisoned(&done));
     let broken_off = match ended {
         Ok(broken_off) => broken_off,
         Err(failure) if interrupt::is_signal(&failure) => {
@@ -115,7 +115,7 @@ async fn check(
         bar.set_message(case.name);
         let checked = subject.run(case).await;
         let failed = matches!(checked.verdict, Verdict::Failed(_));
-        done.lock().unwrap_or_else(PoisonError::into_inner).push(checked);
+        unpoisoned(&done).push(checked);
         bar.inc(1);
         // Was it the store's fault, or is there no store?
         if failed && let Err(error) = lockkit::open(&url).await {

@@ -6,13 +6,13 @@
 use std::{
     convert::Infallible,
     future::pending,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
 use lockkit::{
     Fence, Holder, LockKey, Locker, LossReason, Mode, Moment,
-    store::{Query, drift},
+    store::{Query, drift, unpoisoned},
 };
 use tokio::time::{sleep, timeout};
 
@@ -166,6 +166,6 @@ impl Borrowed {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.state)
     }
 }

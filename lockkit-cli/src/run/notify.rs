@@ -1,8 +1,8 @@
 //! What is heard of the renewals of a lease.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use lockkit::{Event, Observer};
+use lockkit::{Event, Observer, store::unpoisoned};
 use tokio::sync::Notify;
 
 /// Tells when a lease was renewed, and remembers why the last renewal failed.
@@ -25,11 +25,11 @@ impl RenewalNotify {
     }
 
     pub(super) fn set_error(&self, error: Option<String>) {
-        *self.0.error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+        *unpoisoned(&self.0.error) = error;
     }
 
     pub(super) fn error(&self) -> Option<String> {
-        self.0.error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        unpoisoned(&self.0.error).clone()
     }
 }
 

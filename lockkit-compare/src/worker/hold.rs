@@ -2,11 +2,11 @@
 
 use std::{
     fs,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use lockkit::{Clock, Event, Guard, Locker, Observer, SystemClock};
+use lockkit::{Clock, Event, Guard, Locker, Observer, SystemClock, store::unpoisoned};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinSet;
 
@@ -35,13 +35,13 @@ struct Watcher(Arc<Mutex<Life>>);
 
 impl Watcher {
     fn life(&self) -> Life {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *unpoisoned(&self.0)
     }
 }
 
 impl Observer for Watcher {
     fn event(&self, event: &Event<'_>) {
-        let mut life = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut life = unpoisoned(&self.0);
         match event {
             Event::Renewed { margin, .. } => {
                 life.renewed += 1;

@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Engine, backoff::Random};
+use super::{Engine, backoff::random};
 use crate::{Holder, KeyState, LockKey, Mode, Query, Token, store::unpoisoned};
 
 const FASTEST: Duration = Duration::from_millis(2);
@@ -36,7 +36,6 @@ struct Awaited {
     locks: HashMap<LockKey, Watched>,
     /// Whether the task runs.
     running: bool,
-    random: Option<Random>,
 }
 
 #[derive(Debug)]
@@ -125,16 +124,12 @@ impl Poller {
     /// The locks to ask for now: those that are due, and those that would be within a quarter of their pause.
     fn take_due(&self, now: Instant) -> Vec<LockKey> {
         let mut awaited = unpoisoned(&self.awaited);
-        let mut random = awaited.random.take().unwrap_or_else(Random::seeded);
         let due = awaited.locks.iter_mut().filter(|(_, lock)| lock.due <= now + lock.pause / 4);
-        let keys = due
-            .map(|(key, lock)| {
-                lock.due = now + lock.pause * 7 / 8 + lock.pause / 4 * (random.next() % 256) / 256;
-                key.clone()
-            })
-            .collect();
-        awaited.random = Some(random);
-        keys
+        due.map(|(key, lock)| {
+            lock.due = now + lock.pause * 7 / 8 + lock.pause / 4 * (random() % 256) / 256;
+            key.clone()
+        })
+        .collect()
     }
 
     fn seen(&self, states: &[KeyState]) {

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     Engine, Lease,
-    backoff::Random,
+    backoff::random,
     lanes::LaneId,
     lease::{Due, LeaseState, LeaseStatus, renewal_timeout},
 };
@@ -51,7 +51,6 @@ struct RenewalQueue {
     asleep_until: Option<Moment>,
     /// Whether there was nothing to do for a while.
     quiet: bool,
-    random: Option<Random>,
 }
 
 impl Timers {
@@ -99,10 +98,6 @@ impl Timers {
         unpoisoned(&self.queue).leases.values().filter(is_meant).cloned().collect()
     }
 
-    fn jitter(&self) -> u32 {
-        unpoisoned(&self.queue).random.get_or_insert_with(Random::seeded).next()
-    }
-
     /// Takes out some of what is due, or says when something will be.
     fn take_due(&self, now: Moment) -> Result<Vec<Arc<Lease>>, Moment> {
         let mut queue = unpoisoned(&self.queue);
@@ -132,9 +127,8 @@ impl Timers {
 impl Engine {
     /// Puts a lease under the care of the timer task, which is started if need be.
     pub(super) fn register(self: &Arc<Self>, lease: &Arc<Lease>, now: Moment) {
-        let jitter = self.timers.jitter();
         let mut state = lease.state();
-        let at = state.schedule(lease.terms.renew, lease.ttl, now, jitter);
+        let at = state.schedule(lease.terms.renew, lease.ttl, now, random());
         self.timers.plan(lease, &mut state, at);
         drop(state);
         // Has the task started if it does not run yet.
@@ -217,14 +211,13 @@ impl Engine {
 
     fn apply(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) -> Result<Option<LossReason>> {
         let now = self.now();
-        let jitter = self.timers.jitter();
         let mut state = lease.state();
         match answer {
             Ok(Renewed::Held(hold)) => {
                 let margin = state.deadline().since(now);
                 state.extend(hold.until, lease.ttl, now);
                 if state.is_live() {
-                    let at = state.schedule(lease.terms.renew, lease.ttl, now, jitter);
+                    let at = state.schedule(lease.terms.renew, lease.ttl, now, random());
                     self.timers.plan(lease, &mut state, at);
                 }
                 drop(state);

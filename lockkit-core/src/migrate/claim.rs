@@ -1,9 +1,9 @@
 //! What this client has of one claim at the two stores: no I/O.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use super::record::{Phase, Side};
-use crate::{Claim, Fence, Hold, HolderInfo, LossReason, Moment, Result, Token};
+use crate::{Claim, Fence, Hold, HolderInfo, LossReason, Moment, Result, Token, store::unpoisoned};
 
 /// A claim.
 #[derive(Debug)]
@@ -275,7 +275,7 @@ impl Entry {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.state)
     }
 }
 

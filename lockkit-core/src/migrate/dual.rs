@@ -4,7 +4,7 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use super::{
     claim::Entry,
     claims::Claims,
-    pair::{Pair, all, aside},
+    pair::{Pair, aside},
     record::{Mark, Phase, PhaseRecord, Side},
     rules,
     shadow::Shadow,
@@ -24,7 +24,8 @@ use super::{
 };
 use crate::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState,
-    Liveness, LockStore, Moment, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+    Liveness, LockStore, Moment, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    store::{Records, join_all, unpoisoned},
 };
 
 /// How many claims that are over are looked after by one call that is about others.
@@ -227,7 +228,7 @@ impl Dual {
     }
 
     fn seen(&self) -> MutexGuard<'_, SeenRecord> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.seen)
     }
 
     /// A holder's description, marked as a client of this migration (rule M12).
@@ -279,10 +280,10 @@ impl Dual {
         over.truncate(CLEARED_AT_ONCE);
         let clear = over.iter().map(|entry| async move {
             let at = Side::ALL.into_iter().filter(|side| entry.is_at(*side));
-            all(at.map(|side| self.drop_at(entry, side, bound))).await;
+            join_all(at.map(|side| self.drop_at(entry, side, bound))).await;
             self.claims.settle(entry);
         });
-        all(clear).await;
+        join_all(clear).await;
     }
 
     /// How long something may take that nobody waits for.

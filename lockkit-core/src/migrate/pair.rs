@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Error, ErrorKind, Fencing, LockKey, LockStore, Moment, Result,
-    store::{Record, Records, Swap, known_identity},
+    store::{Record, Records, Swap, join_all, known_identity},
 };
 
 /// The name of the record.
@@ -121,7 +121,7 @@ impl Pair {
     pub(super) async fn read_all(&self, side: Side) -> Result<Option<PhaseRecord>> {
         let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
         let (mut newest, mut answered, mut failed) = (None::<PhaseRecord>, 0, None);
-        for answer in all(keepers.iter().map(|keeper| keeper.read(&name))).await {
+        for answer in join_all(keepers.iter().map(|keeper| keeper.read(&name))).await {
             match answer {
                 Ok(text) => {
                     answered += 1;
@@ -148,7 +148,10 @@ impl Pair {
     /// As those of [`Records::read`], for any of them.
     pub(super) async fn check_all_answer(&self, side: Side) -> Result<()> {
         let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
-        all(keepers.iter().map(|keeper| keeper.read(&name))).await.into_iter().try_for_each(|answer| answer.map(drop))
+        join_all(keepers.iter().map(|keeper| keeper.read(&name)))
+            .await
+            .into_iter()
+            .try_for_each(|answer| answer.map(drop))
     }
 
     /// Makes the record of the home `new` if it is `seen`.
@@ -192,7 +195,7 @@ impl Pair {
     async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<(bool, Result<()>)> {
         let keepers = self.keepers(side)?;
         // All of them, as far as they answer: one that has an older record would spoil the drain.
-        let lifted = all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record, missing))).await;
+        let lifted = join_all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record, missing))).await;
         let done = lifted.iter().filter(|done| done.is_ok()).count();
         let is_made = lifted.iter().any(|made| matches!(made, Ok(true)));
         let lifted = match lifted.into_iter().find_map(Result::err) {
@@ -207,7 +210,7 @@ impl Pair {
     pub(super) async fn has(&self, side: Side, record: &PhaseRecord) -> Result<bool> {
         let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
         let (mut copies, mut differs, mut is_ahead, mut failed) = (0, false, false, None);
-        for answer in all(keepers.iter().map(|keeper| keeper.read(&name))).await {
+        for answer in join_all(keepers.iter().map(|keeper| keeper.read(&name))).await {
             match answer {
                 Ok(text) => {
                     let found = text.map(|text| read_at(side, &text)).transpose()?;
@@ -275,7 +278,7 @@ impl Pair {
         {
             return home.compare_and_set(&name, Some(&text), None).await;
         }
-        let removed = all(keepers.iter().map(|keeper| remove_at(&**keeper, side, record))).await;
+        let removed = join_all(keepers.iter().map(|keeper| remove_at(&**keeper, side, record))).await;
         removed.into_iter().collect::<Result<Vec<_>>>().map(|_| Swap::Done)
     }
 
@@ -363,37 +366,6 @@ fn said(found: &[Option<PhaseRecord>], needed: usize) -> Option<Option<PhaseReco
     }
     let like = |one: &PhaseRecord| records().filter(|other| other.is_of(one)).cloned().collect::<Vec<_>>();
     records().map(like).find(|like| like.len() >= needed).map(rules::newest)
-}
-
-/// The answers of all calls, which go on side by side.
-pub(super) async fn all<T, C: Future<Output = T>>(calls: impl Iterator<Item = C>) -> Vec<T> {
-    let mut calls = calls.fuse();
-    let mut open: Vec<(usize, Pin<Box<C>>)> = Vec::new();
-    let mut answers = Vec::new();
-    poll_fn(|cx| {
-        open.retain_mut(|(place, call)| {
-            let answer = call.as_mut().poll(cx);
-            let is_open = answer.is_pending();
-            if let Poll::Ready(answer) = answer {
-                answers[*place] = Some(answer);
-            }
-            is_open
-        });
-        // One after another: most renewals are through at once, and leave their room to the next.
-        for call in calls.by_ref() {
-            let mut call = Box::pin(call);
-            match call.as_mut().poll(cx) {
-                Poll::Ready(answer) => answers.push(Some(answer)),
-                Poll::Pending => {
-                    open.push((answers.len(), call));
-                    answers.push(None);
-                }
-            }
-        }
-        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    answers.into_iter().flatten().collect()
 }
 
 /// How long a call may take that is not what the caller waits for.

@@ -5,13 +5,13 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use super::{
     claim::{Asking, Entry, Held, Over},
     dual::{Confirmed, Dual},
-    pair::{Clocks, all},
+    pair::Clocks,
     record::{Phase, Side},
     rules,
 };
 use crate::{
     AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, HolderInfo, LockStore, LossReason, Moment,
-    Order, Renewal, Renewed, Result,
+    Order, Renewal, Renewed, Result, store::join_all,
 };
 
 /// A renewal under way.
@@ -113,7 +113,7 @@ impl Dual {
             }
         }
         if !open.is_empty() {
-            for (place, answer) in all(open.into_iter()).await {
+            for (place, answer) in join_all(open.into_iter()).await {
                 answers[place] = Some(answer);
             }
         }

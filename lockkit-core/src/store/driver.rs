@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
+    pin::{Pin, pin},
     task::Poll,
 };
 
@@ -26,4 +26,39 @@ pub async fn without_panic<T>(work: impl Future<Output = T>, otherwise: impl Fn(
         polled.unwrap_or_else(|_| Poll::Ready(otherwise()))
     })
     .await
+}
+
+/// The answers of some calls, in their order. The calls go on side by side in this task: few of them, for each is asked each time.
+///
+/// # Cancellation
+/// That of each call.
+#[allow(clippy::future_not_send, reason = "it can be sent if the calls can")]
+pub async fn join_all<T, C: Future<Output = T>>(calls: impl Iterator<Item = C>) -> Vec<T> {
+    let mut calls = calls.fuse();
+    let mut open: Vec<(usize, Pin<Box<C>>)> = Vec::new();
+    let mut answers = Vec::new();
+    poll_fn(|cx| {
+        open.retain_mut(|(place, call)| {
+            let answer = call.as_mut().poll(cx);
+            let is_open = answer.is_pending();
+            if let Poll::Ready(answer) = answer {
+                answers[*place] = Some(answer);
+            }
+            is_open
+        });
+        // One after another: most renewals are through at once, and leave their room to the next.
+        for call in calls.by_ref() {
+            let mut call = Box::pin(call);
+            match call.as_mut().poll(cx) {
+                Poll::Ready(answer) => answers.push(Some(answer)),
+                Poll::Pending => {
+                    open.push((answers.len(), call));
+                    answers.push(None);
+                }
+            }
+        }
+        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    answers.into_iter().flatten().collect()
 }

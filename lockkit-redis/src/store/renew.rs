@@ -1,14 +1,10 @@
 //! Renewal of many leases in few requests.
 
-use std::{
-    future::{Future, poll_fn},
-    pin::Pin,
-    sync::Arc,
-    task::Poll,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Effect, Error, ErrorKind, Hold, LossReason, Mode, Moment, Renewal, Renewed, Result};
+use lockkit_core::{
+    Effect, Error, ErrorKind, Hold, LossReason, Mode, Moment, Renewal, Renewed, Result, store::join_all,
+};
 use redis::{Cmd, Pipeline, Value};
 
 use crate::{
@@ -80,8 +76,8 @@ async fn renew_round(store: &RedisStore, renewals: &[Renewal], todo: Vec<Item>) 
         Err(e) => (todo, e, Vec::new()),
     };
     let mut answers: Answers = orphans.into_iter().map(|item| (item, Err(failure.clone()))).collect();
-    let servers = by_node.into_iter().map(|(node, items)| renew_at(store, renewals, node, items)).collect();
-    answers.extend(join(servers).await.into_iter().flatten());
+    let servers: Vec<_> = by_node.into_iter().map(|(node, items)| renew_at(store, renewals, node, items)).collect();
+    answers.extend(join_all(servers.into_iter()).await.into_iter().flatten());
     answers
 }
 
@@ -103,12 +99,12 @@ async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut
         .chunk_by(|a, b| kind(a) == kind(b))
         .flat_map(|alike| alike.chunks(if alike[0].alone { 1 } else { chunk }))
         .collect();
-    let batches = chunks
+    let batches: Vec<_> = chunks
         .chunk_by(|a, b| a[0].shares == b[0].shares)
         .flat_map(|alike| alike.chunks(batch))
         .map(|chunks| send(store, &connection, renewals, chunks))
         .collect();
-    let mut answers: Answers = join(batches).await.into_iter().flatten().collect();
+    let mut answers: Answers = join_all(batches.into_iter()).await.into_iter().flatten().collect();
     if let Some(replicas) = &node.replicas
         && answers.iter().any(|(_, answer)| matches!(answer, Ok(Renewed::Held(_))))
         && let Err(e) = replicas.confirm(&connection).await
@@ -254,23 +250,4 @@ fn read(renewal: &Renewal, part: Value, sent: Moment) -> Result<Renewed> {
 
 fn fail(answers: &mut Answers, chunk: &[Item], error: &Error) {
     answers.extend(chunk.iter().map(|item| (item.clone(), Err(error.clone()))));
-}
-
-/// Runs futures side by side in this task: few of them, so that asking all each time is cheap.
-async fn join<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
-    let mut running: Vec<Option<Pin<Box<F>>>> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
-    let mut outputs: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
-    poll_fn(|cx| {
-        for (slot, output) in running.iter_mut().zip(&mut outputs) {
-            if let Some(future) = slot
-                && let Poll::Ready(value) = future.as_mut().poll(cx)
-            {
-                *output = Some(value);
-                *slot = None;
-            }
-        }
-        if running.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    outputs.into_iter().flatten().collect()
 }

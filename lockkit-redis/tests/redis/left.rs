@@ -107,7 +107,7 @@ async fn a_late_answer_is_nobody_elses() {
         }
         proxy.hold(Direction::ToClient);
         let names: Vec<String> = (0..others).map(|i| format!("{round} {i}")).collect();
-        let asked = join_all(names.iter().map(|name| ask(&store, what, name)).collect());
+        let asked = join_all(names.iter().map(|name| ask(&store, what, name)));
         assert!(tokio::time::timeout(Duration::from_millis(30), asked).await.is_err(), "{round}: it is held back");
         // A message, if somebody listens, goes between the answers.
         free(&direct, &waited_for).await;

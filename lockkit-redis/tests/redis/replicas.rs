@@ -114,7 +114,7 @@ async fn many_grants_share_the_wait() {
     all.servers()[1].freeze().await.expect("freeze");
     let started = Instant::now();
     let asked = claims.iter().map(|claim| attempt(&store, claim));
-    for answer in join_all(asked.collect()).await {
+    for answer in join_all(asked).await {
         assert_eq!(answer.expect_err("no replica").kind(), ErrorKind::Unavailable);
     }
     assert!(started.elapsed() < Duration::from_secs(3), "one after the other: {:?}", started.elapsed());

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+pub(crate) use lockkit_core::store::join_all;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, Fence, FenceRequest, Hold, HolderInfo, LockKey, LockStore, LossReason,
     Mode, Order, Release, Renewal, Renewed, Result, Token,
@@ -180,24 +181,6 @@ pub(crate) async fn eventually_async(what: &str, mut is_true: impl AsyncFnMut() 
         assert!(start.elapsed() < Duration::from_secs(5), "never: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-}
-
-/// Runs futures side by side in this task.
-pub(crate) async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
-    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
-    let mut running: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
-    std::future::poll_fn(|cx| {
-        for (slot, output) in running.iter_mut().zip(&mut outputs) {
-            if let Some(future) = slot
-                && let std::task::Poll::Ready(value) = future.as_mut().poll(cx)
-            {
-                (*output, *slot) = (Some(value), None);
-            }
-        }
-        if running.iter().all(Option::is_none) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    outputs.into_iter().flatten().collect()
 }
 
 /// A server that is not a `Server`, such as a sentinel.

@@ -2,7 +2,7 @@
 //! asked of it, is wrong here.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fencing, Hold, KeyState, Liveness,
     LockKey, LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::Records,
+    store::{Records, unpoisoned},
 };
 
 use super::{
@@ -54,7 +54,7 @@ impl LocalStore {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.table)
     }
 
     fn now(&self) -> Moment {

@@ -15,12 +15,12 @@ use std::{
     collections::{HashMap, VecDeque},
     net::{Ipv4Addr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Error, ErrorKind, Result, store::unpoisoned};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
@@ -104,16 +104,16 @@ impl Drop for Machine {
 
 impl Inside {
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
-        lock(&self.table)
+        unpoisoned(&self.table)
     }
 
     pub(super) fn waiting(&self) -> MutexGuard<'_, HashMap<String, u32>> {
-        lock(&self.waiting)
+        unpoisoned(&self.waiting)
     }
 
     fn deposit(&self, step: Step) -> u64 {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        lock(&self.steps).insert(ticket, step);
+        unpoisoned(&self.steps).insert(ticket, step);
         ticket
     }
 }
@@ -151,7 +151,7 @@ async fn answer(inside: &Inside, stream: &mut TcpStream) -> Result<(), BoxError>
     while let Some(line) = lines.next_line().await? {
         power.wait_for(|power| *power != Power::Frozen).await?;
         let ticket = line.split(' ').next().unwrap_or_default();
-        let step = lock(&inside.steps).remove(&ticket.parse()?);
+        let step = unpoisoned(&inside.steps).remove(&ticket.parse()?);
         if let Some(step) = step {
             let mut table = inside.table();
             if *inside.power.borrow() == Power::Off {
@@ -193,7 +193,7 @@ struct Unread<'a, T: Send + 'static> {
 impl<T: Send + 'static> Drop for Unread<'_, T> {
     fn drop(&mut self) {
         if let Some(answer) = self.answer.take() {
-            *lock(self.left_over) = Some(Box::new(answer));
+            *unpoisoned(self.left_over) = Some(Box::new(answer));
         }
     }
 }
@@ -224,27 +224,27 @@ impl Dialer {
         let connection = self.connection().await?;
         let answer = Slot::default();
         let into = Arc::clone(&answer);
-        let ticket = self.inside.deposit(Box::new(move |table| *lock(&into) = Some(step(table))));
+        let ticket = self.inside.deposit(Box::new(move |table| *unpoisoned(&into) = Some(step(table))));
         let (done, is_done) = oneshot::channel();
         let broken = || Error::new(ErrorKind::Unavailable, "the connection broke").unknown_effect();
         connection.send(Request { ticket, line: format!("{ticket} {name:?}\n"), done }).map_err(|_| broken())?;
         let mut unread = Unread { answer: Some(answer), left_over: &self.left_over };
         let came = is_done.await.map_err(|_| broken())?;
-        let answer = unread.answer.take().and_then(|answer| lock(&answer).take()).ok_or_else(broken)?;
+        let answer = unread.answer.take().and_then(|answer| unpoisoned(&answer).take()).ok_or_else(broken)?;
         if self.bug != Some(Bug::AnswersInOrder) {
             return Ok(answer);
         }
         // BUG: what came may be the answer to another question.
-        let mut answers = lock(&self.answers);
+        let mut answers = unpoisoned(&self.answers);
         answers.insert(ticket, Box::new(answer));
         answers.get(&came).and_then(|answer| answer.downcast_ref().cloned()).ok_or_else(broken)
     }
 
     /// Only with a bug: takes the answer to an earlier question, which came first, for this one's.
     pub(super) fn one_behind<T: Send + 'static>(&self, answer: T) -> T {
-        let mut left_over = lock(&self.left_over);
+        let mut left_over = unpoisoned(&self.left_over);
         let Some(before) = left_over.take() else { return answer };
-        match before.downcast::<Slot<T>>().map(|before| lock(&before).take()) {
+        match before.downcast::<Slot<T>>().map(|before| unpoisoned(&before).take()) {
             Ok(Some(before)) => {
                 *left_over = Some(Box::new(Slot::new(Mutex::new(Some(answer)))));
                 before
@@ -306,8 +306,4 @@ async fn relay(
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

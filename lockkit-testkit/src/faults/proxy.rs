@@ -3,9 +3,10 @@
 use super::{
     answers::{Framing, Slip},
     connection,
-    shared::{Direction, Rules, Shared, lock},
+    shared::{Direction, Rules, Shared},
     trap::Trap,
 };
+use lockkit_core::store::unpoisoned;
 use std::{
     io, mem,
     net::{Ipv4Addr, SocketAddr},
@@ -61,7 +62,7 @@ impl Proxy {
     /// it takes what comes between two requests for one answer.
     #[must_use]
     pub fn framing(self, framing: Framing) -> Self {
-        *lock(&self.shared.framing) = framing;
+        *unpoisoned(&self.shared.framing) = framing;
         self
     }
 
@@ -74,12 +75,12 @@ impl Proxy {
     /// How many connections are open.
     #[must_use]
     pub fn connections(&self) -> usize {
-        lock(&self.shared.connections).receiver_count()
+        unpoisoned(&self.shared.connections).receiver_count()
     }
 
     /// Resets every open connection on both sides, and returns when all are gone. New ones are welcome.
     pub async fn cut(&self) {
-        let old = mem::take(&mut *lock(&self.shared.connections));
+        let old = mem::take(&mut *unpoisoned(&self.shared.connections));
         old.send_replace(true);
         old.closed().await;
     }
@@ -125,13 +126,13 @@ impl Proxy {
     /// is sent in several pieces.
     pub fn drop_reply_after(&self, pattern: impl Into<Vec<u8>>, nth: usize) {
         self.shared.dropped.send_replace(false);
-        *lock(&self.shared.trap) = Some(Trap::new(pattern.into(), nth));
+        *unpoisoned(&self.shared.trap) = Some(Trap::new(pattern.into(), nth));
     }
 
     /// Changes what the server says, piece by piece as it comes: a short reply to one request is one piece, and several that
     /// come together may be one.
     pub fn rewrite_replies(&self, rewrite: impl FnMut(Vec<u8>) -> Vec<u8> + Send + 'static) {
-        *lock(&self.shared.rewrite) = Some(Box::new(rewrite));
+        *unpoisoned(&self.shared.rewrite) = Some(Box::new(rewrite));
     }
 
     /// Waits until the reply that [`drop_reply_after`](Self::drop_reply_after) asked for was lost.
@@ -149,21 +150,21 @@ impl Proxy {
     /// new connection is an answer too, but does not come twice: ZooKeeper's driver takes a second greeting for an answer
     /// from a server that is far ahead, and finds none that is as far until its session has ended.
     pub fn slip(&self, slip: Slip, nth: usize) {
-        *lock(&self.shared.slip) = Some((slip, nth.max(1)));
+        *unpoisoned(&self.shared.slip) = Some((slip, nth.max(1)));
     }
 
     /// Whether the answer came that was to be lost, or to come twice.
     #[must_use]
     pub fn slipped(&self) -> bool {
-        lock(&self.shared.slip).is_some_and(|(_, countdown)| countdown == 0)
+        unpoisoned(&self.shared.slip).is_some_and(|(_, countdown)| countdown == 0)
     }
 
     /// Lets everything pass again, at once and in order, what was held back included, and forgets about dropping or changing
     /// replies, and about an answer that was to slip.
     pub fn heal(&self) {
-        *lock(&self.shared.trap) = None;
-        *lock(&self.shared.slip) = None;
-        *lock(&self.shared.rewrite) = None;
+        *unpoisoned(&self.shared.trap) = None;
+        *unpoisoned(&self.shared.slip) = None;
+        *unpoisoned(&self.shared.rewrite) = None;
         self.shared.rules.send_replace(Rules::default());
     }
 }
@@ -171,7 +172,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.listening.abort();
-        lock(&self.shared.connections).send_replace(true);
+        unpoisoned(&self.shared.connections).send_replace(true);
     }
 }
 
@@ -180,7 +181,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         match listener.accept().await {
             Ok((client, _)) if shared.rules.borrow().refuse => connection::reset(&client),
             Ok((client, _)) => {
-                let cut = lock(&shared.connections).subscribe();
+                let cut = unpoisoned(&shared.connections).subscribe();
                 tokio::spawn(serve(shared.clone(), cut, client));
             }
             // Most likely there are too many open files, and that takes a while to get better.

@@ -4,12 +4,9 @@ use super::{
     answers::{Framing, Slip},
     trap::Trap,
 };
-use std::{
-    fmt,
-    net::SocketAddr,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+
+use lockkit_core::store::unpoisoned;
+use std::{fmt, net::SocketAddr, sync::Mutex, time::Duration};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -106,12 +103,12 @@ impl Shared {
 
     /// Whether the reply to this piece of what a client sends, after what it sent `before`, is the one to be lost.
     pub(super) fn trap_springs(&self, before: &mut Vec<u8>, bytes: &[u8]) -> bool {
-        lock(&self.trap).as_mut().is_some_and(|trap| trap.springs(before, bytes))
+        unpoisoned(&self.trap).as_mut().is_some_and(|trap| trap.springs(before, bytes))
     }
 
     /// What the client is to read in place of these bytes.
     pub(super) fn rewritten(&self, bytes: Vec<u8>) -> Vec<u8> {
-        match lock(&self.rewrite).as_mut() {
+        match unpoisoned(&self.rewrite).as_mut() {
             Some(rewrite) => rewrite(bytes),
             None => bytes,
         }
@@ -119,12 +116,12 @@ impl Shared {
 
     /// How answers end on a connection that is made now.
     pub(super) fn answers(&self) -> Framing {
-        *lock(&self.framing)
+        *unpoisoned(&self.framing)
     }
 
     /// What is to happen to an answer that begins now.
     pub(super) fn fate(&self, is_greeting: bool) -> Option<Slip> {
-        let mut slip = lock(&self.slip);
+        let mut slip = unpoisoned(&self.slip);
         let counts = |slip: &Slip, countdown: usize| countdown > 0 && !(is_greeting && *slip == Slip::Twice);
         let (slip, countdown) = slip.as_mut().filter(|(slip, countdown)| counts(slip, *countdown))?;
         *countdown -= 1;
@@ -135,7 +132,7 @@ impl Shared {
     pub(super) fn reply_was_lost(&self, was_lost: bool) {
         if was_lost {
             self.dropped.send_replace(true);
-        } else if let Some(trap) = lock(&self.trap).as_mut() {
+        } else if let Some(trap) = unpoisoned(&self.trap).as_mut() {
             trap.set_again();
         }
     }
@@ -159,8 +156,4 @@ async fn wait_exactly(left: Duration) {
     };
     // It fails only when the runtime ends, and all its connections with it.
     let _ = tokio::task::spawn_blocking(wait).await;
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

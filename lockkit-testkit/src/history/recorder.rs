@@ -5,12 +5,12 @@ use std::{
     io::{self, Write},
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use lockkit_core::{Clock, SystemClock};
+use lockkit_core::{Clock, SystemClock, store::unpoisoned};
 
 use super::{Event, What};
 
@@ -58,7 +58,7 @@ impl Recorder {
     }
 
     fn record(&self, op: u64, what: What) -> io::Result<()> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = unpoisoned(&self.file);
         let event = Event { at: SystemClock.now().as_nanos(), process: self.process.clone(), op, what };
         let mut line = serde_json::to_vec(&event)?;
         line.push(b'\n');

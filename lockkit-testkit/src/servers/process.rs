@@ -1,13 +1,15 @@
 //! A server process: what can be done to any server.
 
 use super::{Location, Result, ServerError, Service, guardian::Guardian, port::Port};
+
 use crate::faults::process;
+use lockkit_core::store::unpoisoned;
 use std::{
     fs,
     io::{self, Read, Seek, SeekFrom},
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -239,7 +241,7 @@ impl Ward {
     }
 
     fn guardian(&self) -> std::sync::MutexGuard<'_, Guardian> {
-        self.guardian.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(&self.guardian)
     }
 }
 

@@ -4,12 +4,13 @@ use std::{
     collections::{BTreeMap, VecDeque},
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use lockkit::{
     Clock, Fence, SystemClock,
     fenced::{Admission, admit},
+    store::unpoisoned,
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
@@ -139,21 +140,22 @@ impl Register {
 
     fn set_trap(&self, prey: Prey) -> oneshot::Receiver<Caught> {
         let (catches, caught) = oneshot::channel();
-        lock(&self.shared.state).traps.push_back(Trap { prey, catches });
+        unpoisoned(&self.shared.state).traps.push_back(Trap { prey, catches });
         caught
     }
 
     /// Waits until somebody else has written what the caught holder is about to overwrite.
     pub(crate) async fn overtaken(&self, caught: &Caught) {
-        let overtaken =
-            |shared: &Shared| lock(&shared.state).values.get(&caught.key).is_some_and(|value| value.twin > caught.twin);
+        let overtaken = |shared: &Shared| {
+            unpoisoned(&shared.state).values.get(&caught.key).is_some_and(|value| value.twin > caught.twin)
+        };
         _ = self.shared.writes.subscribe().wait_for(|_| overtaken(&self.shared)).await;
     }
 
     /// All that was done so far, in the order in which it was done.
     #[must_use]
     pub(crate) fn record(&self) -> Vec<Event> {
-        lock(&self.shared.state).record.clone()
+        unpoisoned(&self.shared.state).record.clone()
     }
 }
 
@@ -184,7 +186,7 @@ impl Shared {
     }
 
     fn claim(&self, by: &str, key: &str, fence: u64) -> String {
-        let mut state = lock(&self.state);
+        let mut state = unpoisoned(&self.state);
         let value = state.values.entry(key.to_owned()).or_default();
         let admitted = admit(&mut value.highest, Fence::new(fence)).is_admitted();
         let Value { version, twin, .. } = *value;
@@ -193,7 +195,7 @@ impl Shared {
     }
 
     fn write(&self, by: &str, key: &str, fence: u64, base: u64, twin_base: u64) -> String {
-        let mut state = lock(&self.state);
+        let mut state = unpoisoned(&self.state);
         let value = state.values.entry(key.to_owned()).or_default();
         let before = *value;
         let admitted = admit(&mut value.highest, Fence::new(fence)) == Admission::Admitted;
@@ -209,7 +211,7 @@ impl Shared {
     }
 
     fn spring(&self, worker: &str, key: &str, mode: &str) -> Option<oneshot::Receiver<()>> {
-        let mut state = lock(&self.state);
+        let mut state = unpoisoned(&self.state);
         let twin = state.values.get(key).map_or(0, |value| value.twin);
         while let Some(place) = state.traps.iter().position(|trap| trap.prey.is(key, mode)) {
             let trap = state.traps.remove(place)?;
@@ -252,8 +254,4 @@ async fn serve(mut client: TcpStream, shared: &Shared) -> io::Result<()> {
         to.write_all(format!("{answer}\n").as_bytes()).await?;
     }
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,8 @@
 //! Worker processes, seen from the test that torments them.
 
-use std::{
-    io,
-    path::PathBuf,
-    process::Stdio,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{io, path::PathBuf, process::Stdio, sync::Mutex, time::Duration};
 
+use lockkit::store::unpoisoned;
 use tokio::{
     io::AsyncWriteExt,
     process::{Child, Command},
@@ -55,15 +50,15 @@ impl Workers {
         // processes that nobody is left to continue.
         command.process_group(0);
         let child = command.spawn()?;
-        lock(&self.histories).push(orders.history.clone());
-        lock(&self.members).push(Member { orders, child });
+        unpoisoned(&self.histories).push(orders.history.clone());
+        unpoisoned(&self.members).push(Member { orders, child });
         Ok(())
     }
 
     /// The names of those who work.
     #[must_use]
     pub(crate) fn names(&self) -> Vec<String> {
-        lock(&self.members).iter().map(|member| member.orders.name.clone()).collect()
+        unpoisoned(&self.members).iter().map(|member| member.orders.name.clone()).collect()
     }
 
     /// Kills a worker as `kill -9` does, and returns what it had been told to do.
@@ -73,7 +68,7 @@ impl Workers {
     pub(crate) async fn kill(&self, name: &str) -> io::Result<Orders> {
         let place = |members: &Vec<Member>| members.iter().position(|member| member.orders.name == name);
         let member = {
-            let mut members = lock(&self.members);
+            let mut members = unpoisoned(&self.members);
             place(&members).map(|place| members.remove(place))
         };
         let mut member = member.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, name.to_owned()))?;
@@ -102,7 +97,7 @@ impl Workers {
     /// # Errors
     /// If one of them fails, or does not stop.
     pub(crate) async fn stop(&self) -> Result<Vec<PathBuf>, BoxError> {
-        let mut members = std::mem::take(&mut *lock(&self.members));
+        let mut members = std::mem::take(&mut *unpoisoned(&self.members));
         for member in &mut members {
             if let Some(mut input) = member.child.stdin.take() {
                 // One that has ended already is asked below how.
@@ -122,15 +117,11 @@ impl Workers {
                 return Err(format!("{name} failed: {status}").into());
             }
         }
-        Ok(lock(&self.histories).iter().filter(|path| path.exists()).cloned().collect())
+        Ok(unpoisoned(&self.histories).iter().filter(|path| path.exists()).cloned().collect())
     }
 
     fn pid(&self, name: &str) -> io::Result<u32> {
-        let pid = lock(&self.members).iter().find(|member| member.orders.name == name).and_then(|m| m.child.id());
+        let pid = unpoisoned(&self.members).iter().find(|member| member.orders.name == name).and_then(|m| m.child.id());
         pid.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, name.to_owned()))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
