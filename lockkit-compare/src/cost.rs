@@ -136,11 +136,13 @@ fn least(parts: &[f64]) -> Option<f64> {
 mod tests {
     use async_trait::async_trait;
     use lockkit::{
-        KeyState, StoreInfo,
         redis::RedisStore,
-        store::{AcquireRequest, Attempt, Claim, Contention, Query, Records, Release, Renewal, Renewed},
+        store::{AcquireRequest, Attempt, Contention},
     };
-    use lockkit_testkit::servers::{RedisOptions, RedisServer};
+    use lockkit_testkit::{
+        Alter, Altered,
+        servers::{RedisOptions, RedisServer},
+    };
 
     use super::*;
     use crate::targets::{PrivateServer, Targets};
@@ -150,9 +152,9 @@ mod tests {
     struct Asking(RedisStore);
 
     #[async_trait]
-    impl LockStore for Asking {
-        fn info(&self) -> &StoreInfo {
-            self.0.info()
+    impl Alter for Asking {
+        fn inner(&self) -> &dyn LockStore {
+            &self.0
         }
 
         async fn acquire(&self, request: &AcquireRequest) -> lockkit::Result<Attempt> {
@@ -162,22 +164,6 @@ mod tests {
                 }
                 granted => granted,
             })
-        }
-
-        async fn renew(&self, renewals: &[Renewal]) -> Vec<lockkit::Result<Renewed>> {
-            self.0.renew(renewals).await
-        }
-
-        async fn release(&self, claim: &Claim) -> lockkit::Result<Release> {
-            self.0.release(claim).await
-        }
-
-        async fn inspect(&self, query: &Query) -> lockkit::Result<Vec<KeyState>> {
-            self.0.inspect(query).await
-        }
-
-        fn records(&self) -> Vec<Box<dyn Records + '_>> {
-            self.0.records()
         }
     }
 
@@ -202,7 +188,7 @@ mod tests {
             let mut stores: Vec<Arc<dyn LockStore>> = Vec::new();
             for _ in 0..6 {
                 let store = RedisStore::from_url(&url).await.expect("store");
-                stores.push(if asks { Arc::new(Asking(store)) } else { Arc::new(store) });
+                stores.push(if asks { Arc::new(Altered(Asking(store))) } else { Arc::new(store) });
             }
             let holder = stores.pop().expect("one of six");
             let cost =

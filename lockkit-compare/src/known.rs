@@ -7,9 +7,10 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit::{
-    Clock, HolderInfo, KeyState, LockKey, LockStore, Locker, MemoryStore, Moment, StoreInfo, SystemClock,
-    store::{AcquireRequest, Attempt, Claim, Contention, Hold, Query, Records, Release, Renewal, Renewed},
+    Clock, HolderInfo, KeyState, LockKey, LockStore, Locker, MemoryStore, Moment, SystemClock,
+    store::{AcquireRequest, Attempt, Claim, Contention, Hold, Query, Release},
 };
+use lockkit_testkit::{Alter, Altered};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -46,9 +47,9 @@ struct KnownStore {
 }
 
 impl KnownStore {
-    fn shared(known: Known) -> Arc<Self> {
+    fn shared(known: Known) -> Arc<Altered<Self>> {
         let took = Mutex::new([Latencies::new(), Latencies::new(), Latencies::new()]);
-        Arc::new(Self { known, inner: MemoryStore::new(), took })
+        Arc::new(Altered(Self { known, inner: MemoryStore::new(), took }))
     }
 
     async fn take(&self, which: usize) {
@@ -69,10 +70,11 @@ impl KnownStore {
     }
 }
 
+/// No lease is measured for so long that it is renewed.
 #[async_trait]
-impl LockStore for KnownStore {
-    fn info(&self) -> &StoreInfo {
-        self.inner.info()
+impl Alter for KnownStore {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> lockkit::Result<Attempt> {
@@ -91,11 +93,6 @@ impl LockStore for KnownStore {
         })
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<lockkit::Result<Renewed>> {
-        // No lease is measured for so long that it is renewed.
-        self.inner.renew(renewals).await
-    }
-
     async fn release(&self, claim: &Claim) -> lockkit::Result<Release> {
         self.take(1).await;
         self.inner.release(&self.inside(claim)?).await
@@ -104,10 +101,6 @@ impl LockStore for KnownStore {
     async fn inspect(&self, query: &Query) -> lockkit::Result<Vec<KeyState>> {
         self.take(2).await;
         self.inner.inspect(query).await
-    }
-
-    fn records(&self) -> Vec<Box<dyn Records + '_>> {
-        self.inner.records()
     }
 }
 
@@ -153,7 +146,7 @@ fn figure(report: &Report, id: &str) -> f64 {
 async fn a_known_delay_comes_out() {
     let least = [40, 10, 20].map(Duration::from_millis);
     let store = KnownStore::shared(Known::Takes(least));
-    let locker = Locker::shared_builder(Arc::<KnownStore>::clone(&store)).build();
+    let locker = Locker::shared_builder(Arc::<Altered<KnownStore>>::clone(&store)).build();
     let (mut results, slice) = (Results::default(), Duration::from_secs(1));
     let pairs = measure::pair(locker.lock("known/pair"), slice).await.expect("grants");
     results.pair.add(pairs.pair);
@@ -161,7 +154,7 @@ async fn a_known_delay_comes_out() {
     results.release.add(pairs.release);
     results.round_trip.add(measure::round_trip(&locker, "known", 3 * slice).await.expect("answers"));
     let report = report(results);
-    let took = store.took.lock().expect("no panic").clone().map(|took| took.micros(0.5).expect("samples"));
+    let took = store.0.took.lock().expect("no panic").clone().map(|took| took.micros(0.5).expect("samples"));
     let close = |measured: f64, known: f64| (measured - known).abs() <= known * 0.15;
     for (which, id) in ["acquire_p50", "release_p50", "round_trip_p50"].into_iter().enumerate() {
         let (measured, known) = (figure(&report, id), took[which]);

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, Fence, FenceRequest, Fencing, HolderInfo, KeyState,
     LockKey, LockStore, Locker, MemoryStore, Mode, Order, Outcome, Query, Release, Renewal, Renewed, Result,
-    ShiftedClock, StoreInfo, Token,
+    ShiftedClock, Token,
     migrate::{Dual, Migration, Phase, Start},
     store::{Record, Records, Swap},
 };
@@ -41,12 +41,8 @@ impl World {
 
     /// With an old store that keeps what it confirmed, so that the way back to it needs no drain.
     async fn with_durable_home() -> Result<Self> {
-        Self::started_by(|old| {
-            let mut info = old.info().clone();
-            info.capability.fencing = Fencing::Strict;
-            Arc::new(Altered(Durable(old, info)))
-        })
-        .await
+        Self::started_by(|old| Arc::new(Altered::with_info(old, |info| info.capability.fencing = Fencing::Strict)))
+            .await
     }
 
     async fn started_by(old_store: impl FnOnce(MemoryStore) -> Arc<dyn LockStore>) -> Result<Self> {
@@ -99,21 +95,6 @@ fn request(name: &str) -> AcquireRequest {
 
 fn renewal(claim: &Claim) -> Renewal {
     Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None }
-}
-
-/// A store that says that it keeps what it confirmed.
-#[derive(Debug)]
-struct Durable(MemoryStore, StoreInfo);
-
-#[async_trait]
-impl Alter for Durable {
-    fn inner(&self) -> &dyn LockStore {
-        &self.0
-    }
-
-    fn info(&self) -> &StoreInfo {
-        &self.1
-    }
 }
 
 /// A store whose answers stay away while it is held up, and which can be cut off. What it was asked has its effect.
