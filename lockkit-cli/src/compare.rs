@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// Where to put comparison.html, comparison.md and comparison.json
     #[arg(long, value_name = "DIR", default_value = "comparison", value_parser = store::file)]
     out: PathBuf,
-    /// Take about 10 s per store instead of 55 s, for rougher numbers; without the group cost, unless --only names it
+    /// Take about 10 s per store instead of 60 s, for rougher numbers; without the groups takeover and cost, unless --only names them
     #[arg(long)]
     quick: bool,
     /// Measure private servers with the other durability, too: Redis and ZooKeeper that wait for the disk, MariaDB or MySQL that does not

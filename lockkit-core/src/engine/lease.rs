@@ -92,7 +92,6 @@ pub(crate) enum Due {
 
 impl Lease {
     pub(crate) fn new(id: u64, hold: Hold, terms: Terms, ttl: Duration, since: Moment, seat: Option<Seat>) -> Self {
-        let hold_limit = terms.max_hold.map(|limit| since + limit);
         let deadline = hold.until - drift(ttl);
         Self {
             id,
@@ -104,17 +103,9 @@ impl Lease {
             since,
             runtime: Handle::try_current().ok(),
             state: Mutex::new(LeaseState {
-                status: LeaseStatus::Held,
-                deadline,
-                hold_limit,
+                hold_limit: terms.max_hold.map(|limit| since + limit),
                 taken: true,
-                held_since: since,
-                keep_for: terms.keep_for,
-                failures: 0,
-                next_event: since,
-                depth: 1,
-                nesting: 0,
-                seat,
+                ..LeaseState::new(deadline, &terms, since, seat)
             }),
             ended: Notify::new(),
         }
@@ -132,17 +123,8 @@ impl Lease {
             since: now,
             runtime: Handle::try_current().ok(),
             state: Mutex::new(LeaseState {
-                status: LeaseStatus::Held,
-                deadline: state.deadline,
-                hold_limit: None,
-                taken: false,
-                held_since: now,
-                keep_for: terms.keep_for,
-                failures: 0,
                 next_event: state.next_event,
-                depth: 1,
-                nesting: 0,
-                seat,
+                ..LeaseState::new(state.deadline, &terms, now, seat)
             }),
             ended: Notify::new(),
         }
@@ -164,6 +146,23 @@ impl Lease {
 }
 
 impl LeaseState {
+    /// Of a lease that its holder does not have yet.
+    fn new(deadline: Moment, terms: &Terms, now: Moment, seat: Option<Seat>) -> Self {
+        Self {
+            status: LeaseStatus::Held,
+            deadline,
+            hold_limit: None,
+            taken: false,
+            held_since: now,
+            keep_for: terms.keep_for,
+            failures: 0,
+            next_event: now,
+            depth: 1,
+            nesting: 0,
+            seat,
+        }
+    }
+
     pub(crate) fn status(&self) -> LeaseStatus {
         self.status
     }
