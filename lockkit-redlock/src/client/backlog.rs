@@ -1,22 +1,28 @@
 //! The backlog of a node: releases that failed there, repeated until it has answered or the lease must have lapsed.
 //!
 //! Each node has its own, and each is one task, so that a node which is away neither holds up the others nor collects tasks.
-//! While it is away one release at a time finds out whether it is back.
+//! While it is away one release at a time finds out whether it is back. What the task leaves that ended with its runtime is
+//! taken over at the next use of the store; and what one has that shows no sign of life, with the next release that fails.
+//!
+//! Where leases end with the session, nothing lapses: a release is repeated there until it is answered.
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex},
-    time::Duration,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use lockkit_core::{Claim, Clock, LockStore, Moment, Release, Result, Token, store::unpoisoned};
 use tokio::{
-    runtime::Handle,
     sync::Notify,
     time::{sleep, timeout},
 };
 
 use crate::client::{
+    background::Background,
     calls::Calls,
     claims::{Burn, Entry},
 };
@@ -27,6 +33,12 @@ const AT_A_TIME: usize = 64;
 const MOST: usize = 10_000;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Between two tries of a release that a node has not settled and that does not lapse.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// How late a task may be to show that it is there: longer is a runtime that nobody drives.
+const OVERDUE: Duration = Duration::from_secs(2);
+/// How long the answers to releases may take, by which the task shows that it is there.
+const CALLS: Duration = Duration::from_secs(30);
 
 /// A release that a node has to be told of.
 #[derive(Debug)]
@@ -77,10 +89,20 @@ impl Owed {
     }
 }
 
+/// What the work on a backlog needs.
+#[derive(Clone, Copy)]
+pub(crate) struct Means<'a> {
+    pub(crate) store: &'a Arc<dyn LockStore>,
+    pub(crate) clock: &'a Arc<dyn Clock>,
+    pub(crate) background: &'a Background,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     queue: Mutex<RetryQueue>,
     arrived: Notify,
+    /// Whether there is something in it, and no task.
+    is_left: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -90,7 +112,17 @@ struct RetryQueue {
     /// Those that wait, and those that are being tried.
     tokens: HashSet<Token>,
     next_id: u64,
-    at_work: bool,
+    at_work: Option<AtWork>,
+}
+
+/// The task that there is.
+#[derive(Clone, Copy, Debug)]
+struct AtWork {
+    number: u64,
+    /// When it shows at the latest that it is there.
+    until: Instant,
+    /// Whether it hears of what arrives.
+    listens: bool,
 }
 
 #[derive(Debug)]
@@ -101,9 +133,8 @@ struct Try {
 }
 
 impl Backlog {
-    /// Has a release repeated, beginning now. Without a runtime it is forgotten, and the lease lapses.
-    pub(crate) fn add(self: &Arc<Self>, owed: Owed, store: &Arc<dyn LockStore>, clock: &Arc<dyn Clock>) {
-        let Ok(runtime) = Handle::try_current() else { return };
+    /// Has a release repeated, beginning now. Without a runtime it is left to the next use.
+    pub(crate) fn add(self: &Arc<Self>, owed: Owed, means: Means<'_>) {
         let mut queue = unpoisoned(&self.queue);
         if !queue.tokens.insert(owed.claim.token) {
             return;
@@ -113,16 +144,40 @@ impl Backlog {
         {
             queue.tokens.remove(&dropped.owed.claim.token);
         }
-        queue.put(clock.now(), Try { owed, pause: FIRST_PAUSE });
-        let is_at_work = std::mem::replace(&mut queue.at_work, true);
+        queue.put(means.clock.now(), Try { owed, pause: FIRST_PAUSE });
+        let now = Instant::now();
+        if let Some(at_work) = &mut queue.at_work
+            && now < at_work.until
+        {
+            if at_work.listens {
+                at_work.until = at_work.until.min(now + OVERDUE);
+            }
+            drop(queue);
+            return self.arrived.notify_one();
+        }
+        let number = queue.begin(now);
         // A runtime that is ending drops the task at once, here and now, and its end takes the queue again.
         drop(queue);
-        if is_at_work {
-            self.arrived.notify_one();
-        } else {
-            let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
-            runtime.spawn(Worker { backlog, store, clock, is_done: false }.run());
+        self.work(number, means);
+    }
+
+    /// Goes on with what was left.
+    pub(crate) fn take_over(self: &Arc<Self>, means: Means<'_>) {
+        if !self.is_left.load(Ordering::Relaxed) || !self.is_left.swap(false, Ordering::Relaxed) {
+            return;
         }
+        let mut queue = unpoisoned(&self.queue);
+        if queue.at_work.is_none() && !queue.waiting.is_empty() {
+            let number = queue.begin(Instant::now());
+            drop(queue);
+            self.work(number, means);
+        }
+    }
+
+    fn work(self: &Arc<Self>, number: u64, Means { store, clock, background }: Means<'_>) {
+        let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
+        let lapses = store.info().capability.liveness.session.is_none();
+        background.spawn(Worker { backlog, store, clock, number, lapses, under_way: Vec::new() }.run());
     }
 }
 
@@ -132,9 +187,26 @@ impl RetryQueue {
         self.waiting.insert((at, self.next_id), retry);
     }
 
-    /// Takes out what is due, up to this many.
-    fn due(&mut self, now: Moment, most: usize) -> Vec<Try> {
-        for (_, Try { owed, .. }) in self.waiting.extract_if(.., |_, Try { owed, .. }| owed.lapse <= now) {
+    /// Another task begins; its number.
+    fn begin(&mut self, now: Instant) -> u64 {
+        self.next_id += 1;
+        self.at_work = Some(AtWork { number: self.next_id, until: now + OVERDUE, listens: false });
+        self.next_id
+    }
+
+    /// The task with this number shows that it is there; `false` if another one has taken its place.
+    fn show(&mut self, number: u64, next: Duration, listens: bool) -> bool {
+        let is_current = self.at_work.is_some_and(|at_work| at_work.number == number);
+        if is_current {
+            let until = Instant::now() + next.saturating_add(OVERDUE).min(Duration::from_secs(86_400));
+            self.at_work = Some(AtWork { number, until, listens });
+        }
+        is_current
+    }
+
+    /// Takes out what is due, up to this many. What has lapsed goes, where anything does.
+    fn due(&mut self, now: Moment, most: usize, lapses: bool) -> Vec<Try> {
+        for (_, Try { owed, .. }) in self.waiting.extract_if(.., |_, Try { owed, .. }| lapses && owed.lapse <= now) {
             self.tokens.remove(&owed.claim.token);
             owed.lapse();
         }
@@ -154,7 +226,11 @@ struct Worker {
     backlog: Arc<Backlog>,
     store: Arc<dyn LockStore>,
     clock: Arc<dyn Clock>,
-    is_done: bool,
+    number: u64,
+    /// Whether leases end at the node without a release.
+    lapses: bool,
+    /// What is being tried.
+    under_way: Vec<Option<Try>>,
 }
 
 impl Worker {
@@ -173,38 +249,43 @@ impl Worker {
         }
     }
 
-    /// What is due, and how long to wait if that is nothing; `None` if nothing is left at all.
-    fn next(&mut self, most: usize) -> Option<(Vec<Try>, Duration)> {
+    /// What is due, and how long to wait if that is nothing; `None` if nothing is left at all, or another task is there.
+    fn next(&self, most: usize) -> Option<(Vec<Try>, Duration)> {
         let now = self.clock.now();
         let mut queue = unpoisoned(&self.backlog.queue);
-        let due = queue.due(now, most);
-        let next = queue.waiting.first_key_value().map(|((at, _), _)| at.since(now));
-        if due.is_empty() && next.is_none() {
-            queue.at_work = false;
-            self.is_done = true;
+        if !queue.show(self.number, CALLS, false) {
             return None;
+        }
+        let due = queue.due(now, most, self.lapses);
+        let next = queue.waiting.first_key_value().map(|((at, _), _)| at.since(now));
+        if due.is_empty() {
+            let Some(next) = next else {
+                queue.at_work = None;
+                return None;
+            };
+            queue.show(self.number, next, true);
         }
         Some((due, next.unwrap_or_default()))
     }
 
     /// Tries these. Whether the node gave any answer.
-    async fn attempt(&self, due: Vec<Try>) -> bool {
-        let mut calls = Calls::with_capacity(due.len());
+    async fn attempt(&mut self, due: Vec<Try>) -> bool {
+        let (sent, mut calls) = (self.clock.now(), Calls::with_capacity(due.len()));
         for (index, Try { owed, .. }) in due.iter().enumerate() {
             let (store, claim) = (Arc::clone(&self.store), owed.claim.clone());
             calls.add(index, async move { store.release(&claim).await });
         }
-        let mut due: Vec<_> = due.into_iter().map(Some).collect();
+        self.under_way = due.into_iter().map(Some).collect();
         let mut answered = false;
         while let Some((index, answer)) = calls.next_ever().await {
-            let Some(Try { mut owed, pause }) = due[index].take() else { continue };
+            let Some(Try { mut owed, pause }) = self.under_way[index].take() else { continue };
             if let Some(burn) = &mut owed.burn {
                 burn.hear(&answer);
             }
-            let settled = owed.is_settled_by(&answer);
+            // A session keeps its requests in order, and what a former one had under way has ended with it.
+            let is_final = !self.lapses && matches!(answer, Ok(Release::NotHeld(_))) && sent >= owed.lapse;
+            let settled = is_final || owed.is_settled_by(&answer);
             answered |= settled || answer.is_ok();
-            // When the lease must have lapsed it is not tried any more, but is to end then.
-            let again = (self.clock.now() + pause).min(owed.lapse);
             let mut queue = unpoisoned(&self.backlog.queue);
             if settled {
                 queue.tokens.remove(&owed.claim.token);
@@ -212,8 +293,15 @@ impl Worker {
                     owed.end();
                 }
             } else {
-                // Twice as long each time, to the end of the lease: most of those that are not settled never will be.
-                queue.put(again, Try { owed, pause: pause * 2 });
+                // Twice as long each time, to the end of the lease: most of those that are not settled never will be. When the lease
+                // must have lapsed it is not tried any more, but is to end then.
+                let again = self.clock.now() + pause;
+                let (again, pause) = if self.lapses {
+                    (again.min(owed.lapse), pause * 2)
+                } else {
+                    (again, (pause * 2).min(LONGEST_RETRY))
+                };
+                queue.put(again, Try { owed, pause });
             }
         }
         answered
@@ -221,10 +309,17 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// What is dropped with its runtime lapses.
+    /// What is dropped with its runtime is taken over by the next.
     fn drop(&mut self) {
-        if !self.is_done {
-            *unpoisoned(&self.backlog.queue) = RetryQueue::default();
+        let mut queue = unpoisoned(&self.backlog.queue);
+        for retry in self.under_way.drain(..).flatten() {
+            queue.put(self.clock.now(), retry);
+        }
+        if queue.at_work.is_some_and(|at_work| at_work.number == self.number) {
+            queue.at_work = None;
+        }
+        if queue.at_work.is_none() && !queue.waiting.is_empty() {
+            self.backlog.is_left.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -236,31 +331,55 @@ mod tests {
     use super::*;
 
     /// Adds to a backlog when it is dropped, as what is under way does with its runtime.
-    struct Late(Arc<Backlog>, Arc<dyn LockStore>);
+    struct Late(Arc<Backlog>, Arc<dyn LockStore>, Arc<Background>);
 
-    impl Drop for Late {
-        fn drop(&mut self) {
+    impl Late {
+        fn add(&self) {
             let key = LockKey::new("a").expect("a name");
             let claim = Claim { key, token: Token::random().expect("random"), mode: Mode::Exclusive };
-            let clock = Arc::clone(&self.1.info().clock);
-            let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: false, burn: None };
-            self.0.add(owed, &self.1, &clock);
+            let clock = &self.1.info().clock;
+            let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: true, burn: None };
+            self.0.add(owed, Means { store: &self.1, clock, background: &self.2 });
+        }
+
+        fn take_over(&self) {
+            self.0.take_over(Means { store: &self.1, clock: &self.1.info().clock, background: &self.2 });
         }
     }
 
+    impl Drop for Late {
+        fn drop(&mut self) {
+            self.add();
+        }
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
+    }
+
     #[test]
-    fn a_runtime_that_ends_takes_its_backlog_along() {
-        let backlog = Arc::new(Backlog::default());
-        let late = Late(Arc::clone(&backlog), Arc::new(MemoryStore::new()));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-        runtime.block_on(async move {
+    fn what_a_runtime_leaves_that_ends_is_taken_over_at_the_next_use() {
+        let (backlog, store): (_, Arc<dyn LockStore>) = (Arc::default(), Arc::new(MemoryStore::new()));
+        let late = || Late(Arc::clone(&backlog), Arc::clone(&store), Arc::default());
+        let (first, left) = (runtime(), late());
+        first.block_on(async move {
             tokio::spawn(async move {
-                let _late = late;
+                let _left = left;
                 std::future::pending::<()>().await;
             });
             tokio::task::yield_now().await;
         });
-        drop(runtime);
-        assert!(!unpoisoned(&backlog.queue).at_work);
+        drop(first);
+        let queued = || unpoisoned(&backlog.queue).waiting.len();
+        assert!(unpoisoned(&backlog.queue).at_work.is_none() && queued() == 1);
+        runtime().block_on(async {
+            let next = late();
+            next.take_over();
+            while queued() > 0 {
+                tokio::task::yield_now().await;
+            }
+            std::mem::forget(next);
+        });
+        assert!(unpoisoned(&backlog.queue).tokens.is_empty());
     }
 }

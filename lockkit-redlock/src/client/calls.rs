@@ -69,16 +69,21 @@ impl<T: Send + 'static> Calls<T> {
         heard.chain(self.pending.drain(..)).collect()
     }
 
+    /// Sends what is asked, and returns without an answer.
+    pub(crate) async fn send(&mut self) {
+        poll_fn(|cx| {
+            poll_all(&mut self.pending, cx, |node, answer| self.ready.push((node, answer)));
+            Poll::Ready(())
+        })
+        .await;
+    }
+
     /// The answers that come in the same breath as those before. To give way once for them is cheaper than a task that
     /// hears them in the background.
     pub(crate) async fn at_hand(&mut self) -> Vec<(usize, T)> {
         if !self.pending.is_empty() {
             yield_now().await;
-            poll_fn(|cx| {
-                poll_all(&mut self.pending, cx, |node, answer| self.ready.push((node, answer)));
-                Poll::Ready(())
-            })
-            .await;
+            self.send().await;
         }
         std::mem::take(&mut self.ready)
     }
@@ -125,9 +130,8 @@ impl<T: Send + 'static> Drop for Calls<T> {
     }
 }
 
-/// Leads something to its end without its caller. Without a runtime it is forgotten, and the leases that it was for
-/// lapse.
-pub(crate) fn in_background(task: impl Future<Output = ()> + Send + 'static) {
+/// Leads something to its end whose caller has left, where that was. Without a runtime it is forgotten.
+fn in_background(task: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(task);
     }

@@ -210,22 +210,24 @@ impl Entry {
         *unpoisoned(&self.grant) = Some(grant);
     }
 
-    /// Records a renewal by a majority. What was on probation when it was sent counts from now on.
-    pub(crate) fn renewed(&self, until: Moment, renewal: &Renewal, when_sent: &Grant) {
-        if let Some(grant) = &mut *unpoisoned(&self.grant) {
-            grant.until = grant.until.max(until);
-            grant.depth = renewal.depth;
-            if let Some(holder) = &renewal.holder {
-                grant.holder = holder.clone();
-            }
-            for (now, then) in grant.nodes.iter_mut().zip(&when_sent.nodes) {
-                // Not what came while the renewal was under way: the answers may be older than that.
-                if then.on_probation.is_some() {
-                    now.counts = then.on_probation;
-                    now.on_probation = now.on_probation.filter(|grant| Some(*grant) != then.on_probation);
-                }
+    /// Records a renewal by a majority; `false` if the lease has ended before. What was on probation when it was sent counts
+    /// from now on. Its answers may be heard late, and others have renewed the lease meanwhile.
+    pub(crate) fn renewed(&self, now: Moment, until: Moment, renewal: &Renewal, when_sent: &Grant) -> bool {
+        let mut grant = unpoisoned(&self.grant);
+        let Some(grant) = grant.as_mut().filter(|grant| now < grant.until && !self.is_over()) else { return false };
+        grant.until = grant.until.max(until);
+        grant.depth = renewal.depth;
+        if let Some(holder) = &renewal.holder {
+            grant.holder = holder.clone();
+        }
+        for (now, then) in grant.nodes.iter_mut().zip(&when_sent.nodes) {
+            // Not what came while the renewal was under way: the answers may be older than that.
+            if then.on_probation.is_some() {
+                now.counts = then.on_probation;
+                now.on_probation = now.on_probation.filter(|grant| Some(*grant) != then.on_probation);
             }
         }
+        true
     }
 
     /// Records what a node granted, unless a release may take it from there at any time.

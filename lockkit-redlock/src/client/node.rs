@@ -14,7 +14,10 @@ use lockkit_core::{
     Renewed, Result,
 };
 
-use crate::client::backlog::{Backlog, Owed};
+use crate::client::{
+    backlog::{Backlog, Means, Owed},
+    quorum::Quorum,
+};
 
 /// How many acquisitions and releases may be under way at a node that is slow. One that stands still would otherwise collect
 /// all that the others answer without it.
@@ -157,8 +160,22 @@ impl Node {
     }
 
     /// Has a release that failed at the node repeated there.
-    pub(crate) fn owe(&self, owed: Owed, clock: &Arc<dyn Clock>) {
-        self.state.backlog.add(owed, &self.store, clock);
+    pub(crate) fn owe(&self, owed: Owed, quorum: &Quorum) {
+        self.state.backlog.add(owed, self.means(quorum));
+    }
+
+    /// Goes on with what is to be repeated, if the runtime that did so has ended.
+    pub(crate) fn take_over(&self, quorum: &Quorum) {
+        self.state.backlog.take_over(self.means(quorum));
+    }
+
+    fn means<'a>(&'a self, quorum: &'a Quorum) -> Means<'a> {
+        Means { store: &self.store, clock: &quorum.info.clock, background: &quorum.background }
+    }
+
+    /// Whether nothing ends a lease here, as long as its client lives, but a release.
+    pub(crate) fn is_by_session(&self) -> bool {
+        self.store.info().capability.liveness.session.is_some()
     }
 }
 

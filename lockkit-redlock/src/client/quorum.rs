@@ -8,7 +8,7 @@ use lockkit_core::{
 };
 
 use crate::{
-    client::{claims::Claims, node::Node, stats::Counters},
+    client::{background::Background, claims::Claims, node::Node, stats::Counters},
     config::RedlockConfig,
     wire::votes::majority,
 };
@@ -21,6 +21,7 @@ pub(crate) struct Quorum {
     pub(crate) config: RedlockConfig,
     pub(crate) claims: Claims,
     pub(crate) stats: Counters,
+    pub(crate) background: Background,
 }
 
 impl Quorum {
@@ -44,7 +45,12 @@ impl Quorum {
         };
         let majority = majority(nodes.len());
         let (claims, stats) = (Claims::default(), Counters::default());
-        Ok(Self { nodes, majority, info, config, claims, stats })
+        Ok(Self { nodes, majority, info, config, claims, stats, background: Background::new() })
+    }
+
+    /// Goes on with the releases that were to be repeated on a runtime that has ended.
+    pub(crate) fn take_over(&self) {
+        self.nodes.iter().for_each(|node| node.take_over(self));
     }
 
     /// The nodes in the order in which the lock's waiters prefer them.

@@ -42,7 +42,7 @@ pub(crate) async fn acquire(quorum: &Arc<Quorum>, request: &AcquireRequest) -> R
             Waited::Refused(retry_after) => Some(retry_after),
         }
     };
-    attempt.withdraw();
+    attempt.withdraw().await;
     Ok(Attempt::Contended(Contention { retry_after, holder: refusal.contention.holder, burnt: true }))
 }
 

@@ -308,9 +308,11 @@ impl<'a> OpenAttempt<'a> {
         self.undoing.next_ever().await.map(|(_, ())| ())
     }
 
-    /// Ends the attempt without a grant: everything is undone in the background.
-    pub(crate) fn withdraw(mut self) {
+    /// Ends the attempt without a grant: everything is undone in the background. What is asked for that is sent from here, for the
+    /// caller's runtime may stand still from then on.
+    pub(crate) async fn withdraw(mut self) {
         self.end = End::Withdrawn;
+        self.undoing.send().await;
     }
 
     fn failure(&mut self, ballot: Ballot) -> Error {

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use crate::client::{
     backlog::Owed,
-    calls::{Call, Calls, in_background},
+    calls::{Call, Calls},
     claims::{Burn, Entry},
     quorum::Quorum,
 };
@@ -25,7 +25,7 @@ pub(crate) fn keep_late(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Cal
             keep(&quorum, &entry, node, answer).await;
         });
     }
-    in_background(async move { while late.next_ever().await.is_some() {} });
+    quorum.background.spawn(async move { while late.next_ever().await.is_some() {} });
 }
 
 /// The answer of a node that the others did not wait for. It is slow if it takes as long again.
@@ -56,7 +56,8 @@ pub(crate) fn forget_when_undone(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut u
     if undoing.is_empty() {
         return quorum.claims.forget(&entry);
     }
-    in_background(async move {
+    let background = Arc::clone(&quorum);
+    background.background.spawn(async move {
         while undoing.next_ever().await.is_some() {}
         quorum.claims.forget(&entry);
     });
@@ -82,7 +83,7 @@ pub(crate) async fn undo(quorum: Arc<Quorum>, mut burn: Burn, settled: bool) {
     let answer = member.release(&entry.claim).await;
     burn.hear(&answer);
     if !owed.is_settled_by(&answer) {
-        member.owe(Owed { burn: Some(burn), ..owed }, &quorum.info.clock);
+        member.owe(Owed { burn: Some(burn), ..owed }, &quorum);
     } else if answer.is_ok() {
         burn.end();
     }

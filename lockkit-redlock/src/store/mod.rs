@@ -70,16 +70,19 @@ impl LockStore for RedlockStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        self.0.take_over();
         acquire::acquire(&self.0, request)
             .await
             .map_err(|e| e.at("acquire", Some(&request.claim.key), &self.0.info.name))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        self.0.take_over();
         self.0.info.renewals_at(renewals, renew::renew(&self.0, renewals).await)
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.0.take_over();
         release::release(&self.0, claim).await.map_err(|e| e.at("release", Some(&claim.key), &self.0.info.name))
     }
 

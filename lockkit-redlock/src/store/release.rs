@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use crate::{
     client::{
         backlog::Owed,
-        calls::{Calls, Next, in_background},
+        calls::{Calls, Next},
         claims::Entry,
         quorum::Quorum,
     },
@@ -77,8 +77,15 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
             // Only the preferred node can count the waiters, for they all wait there.
             Ok(Release::Released { waiters: (preferred_said || waiters > 0).then_some(waiters) })
         }
-        // The caller has to release it again, everywhere.
-        Decision::Open | Decision::Unknown => Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown)),
+        // The caller has to release it again, everywhere; but not for longer than leases last that lapse.
+        Decision::Open | Decision::Unknown => {
+            for node in rest.failed.iter().copied().chain(calls.pending()) {
+                if quorum.nodes[node].is_by_session() {
+                    rest.owe(node);
+                }
+            }
+            Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown))
+        }
     }
 }
 
@@ -122,7 +129,8 @@ impl Rest {
         if calls.is_empty() {
             return self.close();
         }
-        in_background(async move {
+        let quorum = Arc::clone(&self.quorum);
+        quorum.background.spawn(async move {
             while let Some((node, answer)) = calls.next_ever().await {
                 self.hear(node, &answer);
                 self.repeat();
@@ -132,12 +140,14 @@ impl Rest {
     }
 
     fn repeat(&mut self) {
-        let clock = &self.quorum.info.clock;
-        for node in self.failed.drain(..) {
-            let owed =
-                self.entry.as_ref().map_or_else(|| self.quorum.owed_by_others(&self.claim), |e| Owed::at(e, node));
-            self.quorum.nodes[node].owe(owed, clock);
+        for node in std::mem::take(&mut self.failed) {
+            self.owe(node);
         }
+    }
+
+    fn owe(&self, node: usize) {
+        let owed = self.entry.as_ref().map_or_else(|| self.quorum.owed_by_others(&self.claim), |e| Owed::at(e, node));
+        self.quorum.nodes[node].owe(owed, &self.quorum);
     }
 
     /// From now on nothing stands against asking with the token again.

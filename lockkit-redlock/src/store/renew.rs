@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::{
     client::{
         backlog::Owed,
-        calls::{Call, Calls, Next, in_background},
+        calls::{Call, Calls, Next},
         claims::{Entry, Grant},
         quorum::Quorum,
     },
@@ -165,12 +165,11 @@ impl Item {
         };
         match (outcome, &self.known) {
             (Decision::Done, Some((entry, grant))) => {
-                if now >= grant.until {
+                if !entry.renewed(now, self.until, renewal, grant) {
                     // The nodes may have been another's in between, which no answer of theirs shows.
                     quorum.claims.end(&renewal.claim.token);
                     return Ok(Renewed::Lost(LossReason::Expired));
                 }
-                entry.renewed(self.until, renewal, grant);
                 for (node, fence) in self.other.drain(..) {
                     entry.note(node, fence);
                 }
@@ -210,7 +209,7 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: C
         };
         if let Some(entry) = lost {
             for node in (0..quorum.nodes.len()).filter(|node| !item.gone.contains(node)) {
-                quorum.nodes[node].owe(Owed::at(entry, node), &quorum.info.clock);
+                quorum.nodes[node].owe(Owed::at(entry, node), quorum);
             }
         }
         let kept = kept.map(|entry| (Arc::clone(entry), renewal.clone()));
@@ -229,7 +228,7 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: C
             at_nodes.add(node, tend_late(Arc::clone(quorum), node, call, Arc::clone(&held)));
         }
     }
-    in_background(async move { while at_nodes.next_ever().await.is_some() {} });
+    quorum.background.spawn(async move { while at_nodes.next_ever().await.is_some() {} });
 }
 
 /// A lease that a node may have lost, and its renewal.

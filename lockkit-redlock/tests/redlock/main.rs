@@ -1,5 +1,6 @@
 //! Quorums when nodes fail, lag behind, forget, or disagree.
 
+mod background;
 mod deadline;
 mod doctor;
 mod down;

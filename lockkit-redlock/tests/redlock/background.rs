@@ -1,0 +1,213 @@
+//! What is repeated at a node, and on which runtime.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, LockStore, LossReason, MemoryStore, Query, Release, Renewal,
+    Renewed, Result, StoreInfo, Token, store::unpoisoned,
+};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+use lockkit_testkit::{Alter, Altered, faults::poll_until};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::support::{self, attempt, claim, memories, request};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A node at which the first release of each claim fails, and no other comes through while it is away.
+#[derive(Debug)]
+struct Forgetful {
+    inner: MemoryStore,
+    heard: Mutex<HashSet<Token>>,
+    is_away: AtomicBool,
+    /// Whether its leases end with the session, and so never here.
+    session: Option<StoreInfo>,
+}
+
+#[async_trait]
+impl Alter for Forgetful {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    fn info(&self) -> &StoreInfo {
+        self.session.as_ref().unwrap_or_else(|| self.inner.info())
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        // As a session does, it keeps a lease until it is released.
+        let ttl = if self.session.is_some() { Duration::from_secs(300) } else { request.ttl };
+        self.inner.acquire(&AcquireRequest { ttl, ..request.clone() }).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if unpoisoned(&self.heard).insert(claim.token) || self.is_away.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Unavailable, "connection reset").unknown_effect());
+        }
+        self.inner.release(claim).await
+    }
+}
+
+/// Two nodes and a forgetful one.
+fn quorum(session: bool) -> (RedlockStore, Arc<Altered<Forgetful>>) {
+    let inner = MemoryStore::new();
+    let session = session.then(|| {
+        let mut info = inner.info().clone();
+        (info.capability.liveness.ttl, info.capability.liveness.session) = (None, Some(Duration::from_secs(60)));
+        info
+    });
+    let forgetful = Forgetful { inner, heard: Mutex::default(), is_away: AtomicBool::new(false), session };
+    let forgetful = Arc::new(Altered(forgetful));
+    let mut nodes: Vec<_> = memories(2).into_iter().map(|store| Node::new(Arc::new(store))).collect();
+    nodes.push(Node::new(Arc::<Altered<Forgetful>>::clone(&forgetful)));
+    (RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum"), forgetful)
+}
+
+async fn is_held(store: &Altered<Forgetful>, claim: &Claim) -> bool {
+    let states = store.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("memory");
+    states.iter().any(|state| !state.holders.is_empty())
+}
+
+async fn hold_and_release(store: &RedlockStore, name: &str) -> Claim {
+    let claim = claim(name);
+    assert!(matches!(attempt(store, &claim).await, Ok(Attempt::Granted(_))), "{name}");
+    assert!(matches!(store.release(&claim).await, Ok(Release::Released { .. })), "{name}");
+    claim
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Uses the store under other names until the lock is free at the forgetful node.
+async fn until_free(store: &RedlockStore, node: &Altered<Forgetful>, claim: &Claim) {
+    let start = Instant::now();
+    for number in 0.. {
+        hold_and_release(store, &format!("other/{number}")).await;
+        if !is_held(node, claim).await {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "nobody repeats the release");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn a_runtime_that_nobody_drives_keeps_no_release_from_being_repeated() {
+    let first = runtime();
+    let (store, node, claim) = first.block_on(async {
+        let (store, node) = quorum(false);
+        let claim = claim_long(&store).await;
+        (store, node, claim)
+    });
+    // It stays there, and nobody drives it.
+    runtime().block_on(until_free(&store, &node, &claim));
+    drop(first);
+}
+
+#[test]
+fn what_a_runtime_leaves_that_ends_is_repeated_on_another() {
+    let first = runtime();
+    let (store, node, claim) = first.block_on(async {
+        let (store, node) = quorum(false);
+        let claim = claim_long(&store).await;
+        (store, node, claim)
+    });
+    drop(first);
+    runtime().block_on(until_free(&store, &node, &claim));
+}
+
+/// Held for so long that it does not lapse meanwhile.
+async fn claim_long(store: &RedlockStore) -> Claim {
+    let claim = claim("a");
+    let request = AcquireRequest { ttl: Duration::from_secs(60), ..request(&claim) };
+    assert!(matches!(store.acquire(&request).await, Ok(Attempt::Granted(_))));
+    assert!(matches!(store.release(&claim).await, Ok(Release::Released { .. })));
+    claim
+}
+
+/// The undoing of a refused try leaves with the answer.
+#[test]
+fn a_refused_try_on_a_runtime_that_nobody_drives_holds_nothing() {
+    let stores = memories(3);
+    let first = runtime();
+    let (other, own) = (claim("a"), claim("a"));
+    runtime().block_on(async {
+        for store in &stores[..2] {
+            assert!(matches!(attempt(store, &other).await, Ok(Attempt::Granted(_))));
+        }
+    });
+    first.block_on(async {
+        let quorum = support::quorum(&stores);
+        assert!(matches!(attempt(&quorum, &own).await, Ok(Attempt::Contended(_))));
+    });
+    runtime().block_on(async {
+        let states = stores[2].inspect(&Query::Keys(vec![own.key.clone()])).await.expect("memory");
+        assert!(states[0].holders.is_empty(), "{states:?}");
+    });
+}
+
+/// Where leases end with the session, a release that failed does not come to be needless.
+#[tokio::test]
+async fn a_release_is_repeated_beyond_the_ttl_where_nothing_lapses() {
+    let (store, node) = quorum(true);
+    node.0.is_away.store(true, Ordering::SeqCst);
+    let claim = claim("a");
+    let request = AcquireRequest { ttl: Duration::from_millis(500), ..request(&claim) };
+    assert!(matches!(store.acquire(&request).await, Ok(Attempt::Granted(_))));
+    assert!(matches!(store.release(&claim).await, Ok(Release::Released { .. })));
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    node.0.is_away.store(false, Ordering::SeqCst);
+    let start = Instant::now();
+    while is_held(&node, &claim).await {
+        assert!(start.elapsed() < PATIENCE, "it was given up");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Answers to renewals that take a poll.
+#[derive(Debug)]
+struct SlowToRenew(MemoryStore);
+
+#[async_trait]
+impl Alter for SlowToRenew {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let answers = self.0.renew(renewals).await;
+        tokio::task::yield_now().await;
+        answers
+    }
+}
+
+/// Answers that are heard late say nothing of a lease that others have renewed since.
+#[tokio::test]
+async fn a_renewal_that_is_heard_late_ends_no_lease_that_was_renewed_meanwhile() {
+    let nodes = memories(3).into_iter().map(|store| Node::new(Arc::new(Altered(SlowToRenew(store))))).collect();
+    let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
+    let claim = claim("a");
+    let ttl = Duration::from_millis(600);
+    let short = AcquireRequest { ttl, ..request(&claim) };
+    assert!(matches!(store.acquire(&short).await, Ok(Attempt::Granted(_))));
+    let renewals = [Renewal { claim: claim.clone(), ttl, depth: 1, fence_floor: None, holder: None }];
+    let mut late = std::pin::pin!(store.renew(&renewals));
+    assert!(poll_until(late.as_mut(), 1, || ()).await.is_none(), "it waits for the answers");
+    let start = Instant::now();
+    while start.elapsed() < ttl * 2 {
+        assert!(matches!(store.renew(&renewals).await[..], [Ok(Renewed::Held(_))]));
+        tokio::time::sleep(ttl / 4).await;
+    }
+    let answers = late.await;
+    assert!(!matches!(answers[..], [Ok(Renewed::Lost(LossReason::Expired))]), "{answers:?}");
+    assert!(matches!(store.renew(&renewals).await[..], [Ok(Renewed::Held(_))]));
+}
