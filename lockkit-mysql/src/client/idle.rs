@@ -2,16 +2,19 @@
 
 use std::{
     sync::{
-        Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use lockkit_core::store::unpoisoned;
-use tokio::runtime::Id;
+use tokio::{runtime::Id, sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::client::{in_flight::InFlight, raw::RawConnection};
+
+/// The right to a connection.
+type Permit = Option<OwnedSemaphorePermit>;
 
 /// Where connections go when they are no longer in use.
 pub(crate) struct Idle {
@@ -20,6 +23,8 @@ pub(crate) struct Idle {
     /// they are used.
     breaks: AtomicU64,
     pub(crate) in_flight: InFlight,
+    /// Permits of connections that are to be closed by then.
+    lent: Mutex<Vec<(Instant, Weak<Mutex<Permit>>)>>,
     /// For how long a connection in doubt is kept: by then the server has answered, if it can.
     pub(crate) linger: Duration,
 }
@@ -27,7 +32,7 @@ pub(crate) struct Idle {
 impl Idle {
     pub(crate) fn new(linger: Duration) -> Self {
         let (connections, breaks, in_flight) = (Mutex::default(), AtomicU64::new(0), InFlight::default());
-        Self { connections, breaks, in_flight, linger }
+        Self { connections, breaks, in_flight, lent: Mutex::default(), linger }
     }
 
     pub(crate) fn breaks(&self) -> u64 {
@@ -45,6 +50,29 @@ impl Idle {
         drop(idle);
         drop(foreign);
         None
+    }
+
+    /// Gives a permit to the task that closes a connection, until then: a runtime that nobody drives must not use up the pool.
+    pub(crate) fn lend(&self, permit: Permit, until: Instant) -> Arc<Mutex<Permit>> {
+        let permit = Arc::new(Mutex::new(permit));
+        let mut lent = unpoisoned(&self.lent);
+        lent.retain(|(_, permit)| permit.strong_count() > 0);
+        lent.push((until, Arc::downgrade(&permit)));
+        drop(lent);
+        permit
+    }
+
+    /// Takes the permits back whose time is over.
+    pub(crate) fn take_back(&self) {
+        let now = Instant::now();
+        unpoisoned(&self.lent).retain(|(until, permit)| match permit.upgrade() {
+            Some(permit) if *until <= now => {
+                drop(unpoisoned(&permit).take());
+                false
+            }
+            Some(_) => true,
+            None => false,
+        });
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -3,11 +3,21 @@
 use std::{collections::HashMap, sync::Arc};
 
 use lockkit_core::Token;
-use tokio::sync::watch;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
 
-/// The claims that such statements are about, each with how many there are.
+/// The claims that such statements are about.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct InFlight(Arc<watch::Sender<HashMap<Token, usize>>>);
+pub(crate) struct InFlight(Arc<watch::Sender<HashMap<Token, Statements>>>);
+
+/// How many there are about a claim, and by when the last of them has ended.
+#[derive(Clone, Copy, Debug)]
+struct Statements {
+    count: usize,
+    until: Instant,
+}
 
 /// One statement. Dropping it says that the statement has ended, or will never be heard of again.
 #[derive(Debug)]
@@ -17,18 +27,29 @@ pub(crate) struct Statement {
 }
 
 impl InFlight {
-    /// Counts a statement about a claim.
-    pub(crate) fn add(&self, token: Token) -> Statement {
-        self.0.send_modify(|claims| *claims.entry(token).or_default() += 1);
+    /// Counts a statement about a claim, which has ended by then: whoever waits for its answer may be on a runtime that nobody drives.
+    pub(crate) fn add(&self, token: Token, until: Instant) -> Statement {
+        self.0.send_modify(|claims| {
+            let statements = claims.entry(token).or_insert(Statements { count: 0, until });
+            *statements = Statements { count: statements.count + 1, until: statements.until.max(until) };
+        });
         Statement { all: self.clone(), token }
     }
 
     /// Returns when no statement about the claim is in flight.
     pub(crate) async fn settled(&self, token: &Token) {
         // Nearly always there are none.
-        if !self.0.borrow().is_empty() {
-            // The other end is in `self`, so that it is not closed before this returns.
-            drop(self.0.subscribe().wait_for(|claims| !claims.contains_key(token)).await);
+        if self.0.borrow().is_empty() {
+            return;
+        }
+        // The other end is in `self`, so that it is not closed before this returns.
+        let mut claims = self.0.subscribe();
+        loop {
+            let Some(Statements { until, .. }) = claims.borrow_and_update().get(token).copied() else { return };
+            if until <= Instant::now() {
+                return;
+            }
+            drop(timeout_at(until, claims.changed()).await);
         }
     }
 }
@@ -36,11 +57,11 @@ impl InFlight {
 impl Drop for Statement {
     fn drop(&mut self) {
         self.all.0.send_modify(|claims| {
-            let left = claims.get(&self.token).map_or(0, |count| count - 1);
-            if left > 0 {
-                claims.insert(self.token, left);
-            } else {
-                claims.remove(&self.token);
+            if let Some(statements) = claims.get_mut(&self.token) {
+                statements.count -= 1;
+                if statements.count == 0 {
+                    claims.remove(&self.token);
+                }
             }
         });
     }
@@ -51,6 +72,7 @@ mod tests {
     use std::{
         pin::pin,
         task::{Context, Poll, Waker},
+        time::Duration,
     };
 
     use super::*;
@@ -59,7 +81,8 @@ mod tests {
     async fn a_claim_is_settled_when_its_last_statement_has_ended() {
         let (all, token) = (InFlight::default(), Token::random().expect("token"));
         all.settled(&token).await;
-        let statements = [all.add(token), all.add(token)];
+        let later = Instant::now() + Duration::from_secs(3600);
+        let statements = [all.add(token, later), all.add(token, later)];
         all.settled(&Token::random().expect("token")).await;
         let mut settled = pin!(all.settled(&token));
         let mut is_settled = || settled.as_mut().poll(&mut Context::from_waker(Waker::noop()));
@@ -69,5 +92,14 @@ mod tests {
         }
         assert_eq!(is_settled(), Poll::Ready(()));
         assert!(all.0.borrow().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_statement_that_nobody_hears_of_is_over_in_time() {
+        let (all, token) = (InFlight::default(), Token::random().expect("token"));
+        let until = Instant::now() + Duration::from_millis(20);
+        let _never = all.add(token, until);
+        all.settled(&token).await;
+        assert!(Instant::now() >= until);
     }
 }

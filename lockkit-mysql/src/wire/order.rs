@@ -1,7 +1,7 @@
 //! Transactions on locks that are shared, or whose waiters have an order: each is one text of several statements.
 //!
-//! The whole is sent at once, so that a client that stops in the middle of anything keeps no row locked: the server goes on to
-//! the end, or rolls back. Each begins with the row of the lock, `FOR UPDATE`. **Claims of a lock are changed only by those who
+//! The whole is sent at once, so that a client that stops in the middle of anything keeps no row locked for long: the server goes on
+//! to the end, or, if a statement fails and the client says nothing, closes the connection and rolls back. Each begins with the row of the lock, `FOR UPDATE`. **Claims of a lock are changed only by those who
 //! have its row locked**, so that there is nothing to deadlock on, and all that was decided still holds when it is written. There
 //! are two exceptions. Who waits prolongs its own place: that is one row, and a column that is in no index, so that this waits for
 //! nothing while it has the row. And what has long lapsed is removed by a statement that skips all rows that are locked. What one
@@ -36,7 +36,10 @@ const PERMITS: &str = "permits of ";
 /// So many claims are let in by one transaction at most. The others follow with the next one.
 const STEP: u32 = 100;
 const NOW: &str = "CAST(@now AS DATETIME(6))";
-const COMMIT: &str = "COMMIT AND NO CHAIN NO RELEASE";
+/// How a transaction begins and ends. An error stops a text in its middle, and its transaction stays open until the client ends
+/// it: a server that hears nothing of the client for two seconds does so itself.
+const BEGIN: &str = "SET SESSION wait_timeout = 2; START TRANSACTION; ";
+const COMMIT: &str = "COMMIT AND NO CHAIN NO RELEASE; SET SESSION wait_timeout = DEFAULT";
 
 /// Texts on one table and the table of its claims, both quoted.
 pub(crate) struct OrderStatements<'a> {
@@ -183,7 +186,7 @@ impl OrderStatements<'_> {
         let depth = terms.depth.map_or(String::new(), |depth| format!(", `count` = {depth}"));
         let holder = terms.holder.as_ref().map_or(String::new(), |holder| format!(", node_info = {}", text(holder)));
         let floor = terms.floor;
-        let mut sql = String::from("START TRANSACTION; ");
+        let mut sql = BEGIN.to_owned();
         for (number, (key, tokens)) in shares.iter().enumerate() {
             let tokens: Vec<String> = tokens.iter().map(token).collect();
             let mine = format!("token IN ({}) AND place = 0 AND expires > {NOW}", tokens.join(", "));
@@ -232,7 +235,7 @@ impl OrderStatements<'_> {
     fn enter(&self, key: &LockKey) -> String {
         let (claims, delete) = (self.claims, self.delete());
         format!(
-            "START TRANSACTION; {} \
+            "{BEGIN}{} \
              SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @left = 0; \
              SELECT COUNT(*) INTO @gone FROM {claims} FORCE INDEX (turns) \
              WHERE lock_id = @id AND place = 0 AND expires <= CAST(@over AS DATETIME(6)); \
@@ -303,7 +306,7 @@ impl OrderStatements<'_> {
 
 /// Ends a transaction without effect. The answer is the question.
 pub(crate) fn roll_back(question: Question) -> String {
-    format!("ROLLBACK AND NO CHAIN NO RELEASE; SELECT CAST({question} AS UNSIGNED)")
+    format!("ROLLBACK AND NO CHAIN NO RELEASE; SET SESSION wait_timeout = DEFAULT; SELECT CAST({question} AS UNSIGNED)")
 }
 
 /// The moment as a fence.

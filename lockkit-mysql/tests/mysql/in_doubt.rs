@@ -8,7 +8,7 @@ use std::{
 };
 
 use lockkit_core::{
-    Attempt, Claim, Effect, LockKey, LockStore, Mode, Query, Release, Renewal,
+    AcquireRequest, Attempt, Claim, Effect, LockKey, LockStore, Mode, Order, Query, Release, Renewal,
     store::{Record, Records as _, Swap},
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, fenced};
@@ -20,7 +20,7 @@ use sqlx::{Connection as _, Executor as _, MySqlConnection};
 use tokio::time::{sleep, timeout};
 
 use crate::support::{
-    Ctx, TTL, attempt, claim, config, end, free, hold, is_held, lock_rows, raw, renew, renewal, rival, tests,
+    Ctx, TTL, attempt, claim, config, end, free, hold, is_held, lock_rows, raw, renew, renewal, request, rival, tests,
 };
 
 tests! {
@@ -32,6 +32,8 @@ tests! {
     an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open
     the_number_of_a_new_row_is_not_taken_for_that_of_a_question
     a_statement_whose_connection_was_reset_takes_no_lock_for_nobody
+    a_transaction_that_stopped_at_an_error_locks_nobody_out
+    an_acquisition_left_on_a_runtime_that_nobody_drives_blocks_nobody
 }
 
 /// How long the replies are held back before a future is dropped.
@@ -302,4 +304,66 @@ async fn a_statement_whose_connection_was_reset_takes_no_lock_for_nobody(ctx: Ar
     for claim in &given_up {
         hold(&other, &Claim { mode: Mode::Exclusive, ..rival(claim) }).await;
     }
+}
+
+/// Grants the lock to somebody, as soon as the server lets anybody have it.
+async fn granted(store: &MySqlStore, claim: &Claim) {
+    let start = Instant::now();
+    while !matches!(attempt(store, claim).await, Ok(Attempt::Granted(_))) {
+        assert!(start.elapsed() < Duration::from_secs(8), "the row stays locked");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The client stands still while it is told that a statement of its transaction failed.
+async fn a_transaction_that_stopped_at_an_error_locks_nobody_out(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    let other = MySqlStore::connect(config(&server)).await.expect("connect");
+    let mine = claim();
+    for store in [&store, &other] {
+        hold(store, &mine).await;
+        free(store, &mine).await;
+    }
+    let mut somebody = raw(&server).await;
+    somebody.execute("LOCK TABLES resource_lock_claim WRITE").await.expect("lock");
+    let in_order = AcquireRequest { order: Order::Fifo, ..request(&rival(&mine)) };
+    let mut asking = pin!(store.acquire(&in_order));
+    assert!(timeout(SOON * 5, asking.as_mut()).await.is_err(), "it waits for the table");
+    // The server gives up after a second. Nobody hears of that.
+    sleep(Duration::from_millis(1500)).await;
+    somebody.execute("UNLOCK TABLES").await.expect("unlock");
+    granted(&other, &rival(&mine)).await;
+}
+
+/// What is left of it closes the connection there, and is never polled.
+async fn an_acquisition_left_on_a_runtime_that_nobody_drives_blocks_nobody(ctx: Arc<Ctx>) {
+    let (proxy, config) = proxied(ctx.server().await).await;
+    let (proxy, store) = (Arc::new(proxy), MySqlStore::connect(config.connections(2)).await.expect("connect"));
+    let store = Arc::new(store);
+    let left = claim();
+    hold(&store, &left).await;
+    free(&store, &left).await;
+    let undriven = tokio::task::spawn_blocking({
+        let (store, left, proxy) = (Arc::clone(&store), rival(&left), Arc::clone(&proxy));
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                hold(&store, &claim()).await;
+                proxy.hold(Direction::ToClient);
+                let asked = timeout(SOON, attempt(&store, &left)).await;
+                assert!(asked.is_err(), "the reply was held back: {asked:?}");
+            });
+            proxy.release(Direction::ToClient);
+            (runtime, left)
+        }
+    });
+    let (undriven, left) = undriven.await.expect("no panic");
+    let start = Instant::now();
+    while store.release(&left).await.is_err() {
+        assert!(start.elapsed() < Duration::from_secs(8), "its release waits for ever");
+    }
+    granted(&ctx.store().await, &rival(&left)).await;
+    hold(&store, &claim()).await;
+    undriven.shutdown_background();
 }

@@ -181,7 +181,7 @@ async fn send(store: &RedisStore, connection: &Connection, renewals: &[Renewal],
                     Ok(_) => fail(&mut answers, chunk, &error::odd_reply(Sent::Yes)),
                     // A script with several keys is sent on while any of them is not here; the lock may be.
                     Err(e)
-                        if matches!(chunk, [Item { shares: true, .. }])
+                        if matches!(chunk, [Item { shares: true, .. } | Item { changes: true, .. }])
                             && Redirect::of(&e).is_some_and(|to| to.asking) =>
                     {
                         fail(&mut answers, chunk, &redirect::undecided());

@@ -72,3 +72,20 @@ async fn a_lease_that_nobody_takes_lapses() {
     let late = tokio::time::timeout(SHORT, third).await.expect("it is free").expect("acquire");
     assert_eq!(late.release().await.expect("release"), Outcome::Released);
 }
+
+/// That the next one can't be granted the lock says nothing of the one that gave it back.
+#[tokio::test]
+async fn a_release_is_one_though_the_next_can_not_be_served() {
+    let server = Server::start().await;
+    let (one, other) = (Locker::new(server.store().await), Locker::new(server.store().await));
+    let held = one.lock("a").fifo().acquire().await.expect("granted");
+    let lock = other.lock("a").fifo();
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    eventually_async("it waits", async || one.lock("a").inspect().await.expect("asked").waiters == Some(1)).await;
+    raw::<()>(&mut server.raw(), "SET {lockkit:a}:fence abc");
+    assert_eq!(held.release().await.expect("an answer"), Outcome::Released);
+    raw::<()>(&mut server.raw(), "DEL {lockkit:a}:fence");
+    let next = tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("in time").expect("no panic");
+    // It was refused in between, which is an error of the acquisition; or it asked after that.
+    assert!(next.is_ok() || next.is_err_and(|error| !error.is_retryable()));
+}

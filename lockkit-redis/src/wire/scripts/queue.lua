@@ -296,7 +296,8 @@ if op == 'end' then
   else
     leave(me)
   end
-  serve()
+  -- An error, such as of a counter that is no number, would say that the lease has not ended. Those that wait ask again, and get it.
+  pcall(serve)
   if how then
     answer = 0
     if not value then
