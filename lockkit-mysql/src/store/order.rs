@@ -30,6 +30,7 @@ use crate::{
         error::{self, Sent},
         order::{self, Take},
         row::column,
+        settings,
         value::{LockedRow, MAX_FENCE, RenewalTerms},
     },
 };
@@ -187,7 +188,7 @@ impl MySqlStore {
         };
         let sent = self.info.clock.now();
         let text = |question| self.statements.order().take(question, &take);
-        let rows = connection.transact(text, Some(request.claim.token)).await?;
+        let rows = still_writable(connection.transact(text, Some(request.claim.token)).await?)?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         if read::<Option<u64>>(row, 1)?.is_none() {
             return Ok(Has::NoRow);
@@ -245,7 +246,7 @@ impl MySqlStore {
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let sent = self.info.clock.now();
         let text = |question| self.statements.order().renew(question, &shares, terms, locked);
-        let rows = connection.transact(text, None).await?;
+        let rows = still_writable(connection.transact(text, None).await?)?;
         let read = rows
             .iter()
             .map(|row| Ok((read::<u64>(row, 1)?, read::<u64>(row, 2)?, read::<Option<&[u8]>>(row, 3)?, row)));
@@ -266,6 +267,12 @@ impl MySqlStore {
         };
         renewals.iter().map(answer).collect()
     }
+}
+
+/// The answer without its last row, which says whether the server still took writes when all was committed.
+fn still_writable(mut rows: Vec<MySqlRow>) -> Result<Vec<MySqlRow>> {
+    let last = rows.pop().ok_or_else(|| error::odd_reply(Sent::Yes))?;
+    if settings::is_on(read(&last, 1)?) { Err(error::read_only().unknown_effect()) } else { Ok(rows) }
 }
 
 fn behind_others(holder: HolderInfo) -> Attempt {

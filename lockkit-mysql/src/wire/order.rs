@@ -62,7 +62,7 @@ pub(crate) struct Take<'a> {
 }
 
 impl OrderStatements<'_> {
-    /// Takes a lock, or a place in its queue. The answer is one row: the question, the lock's id or NULL if it has no row, whether
+    /// Takes a lock, or a place in its queue. The answer is one row before the [last](commit): the question, the lock's id or NULL if it has no row, whether
     /// another limit is in use, what the claim has (0 nothing, 1 the lock alone, 2 a share, 3 a place), fence, span, depth;
     /// whether it is the first in the queue; who has the lock, if anybody, and in how many µs that may change.
     pub(crate) fn take(&self, question: Question, take: &Take<'_>) -> String {
@@ -119,8 +119,9 @@ impl OrderStatements<'_> {
              CAST(TIMESTAMPDIFF(MICROSECOND, {NOW}, LEAST(l.expires, COALESCE((SELECT MIN(m.expires) FROM {claims} AS m \
              WHERE m.lock_id = @id AND m.place = 0), l.expires))) AS SIGNED) \
              FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
-             LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me}; {COMMIT}",
-            self.holder(NOW)
+             LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me}; {}",
+            self.holder(NOW),
+            commit(question)
         );
         sql
     }
@@ -204,7 +205,7 @@ impl OrderStatements<'_> {
                  FROM (SELECT 1) AS one LEFT JOIN {claims} ON lock_id = @some AND {mine}; "
             );
         }
-        sql + COMMIT
+        sql + &commit(question)
     }
 
     /// Removes what has long lapsed of a lock's claims, but for rows that somebody has locked. The answer is the question.
@@ -302,6 +303,13 @@ impl OrderStatements<'_> {
              version = version + 1, update_time = {NOW} WHERE id = {group} AND @ends IS NOT NULL; "
         )
     }
+}
+
+/// Ends a transaction by which a lease may have been granted or extended. The answer has one more row: the question, and whether the
+/// server takes no writes by then. It may have been told so between two statements of the text, and what came after that may be
+/// missing at the primary that takes its place.
+fn commit(question: Question) -> String {
+    format!("{COMMIT}; SELECT CAST({question} AS UNSIGNED), CAST(@@GLOBAL.read_only AS CHAR)")
 }
 
 /// Ends a transaction without effect. The answer is the question.

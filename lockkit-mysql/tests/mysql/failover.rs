@@ -8,7 +8,7 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Query,
+    AcquireRequest, Claim, Effect, ErrorKind, Fence, LockKey, LockStore as _, Mode, Order, Query,
     store::{Record, Records, Swap},
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore};
@@ -18,7 +18,9 @@ use lockkit_testkit::{
 };
 use tokio::time::sleep;
 
-use crate::support::{Ctx, attempt, claim, config, free, hold, renew, renewal, request, rival, tests};
+use crate::support::{
+    Ctx, attempt, claim, config, end, free, hold, lock_rows, raw, renew, renewal, request, rival, tests,
+};
 
 tests! {
     a_new_connection_to_a_replica_is_refused
@@ -28,6 +30,7 @@ tests! {
     a_statement_that_grants_looks_itself_whether_the_server_takes_writes
     a_server_with_older_data_gives_no_fence_twice
     a_server_that_became_a_replica_is_asked_for_no_record
+    what_is_granted_while_a_server_becomes_a_replica_is_no_lease
 }
 
 /// The administrator, who could write to a replica.
@@ -190,4 +193,35 @@ async fn a_server_that_became_a_replica_is_asked_for_no_record(ctx: Arc<Ctx>) {
         is_refused(&store.read(&name).await.expect_err("it may be old"));
         server.admin("SET GLOBAL read_only = 0").await.expect("writable");
     }
+}
+
+/// The server is told to take no writes while a transaction waits for the row of the lock, after it has looked at that. It is set so between
+/// two statements of the transaction, unless it comes to be only after the last.
+async fn what_is_granted_while_a_server_becomes_a_replica_is_no_lease(ctx: Arc<Ctx>) {
+    let (server, store) = administrated(&ctx).await;
+    let used = claim();
+    hold(&store, &used).await;
+    free(&store, &used).await;
+    let mut somebody = raw(&server).await;
+    for _ in 0..20 {
+        lock_rows(&mut somebody, &[&used]).await;
+        let asked = rival(&used);
+        let in_order = AcquireRequest { order: Order::Fifo, ..request(&asked) };
+        let set = async {
+            sleep(Duration::from_millis(100)).await;
+            server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+        };
+        let unlock = async {
+            sleep(Duration::from_millis(300)).await;
+            end(&mut somebody).await;
+        };
+        let (answer, (), ()) = tokio::join!(store.acquire(&in_order), set, unlock);
+        server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+        if let Err(error) = answer {
+            assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::Unknown), "{error}");
+            return;
+        }
+        free(&store, &asked).await;
+    }
+    panic!("each was told of a lease that the primary in its place may not have");
 }
