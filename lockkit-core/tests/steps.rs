@@ -403,6 +403,39 @@ async fn a_store_that_fell_back_is_noticed_though_another_migrator_has_lifted_it
     Ok(())
 }
 
+/// The other one stands still at any place of its look, and the store falls back meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_falls_back_while_another_migrator_looks_is_noticed() -> Result<()> {
+    for polls in 0.. {
+        let world = World::started().await?;
+        let first = world.migration.state().await?.record;
+        world.step(Phase::Both).await?;
+        let slow = |inner: &MemoryStore| {
+            let (is_cut_off, why) = (Arc::default(), ErrorKind::Denied);
+            Arc::new(Altered(Away { inner: inner.clone(), is_cut_off, why }))
+        };
+        let another = Migration::new(slow(&world.old), slow(&world.new));
+        let (mut told, mut is_fallen, mut is_over) = (0, false, false);
+        let step = world.migration.step(Phase::New, |drain| {
+            told += u32::from(drain.left > drain.whole / 2);
+            if !std::mem::replace(&mut is_fallen, true) {
+                let mut settling = pin!(another.settle());
+                is_over = poll_times(settling.as_mut(), polls);
+                assert!(poll_times(pin!(write(&world.new, Side::New, Some(&first))), 1));
+                assert!(is_over || poll_times(settling.as_mut(), 1000));
+            }
+            world.clock.advance(drain.left);
+        });
+        assert_eq!(step.await?.record.phase, Phase::New);
+        assert_eq!(told, 2, "clients may have read the old phase again, so that the drain begins anew: {polls} polls");
+        if is_over {
+            assert!(polls > 4, "it was never in the middle");
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
 /// A store whose records are on three nodes, of which one can be cut off.
 #[derive(Clone, Debug, Default)]
 struct Quorum {

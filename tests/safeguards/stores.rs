@@ -73,9 +73,9 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "renewed_in_time",
         does: "A renewal by a majority is none after the deadline",
-        file: REDLOCK_RENEW,
-        code: "if «now >= grant.until» {",
-        without: "false",
+        file: "lockkit-redlock/src/client/claims.rs",
+        code: ".filter(|grant| «now < grant.until» && !self.is_over())",
+        without: "{ let _ = (now, &grant); true }",
         noticed_by: "lockkit-redlock/redlock::deadline::a_renewal_after_the_deadline_is_none",
     },
     Safeguard {

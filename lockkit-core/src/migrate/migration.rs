@@ -227,9 +227,9 @@ impl Migration {
     pub async fn settle(&self) -> Result<PhaseRecord> {
         let found = self.records().await?;
         let record = rules::newest(found.iter().flatten().cloned()).ok_or_else(not_started)?;
-        if self.is_settled(&record).await? {
-            // A node of a quorum may have missed the last changes. With another one that loses its data, it would be a majority.
-            self.pair.lift(record.home.other(), &record).await?;
+        // A node of a quorum may have missed the last changes. With another one that loses its data, it would be a majority. It is not
+        // brought this very record: another migrator that waits for a drain would not notice that it lacked it.
+        if self.is_settled(&record).await? && self.pair.is_nowhere_behind(record.home.other(), &record).await? {
             return Ok(record);
         }
         for (side, known) in Side::ALL.into_iter().zip(&found) {
@@ -250,12 +250,17 @@ impl Migration {
     /// A home that has no record has lost its data, or the migration is being finished. If it is, either the other store has no record any
     /// more, as is seen here; or that is removed later, and whoever removes it finds the home's then.
     async fn settle_lost_home(&self, renewed: &PhaseRecord) -> Result<()> {
-        self.pair.lift_older(renewed.home.other(), renewed).await?;
-        if self.pair.has(renewed.home.other(), renewed).await? {
+        let lifted = self.pair.lift_older(renewed.home.other(), renewed).await;
+        let is_there = match lifted {
+            Ok(()) => self.pair.has(renewed.home.other(), renewed).await,
+            Err(error) => Err(error),
+        };
+        if matches!(is_there, Ok(true)) {
             return Ok(());
         }
-        self.pair.remove(renewed.home, renewed).await?;
-        Err(overtaken())
+        // Also if nobody knows: it must not be left behind where the migration was finished.
+        let removed = self.pair.remove(renewed.home, renewed).await;
+        is_there.and(removed).and(Err(overtaken()))
     }
 
     /// What each store has; both must answer.

@@ -172,15 +172,35 @@ impl Pair {
     /// with; `Unexpected` if it has another one of the same epoch; `Unavailable` if the migration was finished meanwhile.
     pub(super) async fn lift(&self, side: Side, record: &PhaseRecord) -> Result<()> {
         let (is_made, lifted) = self.lift_all(side, record, Missing::Written).await?;
-        // Whoever finishes a migration removes the record of the home first.
-        if !is_made || self.read_all(record.home).await?.is_some_and(|home| home.is_of(record)) {
+        if !is_made {
             return lifted;
         }
-        let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
-        for keeper in self.keepers(side)? {
-            keeper.compare_and_set(&name, Some(&text), None).await?;
+        // Whoever finishes a migration removes the record of the home first.
+        let home = self.read_all(record.home).await;
+        if matches!(&home, Ok(Some(home)) if home.is_of(record)) {
+            return lifted;
         }
+        // Also if nobody knows, and from each node that can be reached: it must not be left behind where the migration was finished.
+        let (name, text, keepers) = (LockKey::new(NAME)?, record.to_record(side)?, self.keepers(side)?);
+        let removed = join_all(keepers.iter().map(|keeper| keeper.compare_and_set(&name, Some(&text), None))).await;
+        home?;
+        removed.into_iter().collect::<Result<Vec<_>>>()?;
         Err(overtaken())
+    }
+
+    /// Whether no node of a quorum that answers has another record than this, or none.
+    pub(super) async fn is_nowhere_behind(&self, side: Side, record: &PhaseRecord) -> Result<bool> {
+        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
+        if keepers.len() == 1 {
+            return Ok(true);
+        }
+        for text in join_all(keepers.iter().map(|keeper| keeper.read(&name))).await.into_iter().flatten() {
+            let found = text.map(|text| read_at(side, &text)).transpose()?;
+            if !rules::is_copy(found.as_ref(), record) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// As [`lift`](Self::lift), but where there is no record none is written.

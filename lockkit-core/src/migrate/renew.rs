@@ -81,6 +81,10 @@ impl Dual {
         let (from_old, from_new) = tokio::join!(call(Side::Old, &to_old), call(Side::New, &to_new));
         let answered = [(Side::Old, old, to_old, from_old), (Side::New, new, to_new, from_new)];
         for (side, places, asked, answers) in answered {
+            // A store that says nothing of a lease does not say that it has it.
+            let answers = answers.into_iter().chain(std::iter::repeat_with(|| {
+                Err(Error::new(ErrorKind::Unexpected, "a store gave no answer").unknown_effect())
+            }));
             for ((place, asked), answer) in places.into_iter().zip(asked).zip(answers) {
                 renewing[place].answers[side.index()] = Some((asked.claim, answer));
             }

@@ -15,8 +15,8 @@ use lockkit_core::{
 };
 
 use crate::client::{
+    background::Background,
     backlog::{Backlog, Means, Owed},
-    quorum::Quorum,
 };
 
 /// How many acquisitions and releases may be under way at a node that is slow. One that stands still would otherwise collect
@@ -160,17 +160,13 @@ impl Node {
     }
 
     /// Has a release that failed at the node repeated there.
-    pub(crate) fn owe(&self, owed: Owed, quorum: &Quorum) {
-        self.state.backlog.add(owed, self.means(quorum));
+    pub(crate) fn owe(&self, owed: Owed, clock: &Arc<dyn Clock>, background: &Background) {
+        self.state.backlog.add(owed, Means { store: &self.store, clock, background });
     }
 
     /// Goes on with what is to be repeated, if the runtime that did so has ended.
-    pub(crate) fn take_over(&self, quorum: &Quorum) {
-        self.state.backlog.take_over(self.means(quorum));
-    }
-
-    fn means<'a>(&'a self, quorum: &'a Quorum) -> Means<'a> {
-        Means { store: &self.store, clock: &quorum.info.clock, background: &quorum.background }
+    pub(crate) fn take_over(&self, clock: &Arc<dyn Clock>, background: &Background) {
+        self.state.backlog.take_over(Means { store: &self.store, clock, background });
     }
 
     /// Whether nothing ends a lease here, as long as its client lives, but a release.

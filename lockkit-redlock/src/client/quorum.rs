@@ -8,7 +8,7 @@ use lockkit_core::{
 };
 
 use crate::{
-    client::{background::Background, claims::Claims, node::Node, stats::Counters},
+    client::{background::Background, backlog::Owed, claims::Claims, node::Node, stats::Counters},
     config::RedlockConfig,
     wire::votes::majority,
 };
@@ -50,7 +50,12 @@ impl Quorum {
 
     /// Goes on with the releases that were to be repeated on a runtime that has ended.
     pub(crate) fn take_over(&self) {
-        self.nodes.iter().for_each(|node| node.take_over(self));
+        self.nodes.iter().for_each(|node| node.take_over(&self.info.clock, &self.background));
+    }
+
+    /// Has a release that failed at a node repeated there.
+    pub(crate) fn owe(&self, node: usize, owed: Owed) {
+        self.nodes[node].owe(owed, &self.info.clock, &self.background);
     }
 
     /// The nodes in the order in which the lock's waiters prefer them.

@@ -78,12 +78,12 @@ pub(crate) async fn undo_late(quorum: Arc<Quorum>, burn: Burn, call: Call<Result
 /// Releases a claim at one node, and has that repeated if it fails. If nothing of it is left there for certain, it is not burnt
 /// there any more.
 pub(crate) async fn undo(quorum: Arc<Quorum>, mut burn: Burn, settled: bool) {
-    let (member, entry) = (&quorum.nodes[burn.node()], Arc::clone(burn.entry()));
+    let (node, entry) = (burn.node(), Arc::clone(burn.entry()));
     let owed = Owed::new(&entry, settled);
-    let answer = member.release(&entry.claim).await;
+    let answer = quorum.nodes[node].release(&entry.claim).await;
     burn.hear(&answer);
     if !owed.is_settled_by(&answer) {
-        member.owe(Owed { burn: Some(burn), ..owed }, &quorum);
+        quorum.owe(node, Owed { burn: Some(burn), ..owed });
     } else if answer.is_ok() {
         burn.end();
     }

@@ -147,7 +147,7 @@ impl Rest {
 
     fn owe(&self, node: usize) {
         let owed = self.entry.as_ref().map_or_else(|| self.quorum.owed_by_others(&self.claim), |e| Owed::at(e, node));
-        self.quorum.nodes[node].owe(owed, &self.quorum);
+        self.quorum.owe(node, owed);
     }
 
     /// From now on nothing stands against asking with the token again.

@@ -209,7 +209,7 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: C
         };
         if let Some(entry) = lost {
             for node in (0..quorum.nodes.len()).filter(|node| !item.gone.contains(node)) {
-                quorum.nodes[node].owe(Owed::at(entry, node), quorum);
+                quorum.owe(node, Owed::at(entry, node));
             }
         }
         let kept = kept.map(|entry| (Arc::clone(entry), renewal.clone()));
