@@ -48,6 +48,7 @@
 //! (a native blocking wait, such as a watch or a subscription, is fine), and every call ends within `wait` plus the
 //! store's own bound on one operation, whatever the network does.
 
+mod background;
 mod driver;
 mod records;
 mod single_flight;
@@ -65,10 +66,11 @@ use crate::{
     Result, Token,
 };
 
+pub use background::{Background, Begun};
 pub use driver::{join_all, one_line, without_panic};
 pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};
-pub use single_flight::{SingleFlight, has_ended};
+pub use single_flight::SingleFlight;
 
 pub use crate::error::Sent;
 

@@ -62,10 +62,10 @@ impl Engine {
     /// Starts the timer task; `false` if the runtime has ended.
     fn keep(self: &Arc<Self>, runtime: &Handle) -> bool {
         let keeper = Keeper::new(self);
-        let fate = Arc::clone(&keeper.fate);
+        let state = Arc::clone(&keeper.state);
         runtime.spawn(watch(Arc::clone(&self.timers), keeper));
         // A runtime that has ended has dropped the task by now. One that ends from here on has the keeper notice.
-        fate.take()
+        state.take()
     }
 
     /// The home has ended: the next that needs one looks for another.
@@ -77,37 +77,37 @@ impl Engine {
 /// Is part of the timer task, and so notices when that is dropped with its runtime.
 struct Keeper {
     engine: Weak<Engine>,
-    fate: Arc<Fate>,
+    state: Arc<TakenOrDropped>,
     /// The task would panic again if it was started at once, and so without end: on a runtime without timers, say.
     has_panicked: bool,
 }
 
-/// What comes first: that the runtime of a timer task is taken for the home, or that the task is dropped, which another thread may be
-/// about to do. Either side learns from one step of the two whether it was the second.
+/// Decides what comes first: that the runtime of a timer task is taken for the home, or that the task is dropped, by another thread
+/// perhaps. Each of the two is one step, which says whether it was the second.
 #[derive(Debug, Default)]
-struct Fate(AtomicBool);
+struct TakenOrDropped(AtomicBool);
 
-impl Fate {
+impl TakenOrDropped {
     /// Whether the task is there. If it is, its end will be told to the engine.
     fn take(&self) -> bool {
         !self.0.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether its runtime was the home.
-    fn end(&self) -> bool {
+    /// Whether the runtime of the task was the home.
+    fn drop_task(&self) -> bool {
         self.0.swap(true, Ordering::SeqCst)
     }
 }
 
 impl Keeper {
     fn new(engine: &Arc<Engine>) -> Self {
-        Self { engine: Arc::downgrade(engine), fate: Arc::default(), has_panicked: false }
+        Self { engine: Arc::downgrade(engine), state: Arc::default(), has_panicked: false }
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        if self.fate.end()
+        if self.state.drop_task()
             && let Some(engine) = self.engine.upgrade()
         {
             engine.leave_home();
@@ -133,8 +133,8 @@ mod tests {
 
     #[test]
     fn the_end_of_a_task_is_noticed_once() {
-        let (taken, dropped) = (Fate::default(), Fate::default());
-        assert!(taken.take() && taken.end(), "the home has ended");
-        assert!(!dropped.end() && !dropped.take(), "it was no home yet, and is none");
+        let (taken, dropped) = (TakenOrDropped::default(), TakenOrDropped::default());
+        assert!(taken.take() && taken.drop_task(), "the home has ended");
+        assert!(!dropped.drop_task() && !dropped.take(), "it was no home yet, and is none");
     }
 }

@@ -1,19 +1,14 @@
 //! One connection for all callers, made by one of them at a time.
 
 use std::{
-    fmt,
-    future::pending,
-    mem,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    fmt, mem,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use tokio::{runtime::Handle, sync::watch, time::timeout};
+use tokio::{sync::watch, time::timeout};
 
-use super::{Sent, unpoisoned};
+use super::{Background, Begun, Sent, unpoisoned};
 use crate::{Error, ErrorKind, Result};
 
 /// What all callers share, such as a connection or a session: made when it is needed, and anew when it is over.
@@ -28,7 +23,7 @@ use crate::{Error, ErrorKind, Result};
 /// makes nothing for four times as long, the runtime of the next caller takes its place.
 pub struct SingleFlight<T> {
     slot: Arc<Mutex<Slot<T>>>,
-    home: Mutex<Option<Handle>>,
+    background: Background,
 }
 
 /// How many times as long as a caller waits an attempt may last. Its own bounds end it sooner, unless nobody drives its runtime.
@@ -48,17 +43,17 @@ enum Slot<T> {
 struct Progress {
     since: Instant,
     /// Whether its task has run: else nobody drives its runtime.
-    has_begun: Arc<AtomicBool>,
+    begun: Begun,
 }
 
 impl Progress {
     fn begin() -> Self {
-        Self { since: Instant::now(), has_begun: Arc::default() }
+        Self { since: Instant::now(), begun: Begun::default() }
     }
 
     /// Whether it is waited for in vain by callers that wait for so long.
     fn is_stuck(&self, bound: Duration) -> bool {
-        let times = if self.has_begun.load(Ordering::Relaxed) { STUCK } else { 1 };
+        let times = if self.begun.has_begun() { STUCK } else { 1 };
         self.since.elapsed() >= bound.saturating_mul(times)
     }
 }
@@ -67,7 +62,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     /// With nothing made.
     #[must_use]
     pub fn new() -> Self {
-        Self { slot: Arc::new(Mutex::new(Slot::Empty)), home: Mutex::new(Handle::try_current().ok()) }
+        Self { slot: Arc::new(Mutex::new(Slot::Empty)), background: Background::new() }
     }
 
     /// What is there, if it is alive; what is not is dropped. Nothing is made.
@@ -137,13 +132,15 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         };
         let (done, flight) = watch::channel(None);
         let progress = Progress::begin();
-        let has_begun = Arc::clone(&progress.has_begun);
+        let begun = progress.begun.clone();
         *slot = Slot::Flight(flight.clone(), progress);
         let (make, shared, own) = (make(), Arc::clone(&self.slot), flight.clone());
         // The task of a runtime that is ending is dropped at once, here and now.
         drop(slot);
-        self.home(is_stuck).spawn(async move {
-            has_begun.store(true, Ordering::Relaxed);
+        if is_stuck {
+            self.background.leave();
+        }
+        self.background.spawn(begun.noted_by(async move {
             let outcome = make.await;
             let mut slot = unpoisoned(&shared);
             let is_current = matches!(&*slot, Slot::Flight(flight, _) if flight.same_channel(&own));
@@ -153,34 +150,13 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
             drop(slot);
             // What nothing keeps is for nobody: a session would end under the locks that its callers got with it.
             done.send_replace(Some(if is_current || outcome.is_err() { outcome } else { Err(replaced()) }));
-        });
+        }));
         Err(flight)
-    }
-
-    /// The runtime of the next attempt.
-    fn home(&self, is_stuck: bool) -> Handle {
-        let mut home = unpoisoned(&self.home);
-        if let Some(home) = &*home
-            && !is_stuck
-            && !has_ended(home)
-        {
-            return home.clone();
-        }
-        home.insert(Handle::current()).clone()
     }
 }
 
 fn replaced() -> Error {
     Error::new(ErrorKind::Unavailable, "connecting took so long that another attempt took its place")
-}
-
-/// Whether a runtime has ended. Such a one drops what it is given at once; one that nobody drives does not.
-#[must_use]
-pub fn has_ended(runtime: &Handle) -> bool {
-    let task = runtime.spawn(pending::<()>());
-    let has_ended = task.is_finished();
-    task.abort();
-    has_ended
 }
 
 impl<T: Clone + Send + Sync + 'static> Default for SingleFlight<T> {
@@ -202,7 +178,11 @@ impl<T> fmt::Debug for SingleFlight<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::atomic::AtomicU32, thread};
+    use std::{
+        future::pending,
+        sync::atomic::{AtomicU32, Ordering},
+        thread,
+    };
 
     use tokio::{
         runtime::{Builder, Runtime},

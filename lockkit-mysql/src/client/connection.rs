@@ -252,7 +252,7 @@ impl Drop for Connection {
         let over = Instant::now() + self.idle.linger;
         let statement = raw.claim().map(|token| self.idle.in_flight.add(token, over));
         // This runtime may be one that nobody drives.
-        let permit = self.idle.lend(permit, over);
+        let permit = self.idle.keep_until(permit, over);
         let (linger, ttl) = (self.idle.linger, self.bound.whole.saturating_mul(4));
         runtime.spawn(async move {
             // An operation has a quarter of the ttl at most: by then the lease is over, too.

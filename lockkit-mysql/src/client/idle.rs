@@ -23,8 +23,8 @@ pub(crate) struct Idle {
     /// they are used.
     breaks: AtomicU64,
     pub(crate) in_flight: InFlight,
-    /// Permits of connections that are to be closed by then.
-    lent: Mutex<Vec<(Instant, Weak<Mutex<Permit>>)>>,
+    /// Permits of connections that are being closed, and when the server is done with what they were asked.
+    closing: Mutex<Vec<(Instant, Weak<Mutex<Permit>>)>>,
     /// For how long a connection in doubt is kept: by then the server has answered, if it can.
     pub(crate) linger: Duration,
 }
@@ -32,7 +32,7 @@ pub(crate) struct Idle {
 impl Idle {
     pub(crate) fn new(linger: Duration) -> Self {
         let (connections, breaks, in_flight) = (Mutex::default(), AtomicU64::new(0), InFlight::default());
-        Self { connections, breaks, in_flight, lent: Mutex::default(), linger }
+        Self { connections, breaks, in_flight, closing: Mutex::default(), linger }
     }
 
     pub(crate) fn breaks(&self) -> u64 {
@@ -52,20 +52,20 @@ impl Idle {
         None
     }
 
-    /// Gives a permit to the task that closes a connection, until then: a runtime that nobody drives must not use up the pool.
-    pub(crate) fn lend(&self, permit: Permit, until: Instant) -> Arc<Mutex<Permit>> {
+    /// Keeps the permit of a connection that a task closes, until then at most: a runtime that nobody drives must not use up the pool.
+    pub(crate) fn keep_until(&self, permit: Permit, until: Instant) -> Arc<Mutex<Permit>> {
         let permit = Arc::new(Mutex::new(permit));
-        let mut lent = unpoisoned(&self.lent);
-        lent.retain(|(_, permit)| permit.strong_count() > 0);
-        lent.push((until, Arc::downgrade(&permit)));
-        drop(lent);
+        let mut closing = unpoisoned(&self.closing);
+        closing.retain(|(_, permit)| permit.strong_count() > 0);
+        closing.push((until, Arc::downgrade(&permit)));
+        drop(closing);
         permit
     }
 
-    /// Takes the permits back whose time is over.
-    pub(crate) fn take_back(&self) {
+    /// Gives the permits back whose time is over.
+    pub(crate) fn give_back(&self) {
         let now = Instant::now();
-        unpoisoned(&self.lent).retain(|(until, permit)| match permit.upgrade() {
+        unpoisoned(&self.closing).retain(|(until, permit)| match permit.upgrade() {
             Some(permit) if *until <= now => {
                 drop(unpoisoned(&permit).take());
                 false

@@ -155,7 +155,7 @@ impl Pool {
     /// `None` never comes: the semaphores are not closed.
     async fn wait_for_permit(&self, class: ConnectionClass) -> Option<OwnedSemaphorePermit> {
         let permit = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).acquire_owned();
-        self.idle.take_back();
+        self.idle.give_back();
         match class {
             ConnectionClass::Common => permit(&self.common).await.ok(),
             ConnectionClass::Reserved => tokio::select! {

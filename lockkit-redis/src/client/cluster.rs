@@ -14,15 +14,8 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{
-    Alarm, Error, ErrorKind, Result,
-    store::{Sent, unpoisoned},
-};
-use tokio::{
-    runtime::Handle,
-    task::JoinSet,
-    time::{Instant, timeout},
-};
+use lockkit_core::{Alarm, Error, ErrorKind, Result, store::unpoisoned};
+use tokio::{runtime::Handle, task::JoinSet, time::Instant};
 
 use crate::{
     client::{
@@ -164,17 +157,14 @@ impl Cluster {
         Ok(sorted)
     }
 
-    /// The map, asked for if there is reason to. If nobody answers in the time of one operation, the one that there was still helps
-    /// to reach the members that it has right: the renewals at those must not wait for the others.
+    /// The map, asked for if there is reason to. If nobody answers, the one that there was still helps to reach the
+    /// members that it has right.
     async fn fresh(self: &Arc<Self>) -> Result<Arc<Map>> {
-        if self.is_stale.load(Ordering::Acquire) {
-            let asked = timeout(self.config.timeout, self.refresh(false)).await;
-            let asked = asked.unwrap_or_else(|_| Err(Error::no_answer(self.config.timeout, Sent::ReadOnly)));
-            if let Err(e) = asked
-                && self.map().ranges.is_empty()
-            {
-                return Err(e);
-            }
+        if self.is_stale.load(Ordering::Acquire)
+            && let Err(e) = self.refresh(false).await
+            && self.map().ranges.is_empty()
+        {
+            return Err(e);
         }
         Ok(self.map())
     }

@@ -9,10 +9,9 @@ use std::{
 
 use lockkit_core::{
     Error, Result,
-    store::{Sent, has_ended, unpoisoned},
+    store::{Background, Begun, Sent, unpoisoned},
 };
 use tokio::{
-    runtime::Handle,
     sync::watch,
     time::{Instant, timeout},
 };
@@ -26,20 +25,21 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Rounds<T> {
     /// How long a round may take, with the one before it. Its own bounds end it sooner, unless nobody drives its runtime.
     bound: Duration,
+    background: Background,
     state: Mutex<State<T>>,
 }
 
 struct State<T> {
-    home: Option<Handle>,
     /// The round that has not begun.
     next: Option<Coming<T>>,
     turn: Arc<Turn>,
 }
 
-/// What comes of a round, and since when it is to come.
+/// What comes of a round, since when it is to come, and whether its task is there to wait for its turn.
 struct Coming<T> {
     answered: watch::Receiver<Option<T>>,
     since: Instant,
+    begun: Begun,
 }
 
 /// Whose turn it is.
@@ -54,46 +54,58 @@ struct Turn {
 impl<T: Clone + Send + Sync + 'static> Rounds<T> {
     /// `longest` is how long a question may take.
     pub(crate) fn new(longest: Duration) -> Arc<Self> {
-        let state = State { home: Handle::try_current().ok(), next: None, turn: Arc::default() };
-        Arc::new(Self { bound: longest.saturating_mul(2), state: Mutex::new(state) })
+        let (background, state) = (Background::new(), Mutex::new(State { next: None, turn: Arc::default() }));
+        Arc::new(Self { bound: longest.saturating_mul(2), background, state })
     }
 
     /// The outcome of a round that begins from now on; `None` if the runtime ended before it did. `ask` is dropped if
     /// somebody else's is about to begin.
     ///
     /// # Errors
-    /// `TimedOut` if there is none after twice the longest time that a question may take. Without an effect, as far as `ask` has none.
+    /// `TimedOut` if there is none after twice the longest time that a question may take, and after a second if nobody drives the runtime of
+    /// the round. Without an effect, as far as `ask` has none.
     ///
     /// # Cancellation
     /// The round goes on.
     pub(crate) async fn join(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Result<Option<T>> {
-        let Coming { mut answered, since } = self.coming(ask);
-        match timeout(self.bound.saturating_sub(since.elapsed()), answered.wait_for(Option::is_some)).await {
-            Ok(outcome) => Ok(outcome.ok().and_then(|answer| answer.clone())),
-            Err(_) => Err(Error::no_answer(self.bound, Sent::ReadOnly)),
+        let mut coming = self.coming(ask);
+        loop {
+            let patience = self.patience(&coming);
+            let left = patience.saturating_sub(coming.since.elapsed());
+            if let Ok(outcome) = timeout(left, coming.answered.wait_for(Option::is_some)).await {
+                return Ok(outcome.ok().and_then(|answer| answer.clone()));
+            }
+            // Unless it has begun meanwhile.
+            if self.patience(&coming) <= patience {
+                return Err(Error::no_answer(patience, Sent::ReadOnly));
+            }
         }
+    }
+
+    /// For how long a round is waited for.
+    fn patience(&self, coming: &Coming<T>) -> Duration {
+        if coming.begun.has_begun() { self.bound } else { self.bound.min(Background::BEGINS_WITHIN) }
     }
 
     fn coming(self: &Arc<Self>, ask: impl Future<Output = T> + Send + 'static) -> Coming<T> {
         let mut state = unpoisoned(&self.state);
         // One that was to come may have ended with its runtime.
         if let Some(next) = state.next.as_ref().filter(|next| next.answered.has_changed().is_ok()) {
-            if next.since.elapsed() < self.bound {
+            if next.since.elapsed() < self.patience(next) {
                 return next.clone();
             }
             // Nobody drives it, or the one before it. What they may yet find out is too old.
             state.turn.is_over.cancel();
-            (state.turn, state.home) = (Arc::default(), None);
+            state.turn = Arc::default();
+            self.background.leave();
         }
         let (told, answered) = watch::channel(None);
-        let coming = Coming { answered, since: Instant::now() };
+        let coming = Coming { answered, since: Instant::now(), begun: Begun::default() };
         state.next = Some(coming.clone());
-        let home = state.home.take().filter(|home| !has_ended(home)).unwrap_or_else(Handle::current);
-        state.home = Some(home.clone());
         let (rounds, turn) = (Arc::clone(self), Arc::clone(&state.turn));
         // The task of a runtime that is ending is dropped at once, here and now.
         drop(state);
-        home.spawn(async move {
+        self.background.spawn(coming.begun.clone().noted_by(async move {
             let round = async {
                 let held = turn.held.lock().await;
                 // Callers that come from now on are too late for this one.
@@ -107,14 +119,14 @@ impl<T: Clone + Send + Sync + 'static> Rounds<T> {
                 () = turn.is_over.cancelled() => {}
                 () = round => {}
             }
-        });
+        }));
         coming
     }
 }
 
 impl<T> Clone for Coming<T> {
     fn clone(&self) -> Self {
-        Self { answered: self.answered.clone(), since: self.since }
+        Self { answered: self.answered.clone(), since: self.since, begun: self.begun.clone() }
     }
 }
 
@@ -188,6 +200,18 @@ mod tests {
         let error = other.block_on(rounds.join(async { 7 })).expect_err("the first one has the turn");
         assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::None));
         assert_eq!(other.block_on(rounds.join(async { 7 })).expect("in time"), Some(7));
+    }
+
+    /// A caller is not kept for as long as a question may take by a runtime that does not even begin.
+    #[test]
+    fn a_runtime_that_begins_no_round_costs_a_second() {
+        let (first, other) = (runtime(), runtime());
+        let rounds = first.block_on(async { Rounds::new(Duration::from_secs(60)) });
+        let start = std::time::Instant::now();
+        let error = other.block_on(rounds.join(async { 7 })).expect_err("nobody drives the first one");
+        assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::None));
+        assert_eq!(other.block_on(rounds.join(async { 7 })).expect("in time"), Some(7));
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     }
 
     /// What it may yet find out is older than what others have found out meanwhile.

@@ -15,14 +15,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Claim, Clock, LockStore, Moment, Release, Result, Token, store::unpoisoned};
+use lockkit_core::{
+    Claim, Clock, LockStore, Moment, Release, Result, Token,
+    store::{Background, unpoisoned},
+};
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
 };
 
 use crate::client::{
-    background::Background,
     calls::Calls,
     claims::{Burn, Entry},
 };
@@ -89,9 +91,9 @@ impl Owed {
     }
 }
 
-/// What the work on a backlog needs.
+/// What the task of a backlog needs.
 #[derive(Clone, Copy)]
-pub(crate) struct Means<'a> {
+pub(crate) struct Context<'a> {
     pub(crate) store: &'a Arc<dyn LockStore>,
     pub(crate) clock: &'a Arc<dyn Clock>,
     pub(crate) background: &'a Background,
@@ -134,7 +136,7 @@ struct Try {
 
 impl Backlog {
     /// Has a release repeated, beginning now. Without a runtime it is left to the next use.
-    pub(crate) fn add(self: &Arc<Self>, owed: Owed, means: Means<'_>) {
+    pub(crate) fn add(self: &Arc<Self>, owed: Owed, context: Context<'_>) {
         let mut queue = unpoisoned(&self.queue);
         if !queue.tokens.insert(owed.claim.token) {
             return;
@@ -144,25 +146,26 @@ impl Backlog {
         {
             queue.tokens.remove(&dropped.owed.claim.token);
         }
-        queue.put(means.clock.now(), Try { owed, pause: FIRST_PAUSE });
+        queue.put(context.clock.now(), Try { owed, pause: FIRST_PAUSE });
         let now = Instant::now();
-        if let Some(at_work) = &mut queue.at_work
-            && now < at_work.until
-        {
-            if at_work.listens {
-                at_work.until = at_work.until.min(now + OVERDUE);
+        if let Some(at_work) = &mut queue.at_work {
+            if now < at_work.until {
+                if at_work.listens {
+                    at_work.until = at_work.until.min(now + OVERDUE);
+                }
+                drop(queue);
+                return self.arrived.notify_one();
             }
-            drop(queue);
-            return self.arrived.notify_one();
+            context.background.leave();
         }
         let number = queue.begin(now);
         // A runtime that is ending drops the task at once, here and now, and its end takes the queue again.
         drop(queue);
-        self.work(number, means);
+        self.work(number, context);
     }
 
     /// Goes on with what was left.
-    pub(crate) fn take_over(self: &Arc<Self>, means: Means<'_>) {
+    pub(crate) fn take_over(self: &Arc<Self>, context: Context<'_>) {
         if !self.is_left.load(Ordering::Relaxed) || !self.is_left.swap(false, Ordering::Relaxed) {
             return;
         }
@@ -170,11 +173,11 @@ impl Backlog {
         if queue.at_work.is_none() && !queue.waiting.is_empty() {
             let number = queue.begin(Instant::now());
             drop(queue);
-            self.work(number, means);
+            self.work(number, context);
         }
     }
 
-    fn work(self: &Arc<Self>, number: u64, Means { store, clock, background }: Means<'_>) {
+    fn work(self: &Arc<Self>, number: u64, Context { store, clock, background }: Context<'_>) {
         let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
         let lapses = store.info().capability.liveness.session.is_none();
         background.spawn(Worker { backlog, store, clock, number, lapses, under_way: Vec::new() }.run());
@@ -339,11 +342,11 @@ mod tests {
             let claim = Claim { key, token: Token::random().expect("random"), mode: Mode::Exclusive };
             let clock = &self.1.info().clock;
             let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: true, burn: None };
-            self.0.add(owed, Means { store: &self.1, clock, background: &self.2 });
+            self.0.add(owed, Context { store: &self.1, clock, background: &self.2 });
         }
 
         fn take_over(&self) {
-            self.0.take_over(Means { store: &self.1, clock: &self.1.info().clock, background: &self.2 });
+            self.0.take_over(Context { store: &self.1, clock: &self.1.info().clock, background: &self.2 });
         }
     }
 

@@ -11,13 +11,10 @@ use std::{
 
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, KeyState, LockStore, Moment, Query, Release, Renewal,
-    Renewed, Result,
+    Renewed, Result, store::Background,
 };
 
-use crate::client::{
-    background::Background,
-    backlog::{Backlog, Means, Owed},
-};
+use crate::client::backlog::{Backlog, Context, Owed};
 
 /// How many acquisitions and releases may be under way at a node that is slow. One that stands still would otherwise collect
 /// all that the others answer without it.
@@ -161,12 +158,12 @@ impl Node {
 
     /// Has a release that failed at the node repeated there.
     pub(crate) fn owe(&self, owed: Owed, clock: &Arc<dyn Clock>, background: &Background) {
-        self.state.backlog.add(owed, Means { store: &self.store, clock, background });
+        self.state.backlog.add(owed, Context { store: &self.store, clock, background });
     }
 
     /// Goes on with what is to be repeated, if the runtime that did so has ended.
     pub(crate) fn take_over(&self, clock: &Arc<dyn Clock>, background: &Background) {
-        self.state.backlog.take_over(Means { store: &self.store, clock, background });
+        self.state.backlog.take_over(Context { store: &self.store, clock, background });
     }
 
     /// Whether nothing ends a lease here, as long as its client lives, but a release.

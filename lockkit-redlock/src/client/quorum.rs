@@ -4,11 +4,11 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use lockkit_core::{
     Capability, Error, ErrorKind, Fencing, Finding, Hold, Liveness, LockKey, LockStore, Moment, Result, StoreInfo,
-    Token, Waiting,
+    Token, Waiting, store::Background,
 };
 
 use crate::{
-    client::{background::Background, backlog::Owed, claims::Claims, node::Node, stats::Counters},
+    client::{backlog::Owed, claims::Claims, node::Node, stats::Counters},
     config::RedlockConfig,
     wire::votes::majority,
 };
