@@ -53,6 +53,11 @@ local function clock()
   return us, now
 end
 
+-- When a lease ends that begins now, in ms: it lasts no less than its ttl.
+local function end_of(ttl)
+  return ceil(clock() / 1000) + ttl
+end
+
 local function int(number)
   return format('%.0f', number)
 end
@@ -157,7 +162,7 @@ local function grant(token, mode, ttl, ends, span, least, tail)
     return lease
   end
   local _, now = clock()
-  ends = min(now + ttl, ends or math.huge)
+  ends = min(end_of(ttl), ends or math.huge)
   if mode == 'x' then
     value = lease
     call('SET', lock, value, 'PX', int(ends - now))
@@ -256,8 +261,7 @@ local function is_other_limit(mode)
 end
 
 local function extend(ttl)
-  local _, now = clock()
-  call('ZADD', members, 'XX', 'GT', int(now + ttl), me)
+  call('ZADD', members, 'XX', 'GT', int(end_of(ttl)), me)
   settle()
 end
 
