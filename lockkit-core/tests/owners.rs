@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
-use lockkit_core::{ErrorKind, Lock, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result};
-use lockkit_testkit::{Alter, Altered, faults::poll_until};
+use lockkit_core::{ErrorKind, Lock, Locker, MemoryStore, Outcome, Result};
+use lockkit_testkit::{Altered, Slow, faults::poll_until};
 
 /// Takes and keeps so many locks.
 async fn take(keys: usize, lock: impl Fn(String) -> Lock) -> Result<Duration> {
@@ -109,28 +108,11 @@ async fn nothing_is_nested_after_a_shutdown() -> Result<()> {
     Ok(())
 }
 
-/// A store whose answers to renewals take a poll.
-#[derive(Debug)]
-struct SlowToRenew(MemoryStore);
-
-#[async_trait]
-impl Alter for SlowToRenew {
-    fn inner(&self) -> &dyn LockStore {
-        &self.0
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let answers = self.0.renew(renewals).await;
-        tokio::task::yield_now().await;
-        answers
-    }
-}
-
 /// A nested acquisition that is kept and not polled, as by a `select!` on `&mut acquiring`, holds nothing.
 #[tokio::test]
 async fn a_nested_acquisition_that_is_not_polled_keeps_no_lease() -> Result<()> {
     let memory = MemoryStore::new();
-    let lock = Locker::new(Altered(SlowToRenew(memory.clone()))).owner().lock("x");
+    let lock = Locker::new(Altered(Slow(memory.clone()))).owner().lock("x");
     let outer = lock.acquire().await?;
     let mut nested = std::pin::pin!(lock.acquire());
     assert!(poll_until(nested.as_mut(), 1, || ()).await.is_none(), "it waits for the store's answer");

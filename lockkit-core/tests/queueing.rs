@@ -10,10 +10,10 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, LockStore, Locker, MemoryStore, Release, Result,
-    Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Release,
+    Result, Token, Waiting,
 };
-use lockkit_testkit::{Alter, Altered, WithInfo};
+use lockkit_testkit::{Alter, Altered, Slow, WithInfo, faults::poll_until};
 
 /// The memory store with a queue in which nobody ever gets up; out of reach once somebody stands in it.
 #[derive(Debug)]
@@ -54,4 +54,38 @@ async fn who_gives_up_leaves_the_queue() -> Result<()> {
     locker.shutdown(Duration::from_secs(5)).await?;
     assert_eq!(left.lock().expect("unpoisoned").len(), 1, "a place was left behind in the queue");
     Ok(())
+}
+
+/// Nor is a place in the way of the process that gave it up, however soon it asks again.
+#[tokio::test]
+async fn who_was_told_to_wait_in_vain_has_no_place_any_more() -> Result<()> {
+    let memory = MemoryStore::new();
+    let (other, locker) = (Locker::new(memory.clone()), Locker::new(memory));
+    let held = other.lock("x").fifo().acquire().await?;
+    assert!(locker.lock("x").fifo().acquire_within(Duration::from_millis(20)).await?.is_none());
+    assert_eq!(held.release().await?, Outcome::Released);
+    assert!(locker.lock("x").fifo().try_acquire().await?.is_some(), "its own former place is before it");
+    Ok(())
+}
+
+/// Also while it gives the place up.
+#[tokio::test]
+async fn one_that_is_dropped_while_its_time_is_up_leaves_the_queue() -> Result<()> {
+    for polls in 1..100 {
+        let memory = MemoryStore::new();
+        let (other, slow) = (Locker::new(memory.clone()), Locker::new(Altered(Slow(memory.clone()))));
+        let (lock, held) = (slow.lock("x").fifo(), other.lock("x").fifo().acquire().await?);
+        let told = {
+            let mut asking = std::pin::pin!(lock.acquire_within(Duration::from_millis(1)));
+            poll_until(asking.as_mut(), polls, || ()).await
+        };
+        assert_eq!(held.release().await?, Outcome::Released);
+        let next = other.lock("x").fifo().acquire_within(Duration::from_secs(5)).await?;
+        assert!(next.is_some(), "the place stays, dropped at poll {polls}");
+        if let Some(told) = told {
+            assert!(told?.is_none() && polls > 4, "it was never in the middle");
+            return Ok(());
+        }
+    }
+    panic!("it does not end");
 }

@@ -14,7 +14,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, FenceRequest, Guard, HolderInfo, Lock,
     LockKey, LockStore, Locker, MemoryStore, Mode, Order, Outcome, Prefix, Release, Result, Token,
 };
-use lockkit_testkit::{Alter, Altered, faults::poll_until};
+use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
 use tokio::{
     sync::Notify,
     task::JoinHandle,
@@ -344,31 +344,6 @@ async fn one_that_asks_a_server_that_stands_still_waits_no_longer_than_another()
         let asked = timeout(PATIENCE, lock.acquire_within(Duration::from_millis(50))).await.expect("in time");
         let error = asked.expect_err("no answer");
         assert_eq!((error.kind(), error.effect()), (ErrorKind::TimedOut, Effect::Unknown));
-    }
-}
-
-/// A store whose answers take some polls, before and after they have their effect.
-#[derive(Debug)]
-struct Slow(MemoryStore);
-
-#[async_trait]
-impl Alter for Slow {
-    fn inner(&self) -> &dyn LockStore {
-        &self.0
-    }
-
-    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        tokio::task::yield_now().await;
-        let answer = self.0.acquire(request).await;
-        tokio::task::yield_now().await;
-        answer
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        tokio::task::yield_now().await;
-        let answer = self.0.release(claim).await;
-        tokio::task::yield_now().await;
-        answer
     }
 }
 

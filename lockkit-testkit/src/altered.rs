@@ -5,6 +5,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, KeyState, LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo,
     store::Records,
 };
+use tokio::task::yield_now;
 
 /// Another store with some of its answers altered. Wrapped in [`Altered`], it is a store.
 ///
@@ -125,4 +126,39 @@ impl<S: LockStore> Alter for WithInfo<S> {
     fn info(&self) -> &StoreInfo {
         &self.info
     }
+}
+
+/// A store each of whose answers takes one poll before it has its effect, and one after: for tests that drop a future, or stop polling it, at
+/// each place where that can be.
+#[derive(Clone, Debug)]
+pub struct Slow<S>(pub S);
+
+#[async_trait]
+impl<S: LockStore> Alter for Slow<S> {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        slowly(self.0.acquire(request)).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        slowly(self.0.renew(renewals)).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        slowly(self.0.release(claim)).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
+        slowly(self.0.inspect(query)).await
+    }
+}
+
+async fn slowly<T>(answer: impl Future<Output = T> + Send) -> T {
+    yield_now().await;
+    let answer = answer.await;
+    yield_now().await;
+    answer
 }

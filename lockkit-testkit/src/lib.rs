@@ -22,7 +22,7 @@ pub mod servers;
 mod suite;
 
 pub use {
-    altered::{Alter, Altered, WithInfo},
+    altered::{Alter, Altered, Slow, WithInfo},
     backend::{Backend, BoxError, Server},
     cases::{Case, Needs},
     check::{Checked, Report, Subject, Verdict, check, run_case, trials},

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::timeout};
 
 use super::{Engine, backoff::Backoff, keep::Kept, local::Seat};
 use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
@@ -249,6 +249,18 @@ impl Undo<'_> {
     /// Whether an earlier request may yet take effect.
     pub(super) fn is_doubtful(&self) -> bool {
         self.armed == Some(Certainty::Doubtful)
+    }
+
+    /// Releases the claim now, if there is something to be undone. What has no answer within this time goes on in the background.
+    pub(super) async fn release_within(&mut self, bound: Duration) {
+        let Some(certainty) = self.armed else { return };
+        // If this is dropped, the next release may go another way, and be faster.
+        self.in_doubt();
+        match timeout(bound, self.engine.store.release(self.claim)).await {
+            Ok(Ok(Release::Released { .. })) => self.disarm(),
+            Ok(Ok(Release::NotHeld(_))) if certainty != Certainty::Doubtful => self.disarm(),
+            Ok(_) | Err(_) => {}
+        }
     }
 
     /// Exists until the claim is settled, by its release at the latest.

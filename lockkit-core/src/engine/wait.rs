@@ -185,9 +185,17 @@ impl Acquisition<'_> {
             self.tell_others(&answer, sent, doubt.is_some());
             match self.judge(&request, answer, &mut undo)? {
                 Step::Again(pause) => self.pause(pause, self.keeps_place().then_some(claim.token)).await,
-                Step::GiveUp if doubt.is_none() => return Ok(Step::GiveUp),
-                // The store may have looked while such a claim was in the way. If it is not any more, the store looks once more.
-                Step::GiveUp => return self.doubts.latest().map_or(Ok(Step::Afresh(Pause::For(Duration::ZERO))), Err),
+                Step::GiveUp => {
+                    // A place in the store's queue would be in the way of this process's next try.
+                    undo.release_within(self.limit.hard(self.engine.now())).await;
+                    // The store may have looked while an earlier claim was in the way. If that is over, it looks once more.
+                    let once_more = || Ok(Step::Afresh(Pause::For(Duration::ZERO)));
+                    return if doubt.is_none() {
+                        Ok(Step::GiveUp)
+                    } else {
+                        self.doubts.latest().map_or_else(once_more, Err)
+                    };
+                }
                 step => return Ok(step),
             }
         }

@@ -15,7 +15,7 @@ use lockkit_core::{
     Renewed, Result, StoreInfo, Token, store::unpoisoned,
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
-use lockkit_testkit::{Alter, Altered, faults::poll_until};
+use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{self, attempt, claim, memories, request};
@@ -100,15 +100,19 @@ async fn until_free(store: &RedlockStore, node: &Altered<Forgetful>, claim: &Cla
     }
 }
 
-#[test]
-fn a_runtime_that_nobody_drives_keeps_no_release_from_being_repeated() {
-    let first = runtime();
-    let (store, node, claim) = first.block_on(async {
+/// A release that failed at the forgetful node is to be repeated on this runtime.
+fn left_on(runtime: &Runtime) -> (RedlockStore, Arc<Altered<Forgetful>>, Claim) {
+    runtime.block_on(async {
         let (store, node) = quorum(false);
         let claim = claim_long(&store).await;
         (store, node, claim)
-    });
-    // It stays there, and nobody drives it.
+    })
+}
+
+#[test]
+fn a_runtime_that_nobody_drives_keeps_no_release_from_being_repeated() {
+    let first = runtime();
+    let (store, node, claim) = left_on(&first);
     runtime().block_on(until_free(&store, &node, &claim));
     drop(first);
 }
@@ -116,11 +120,7 @@ fn a_runtime_that_nobody_drives_keeps_no_release_from_being_repeated() {
 #[test]
 fn what_a_runtime_leaves_that_ends_is_repeated_on_another() {
     let first = runtime();
-    let (store, node, claim) = first.block_on(async {
-        let (store, node) = quorum(false);
-        let claim = claim_long(&store).await;
-        (store, node, claim)
-    });
+    let (store, node, claim) = left_on(&first);
     drop(first);
     runtime().block_on(until_free(&store, &node, &claim));
 }
@@ -173,27 +173,10 @@ async fn a_release_is_repeated_beyond_the_ttl_where_nothing_lapses() {
     }
 }
 
-/// Answers to renewals that take a poll.
-#[derive(Debug)]
-struct SlowToRenew(MemoryStore);
-
-#[async_trait]
-impl Alter for SlowToRenew {
-    fn inner(&self) -> &dyn LockStore {
-        &self.0
-    }
-
-    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let answers = self.0.renew(renewals).await;
-        tokio::task::yield_now().await;
-        answers
-    }
-}
-
 /// Answers that are heard late say nothing of a lease that others have renewed since.
 #[tokio::test]
 async fn a_renewal_that_is_heard_late_ends_no_lease_that_was_renewed_meanwhile() {
-    let nodes = memories(3).into_iter().map(|store| Node::new(Arc::new(Altered(SlowToRenew(store))))).collect();
+    let nodes = memories(3).into_iter().map(|store| Node::new(Arc::new(Altered(Slow(store))))).collect();
     let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
     let claim = claim("a");
     let ttl = Duration::from_millis(600);
@@ -201,7 +184,7 @@ async fn a_renewal_that_is_heard_late_ends_no_lease_that_was_renewed_meanwhile()
     assert!(matches!(store.acquire(&short).await, Ok(Attempt::Granted(_))));
     let renewals = [Renewal { claim: claim.clone(), ttl, depth: 1, fence_floor: None, holder: None }];
     let mut late = std::pin::pin!(store.renew(&renewals));
-    assert!(poll_until(late.as_mut(), 1, || ()).await.is_none(), "it waits for the answers");
+    assert!(poll_until(late.as_mut(), 2, || ()).await.is_none(), "it waits for the answers");
     let start = Instant::now();
     while start.elapsed() < ttl * 2 {
         assert!(matches!(store.renew(&renewals).await[..], [Ok(Renewed::Held(_))]));
