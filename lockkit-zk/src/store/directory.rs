@@ -102,7 +102,7 @@ mod tests {
         Mode, Order, Release, Renewal, Renewed, Token,
     };
     use lockkit_testkit::{
-        faults::{Proxy, poll_until},
+        faults::{Direction, Proxy, poll_until},
         servers::{ZooKeeperFlavor, ZooKeeperServer},
     };
     use tokio::{runtime::Handle, task::block_in_place};
@@ -303,7 +303,8 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_claim_whose_release_is_under_way_keeps_no_place_in_the_new_directory() {
         let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
-        let config = ZkConfig::new([server.addr().to_string()]).session(Duration::from_secs(1));
+        let proxy = Proxy::start(server.addr()).await.expect("proxy");
+        let config = ZkConfig::new([proxy.addr().to_string()]).session(Duration::from_secs(1));
         let store = ZkStore::connect(config).await.expect("connect");
         let session = store.sessions().present().expect("a session");
         for (polls, more, dropped) in (2..=7).flat_map(|p| (1..=5).flat_map(move |m| [(p, m, false), (p, m, true)])) {
@@ -317,8 +318,11 @@ mod tests {
                 continue;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
+            // The driver has a thread of its own, and could have the answer while this one stands still.
+            proxy.hold(Direction::ToClient);
             let mut releasing = pin!(store.release(&request.claim));
             assert!(poll_until(releasing.as_mut(), 1, || {}).await.is_none(), "{place}: it asks the server");
+            proxy.release(Direction::ToClient);
             let mut answer = poll_until(asking.as_mut(), more, || {}).await;
             releasing.await.expect("release");
             if answer.is_none() && !dropped {
