@@ -13,10 +13,10 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, Fence, FenceRequest, Fencing, HolderInfo, KeyState,
-    LockKey, LockStore, Locker, MemoryStore, Mode, Order, Outcome, Query, Release, Renewal, Renewed, Result,
+    AcquireRequest, Attempt, Claim, Clock, Effect, Error, ErrorKind, Fence, FenceRequest, Fencing, HolderInfo,
+    KeyState, LockKey, LockStore, Locker, MemoryStore, Mode, Order, Outcome, Query, Release, Renewal, Renewed, Result,
     ShiftedClock, Token,
-    migrate::{Dual, Migration, Phase, Start},
+    migrate::{Dual, Migration, Phase, Side, Start},
     store::{Record, Records, Swap},
 };
 use lockkit_testkit::{Alter, Altered};
@@ -609,5 +609,37 @@ async fn a_guard_in_both_stores_is_released_in_both() -> Result<()> {
     assert_eq!(shown.holders[0].fence, Some(guard.fence()));
     assert_eq!(guard.release().await?, Outcome::Released);
     assert!(!world.is_held_at(&world.old, "x").await? && !world.is_held_at(&world.new, "x").await?);
+    Ok(())
+}
+
+/// A store that answers for none of the leases that it is asked to renew.
+#[derive(Debug)]
+struct Silent(MemoryStore);
+
+#[async_trait]
+impl Alter for Silent {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn renew(&self, _: &[Renewal]) -> Vec<Result<Renewed>> {
+        Vec::new()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_says_nothing_of_a_lease_is_not_said_to_have_it() -> Result<()> {
+    let world = World::started().await?;
+    world.step(Phase::Both).await?;
+    for silent in Side::ALL {
+        let store = |side, store: &MemoryStore| -> Arc<dyn LockStore> {
+            if side == silent { Arc::new(Altered(Silent(store.clone()))) } else { Arc::new(store.clone()) }
+        };
+        let dual = Dual::connect(store(Side::Old, &world.old), store(Side::New, &world.new)).await?;
+        let asked = request(&format!("silent/{silent}"));
+        assert!(matches!(dual.acquire(&asked).await?, Attempt::Granted(_)));
+        let renewed = dual.renew(&[renewal(&asked.claim)]).await.remove(0);
+        assert_eq!(renewed.expect_err("one of two says nothing").effect(), Effect::Unknown);
+    }
     Ok(())
 }

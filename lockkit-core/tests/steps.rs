@@ -548,6 +548,52 @@ async fn a_record_at_too_few_nodes_is_an_error() -> Result<()> {
     panic!("it never ended");
 }
 
+/// The home is cut off while a missing record is brought to a node: whether the migration is over by now is not known.
+#[tokio::test(start_paused = true)]
+async fn a_command_that_fails_leaves_no_record_where_there_was_none() -> Result<()> {
+    for polls in 0..100 {
+        let (inner, new, is_cut_off) = (MemoryStore::new(), Quorum::default(), Arc::new(AtomicBool::new(false)));
+        let old = Away { inner, is_cut_off: Arc::clone(&is_cut_off), why: ErrorKind::Unavailable };
+        let migration = Migration::new(Arc::new(Altered(old)), Arc::new(Altered(new.clone())));
+        let first = migration.start(START).await?;
+        migration.step(Phase::Both, |_| ()).await?.copied?;
+        write(&new.nodes[0], Side::New, None).await?;
+        write(&new.nodes[1], Side::New, Some(&first)).await?;
+        let mut settles = pin!(migration.settle());
+        if poll_times(settles.as_mut(), polls) {
+            assert!(polls > 4, "it was never in the middle");
+            return Ok(());
+        }
+        is_cut_off.store(true, Ordering::SeqCst);
+        if settles.await.is_err() {
+            assert_eq!(read(&new.nodes[0]).await?, None, "cut off after {polls} polls");
+        }
+        for node in &new.nodes[1..] {
+            assert!(read(node).await?.is_some(), "a node lost its record, cut off after {polls} polls");
+        }
+    }
+    panic!("it never ended");
+}
+
+/// The same of the home, which has lost its record or is past the end of the migration.
+#[tokio::test(start_paused = true)]
+async fn a_command_that_fails_leaves_no_record_at_a_home_that_had_none() -> Result<()> {
+    for polls in 0..100 {
+        let world = World::started().await?;
+        write(&world.old, Side::Old, None).await?;
+        let mut settles = pin!(world.migration.settle());
+        if poll_times(settles.as_mut(), polls) {
+            assert!(polls > 4, "it was never in the middle");
+            return Ok(());
+        }
+        world.is_cut_off.store(true, Ordering::SeqCst);
+        if settles.await.is_err() {
+            assert_eq!(read(&world.old).await?, None, "cut off after {polls} polls");
+        }
+    }
+    panic!("it never ended");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_end_that_not_all_nodes_hear_of_is_none() -> Result<()> {
     let moved = FromQuorum::moved().await?;

@@ -171,8 +171,8 @@ impl Pair {
     /// As those of [`Records`]; `Misconfigured` if it has no record, and is another store than the one that the migration was started
     /// with; `Unexpected` if it has another one of the same epoch; `Unavailable` if the migration was finished meanwhile.
     pub(super) async fn lift(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        let (is_made, lifted) = self.lift_all(side, record, Missing::Written).await?;
-        if !is_made {
+        let (made, lifted) = self.lift_all(side, record, Missing::Written).await?;
+        if !made.contains(&true) {
             return lifted;
         }
         // Whoever finishes a migration removes the record of the home first.
@@ -180,9 +180,10 @@ impl Pair {
         if matches!(&home, Ok(Some(home)) if home.is_of(record)) {
             return lifted;
         }
-        // Also if nobody knows, and from each node that can be reached: it must not be left behind where the migration was finished.
+        // It is as it was before, also if nobody knows: nothing must be left behind where the migration was finished.
         let (name, text, keepers) = (LockKey::new(NAME)?, record.to_record(side)?, self.keepers(side)?);
-        let removed = join_all(keepers.iter().map(|keeper| keeper.compare_and_set(&name, Some(&text), None))).await;
+        let made = keepers.iter().zip(made).filter(|(_, is_made)| *is_made);
+        let removed = join_all(made.map(|(keeper, _)| keeper.compare_and_set(&name, Some(&text), None))).await;
         home?;
         removed.into_iter().collect::<Result<Vec<_>>>()?;
         Err(overtaken())
@@ -211,18 +212,18 @@ impl Pair {
         self.lift_all(side, record, Missing::Left).await?.1
     }
 
-    /// Whether there was no record in some place, and is now; and whether enough places have this one, or a newer one.
-    async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<(bool, Result<()>)> {
+    /// For each place, whether there was no record, and is now; and whether enough places have this one, or a newer one.
+    async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<(Vec<bool>, Result<()>)> {
         let keepers = self.keepers(side)?;
         // All of them, as far as they answer: one that has an older record would spoil the drain.
         let lifted = join_all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record, missing))).await;
         let done = lifted.iter().filter(|done| done.is_ok()).count();
-        let is_made = lifted.iter().any(|made| matches!(made, Ok(true)));
+        let made = lifted.iter().map(|made| matches!(made, Ok(true))).collect();
         let lifted = match lifted.into_iter().find_map(Result::err) {
             Some(error) if done <= keepers.len() / 2 => Err(error),
             _ => Ok(()),
         };
-        Ok((is_made, lifted))
+        Ok((made, lifted))
     }
 
     /// Whether a store has this very record; of a quorum, whether a majority of its nodes has it, and none that answers a newer one. One node is
