@@ -612,18 +612,21 @@ async fn a_guard_in_both_stores_is_released_in_both() -> Result<()> {
     Ok(())
 }
 
-/// A store that answers for none of the leases that it is asked to renew.
+/// A store that answers for none of the leases that it is asked to renew, once `is_silent`.
 #[derive(Debug)]
-struct Silent(MemoryStore);
+struct Silent {
+    store: MemoryStore,
+    is_silent: Arc<AtomicBool>,
+}
 
 #[async_trait]
 impl Alter for Silent {
     fn inner(&self) -> &dyn LockStore {
-        &self.0
+        &self.store
     }
 
-    async fn renew(&self, _: &[Renewal]) -> Vec<Result<Renewed>> {
-        Vec::new()
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        if self.is_silent.load(Ordering::SeqCst) { Vec::new() } else { self.store.renew(renewals).await }
     }
 }
 
@@ -632,12 +635,15 @@ async fn a_store_that_says_nothing_of_a_lease_is_not_said_to_have_it() -> Result
     let world = World::started().await?;
     world.step(Phase::Both).await?;
     for silent in Side::ALL {
+        let is_silent = Arc::new(AtomicBool::new(false));
         let store = |side, store: &MemoryStore| -> Arc<dyn LockStore> {
-            if side == silent { Arc::new(Altered(Silent(store.clone()))) } else { Arc::new(store.clone()) }
+            let altered = Silent { store: store.clone(), is_silent: is_silent.clone() };
+            if side == silent { Arc::new(Altered(altered)) } else { Arc::new(store.clone()) }
         };
         let dual = Dual::connect(store(Side::Old, &world.old), store(Side::New, &world.new)).await?;
         let asked = request(&format!("silent/{silent}"));
         assert!(matches!(dual.acquire(&asked).await?, Attempt::Granted(_)));
+        is_silent.store(true, Ordering::SeqCst);
         let renewed = dual.renew(&[renewal(&asked.claim)]).await.remove(0);
         assert_eq!(renewed.expect_err("one of two says nothing").effect(), Effect::Unknown);
     }

@@ -100,9 +100,17 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "own_claim",
         does: "What one's own earlier claim may hold is not said to be another's",
         file: WAIT,
-        code: "Step::GiveUp if «doubt.is_none()» => return Ok(Step::GiveUp),",
+        code: "return if «doubt.is_none()» {",
         without: "true",
         noticed_by: "lockkit-core/tokens::its_own_earlier_claim_is_no_other_holder",
+    },
+    Safeguard {
+        name: "place_given_up",
+        does: "A place in a store's queue is given up before its caller hears that the time is up",
+        file: WAIT,
+        code: "«undo.release_within(self.limit.hard(self.engine.now())).await;»",
+        without: "",
+        noticed_by: "lockkit-core/queueing::who_was_told_to_wait_in_vain_has_no_place_any_more",
     },
     Safeguard {
         name: "own_claim_unheard",
