@@ -108,8 +108,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "place_given_up",
         does: "A place in a store's queue is given up before its caller hears that the time is up",
         file: WAIT,
-        code: "«undo.release_within(self.limit.hard(self.engine.now())).await;»",
-        without: "",
+        code: "«undo.release_within(self.limit.hard(self.engine.now())).await»;",
+        without: "()",
         noticed_by: "lockkit-core/queueing::who_was_told_to_wait_in_vain_has_no_place_any_more",
     },
     Safeguard {
