@@ -131,13 +131,13 @@ impl World {
     }
 
     async fn records(&self) -> Result<[Option<PhaseRecord>; 2]> {
-        Ok([read(&self.old).await?, read(&self.new).await?])
+        Ok([read(&self.old, Side::Old).await?, read(&self.new, Side::New).await?])
     }
 }
 
-async fn read(store: &MemoryStore) -> Result<Option<PhaseRecord>> {
+async fn read(store: &MemoryStore, at: Side) -> Result<Option<PhaseRecord>> {
     let found = store.records()[0].read(&LockKey::new(NAME)?).await?;
-    Ok(found.map(|record| PhaseRecord::from_record(&record)).transpose()?.map(|(record, _)| record))
+    found.map(|record| PhaseRecord::from_record(&record, at)).transpose()
 }
 
 async fn write(store: &MemoryStore, at: Side, record: Option<&PhaseRecord>) -> Result<()> {
@@ -212,25 +212,16 @@ async fn what_a_migrator_has_asked_for_is_released_in_the_end() -> Result<()> {
 }
 
 /// Polls a call so often, has another migrator finish the migration then, and lets the call go on. Whether it was over by then.
-async fn finished_after<T: std::fmt::Debug>(
-    polls: usize,
-    world: &World,
-    call: impl Future<Output = Result<T>>,
-) -> Result<bool> {
+async fn finished_after<T>(polls: usize, world: &World, call: impl Future<Output = Result<T>>) -> Result<bool> {
     let mut call = pin!(call);
     if poll_times(call.as_mut(), polls) {
         return Ok(true);
     }
-    // The home's record is removed first, if it is there, and looked for once more in the end.
-    if read(&world.old).await?.is_some() {
-        write(&world.old, Side::Old, None).await?;
-    }
-    write(&world.new, Side::New, None).await?;
-    let is_overtaken = read(&world.old).await?.is_some();
-    let answer = call.await;
-    if !is_overtaken {
-        assert_eq!(world.records().await?, [None, None], "after {polls} polls: {answer:?}");
-    }
+    world.migration.clone().fences_are_set().finish(|drain| world.clock.advance(drain.left)).await?;
+    let ends = world.records().await?;
+    assert!(ends.iter().flatten().all(|record| record.is_over));
+    drop(call.await);
+    assert_eq!(world.records().await?, ends, "after {polls} polls");
     Ok(false)
 }
 
@@ -521,7 +512,7 @@ async fn a_node_that_missed_a_change_gets_it_with_the_next_command() -> Result<(
     let moved = FromQuorum::moved().await?;
     write(&moved.old.nodes[2], Side::Old, Some(&moved.first)).await?;
     moved.step(Phase::New).await?;
-    assert_eq!(read(&moved.old.nodes[2]).await?.map(|record| record.phase), Some(Phase::New));
+    assert_eq!(read(&moved.old.nodes[2], Side::Old).await?.map(|record| record.phase), Some(Phase::New));
     Ok(())
 }
 
@@ -541,61 +532,15 @@ async fn a_record_at_too_few_nodes_is_an_error() -> Result<()> {
         let started = starts.await;
         let mut copies = 0;
         for node in &new.nodes {
-            copies += u32::from(read(node).await?.is_some());
+            copies += u32::from(read(node, Side::New).await?.is_some());
         }
         assert!(started.is_err() || copies >= 2, "started after {polls} polls, with {copies} of 3 copies");
     }
     panic!("it never ended");
 }
 
-/// The home is cut off while a missing record is brought to a node: whether the migration is over by now is not known.
 #[tokio::test(start_paused = true)]
-async fn a_command_that_fails_leaves_no_record_where_there_was_none() -> Result<()> {
-    for polls in 0..100 {
-        let (inner, new, is_cut_off) = (MemoryStore::new(), Quorum::default(), Arc::new(AtomicBool::new(false)));
-        let old = Away { inner, is_cut_off: Arc::clone(&is_cut_off), why: ErrorKind::Unavailable };
-        let migration = Migration::new(Arc::new(Altered(old)), Arc::new(Altered(new.clone())));
-        let first = migration.start(START).await?;
-        migration.step(Phase::Both, |_| ()).await?.copied?;
-        write(&new.nodes[0], Side::New, None).await?;
-        write(&new.nodes[1], Side::New, Some(&first)).await?;
-        let mut settles = pin!(migration.settle());
-        if poll_times(settles.as_mut(), polls) {
-            assert!(polls > 4, "it was never in the middle");
-            return Ok(());
-        }
-        is_cut_off.store(true, Ordering::SeqCst);
-        if settles.await.is_err() {
-            assert_eq!(read(&new.nodes[0]).await?, None, "cut off after {polls} polls");
-        }
-        for node in &new.nodes[1..] {
-            assert!(read(node).await?.is_some(), "a node lost its record, cut off after {polls} polls");
-        }
-    }
-    panic!("it never ended");
-}
-
-/// The same of the home, which has lost its record or is past the end of the migration.
-#[tokio::test(start_paused = true)]
-async fn a_command_that_fails_leaves_no_record_at_a_home_that_had_none() -> Result<()> {
-    for polls in 0..100 {
-        let world = World::started().await?;
-        write(&world.old, Side::Old, None).await?;
-        let mut settles = pin!(world.migration.settle());
-        if poll_times(settles.as_mut(), polls) {
-            assert!(polls > 4, "it was never in the middle");
-            return Ok(());
-        }
-        world.is_cut_off.store(true, Ordering::SeqCst);
-        if settles.await.is_err() {
-            assert_eq!(read(&world.old).await?, None, "cut off after {polls} polls");
-        }
-    }
-    panic!("it never ended");
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_end_that_not_all_nodes_hear_of_is_none() -> Result<()> {
+async fn a_node_that_is_away_keeps_the_end_away() -> Result<()> {
     let moved = FromQuorum::moved().await?;
     let migration = moved.migration.clone().fences_are_set();
     let finishes = || migration.finish(|drain| moved.clock.advance(drain.left));
@@ -605,7 +550,31 @@ async fn an_end_that_not_all_nodes_hear_of_is_none() -> Result<()> {
     assert_eq!(moved.migration.state().await?.record.phase, Phase::New, "it is as it was");
     finishes().await?;
     for node in &moved.old.nodes {
-        assert_eq!(read(node).await?, None);
+        assert!(read(node, Side::Old).await?.is_some_and(|record| record.is_over));
+    }
+    Ok(())
+}
+
+/// Nodes of a quorum take no writes any more while the migration is finished: it is over, and says so until all have heard.
+#[tokio::test(start_paused = true)]
+async fn an_end_that_not_all_nodes_heard_of_is_brought_there() -> Result<()> {
+    for nodes in 1..=3 {
+        let moved = FromQuorum::moved().await?;
+        let migration = moved.migration.clone().fences_are_set();
+        let finishes = || migration.finish(|drain| moved.clock.advance(drain.left));
+        moved.old.read_only.store(nodes, Ordering::SeqCst);
+        assert!(finishes().await.expect_err("nodes take no writes").is_retryable());
+        assert_eq!(migration.state().await.expect_err("over").kind(), ErrorKind::Misconfigured);
+        assert_eq!(moved.client().await.expect_err("over").kind(), ErrorKind::Misconfigured);
+        let next =
+            Migration::new(Arc::new(Altered(moved.old.clone())), Arc::new(MemoryStore::new())).start(START).await;
+        assert_eq!(next.expect_err("the last one is in the way").kind(), ErrorKind::Misconfigured);
+        moved.old.read_only.store(0, Ordering::SeqCst);
+        finishes().await?;
+        for node in &moved.old.nodes {
+            assert!(read(node, Side::Old).await?.is_some_and(|record| record.is_over));
+        }
+        assert_eq!(finishes().await.expect_err("over").kind(), ErrorKind::Misconfigured);
     }
     Ok(())
 }
@@ -696,10 +665,10 @@ async fn holders_are_told_apart_and_keep_the_end_away() -> Result<()> {
     assert_eq!(world.migration.finish(advance).await.expect_err("both").kind(), ErrorKind::InvalidInput);
     world.step(Phase::New).await?;
     world.migration.clone().fences_are_set().finish(advance).await?;
-    assert_eq!(world.records().await?, [None, None]);
+    let [old, new] = world.records().await?.map(|record| record.expect("no record is ever removed"));
+    assert!(old == new && old.is_over);
     assert_eq!(world.migration.finish(advance).await.expect_err("over").kind(), ErrorKind::Misconfigured);
-    // What was the new store can be the old one of the next migration.
-    Migration::new(Arc::new(world.new.clone()), Arc::new(MemoryStore::new())).start(START).await?;
+    assert_eq!(world.step(Phase::Both).await.expect_err("over").kind(), ErrorKind::Misconfigured);
     Ok(())
 }
 
@@ -712,7 +681,7 @@ async fn a_step_between_other_stores_is_refused() -> Result<()> {
         let error = wrong.step(Phase::Both, |_| ()).await.expect_err("not the stores that it was started with");
         assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
         assert_eq!(world.migration.state().await?.record.phase, Phase::Old);
-        assert_eq!(read(&elsewhere).await?, None);
+        assert_eq!(read(&elsewhere, Side::Old).await?, None);
     }
     Ok(())
 }
@@ -774,5 +743,99 @@ async fn a_store_is_left_to_itself_once_its_fences_are_above_all_others() -> Res
     world.migration.clone().fences_are_set().finish(advance).await?;
     let after = Locker::new(FenceAbove::new(floor, world.new.clone())).lock("never used").acquire().await?;
     assert!(after.fence() > floor);
+    Ok(())
+}
+
+/// What is left of a migration is no obstacle to the next one, and tells it how far epochs and fences have got.
+#[tokio::test(start_paused = true)]
+async fn the_next_migration_goes_on_from_the_end_of_the_last_one() -> Result<()> {
+    let world = World::started().await?;
+    let advance = |drain: lockkit_core::migrate::Drain| world.clock.advance(drain.left);
+    for phase in [Phase::Both, Phase::New, Phase::Both, Phase::Old] {
+        world.step(phase).await?;
+    }
+    let late = world.migration.state().await?.record;
+    world.migration.clone().fences_are_set().finish(advance).await?;
+    let dual = || Dual::connect(Arc::new(world.old.clone()), Arc::new(world.new.clone()));
+    assert!(dual().await.expect_err("over").to_string().contains("connect to the old store by itself"));
+    let again = world.migration.start(START).await?;
+    assert_eq!((again.epoch, again.floor, again.phase), (late.epoch + 2, late.floor, Phase::Old));
+    assert!(again.floor > Fence::NONE && !again.is_of(&late));
+    assert_eq!(world.records().await?, [Some(again.clone()), Some(again)]);
+    // A client of the last one acts on nothing any more.
+    assert_eq!(dual().await?.phase(), Phase::Old);
+    world.migration.clone().fences_are_set().finish(advance).await?;
+
+    // The old store of one can be the new one of another.
+    let third = MemoryStore::with_clock(Arc::clone(&world.clock) as Arc<dyn Clock>);
+    let onwards = Migration::new(Arc::new(third.clone()), Arc::new(world.old.clone()));
+    assert_eq!(onwards.state().await.expect_err("not started").kind(), ErrorKind::Misconfigured);
+    assert_eq!(onwards.finish(advance).await.expect_err("not started").kind(), ErrorKind::Misconfigured);
+    let error = Dual::connect(Arc::new(third.clone()), Arc::new(world.old.clone())).await.expect_err("not started");
+    assert!(error.to_string().contains("start one"), "{error}");
+    let started = onwards.start(START).await?;
+    assert_eq!(onwards.step(Phase::Both, advance).await?.record.epoch, started.epoch + 1);
+    assert_eq!(world.migration.start(START).await.expect_err("it is in use").kind(), ErrorKind::Misconfigured);
+    Ok(())
+}
+
+/// A command that stood still since before the migration was finished, and another began, writes nothing.
+#[tokio::test(start_paused = true)]
+async fn a_command_of_a_migration_that_is_over_writes_nothing() -> Result<()> {
+    for starts in [false, true] {
+        for polls in 0.. {
+            let world = World::new();
+            let slow = |inner: &MemoryStore| {
+                let (is_cut_off, why) = (Arc::default(), ErrorKind::Denied);
+                Arc::new(Altered(Away { inner: inner.clone(), is_cut_off, why }))
+            };
+            let another = Migration::new(slow(&world.old), slow(&world.new));
+            if !starts {
+                world.migration.start(START).await?;
+                write(&world.old, Side::Old, None).await?;
+            }
+            let mut call = pin!(async { if starts { another.start(START).await } else { another.settle().await } });
+            if poll_times(call.as_mut(), polls) {
+                assert!(polls > 4, "it was never in the middle");
+                break;
+            }
+            // Locks that the other asked for by the way are free by then.
+            world.clock.advance(Duration::from_secs(60));
+            if starts {
+                world.migration.start(START).await?;
+            }
+            world.migration.clone().fences_are_set().finish(|drain| world.clock.advance(drain.left)).await?;
+            world.migration.start(START).await?;
+            let after = world.records().await?;
+            drop(call.await);
+            assert_eq!(world.records().await?, after, "after {polls} polls");
+        }
+    }
+    Ok(())
+}
+
+/// Its home has its record by then, and the other store was in another migration meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_start_that_stood_still_is_not_written_over_a_later_end() -> Result<()> {
+    let mut was_between = false;
+    for polls in 0.. {
+        let world = World::new();
+        let mut start = pin!(world.migration.start(START));
+        if poll_times(start.as_mut(), polls) {
+            assert!(was_between, "it was never in the middle");
+            return Ok(());
+        }
+        if let [Some(_), None] = world.records().await? {
+            was_between = true;
+            let third = MemoryStore::with_clock(Arc::clone(&world.clock) as Arc<dyn Clock>);
+            let onwards = Migration::new(Arc::new(world.new.clone()), Arc::new(third)).fences_are_set();
+            onwards.start(START).await?;
+            onwards.finish(|drain| world.clock.advance(drain.left)).await?;
+            let end = world.records().await?;
+            let error = start.await.expect_err("the new store was in use");
+            assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+            assert_eq!(world.records().await?, end, "after {polls} polls");
+        }
+    }
     Ok(())
 }

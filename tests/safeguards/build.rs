@@ -55,11 +55,11 @@ impl Test {
 impl Build {
     /// Copies the workspace and builds what these tests are in.
     pub(crate) fn of(tests: &BTreeSet<Test>) -> Self {
-        let target = workspace().join("target");
-        let copy = target.join(COPY);
+        let copy = workspace().join("target").join(COPY);
         make(&copy);
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.current_dir(&copy).arg("test").arg("--target-dir").arg(&target);
+        // Its programs have a directory of their own: in that of the workspace they would be taken for the workspace's, and those for them.
+        cargo.current_dir(&copy).arg("test").env_remove("CARGO_TARGET_DIR");
         cargo.args(["--no-run", "--all-features", "--lib", "--message-format", "json-render-diagnostics"]);
         let packages: BTreeSet<_> = tests.iter().map(|test| test.package).collect();
         for package in packages {

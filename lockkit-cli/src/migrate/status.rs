@@ -327,6 +327,7 @@ pub(super) mod tests {
             fresh,
             epoch: 2,
             phase: Phase::Both,
+            is_over: false,
             is_shadowed: false,
             came_from: Phase::Old,
             floor: Fence::NONE,

@@ -80,7 +80,7 @@ async fn go(migration: &Migration, goal: Goal) -> lockkit::Result<Step> {
 }
 
 pub(super) fn finish(args: FinishArgs) -> Exit {
-    let what = "Both stores will forget the migration. A client that still uses the URL of the migration gets no locks then:\n\
+    let what = "The migration ends in both stores. A client that still uses its URL gets no locks then:\n\
                 deploy every service with the URL of the one store first.\n";
     let stores = args.stores.clone();
     let clients = interrupt::block_on(async move { Ok(stores.migration().await?.clients().await?) })?;

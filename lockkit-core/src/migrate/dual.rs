@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use super::{
     claim::Entry,
     claims::Claims,
+    migration::not_started,
     pair::{Pair, aside},
     record::{Mark, Phase, PhaseRecord, Side},
     rules,
@@ -91,30 +92,27 @@ impl Dual {
     pub async fn connect(old: Arc<dyn LockStore>, new: Arc<dyn LockStore>) -> Result<Self> {
         let pair = Pair::new(old, new);
         let sent = pair.now();
-        let (at_old, at_new) = tokio::join!(pair.read(Side::Old), pair.read(Side::New));
-        let found = match (at_old, at_new) {
-            // One without the record is not the store that it is meant to be, or has lost it.
-            (Ok(Some(_)), Ok(None)) => return Err(without_record(&pair, Side::New)),
-            (Ok(None), Ok(Some(_))) => return Err(without_record(&pair, Side::Old)),
-            (Ok(old), Ok(new)) => [old, new],
-            // What is wrong with a store is said; one that is away is needed in some phases only.
-            (Ok(Some(old)), Err(error)) if error.is_retryable() => [Some(old), None],
-            (Err(error), Ok(Some(new))) if error.is_retryable() => [None, Some(new)],
-            (Err(error), _) | (_, Err(error)) => return Err(error),
-        };
-        if let [Some(old), Some(new)] = &found
-            && !old.is_of(new)
-        {
-            let why = "the stores have the records of two different migrations";
-            return Err(Error::new(ErrorKind::Misconfigured, why));
+        let answers: [_; 2] = tokio::join!(pair.read(Side::Old), pair.read(Side::New)).into();
+        // What is wrong with a store is said; one that is away is needed in some phases only.
+        let failed = || answers.iter().filter_map(|answer| answer.as_ref().err());
+        if let Some(error) = failed().find(|error| !error.is_retryable()) {
+            return Err(error.clone());
         }
-        let newest = rules::newest(found.iter().flatten().cloned());
-        let Some(record) = newest else {
-            let why = "the stores have no record of a migration; start one with: lockkit migrate start";
-            return Err(Error::new(ErrorKind::Misconfigured, why));
+        let record = rules::current(answers.iter().flatten().flatten().cloned())?;
+        let Some(record) = record.filter(|record| !record.is_over || failed().next().is_none()) else {
+            return Err(failed().next().cloned().unwrap_or_else(not_started));
         };
+        for (side, answer) in Side::ALL.into_iter().zip(&answers) {
+            // One without the record is not the store that it is meant to be, or has lost it.
+            if matches!(answer, Ok(found) if found.as_ref().is_none_or(|found| !found.is_of(&record))) {
+                return Err(if record.is_over { not_started() } else { without_record(&pair, side) });
+            }
+        }
+        if record.is_over {
+            return Err(is_over(&record));
+        }
         let info = info(&pair, &record)?;
-        let (is_checked, id) = (found.map(|found| AtomicBool::new(found.is_some())), record.id);
+        let (is_checked, id) = (answers.map(|answer| AtomicBool::new(answer.is_ok())), record.id);
         let seen = Mutex::new(SeenRecord { sent, record: record.clone() });
         Ok(Self {
             pair,
@@ -216,6 +214,9 @@ impl Dual {
             let why = "the record of the migration is not there any more, or is that of another one";
             Error::new(ErrorKind::Misconfigured, why)
         })?;
+        if record.is_over {
+            return Err(is_over(&record));
+        }
         self.is_checked[side.index()].store(true, Ordering::Release);
         let mut seen = self.seen();
         // An older epoch tells nothing that a newer one, read as lately, does not overrule.
@@ -290,6 +291,14 @@ impl Dual {
     pub(super) fn aside(&self, ttl: Duration) -> Duration {
         aside(ttl)
     }
+}
+
+fn is_over(record: &PhaseRecord) -> Error {
+    let store = record.phase;
+    let why = format!(
+        "the migration is over: connect to the {store} store by itself, or start another: lockkit migrate start"
+    );
+    Error::new(ErrorKind::Misconfigured, why)
 }
 
 fn without_record(pair: &Pair, side: Side) -> Error {

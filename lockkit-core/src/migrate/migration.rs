@@ -96,16 +96,18 @@ impl Migration {
     ///
     /// # Errors
     /// `InvalidInput` if both stores are one, or the settings suit neither; `Unsupported` if neither store can be the home, or the
-    /// fences of one end too soon; `Misconfigured` if another migration is under way in one of the stores; else as those of
-    /// [`Records`](crate::store::Records).
+    /// fences of one end too soon; `Misconfigured` if another migration is under way in one of the stores, or the end of the last one has not
+    /// come to all nodes; else as those of [`Records`](crate::store::Records).
     ///
     /// # Cancellation
     /// It may be started.
     pub async fn start(&self, start: Start) -> Result<PhaseRecord> {
         let wanted = self.first(start).await?;
-        if let Some(known) = rules::newest(self.records().await?.into_iter().flatten()) {
+        let found = self.records().await?;
+        let known = rules::current(found.iter().flatten().cloned())?;
+        if let Some(known) = known.as_ref().filter(|known| !known.is_over) {
             let settings = |of: &PhaseRecord| (of.stores, of.home_is_durable, of.max_ttl, of.fresh);
-            let is_same = settings(&known) == settings(&wanted);
+            let is_same = settings(known) == settings(&wanted);
             if !is_same {
                 let why = "a migration is under way already, between other stores or with other settings";
                 return Err(Error::new(ErrorKind::Misconfigured, why));
@@ -117,16 +119,41 @@ impl Migration {
             }
             return self.settle().await;
         }
-        let wanted = PhaseRecord { logs: self.logs(start).await?, ..wanted };
+        let wanted = match known {
+            Some(last) => self.after(&last, wanted, start).await?,
+            None => PhaseRecord { logs: self.logs(start).await?, ..wanted },
+        };
         let highest = floor(&self.pair, &wanted).await?;
         for side in Side::ALL {
             check_room(&self.pair, side, highest).await?;
         }
-        match self.pair.change_home(None, &wanted).await? {
+        match self.pair.change_home(found[wanted.home.index()].as_ref(), &wanted).await? {
             Swap::Done => self.pair.lift(wanted.home.other(), &wanted).await?,
             Swap::Differs(_) => return Err(overtaken()),
         }
         Ok(wanted)
+    }
+
+    /// The first record of a migration that follows one that is over: its epochs and its floor go on from there. In a store that was given up
+    /// there may be locks whose next fences are no higher than what the last migration raised them to.
+    async fn after(&self, last: &PhaseRecord, wanted: PhaseRecord, start: Start) -> Result<PhaseRecord> {
+        for side in Side::ALL {
+            if self.pair.is_behind(side, last).await? {
+                let why = "the last migration is not finished at all nodes: finish it";
+                return Err(Error::new(ErrorKind::Misconfigured, why));
+            }
+        }
+        let had = |side: &Side| last.stores.contains(&wanted.stores[side.index()]);
+        let follows_log = |side: &Side| self.pair.at(*side).info().capability.liveness.session.is_some();
+        // Fences that follow a log may have been raised above it in the last migration, and have grown with it since that started.
+        let logs = if Side::ALL.iter().all(had) {
+            last.logs
+        } else if Side::ALL.iter().any(|side| had(side) && follows_log(side)) {
+            0
+        } else {
+            self.logs(start).await?
+        };
+        Ok(PhaseRecord { epoch: last.epoch + 1, floor: wanted.floor.max(last.floor), logs, ..wanted })
     }
 
     /// What the logs have reached that fences follow; nothing if fences were set above a number at some time before.
@@ -167,6 +194,7 @@ impl Migration {
             fresh,
             epoch: 1,
             phase: Phase::Old,
+            is_over: false,
             is_shadowed: false,
             came_from: Phase::Old,
             floor: start.fence_above,
@@ -199,15 +227,13 @@ impl Migration {
         if let Some(error) = records.iter().filter_map(|found| found.as_ref().err()).find(|error| is_wrong(error)) {
             return Err(error.clone());
         }
-        let Some(record) = rules::newest(records.iter().flatten().flatten().cloned()) else {
+        let current = rules::current(records.iter().flatten().flatten().cloned())?;
+        let Some(record) = current.filter(|record| !record.is_over) else {
             return Err(records.into_iter().find_map(Result::err).unwrap_or_else(not_started));
         };
-        if records.iter().flatten().flatten().any(|found| !found.is_of(&record)) {
-            return Err(of_two());
-        }
         for (side, found) in Side::ALL.into_iter().zip(&records) {
             // The wrong store, if it has no record and is another one.
-            if matches!(found, Ok(None))
+            if matches!(found, Ok(found) if found.as_ref().is_none_or(|found| !found.is_of(&record)))
                 && let Err(error) = self.pair.check_identity(side, &record).await
                 && error.kind() == ErrorKind::Misconfigured
             {
@@ -226,7 +252,8 @@ impl Migration {
     /// another changed the record meanwhile.
     pub async fn settle(&self) -> Result<PhaseRecord> {
         let found = self.records().await?;
-        let record = rules::newest(found.iter().flatten().cloned()).ok_or_else(not_started)?;
+        let current = rules::current(found.iter().flatten().cloned())?;
+        let record = current.filter(|record| !record.is_over).ok_or_else(not_started)?;
         // A node of a quorum may have missed the last changes. With another one that loses its data, it would be a majority. It is not
         // brought this very record: another migrator that waits for a drain would not notice that it lacked it.
         if self.is_settled(&record).await? && self.pair.is_nowhere_behind(record.home.other(), &record).await? {
@@ -234,45 +261,22 @@ impl Migration {
         }
         for (side, known) in Side::ALL.into_iter().zip(&found) {
             rules::is_lifted(known.as_ref(), &record)?;
-            if known.is_none() {
+            if known.as_ref().is_none_or(|known| !known.is_of(&record)) {
                 self.pair.check_identity(side, &record).await?;
             }
         }
         let renewed = record.renewed()?;
         match self.pair.change_home(found[record.home.index()].as_ref(), &renewed).await? {
-            Swap::Done if found[record.home.index()].is_none() => self.settle_lost_home(&renewed).await?,
             Swap::Done => self.pair.lift(record.home.other(), &renewed).await?,
             Swap::Differs(_) => return Err(overtaken()),
         }
         Ok(renewed)
     }
 
-    /// A home that has no record has lost its data, or the migration is being finished. If it is, either the other store has no record any
-    /// more, as is seen here; or that is removed later, and whoever removes it finds the home's then.
-    async fn settle_lost_home(&self, renewed: &PhaseRecord) -> Result<()> {
-        let lifted = self.pair.lift_older(renewed.home.other(), renewed).await;
-        let is_there = match lifted {
-            Ok(()) => self.pair.has(renewed.home.other(), renewed).await,
-            Err(error) => Err(error),
-        };
-        if matches!(is_there, Ok(true)) {
-            return Ok(());
-        }
-        // Also if nobody knows: it must not be left behind where the migration was finished.
-        let removed = self.pair.remove(renewed.home, renewed).await;
-        is_there.and(removed).and(Err(overtaken()))
-    }
-
     /// What each store has; both must answer.
-    async fn records(&self) -> Result<[Option<PhaseRecord>; 2]> {
+    pub(super) async fn records(&self) -> Result<[Option<PhaseRecord>; 2]> {
         let (old, new) = tokio::join!(self.pair.read_all(Side::Old), self.pair.read_all(Side::New));
-        let found = [old?, new?];
-        if let [Some(old), Some(new)] = &found
-            && !old.is_of(new)
-        {
-            return Err(of_two());
-        }
-        Ok(found)
+        Ok([old?, new?])
     }
 
     /// Whether both stores still have this very record (rule M15).
@@ -282,13 +286,9 @@ impl Migration {
     }
 }
 
-fn not_started() -> Error {
+pub(super) fn not_started() -> Error {
     let why = "there is no migration between these stores; start one with: lockkit migrate start";
     Error::new(ErrorKind::Misconfigured, why)
-}
-
-fn of_two() -> Error {
-    Error::new(ErrorKind::Misconfigured, "the stores have the records of two different migrations")
 }
 
 pub(super) fn in_both() -> Error {

@@ -25,13 +25,6 @@ const NAME: &str = "lockkit/migration";
 #[derive(Clone)]
 pub(super) struct Pair([Arc<dyn LockStore>; 2]);
 
-/// What becomes of a record that is missing.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
-    Written,
-    Left,
-}
-
 /// A moment on the clock of a pair, and the same or a later one on that of its new store.
 #[derive(Clone, Copy)]
 pub(super) struct Clocks {
@@ -103,7 +96,7 @@ impl Pair {
         let calls = keepers.iter().map(|keeper| -> Call<'_> {
             Box::pin(async {
                 let text = keeper.read(&name).await?;
-                text.map(|text| read_at(side, &text)).transpose()
+                text.map(|text| PhaseRecord::from_record(&text, side)).transpose()
             })
         });
         majority(calls.collect()).await?.ok_or_else(|| {
@@ -113,33 +106,33 @@ impl Pair {
         })
     }
 
-    /// What a store has, for those that move the migration on: of a quorum the newest of all nodes that answer, as long as they are a
-    /// majority.
+    /// What a store has, for those that move the migration on: of a quorum the [current](rules::current) one of all nodes that answer, as long as
+    /// they are a majority.
     ///
     /// # Errors
     /// As [`read`](Self::read); `Misconfigured` if its nodes have the records of two migrations.
     pub(super) async fn read_all(&self, side: Side) -> Result<Option<PhaseRecord>> {
-        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
-        let (mut newest, mut answered, mut failed) = (None::<PhaseRecord>, 0, None);
-        for answer in join_all(keepers.iter().map(|keeper| keeper.read(&name))).await {
+        let (mut records, mut failed, answers) = (Vec::new(), None, self.at_nodes(side).await?);
+        let nodes = answers.len();
+        for answer in answers {
             match answer {
-                Ok(text) => {
-                    answered += 1;
-                    let Some(record) = text.map(|text| read_at(side, &text)).transpose()? else { continue };
-                    if newest.as_ref().is_some_and(|newest| !newest.is_of(&record)) {
-                        let name = &self.at(side).info().name;
-                        let why = format!("the nodes of {name} have the records of two migrations");
-                        return Err(Error::new(ErrorKind::Misconfigured, why));
-                    }
-                    newest = rules::newest(newest.into_iter().chain([record]));
-                }
+                Ok(record) => records.push(record),
+                Err(error) if is_wrong(&error) => return Err(error),
                 Err(error) => failed = Some(error),
             }
         }
         match failed {
-            Some(error) if answered <= keepers.len() / 2 => Err(error),
-            _ => Ok(newest),
+            Some(error) if records.len() <= nodes / 2 => Err(error),
+            _ => rules::current(records.into_iter().flatten()),
         }
+    }
+
+    /// What each node of a store has.
+    async fn at_nodes(&self, side: Side) -> Result<Vec<Result<Option<PhaseRecord>>>> {
+        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
+        let answers = join_all(keepers.iter().map(|keeper| keeper.read(&name))).await;
+        let record = |text: Option<Record>| text.map(|text| PhaseRecord::from_record(&text, side)).transpose();
+        Ok(answers.into_iter().map(|text| text.and_then(record)).collect())
     }
 
     /// Makes sure that all nodes of a store answer.
@@ -147,11 +140,16 @@ impl Pair {
     /// # Errors
     /// As those of [`Records::read`], for any of them.
     pub(super) async fn check_all_answer(&self, side: Side) -> Result<()> {
-        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
-        join_all(keepers.iter().map(|keeper| keeper.read(&name)))
-            .await
-            .into_iter()
-            .try_for_each(|answer| answer.map(drop))
+        self.at_nodes(side).await?.into_iter().try_for_each(|answer| answer.map(drop))
+    }
+
+    /// Whether any node of a store has an older record of that migration.
+    ///
+    /// # Errors
+    /// As those of [`Records::read`], for any of them.
+    pub(super) async fn is_behind(&self, side: Side, record: &PhaseRecord) -> Result<bool> {
+        let found = self.at_nodes(side).await?.into_iter().collect::<Result<Vec<_>>>()?;
+        Ok(found.iter().flatten().any(|found| found.is_of(record) && found.epoch < record.epoch))
     }
 
     /// Makes the record of the home `new` if it is `seen`.
@@ -168,108 +166,65 @@ impl Pair {
     /// Makes a store have this record, or a newer one; of a quorum a majority of its nodes.
     ///
     /// # Errors
-    /// As those of [`Records`]; `Misconfigured` if it has no record, and is another store than the one that the migration was started
-    /// with; `Unexpected` if it has another one of the same epoch; `Unavailable` if the migration was finished meanwhile.
+    /// As those of [`Records`]; `Misconfigured` if it has no record of this migration, and is another store than the one that the migration was
+    /// started with; `Unexpected` if it has another one of the same epoch.
     pub(super) async fn lift(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        let (made, lifted) = self.lift_all(side, record, Missing::Written).await?;
-        if !made.contains(&true) {
-            return lifted;
+        let keepers = self.keepers(side)?;
+        // All of them, as far as they answer: one that has an older record would spoil the drain.
+        let lifted = join_all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record))).await;
+        let done = lifted.iter().filter(|done| done.is_ok()).count();
+        match lifted.into_iter().find_map(Result::err) {
+            Some(error) if done <= keepers.len() / 2 => Err(error),
+            _ => Ok(()),
         }
-        // Whoever finishes a migration removes the record of the home first.
-        let home = self.read_all(record.home).await;
-        if matches!(&home, Ok(Some(home)) if home.is_of(record)) {
-            return lifted;
-        }
-        // It is as it was before, also if nobody knows: nothing must be left behind where the migration was finished.
-        let (name, text, keepers) = (LockKey::new(NAME)?, record.to_record(side)?, self.keepers(side)?);
-        let made = keepers.iter().zip(made).filter(|(_, is_made)| *is_made);
-        let removed = join_all(made.map(|(keeper, _)| keeper.compare_and_set(&name, Some(&text), None))).await;
-        home?;
-        removed.into_iter().collect::<Result<Vec<_>>>()?;
-        Err(overtaken())
     }
 
     /// Whether no node of a quorum that answers has another record than this, or none.
     pub(super) async fn is_nowhere_behind(&self, side: Side, record: &PhaseRecord) -> Result<bool> {
-        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
-        if keepers.len() == 1 {
-            return Ok(true);
-        }
-        for text in join_all(keepers.iter().map(|keeper| keeper.read(&name))).await.into_iter().flatten() {
-            let found = text.map(|text| read_at(side, &text)).transpose()?;
-            if !rules::is_copy(found.as_ref(), record) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// As [`lift`](Self::lift), but where there is no record none is written.
-    ///
-    /// # Errors
-    /// As [`lift`](Self::lift).
-    pub(super) async fn lift_older(&self, side: Side, record: &PhaseRecord) -> Result<()> {
-        self.lift_all(side, record, Missing::Left).await?.1
-    }
-
-    /// For each place, whether there was no record, and is now; and whether enough places have this one, or a newer one.
-    async fn lift_all(&self, side: Side, record: &PhaseRecord, missing: Missing) -> Result<(Vec<bool>, Result<()>)> {
-        let keepers = self.keepers(side)?;
-        // All of them, as far as they answer: one that has an older record would spoil the drain.
-        let lifted = join_all(keepers.iter().map(|keeper| self.lift_at(&**keeper, side, record, missing))).await;
-        let done = lifted.iter().filter(|done| done.is_ok()).count();
-        let made = lifted.iter().map(|made| matches!(made, Ok(true))).collect();
-        let lifted = match lifted.into_iter().find_map(Result::err) {
-            Some(error) if done <= keepers.len() / 2 => Err(error),
-            _ => Ok(()),
-        };
-        Ok((made, lifted))
+        let found = self.at_nodes(side).await?;
+        Ok(found.len() == 1 || found.iter().flatten().all(|found| rules::is_copy(found.as_ref(), record)))
     }
 
     /// Whether a store has this very record; of a quorum, whether a majority of its nodes has it, and none that answers a newer one. One node is
     /// not enough: clients may read an older record at the others.
     pub(super) async fn has(&self, side: Side, record: &PhaseRecord) -> Result<bool> {
-        let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
         let (mut copies, mut differs, mut is_ahead, mut failed) = (0, false, false, None);
-        for answer in join_all(keepers.iter().map(|keeper| keeper.read(&name))).await {
+        let answers = self.at_nodes(side).await?;
+        let nodes = answers.len();
+        for answer in answers {
             match answer {
-                Ok(text) => {
-                    let found = text.map(|text| read_at(side, &text)).transpose()?;
+                Ok(found) => {
                     let is_copy = rules::is_copy(found.as_ref(), record);
                     copies += usize::from(is_copy);
                     differs |= !is_copy;
                     // A step that was not finished: clients that read it there act on it.
                     is_ahead |= !is_copy && found.is_some_and(|found| found.epoch >= record.epoch);
                 }
+                Err(error) if is_wrong(&error) => return Err(error),
                 Err(error) => failed = Some(error),
             }
         }
         match failed {
-            _ if copies > keepers.len() / 2 && !is_ahead => Ok(true),
+            _ if copies > nodes / 2 && !is_ahead => Ok(true),
             Some(error) if !differs => Err(error),
             _ => Ok(false),
         }
     }
 
-    /// Whether there was no record, and is now.
-    async fn lift_at(&self, keeper: &dyn Records, side: Side, record: &PhaseRecord, missing: Missing) -> Result<bool> {
+    async fn lift_at(&self, keeper: &dyn Records, side: Side, record: &PhaseRecord) -> Result<()> {
         let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
         let mut found = keeper.read(&name).await?;
         loop {
-            let known = found.as_ref().map(|known| read_at(side, known)).transpose()?;
+            let known = found.as_ref().map(|known| PhaseRecord::from_record(known, side)).transpose()?;
             if !rules::is_lifted(known.as_ref(), record)? {
-                return Ok(false);
+                return Ok(());
             }
-            if known.is_none() {
-                if missing == Missing::Left {
-                    return Ok(false);
-                }
-                // A store that the URL leads to by mistake has none either.
+            if known.is_none_or(|known| !known.is_of(record)) {
+                // A store that the URL leads to by mistake has none of this migration either.
                 self.check_identity(side, record).await?;
             }
             match keeper.compare_and_set(&name, found.as_ref(), Some(&text)).await? {
-                Swap::Done => return Ok(found.is_none()),
-                Swap::Differs(None) => return Err(overtaken()),
+                Swap::Done => return Ok(()),
                 Swap::Differs(other) => found = other,
             }
         }
@@ -289,20 +244,6 @@ impl Pair {
         Err(Error::new(ErrorKind::Misconfigured, why))
     }
 
-    /// Removes the record from a store. At the home it must be this very one; elsewhere one of this migration. Of a quorum from all
-    /// nodes.
-    pub(super) async fn remove(&self, side: Side, record: &PhaseRecord) -> Result<Swap> {
-        let (name, text) = (LockKey::new(NAME)?, record.to_record(side)?);
-        let keepers = self.keepers(side)?;
-        if let [home] = &keepers[..]
-            && side == record.home
-        {
-            return home.compare_and_set(&name, Some(&text), None).await;
-        }
-        let removed = join_all(keepers.iter().map(|keeper| remove_at(&**keeper, side, record))).await;
-        removed.into_iter().collect::<Result<Vec<_>>>().map(|_| Swap::Done)
-    }
-
     fn keepers(&self, side: Side) -> Result<Vec<Box<dyn Records + '_>>> {
         let store = self.at(side);
         let keepers = store.records();
@@ -314,30 +255,6 @@ impl Pair {
     }
 }
 
-/// The record that a store has, which must say that it is this one of the two: with the stores the other way round, the phases
-/// would mean the opposite.
-fn read_at(side: Side, text: &Record) -> Result<PhaseRecord> {
-    let (record, at) = PhaseRecord::from_record(text)?;
-    if at == side {
-        return Ok(record);
-    }
-    Err(Error::new(ErrorKind::Misconfigured, "the two stores of the migration stand the other way round"))
-}
-
-/// Removes a record of this migration.
-async fn remove_at(keeper: &dyn Records, side: Side, record: &PhaseRecord) -> Result<()> {
-    let name = LockKey::new(NAME)?;
-    while let Some(text) = keeper.read(&name).await? {
-        if !read_at(side, &text)?.is_of(record) {
-            return Err(of_another());
-        }
-        if keeper.compare_and_set(&name, Some(&text), None).await? == Swap::Done {
-            break;
-        }
-    }
-    Ok(())
-}
-
 /// Whether it is what a store has that is wrong, and not that it can't be asked.
 pub(super) fn is_wrong(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Misconfigured | ErrorKind::Unexpected)
@@ -345,10 +262,6 @@ pub(super) fn is_wrong(error: &Error) -> bool {
 
 pub(super) fn overtaken() -> Error {
     Error::new(ErrorKind::Unavailable, "somebody else has just moved the migration on: look at where it is")
-}
-
-fn of_another() -> Error {
-    Error::new(ErrorKind::Misconfigured, "the store has the record of another migration")
 }
 
 /// A question to a node for its record.

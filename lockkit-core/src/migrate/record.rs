@@ -14,6 +14,8 @@ const DURABLE: &str = "durable";
 const FORGETFUL: &str = "forgetful";
 /// The phase old, in which clients ask the new store, too.
 const SHADOW: &str = "shadow";
+/// Of a migration that is finished, in place of the side.
+const OVER: &str = "over";
 
 /// Where the locks of a service are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +40,8 @@ pub enum Side {
 /// What both stores say of a migration.
 ///
 /// `id`, `stores`, `home`, `home_is_durable`, `max_ttl`, `fresh` and `logs` stay the same throughout. What a store keeps also says which of the
-/// two stores it is.
+/// two stores it is. A record is never removed: what a command that stood still for long writes where there was none would be taken for
+/// the record of a migration that is under way. One that [is over](Self::is_over) stays until the next migration, which counts its epochs from there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseRecord {
     /// Which migration it is.
@@ -57,6 +60,8 @@ pub struct PhaseRecord {
     pub epoch: u64,
     /// Where the locks are.
     pub phase: Phase,
+    /// Whether the migration is finished: its clients get no locks any more, and another one may begin.
+    pub is_over: bool,
     /// Whether clients also ask the new store, whose answers decide nothing; only in [`Phase::Old`].
     pub is_shadowed: bool,
     /// The phase before [`Phase::Both`]; in the other phases it is that phase itself.
@@ -206,6 +211,14 @@ impl PhaseRecord {
         goal == Phase::Both || (goal == self.came_from && home_is_durable)
     }
 
+    /// The record that ends the migration.
+    ///
+    /// # Errors
+    /// As those of [`Token::random`].
+    pub fn ended(&self) -> Result<Self> {
+        Ok(Self { is_over: true, is_shadowed: false, ..self.renewed()? })
+    }
+
     /// Whether it is of the same migration.
     #[must_use]
     pub fn is_of(&self, other: &Self) -> bool {
@@ -213,7 +226,7 @@ impl PhaseRecord {
             && (self.home_is_durable, self.max_ttl, self.fresh) == (other.home_is_durable, other.max_ttl, other.fresh)
     }
 
-    /// What a store keeps, which also says that it is this one of the two.
+    /// What a store keeps, which also says that it is this one of the two, unless the migration is over: in the next one it may be the other.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if its times have no text.
@@ -221,7 +234,8 @@ impl PhaseRecord {
         let [old, new] = self.stores;
         let (max_ttl, fresh) = (self.max_ttl.as_millis(), self.fresh.as_millis());
         Record::new(format!(
-            "{FORM};{at};{};{old};{new};{};{};{max_ttl};{fresh};{};{};{};{};{};{}",
+            "{FORM};{};{};{old};{new};{};{};{max_ttl};{fresh};{};{};{};{};{};{}",
+            if self.is_over { OVER } else { at.alone().name() },
             self.id.reveal(),
             self.home,
             if self.home_is_durable { DURABLE } else { FORGETFUL },
@@ -234,18 +248,25 @@ impl PhaseRecord {
         ))
     }
 
-    /// Reads what a store had, and which of the two it is.
+    /// Reads what that one of the two stores had.
     ///
     /// # Errors
-    /// [`ErrorKind::Unexpected`] if it has another form.
-    pub fn from_record(record: &Record) -> Result<(Self, Side)> {
-        Self::parse(record.as_str()).ok_or_else(|| {
+    /// [`ErrorKind::Unexpected`] if it has another form; [`ErrorKind::Misconfigured`] if it is what the other one of the two keeps: with the stores
+    /// the other way round, the phases would mean the opposite.
+    pub fn from_record(record: &Record, at: Side) -> Result<Self> {
+        let (found, is_at) = Self::parse(record.as_str()).ok_or_else(|| {
             let why = "the record of the migration has another form; it may be that of a newer version";
             Error::new(ErrorKind::Unexpected, why)
-        })
+        })?;
+        if is_at.is_some_and(|is_at| is_at != at) {
+            let why = "the two stores of the migration stand the other way round";
+            return Err(Error::new(ErrorKind::Misconfigured, why));
+        }
+        Ok(found)
     }
 
-    fn parse(text: &str) -> Option<(Self, Side)> {
+    /// The record, and at which of the two stores it is, unless it is over.
+    fn parse(text: &str) -> Option<(Self, Option<Side>)> {
         let words: Vec<&str> = text.split(';').collect();
         let [FORM, at, id, old, new, home, durable, max_ttl, fresh, epoch, phase, came_from, floor, logs, stamp] =
             words[..]
@@ -262,6 +283,7 @@ impl PhaseRecord {
             fresh: millis(fresh)?,
             epoch: epoch.parse().ok()?,
             phase: if phase == SHADOW { Phase::Old } else { Phase::named(phase)? },
+            is_over: at == OVER,
             is_shadowed: phase == SHADOW,
             came_from: Phase::named(came_from)?,
             floor: Fence::new(floor.parse().ok()?),
@@ -269,7 +291,7 @@ impl PhaseRecord {
             stamp: stamp.parse().ok()?,
         };
         let is_sound = (record.phase == Phase::Both) != (record.phase == record.came_from);
-        let at = Side::named(at)?;
+        let at = if record.is_over { None } else { Some(Side::named(at)?) };
         (is_sound && record.came_from != Phase::Both).then_some((record, at))
     }
 }
@@ -323,6 +345,7 @@ mod tests {
             fresh: Duration::from_secs(10),
             epoch: 1,
             phase: Phase::Old,
+            is_over: false,
             is_shadowed: false,
             came_from: Phase::Old,
             floor: Fence::NONE,
@@ -340,12 +363,25 @@ mod tests {
             (record.phase, record.came_from, record.home) = (phase, came_from, Side::New);
             (record.epoch, record.floor, record.logs) = (u64::MAX, Fence::new(u64::MAX), u64::MAX);
             let text = record.to_record(Side::New).expect("text");
-            assert_eq!(PhaseRecord::from_record(&text).expect("record"), (record.clone(), Side::New));
+            assert_eq!(PhaseRecord::from_record(&text, Side::New).expect("record"), record);
             record.home_is_durable = !record.home_is_durable;
         }
         (record.phase, record.came_from, record.is_shadowed) = (Phase::Old, Phase::Old, true);
         let text = record.to_record(Side::New).expect("text");
-        assert_eq!(PhaseRecord::from_record(&text).expect("record"), (record, Side::New));
+        assert_eq!(PhaseRecord::from_record(&text, Side::New).expect("record"), record);
+    }
+
+    #[test]
+    fn a_record_says_at_which_store_it_is_unless_it_is_over() {
+        let record = record();
+        let text = record.to_record(Side::Old).expect("text");
+        assert_eq!(PhaseRecord::from_record(&text, Side::New).expect_err("the old").kind(), ErrorKind::Misconfigured);
+        let end = record.ended().expect("end");
+        assert!(end.is_of(&record) && end.is_over && end.epoch == 2 && end.stamp != record.stamp);
+        assert_eq!(end.to_record(Side::Old).expect("text"), end.to_record(Side::New).expect("text"));
+        for at in Side::ALL {
+            assert_eq!(PhaseRecord::from_record(&end.to_record(at).expect("text"), at).expect("record"), end);
+        }
     }
 
     #[test]
@@ -364,7 +400,8 @@ mod tests {
     fn another_form_is_no_record() {
         let good = record().to_record(Side::Old).expect("text");
         let is_refused = |text: String| {
-            let error = PhaseRecord::from_record(&Record::new(text).expect("record")).expect_err("another form");
+            let text = Record::new(text).expect("record");
+            let error = PhaseRecord::from_record(&text, Side::Old).expect_err("another form");
             assert_eq!(error.kind(), ErrorKind::Unexpected);
         };
         is_refused(good.as_str().replace("migration-1", "migration-2"));

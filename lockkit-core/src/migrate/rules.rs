@@ -58,12 +58,39 @@ pub fn newest(records: impl IntoIterator<Item = PhaseRecord>) -> Option<PhaseRec
     records.into_iter().max_by_key(|record| record.epoch)
 }
 
-/// Whether a store that has `known` is to be given `record` (rule M2): only upwards.
+/// Of the records that stores or nodes have, that of the migration which is under way; if there is none, the end of the last one. The end of one
+/// migration says that it is over also where it has not come to, and nothing of others.
 ///
 /// # Errors
-/// [`ErrorKind::Misconfigured`] if `known` is of another migration; [`ErrorKind::Unexpected`] if it is another record of the same epoch.
+/// [`ErrorKind::Misconfigured`] if they are of two migrations that are under way.
+pub fn current(found: impl IntoIterator<Item = PhaseRecord>) -> Result<Option<PhaseRecord>> {
+    let mut latest: Vec<PhaseRecord> = Vec::new();
+    for record in found {
+        match latest.iter_mut().find(|known| known.is_of(&record)) {
+            Some(known) if known.epoch < record.epoch => *known = record,
+            Some(_) => {}
+            None => latest.push(record),
+        }
+    }
+    let (ended, mut under_way): (Vec<_>, Vec<_>) = latest.into_iter().partition(|record| record.is_over);
+    if under_way.len() > 1 {
+        let why = "the stores, or their nodes, have the records of two different migrations";
+        return Err(Error::new(ErrorKind::Misconfigured, why));
+    }
+    Ok(under_way.pop().or_else(|| newest(ended)))
+}
+
+/// Whether a store that has `known` is to be given `record` (rule M2): only upwards. The end of another migration makes room for one that counts its
+/// epochs from there.
+///
+/// # Errors
+/// [`ErrorKind::Misconfigured`] if `known` is of another migration, which is not over or began later; [`ErrorKind::Unexpected`] if it is another
+/// record of the same epoch.
 pub fn is_lifted(known: Option<&PhaseRecord>, record: &PhaseRecord) -> Result<bool> {
     let Some(known) = known else { return Ok(true) };
+    if !known.is_of(record) && known.is_over && known.epoch < record.epoch {
+        return Ok(true);
+    }
     if !known.is_of(record) {
         return Err(Error::new(ErrorKind::Misconfigured, "the store has the record of another migration"));
     }

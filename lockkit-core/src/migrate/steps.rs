@@ -6,9 +6,10 @@ use tokio::time::sleep;
 
 use super::{
     floor::{Fences, check_room, fences, floor},
-    migration::{Migration, State, in_both},
+    migration::{Migration, State, in_both, not_started},
     pair::overtaken,
     record::{Phase, PhaseRecord, Side},
+    rules,
 };
 use crate::{Error, ErrorKind, Fence, Result, store::Swap};
 
@@ -164,16 +165,20 @@ impl Migration {
         if record.floor == Fence::NONE { Ok(Fences::Higher) } else { fences(&self.pair, side, record.floor).await }
     }
 
-    /// Ends the migration, in the phase [`Phase::Old`] or [`Phase::New`]: the records are removed. Clients of the migration get no locks from then
-    /// on, so that all must use the store itself by now. It waits for a drain first.
+    /// Ends the migration, in the phase [`Phase::Old`] or [`Phase::New`]: the records say that it is over. Clients of the migration get no locks from
+    /// then on, so that all must use the store itself by now. It waits for a drain first. An end that has not come to all nodes is brought there.
     ///
     /// # Errors
     /// `InvalidInput` in the phase [`Phase::Both`]; `Unavailable` while a client of the migration holds a lock, and while the store
     /// by itself gives lower [fences](Self::fences) than there were; else as [`settle`](Self::settle), for all nodes of a quorum.
     ///
     /// # Cancellation
-    /// The record may have been removed from one of the stores: this can be called again.
+    /// It may be over in one of the stores: this can be called again.
     pub async fn finish(&self, mut told: impl FnMut(Drain)) -> Result<()> {
+        let current = rules::current(self.records().await?.into_iter().flatten())?;
+        if let Some(end) = current.filter(|record| record.is_over) {
+            return if self.is_behind(&end).await? { self.spread_end(&end).await } else { Err(not_started()) };
+        }
         let record = self.settle().await?;
         if record.phase == Phase::Both {
             return Err(in_both());
@@ -207,14 +212,27 @@ impl Migration {
         for side in Side::ALL {
             self.pair.check_all_answer(side).await?;
         }
-        // The very record that was drained, or nothing: somebody may have gone on from it.
-        match self.pair.remove(record.home, &record).await? {
-            Swap::Done => self.pair.remove(record.home.other(), &record).await?,
-            Swap::Differs(_) => return Err(overtaken()),
-        };
-        match self.pair.read_all(record.home).await? {
-            None => Ok(()),
-            Some(_) => Err(overtaken()),
+        let end = record.ended()?;
+        // After the very record that was drained, or not at all: somebody may have gone on from it.
+        match self.pair.change_home(Some(&record), &end).await? {
+            Swap::Done => self.spread_end(&end).await,
+            Swap::Differs(_) => Err(overtaken()),
         }
+    }
+
+    /// Makes both stores have the end of the migration, all their nodes included.
+    async fn spread_end(&self, end: &PhaseRecord) -> Result<()> {
+        for side in Side::ALL {
+            self.pair.lift(side, end).await?;
+        }
+        if self.is_behind(end).await? {
+            let why = "a node has not been told that the migration is over: finish it once more";
+            return Err(Error::new(ErrorKind::Unavailable, why));
+        }
+        Ok(())
+    }
+
+    async fn is_behind(&self, end: &PhaseRecord) -> Result<bool> {
+        Ok(self.pair.is_behind(Side::Old, end).await? || self.pair.is_behind(Side::New, end).await?)
     }
 }

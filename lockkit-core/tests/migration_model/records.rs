@@ -33,6 +33,7 @@ static FIRST: LazyLock<PhaseRecord> = LazyLock::new(|| PhaseRecord {
     fresh: TICK,
     epoch: 0,
     phase: Phase::Old,
+    is_over: false,
     is_shadowed: false,
     came_from: Phase::Old,
     floor: Fence::NONE,
