@@ -231,14 +231,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-core/dual::what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so",
     },
     Safeguard {
-        name: "moving_finished",
-        does: "What was finished is not settled again by a migrator that stood still",
-        file: PAIR,
-        code: "if «missing == Missing::Left» {",
-        without: "false",
-        noticed_by: "lockkit-core/steps::what_was_finished_stays_so",
-    },
-    Safeguard {
         name: "moving_once",
         does: "A renewal that comes late leaves alone what another one took along",
         file: CLAIM,
