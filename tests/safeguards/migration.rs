@@ -162,8 +162,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "moving_end",
         does: "The end of a migration is newer than all that its commands may still write",
         file: RECORD,
-        code: "Ok(Self { is_over: true, is_shadowed: false, «..self.renewed()?» })",
-        without: "..self.clone()",
+        code: "Ok(Self { is_over: true, is_shadowed: false, ..«self.renewed()?» })",
+        without: "self.clone()",
         noticed_by: "lockkit-core/steps::a_command_of_a_migration_that_is_over_writes_nothing",
     },
     Safeguard {
