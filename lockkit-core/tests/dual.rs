@@ -405,7 +405,7 @@ async fn a_renewal_that_comes_late_leaves_alone_what_another_took_along() -> Res
     let Renewed::Held(_) = first.await.remove(0)? else { panic!("it is held") };
     assert!(world.is_held_at(&world.new, "x").await?, "it was taken along");
     new.is_held_up.send_replace(true);
-    drop(poll_once(second.as_mut()));
+    assert!(poll_once(second.as_mut()).is_ready(), "it asks the new store for nothing");
     drop(second);
     new.is_held_up.send_replace(false);
     drop(third.await);
@@ -433,6 +433,31 @@ async fn a_release_that_overtakes_taking_along_leaves_nothing_behind() -> Result
     new.is_held_up.send_replace(false);
     assert!(!matches!(renewing.await.expect("task"), Ok(Renewed::Held(_))));
     assert!(!world.is_held_at(&world.new, "x").await?, "what came after the release is released, too");
+    Ok(())
+}
+
+/// The phase went back while a renewal asked for the lock in the new store.
+#[tokio::test]
+async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() -> Result<()> {
+    let world = World::with_durable_home().await?;
+    let (dual, _, new) = world.held_up().await?;
+    let mine = request("x");
+    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    new.before.store(true, Ordering::SeqCst);
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    let mut late = Box::pin(dual.renew(&renewals));
+    assert!(poll_once(late.as_mut()).is_pending());
+    world.step(Phase::Old).await?;
+    world.clock.advance(START.fresh);
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    new.is_held_up.send_replace(false);
+    drop(late.await);
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    assert!(!world.is_held_at(&world.new, "x").await?, "what came after the release is released, too");
+    assert!(world.is_held_at(&world.old, "x").await?);
     Ok(())
 }
 

@@ -156,7 +156,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: CLAIM,
         code: "part.token == claim.token && part.left == Left::Released && «!part.is_asked»",
         without: "true",
-        noticed_by: "lockkit-core/dual::a_release_that_overtakes_taking_along_leaves_nothing_behind",
+        noticed_by: "lockkit-core/dual::a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again",
     },
     Safeguard {
         name: "moving_end",
