@@ -99,7 +99,7 @@ impl MySqlStore {
 
     /// The same, on servers of this kind.
     pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
-        let statements = Arc::new(Statements::new(&config.check()?, quoted_table(&of_claims(&config.table)).ok()));
+        let statements = Arc::new(Statements::new(config.check()?, quoted_table(&of_claims(&config.table)).ok()));
         let pool = Arc::new(Pool::new(&config, replicas));
         let queues = Arc::new(NamedLockQueues::new(&config.table, config.timeout));
         let info = StoreInfo {

@@ -9,8 +9,6 @@
 //! even earlier moment. But of two renewals of one lease the one that began first may come to the row last, and its time is
 //! the earlier one, while the holder believes what the other said: so **a renewal never moves the end of a lease back**.
 
-use std::sync::Arc;
-
 use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
 use crate::wire::{
@@ -30,27 +28,8 @@ const SIZES: [usize; 4] = [1, 8, 64, 512];
 pub(crate) struct Statements {
     /// The table's name, quoted.
     pub(crate) table: String,
-    acquire: Arc<str>,
-    acquire_from_floor: Arc<str>,
-    replace: Arc<str>,
-    replace_from_floor: Arc<str>,
-    look: Arc<str>,
-    insert: Arc<str>,
-    release: Arc<str>,
-    renew: [Arc<str>; SIZES.len()],
-    renew_unlocked: [Arc<str>; SIZES.len()],
-    inspect: [Arc<str>; SIZES.len()],
-    page: Arc<str>,
-    unused_page: Arc<str>,
-    remove_unused: [Arc<str>; SIZES.len()],
-    record: Arc<str>,
-    set_record: Arc<str>,
     /// The name of the table of claims, quoted; empty if it can have none.
     claims: String,
-    lapsed_claims: Arc<str>,
-    inspect_claims: [Arc<str>; SIZES.len()],
-    page_claims: Arc<str>,
-    queue: Arc<str>,
 }
 
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
@@ -75,138 +54,151 @@ const COLUMNS: &str = "resource_name, token, fence, span, fence_last, `count`, n
 const HELD_PAGE: &str = "resource_name > ? AND resource_name >= ? AND resource_name < ? AND expires > UTC_TIMESTAMP(6) \
      ORDER BY resource_name LIMIT ?";
 
+/// The server's clock as a fence. Unsigned like the counter: between numbers of both kinds MariaDB's GREATEST compares signed ones,
+/// and takes a counter from 2^63 on for a negative number, so that the fence would go back.
+const NOW_US: &str = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS UNSIGNED)";
+
 impl Statements {
     /// The statements on the table with this quoted name, and on that of its claims.
-    pub(crate) fn new(table: &str, claims: Option<String>) -> Self {
-        let claims = claims.unwrap_or_default();
-        let text = |text: String| -> Arc<str> { text.into() };
-        // Unsigned like the counter: between numbers of both kinds MariaDB's GREATEST compares signed ones, and takes a counter
-        // from 2^63 on for a negative number, so that the fence would go back.
-        let now = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) AS UNSIGNED)";
-        Self {
-            table: table.to_owned(),
-            acquire: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"), FREE)),
-            acquire_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)", FREE)),
-            replace: text(acquire(table, &format!("GREATEST(fence_last + 1, ?, {now})"), HELD)),
-            replace_from_floor: text(acquire(table, "GREATEST(fence_last + 1, ?)", HELD)),
-            look: text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name = ?")),
-            insert: text(format!(
-                "INSERT IGNORE INTO {table} (resource_name, create_time, update_time) \
-                 VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))"
-            )),
-            release: text(format!(
-                "UPDATE {table} SET token = NULL, expires = NULL, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
-                 version = version + 1, update_time = UTC_TIMESTAMP(6) \
-                 WHERE resource_name = ? AND token = ? AND expires > UTC_TIMESTAMP(6)"
-            )),
-            renew: SIZES.map(|size| text(renew(table, size))),
-            renew_unlocked: SIZES.map(|size| text(renew_unlocked(table, size))),
-            inspect: SIZES.map(|size| {
-                text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE resource_name IN ({})", list("?", size)))
-            }),
-            page: text(format!("SELECT {NUMBER}, {COLUMNS} FROM {table} WHERE {HELD_PAGE}")),
-            unused_page: text(format!(
-                "SELECT {NUMBER}, id, IF({UNUSED}, resource_name, NULL) FROM {table} WHERE id > ? ORDER BY id LIMIT ?"
-            )),
-            remove_unused: SIZES.map(|size| text(remove_unused(table, size))),
-            record: text(format!(
-                "SELECT {NUMBER}, CAST(@@GLOBAL.read_only AS CHAR), COALESCE(node_info, ''), resource_name \
-                 FROM (SELECT 1) AS one LEFT JOIN {table} ON resource_name = ?"
-            )),
-            inspect_claims: SIZES.map(|size| {
-                // The limit is no limit: names are unique.
-                let named = format!("resource_name IN ({}) LIMIT {size}", list("?", size));
-                text(with_claims(table, &named, &claims, "l.id"))
-            }),
-            page_claims: text(with_claims(table, HELD_PAGE, &claims, "l.resource_name")),
-            queue: text(format!(
-                "SELECT {NUMBER}, w.mode, w.permits, w.node_info FROM {table} AS l STRAIGHT_JOIN {claims} AS w FORCE INDEX (turns) \
-                 ON w.lock_id = l.id WHERE l.resource_name = ? AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6) \
-                 ORDER BY w.place LIMIT ?"
-            )),
-            lapsed_claims: text(format!(
-                "SELECT DISTINCT {NUMBER}, lock_id FROM {claims} WHERE lock_id > ? AND {LAPSED} ORDER BY lock_id LIMIT ?"
-            )),
-            claims,
-            // A counter of 1 keeps the row from those that are removed as unused. The text is compared byte for byte, whatever
-            // collation somebody gave the column.
-            set_record: text(format!(
-                "UPDATE {table} SET node_info = ?, fence_last = ? + {WRITABLE}, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
-                 version = version + 1, update_time = UTC_TIMESTAMP(6) WHERE resource_name = ? \
-                 AND CAST(COALESCE(node_info, '') AS BINARY) = CAST(? AS BINARY)"
-            )),
-        }
+    pub(crate) fn new(table: String, claims: Option<String>) -> Self {
+        Self { table, claims: claims.unwrap_or_default() }
     }
 
     /// Takes a free lock. Arguments: the least fence, the span, the token, the holder, the question [over the
     /// fence](over_fence), the ttl in µs, the name. Gives the fence, under the question, as the insert id.
     pub(crate) fn acquire(&self, with_clock: bool) -> Statement<'static> {
-        query(if with_clock { &self.acquire } else { &self.acquire_from_floor })
+        self.take(with_clock, "(expires IS NULL OR expires <= UTC_TIMESTAMP(6))")
     }
 
     /// Takes a lock in the place of the lease that has it. Arguments: the same, and the token of that lease.
     pub(crate) fn replace(&self, with_clock: bool) -> Statement<'static> {
-        query(if with_clock { &self.replace } else { &self.replace_from_floor })
+        self.take(with_clock, "token = ? AND expires > UTC_TIMESTAMP(6)")
+    }
+
+    /// Assignments take effect from left to right, so that the fence is computed from the old counter and the new counter
+    /// from the fence. That the lock was free, or whose it was, is in the `WHERE`; who holds it by the same claim is found by looking.
+    ///
+    /// The fence is never below the server's clock, although a counter that is there would do: a server that lost the last
+    /// second of its data in a crash has the counter, but an old one.
+    fn take(&self, with_clock: bool, by: &str) -> Statement<'static> {
+        let clock = if with_clock { format!(", {NOW_US}") } else { String::new() };
+        query(format!(
+            "UPDATE {} SET fence = GREATEST(fence_last + 1, ?{clock}) + {WRITABLE}, span = ?, fence_last = fence + span - 1, token = ?, \
+             node_info = ?, `count` = 1 + 0 * LAST_INSERT_ID(fence ^ {NUMBER}), \
+             expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, version = version + 1, update_time = UTC_TIMESTAMP(6) \
+             WHERE resource_name = ? AND {by}",
+            self.table
+        ))
     }
 
     /// Reads one lock. Arguments: the question, the name.
     pub(crate) fn look(&self) -> Statement<'static> {
-        query(&self.look)
+        query(format!("SELECT {NUMBER}, {COLUMNS} FROM {} WHERE resource_name = ?", self.table))
     }
 
     /// Makes the row of a lock, free, if there is none. Argument: the name.
     pub(crate) fn insert(&self) -> Statement<'static> {
-        query(&self.insert)
+        query(format!(
+            "INSERT IGNORE INTO {} (resource_name, create_time, update_time) \
+             VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))",
+            self.table
+        ))
     }
 
     /// Ends a lease. Arguments: the question, the name, the token. Gives the question as the insert id.
     pub(crate) fn release(&self) -> Statement<'static> {
-        query(&self.release)
+        query(format!(
+            "UPDATE {} SET token = NULL, expires = NULL, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
+             version = version + 1, update_time = UTC_TIMESTAMP(6) \
+             WHERE resource_name = ? AND token = ? AND expires > UTC_TIMESTAMP(6)",
+            self.table
+        ))
     }
 
     /// Extends leases; one that lasts longer already is left as it is. Arguments: the ttl in µs, the depth or NULL, the question, the least that the counter is to become, the
     /// holder's name or NULL; then as many names as the size says, for the index; then as many pairs of a name and a token.
     /// Gives the question as the insert id, if there are any.
     pub(crate) fn renew(&self, size: Size) -> Statement<'static> {
-        query(&self.renew[size.index])
+        query(format!("UPDATE {} SET {} WHERE {}", self.table, extended(), held_by_claims(size)))
     }
 
     /// The same, and passes over rows that somebody keeps locked. Arguments: the names, the pairs, then all that stands before the
     /// names there.
+    ///
+    /// It waits for no row: the rows are found by name, as all that use them do, those that are locked are skipped, and what is
+    /// extended is locked by then, and still looked at once more. `LIMIT` makes the server find them first, and `STRAIGHT_JOIN` keeps it
+    /// from reading the table in another order.
     pub(crate) fn renew_unlocked(&self, size: Size) -> Statement<'static> {
-        query(&self.renew_unlocked[size.index])
+        let (table, Size(limit)) = (&self.table, size);
+        query(format!(
+            "UPDATE (SELECT id AS free, token AS by_claim FROM {table} WHERE {} LIMIT {limit} FOR UPDATE SKIP LOCKED) AS unlocked \
+             STRAIGHT_JOIN {table} ON id = free AND token = by_claim AND expires > UTC_TIMESTAMP(6) SET {}",
+            held_by_claims(size),
+            extended()
+        ))
     }
 
     /// Reads locks. Arguments: the question, then names, as many as the size says.
     pub(crate) fn inspect(&self, size: Size) -> Statement<'static> {
-        query(&self.inspect[size.index])
+        let names = list("?", size);
+        query(format!("SELECT {NUMBER}, {COLUMNS} FROM {} WHERE resource_name IN ({names})", self.table))
     }
 
     /// Reads locks that are held, in the order of their names. Arguments: the question, the last name of the page before,
     /// the first name, the first name beyond, how many.
     pub(crate) fn page(&self) -> Statement<'static> {
-        query(&self.page)
+        query(format!("SELECT {NUMBER}, {COLUMNS} FROM {} WHERE {HELD_PAGE}", self.table))
     }
 
     /// The same as [`inspect`](Self::inspect), with the claims of the locks: several rows for a lock that is shared.
     pub(crate) fn inspect_claims(&self, size: Size) -> Statement<'static> {
-        query(&self.inspect_claims[size.index])
+        // The limit is no limit: names are unique.
+        self.with_claims(&format!("resource_name IN ({}) LIMIT {}", list("?", size), size.0), "l.id")
     }
 
     /// The same as [`page`](Self::page), likewise.
     pub(crate) fn page_claims(&self) -> Statement<'static> {
-        query(&self.page_claims)
+        self.with_claims(HELD_PAGE, "l.resource_name")
+    }
+
+    /// Reads rows of locks, `l`, with how many wait for each lock, and with the claims that share it. Rows of one lock follow each other,
+    /// in an order that stays.
+    ///
+    /// Those that wait are counted once for each lock, and not for each claim that shares it: the limit that ends the choice of `rows`
+    /// keeps the server from making one query of the two.
+    fn with_claims(&self, rows: &str, order: &str) -> Statement<'static> {
+        let Self { table, claims } = self;
+        let is_gate = format!("l.token IS NULL AND l.expires > UTC_TIMESTAMP(6) AND LEFT(l.node_info, 1) = '{GATE}'");
+        let waiting = format!(
+            "SELECT COUNT(*) FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = r.id AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6)"
+        );
+        query(format!(
+            "SELECT {NUMBER}, l.resource_name, l.token, l.fence, l.span, l.fence_last, l.`count`, l.node_info, \
+             TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.expires), l.id, {is_gate}, l.waiting, \
+             c.token, c.mode, c.permits, c.fence, c.`count`, c.node_info, \
+             TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), c.expires) \
+             FROM (SELECT r.*, ({waiting}) AS waiting FROM {table} AS r WHERE {rows}) AS l LEFT JOIN {claims} AS c \
+             ON c.lock_id = IF({is_gate}, l.id, NULL) AND c.place = 0 AND c.expires > UTC_TIMESTAMP(6) ORDER BY {order}, c.token"
+        ))
     }
 
     /// Reads those that wait for a lock in order, the next one first. Arguments: the question, the name, how many.
     pub(crate) fn queue(&self) -> Statement<'static> {
-        query(&self.queue)
+        let Self { table, claims } = self;
+        query(format!(
+            "SELECT {NUMBER}, w.mode, w.permits, w.node_info FROM {table} AS l STRAIGHT_JOIN {claims} AS w FORCE INDEX (turns) \
+             ON w.lock_id = l.id WHERE l.resource_name = ? AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6) \
+             ORDER BY w.place LIMIT ?"
+        ))
     }
 
     /// Reads ids of locks on which there are claims that lapsed a while ago. Arguments: the question, the id before the
     /// first, how many.
     pub(crate) fn lapsed_claims(&self) -> Statement<'static> {
-        query(&self.lapsed_claims)
+        query(format!(
+            "SELECT DISTINCT {NUMBER}, lock_id FROM {} WHERE lock_id > ? AND {LAPSED} ORDER BY lock_id LIMIT ?",
+            self.claims
+        ))
     }
 
     /// The transactions on claims.
@@ -217,25 +209,48 @@ impl Statements {
     /// Reads ids, and of rows that are long unused also the names. Arguments: the question, since when in µs, whether also those
     /// that no lease ever used, the last id of the page before, how many.
     pub(crate) fn unused_page(&self) -> Statement<'static> {
-        query(&self.unused_page)
+        query(format!(
+            "SELECT {NUMBER}, id, IF({UNUSED}, resource_name, NULL) FROM {} WHERE id > ? ORDER BY id LIMIT ?",
+            self.table
+        ))
     }
 
     /// Removes those of some rows that are long unused, unless somebody keeps them locked. Arguments: names, as many as the
     /// size says; then since when in µs, and whether also those that no lease ever used.
+    ///
+    /// One statement, so that no row stays locked for longer than it runs, whatever becomes of the client. It waits for nobody:
+    /// the rows are found and locked by name, as all that use them do, those that are locked are skipped, and what is removed is
+    /// locked by then. `LIMIT` makes the server find them before it removes any, and `STRAIGHT_JOIN` keeps it from reading the
+    /// table in another order.
     pub(crate) fn remove_unused(&self, size: Size) -> Statement<'static> {
-        query(&self.remove_unused[size.index])
+        let (table, names, Size(limit)) = (&self.table, list("?", size), size);
+        query(format!(
+            "DELETE gone FROM (SELECT id FROM {table} WHERE resource_name IN ({names}) AND {UNUSED} LIMIT {limit} \
+             FOR UPDATE SKIP LOCKED) AS unused STRAIGHT_JOIN {table} AS gone ON gone.id = unused.id"
+        ))
     }
 
     /// Reads whether the server takes writes, and the text of a record and its name, which is NULL if there is none. Always one
     /// row. Arguments: the question, the name.
     pub(crate) fn record(&self) -> Statement<'static> {
-        query(&self.record)
+        query(format!(
+            "SELECT {NUMBER}, CAST(@@GLOBAL.read_only AS CHAR), COALESCE(node_info, ''), resource_name \
+             FROM (SELECT 1) AS one LEFT JOIN {} ON resource_name = ?",
+            self.table
+        ))
     }
 
     /// Changes the text of a record from what was seen. Arguments: the new text, 1 or for an empty one 0, the question, the
     /// name, the text that was seen. Gives the question as the insert id.
     pub(crate) fn set_record(&self) -> Statement<'static> {
-        query(&self.set_record)
+        // A counter of 1 keeps the row from those that are removed as unused. The text is compared byte for byte, whatever
+        // collation somebody gave the column.
+        query(format!(
+            "UPDATE {} SET node_info = ?, fence_last = ? + {WRITABLE}, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
+             version = version + 1, update_time = UTC_TIMESTAMP(6) WHERE resource_name = ? \
+             AND CAST(COALESCE(node_info, '') AS BINARY) = CAST(? AS BINARY)",
+            self.table
+        ))
     }
 }
 
@@ -291,9 +306,7 @@ pub(crate) fn named_lock_holder() -> Statement<'static> {
 
 /// How many rows a statement takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Size {
-    index: usize,
-}
+pub(crate) struct Size(usize);
 
 impl Size {
     /// The most rows of one statement.
@@ -301,49 +314,13 @@ impl Size {
 
     /// The smallest that takes so many rows.
     pub(crate) fn of(rows: usize) -> Self {
-        let index = SIZES.iter().position(|size| rows <= *size).unwrap_or(SIZES.len() - 1);
-        Self { index }
+        Self(SIZES.into_iter().find(|size| rows <= *size).unwrap_or(Self::MOST))
     }
 
     /// As many as the statement takes: these, and the last one again and again.
     pub(crate) fn fill<T>(self, items: &[T]) -> impl Iterator<Item = &T> {
-        items.iter().chain(std::iter::repeat_with(|| items.last()).flatten()).take(SIZES[self.index])
+        items.iter().chain(std::iter::repeat_with(|| items.last()).flatten()).take(self.0)
     }
-}
-
-/// Assignments take effect from left to right, so that the fence is computed from the old counter and the new counter
-/// from the fence. That the lock was free, or whose it was, is in the `WHERE`; who holds it by the same claim is found by looking.
-///
-/// The fence is never below the server's clock, although a counter that is there would do: a server that lost the last
-/// second of its data in a crash has the counter, but an old one.
-fn acquire(table: &str, fence: &str, by: &str) -> String {
-    format!(
-        "UPDATE {table} SET fence = {fence} + {WRITABLE}, span = ?, fence_last = fence + span - 1, token = ?, \
-         node_info = ?, `count` = 1 + 0 * LAST_INSERT_ID(fence ^ {NUMBER}), \
-         expires = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, version = version + 1, update_time = UTC_TIMESTAMP(6) \
-         WHERE resource_name = ? AND {by}"
-    )
-}
-
-/// A lock that is free.
-const FREE: &str = "(expires IS NULL OR expires <= UTC_TIMESTAMP(6))";
-/// A lock that the lease with this token has.
-const HELD: &str = "token = ? AND expires > UTC_TIMESTAMP(6)";
-
-fn renew(table: &str, size: usize) -> String {
-    format!("UPDATE {table} SET {} WHERE {}", extended(), held_by_claims(size))
-}
-
-/// It waits for no row: the rows are found by name, as all that use them do, those that are locked are skipped, and what is
-/// extended is locked by then, and still looked at once more. `LIMIT` makes the server find them first, and `STRAIGHT_JOIN` keeps it
-/// from reading the table in another order.
-fn renew_unlocked(table: &str, size: usize) -> String {
-    format!(
-        "UPDATE (SELECT id AS free, token AS by_claim FROM {table} WHERE {} LIMIT {size} FOR UPDATE SKIP LOCKED) AS unlocked \
-         STRAIGHT_JOIN {table} ON id = free AND token = by_claim AND expires > UTC_TIMESTAMP(6) SET {}",
-        held_by_claims(size),
-        extended()
-    )
 }
 
 /// What a renewal changes.
@@ -357,31 +334,11 @@ fn extended() -> String {
 }
 
 /// The rows with these names, as far as the leases are still those of these claims.
-fn held_by_claims(size: usize) -> String {
+fn held_by_claims(size: Size) -> String {
     format!(
         "resource_name IN ({}) AND (resource_name, token) IN ({}) AND expires > UTC_TIMESTAMP(6)",
         list("?", size),
         list("(?, ?)", size)
-    )
-}
-
-/// Reads rows of locks, `l`, with how many wait for each lock, and with the claims that share it. Rows of one lock follow each other,
-/// in an order that stays.
-///
-/// Those that wait are counted once for each lock, and not for each claim that shares it: the limit that ends the choice of `rows`
-/// keeps the server from making one query of the two.
-fn with_claims(table: &str, rows: &str, claims: &str, order: &str) -> String {
-    let is_gate = format!("l.token IS NULL AND l.expires > UTC_TIMESTAMP(6) AND LEFT(l.node_info, 1) = '{GATE}'");
-    let waiting = format!(
-        "SELECT COUNT(*) FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = r.id AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6)"
-    );
-    format!(
-        "SELECT {NUMBER}, l.resource_name, l.token, l.fence, l.span, l.fence_last, l.`count`, l.node_info, \
-         TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.expires), l.id, {is_gate}, l.waiting, \
-         c.token, c.mode, c.permits, c.fence, c.`count`, c.node_info, \
-         TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), c.expires) \
-         FROM (SELECT r.*, ({waiting}) AS waiting FROM {table} AS r WHERE {rows}) AS l LEFT JOIN {claims} AS c \
-         ON c.lock_id = IF({is_gate}, l.id, NULL) AND c.place = 0 AND c.expires > UTC_TIMESTAMP(6) ORDER BY {order}, c.token"
     )
 }
 
@@ -393,25 +350,13 @@ pub(crate) const UNUSED: &str = "(expires IS NULL OR expires < UTC_TIMESTAMP(6))
      AND fence_last < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) \
      AND (fence_last >= 1125899906842624 OR (fence_last = 0 AND ?))";
 
-/// One statement, so that no row stays locked for longer than it runs, whatever becomes of the client. It waits for nobody:
-/// the rows are found and locked by name, as all that use them do, those that are locked are skipped, and what is removed is
-/// locked by then. `LIMIT` makes the server find them before it removes any, and `STRAIGHT_JOIN` keeps it from reading the
-/// table in another order.
-fn remove_unused(table: &str, size: usize) -> String {
-    format!(
-        "DELETE gone FROM (SELECT id FROM {table} WHERE resource_name IN ({}) AND {UNUSED} LIMIT {size} \
-         FOR UPDATE SKIP LOCKED) AS unused STRAIGHT_JOIN {table} AS gone ON gone.id = unused.id",
-        list("?", size)
-    )
+fn list(item: &str, size: Size) -> String {
+    vec![item; size.0].join(", ")
 }
 
-fn list(item: &str, size: usize) -> String {
-    vec![item; size].join(", ")
-}
-
-fn query(text: &Arc<str>) -> Statement<'static> {
+fn query(text: String) -> Statement<'static> {
     // The table's name, checked and quoted, is all in it that is not written here.
-    sqlx::query(AssertSqlSafe(Arc::clone(text)))
+    sqlx::query(AssertSqlSafe(text))
 }
 
 #[cfg(test)]
