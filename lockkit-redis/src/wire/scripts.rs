@@ -2,90 +2,77 @@
 //!
 //! Each but [`EPOCH`] takes a [number](crate::wire::number) as its last argument, and returns it behind its answer.
 
-use std::{borrow::Cow, sync::LazyLock};
+use std::sync::LazyLock;
 
 use redis::Cmd;
 
 /// Goes before a script that may answer without a write, where no other server can take over: deletes a key that does not exist.
 /// A server that was made a replica refuses that. It would answer with what it has, which may be old.
-macro_rules! writable {
-    () => {
-        "redis.call('DEL', KEYS[#KEYS])\n"
-    };
-}
+const WRITABLE: &str = "redis.call('DEL', KEYS[#KEYS])\n";
+/// Goes before a script that changes leases, where servers can take over from each other.
+const GUARD: &str = include_str!("scripts/guard.lua");
+const MARK: &str = include_str!("scripts/mark.lua");
+/// In the place of [`MARK`], where leases have none.
+const NO_MARK: &str = "local mark\n";
 
-pub(crate) static BATCH: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/batch.lua")));
+pub(crate) static BATCH: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/batch.lua")]));
 /// [`BATCH`] where servers can take over from each other. Its last argument is the server's replication id.
 pub(crate) static BATCH_GUARDED: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/batch.lua"))));
+    LazyLock::new(|| Script::new(&[GUARD, include_str!("scripts/batch.lua")]));
 pub(crate) static RENEW: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!("local mark\n", include_str!("scripts/renew.lua"))));
+    LazyLock::new(|| Script::new(&[NO_MARK, include_str!("scripts/renew.lua")]));
 /// [`RENEW`] where servers can take over from each other. Its last arguments are the mark of the leases and the server's
 /// replication id.
-pub(crate) static RENEW_GUARDED: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(concat!(
-        include_str!("scripts/guard.lua"),
-        include_str!("scripts/mark.lua"),
-        include_str!("scripts/renew.lua")
-    ))
-});
-/// Its last key is the one that `writable` deletes.
+pub(crate) static RENEW_GUARDED: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&[GUARD, MARK, include_str!("scripts/renew.lua")]));
+/// Its last key is the one that [`WRITABLE`] deletes.
 pub(crate) static REPLACE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!(writable!(), "local mark\n", include_str!("scripts/replace.lua"))));
+    LazyLock::new(|| Script::new(&[WRITABLE, NO_MARK, include_str!("scripts/replace.lua")]));
 /// [`REPLACE`] where servers can take over from each other. Its last arguments are as those of [`RENEW_GUARDED`].
-pub(crate) static REPLACE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(concat!(
-        include_str!("scripts/guard.lua"),
-        include_str!("scripts/mark.lua"),
-        include_str!("scripts/replace.lua")
-    ))
-});
-/// Its last key is the one that `writable` deletes.
+pub(crate) static REPLACE_GUARDED: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&[GUARD, MARK, include_str!("scripts/replace.lua")]));
+/// Its last key is the one that [`WRITABLE`] deletes.
 pub(crate) static QUEUE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!(writable!(), "local mark\n", include_str!("scripts/queue.lua"))));
+    LazyLock::new(|| Script::new(&[WRITABLE, NO_MARK, include_str!("scripts/queue.lua")]));
 /// [`QUEUE`] where servers can take over from each other. Its last arguments are as those of [`RENEW_GUARDED`].
-pub(crate) static QUEUE_GUARDED: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(concat!(
-        include_str!("scripts/guard.lua"),
-        include_str!("scripts/mark.lua"),
-        include_str!("scripts/queue.lua")
-    ))
-});
+pub(crate) static QUEUE_GUARDED: LazyLock<Script> =
+    LazyLock::new(|| Script::new(&[GUARD, MARK, include_str!("scripts/queue.lua")]));
 pub(crate) static EPOCH: LazyLock<Script> = LazyLock::new(|| Script::plain(include_str!("scripts/epoch.lua").into()));
-pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/inspect.lua")));
-pub(crate) static SHARERS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/sharers.lua")));
-pub(crate) static WAITERS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/waiters.lua")));
-/// Its last key is the one that `writable` deletes.
+pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/inspect.lua")]));
+pub(crate) static SHARERS: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/sharers.lua")]));
+pub(crate) static WAITERS: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/waiters.lua")]));
+/// Its last key is the one that [`WRITABLE`] deletes.
 pub(crate) static RECORD: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!(writable!(), include_str!("scripts/record.lua"))));
+    LazyLock::new(|| Script::new(&[WRITABLE, include_str!("scripts/record.lua")]));
 /// [`RECORD`] where servers can take over from each other. Its last argument is the server's replication id.
 pub(crate) static RECORD_GUARDED: LazyLock<Script> =
-    LazyLock::new(|| Script::new(concat!(include_str!("scripts/guard.lua"), include_str!("scripts/record.lua"))));
+    LazyLock::new(|| Script::new(&[GUARD, include_str!("scripts/record.lua")]));
 pub(crate) const FENCED_CODE: &str = include_str!("scripts/fenced.lua");
-pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(FENCED_CODE));
+pub(crate) static FENCED: LazyLock<Script> = LazyLock::new(|| Script::new(&[FENCED_CODE]));
 pub(crate) const FENCED_SHARED_CODE: &str = include_str!("scripts/fenced_shared.lua");
-pub(crate) static FENCED_SHARED: LazyLock<Script> = LazyLock::new(|| Script::new(FENCED_SHARED_CODE));
+pub(crate) static FENCED_SHARED: LazyLock<Script> = LazyLock::new(|| Script::new(&[FENCED_SHARED_CODE]));
 
 #[cfg(feature = "doctor")]
-pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("scripts/probe.lua")));
+pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/probe.lua")]));
 
 /// A script and its name on the server.
 #[derive(Debug)]
 pub(crate) struct Script {
-    code: Cow<'static, str>,
+    code: String,
     sha: String,
 }
 
 impl Script {
     /// A script whose answers are numbered. The number is taken away before the script's own code runs, whose arguments
-    /// are those that this module's callers know.
-    fn new(code: &str) -> Self {
+    /// are those that this module's callers know. The parts go one after the other.
+    fn new(parts: &[&str]) -> Self {
+        let code = parts.concat();
         let numbered =
             format!("local number = table.remove(ARGV)\nlocal function run()\n{code}\nend\nreturn {{run(), number}}\n");
-        Self::plain(numbered.into())
+        Self::plain(numbered)
     }
 
-    fn plain(code: Cow<'static, str>) -> Self {
+    fn plain(code: String) -> Self {
         let sha = redis::Script::new(&code).get_hash().to_owned();
         Self { code, sha }
     }
@@ -102,7 +89,7 @@ impl Script {
     /// A command that runs the script by its code, to which the keys and arguments are to be added.
     pub(crate) fn by_own_code(&self, keys: usize) -> Cmd {
         let mut cmd = Cmd::new();
-        cmd.arg("EVAL").arg(&*self.code).arg(keys);
+        cmd.arg("EVAL").arg(&self.code).arg(keys);
         cmd
     }
 
@@ -114,7 +101,7 @@ impl Script {
     /// The same command with the code in place of the hash, for a server that does not know it (`NOSCRIPT`).
     pub(crate) fn by_code(&self, by_hash: &Cmd) -> Cmd {
         let mut cmd = Cmd::new();
-        cmd.arg("EVAL").arg(&*self.code);
+        cmd.arg("EVAL").arg(&self.code);
         for argument in by_hash.args_iter().skip(2) {
             if let redis::Arg::Simple(bytes) = argument {
                 cmd.arg(bytes);
