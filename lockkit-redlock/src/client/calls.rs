@@ -7,9 +7,14 @@ use std::{
     future::{Future, poll_fn},
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
-use tokio::{runtime::Handle, task::yield_now, time::Sleep};
+use tokio::{
+    runtime::Handle,
+    task::yield_now,
+    time::{Sleep, sleep},
+};
 
 /// One call under way.
 pub(crate) type Call<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -19,14 +24,8 @@ pub(crate) struct Calls<T: Send + 'static> {
     pending: Vec<(usize, Call<T>)>,
     /// Answers that came together with one that was handed out.
     ready: Vec<(usize, T)>,
-}
-
-/// What [`Calls::next`] brings.
-pub(crate) enum Next<T> {
-    Answer(usize, T),
-    TimeUp,
-    /// All have answered.
-    End,
+    /// When [`next`](Self::next) waits no more. In a box, for most calls have no limit.
+    time_up: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T: Send + 'static> Default for Calls<T> {
@@ -37,7 +36,7 @@ impl<T: Send + 'static> Default for Calls<T> {
 
 impl<T: Send + 'static> Calls<T> {
     pub(crate) fn with_capacity(nodes: usize) -> Self {
-        Self { pending: Vec::with_capacity(nodes), ready: Vec::new() }
+        Self { pending: Vec::with_capacity(nodes), ready: Vec::new(), time_up: None }
     }
 
     pub(crate) fn add(&mut self, node: usize, call: impl Future<Output = T> + Send + 'static) {
@@ -53,12 +52,17 @@ impl<T: Send + 'static> Calls<T> {
         self.pending.iter().map(|(node, _)| *node)
     }
 
-    /// The next answer, in the order in which they come. What is there counts, even if the time is up as well.
-    pub(crate) async fn next(&mut self, mut limit: Pin<&mut Sleep>) -> Next<T> {
-        poll_fn(|cx| match self.poll_next(cx) {
-            Poll::Ready(Some((node, answer))) => Poll::Ready(Next::Answer(node, answer)),
-            Poll::Ready(None) => Poll::Ready(Next::End),
-            Poll::Pending => limit.as_mut().poll(cx).map(|()| Next::TimeUp),
+    /// Has [`next`](Self::next) wait for so long from now.
+    pub(crate) fn limit(&mut self, limit: Duration) {
+        self.time_up = Some(Box::pin(sleep(limit)));
+    }
+
+    /// The next answer, in the order in which they come; `None` when all have answered, or the time is up. What is there
+    /// counts, even if the time is up as well.
+    pub(crate) async fn next(&mut self) -> Option<(usize, T)> {
+        poll_fn(|cx| match (self.poll_next(cx), &mut self.time_up) {
+            (Poll::Pending, Some(time_up)) => time_up.as_mut().poll(cx).map(|()| None),
+            (answer, _) => answer,
         })
         .await
     }

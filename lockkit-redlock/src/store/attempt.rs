@@ -2,20 +2,13 @@
 //! the background.
 
 use std::{
-    pin::pin,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, Moment, Order, Renewal,
-    Renewed, Result, store::Sent,
-};
-use tokio::time::sleep;
-
 use crate::{
     client::{
-        calls::{Calls, Next},
+        calls::Calls,
         claims::{Burn, Entry, Grant, NodeGrant},
         quorum::Quorum,
     },
@@ -25,6 +18,10 @@ use crate::{
         fence::{self, Choice},
         votes::{Answers, Verdict, Votes, free_after},
     },
+};
+use lockkit_core::{
+    AcquireRequest, Attempt, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, Moment, Order, Renewal,
+    Renewed, Result, store::Sent,
 };
 
 /// How a round ended, other than by an error.
@@ -108,7 +105,7 @@ impl<'a> OpenAttempt<'a> {
         let sent = quorum.info.clock.now();
         let mut ballot = Ballot::new(quorum.nodes.len(), sent + request.ttl);
         self.ask(&mut ballot, request, fence, sent);
-        let mut time_up = pin!(sleep(limit));
+        self.calls.limit(limit);
         let preferred = wait.then(|| quorum.preferred(&request.claim.key)).flatten();
         let verdict = loop {
             let slow = self.calls.pending().filter(|node| quorum.nodes[*node].is_slow()).count();
@@ -123,9 +120,9 @@ impl<'a> OpenAttempt<'a> {
                     if preferred.is_some_and(|preferred| self.calls.pending().any(|node| node == preferred)) => {}
                 verdict => break verdict,
             }
-            match self.calls.next(time_up.as_mut()).await {
-                Next::Answer(node, answer) => self.take(&mut ballot, node, answer),
-                Next::TimeUp | Next::End => {
+            match self.calls.next().await {
+                Some((node, answer)) => self.take(&mut ballot, node, answer),
+                None => {
                     for node in self.calls.pending() {
                         quorum.nodes[node].note_slow(true);
                         ballot.errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes));
@@ -246,21 +243,21 @@ impl<'a> OpenAttempt<'a> {
         }
         let mut answers = Answers::new(ballot.grants.len());
         let limit = quorum.config.timeout_for(request.ttl);
-        let mut time_up = pin!(sleep(limit));
+        calls.limit(limit);
         while answers.yes < quorum.majority && answers.yes + answers.pending() >= quorum.majority {
-            match calls.next(time_up.as_mut()).await {
-                Next::Answer(node, Some(Ok(Renewed::Held(hold)))) if ballot.grants.contains(&(node, hold.fence)) => {
+            match calls.next().await {
+                Some((node, Some(Ok(Renewed::Held(hold))))) if ballot.grants.contains(&(node, hold.fence)) => {
                     answers.yes += 1;
                 }
-                Next::Answer(_, Some(Ok(Renewed::Held(_)))) => answers.not_held(lockkit_core::LossReason::Gone),
-                Next::Answer(_, Some(Ok(Renewed::Lost(reason)))) => answers.not_held(reason),
-                Next::Answer(node, other) => {
+                Some((_, Some(Ok(Renewed::Held(_))))) => answers.not_held(lockkit_core::LossReason::Gone),
+                Some((_, Some(Ok(Renewed::Lost(reason))))) => answers.not_held(reason),
+                Some((node, other)) => {
                     answers.failed();
                     let odd = || Error::new(ErrorKind::Unexpected, "no answer to the renewal").unknown_effect();
                     let error = other.and_then(Result::err).unwrap_or_else(odd);
                     ballot.errors.push(quorum.nodes[node].name(), error);
                 }
-                Next::TimeUp | Next::End => answers.close(),
+                None => answers.close(),
             }
         }
         if answers.yes >= quorum.majority {

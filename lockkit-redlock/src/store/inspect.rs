@@ -1,18 +1,13 @@
 //! Who holds what, as a majority shows it.
 
-use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
-
-use lockkit_core::{Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, Query, Result, Token, store::Sent};
-use tokio::time::sleep;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::{
-    client::{
-        calls::{Calls, Next},
-        quorum::Quorum,
-    },
+    client::{calls::Calls, quorum::Quorum},
     config::RedlockConfig,
     wire::error::NodeErrors,
 };
+use lockkit_core::{Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, Query, Result, Token, store::Sent};
 
 /// Asks all nodes, and lays their answers on top of each other.
 ///
@@ -26,20 +21,16 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
         calls.add(node, async move { quorum.nodes[node].inspect(&query).await });
     }
     let limit = quorum.config.node_timeout.unwrap_or(RedlockConfig::LONGEST_TIMEOUT);
-    let mut time_up = pin!(sleep(limit));
+    calls.limit(limit);
     let (mut views, mut errors) = (Vec::new(), NodeErrors::default());
-    loop {
-        match calls.next(time_up.as_mut()).await {
-            Next::Answer(_, Ok(view)) => views.push(view),
-            Next::Answer(node, Err(error)) => errors.push(quorum.nodes[node].name(), error),
-            Next::TimeUp => {
-                calls
-                    .pending()
-                    .for_each(|node| errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::ReadOnly)));
-                break;
-            }
-            Next::End => break,
+    while let Some((node, answer)) = calls.next().await {
+        match answer {
+            Ok(view) => views.push(view),
+            Err(error) => errors.push(quorum.nodes[node].name(), error),
         }
+    }
+    for node in calls.pending() {
+        errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::ReadOnly));
     }
     if views.len() < quorum.majority {
         return Err(errors.into_error(views.len(), quorum.nodes.len(), Effect::None));

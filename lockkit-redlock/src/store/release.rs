@@ -1,23 +1,16 @@
 //! Releasing: all nodes at once, a verdict with a majority. What failed at a node is repeated there.
 
-use std::{pin::pin, sync::Arc};
-
-use lockkit_core::{Claim, Effect, Error, Release, Result, drift, store::Sent};
-use tokio::time::sleep;
+use std::sync::Arc;
 
 use crate::{
-    client::{
-        backlog::Owed,
-        calls::{Calls, Next},
-        claims::Entry,
-        quorum::Quorum,
-    },
+    client::{backlog::Owed, calls::Calls, claims::Entry, quorum::Quorum},
     config::RedlockConfig,
     wire::{
         error::NodeErrors,
         votes::{Answers, Decision},
     },
 };
+use lockkit_core::{Claim, Effect, Error, Release, Result, drift, store::Sent};
 
 /// Ends a lease, or an attempt to get one.
 pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Release> {
@@ -35,10 +28,10 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
         waiters = waiters.max(waiting.unwrap_or(0));
         preferred_said |= waiting.is_some() && Some(node) == preferred;
     };
-    let mut time_up = pin!(sleep(limit));
+    calls.limit(limit);
     while outcome(&answers) == Decision::Open {
-        match calls.next(time_up.as_mut()).await {
-            Next::Answer(node, answer) => {
+        match calls.next().await {
+            Some((node, answer)) => {
                 rest.hear(node, &answer);
                 match answer {
                     Ok(Release::Released { waiters }) => {
@@ -52,7 +45,7 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
                     }
                 }
             }
-            Next::TimeUp | Next::End => {
+            None => {
                 for node in calls.pending() {
                     quorum.nodes[node].note_slow(true);
                     errors.push(quorum.nodes[node].name(), Error::no_answer(limit, Sent::Yes));

@@ -4,18 +4,12 @@
 //! round succeeded without it: it is asked for the lease anew. It counts once a further round has succeeded without it. If it
 //! counted at once, a holder that was away while another had the lock would never learn of that.
 
-use std::{pin::pin, sync::Arc, time::Duration};
-
-use lockkit_core::{
-    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LossReason, Moment, Order, Renewal, Renewed, Result,
-    store::Sent,
-};
-use tokio::time::sleep;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     client::{
         backlog::Owed,
-        calls::{Call, Calls, Next},
+        calls::{Call, Calls},
         claims::{Entry, Grant},
         quorum::Quorum,
     },
@@ -25,6 +19,10 @@ use crate::{
         fence::{self, Choice},
         votes::{Answers, Decision},
     },
+};
+use lockkit_core::{
+    AcquireRequest, Effect, Error, ErrorKind, Fence, Hold, LossReason, Moment, Order, Renewal, Renewed, Result,
+    store::Sent,
 };
 
 /// How many leases are healed at one node side by side.
@@ -63,15 +61,15 @@ async fn renew_admitted(quorum: &Arc<Quorum>, renewals: Arc<[Renewal]>) -> Vec<R
     let mut items: Vec<Item> = renewals.iter().map(|renewal| Item::new(quorum, renewal, sent)).collect();
     let mut calls = ask_all(quorum, &renewals);
     let mut open = items.len();
-    let mut time_up = pin!(sleep(limit));
+    calls.limit(limit);
     while open > 0 {
-        match calls.next(time_up.as_mut()).await {
-            Next::Answer(node, batch) => {
+        match calls.next().await {
+            Some((node, batch)) => {
                 quorum.nodes[node].note_slow(!batch.iter().any(Result::is_ok));
                 take(quorum, &mut items, node, batch);
                 open = items.iter().filter(|item| item.answers.outcome() == Decision::Open).count();
             }
-            Next::TimeUp | Next::End => {
+            None => {
                 for node in calls.pending() {
                     quorum.nodes[node].note_slow(true);
                 }
