@@ -66,7 +66,7 @@ use crate::{
     Result, Token,
 };
 
-pub use background::{Background, Begun};
+pub use background::{Background, Begun, has_ended};
 pub use driver::{join_all, one_line, without_panic};
 pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};

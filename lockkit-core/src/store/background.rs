@@ -85,8 +85,10 @@ impl Begun {
     }
 }
 
-/// Whether a runtime has ended. Such a one drops what it is given at once; one that nobody drives does not.
-fn has_ended(runtime: &Handle) -> bool {
+/// Whether a runtime has ended. Such a one drops what it is given at once; one that nobody drives does not. A timer that was begun on it
+/// panics when it is polled elsewhere.
+#[must_use]
+pub fn has_ended(runtime: &Handle) -> bool {
     let task = runtime.spawn(pending::<()>());
     let has_ended = task.is_finished();
     task.abort();

@@ -19,15 +19,18 @@ use crate::{Error, ErrorKind, Result};
 /// next attempt.
 ///
 /// The task runs where this was made, also if a caller on another runtime asks for it: what it makes lives there, and that other
-/// runtime may not be driven any more when the call is over. If the first one has ended, or does not begin while a caller waits, or
-/// makes nothing for four times as long, the runtime of the next caller takes its place.
+/// runtime may not be driven any more when the call is over. An attempt lasts for no longer than four times as long as its caller waits. If the
+/// first runtime has ended, or does not begin while a caller waits, or does not end the attempt by then, the runtime of the next caller takes its
+/// place.
 pub struct SingleFlight<T> {
     slot: Arc<Mutex<Slot<T>>>,
     background: Background,
 }
 
-/// How many times as long as a caller waits an attempt may last. Its own bounds end it sooner, unless nobody drives its runtime.
-const STUCK: u32 = 4;
+/// How many times as long as a caller waits an attempt may last.
+const LONGEST: u32 = 4;
+/// One that lasts so many times as long is on a runtime that nobody drives any more.
+const STUCK: u32 = 5;
 
 /// Where the task that makes it puts what came of that.
 type Flight<T> = watch::Receiver<Option<Result<T>>>;
@@ -141,7 +144,9 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
             self.background.leave();
         }
         self.background.spawn(begun.noted_by(async move {
-            let outcome = make.await;
+            let longest = bound.saturating_mul(LONGEST);
+            let outcome = timeout(longest, make).await;
+            let outcome = outcome.unwrap_or_else(|_| Err(Error::no_answer(longest, Sent::ReadOnly)));
             let mut slot = unpoisoned(&shared);
             let is_current = matches!(&*slot, Slot::Flight(flight, _) if flight.same_channel(&own));
             if is_current {
@@ -321,6 +326,31 @@ mod tests {
         drop(home);
         let here = other.block_on(flight.get(|_| false, BOUND, make)).expect("made");
         assert_eq!(here, thread::current().id(), "the first one has ended");
+    }
+
+    /// An attempt that takes long says nothing against its runtime.
+    #[test]
+    fn an_attempt_that_takes_too_long_is_made_anew_where_the_first_was() {
+        const SHORT: Duration = Duration::from_millis(300);
+        let home = Builder::new_multi_thread().worker_threads(1).enable_time().build().expect("a runtime");
+        let there = home.block_on(home.spawn(async { thread::current().id() })).expect("no panic");
+        let (flight, other) = (home.block_on(async { SingleFlight::new() }), runtime());
+        let (started, begun) = (Instant::now(), Arc::new(AtomicU32::new(0)));
+        let made = loop {
+            let begun = Arc::clone(&begun);
+            let make = || async move {
+                if begun.fetch_add(1, Ordering::SeqCst) < 2 {
+                    pending::<()>().await;
+                }
+                Ok(thread::current().id())
+            };
+            if let Ok(made) = other.block_on(flight.get(|_| true, SHORT, make)) {
+                break made;
+            }
+            assert!(started.elapsed() < BOUND, "it was never made");
+        };
+        assert_eq!(made, there);
+        assert_eq!(begun.load(Ordering::SeqCst), 3);
     }
 
     /// Asks until there is an answer, and says how often it was asked in vain.

@@ -1,7 +1,8 @@
 //! Calls to several nodes side by side, in one task.
 //!
 //! A call that was begun is always led to its end, for what it asked may come true at any time, and only its end tells
-//! the store below whether its connection still lives. So [`Calls`] that are dropped go on in the background.
+//! the store below whether its connection still lives. So [`Calls`] that are dropped go on in the background. The end of the
+//! runtime on which they were begun is their end, too: their timers are of that one, and panic when they are polled elsewhere then.
 
 use std::{
     future::{Future, poll_fn},
@@ -10,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use lockkit_core::store::has_ended;
 use tokio::{
     runtime::Handle,
     task::yield_now,
@@ -26,6 +28,8 @@ pub(crate) struct Calls<T: Send + 'static> {
     ready: Vec<(usize, T)>,
     /// When [`next`](Self::next) waits no more. In a box, for most calls have no limit.
     time_up: Option<Pin<Box<Sleep>>>,
+    /// Where the first of them was begun.
+    runtime: Option<Handle>,
 }
 
 impl<T: Send + 'static> Default for Calls<T> {
@@ -36,7 +40,12 @@ impl<T: Send + 'static> Default for Calls<T> {
 
 impl<T: Send + 'static> Calls<T> {
     pub(crate) fn with_capacity(nodes: usize) -> Self {
-        Self { pending: Vec::with_capacity(nodes), ready: Vec::new(), time_up: None }
+        Self { pending: Vec::with_capacity(nodes), ready: Vec::new(), time_up: None, runtime: None }
+    }
+
+    /// For calls that contain what is [taken](Self::take) out of others.
+    pub(crate) fn begun_with<U: Send + 'static>(&mut self, others: &Calls<U>) {
+        self.runtime = self.runtime.take().or_else(|| others.runtime.clone());
     }
 
     pub(crate) fn add(&mut self, node: usize, call: impl Future<Output = T> + Send + 'static) {
@@ -50,6 +59,11 @@ impl<T: Send + 'static> Calls<T> {
     /// The nodes that have not answered yet.
     pub(crate) fn pending(&self) -> impl Iterator<Item = usize> {
         self.pending.iter().map(|(node, _)| *node)
+    }
+
+    /// The nodes whose answers were not handed out.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = usize> {
+        self.ready.iter().map(|(node, _)| *node).chain(self.pending())
     }
 
     /// Has [`next`](Self::next) wait for so long from now.
@@ -75,6 +89,7 @@ impl<T: Send + 'static> Calls<T> {
 
     /// Sends what is asked, and returns without an answer.
     pub(crate) async fn send(&mut self) {
+        self.begin();
         poll_fn(|cx| {
             poll_all(&mut self.pending, cx, |node, answer| self.ready.push((node, answer)));
             Poll::Ready(())
@@ -92,15 +107,33 @@ impl<T: Send + 'static> Calls<T> {
         std::mem::take(&mut self.ready)
     }
 
-    /// The next answer, however long it takes; `None` when all have answered.
+    /// The next answer, however long it takes; `None` when all have answered, or the runtime on which they were begun has ended.
     pub(crate) async fn next_ever(&mut self) -> Option<(usize, T)> {
-        poll_fn(|cx| self.poll_next(cx)).await
+        poll_fn(|cx| {
+            if self.has_ended() {
+                self.pending.clear();
+            }
+            self.poll_next(cx)
+        })
+        .await
+    }
+
+    fn has_ended(&self) -> bool {
+        let here = Handle::try_current().ok().map(|here| here.id());
+        self.runtime.as_ref().is_some_and(|runtime| Some(runtime.id()) != here && has_ended(runtime))
+    }
+
+    fn begin(&mut self) {
+        if self.runtime.is_none() {
+            self.runtime = Handle::try_current().ok();
+        }
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, T)>> {
         if self.is_empty() {
             return Poll::Ready(None);
         }
+        self.begin();
         if self.ready.is_empty() {
             // All of them, also when one is ready: the first time it is asked, a call is sent.
             poll_all(&mut self.pending, cx, |node, answer| self.ready.push((node, answer)));
@@ -126,17 +159,13 @@ impl<T: Send + 'static> Drop for Calls<T> {
         if !self.pending.is_empty() {
             // Not `Self`: a runtime that is shutting down drops the task at once, and dropping it must not spawn another.
             let mut rest = std::mem::take(&mut self.pending);
-            in_background(poll_fn(move |cx| {
-                poll_all(&mut rest, cx, |_, _| {});
-                if rest.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-            }));
+            // What was not begun has asked for nothing.
+            if let Some(runtime) = &self.runtime {
+                runtime.spawn(poll_fn(move |cx| {
+                    poll_all(&mut rest, cx, |_, _| {});
+                    if rest.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+                }));
+            }
         }
-    }
-}
-
-/// Leads something to its end whose caller has left, where that was. Without a runtime it is forgotten.
-fn in_background(task: impl Future<Output = ()> + Send + 'static) {
-    if let Ok(runtime) = Handle::try_current() {
-        runtime.spawn(task);
     }
 }

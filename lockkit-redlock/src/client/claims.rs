@@ -163,6 +163,11 @@ impl Burn {
         self.node
     }
 
+    /// Nobody will hear the answer to a release that was sent.
+    pub(crate) fn doubt(&mut self) {
+        self.in_doubt = true;
+    }
+
     /// A release ended so.
     pub(crate) fn hear(&mut self, answer: &Result<Release>) {
         self.in_doubt |= answer.as_ref().is_err_and(|error| error.effect() == Effect::Unknown);

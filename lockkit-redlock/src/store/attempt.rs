@@ -12,7 +12,7 @@ use crate::{
         claims::{Burn, Entry, Grant, NodeGrant},
         quorum::Quorum,
     },
-    store::late::{forget_when_undone, keep_late, undo, undo_late},
+    store::late::{keep_late, see_undone, undo, undo_late},
     wire::{
         error::NodeErrors,
         fence::{self, Choice},
@@ -289,6 +289,7 @@ impl<'a> OpenAttempt<'a> {
         for (node, settled) in std::mem::take(&mut self.may_hold) {
             self.undo_at(node, settled);
         }
+        self.undoing.begun_with(&self.calls);
         for (node, call) in self.calls.take() {
             self.undoing.add(node, undo_late(Arc::clone(self.quorum), Burn::new(&self.entry, node), call));
         }
@@ -336,9 +337,7 @@ impl Drop for OpenAttempt<'_> {
             self.entry.give_up();
         }
         keep_late(self.quorum, &self.entry, std::mem::take(&mut self.calls));
-        if self.end == End::Withdrawn {
-            forget_when_undone(self.quorum, &self.entry, std::mem::take(&mut self.undoing));
-        }
+        see_undone(self.quorum, &self.entry, std::mem::take(&mut self.undoing), self.end == End::Withdrawn);
     }
 }
 

@@ -18,14 +18,37 @@ pub(crate) fn keep_late(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Cal
         return;
     }
     let mut late = Calls::with_capacity(quorum.nodes.len());
+    late.begun_with(&calls);
     for (node, call) in calls.take() {
-        let (quorum, entry) = (Arc::clone(quorum), Arc::clone(entry));
-        late.add(node, async move {
-            let answer = late_answer(&quorum, &entry, node, call).await;
-            keep(&quorum, &entry, node, answer).await;
-        });
+        let unheard = Unheard { quorum: Arc::clone(quorum), entry: Arc::clone(entry), node, is_heard: false };
+        late.add(node, unheard.hear(call));
     }
     quorum.background.spawn(async move { while late.next_ever().await.is_some() {} });
+}
+
+/// A node of which it is not known what it grants when the attempt has ended.
+struct Unheard {
+    quorum: Arc<Quorum>,
+    entry: Arc<Entry>,
+    node: usize,
+    is_heard: bool,
+}
+
+impl Unheard {
+    async fn hear(mut self, call: Call<Result<Attempt>>) {
+        let answer = late_answer(&self.quorum, &self.entry, self.node, call).await;
+        self.is_heard = true;
+        keep(&self.quorum, &self.entry, self.node, answer).await;
+    }
+}
+
+/// Its runtime has ended: what nobody holds must not be left there.
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        if !self.is_heard && self.entry.is_over() {
+            drop(Undo::new(&self.quorum, Burn::new(&self.entry, self.node), false));
+        }
+    }
 }
 
 /// The answer of a node that the others did not wait for. It is slow if it takes as long again.
@@ -50,41 +73,88 @@ pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, 
     undo(Arc::clone(quorum), Burn::new(entry, node), settled).await;
 }
 
-/// Nothing is left to be undone but this: the claim is forgotten afterwards.
-pub(crate) fn forget_when_undone(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut undoing: Calls<()>) {
-    let (quorum, entry) = (Arc::clone(quorum), Arc::clone(entry));
+/// Leads to its end what is being undone. If nothing else is left of the claim, `and_forget` has it forgotten afterwards.
+pub(crate) fn see_undone(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut undoing: Calls<()>, and_forget: bool) {
+    let (background, quorum, entry) = (Arc::clone(quorum), Arc::clone(quorum), Arc::clone(entry));
+    let forget = move || {
+        if and_forget {
+            quorum.claims.forget(&entry);
+        }
+    };
     if undoing.is_empty() {
-        return quorum.claims.forget(&entry);
+        return forget();
     }
-    let background = Arc::clone(&quorum);
     background.background.spawn(async move {
         while undoing.next_ever().await.is_some() {}
-        quorum.claims.forget(&entry);
+        forget();
     });
 }
 
 /// A node had not answered when the attempt was refused: releases what it grants yet.
 pub(crate) async fn undo_late(quorum: Arc<Quorum>, burn: Burn, call: Call<Result<Attempt>>) {
-    match late_answer(&quorum, burn.entry(), burn.node(), call).await {
+    let (entry, node) = (Arc::clone(burn.entry()), burn.node());
+    let mut undo = Undo::new(&quorum, burn, false);
+    match late_answer(&quorum, &entry, node, call).await {
         Ok(Attempt::Granted(_)) => {
             quorum.stats.late_grants_released.add_one();
-            undo(quorum, burn, true).await;
+            undo.settled = true;
+            undo.release().await;
         }
-        Err(error) if error.effect() == Effect::Unknown => undo(quorum, burn, false).await,
-        Ok(Attempt::Contended(_)) | Err(_) => burn.end(),
+        Err(error) if error.effect() == Effect::Unknown => undo.release().await,
+        Ok(Attempt::Contended(_)) | Err(_) => undo.end(),
     }
 }
 
-/// Releases a claim at one node, and has that repeated if it fails. If nothing of it is left there for certain, it is not burnt
-/// there any more.
-pub(crate) async fn undo(quorum: Arc<Quorum>, mut burn: Burn, settled: bool) {
-    let (node, entry) = (burn.node(), Arc::clone(burn.entry()));
-    let owed = Owed::new(&entry, settled);
-    let answer = quorum.nodes[node].release(&entry.claim).await;
-    burn.hear(&answer);
-    if !owed.is_settled_by(&answer) {
-        quorum.owe(node, Owed { burn: Some(burn), ..owed });
-    } else if answer.is_ok() {
-        burn.end();
+/// Releases a claim at one node, and has that repeated if it fails.
+pub(crate) async fn undo(quorum: Arc<Quorum>, burn: Burn, settled: bool) {
+    Undo::new(&quorum, burn, settled).release().await;
+}
+
+/// A claim that is to be released at one node. It is repeated there if it fails, and if this is dropped in the middle, with the runtime that it
+/// was begun on.
+struct Undo {
+    quorum: Arc<Quorum>,
+    burn: Option<Burn>,
+    /// Whether the node has answered the acquisition.
+    settled: bool,
+    /// Whether a release was sent, and not answered yet.
+    is_sent: bool,
+}
+
+impl Undo {
+    fn new(quorum: &Arc<Quorum>, burn: Burn, settled: bool) -> Self {
+        Self { quorum: Arc::clone(quorum), burn: Some(burn), settled, is_sent: false }
+    }
+
+    /// If nothing of the claim is left there for certain, it is not burnt there any more.
+    async fn release(mut self) {
+        let Some(burn) = &self.burn else { return };
+        let (node, entry) = (burn.node(), Arc::clone(burn.entry()));
+        self.is_sent = true;
+        let answer = self.quorum.nodes[node].release(&entry.claim).await;
+        self.is_sent = false;
+        if let Some(burn) = &mut self.burn {
+            burn.hear(&answer);
+        }
+        if Owed::new(&entry, self.settled).is_settled_by(&answer) {
+            let burn = self.burn.take().filter(|_| answer.is_ok());
+            burn.into_iter().for_each(Burn::end);
+        }
+    }
+
+    /// Nothing is there to be released.
+    fn end(mut self) {
+        self.burn.take().into_iter().for_each(Burn::end);
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let Some(mut burn) = self.burn.take() else { return };
+        if self.is_sent {
+            burn.doubt();
+        }
+        let (node, owed) = (burn.node(), Owed::new(burn.entry(), self.settled));
+        self.quorum.owe(node, Owed { burn: Some(burn), ..owed });
     }
 }

@@ -124,9 +124,16 @@ impl Rest {
         }
         let quorum = Arc::clone(&self.quorum);
         quorum.background.spawn(async move {
+            let mut unheard: Vec<_> = calls.nodes().collect();
             while let Some((node, answer)) = calls.next_ever().await {
+                unheard.retain(|other| *other != node);
                 self.hear(node, &answer);
                 self.repeat();
+            }
+            // The runtime that they were begun on has ended.
+            for node in unheard {
+                self.clean = false;
+                self.owe(node);
             }
             self.close();
         });

@@ -217,6 +217,7 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: C
         held.push(kept);
     }
     let mut at_nodes = Calls::with_capacity(quorum.nodes.len());
+    at_nodes.begun_with(&calls);
     for (node, gone) in to_heal.into_iter().enumerate().filter(|(_, gone)| !gone.is_empty()) {
         at_nodes.add(node, heal(Arc::clone(quorum), node, gone));
     }

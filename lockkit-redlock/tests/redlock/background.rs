@@ -16,7 +16,10 @@ use lockkit_core::{
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::watch,
+};
 
 use crate::support::{self, attempt, claim, memories, request};
 
@@ -132,6 +135,128 @@ async fn claim_long(store: &RedlockStore) -> Claim {
     assert!(matches!(store.acquire(&request).await, Ok(Attempt::Granted(_))));
     assert!(matches!(store.release(&claim).await, Ok(Release::Released { .. })));
     claim
+}
+
+/// A node whose answers to acquisitions, and whose releases, come only once it is let go, as long as its timer allows.
+#[derive(Debug)]
+struct Timed {
+    inner: MemoryStore,
+    go: watch::Sender<bool>,
+    /// How many calls were dropped that waited to be let go.
+    dropped: watch::Sender<u32>,
+}
+
+struct Waits<'a>(Option<&'a watch::Sender<u32>>);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if let Some(dropped) = self.0 {
+            dropped.send_modify(|dropped| *dropped += 1);
+        }
+    }
+}
+
+impl Timed {
+    async fn wait(&self) -> Result<()> {
+        let mut waits = Waits(Some(&self.dropped));
+        let waited = tokio::time::timeout(PATIENCE, self.go.subscribe().wait_for(|go| *go)).await.is_ok();
+        waits.0 = None;
+        if waited { Ok(()) } else { Err(Error::new(ErrorKind::TimedOut, "no answer").unknown_effect()) }
+    }
+}
+
+#[async_trait]
+impl Alter for Timed {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let answer = self.inner.acquire(request).await;
+        self.wait().await?;
+        answer
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.wait().await?;
+        self.inner.release(claim).await
+    }
+}
+
+/// Two nodes, a slow one, and a quorum of them on a runtime that drives itself.
+fn with_a_slow_node() -> (Runtime, Vec<MemoryStore>, Arc<Altered<Timed>>, RedlockStore) {
+    let home = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let timed = Arc::new(Altered(Timed {
+        inner: MemoryStore::new(),
+        go: watch::Sender::new(false),
+        dropped: watch::Sender::new(0),
+    }));
+    let others = memories(2);
+    let mut nodes: Vec<_> = others.iter().map(|store| Node::new(Arc::new(store.clone()))).collect();
+    nodes.push(Node::new(Arc::<Altered<Timed>>::clone(&timed)));
+    let store = home.block_on(async { RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum") });
+    (home, others, timed, store)
+}
+
+/// Lets the slow node go as soon as it was noticed that the runtime of the call to it has ended.
+async fn until_free_at(node: &Timed, claim: &Claim) {
+    let start = Instant::now();
+    drop(tokio::time::timeout(PATIENCE, node.dropped.subscribe().wait_for(|dropped| *dropped > 0)).await);
+    node.go.send_replace(true);
+    while !node.inner.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("memory")[0].holders.is_empty() {
+        assert!(start.elapsed() < PATIENCE, "nobody undoes what was granted there");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The call to the slow node was begun there, with its timer.
+#[test]
+fn a_refused_try_leaves_nothing_though_its_runtime_ends() {
+    let (home, others, timed, store) = with_a_slow_node();
+    let (other, own) = (claim("a"), claim("a"));
+    let caller = runtime();
+    caller.block_on(async {
+        for store in &others {
+            assert!(matches!(attempt(store, &other).await, Ok(Attempt::Granted(_))));
+        }
+        let long = AcquireRequest { ttl: Duration::from_secs(60), ..request(&own) };
+        assert!(matches!(store.acquire(&long).await, Ok(Attempt::Contended(_))));
+    });
+    drop(caller);
+    home.block_on(until_free_at(&timed.0, &own));
+}
+
+#[test]
+fn a_release_comes_to_a_slow_node_though_its_runtime_ends() {
+    let (home, _, timed, store) = with_a_slow_node();
+    timed.0.go.send_replace(true);
+    let caller = runtime();
+    let claim = caller.block_on(async {
+        let claim = claim("a");
+        let request = AcquireRequest { ttl: Duration::from_secs(60), ..request(&claim) };
+        assert!(matches!(store.acquire(&request).await, Ok(Attempt::Granted(_))));
+        timed.0.go.send_replace(false);
+        assert!(matches!(store.release(&claim).await, Ok(Release::Released { .. })));
+        claim
+    });
+    drop(caller);
+    home.block_on(until_free_at(&timed.0, &claim));
+}
+
+/// An acquisition that fails leaves what it was granted to its caller, and what is granted later to nobody.
+#[test]
+fn a_try_that_was_dropped_leaves_nothing_though_its_runtime_ends() {
+    let (home, others, timed, store) = with_a_slow_node();
+    let own = claim("a");
+    let caller = runtime();
+    caller.block_on(async {
+        assert!(matches!(attempt(&others[0], &claim("a")).await, Ok(Attempt::Granted(_))));
+        let long = AcquireRequest { ttl: Duration::from_secs(60), ..request(&own) };
+        let mut acquires = std::pin::pin!(store.acquire(&long));
+        assert!(poll_until(acquires.as_mut(), 2, || ()).await.is_none(), "it waits for the slow node");
+    });
+    drop(caller);
+    home.block_on(until_free_at(&timed.0, &own));
 }
 
 /// The undoing of a refused try leaves with the answer.
