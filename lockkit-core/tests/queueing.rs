@@ -10,8 +10,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Release,
-    Result, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome,
+    Release, Result, Token, Waiting,
 };
 use lockkit_testkit::{Alter, Altered, Slow, WithInfo, faults::poll_until};
 
@@ -42,7 +42,7 @@ impl Alter for Queueing {
     }
 }
 
-/// The error says that the last request did nothing; the place that an earlier one took is still there.
+/// The last request did nothing; the place that an earlier one took is still there.
 #[tokio::test]
 async fn who_gives_up_leaves_the_queue() -> Result<()> {
     let inner = Altered::with_info(MemoryStore::new(), |info| info.capability.waiting = Waiting::Queue);
@@ -51,6 +51,7 @@ async fn who_gives_up_leaves_the_queue() -> Result<()> {
     let locker = Locker::builder(Altered(store)).patience(Duration::from_millis(50)).build();
     let error = locker.lock("x").acquire().await.expect_err("out of reach");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.effect(), Effect::Unknown, "the place may have got the lock");
     locker.shutdown(Duration::from_secs(5)).await?;
     assert_eq!(left.lock().expect("unpoisoned").len(), 1, "a place was left behind in the queue");
     Ok(())

@@ -246,9 +246,9 @@ impl Undo<'_> {
         self.armed = Some(Certainty::Doubtful);
     }
 
-    /// Whether an earlier request may yet take effect.
-    pub(super) fn is_doubtful(&self) -> bool {
-        self.armed == Some(Certainty::Doubtful)
+    /// Whether an earlier request may yet take effect, or has a place in the store's queue.
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.is_some()
     }
 
     /// Releases the claim now, if there is something to be undone. What has no answer within this time goes on in the background.

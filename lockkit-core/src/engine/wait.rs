@@ -302,7 +302,7 @@ impl Acquisition<'_> {
             Err(error) if error.effect() == Effect::None => {
                 undo.unchanged();
                 let pause = self.failed(error.clone(), now);
-                if pause.is_err() && undo.is_doubtful() {
+                if pause.is_err() && undo.is_armed() {
                     self.doubts.add(&error, undo);
                 }
                 pause.map(Step::Again)
