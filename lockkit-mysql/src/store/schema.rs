@@ -35,7 +35,8 @@ pub async fn create(config: &MySqlConfig) -> Result<()> {
     let made = async {
         create_if_missing(connection, config).await?;
         // A user without the right to make tables may have both.
-        if let (true, Ok(ddl)) = (claims(connection, config).await?.is_missing(), claims_ddl(&config.table)) {
+        let is_missing = read(connection, &of_claims(&config.table)).await?.is_missing();
+        if let (true, Ok(ddl)) = (is_missing, claims_ddl(&config.table)) {
             change(connection, &ddl).await?;
         }
         Ok(())
@@ -94,7 +95,7 @@ impl SchemaConnection {
 }
 
 pub(crate) async fn create_if_missing(connection: &mut Connection, config: &MySqlConfig) -> Result<()> {
-    if read(connection, config).await?.is_missing() {
+    if read(connection, &config.table).await?.is_missing() {
         change(connection, &ddl(&config.table)?).await?;
     }
     Ok(())
@@ -106,9 +107,9 @@ pub(crate) async fn check_table(connection: &mut Connection, config: &MySqlConfi
 
 /// What is wrong with the table; nothing if it is as lockkit needs it.
 pub(crate) async fn examine(connection: &mut Connection, config: &MySqlConfig) -> Result<Vec<Finding>> {
-    let mut findings = read(connection, config).await?.findings(&config.table)?;
+    let mut findings = read(connection, &config.table).await?.findings(&config.table)?;
     if !findings.is_empty() && can_be_read(connection, &config.table).await? {
-        findings = read(connection, config).await?.findings(&config.table)?;
+        findings = read(connection, &config.table).await?.findings(&config.table)?;
     }
     Ok(findings)
 }
@@ -169,9 +170,10 @@ pub(crate) async fn create_claims(connection: &mut Connection, config: &MySqlCon
 /// Why there can be no claims; `None` if there can.
 pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Option<NoClaims>> {
     let Ok(ddl) = claims_ddl(&config.table) else { return Ok(Some(NoClaims::Name)) };
-    let mut table = claims(connection, config).await?;
-    if !table.faults_of_claims().is_empty() && can_be_read(connection, &of_claims(&config.table)).await? {
-        table = claims(connection, config).await?;
+    let name = of_claims(&config.table);
+    let mut table = read(connection, &name).await?;
+    if !table.faults_of_claims().is_empty() && can_be_read(connection, &name).await? {
+        table = read(connection, &name).await?;
     }
     if table.is_missing() {
         return Ok(Some(NoClaims::Missing { ddl }));
@@ -181,7 +183,7 @@ pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig)
         return Ok(Some(NoClaims::Wrong { faults, ddl }));
     }
     // Nothing of this is done, but it takes the rights to do it.
-    let name = quoted_table(&of_claims(&config.table))?;
+    let name = quoted_table(&name)?;
     let all = format!(
         "EXPLAIN INSERT INTO {name} SELECT * FROM {name} WHERE 1 = 0; EXPLAIN UPDATE {name} SET expires = expires WHERE 1 = 0; \
          EXPLAIN DELETE FROM {name} WHERE 1 = 0"
@@ -209,18 +211,20 @@ async fn can_be_read(connection: &mut Connection, table: &str) -> Result<bool> {
     }
 }
 
-/// Reads how the server describes the table of claims, in one query: that is asked at each start of a program.
-async fn claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Table> {
-    let (name, here) = (of_claims(&config.table), "table_schema = DATABASE() AND table_name = ?");
+/// Reads how the server describes a table, in one query: that is asked at each start of a program.
+async fn read(connection: &mut Connection, name: &str) -> Result<Table> {
+    let here = "table_schema = DATABASE() AND table_name = ?";
     // A key of which a column is indexed in part has another name of a column.
     let ask = format!(
         "SELECT 1, CAST(column_name AS CHAR), CAST(column_type AS CHAR) FROM information_schema.columns WHERE {here} \
          UNION ALL SELECT 2, CAST(index_name AS CHAR), \
          CAST(GROUP_CONCAT(column_name, COALESCE(sub_part, '') ORDER BY seq_in_index) AS CHAR) \
          FROM information_schema.statistics WHERE {here} GROUP BY index_name \
-         UNION ALL SELECT 3, '', CAST(engine AS CHAR) FROM information_schema.tables WHERE {here}"
+         UNION ALL SELECT 3, '', CAST(engine AS CHAR) FROM information_schema.tables WHERE {here} \
+         UNION ALL SELECT 4, CAST(index_name AS CHAR), '' FROM information_schema.statistics WHERE {here} GROUP BY index_name \
+         HAVING COUNT(*) = 1 AND MAX(column_name) = 'resource_name' AND MAX(non_unique) = 0 AND MAX(sub_part) IS NULL"
     );
-    let ask = sqlx::query(sqlx::AssertSqlSafe(ask)).bind(&name).bind(&name).bind(&name);
+    let ask = sqlx::query(sqlx::AssertSqlSafe(ask)).bind(name).bind(name).bind(name).bind(name);
     let mut table = Table::default();
     for row in connection.rows(ask).await? {
         let (what, name) = (column::<i64>(&row, 0)?, column::<String>(&row, 1)?);
@@ -228,7 +232,8 @@ async fn claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Tab
         match what {
             1 => table.add_column(&name, &value),
             2 => table.add_key(&name, &value),
-            _ => table.is_innodb = value.eq_ignore_ascii_case("InnoDB"),
+            3 => table.is_innodb = value.eq_ignore_ascii_case("InnoDB"),
+            _ => table.has_unique_name = true,
         }
     }
     Ok(table)
@@ -247,7 +252,7 @@ async fn change(connection: &mut Connection, statement: &str) -> Result<()> {
 }
 
 async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Result<bool> {
-    let table = read(connection, config).await?;
+    let table = read(connection, &config.table).await?;
     if table.is_missing() {
         check_table(connection, config).await?;
     }
@@ -263,26 +268,4 @@ async fn upgrade_table(connection: &mut Connection, config: &MySqlConfig) -> Res
     }
     check_table(connection, config).await?;
     Ok(true)
-}
-
-/// Reads how the server describes the table.
-async fn read(connection: &mut Connection, config: &MySqlConfig) -> Result<Table> {
-    let name = &config.table;
-    let columns = "SELECT CAST(column_name AS CHAR), CAST(column_type AS CHAR) FROM information_schema.columns \
-         WHERE table_schema = DATABASE() AND table_name = ?";
-    let mut table = Table::default();
-    for row in connection.rows(sqlx::query(columns).bind(name)).await? {
-        table.add_column(&column::<String>(&row, 0)?, &column::<String>(&row, 1)?);
-    }
-    let engine = "SELECT CAST(engine AS CHAR) FROM information_schema.tables \
-         WHERE table_schema = DATABASE() AND table_name = ?";
-    for row in connection.rows(sqlx::query(engine).bind(name)).await? {
-        let engine: Option<String> = column(&row, 0)?;
-        table.is_innodb = engine.is_some_and(|engine| engine.eq_ignore_ascii_case("InnoDB"));
-    }
-    let unique = "SELECT CAST(index_name AS CHAR) FROM information_schema.statistics \
-         WHERE table_schema = DATABASE() AND table_name = ? GROUP BY index_name \
-         HAVING COUNT(*) = 1 AND MAX(column_name) = 'resource_name' AND MAX(non_unique) = 0 AND MAX(sub_part) IS NULL";
-    table.has_unique_name = !connection.rows(sqlx::query(unique).bind(name)).await?.is_empty();
-    Ok(table)
 }

@@ -7,21 +7,25 @@ use crate::wire::name::quoted_table;
 const NO_UNIQUE_KEY: &str = "resource_name has no unique key of its own";
 const NOT_INNODB: &str = "its engine is not InnoDB";
 
-/// The columns, each with the type that the server shows for it, its definition, and whether the classic shape has it.
-const COLUMNS: [(&str, &str, &str, bool); 12] = [
-    ("id", "bigint unsigned", "BIGINT UNSIGNED NOT NULL AUTO_INCREMENT", true),
-    ("resource_name", "varbinary(512)", "VARBINARY(512) NOT NULL", true),
-    ("node_info", "varchar(256)", "VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''", true),
-    ("count", "int unsigned", "INT UNSIGNED NOT NULL DEFAULT 0", true),
-    ("create_time", "datetime(6)", "DATETIME(6) NOT NULL", true),
-    ("update_time", "datetime(6)", "DATETIME(6) NOT NULL", true),
-    ("token", "binary(16)", "BINARY(16) NULL", false),
-    ("fence", "bigint unsigned", "BIGINT UNSIGNED NOT NULL DEFAULT 0", false),
-    ("span", "int unsigned", "INT UNSIGNED NOT NULL DEFAULT 0", false),
-    ("fence_last", "bigint unsigned", "BIGINT UNSIGNED NOT NULL DEFAULT 0", false),
-    ("expires", "datetime(6)", "DATETIME(6) NULL", false),
-    ("version", "bigint unsigned", "BIGINT UNSIGNED NOT NULL DEFAULT 0", false),
+/// The columns, each with the type that the server shows for it, and its definition. The [first](CLASSIC) are those of the classic
+/// shape.
+const COLUMNS: [(&str, &str, &str); 12] = [
+    ("id", "bigint unsigned", "BIGINT UNSIGNED NOT NULL AUTO_INCREMENT"),
+    ("resource_name", "varbinary(512)", "VARBINARY(512) NOT NULL"),
+    ("node_info", "varchar(256)", "VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''"),
+    ("count", "int unsigned", "INT UNSIGNED NOT NULL DEFAULT 0"),
+    ("create_time", "datetime(6)", "DATETIME(6) NOT NULL"),
+    ("update_time", "datetime(6)", "DATETIME(6) NOT NULL"),
+    ("token", "binary(16)", "BINARY(16) NULL"),
+    ("fence", "bigint unsigned", "BIGINT UNSIGNED NOT NULL DEFAULT 0"),
+    ("span", "int unsigned", "INT UNSIGNED NOT NULL DEFAULT 0"),
+    ("fence_last", "bigint unsigned", "BIGINT UNSIGNED NOT NULL DEFAULT 0"),
+    ("expires", "datetime(6)", "DATETIME(6) NULL"),
+    ("version", "bigint unsigned", "BIGINT UNSIGNED NOT NULL DEFAULT 0"),
 ];
+
+/// How many columns the classic shape has.
+const CLASSIC: usize = 6;
 
 /// What follows the name of a table in that of the table of its claims.
 const OF_CLAIMS: &str = "_claim";
@@ -57,11 +61,7 @@ pub(crate) fn of_claims(table: &str) -> String {
 /// longer.
 pub fn claims_ddl(table: &str) -> Result<String> {
     let table = quoted_table(&of_claims(table))?;
-    let columns = CLAIM_COLUMNS.map(|(name, _, definition)| format!("`{name}` {definition}")).join(", ");
-    Ok(format!(
-        "CREATE TABLE IF NOT EXISTS {table} ({columns}, PRIMARY KEY (`lock_id`, `token`), \
-         KEY `turns` (`lock_id`, `place`, `expires`)) ENGINE=InnoDB"
-    ))
+    Ok(create(&table, CLAIM_COLUMNS, "PRIMARY KEY (`lock_id`, `token`), KEY `turns` (`lock_id`, `place`, `expires`)"))
 }
 
 /// The statement that makes the table, on one line.
@@ -70,11 +70,12 @@ pub fn claims_ddl(table: &str) -> Result<String> {
 /// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) if the table can't have that name.
 pub fn ddl(table: &str) -> Result<String> {
     let table = quoted_table(table)?;
-    let columns = COLUMNS.map(|(name, _, definition, _)| format!("`{name}` {definition}")).join(", ");
-    Ok(format!(
-        "CREATE TABLE IF NOT EXISTS {table} ({columns}, PRIMARY KEY (`id`), UNIQUE KEY `resource_name` (`resource_name`)) \
-         ENGINE=InnoDB"
-    ))
+    Ok(create(&table, COLUMNS, "PRIMARY KEY (`id`), UNIQUE KEY `resource_name` (`resource_name`)"))
+}
+
+fn create(table: &str, columns: [(&str, &str, &str); 12], keys: &str) -> String {
+    let columns = columns.map(|(name, _, definition)| format!("`{name}` {definition}")).join(", ");
+    format!("CREATE TABLE IF NOT EXISTS {table} ({columns}, {keys}) ENGINE=InnoDB")
 }
 
 /// A table as the server describes it.
@@ -105,8 +106,7 @@ impl Table {
 
     /// A column of the classic shape that the table does not have.
     pub(crate) fn missing_of_classic(&self) -> Option<&'static str> {
-        let missing = COLUMNS.into_iter().find(|(name, _, _, classic)| *classic && self.shown(name).is_none());
-        missing.map(|(name, ..)| name)
+        COLUMNS[..CLASSIC].iter().map(|(name, ..)| *name).find(|name| self.shown(name).is_none())
     }
 
     /// The type of a column.
@@ -142,41 +142,40 @@ impl Table {
 
     /// Whether a row is a held lock, as before lockkit.
     fn is_classic(&self) -> bool {
-        COLUMNS.iter().all(|(name, _, _, classic)| self.shown(name).is_some() == *classic)
+        COLUMNS.iter().enumerate().all(|(at, (name, ..))| self.shown(name).is_some() == (at < CLASSIC))
     }
 
     /// What keeps it from keeping claims, in words.
     pub(crate) fn faults_of_claims(&self) -> Vec<String> {
-        let columns = CLAIM_COLUMNS.iter().filter_map(|(name, wanted, _)| match self.shown(name) {
-            None => Some(format!("{name} is missing")),
-            Some(shown) if shown != *wanted => Some(format!("{name} is {shown}, not {wanted}")),
-            Some(_) => None,
-        });
         let has_key = |name: &str, columns: &str| {
             self.keys.iter().any(|(key, of)| key.eq_ignore_ascii_case(name) && of == columns)
         };
         let keys = CLAIM_KEYS.iter().filter(|(name, columns)| !has_key(name, columns));
-        let engine = (!self.is_innodb).then(|| NOT_INNODB.to_owned());
-        columns.chain(keys.map(|(name, columns)| format!("it has no key {name} ({columns})"))).chain(engine).collect()
+        let keys = keys.map(|(name, columns)| format!("it has no key {name} ({columns})"));
+        self.faults_with(&CLAIM_COLUMNS, keys.collect())
     }
 
     /// What is wrong with it, in words.
     pub(crate) fn faults(&self) -> Vec<String> {
+        let key = (!self.has_unique_name).then(|| NO_UNIQUE_KEY.to_owned());
+        self.faults_with(&COLUMNS, key.into_iter().collect())
+    }
+
+    /// What is wrong with it, where this is wrong with its keys.
+    fn faults_with(&self, columns: &[(&str, &str, &str)], keys: Vec<String>) -> Vec<String> {
         let mut faults = Vec::new();
-        for (name, wanted, ..) in COLUMNS {
+        for (name, wanted, _) in columns {
             match self.shown(name) {
                 None => faults.push(format!("{name} is missing")),
-                Some(shown) if name == "resource_name" && is_text(shown) => {
+                Some(shown) if *name == "resource_name" && is_text(shown) => {
                     let why = "text folds case, accents or trailing spaces, by its collation";
                     faults.push(format!("{name} is {shown}, not {wanted}: {why}"));
                 }
-                Some(shown) if shown != wanted => faults.push(format!("{name} is {shown}, not {wanted}")),
+                Some(shown) if shown != *wanted => faults.push(format!("{name} is {shown}, not {wanted}")),
                 Some(_) => {}
             }
         }
-        if !self.has_unique_name {
-            faults.push(NO_UNIQUE_KEY.to_owned());
-        }
+        faults.extend(keys);
         if !self.is_innodb {
             faults.push(NOT_INNODB.to_owned());
         }
@@ -202,8 +201,8 @@ impl Table {
         ));
         let mut changes: Vec<String> = COLUMNS
             .iter()
-            .filter(|(name, wanted, ..)| self.shown(name) != Some(wanted))
-            .map(|(name, _, definition, _)| match self.shown(name) {
+            .filter(|(name, wanted, _)| self.shown(name) != Some(wanted))
+            .map(|(name, _, definition)| match self.shown(name) {
                 Some(_) => format!("MODIFY `{name}` {definition}"),
                 None => format!("ADD `{name}` {definition}"),
             })
