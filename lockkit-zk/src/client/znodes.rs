@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use lockkit_core::{Claim, Error, ErrorKind, LossReason, Result, Token};
-use zookeeper_client::{self as zk, CreateMode};
+use zookeeper_client::{self as zk, CreateMode, MultiWriter};
 
 use crate::{
     client::session::Session,
     wire::{
-        error::{self, Failure, Sent},
+        error::{self, Failure, Sent, unless_gone},
         fence::FenceRecord,
         name,
         queue::{self, FENCE},
@@ -29,10 +29,7 @@ impl Session {
 
     /// The children of a lock; none if it has no directory.
     pub(crate) async fn list(&self, lock: &str, bound: Duration) -> Result<Vec<String>, Failure> {
-        match self.read(bound, Box::pin(self.client.list_children(lock))).await {
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(Vec::new()),
-            other => other,
-        }
+        Ok(unless_gone(self.read(bound, Box::pin(self.client.list_children(lock))).await)?.unwrap_or_default())
     }
 
     /// The children of a lock, after all that was asked of it before, on whatever connection, has been decided.
@@ -49,11 +46,8 @@ impl Session {
 
     /// Deletes a node; tells whether it was there.
     pub(crate) async fn delete(&self, path: &str, bound: Duration) -> Result<bool, Failure> {
-        match self.lead(self.now(), bound, Box::pin(self.client.delete(path, None))).await {
-            Ok(()) => Ok(true),
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
-            Err(failure) => Err(failure),
-        }
+        let deleted = self.lead(self.now(), bound, Box::pin(self.client.delete(path, None))).await;
+        Ok(unless_gone(deleted)?.is_some())
     }
 
     /// Deletes the node of a claim of another session, and writes down in the directory of the lock that this was no
@@ -86,18 +80,20 @@ impl Session {
         let mut both = self.client.new_multi_writer();
         both.add_set_data(lock, value::revoked(&before, token).as_bytes(), Some(stat.version))?;
         both.add_delete(path, None)?;
+        self.commit(both, bound).await
+    }
+
+    /// Carries out all that was put together, or nothing of it.
+    pub(crate) async fn commit(&self, mut all: MultiWriter<'_>, bound: Duration) -> Result<(), Failure> {
         let sent = self.now();
-        let done = both.commit();
+        let done = all.commit();
         self.lead(sent, bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await.map(drop)
     }
 
     /// Whether the claim with this token is among the last of the lock to be revoked.
     pub(crate) async fn is_revoked(&self, lock: &str, token: &Token, bound: Duration) -> Result<bool, Failure> {
-        match self.read(bound, Box::pin(self.client.get_data(lock))).await {
-            Ok((data, _)) => Ok(value::is_revoked(&data, token)),
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
-            Err(failure) => Err(failure),
-        }
+        let read = unless_gone(self.read(bound, Box::pin(self.client.get_data(lock))).await)?;
+        Ok(read.is_some_and(|(data, _)| value::is_revoked(&data, token)))
     }
 
     /// Why a claim does not hold its lock.
@@ -147,11 +143,8 @@ impl Session {
         }
         .and_then(|()| both.add_set_data(&format!("{lock}/{}", own.0), own.1.text().as_bytes(), None))
         .map_err(|e| failed(e.into()))?;
-        let sent = self.now();
-        let written = both.commit();
-        let written = Box::pin(async move { written.await.map_err(zk::Error::from) });
-        match self.lead(sent, bound, written).await {
-            Ok(_) => Ok(true),
+        match self.commit(both, bound).await {
+            Ok(()) => Ok(true),
             Err(failure) if failure.is_answer() => Ok(false),
             Err(failure) => Err(failed(failure)),
         }

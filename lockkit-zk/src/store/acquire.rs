@@ -6,7 +6,6 @@ use lockkit_core::{
     AcquireRequest, Attempt, Contention, Error, ErrorKind, FenceClock, Hold, HolderInfo, Mode, Moment, Result, Token,
 };
 use tokio::time::Instant;
-use zookeeper_client as zk;
 
 use crate::{
     client::{
@@ -16,7 +15,7 @@ use crate::{
     },
     store::ZkStore,
     wire::{
-        error::{self, Failure, Sent},
+        error::{self, Failure, Sent, unless_gone},
         fence::{self, FenceRecord},
         name,
         queue::{self, Position},
@@ -232,11 +231,8 @@ impl<'a> Acquisition<'a> {
         // Before the request, which the driver sends with the call: what it proves counts from here.
         let sent = self.session.now();
         let written = Box::pin(self.session.client.set_data(&path, text.as_bytes(), None));
-        match self.session.lead(sent, self.bound, written).await {
-            Ok(_) => Ok(true),
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(false),
-            Err(failure) => Err(self.doubtful(&failure)),
-        }
+        let written = unless_gone(self.session.lead(sent, self.bound, written).await);
+        written.map(|written| written.is_some()).map_err(|failure| self.doubtful(&failure))
     }
 
     /// Gives up the place in the queue: those who use the lock must agree on how many permits there are.

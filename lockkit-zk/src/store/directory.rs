@@ -8,7 +8,10 @@ use zookeeper_client::{self as zk, CreateMode};
 use crate::{
     client::claims::{Node, Stage},
     store::acquire::{Acquisition, undone},
-    wire::{error::Failure, queue::FENCE},
+    wire::{
+        error::{Failure, unless_gone},
+        queue::FENCE,
+    },
 };
 
 /// When to ask again for a lock whose directory has to become empty first.
@@ -54,11 +57,7 @@ impl Acquisition<'_> {
         let (words, record) = (Box::pin(client.get_data(&self.lock)), Box::pin(client.get_data(&record_path)));
         let (words, record) = tokio::join!(self.session.read(self.bound, words), self.session.read(self.bound, record));
         let (words, stat) = words?;
-        let record = match record {
-            Ok((data, stat)) => Some((data, stat.version)),
-            Err(failure) if failure.is(&zk::Error::NoNode) => None,
-            Err(failure) => return Err(failure),
-        };
+        let record = unless_gone(record)?.map(|(data, stat)| (data, stat.version));
         Ok(Kept { words, version: stat.version, record })
     }
 
@@ -79,9 +78,7 @@ impl Acquisition<'_> {
         if let Some((data, _)) = &kept.record {
             all.add_create(&record_path, data, &session.options(CreateMode::Persistent))?;
         }
-        let sent = session.now();
-        let done = all.commit();
-        session.lead(sent, self.bound, Box::pin(async move { done.await.map_err(zk::Error::from) })).await.map(drop)
+        session.commit(all, self.bound).await
     }
 }
 

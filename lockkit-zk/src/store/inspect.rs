@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use lockkit_core::{Error, ErrorKind, Holder, KeyState, LockKey, Mode, Query, Result, Waiter};
-use zookeeper_client::{self as zk, Stat};
+use zookeeper_client::Stat;
 
 use crate::{
     client::{driver::Answer, session::Session},
     store::ZkStore,
     wire::{
-        error::{self, Failure, Sent},
+        error::{self, Failure, Sent, unless_gone},
         fence::FenceRecord,
         name,
         queue::{self, FENCE},
@@ -165,10 +165,7 @@ fn holder(node: &str, data: &[u8], stat: &Stat, record: Option<FenceRecord>) -> 
 
 /// What was read; `None` if it is gone by now.
 fn present<T>(read: Result<T, Failure>) -> Result<Option<T>> {
-    match read {
-        Err(failure) if failure.is(&zk::Error::NoNode) => Ok(None),
-        other => other.map(Some).map_err(|failure| read_only(&failure)),
-    }
+    unless_gone(read).map_err(|failure| read_only(&failure))
 }
 
 fn children(listed: Result<Vec<String>, Failure>) -> Result<Vec<String>> {

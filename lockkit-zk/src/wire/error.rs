@@ -36,6 +36,14 @@ impl Failure {
     }
 }
 
+/// What was asked of a node; `None` if there is no such node.
+pub(crate) fn unless_gone<T>(answer: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match answer {
+        Err(failure) if failure.is(&zk::Error::NoNode) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
 impl From<zk::Error> for Failure {
     fn from(error: zk::Error) -> Self {
         Self::Driver(error)
