@@ -1,7 +1,6 @@
 //! What is known of the servers of a quorum: which of them may vote.
 
 use std::{
-    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -105,12 +104,6 @@ impl Roster {
             warnings.push(format!("the user may not use INFO: {why}"));
         }
         warnings
-    }
-}
-
-impl fmt::Debug for Roster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Roster").field("known", &self.known).finish_non_exhaustive()
     }
 }
 

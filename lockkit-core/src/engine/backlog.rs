@@ -28,7 +28,7 @@ const AT_A_TIME: usize = 64;
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// The releases of one `Locker` that failed at least once.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Backlog {
     /// The way to the task that works it off, as long as there is one.
     worker: Mutex<Option<UnboundedSender<Retry>>>,

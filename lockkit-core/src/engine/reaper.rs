@@ -3,7 +3,6 @@
 //! definite answer or the lease must have lapsed.
 
 use std::{
-    fmt,
     future::Future,
     sync::{
         Arc, Weak,
@@ -190,18 +189,6 @@ impl Drop for Owed {
         }
         engine.backlog.leave(pending);
         engine.timers.wake();
-    }
-}
-
-impl fmt::Debug for Owed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.pending.fmt(f)
-    }
-}
-
-impl fmt::Debug for PendingRelease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingRelease").field("claim", &self.claim).finish_non_exhaustive()
     }
 }
 

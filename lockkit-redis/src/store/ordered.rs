@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, Mutex},
 };
 
@@ -144,11 +143,5 @@ impl QueueListener {
                 () = first.notified() => {}
             },
         }
-    }
-}
-
-impl fmt::Debug for Ordered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ordered").field("claims", &unpoisoned(&self.claims).len()).finish()
     }
 }

@@ -20,7 +20,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     future::Future,
     pin::Pin,
     task::{Context, Waker},
@@ -129,12 +128,6 @@ impl Last {
             self.watch = None;
         }
         silent
-    }
-}
-
-impl fmt::Debug for Uncontended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Uncontended").field("locks", &self.locks.len()).finish()
     }
 }
 
