@@ -57,7 +57,7 @@ pub async fn stores_of_migration(from: &str, to: &str) -> Result<[Arc<dyn LockSt
     for url in [from, to] {
         if let (_, Some(_)) = fence_above(url)? {
             let why = "with a migration, fence_above is said when it is started: lockkit migrate start --fence-above";
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+            return Err(Error::invalid(why));
         }
     }
     Ok(match (open_one(from).await, open_one(to).await) {

@@ -40,8 +40,8 @@ pub(crate) fn fence_above(url: &str) -> Result<(Cow<'_, str>, Option<Fence>)> {
         [one] => one[OPTION.len()..].parse().ok(),
         _ => None,
     };
-    let floor = floor
-        .ok_or_else(|| invalid("fence_above takes one number, such as fence_above=1795411846980269".to_owned()))?;
+    let floor =
+        floor.ok_or_else(|| Error::invalid("fence_above takes one number, such as fence_above=1795411846980269"))?;
     let url = if others.is_empty() { address.to_owned() } else { format!("{address}?{}", others.join("&")) };
     Ok((url.into(), Some(Fence::new(floor))))
 }
@@ -49,7 +49,7 @@ pub(crate) fn fence_above(url: &str) -> Result<(Cow<'_, str>, Option<Fence>)> {
 /// The same for a store that is not made of two others.
 pub(crate) async fn open_one(url: &str) -> Result<Arc<dyn LockStore>> {
     match target(url)? {
-        Target::Migrate => Err(invalid("a migration leads from one store to another, not to a migration".to_owned())),
+        Target::Migrate => Err(Error::invalid("a migration leads from one store to another, not to a migration")),
         Target::Memory => Ok(Arc::new(MemoryStore::new())),
         #[cfg(feature = "redis")]
         Target::Redis => Ok(Arc::new(lockkit_redis::RedisStore::from_url(url).await?)),
@@ -67,7 +67,7 @@ pub(crate) fn urls(url: &str) -> Result<(&str, &str)> {
     let options = url.split_once(':').and_then(|(_, rest)| rest.strip_prefix("?from="));
     let both = options.and_then(|options| options.split_once("&to="));
     both.filter(|(from, to)| !from.is_empty() && !to.is_empty())
-        .ok_or_else(|| Error::new(ErrorKind::InvalidInput, format!("the URL of a migration looks like {EXAMPLE}")))
+        .ok_or_else(|| Error::invalid(format!("the URL of a migration looks like {EXAMPLE}")))
 }
 
 /// The kind of store that a URL names.
@@ -88,12 +88,12 @@ pub(crate) enum Target {
 /// Tells by the scheme what store a URL names. What can't be understood is not repeated: it may be a password.
 pub(crate) fn target(url: &str) -> Result<Target> {
     let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(invalid(format!("not a store URL; it should look like {}", examples())));
+        return Err(Error::invalid(format!("not a store URL; it should look like {}", examples())));
     };
     match scheme.to_ascii_lowercase().as_str() {
         "memory" if rest.is_empty() => Ok(Target::Memory),
         "migrate" => Ok(Target::Migrate),
-        "memory" => Err(invalid("the memory store takes no address; write memory:".to_owned())),
+        "memory" => Err(Error::invalid("the memory store takes no address; write memory:")),
         #[cfg(feature = "redis")]
         scheme if REDIS.contains(&family(scheme)) => Ok(Target::Redis),
         #[cfg(feature = "redlock")]
@@ -117,7 +117,7 @@ fn unknown(scheme: &str) -> Error {
             let message = format!("this build has no {known} store; turn on the cargo feature `{feature}` of lockkit");
             Error::new(ErrorKind::Unsupported, message)
         }
-        _ => invalid(format!("a store URL begins with one of {}", examples())),
+        _ => Error::invalid(format!("a store URL begins with one of {}", examples())),
     }
 }
 
@@ -127,8 +127,4 @@ fn examples() -> String {
         .join(", ")
         + ", "
         + EXAMPLE
-}
-
-fn invalid(message: String) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
 }

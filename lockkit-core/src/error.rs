@@ -99,6 +99,12 @@ impl Error {
         }))
     }
 
+    /// The caller asked for what can't be: [`InvalidInput`](ErrorKind::InvalidInput), and without effect.
+    #[must_use]
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidInput, message)
+    }
+
     /// Says that the store may have changed all the same.
     #[must_use]
     pub fn unknown_effect(self) -> Self {

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::OnceCell;
 
 use crate::{
-    Error, ErrorKind, Guard, Lock, LossReason, Outcome, Result, Status,
+    Error, Guard, Lock, LossReason, Outcome, Result, Status,
     store::{Identity, identity, join_all},
 };
 
@@ -117,12 +117,12 @@ impl MultiLock {
 
     async fn sort(&self) -> Result<Vec<usize>> {
         let Some(first) = self.locks.first() else {
-            return Err(Error::new(ErrorKind::InvalidInput, "a lock of several has at least one"));
+            return Err(Error::invalid("a lock of several has at least one"));
         };
         if let Some(kept) = self.locks.iter().find(|lock| lock.is_kept()) {
             // Those that are given back because another was not to be had would be kept.
             let message = format!("the lock {:?} is one of several: it can't be kept for a time", kept.key()?.as_str());
-            return Err(Error::new(ErrorKind::InvalidInput, message));
+            return Err(Error::invalid(message));
         }
         // One store need not be told from others.
         let mut stores: Vec<(&Lock, Option<Identity>)> = vec![(first, None)];
@@ -143,8 +143,7 @@ impl MultiLock {
         for pair in order.windows(2) {
             let [(store, key, one), (next_store, next_key, other)] = pair else { continue };
             if (store, key) == (next_store, next_key) && self.locks[*one].mode() != self.locks[*other].mode() {
-                let message = format!("the lock {:?} is named twice, in different modes", key.as_str());
-                return Err(Error::new(ErrorKind::InvalidInput, message));
+                return Err(Error::invalid(format!("the lock {:?} is named twice, in different modes", key.as_str())));
             }
         }
         order.dedup_by(|one, other| (one.0, &one.1) == (other.0, &other.1));

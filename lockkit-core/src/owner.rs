@@ -189,7 +189,7 @@ fn honour(engine: &Engine, lease: &Lease, ask: &Ask) -> Result<()> {
 }
 
 fn refused(engine: &Engine, lease: &Lease, message: String) -> Error {
-    Error::new(ErrorKind::InvalidInput, message).at("acquire", Some(&lease.claim.key), &engine.store.info().name)
+    Error::invalid(message).at("acquire", Some(&lease.claim.key), &engine.store.info().name)
 }
 
 /// A hold that is asked for; given back when dropped.

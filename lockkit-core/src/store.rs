@@ -149,14 +149,14 @@ impl StoreInfo {
     /// beyond its limits, and for a grant without fences.
     pub fn admit(&self, request: &AcquireRequest) -> Result<()> {
         if request.fence.span == 0 {
-            return Err(Error::new(ErrorKind::InvalidInput, "a grant owns at least one fence"));
+            return Err(Error::invalid("a grant owns at least one fence"));
         }
         if request.from.is_some() && (matches!(request.claim.mode, Mode::Permit { .. }) || !self.capability.resume) {
             return Err(self.lacks("grants that take over another lease"));
         }
         if request.from.is_some_and(|from| from == request.claim.token || !request.wait.is_zero()) {
             let message = "a grant that takes over another lease has a token of its own, and does not wait";
-            return Err(Error::new(ErrorKind::InvalidInput, message));
+            return Err(Error::invalid(message));
         }
         let longest = match &self.capability.liveness.ttl {
             Some(range) if self.capability.keeps && request.from.is_some() && request.ttl <= Self::LONGEST_KEPT => {
@@ -190,7 +190,7 @@ impl StoreInfo {
             Some(range) => {
                 let message =
                     format!("the ttl must lie between {:?} and {:?}; it is {ttl:?}", range.start(), range.end());
-                Err(Error::new(ErrorKind::InvalidInput, message))
+                Err(Error::invalid(message))
             }
         }
     }
@@ -208,7 +208,7 @@ impl StoreInfo {
         }
         if keep_for > Self::LONGEST_KEPT {
             let days = Self::LONGEST_KEPT.as_secs() / 86_400;
-            return Err(Error::new(ErrorKind::InvalidInput, format!("a lock can be kept for at most {days} days")));
+            return Err(Error::invalid(format!("a lock can be kept for at most {days} days")));
         }
         Ok(())
     }

@@ -19,12 +19,11 @@ impl LockKey {
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self> {
         let name = name.into();
         match name.len() {
-            0 => Err(Error::new(ErrorKind::InvalidInput, "a lock's name must not be empty")),
+            0 => Err(Error::invalid("a lock's name must not be empty")),
             1..=Self::MAX_BYTES => Ok(Self(name)),
-            len => Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!("a lock's name has at most {} bytes; this one has {len}", Self::MAX_BYTES),
-            )),
+            len => {
+                Err(Error::invalid(format!("a lock's name has at most {} bytes; this one has {len}", Self::MAX_BYTES)))
+            }
         }
     }
 
@@ -90,7 +89,7 @@ impl FromStr for Token {
         let well_formed = text.len() == Self::TEXT_LEN && text.bytes().all(|d| matches!(d, b'0'..=b'9' | b'a'..=b'f'));
         match u128::from_str_radix(text, 16) {
             Ok(number) if well_formed => Ok(Self(number.to_be_bytes())),
-            _ => Err(Error::new(ErrorKind::InvalidInput, "a token has 32 lower-case hexadecimal digits")),
+            _ => Err(Error::invalid("a token has 32 lower-case hexadecimal digits")),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::{fmt, net::Ipv6Addr, ops::Deref, str::FromStr, time::Duration};
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 
 /// What must not be shown: a password, or what may be one that was given in a wrong place. Its `Debug` output says only
 /// whether there is any.
@@ -52,14 +52,14 @@ impl<'a> Parts<'a> {
         let (scheme, rest) = url
             .split_once("://")
             .filter(|(scheme, _)| !scheme.is_empty() && well_formed(scheme))
-            .ok_or_else(|| invalid("no URL; one begins with a scheme, such as redis://, mysql:// or zk://"))?;
+            .ok_or_else(|| Error::invalid("no URL; one begins with a scheme, such as redis://, mysql:// or zk://"))?;
         if rest.contains('#') {
-            return Err(invalid("a # in a URL is written %23"));
+            return Err(Error::invalid("a # in a URL is written %23"));
         }
         let (place, options) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         if path.contains('@') {
-            return Err(invalid(
+            return Err(Error::invalid(
                 "an @ behind the host: in a user or password / is written %2F, and in the path @ is written %40",
             ));
         }
@@ -91,7 +91,8 @@ impl fmt::Debug for Parts<'_> {
 /// # Errors
 /// For anything else.
 pub fn address(text: &str, default_port: u16) -> Result<(String, u16)> {
-    let no_host = || invalid("the URL names no host, or has what no host's name has; it is written host or host:port");
+    let no_host =
+        || Error::invalid("the URL names no host, or has what no host's name has; it is written host or host:port");
     let bracketed = text.strip_prefix('[').map(|rest| rest.split_once(']').ok_or_else(no_host)).transpose()?;
     let (host, rest) = match bracketed {
         Some((address, rest)) if address.parse::<Ipv6Addr>().is_ok() => (address, rest),
@@ -108,7 +109,7 @@ pub fn address(text: &str, default_port: u16) -> Result<(String, u16)> {
             .strip_prefix(':')
             .and_then(|port| port.parse().ok())
             .filter(|port| *port != 0)
-            .ok_or_else(|| invalid("the port in the URL is no number from 1 to 65535"))?,
+            .ok_or_else(|| Error::invalid("the port in the URL is no number from 1 to 65535"))?,
     };
     Ok((host.to_owned(), port))
 }
@@ -132,7 +133,7 @@ pub fn options<'k>(text: &str, known: &[&'k str]) -> Result<Vec<(&'k str, String
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let Some(option) = known.iter().find(|known| **known == name) else { return Err(unknown(known)) };
         if seen.iter().any(|(earlier, _)| earlier == option) {
-            return Err(invalid(format!("the option {option} is given twice")));
+            return Err(Error::invalid(format!("the option {option} is given twice")));
         }
         seen.push((option, percent_decode(&value.replace('+', " "))?));
     }
@@ -143,7 +144,7 @@ pub fn options<'k>(text: &str, known: &[&'k str]) -> Result<Vec<(&'k str, String
 #[must_use]
 pub fn unknown(known: &[&str]) -> Error {
     let known = known.join(", ");
-    invalid(format!(
+    Error::invalid(format!(
         "after the ? comes an option that there is not; there are: {known}. In a password ? is written %3F, and & %26"
     ))
 }
@@ -163,7 +164,7 @@ pub fn duration(option: &str, text: &str) -> Result<Duration> {
     };
     let duration = digits.parse().ok().and_then(|number| unit.checked_mul(number)).unwrap_or_default();
     if duration.is_zero() {
-        Err(invalid(format!("{option} is a time above zero, such as 250ms, 2s, 1m or 1h")))
+        Err(Error::invalid(format!("{option} is a time above zero, such as 250ms, 2s, 1m or 1h")))
     } else {
         Ok(duration)
     }
@@ -174,7 +175,7 @@ pub fn duration(option: &str, text: &str) -> Result<Duration> {
 /// # Errors
 /// For anything else, and for what does not fit.
 pub fn number<T: FromStr>(option: &str, text: &str) -> Result<T> {
-    text.parse().map_err(|_| invalid(format!("{option} is a whole number, and not a large one")))
+    text.parse().map_err(|_| Error::invalid(format!("{option} is a whole number, and not a large one")))
 }
 
 /// Reads `true` or `yes`, `false` or `no`.
@@ -185,7 +186,7 @@ pub fn boolean(option: &str, text: &str) -> Result<bool> {
     match text {
         "true" | "yes" => Ok(true),
         "false" | "no" => Ok(false),
-        _ => Err(invalid(format!("{option} is yes or no, or true or false"))),
+        _ => Err(Error::invalid(format!("{option} is yes or no, or true or false"))),
     }
 }
 
@@ -194,7 +195,7 @@ pub fn boolean(option: &str, text: &str) -> Result<bool> {
 /// # Errors
 /// For a `%` without them, and if the bytes are no UTF-8.
 pub fn percent_decode(text: &str) -> Result<String> {
-    let malformed = || invalid("malformed percent-encoding in the URL");
+    let malformed = || Error::invalid("malformed percent-encoding in the URL");
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16)).ok_or_else(malformed);
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes().iter();
@@ -207,10 +208,6 @@ pub fn percent_decode(text: &str) -> Result<String> {
         }
     }
     String::from_utf8(bytes).map_err(|_| malformed())
-}
-
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
 }
 
 #[cfg(test)]

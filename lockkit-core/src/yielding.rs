@@ -3,7 +3,7 @@
 //! What is shown is the lease of a second lock, beside the one that is waited for: so a request lapses when its client dies, and every
 //! store can keep it as it is.
 
-use crate::{Error, ErrorKind, LockKey, LockStore, Query, Result, StoreInfo, Token};
+use crate::{Error, LockKey, LockStore, Query, Result, StoreInfo, Token};
 
 /// What stands before the name of a lock in that of the requests for it.
 const PREFIX: &str = "lockkit/yield/";
@@ -13,7 +13,7 @@ pub(crate) fn request_key(key: &LockKey, info: &StoreInfo) -> Result<LockKey> {
     let most = info.capability.max_key_bytes.min(LockKey::MAX_BYTES).saturating_sub(PREFIX.len());
     if key.as_str().len() > most {
         let why = format!("the holder of a lock can be asked to yield if its name has at most {most} bytes");
-        return Err(Error::new(ErrorKind::InvalidInput, why));
+        return Err(Error::invalid(why));
     }
     LockKey::new(format!("{PREFIX}{key}"))
 }

@@ -11,7 +11,7 @@ use sqlx::{
     mysql::{MySqlConnectOptions, MySqlSslMode},
 };
 
-use crate::wire::{error::invalid, name};
+use crate::wire::name;
 
 /// The options that a URL may carry after `?`.
 const OPTIONS: [&str; 7] = ["ca", "connections", "create", "keep_rows", "table", "timeout", "tls"];
@@ -106,7 +106,7 @@ impl MySqlConfig {
     pub fn from_url(url: &str) -> Result<Self> {
         let parts = Parts::of(url)?;
         if !matches!(parts.scheme.as_str(), "mysql" | "mariadb") {
-            return Err(invalid("the scheme is mysql or mariadb"));
+            return Err(Error::invalid("the scheme is mysql or mariadb"));
         }
         let (host, port) = address(parts.hosts, Self::PORT)?;
         let mut config = Self::new(host, port, percent_decode(parts.path.trim_start_matches('/'))?);
@@ -243,13 +243,13 @@ impl MySqlConfig {
     /// Checks what the types leave open, and gives the table's name as statements spell it.
     pub(crate) fn check(&self) -> Result<String> {
         if self.host.is_empty() {
-            return Err(invalid("no host"));
+            return Err(Error::invalid("no host"));
         }
         if self.database.is_empty() {
-            return Err(invalid("no database; it is the path of the URL"));
+            return Err(Error::invalid("no database; it is the path of the URL"));
         }
         if self.timeout.is_zero() {
-            return Err(invalid("the timeout must not be zero"));
+            return Err(Error::invalid("the timeout must not be zero"));
         }
         if let Some(file) = &*self.ca {
             // The driver reads the file when it connects, and its error would not name it.
@@ -260,10 +260,10 @@ impl MySqlConfig {
             drop(std::fs::File::open(file).map_err(unreadable)?);
         }
         if self.connections < 2 {
-            return Err(invalid("`connections` must be at least 2: one is kept for renewals and releases"));
+            return Err(Error::invalid("`connections` must be at least 2: one is kept for renewals and releases"));
         }
         if self.tls != Tls::Off && !cfg!(feature = "tls") {
-            return Err(invalid("TLS needs the feature \"tls\" of lockkit or lockkit-mysql"));
+            return Err(Error::invalid("TLS needs the feature \"tls\" of lockkit or lockkit-mysql"));
         }
         name::quoted_table(&self.table)
     }
@@ -282,7 +282,7 @@ fn tls(text: &str) -> Result<Tls> {
         "off" => Ok(Tls::Off),
         "encrypt" => Ok(Tls::Encrypt),
         "verify" => Ok(Tls::Verify),
-        _ => Err(invalid("tls is off, encrypt or verify")),
+        _ => Err(Error::invalid("tls is off, encrypt or verify")),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
 use lockkit_core::{
-    Clock, Error, ErrorKind, Result, SystemClock,
+    Clock, Error, Result, SystemClock,
     url_options::{self, Hidden, Parts, address, duration, percent_decode},
 };
 use zookeeper_client::Acls;
@@ -84,10 +84,10 @@ impl ZkConfig {
         let tls = match parts.scheme.as_str() {
             "zk" => false,
             "zks" => true,
-            _ => return Err(invalid("the scheme is zk or zks")),
+            _ => return Err(Error::invalid("the scheme is zk or zks")),
         };
         if parts.login.is_some() {
-            return Err(invalid("credentials go into the option auth=digest:user:password"));
+            return Err(Error::invalid("credentials go into the option auth=digest:user:password"));
         }
         let mut config = Self::new(parts.hosts.split(',').filter(|server| !server.is_empty()));
         if !parts.path.is_empty() {
@@ -107,22 +107,22 @@ impl ZkConfig {
                 ("session", _) => self.session = duration(option, &value)?,
                 ("timeout", _) => self.timeout = duration(option, &value)?,
                 ("auth", _) => {
-                    let (scheme, credentials) = value
-                        .split_once(':')
-                        .filter(|(scheme, _)| !scheme.is_empty())
-                        .ok_or_else(|| invalid("auth is written scheme:credentials, such as digest:user:password"))?;
+                    let (scheme, credentials) =
+                        value.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {
+                            Error::invalid("auth is written scheme:credentials, such as digest:user:password")
+                        })?;
                     self.auth.0 = Some((scheme.to_owned(), credentials.as_bytes().to_vec()));
                 }
                 ("ca", Some(tls)) => tls.ca = PathBuf::from(value),
                 ("cert", Some(_)) => cert = Some(PathBuf::from(value)),
                 ("key", Some(_)) => key = Some(PathBuf::from(value)),
-                _ => return Err(invalid("ca, cert and key belong to the scheme zks")),
+                _ => return Err(Error::invalid("ca, cert and key belong to the scheme zks")),
             }
         }
         match (cert, key, &mut self.tls.0) {
             (Some(cert), Some(key), Some(tls)) => tls.identity = Some((cert, key)),
             (None, None, _) => {}
-            _ => return Err(invalid("cert and key go together")),
+            _ => return Err(Error::invalid("cert and key go together")),
         }
         Ok(())
     }
@@ -212,27 +212,29 @@ impl ZkConfig {
     /// Checks what the types leave open.
     pub(crate) fn check(&self) -> Result<Names> {
         if self.servers.is_empty() {
-            return Err(invalid("the URL names no server"));
+            return Err(Error::invalid("the URL names no server"));
         }
         for server in &self.servers {
             address(server, Self::PORT)?;
         }
         for (what, path) in [("chroot", &self.chroot), ("base", &self.base)] {
             if !is_path(path) {
-                return Err(invalid(format!("the {what} is an absolute path like /a/b")));
+                return Err(Error::invalid(format!("the {what} is an absolute path like /a/b")));
             }
         }
         if self.timeout.is_zero() {
-            return Err(invalid("the timeout must not be zero"));
+            return Err(Error::invalid("the timeout must not be zero"));
         }
         if self.session < Duration::from_millis(100) || self.session > Duration::from_secs(24 * 3600) {
-            return Err(invalid("the session timeout lies between 100ms and a day"));
+            return Err(Error::invalid("the session timeout lies between 100ms and a day"));
         }
         match &*self.tls {
             Some(_) if !cfg!(feature = "tls") => {
-                return Err(invalid("TLS needs the feature \"tls\" of lockkit or lockkit-zk"));
+                return Err(Error::invalid("TLS needs the feature \"tls\" of lockkit or lockkit-zk"));
             }
-            Some(tls) if tls.ca.as_os_str().is_empty() => return Err(invalid("TLS needs ca=, the PEM file to trust")),
+            Some(tls) if tls.ca.as_os_str().is_empty() => {
+                return Err(Error::invalid("TLS needs ca=, the PEM file to trust"));
+            }
             _ => {}
         }
         Ok(Names::new(&format!("{}{}", self.chroot.trim_end_matches('/'), self.base)))
@@ -247,10 +249,6 @@ impl FromStr for ZkConfig {
     }
 }
 
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
-}
-
 /// Whether a path is one that ZooKeeper takes, or empty.
 fn is_path(path: &str) -> bool {
     let node = |node: &str| !matches!(node, "" | "." | "..") && !node.contains(char::is_control);
@@ -259,6 +257,8 @@ fn is_path(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use lockkit_core::ErrorKind;
+
     use super::*;
 
     #[test]

@@ -106,7 +106,7 @@ impl ZkResource {
         if self.path.len() > 1 && self.path.starts_with('/') && !self.path.ends_with('/') {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::InvalidInput, format!("{:?} is no path of a node; it looks like /a/b", self.path)))
+        Err(Error::invalid(format!("{:?} is no path of a node; it looks like /a/b", self.path)))
     }
 
     fn fence_path(&self) -> String {

@@ -56,7 +56,7 @@ impl RedisNodes {
         let scheme = match parts.scheme.as_str() {
             "redlock" => "redis",
             "redlocks" => "rediss",
-            _ => return Err(invalid("the URL should look like redlock://host:port,host:port,host:port")),
+            _ => return Err(Error::invalid("the URL should look like redlock://host:port,host:port,host:port")),
         };
         let (own, for_nodes) = sort_options(parts.options)?;
         let login = parts.login.map(|login| format!("{login}@")).unwrap_or_default();
@@ -106,7 +106,9 @@ impl RedisNodes {
     /// each node's own error, if no majority can be reached.
     pub async fn connect(self) -> Result<RedlockStore> {
         if !self.nodes.iter().all(RedisConfig::is_single) {
-            return Err(invalid("a node is one server: nothing may take its place, as sentinels and clusters have it"));
+            return Err(Error::invalid(
+                "a node is one server: nothing may take its place, as sentinels and clusters have it",
+            ));
         }
         let roster = Arc::new(self.roster());
         let vetted = |(index, node): (usize, &RedisConfig)| {
@@ -199,10 +201,6 @@ fn sort_options(options: &str) -> Result<(Vec<(&'static str, String)>, String)> 
         }
     }
     Ok((url_options::options(&own.join("&"), &OWN_OPTIONS)?, for_nodes.join("&")))
-}
-
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit::{
-    Error, ErrorKind, Fence, LockKey, LockStore, Result, Token,
+    Error, Fence, LockKey, LockStore, Result, Token,
     migrate::{Dual, Side},
     store::{AcquireRequest, Attempt, Hold, Record, Records, Renewal, Renewed, Swap, unpoisoned},
 };
@@ -44,7 +44,7 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
     let marked = Bad::ALL.into_iter().find_map(|bad| Some((bad, url.strip_prefix(bad.mark())?)));
     let Some((bad, url)) = marked else { return lockkit::open(url).await };
     let urls = url.strip_prefix("migrate:?from=").and_then(|urls| urls.split_once("&to="));
-    let (from, to) = urls.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no URL of a migration"))?;
+    let (from, to) = urls.ok_or_else(|| Error::invalid("no URL of a migration"))?;
     let [old, new] = lockkit::stores_of_migration(from, to).await?;
     let spoilt =
         |side, inner| Arc::new(Altered(Spoilt { inner, side, bad, holds: Mutex::default(), read: Mutex::default() }));

@@ -37,7 +37,7 @@ impl Engine {
         }
         if lease.state().kept_until().is_some() {
             let message = "a lock that is to be kept from others when it is released can't be shared before that";
-            return Err(about(Error::new(ErrorKind::InvalidInput, message)));
+            return Err(about(Error::invalid(message)));
         }
         let reader = Claim { token: Token::random()?, mode: Mode::Shared, ..writer.clone() };
         let mut undo = self.undo(writer, lease.terms.ttl);
@@ -127,7 +127,7 @@ impl Engine {
         let now = self.now();
         let state = lease.state();
         if state.depth > 1 {
-            return Err(about(Error::new(ErrorKind::InvalidInput, "the owner has nested holds of the lease")));
+            return Err(about(Error::invalid("the owner has nested holds of the lease")));
         }
         if !state.is_live() {
             return Err(about(lost(LossReason::Gone)));

@@ -129,7 +129,7 @@ impl Engine {
         let info = self.store.info();
         let most = info.capability.max_key_bytes;
         let refused = if ask.key.as_str().len() > most {
-            Err(Error::new(ErrorKind::InvalidInput, format!("names have at most {most} bytes on this store")))
+            Err(Error::invalid(format!("names have at most {most} bytes on this store")))
         } else {
             info.admit_terms(ask.mode, ask.order, ask.terms.ttl, ask.terms.fence_above)
                 .and_then(|()| ask.terms.keep_for.map_or(Ok(()), |keep_for| info.admit_keep_for(ask.mode, keep_for)))

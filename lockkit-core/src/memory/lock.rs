@@ -10,8 +10,8 @@ use tokio::sync::Notify;
 
 use super::queue::{ClaimQueue, QueuedClaim};
 use crate::{
-    AcquireRequest, Claim, Contention, Error, ErrorKind, Fence, FenceClock, FenceRequest, Hold, Holder, HolderInfo,
-    KeyState, LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, Waiter,
+    AcquireRequest, Claim, Contention, Error, Fence, FenceClock, FenceRequest, Hold, Holder, HolderInfo, KeyState,
+    LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, Waiter,
 };
 
 #[derive(Debug, Default)]
@@ -198,10 +198,7 @@ impl LockState {
         let is_other = |mode: &Mode| matches!(mode, Mode::Permit { .. }) && *mode != claim.mode;
         match self.modes().chain(self.queue.modes()).find(is_other) {
             None => Ok(()),
-            Some(other) => {
-                let message = format!("the lock is in use as a {other}, not as a {}", claim.mode);
-                Err(Error::new(ErrorKind::InvalidInput, message))
-            }
+            Some(other) => Err(Error::invalid(format!("the lock is in use as a {other}, not as a {}", claim.mode))),
         }
     }
 
@@ -233,7 +230,7 @@ impl LockState {
         let above = self.fence.max(request.floor.get()).max(floor);
         let first = above.checked_add(1).map(|next| next.max(start));
         let last = first.and_then(|first| first.checked_add(u64::from(request.span.max(1)) - 1));
-        let (first, last) = first.zip(last).ok_or_else(|| Error::new(ErrorKind::InvalidInput, "fences end at 2^64"))?;
+        let (first, last) = first.zip(last).ok_or_else(|| Error::invalid("fences end at 2^64"))?;
         self.fence = last;
         Ok(first)
     }

@@ -3,8 +3,8 @@
 use async_trait::async_trait;
 
 use crate::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, Hold, KeyState, LockKey, LockStore, Query, Release, Renewal,
-    Renewed, Result, StoreInfo,
+    AcquireRequest, Attempt, Claim, Error, Hold, KeyState, LockKey, LockStore, Query, Release, Renewal, Renewed,
+    Result, StoreInfo,
     store::{Record, Records, Swap},
 };
 
@@ -37,8 +37,7 @@ impl<S: LockStore> Prefix<S> {
         let mut info = inner.info().clone();
         info.capability.max_key_bytes = info.capability.max_key_bytes.saturating_sub(prefix.len());
         if info.capability.max_key_bytes == 0 {
-            let message = format!("a prefix of {} bytes leaves no room for names", prefix.len());
-            return Err(Error::new(ErrorKind::InvalidInput, message));
+            return Err(Error::invalid(format!("a prefix of {} bytes leaves no room for names", prefix.len())));
         }
         Ok(Self { prefix, inner, info })
     }

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Result, Token};
+use lockkit_core::{Error, Result, Token};
 use tokio::sync::Mutex;
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
         pool::{ConnectionClass, Pool},
     },
     wire::{
-        error::{self, invalid},
+        error,
         row::column,
         statements::{Size, Statements},
     },
@@ -98,9 +98,9 @@ impl Sweeper {
     /// Removes all that is unused, page by page.
     pub(crate) async fn remove_unused(&self, unused_for: Duration) -> Result<u64> {
         if unused_for < SHORTEST {
-            return Err(invalid(format!("locks unused for less than {SHORTEST:?} are not removed")));
+            return Err(Error::invalid(format!("locks unused for less than {SHORTEST:?} are not removed")));
         }
-        let micros = i64::try_from(unused_for.as_micros()).map_err(|_| invalid("the period is too long"))?;
+        let micros = i64::try_from(unused_for.as_micros()).map_err(|_| Error::invalid("the period is too long"))?;
         let unused = Unused { micros, never_leased: true };
         let mut after = self.has_claims.then_some(0);
         while let Some(id) = after {

@@ -194,7 +194,7 @@ impl MySqlStore {
             return Ok(Has::NoRow);
         }
         if read::<u64>(row, 2)? > 0 {
-            return Err(error::invalid("the semaphore has another number of permits"));
+            return Err(Error::invalid("the semaphore has another number of permits"));
         }
         if !matches!(read::<u64>(row, 3)?, 1 | 2) {
             let left =

@@ -1,6 +1,6 @@
 //! Changes without a lock, of rows that count their versions.
 
-use lockkit_core::{Error, ErrorKind, Result};
+use lockkit_core::{Error, Result};
 use sqlx::{IntoArguments, MySql, Transaction, query::Query};
 
 use crate::wire::error::{self, Sent};
@@ -55,7 +55,7 @@ where
         1 => Ok(VersionedUpdate::Done),
         rows => {
             let message = format!("the statement changed {rows} rows: it has to name one by its key and its version");
-            Err(failed(Error::new(ErrorKind::InvalidInput, message).unknown_effect()))
+            Err(failed(Error::invalid(message).unknown_effect()))
         }
     }
 }

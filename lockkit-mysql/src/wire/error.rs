@@ -35,7 +35,7 @@ pub(crate) fn map(error: sqlx::Error, sent: Sent) -> Error {
         sqlx::Error::Configuration(cause) if cause.to_string().starts_with("RSA") => {
             Error::new(ErrorKind::Unsupported, NEEDS_RSA)
         }
-        sqlx::Error::Configuration(cause) => Error::new(ErrorKind::InvalidInput, one_line(&cause.to_string())),
+        sqlx::Error::Configuration(cause) => Error::invalid(one_line(&cause.to_string())),
         // The driver does not understand the server's answer.
         sqlx::Error::Protocol(cause) => {
             Error::new(ErrorKind::Unavailable, one_line(&format!("the server's answer can't be understood: {cause}")))
@@ -189,10 +189,6 @@ pub(crate) const SET_BINLOG_FORMAT: &str = "set binlog_format to ROW or MIXED";
 /// An answer that belongs to another question.
 pub(crate) fn out_of_step(sent: Sent) -> Error {
     Error::new(ErrorKind::Unavailable, "the server's answer belongs to another statement").after(sent)
-}
-
-pub(crate) fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
 }
 
 fn lost(cause: &std::io::Error) -> String {

@@ -4,7 +4,7 @@
 //! a unique key of InnoDB. A text column folds names as its collation says; with most, `a`, `A`, `á` and `a `
 //! would be one lock.
 
-use lockkit_core::{Error, ErrorKind, LockKey, Result};
+use lockkit_core::{Error, LockKey, Result};
 
 /// The name as it stands in the table.
 pub(crate) fn to_column(key: &LockKey) -> &[u8] {
@@ -17,7 +17,7 @@ pub(crate) fn to_column(key: &LockKey) -> &[u8] {
 /// [`ErrorKind::InvalidInput`] if it has 512 bytes, as many as the column: there is no room for that byte.
 pub(crate) fn record_to_column(name: &LockKey) -> Result<Vec<u8>> {
     if name.as_str().len() == LockKey::MAX_BYTES {
-        return Err(Error::new(ErrorKind::InvalidInput, "the name of a record has at most 511 bytes in a table"));
+        return Err(Error::invalid("the name of a record has at most 511 bytes in a table"));
     }
     Ok([b"\xff", to_column(name)].concat())
 }
@@ -47,13 +47,14 @@ pub(crate) fn quoted_table(table: &str) -> Result<String> {
     if (1..=64).contains(&table.len()) && table.chars().all(plain) {
         Ok(format!("`{table}`"))
     } else {
-        let message = "the name of the table has 1 to 64 ASCII letters, digits, _ and $";
-        Err(Error::new(ErrorKind::InvalidInput, message))
+        Err(Error::invalid("the name of the table has 1 to 64 ASCII letters, digits, _ and $"))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use lockkit_core::ErrorKind;
+
     use super::*;
 
     #[test]

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Fence, Result};
+use lockkit_core::{Error, Fence, Result};
 use sqlx::mysql::MySqlQueryResult;
-
-use crate::wire::error::invalid;
 
 /// The number of a question on its connection, from [`FIRST_QUESTION`] on. It is part of the statement, and comes back with its
 /// answer: as the first column of every row, or as the insert id.
@@ -61,5 +59,5 @@ pub(crate) fn microseconds(ttl: Duration) -> i64 {
 /// # Errors
 /// `InvalidInput` if the counter could not go there.
 pub(crate) fn check_floor(floor: Fence) -> Result<()> {
-    if floor.get() < MAX_FENCE { Ok(()) } else { Err(invalid("fences in a table end at 2^62")) }
+    if floor.get() < MAX_FENCE { Ok(()) } else { Err(Error::invalid("fences in a table end at 2^62")) }
 }

@@ -144,7 +144,7 @@ struct Found {
 
 async fn find(config: &RedisConfig, on_switch: &OnSwitch) -> Result<Found> {
     let Topology::Sentinel { sentinels, primary, login } = &config.topology else {
-        return Err(Error::new(ErrorKind::InvalidInput, "no sentinels"));
+        return Err(Error::invalid("no sentinels"));
     };
     let mut asked = JoinSet::new();
     for address in sentinels {

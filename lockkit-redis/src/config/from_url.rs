@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use lockkit_core::{
-    Error, ErrorKind, Result,
+    Error, Result,
     url_options::{self, Hidden, Parts, address, addresses, boolean, duration, number, percent_decode},
 };
 
@@ -35,7 +35,9 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig> {
         "redis" | "valkey" => false,
         "rediss" | "valkeys" => true,
         _ => {
-            return Err(invalid("the scheme is redis, rediss, valkey or valkeys, alone or with +sentinel or +cluster"));
+            return Err(Error::invalid(
+                "the scheme is redis, rediss, valkey or valkeys, alone or with +sentinel or +cluster",
+            ));
         }
     };
     let (mut config, options) = match kind {
@@ -53,7 +55,7 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig> {
             let seeds = addresses(parts.hosts, RedisConfig::PORT)?;
             (RedisConfig::cluster(seeds).database(database(parts.path)?), vec![OPTIONS, FAILOVER])
         }
-        _ => return Err(invalid(format!("after {family}+ comes sentinel or cluster"))),
+        _ => return Err(Error::invalid(format!("after {family}+ comes sentinel or cluster"))),
     };
     config.tls = tls;
     let (username, password) = parts.user_and_password()?;
@@ -86,7 +88,7 @@ fn read_options(config: &mut RedisConfig, text: &str, known: &[&str]) -> Result<
     config.identity.0 = match (certificate, key) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
-        _ => return Err(invalid("a client certificate takes both cert and key")),
+        _ => return Err(Error::invalid("a client certificate takes both cert and key")),
     };
     Ok(())
 }
@@ -107,24 +109,22 @@ fn sentinel_option(config: &mut RedisConfig, option: &str, text: String) -> Resu
 fn set_password(login: &mut Login, secret: Secret) -> Result<()> {
     match login.password.replace(secret) {
         None => Ok(()),
-        Some(_) => Err(invalid("the password is given in two ways")),
+        Some(_) => Err(Error::invalid("the password is given in two ways")),
     }
 }
 
 fn database(path: &str) -> Result<u32> {
     match path.trim_start_matches('/') {
         "" => Ok(0),
-        number => number.parse().map_err(|_| invalid("the path of the URL ends in the number of a database")),
+        number => number.parse().map_err(|_| Error::invalid("the path of the URL ends in the number of a database")),
     }
-}
-
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use lockkit_core::ErrorKind;
 
     use super::*;
 

@@ -5,7 +5,7 @@ pub(crate) mod secret;
 
 use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use lockkit_core::{Clock, Error, ErrorKind, Result, SystemClock, drift, url_options::Hidden};
+use lockkit_core::{Clock, Error, Result, SystemClock, drift, url_options::Hidden};
 
 pub(crate) use self::secret::Login;
 use self::secret::Secret;
@@ -323,7 +323,7 @@ impl RedisConfig {
             _ => None,
         };
         match problem {
-            Some(problem) => Err(Error::new(ErrorKind::InvalidInput, problem)),
+            Some(problem) => Err(Error::invalid(problem)),
             None => Names::new(&self.prefix),
         }
     }
@@ -339,6 +339,8 @@ impl FromStr for RedisConfig {
 
 #[cfg(test)]
 mod tests {
+    use lockkit_core::ErrorKind;
+
     use super::*;
 
     /// They are added to each other, and to the present moment.

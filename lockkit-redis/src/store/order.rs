@@ -153,9 +153,7 @@ impl RedisStore {
             replies.and_then(|replies| last(&connection, replies))
         };
         match reply {
-            Ok(Value::Int(-4)) => {
-                Err(Error::new(ErrorKind::InvalidInput, "the semaphore has another number of permits"))
-            }
+            Ok(Value::Int(-4)) => Err(Error::invalid("the semaphore has another number of permits")),
             // The number of a group of readers may have been given out before.
             Ok(reply) => match acquisition.read(reply, sent, floor)? {
                 Answer::Granted(hold) => confirm(&route.node, &connection, hold).await.map(Answer::Granted),

@@ -32,7 +32,7 @@
 //! is spelt as. (Reign is the former word for epoch; the key keeps it for clients of earlier versions.) The key that is
 //! written to see replicas acknowledge it ends in `:written` instead.
 
-use lockkit_core::{Error, ErrorKind, LockKey, Result};
+use lockkit_core::{Error, LockKey, Result};
 
 /// Begins the lock keys of names that can't be keys themselves when the prefix is empty.
 const ESCAPE: &str = "lockkit:esc:";
@@ -55,7 +55,7 @@ impl Names {
     /// slot of a cluster.
     pub(crate) fn new(prefix: &str) -> Result<Self> {
         if prefix.contains(['{', '}']) {
-            return Err(Error::new(ErrorKind::InvalidInput, "the key prefix must not contain braces"));
+            return Err(Error::invalid("the key prefix must not contain braces"));
         }
         Ok(Self { prefix: prefix.to_owned() })
     }
@@ -263,6 +263,8 @@ fn decode(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+
+    use lockkit_core::ErrorKind;
 
     use super::*;
 

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Error, ErrorKind, Fence, HolderInfo, Mode, Result, Token};
+use lockkit_core::{Error, Fence, HolderInfo, Mode, Result, Token};
 
 /// Fences must be exact in Lua, whose numbers are doubles.
 const MAX_FENCE: u64 = 1 << 53;
@@ -153,11 +153,7 @@ pub(crate) fn milliseconds(ttl: Duration) -> u64 {
 /// # Errors
 /// `InvalidInput` if the counter could not go there.
 pub(crate) fn check_floor(fence: Fence) -> Result<()> {
-    if fence.get() < MAX_FENCE {
-        Ok(())
-    } else {
-        Err(Error::new(ErrorKind::InvalidInput, "fences on Redis end at 2^53"))
-    }
+    if fence.get() < MAX_FENCE { Ok(()) } else { Err(Error::invalid("fences on Redis end at 2^53")) }
 }
 
 #[cfg(test)]

@@ -150,7 +150,7 @@ fn capability(nodes: &[Node], config: &RedlockConfig) -> Result<Capability> {
     }
     if shortest > longest {
         let message = format!("no ttl is long enough for the node timeout: at least {shortest:?}, at most {longest:?}");
-        return Err(Error::new(ErrorKind::InvalidInput, message));
+        return Err(Error::invalid(message));
     }
     let wake = nodes.iter().any(|node| can_wake(node.store().info().capability.waiting));
     let longest_key = nodes.iter().map(|node| node.store().info().capability.max_key_bytes).min();

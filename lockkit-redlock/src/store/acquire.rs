@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{AcquireRequest, Attempt, Contention, Error, ErrorKind, Renewal, Renewed, Result};
+use lockkit_core::{AcquireRequest, Attempt, Contention, Error, Renewal, Renewed, Result};
 
 use crate::{
     client::{
@@ -26,7 +26,7 @@ pub(crate) async fn acquire(quorum: &Arc<Quorum>, request: &AcquireRequest) -> R
     let mut attempt = match quorum.claims.begin(request, begun) {
         Begun::Attempt(entry) => OpenAttempt::new(quorum, entry),
         Begun::Held => return quorum.repeat(request).await,
-        Begun::Burnt => return Err(Error::new(ErrorKind::InvalidInput, BURNT)),
+        Begun::Burnt => return Err(Error::invalid(BURNT)),
     };
     let waits = !request.wait.is_zero();
     let refusal = match attempt.round(request, proposal(request), waits).await? {

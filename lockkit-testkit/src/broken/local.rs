@@ -85,7 +85,7 @@ impl LockStore for LocalStore {
         // BUG: for ever.
         let ends = Some(now + request.ttl).filter(|_| self.bug != Some(Bug::NoExpiry));
         Ok(match self.table().acquire(request.claim.key.as_str(), request, now, ends) {
-            Answer::OtherLimit => return Err(Error::new(ErrorKind::InvalidInput, "there are no permits here")),
+            Answer::OtherLimit => return Err(Error::invalid("there are no permits here")),
             Answer::Granted(terms) => Attempt::Granted(hold(&request.claim, terms, now + request.ttl)),
             Answer::Held { remaining, holder } => {
                 Attempt::Contended(Contention { retry_after: remaining, holder, burnt: false })

@@ -165,7 +165,7 @@ impl SimpleStore {
                 let nobody = self.has(Bug::NobodyHoldsIt).then(|| HolderInfo::new(""));
                 Ok(Attempt::Contended(Contention { retry_after: remaining, holder: holder.or(nobody), burnt: false }))
             }
-            Answer::OtherLimit => Err(Error::new(ErrorKind::InvalidInput, "the lock has another number of permits")),
+            Answer::OtherLimit => Err(Error::invalid("the lock has another number of permits")),
             Answer::Granted(terms) => {
                 if self.has(Bug::SetThenExpire) {
                     // BUG: who stops here leaves a lease without end.

@@ -46,8 +46,7 @@ pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result
 async fn ask(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
     store.info.admit(request)?;
     if request.ttl < MIN_TTL {
-        let message = format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl);
-        return Err(Error::new(ErrorKind::InvalidInput, message));
+        return Err(Error::invalid(format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl)));
     }
     if request.claim.mode != Mode::Exclusive && request.fence.clock == FenceClock::Floor {
         let message = "only exclusive locks can have fences without the store's clock";
@@ -238,8 +237,7 @@ impl<'a> Acquisition<'a> {
     /// Gives up the place in the queue: those who use the lock must agree on how many permits there are.
     async fn refuse(&self, queue: &QueueView, other: Mode) -> Result<Attempt> {
         self.undo(&queue.node).await?;
-        let message = format!("the lock is in use as a {other}, not as a {}", self.request.claim.mode);
-        Err(Error::new(ErrorKind::InvalidInput, message))
+        Err(Error::invalid(format!("the lock is in use as a {other}, not as a {}", self.request.claim.mode)))
     }
 
     /// Gives up the place in the queue again: a try leaves nothing behind.

@@ -158,7 +158,7 @@ fn base(czxid: i64) -> Result<u64> {
 }
 
 fn too_high() -> Error {
-    Error::new(ErrorKind::InvalidInput, "fences on ZooKeeper end at 2^63")
+    Error::invalid("fences on ZooKeeper end at 2^63")
 }
 
 #[cfg(test)]
