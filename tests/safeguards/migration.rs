@@ -20,7 +20,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: ACQUIRE,
         code: "if «!now.stands(record.phase, Some(hold.fence))» {",
         without: "hold.fence <= Fence::NONE",
-        noticed_by: "lockkit-core/dual::a_grant_that_was_asked_for_in_the_phase_before_is_asked_for_anew",
+        noticed_by: "lockkit-core/dual::grants::a_grant_that_was_asked_for_in_the_phase_before_is_asked_for_anew",
     },
     Safeguard {
         name: "moving_phase_at_renewal",
@@ -28,7 +28,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RENEW,
         code: "if «!now.stands(phase, None)» {",
         without: "false",
-        noticed_by: "lockkit-core/dual::a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile",
+        noticed_by: "lockkit-core/dual::renewals::a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile",
     },
     Safeguard {
         name: "moving_shadow",
@@ -44,7 +44,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RULES,
         code: "«now.since(sent) < fresh»",
         without: "sent <= now || !fresh.is_zero()",
-        noticed_by: "lockkit-core/dual::a_grant_does_not_stand_if_the_phase_has_gone_on_meanwhile",
+        noticed_by: "lockkit-core/dual::grants::a_grant_does_not_stand_if_the_phase_has_gone_on_meanwhile",
     },
     Safeguard {
         name: "moving_belief_capped",
@@ -52,7 +52,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RULES,
         code: "ends.into_iter().fold(now + «max_ttl», Moment::min)",
         without: "max_ttl * 100",
-        noticed_by: "lockkit-core/dual::a_lease_is_believed_in_for_no_longer_than_the_drain_counts_on",
+        noticed_by: "lockkit-core/dual::grants::a_lease_is_believed_in_for_no_longer_than_the_drain_counts_on",
     },
     Safeguard {
         name: "moving_carried",
@@ -60,7 +60,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RULES,
         code: "Fence::new(«first.get().saturating_sub(1)»)",
         without: "first.get().min(1)",
-        noticed_by: "lockkit-core/dual::fences_rise_through_every_phase",
+        noticed_by: "lockkit-core/dual::grants::fences_rise_through_every_phase",
     },
     Safeguard {
         name: "moving_raised",
@@ -68,7 +68,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RULES,
         code: "«second != first»",
         without: "second < first",
-        noticed_by: "lockkit-core/dual::fences_rise_through_every_phase",
+        noticed_by: "lockkit-core/dual::grants::fences_rise_through_every_phase",
     },
     Safeguard {
         name: "moving_floor_asked",
@@ -76,7 +76,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: STEPS,
         code: "next = record.next(goal, «highest»)?;",
         without: "Fence::new(highest.get().min(0))",
-        noticed_by: "lockkit-core/dual::fences_rise_through_every_phase",
+        noticed_by: "lockkit-core/dual::grants::fences_rise_through_every_phase",
     },
     Safeguard {
         name: "moving_never_waits_holding",
@@ -84,7 +84,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: ACQUIRE,
         code: "        «self.undo(entry).await?»;\n        if self.confirmed",
         without: "()",
-        noticed_by: "lockkit-core/dual::a_lock_that_the_new_store_refuses_is_given_back_to_the_old_one",
+        noticed_by: "lockkit-core/dual::grants::a_lock_that_the_new_store_refuses_is_given_back_to_the_old_one",
     },
     Safeguard {
         name: "moving_both_renewed",
@@ -92,7 +92,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RULES,
         code: "held.uses(side) && «phase.uses(side)»",
         without: "(phase.uses(side) && (side == Side::Old || phase == Phase::New))",
-        noticed_by: "lockkit-core/dual::a_lease_that_one_store_lost_is_lost",
+        noticed_by: "lockkit-core/dual::renewals::a_lease_that_one_store_lost_is_lost",
     },
     Safeguard {
         name: "moving_burnt_at_a_store",
@@ -108,7 +108,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RECORD,
         code: "if «is_at.is_some_and(|is_at| is_at != at)» {",
         without: "false",
-        noticed_by: "lockkit-core/steps::clients_of_other_stores_are_refused",
+        noticed_by: "lockkit-core/steps::phases::clients_of_other_stores_are_refused",
     },
     Safeguard {
         name: "moving_one_step",
@@ -116,7 +116,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RECORD,
         code: "if «(self.phase == Phase::Both) == (goal == Phase::Both)» {",
         without: "self.phase == goal",
-        noticed_by: "lockkit-core/steps::only_a_step_back_goes_without_a_drain",
+        noticed_by: "lockkit-core/steps::phases::only_a_step_back_goes_without_a_drain",
     },
     Safeguard {
         name: "moving_drain",
@@ -124,7 +124,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: STEPS,
         code: "let left = «whole.saturating_sub(self.pair.now().since(start))»;",
         without: "Duration::ZERO.min(whole.saturating_sub(self.pair.now().since(start)))",
-        noticed_by: "lockkit-core/steps::only_a_step_back_goes_without_a_drain",
+        noticed_by: "lockkit-core/steps::phases::only_a_step_back_goes_without_a_drain",
     },
     Safeguard {
         name: "moving_read_again",
@@ -132,7 +132,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: STEPS,
         code: "if «!self.is_settled(&record).await?» {\n                    continue;",
         without: "false",
-        noticed_by: "lockkit-core/steps::a_store_that_fell_back_is_lifted_and_the_drain_begins_anew",
+        noticed_by: "lockkit-core/steps::fallen_back::a_store_that_fell_back_is_lifted_and_the_drain_begins_anew",
     },
     Safeguard {
         name: "moving_home_may_lose",
@@ -140,7 +140,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RECORD,
         code: "(goal == self.came_from && «home_is_durable»)",
         without: "(home_is_durable || true)",
-        noticed_by: "lockkit-core/steps::only_a_step_back_goes_without_a_drain",
+        noticed_by: "lockkit-core/steps::phases::only_a_step_back_goes_without_a_drain",
     },
     Safeguard {
         name: "moving_lifted",
@@ -148,7 +148,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: PAIR,
         code: "match «keeper.compare_and_set(&name, found.as_ref(), Some(&text)).await?» {\n                Swap::Done => return Ok(()),",
         without: "{ let _ = &text; Swap::Done }",
-        noticed_by: "lockkit-core/steps::a_start_can_be_repeated_and_another_can_not_begin",
+        noticed_by: "lockkit-core/steps::ends::a_start_can_be_repeated_and_another_can_not_begin",
     },
     Safeguard {
         name: "moving_after_the_release",
@@ -156,7 +156,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: CLAIM,
         code: "part.token == claim.token && part.left == Left::Released && «!part.is_asked»",
         without: "true",
-        noticed_by: "lockkit-core/dual::a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again",
+        noticed_by: "lockkit-core/dual::renewals::a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again",
     },
     Safeguard {
         name: "moving_end",
@@ -164,7 +164,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RECORD,
         code: "Ok(Self { is_over: true, is_shadowed: false, ..«self.renewed()?» })",
         without: "self.clone()",
-        noticed_by: "lockkit-core/steps::a_command_of_a_migration_that_is_over_writes_nothing",
+        noticed_by: "lockkit-core/steps::ends::a_command_of_a_migration_that_is_over_writes_nothing",
     },
     Safeguard {
         name: "moving_next",
@@ -172,7 +172,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RULES,
         code: "known.is_over && «known.epoch < record.epoch»",
         without: "true",
-        noticed_by: "lockkit-core/steps::a_start_that_stood_still_is_not_written_over_a_later_end",
+        noticed_by: "lockkit-core/steps::ends::a_start_that_stood_still_is_not_written_over_a_later_end",
     },
     Safeguard {
         name: "moving_right_store",
@@ -180,7 +180,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: PAIR,
         code: "if «known_identity(&**self.at(side)).await? == Some(record.stores[side.index()])» {",
         without: "true",
-        noticed_by: "lockkit-core/steps::a_step_between_other_stores_is_refused",
+        noticed_by: "lockkit-core/steps::phases::a_step_between_other_stores_is_refused",
     },
     Safeguard {
         name: "moving_renewed_record",
@@ -188,7 +188,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: MIGRATION,
         code: "«record.renewed()?»;",
         without: "record.clone()",
-        noticed_by: "lockkit-core/steps::a_store_that_fell_back_is_noticed_though_another_migrator_has_lifted_it",
+        noticed_by: "lockkit-core/steps::fallen_back::a_store_that_fell_back_is_noticed_though_another_migrator_has_lifted_it",
     },
     Safeguard {
         name: "moving_majority_of_nodes",
@@ -196,7 +196,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: PAIR,
         code: "_ if copies > «nodes / 2» && !is_ahead",
         without: "0",
-        noticed_by: "lockkit-core/steps::a_quorum_of_which_a_node_fell_back_is_noticed",
+        noticed_by: "lockkit-core/steps::quorum::a_quorum_of_which_a_node_fell_back_is_noticed",
     },
     Safeguard {
         name: "moving_unanswered",
@@ -212,7 +212,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: HOLDERS,
         code: "if «self.despite_others» {",
         without: "true",
-        noticed_by: "lockkit-core/steps::others_who_hold_locks_stop_a_step_unless_told_otherwise",
+        noticed_by: "lockkit-core/steps::phases::others_who_hold_locks_stop_a_step_unless_told_otherwise",
     },
     Safeguard {
         name: "moving_fences_beyond",
@@ -220,7 +220,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: STEPS,
         code: "_ if «self.fences_are_set» => {}",
         without: "true",
-        noticed_by: "lockkit-core/steps::a_store_is_left_to_itself_once_its_fences_are_above_all_others",
+        noticed_by: "lockkit-core/steps::ends::a_store_is_left_to_itself_once_its_fences_are_above_all_others",
     },
     Safeguard {
         name: "moving_until_heard",
@@ -228,7 +228,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: CLAIMS,
         code: "over.filter(|entry| «entry.is_heard()» && Arc::strong_count(entry) == 1)",
         without: "true",
-        noticed_by: "lockkit-core/dual::what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so",
+        noticed_by: "lockkit-core/dual::renewals::what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so",
     },
     Safeguard {
         name: "moving_once",
@@ -236,6 +236,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: CLAIM,
         code: "state.over.is_some() || «state.held.is_some_and(|held| held.phase.uses(side))»",
         without: "false",
-        noticed_by: "lockkit-core/dual::a_renewal_that_comes_late_leaves_alone_what_another_took_along",
+        noticed_by: "lockkit-core/dual::renewals::a_renewal_that_comes_late_leaves_alone_what_another_took_along",
     },
 ];

@@ -1,0 +1,5 @@
+//! The store over both stores of a migration: what clients may and may not do while the phase changes.
+
+mod grants;
+mod renewals;
+mod world;

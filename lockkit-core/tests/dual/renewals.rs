@@ -1,0 +1,253 @@
+//! What is renewed, taken along to another store, and left behind.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use lockkit_core::{
+    Attempt, Effect, LockStore, MemoryStore, Release, Renewal, Renewed, Result,
+    migrate::{Dual, Phase, Side},
+};
+use lockkit_testkit::{Alter, Altered};
+
+use crate::world::{START, World, poll_once, renewal, request};
+
+#[tokio::test]
+async fn a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile() -> Result<()> {
+    let world = World::started().await?;
+    let (frozen, old, _) = world.held_up().await?;
+    let mine = request("x");
+    let Attempt::Granted(_) = frozen.acquire(&mine).await? else { panic!("the lock is free") };
+    old.is_held_up.send_replace(true);
+    let renewing = tokio::spawn({
+        let (frozen, claim) = (Arc::clone(&frozen), mine.claim.clone());
+        async move { frozen.renew(&[renewal(&claim)]).await.remove(0) }
+    });
+    old.came.notified().await;
+    world.step(Phase::Both).await?;
+    world.step(Phase::New).await?;
+    old.is_held_up.send_replace(false);
+    let answer = renewing.await.expect("task");
+    assert!(!matches!(answer, Ok(Renewed::Held(_))), "{answer:?}: another may hold it in the new store");
+    // Nor does another try: it is held in the old store alone, which counts no more.
+    assert!(!matches!(frozen.renew(&[renewal(&mine.claim)]).await.remove(0), Ok(Renewed::Held(_))));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_held_goes_along_and_leaves_nothing_behind() -> Result<()> {
+    let world = World::started().await?;
+    let dual = world.client().await?;
+    let mine = request("x");
+    let Attempt::Granted(granted) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    let renew = async || match dual.renew(&[renewal(&mine.claim)]).await.remove(0)? {
+        Renewed::Held(hold) => Ok(hold),
+        Renewed::Lost(reason) => panic!("{reason}"),
+    };
+    for (goal, in_old, in_new) in
+        [(Phase::Both, true, true), (Phase::New, false, true), (Phase::Both, true, true), (Phase::Old, true, false)]
+    {
+        // The drain ends every lease that is not renewed: so it is renewed in each half of it.
+        let whole = world.migration.state().await?.record.drain();
+        let mut drains = std::pin::pin!(world.migration.step(goal, |_| ()));
+        loop {
+            tokio::select! {
+                step = &mut drains => break step?.copied?,
+                () = tokio::time::sleep(whole / 8) => drop(renew().await?),
+            }
+        }
+        tokio::time::sleep(START.fresh).await;
+        let hold = renew().await?;
+        assert_eq!((hold.fence, &hold.claim), (granted.fence, &mine.claim), "{goal}");
+        assert_eq!(world.is_held_at(&world.old, "x").await?, in_old, "old store, {goal}");
+        assert_eq!(world.is_held_at(&world.new, "x").await?, in_new, "new store, {goal}");
+    }
+    assert!(matches!(dual.release(&mine.claim).await?, Release::Released { .. }));
+    assert!(!world.is_held_at(&world.old, "x").await? && !world.is_held_at(&world.new, "x").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lease_that_one_store_lost_is_lost() -> Result<()> {
+    let world = World::started().await?;
+    world.step(Phase::Both).await?;
+    let dual = world.client().await?;
+    for (losing, other) in [(&world.old, &world.new), (&world.new, &world.old)] {
+        let mine = request("x");
+        let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+        assert!(matches!(losing.release(&mine.claim).await?, Release::Released { .. }));
+        for _ in 0..2 {
+            assert!(matches!(dual.renew(&[renewal(&mine.claim)]).await.remove(0)?, Renewed::Lost(_)));
+            assert!(world.is_held_at(other, "x").await?, "it keeps others out until the holder has heard");
+        }
+        // Whatever is asked next gives it back, first of all to this client itself.
+        let next = request("x");
+        let Attempt::Granted(_) = dual.acquire(&next).await? else { panic!("its own lost lease is in its way") };
+        assert!(matches!(dual.release(&next.claim).await?, Release::Released { .. }));
+    }
+    Ok(())
+}
+
+/// The call that finds a lease lost may be dropped: then its holder has not heard of it.
+#[tokio::test]
+async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Result<()> {
+    let world = World::started().await?;
+    world.step(Phase::Both).await?;
+    let (dual, _, new) = world.held_up().await?;
+    let (mine, other) = (request("x"), request("y"));
+    for request in [&mine, &other] {
+        let Attempt::Granted(_) = dual.acquire(request).await? else { panic!("the lock is free") };
+        assert!(matches!(world.old.release(&request.claim).await?, Release::Released { .. }));
+    }
+    assert!(matches!(dual.renew(&[renewal(&other.claim)]).await.remove(0)?, Renewed::Lost(_)));
+    // What is left of the other one is cleared up by the call that is dropped.
+    new.releases_only.store(true, Ordering::SeqCst);
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    assert!(poll_once(pin!(dual.renew(&renewals)).as_mut()).is_pending());
+    assert!(!world.is_held_at(&world.new, "y").await?);
+    new.is_held_up.send_replace(false);
+    let any = [renewal(&request("z").claim)];
+    drop(dual.renew(&any).await);
+    assert!(world.is_held_at(&world.new, "x").await?, "its holder believes in it");
+    assert!(matches!(dual.renew(&renewals).await.remove(0)?, Renewed::Lost(_)));
+    drop(dual.renew(&any).await);
+    assert!(!world.is_held_at(&world.new, "x").await?, "its holder has heard");
+    Ok(())
+}
+
+/// Renewals of one claim, as nested acquisitions make them: those that began before it was taken along do not take it along again.
+#[tokio::test]
+async fn a_renewal_that_comes_late_leaves_alone_what_another_took_along() -> Result<()> {
+    let world = World::started().await?;
+    let (dual, old, new) = world.held_up().await?;
+    let mine = request("x");
+    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    let renewals = [renewal(&mine.claim)];
+    let [mut first, mut second, mut third] = [(); 3].map(|()| Box::pin(dual.renew(&renewals)));
+    old.is_held_up.send_replace(true);
+    for renews in [&mut first, &mut second, &mut third] {
+        assert!(poll_once(renews.as_mut()).is_pending());
+    }
+    old.is_held_up.send_replace(false);
+    let Renewed::Held(_) = first.await.remove(0)? else { panic!("it is held") };
+    assert!(world.is_held_at(&world.new, "x").await?, "it was taken along");
+    new.is_held_up.send_replace(true);
+    assert!(poll_once(second.as_mut()).is_ready(), "it asks the new store for nothing");
+    drop(second);
+    new.is_held_up.send_replace(false);
+    drop(third.await);
+    assert!(world.is_held_at(&world.new, "x").await?, "it is held in both");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_that_overtakes_taking_along_leaves_nothing_behind() -> Result<()> {
+    let world = World::started().await?;
+    let (dual, _, new) = world.held_up().await?;
+    let mine = request("x");
+    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    new.before.store(true, Ordering::SeqCst);
+    new.is_held_up.send_replace(true);
+    let renewing = tokio::spawn({
+        let (dual, claim) = (Arc::clone(&dual), mine.claim.clone());
+        async move { dual.renew(&[renewal(&claim)]).await.remove(0) }
+    });
+    new.came.notified().await;
+    assert!(matches!(dual.release(&mine.claim).await?, Release::Released { .. }));
+    assert!(!world.is_held_at(&world.old, "x").await?);
+    new.is_held_up.send_replace(false);
+    assert!(!matches!(renewing.await.expect("task"), Ok(Renewed::Held(_))));
+    assert!(!world.is_held_at(&world.new, "x").await?, "what came after the release is released, too");
+    Ok(())
+}
+
+/// The phase went back while a renewal asked for the lock in the new store.
+#[tokio::test]
+async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() -> Result<()> {
+    let world = World::with_durable_home().await?;
+    let (dual, _, new) = world.held_up().await?;
+    let mine = request("x");
+    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    new.before.store(true, Ordering::SeqCst);
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    let mut late = Box::pin(dual.renew(&renewals));
+    assert!(poll_once(late.as_mut()).is_pending());
+    world.step(Phase::Old).await?;
+    world.clock.advance(START.fresh);
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    new.is_held_up.send_replace(false);
+    drop(late.await);
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    assert!(!world.is_held_at(&world.new, "x").await?, "what came after the release is released, too");
+    assert!(world.is_held_at(&world.old, "x").await?);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_needed_any_more_delays_no_release() -> Result<()> {
+    let world = World::with_durable_home().await?;
+    world.step(Phase::Both).await?;
+    let (dual, _, new) = world.held_up().await?;
+    let mine = request("x");
+    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    new.is_held_up.send_replace(true);
+    world.step(Phase::Old).await?;
+    world.clock.advance(START.fresh);
+    let Ok(Renewed::Held(_)) = dual.renew(&[renewal(&mine.claim)]).await.remove(0) else { panic!("it is held") };
+    let released = tokio::time::timeout(Duration::from_secs(1), dual.release(&mine.claim)).await;
+    assert!(matches!(released.expect("the old store alone has it"), Ok(Release::Released { .. })));
+    assert!(!world.is_held_at(&world.old, "x").await?);
+    Ok(())
+}
+
+/// A store that answers for none of the leases that it is asked to renew, once `is_silent`.
+#[derive(Debug)]
+struct Silent {
+    store: MemoryStore,
+    is_silent: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Alter for Silent {
+    fn inner(&self) -> &dyn LockStore {
+        &self.store
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        if self.is_silent.load(Ordering::SeqCst) { Vec::new() } else { self.store.renew(renewals).await }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_says_nothing_of_a_lease_is_not_said_to_have_it() -> Result<()> {
+    let world = World::started().await?;
+    world.step(Phase::Both).await?;
+    for silent in Side::ALL {
+        let is_silent = Arc::new(AtomicBool::new(false));
+        let store = |side, store: &MemoryStore| -> Arc<dyn LockStore> {
+            let altered = Silent { store: store.clone(), is_silent: is_silent.clone() };
+            if side == silent { Arc::new(Altered(altered)) } else { Arc::new(store.clone()) }
+        };
+        let dual = Dual::connect(store(Side::Old, &world.old), store(Side::New, &world.new)).await?;
+        let asked = request(&format!("silent/{silent}"));
+        assert!(matches!(dual.acquire(&asked).await?, Attempt::Granted(_)));
+        is_silent.store(true, Ordering::SeqCst);
+        let renewed = dual.renew(&[renewal(&asked.claim)]).await.remove(0);
+        assert_eq!(renewed.expect_err("one of two says nothing").effect(), Effect::Unknown);
+    }
+    Ok(())
+}
