@@ -210,6 +210,11 @@ local function serve()
       at = at + 1
     elseif token == me then
       leave(token)
+      if op == 'take' then
+        -- What it asks for now. Its place may have moved here with the slot, and a lease with the mark of the member that had
+        -- it could not be renewed.
+        ttl, span, least, tail = ARGV[6], ARGV[7], ARGV[8], ARGV[11]
+      end
       mine = grant(token, mode, ttl, nil, span, least, tail)
       granted = granted + 1
     elseif listens(channel) then
