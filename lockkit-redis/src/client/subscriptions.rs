@@ -4,11 +4,11 @@
 //! asking again makes sense; nothing is decided here. Messages get lost with the connection, so its end wakes everyone,
 //! and nobody waits longer than a few seconds without asking.
 //!
-//! A channel is given up as soon as nobody waits for it. (To keep it for a while did not make a busy lock any faster: 0.73 to
-//! 0.96 of the grants, among two and four processes.)
+//! A channel is given up as soon as nobody waits for it and the connection has room for the request. (To keep it for a while did
+//! not make a busy lock any faster: 0.73 to 0.96 of the grants, among two and four processes.)
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt,
     pin::pin,
     sync::{
@@ -21,6 +21,10 @@ use std::{
 use lockkit_core::store::unpoisoned;
 use redis::{PushInfo, PushKind, Value, aio::MultiplexedConnection};
 use tokio::{sync::watch, task::unconstrained};
+
+/// How many channels are given up late in one go: whoever does it came for something else. More than one, so that the
+/// confirmation of each leads to more of them, until none is left.
+const A_FEW: usize = 4;
 
 /// The subscriptions of a store.
 #[derive(Default)]
@@ -36,6 +40,9 @@ struct Table {
     generation: u64,
     connection: Weak<MultiplexedConnection>,
     channels: HashMap<Arc<str>, Channel>,
+    /// Those that nobody waited for when the connection had no room for the request to give them up. On some no message ever
+    /// comes that would tell of that.
+    kept: BTreeSet<Arc<str>>,
 }
 
 /// A channel that is subscribed, or waited for, or both.
@@ -58,6 +65,7 @@ impl Subscriptions {
     pub(crate) fn listen(self: &Arc<Self>, channel: &str) -> Interest {
         let mut table = unpoisoned(&self.table);
         let (channel, notify) = table.add_waiter(channel);
+        self.give_up_kept(&mut table);
         drop(table);
         Interest { subscriptions: Arc::clone(self), channel, notify }
     }
@@ -71,6 +79,13 @@ impl Subscriptions {
     pub(crate) fn is_subscribed(&self, channel: &str) -> bool {
         self.subscribed.load(Ordering::Acquire) > 0
             && unpoisoned(&self.table).channels.get(channel).is_some_and(|channel| channel.subscribed)
+    }
+
+    /// Gives up channels that nobody waits for, if some are left for which the connection had no room.
+    pub(crate) fn tidy(&self) {
+        if self.subscribed.load(Ordering::Acquire) > 0 {
+            self.give_up_kept(&mut unpoisoned(&self.table));
+        }
     }
 
     /// A new connection takes the place of an older one; nothing is subscribed on it. Wakes everyone. One that was made before
@@ -121,6 +136,7 @@ impl Subscriptions {
         if table.generation != generation {
             return;
         }
+        self.give_up_kept(&mut table);
         if !table.channels.contains_key(name) {
             if !subscribed {
                 return;
@@ -146,6 +162,7 @@ impl Subscriptions {
     /// Nothing is subscribed any more: drops what nobody waits for, and wakes the others.
     fn forget(&self, table: &mut Table) {
         self.subscribed.store(0, Ordering::Release);
+        table.kept.clear();
         table.channels.retain(|_, channel| channel.waiters > 0);
         for channel in table.channels.values_mut() {
             channel.subscribed = false;
@@ -160,27 +177,40 @@ impl Subscriptions {
         }
     }
 
+    /// Gives up a few of the channels that were kept, as far as nobody waits for them and there is room now.
+    fn give_up_kept(&self, table: &mut Table) {
+        for _ in 0..A_FEW {
+            let Some(name) = table.kept.pop_first() else { return };
+            self.settle(table, &name);
+            if table.kept.contains(&name) {
+                return;
+            }
+        }
+    }
+
     /// Gives up a channel that nobody waits for, unless the connection has no room for the request right now; then it
-    /// stays as it is until the next message.
+    /// is kept until there is.
     ///
     /// The request takes its place in the connection's queue here and now, so that a later subscription can't overtake
     /// it.
     fn unsubscribe(&self, table: &mut Table, name: &str) {
-        let Some(channel) = table.channels.get(name) else { return };
+        let Some((name, channel)) = table.channels.get_key_value(name) else { return };
+        let name = Arc::clone(name);
         if channel.subscribed {
             if let Some(connection) = table.connection.upgrade() {
                 let mut connection = MultiplexedConnection::clone(&connection);
                 let mut request = redis::cmd("UNSUBSCRIBE");
-                request.arg(name).set_no_response(true);
+                request.arg(&*name).set_no_response(true);
                 // Else the runtime lets a task wait that has used up its budget, although there is room.
                 let sending = pin!(unconstrained(connection.send_packed_command(&request)));
                 if sending.poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                    table.kept.insert(name);
                     return;
                 }
             }
             self.subscribed.fetch_sub(1, Ordering::Release);
         }
-        table.channels.remove(name);
+        table.channels.remove(&name);
     }
 }
 
@@ -227,6 +257,7 @@ impl Drop for Interest {
             channel.waiters -= 1;
             if channel.waiters == 0 {
                 self.subscriptions.settle(&mut table, &self.channel);
+                self.subscriptions.give_up_kept(&mut table);
             }
         }
     }

@@ -197,7 +197,10 @@ impl RedisStore {
         let mut end = Command::new(self, &connection, lock);
         end.token("end", &claim.token).arg(first).arg(u8::from(pause.is_none()));
         let (script, end) = end.end(&connection);
-        match connection.run(script, &end, route.asking, self.timeout, Sent::Yes).await? {
+        let reply = connection.run(script, &end, route.asking, self.timeout, Sent::Yes).await;
+        // When many give up at once, their releases take the room that giving up their channels needs.
+        route.node.subscriptions.tidy();
+        match reply? {
             Value::Int(0) => Ok(Release::Released { waiters: None }),
             Value::Int(-1) => Ok(Release::NotHeld(LossReason::Gone)),
             Value::Int(-2) => Ok(Release::NotHeld(LossReason::Taken)),

@@ -169,6 +169,45 @@ async fn a_busy_waiter_gives_its_channel_up_too() {
     eventually("the channel is given up", || subscribers(&mut connection, "a") == 0).await;
 }
 
+/// More waiters in order than the connection has room for requests, who leave at the same time. Nothing is ever published on their
+/// channels after that.
+#[tokio::test]
+async fn a_crowd_that_leaves_at_once_gives_all_its_channels_up() {
+    const CROWD: usize = 2500;
+    let server = Server::start().await;
+    let (holder, waiter) = (Locker::new(server.store().await), Locker::new(server.store().await));
+    let _held = holder.lock("a").acquire().await.expect("acquire");
+    let mut connection = server.raw();
+    let mut crowd = tokio::task::JoinSet::new();
+    for _ in 0..CROWD {
+        let lock = waiter.lock("a").fifo();
+        crowd.spawn(async move { lock.acquire().await.map(drop) });
+    }
+    let mut turns = || raw::<Vec<String>>(&mut connection, "PUBSUB CHANNELS lockkit:%turn-*").len();
+    let (most, started) = (Duration::from_secs(60), Instant::now());
+    while turns() < CROWD {
+        assert!(started.elapsed() < most, "{} wait", turns());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    println!("{CROWD} wait after {:?}", started.elapsed());
+    let made = connections_made(&server);
+    crowd.shutdown().await;
+    let left = Instant::now();
+    while turns() > 0 {
+        assert!(left.elapsed() < most, "{} channels are kept", turns());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    println!("all are given up after {:?}", left.elapsed());
+    assert_eq!(connections_made(&server), made + 1, "but the one that asks");
+}
+
+/// How many connections the server has had, with the one that asks.
+fn connections_made(server: &Server) -> u32 {
+    let info: String = raw(&mut server.raw(), "INFO stats");
+    let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).expect("total");
+    line.trim().parse().expect("number")
+}
+
 /// Waiters that come and go at any moment take no message away from one that stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn those_who_leave_take_no_message_along() {
