@@ -68,6 +68,11 @@ impl Ordered {
         unpoisoned(&self.claims).remove(token)
     }
 
+    /// Whether a claim may have asked before, so that it may have a place.
+    fn may_know(&self, token: &Token) -> bool {
+        self.has_forgotten() || unpoisoned(&self.claims).contains(token)
+    }
+
     /// Whether a claim that is not known may have been forgotten.
     pub(crate) fn has_forgotten(&self) -> bool {
         self.forgot.load(Ordering::Relaxed)
@@ -108,15 +113,21 @@ enum Has {
 impl MySqlStore {
     /// Asks for a lease that is shared or has an order. A claim that waits has a place in the queue then.
     pub(super) async fn ask_in_order(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let waits = request.order == Order::Fifo && !request.wait.is_zero();
-        self.grants.forget(&request.claim.token);
-        let is_new = waits && self.ordered.add(request.claim.token);
-        let asked = self.ask_for_place(request, waits, is_new).await;
-        if is_new && asked.as_ref().is_err_and(|e| e.effect() == Effect::None) {
-            // It has no place, so that nobody has to release it.
-            self.ordered.forget(&request.claim.token);
-        }
-        asked
+        let (waits, token) = (request.order == Order::Fifo && !request.wait.is_zero(), &request.claim.token);
+        self.grants.forget(token);
+        let may_have_place = self.ordered.may_know(token);
+        let is_new = waits && self.ordered.add(*token);
+        self.ask_for_place(request, waits, is_new).await.map_err(|e| {
+            if may_have_place {
+                // It may have been granted the lock by the end of another's lease, whatever became of the last request.
+                return e.unknown_effect();
+            }
+            if is_new && e.effect() == Effect::None {
+                // It has no place, so that nobody has to release it.
+                self.ordered.forget(token);
+            }
+            e
+        })
     }
 
     async fn ask_for_place(&self, request: &AcquireRequest, waits: bool, is_new: bool) -> Result<Attempt> {
@@ -313,11 +324,11 @@ mod tests {
     #[test]
     fn that_claims_were_forgotten_is_known() {
         let (ordered, first) = (Ordered::default(), Token::random().expect("token"));
-        assert!(ordered.add(first) && !ordered.add(first) && !ordered.has_forgotten());
+        assert!(!ordered.may_know(&first) && ordered.add(first) && !ordered.add(first) && !ordered.has_forgotten());
         for _ in 0..REMEMBERED {
             ordered.add(Token::random().expect("token"));
         }
-        assert!(ordered.has_forgotten() && !ordered.forget(&first));
+        assert!(ordered.has_forgotten() && ordered.may_know(&first) && !ordered.forget(&first));
         assert!(unpoisoned(&ordered.claims).len() <= REMEMBERED);
     }
 }

@@ -11,16 +11,14 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, LockKey, LockStore, Mode, Order, Query, Release, Renewal,
     store::{Record, Records as _, Swap},
 };
-use lockkit_mysql::{MySqlConfig, MySqlStore, fenced};
-use lockkit_testkit::{
-    faults::{Direction, Proxy, Slip, poll_until},
-    servers::MySqlServer,
-};
+use lockkit_mysql::{MySqlStore, fenced};
+use lockkit_testkit::faults::{Direction, Proxy, Slip, poll_until};
 use sqlx::{Connection as _, Executor as _, MySqlConnection};
 use tokio::time::{sleep, timeout};
 
 use crate::support::{
-    Ctx, TTL, attempt, claim, config, end, free, hold, is_held, lock_rows, raw, renew, renewal, request, rival, tests,
+    Ctx, TTL, attempt, claim, config, end, free, hold, is_held, lock_rows, proxied, raw, renew, renewal, request,
+    rival, tests,
 };
 
 tests! {
@@ -97,12 +95,6 @@ impl Scene {
         hold(&self.other, &rival(&self.mine)).await;
         wrong
     }
-}
-
-async fn proxied(server: &MySqlServer) -> (Proxy, MySqlConfig) {
-    let proxy = Proxy::start(server.addr()).await.expect("proxy");
-    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
-    (proxy, MySqlConfig::from_url(&url).expect("url"))
 }
 
 async fn a_probe_that_is_dropped_leaves_no_answers_behind(ctx: Arc<Ctx>) {

@@ -5,11 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Attempt, Claim, ErrorKind, LockStore, Mode, Order, Query, Release, Result};
+use lockkit_core::{Attempt, Claim, Effect, ErrorKind, LockStore, Mode, Order, Query, Release, Result};
 use lockkit_mysql::MySqlStore;
 
 use crate::support::{
-    Ctx, TTL, attempt, claim, config, contended, end, free, hold, lock_rows, raw, request, rival, status, tests,
+    Ctx, TTL, attempt, claim, config, contended, end, free, hold, lock_rows, proxied, raw, request, rival, status,
+    tests,
 };
 
 tests! {
@@ -20,6 +21,7 @@ tests! {
     transactions_that_are_to_follow_each_other_hide_nothing
     those_who_wait_are_counted_once
     what_somebody_keeps_locked_is_left
+    the_effect_of_an_error_is_open_while_the_claim_has_a_place
 }
 
 /// Asks, and waits in the queue.
@@ -198,4 +200,27 @@ async fn what_somebody_keeps_locked_is_left(ctx: Arc<Ctx>) {
     end(&mut raw).await;
     store.remove_unused(Duration::from_secs(3600)).await.expect("removed");
     assert!(server.admin("SELECT 1 FROM resource_lock_claim").await.expect("claims").is_empty());
+}
+
+/// The end of the holder's lease grants it the lock, although its own request did not get as far as the server.
+async fn the_effect_of_an_error_is_open_while_the_claim_has_a_place(ctx: Arc<Ctx>) {
+    let (proxy, config) = proxied(ctx.server().await).await;
+    let (store, other) = (MySqlStore::connect(config).await.expect("connect"), ctx.store().await);
+    let holder = claim();
+    let (exclusive, shared) = (rival(&holder), reader(&holder));
+    granted(&other, &holder).await;
+    for waiter in [&exclusive, &shared] {
+        waits(&store, waiter, TTL).await;
+    }
+    proxy.refuse(true);
+    proxy.cut().await;
+    for waiter in [&exclusive, &shared] {
+        let error = ask(&store, waiter, TTL).await.expect_err("the server is out of reach");
+        assert_eq!(error.effect(), Effect::Unknown, "{error}");
+    }
+    let error = ask(&store, &reader(&holder), TTL).await.expect_err("the server is out of reach");
+    assert_eq!(error.effect(), Effect::None, "it has no place: {error}");
+    free(&other, &holder).await;
+    let states = other.inspect(&Query::Keys(vec![holder.key.clone()])).await.expect("inspect");
+    assert_eq!(states[0].holders.first().and_then(|holder| holder.token), Some(exclusive.token), "{states:?}");
 }

@@ -12,7 +12,10 @@ use lockkit_core::{
     Order, Release, Renewal, Renewed, Result, Token,
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
-use lockkit_testkit::servers::{MySqlFlavor, MySqlOptions, MySqlServer};
+use lockkit_testkit::{
+    faults::Proxy,
+    servers::{MySqlFlavor, MySqlOptions, MySqlServer},
+};
 use sqlx::{Connection as _, Executor as _, MySqlConnection, Row as _};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -80,6 +83,13 @@ impl Ctx {
 
 pub(crate) fn config(server: &MySqlServer) -> MySqlConfig {
     MySqlConfig::from_url(&server.url()).expect("url")
+}
+
+/// A proxy before a server, and how to connect through it.
+pub(crate) async fn proxied(server: &MySqlServer) -> (Proxy, MySqlConfig) {
+    let proxy = Proxy::start(server.addr()).await.expect("proxy");
+    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
+    (proxy, MySqlConfig::from_url(&url).expect("url"))
 }
 
 pub(crate) async fn raw(server: &MySqlServer) -> MySqlConnection {
