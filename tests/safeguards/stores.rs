@@ -6,6 +6,7 @@ const REDLOCK_QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
 const REDLOCK_ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
 const REDLOCK_WAIT: &str = "lockkit-redlock/src/store/wait.rs";
 const REDLOCK_LATE: &str = "lockkit-redlock/src/store/late.rs";
+const REDLOCK_CALLS: &str = "lockkit-redlock/src/client/calls.rs";
 const REDLOCK_RENEW: &str = "lockkit-redlock/src/store/renew.rs";
 const REDLOCK_CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
 const REDLOCK_ROSTER: &str = "src/redlock/roster.rs";
@@ -279,6 +280,22 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: r#"Script::plain(«include_str!("scripts/epoch.lua").into()»));"#,
         without: r#"include_str!("scripts/epoch.lua").replace("since = now - math", "since = now - 3600000 - math").into()"#,
         noticed_by: "lockkit-redis/redis::sentinel::a_server_that_just_started_is_waited_for",
+    },
+    Safeguard {
+        name: "calls_over",
+        does: "A call ends with the runtime that it was begun on",
+        file: REDLOCK_CALLS,
+        code: "if «self.has_ended()» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends",
+    },
+    Safeguard {
+        name: "undo_over",
+        does: "What a call that has ended may have left at a node is repeated there",
+        file: REDLOCK_LATE,
+        code: "let Some(mut burn) = «self.burn.take()» else { return };",
+        without: "self.burn.take().filter(|_| false)",
+        noticed_by: "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends",
     },
     Safeguard {
         name: "epoch_mark",

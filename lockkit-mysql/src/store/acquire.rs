@@ -129,8 +129,6 @@ impl MySqlStore {
                     Some(hold) => Attempt::Granted(hold),
                     None => contended(self.look_after(&mut connection, &request.claim.key).await?),
                 };
-                // It may be the only connection, and the sweep needs one.
-                drop(connection);
                 made.into_iter().for_each(|id| self.sweeper.made_row(id));
                 Ok(attempt)
             }

@@ -2,8 +2,8 @@
 //!
 //! A row is made when its lock is first used. If names are used once, rows would pile up. So the making of rows drives their
 //! removal: for every few rows that a store makes, it reads a page of the table and removes the unused rows of that page. Each
-//! time that is at most two statements, in the background, on a connection to spare; and where there is a table of claims, one more
-//! and a short transaction for each lock of the page that has lapsed claims, which is none where nobody shares locks.
+//! time that is at most two statements, in the background; and where there is a table of claims, one more and a short transaction
+//! for each lock of the page that has lapsed claims, which is none where nobody shares locks.
 
 use std::{
     sync::{
@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Error, Result, Token};
+use lockkit_core::{Error, Result, Token, store::Background};
 use tokio::sync::Mutex;
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
         connection::{Bound, Connection},
         pool::{ConnectionClass, Pool},
     },
+    config::MySqlConfig,
     wire::{
         error,
         row::column,
@@ -52,6 +53,7 @@ pub(crate) struct Sweeper {
     pool: Arc<Pool>,
     statements: Arc<Statements>,
     timeout: Duration,
+    background: Arc<Background>,
     made: AtomicU64,
     /// Where the next page begins, once that is known. The task that has this lock sweeps.
     after: Arc<Mutex<Option<u64>>>,
@@ -62,9 +64,15 @@ pub(crate) struct Sweeper {
 }
 
 impl Sweeper {
-    pub(crate) fn new(pool: Arc<Pool>, statements: Arc<Statements>, timeout: Duration, keep_rows: bool) -> Self {
-        let (after, off) = (Arc::default(), Arc::new(AtomicBool::new(keep_rows)));
-        Self { pool, statements, timeout, made: AtomicU64::new(0), after, off, has_claims: false }
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        statements: Arc<Statements>,
+        config: &MySqlConfig,
+        background: Arc<Background>,
+    ) -> Self {
+        let (after, off) = (Arc::default(), Arc::new(AtomicBool::new(config.keep_rows)));
+        let timeout = config.timeout;
+        Self { pool, statements, timeout, background, made: AtomicU64::new(0), after, off, has_claims: false }
     }
 
     /// Takes note that this store has made the row with this id, and sweeps in the background when it is time.
@@ -72,13 +80,15 @@ impl Sweeper {
         if self.off.load(Ordering::Relaxed) || !self.made.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
             return;
         }
-        let Ok(mut after) = Arc::clone(&self.after).try_lock_owned() else { return };
-        // At once: where connections are few, each is in use again when the task begins.
-        let Some(permit) = self.pool.permit(ConnectionClass::Common) else { return };
         let (pool, statements, off) = (Arc::clone(&self.pool), Arc::clone(&self.statements), Arc::clone(&self.off));
-        let (bound, has_claims) = (Bound::new(self.timeout), self.has_claims);
-        tokio::spawn(async move {
-            let Ok(mut connection) = pool.trusted(permit, bound).await else { return };
+        let (after, timeout, has_claims) = (Arc::clone(&self.after), self.timeout, self.has_claims);
+        self.background.spawn(async move {
+            // Not before the task has begun: one that nobody drives would keep them.
+            let Ok(mut after) = after.try_lock_owned() else { return };
+            // It waits for one: where connections are few, each is in use again by now.
+            let Ok(mut connection) = pool.connection(ConnectionClass::Common, Bound::new(timeout)).await else {
+                return;
+            };
             // Programs that make one row each begin at different places.
             let start = after.unwrap_or_else(|| below(id));
             let removed = async {

@@ -19,7 +19,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, Fencing, Finding, KeyState, Liveness, LockKey, LockStore, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+    Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    store::{Background, Records},
 };
 
 use crate::{
@@ -100,7 +101,8 @@ impl MySqlStore {
     /// The same, on servers of this kind.
     pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
         let statements = Arc::new(Statements::new(config.check()?, quoted_table(&of_claims(&config.table)).ok()));
-        let pool = Arc::new(Pool::new(&config, replicas));
+        let (pool, background) = (Arc::new(Pool::new(&config, replicas)), Arc::new(Background::new()));
+        let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), &config, background);
         let queues = Arc::new(NamedLockQueues::new(&config.table, config.timeout));
         let info = StoreInfo {
             scheme: "mysql",
@@ -120,7 +122,6 @@ impl MySqlStore {
             alarm: None,
             warnings: Arc::default(),
         };
-        let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), config.timeout, config.keep_rows);
         Ok(Self {
             info,
             pool,

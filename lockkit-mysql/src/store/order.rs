@@ -148,8 +148,6 @@ impl MySqlStore {
         if matches!(has, Has::NoRow) && from.is_none() {
             let made = self.make_row(&mut connection, &request.claim.key).await?;
             has = self.take_in_order(&mut connection, request, waits).await?;
-            // It may be the only connection, and the sweep needs one.
-            drop(connection);
             made.into_iter().for_each(|id| self.sweeper.made_row(id));
         }
         match has {

@@ -17,8 +17,8 @@ use sqlx::{Connection as _, Executor as _, MySqlConnection};
 use tokio::time::{sleep, timeout};
 
 use crate::support::{
-    Ctx, TTL, attempt, claim, config, end, free, hold, is_held, lock_rows, proxied, raw, renew, renewal, request,
-    rival, tests,
+    Ctx, TTL, Undriven, attempt, claim, config, end, free, hold, is_held, lock_rows, proxied, raw, renew, renewal,
+    request, rival, tests,
 };
 
 tests! {
@@ -336,26 +336,23 @@ async fn an_acquisition_left_on_a_runtime_that_nobody_drives_blocks_nobody(ctx: 
     let left = claim();
     hold(&store, &left).await;
     free(&store, &left).await;
-    let undriven = tokio::task::spawn_blocking({
-        let (store, left, proxy) = (Arc::clone(&store), rival(&left), Arc::clone(&proxy));
-        move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(async {
-                hold(&store, &claim()).await;
-                proxy.hold(Direction::ToClient);
-                let asked = timeout(SOON, attempt(&store, &left)).await;
-                assert!(asked.is_err(), "the reply was held back: {asked:?}");
-            });
-            proxy.release(Direction::ToClient);
-            (runtime, left)
+    let (mut undriven, left) = (Undriven::new(), rival(&left));
+    let asked = {
+        let (store, left, proxy) = (Arc::clone(&store), left.clone(), Arc::clone(&proxy));
+        async move {
+            hold(&store, &claim()).await;
+            proxy.hold(Direction::ToClient);
+            timeout(SOON, attempt(&store, &left)).await
         }
-    });
-    let (undriven, left) = undriven.await.expect("no panic");
+    };
+    let asked = undriven.run(asked).await;
+    assert!(asked.is_err(), "the reply was held back: {asked:?}");
+    proxy.release(Direction::ToClient);
     let start = Instant::now();
     while store.release(&left).await.is_err() {
         assert!(start.elapsed() < Duration::from_secs(8), "its release waits for ever");
     }
     granted(&ctx.store().await, &rival(&left)).await;
     hold(&store, &claim()).await;
-    undriven.shutdown_background();
+    drop(undriven);
 }

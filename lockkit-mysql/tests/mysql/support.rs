@@ -20,7 +20,9 @@ use sqlx::{Connection as _, Executor as _, MySqlConnection, Row as _};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    runtime::{Builder, Runtime},
     sync::OnceCell,
+    task::spawn_blocking,
 };
 
 pub(crate) const TTL: Duration = Duration::from_secs(20);
@@ -183,6 +185,30 @@ pub(crate) fn is_held(renewed: &Result<Renewed>) -> bool {
 pub(crate) async fn free(store: &MySqlStore, claim: &Claim) {
     let released = store.release(claim).await.expect("release");
     assert!(matches!(released, Release::Released { .. }), "{released:?}");
+}
+
+/// A runtime that is driven while something [runs](Self::run) on it, and at no other time.
+pub(crate) struct Undriven(Option<Runtime>);
+
+impl Undriven {
+    pub(crate) fn new() -> Self {
+        Self(Some(Builder::new_current_thread().enable_all().build().expect("a runtime")))
+    }
+
+    /// Leads this to its end there, and nothing else any further.
+    pub(crate) async fn run<T: Send + 'static>(&mut self, work: impl Future<Output = T> + Send + 'static) -> T {
+        let runtime = self.0.take().expect("a runtime");
+        let run = move || (runtime.block_on(work), runtime);
+        let (outcome, runtime) = spawn_blocking(run).await.expect("no panic");
+        self.0 = Some(runtime);
+        outcome
+    }
+}
+
+impl Drop for Undriven {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
 }
 
 /// Waits until something is true that takes asking.

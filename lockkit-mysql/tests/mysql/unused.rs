@@ -13,11 +13,12 @@ use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction};
 use lockkit_testkit::servers::MySqlServer;
 use sqlx::{Connection as _, Executor as _};
 
-use crate::support::{Ctx, claim, config, end, free, hold, lock_rows, raw, request, rival, tests};
+use crate::support::{Ctx, Undriven, claim, config, end, free, hold, lock_rows, raw, request, rival, tests};
 
 tests! {
     unused_rows_go_by_themselves_and_fences_go_on
     unused_rows_go_where_connections_are_few
+    the_removal_of_unused_rows_keeps_nothing_for_a_runtime_that_nobody_drives
     rows_that_only_transactions_use_stay
     unused_rows_stay_where_they_are_to_be_kept
     a_user_who_may_not_delete_has_locks_all_the_same
@@ -113,6 +114,20 @@ async fn unused_rows_go_where_connections_are_few(ctx: Arc<Ctx>) {
     let old = used(&store, 20).await;
     age(&server).await;
     until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
+}
+
+/// The first row that a store makes has it look for unused ones, in the background.
+async fn the_removal_of_unused_rows_keeps_nothing_for_a_runtime_that_nobody_drives(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let old = used(&MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect"), 20).await;
+    age(&server).await;
+    let store = Arc::new(MySqlStore::connect(config(&server).connections(2)).await.expect("connect"));
+    let mut undriven = Undriven::new();
+    let first = Arc::clone(&store);
+    undriven.run(async move { hold(&first, &claim()).await }).await;
+    hold(&store, &claim()).await;
+    until_left(&store, &server, &old.iter().collect::<Vec<_>>(), 0).await;
+    drop(undriven);
 }
 
 /// A transaction's lock changes nothing in the row, so that the row looks unused; and where it has to be made anew, two
