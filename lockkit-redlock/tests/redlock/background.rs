@@ -144,21 +144,24 @@ struct Timed {
     go: watch::Sender<bool>,
     /// How many calls were dropped that waited to be let go.
     dropped: watch::Sender<u32>,
+    /// Whether a timer panicked.
+    panicked: AtomicBool,
 }
 
-struct Waits<'a>(Option<&'a watch::Sender<u32>>);
+struct Waits<'a>(Option<&'a Timed>);
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        if let Some(dropped) = self.0 {
-            dropped.send_modify(|dropped| *dropped += 1);
+        if let Some(timed) = self.0 {
+            timed.panicked.fetch_or(std::thread::panicking(), Ordering::SeqCst);
+            timed.dropped.send_modify(|dropped| *dropped += 1);
         }
     }
 }
 
 impl Timed {
     async fn wait(&self) -> Result<()> {
-        let mut waits = Waits(Some(&self.dropped));
+        let mut waits = Waits(Some(self));
         let waited = tokio::time::timeout(PATIENCE, self.go.subscribe().wait_for(|go| *go)).await.is_ok();
         waits.0 = None;
         if waited { Ok(()) } else { Err(Error::new(ErrorKind::TimedOut, "no answer").unknown_effect()) }
@@ -190,6 +193,7 @@ fn with_a_slow_node() -> (Runtime, Vec<MemoryStore>, Arc<Altered<Timed>>, Redloc
         inner: MemoryStore::new(),
         go: watch::Sender::new(false),
         dropped: watch::Sender::new(0),
+        panicked: AtomicBool::new(false),
     }));
     let others = memories(2);
     let mut nodes: Vec<_> = others.iter().map(|store| Node::new(Arc::new(store.clone()))).collect();
@@ -207,6 +211,7 @@ async fn until_free_at(node: &Timed, claim: &Claim) {
         assert!(start.elapsed() < PATIENCE, "nobody undoes what was granted there");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    assert!(!node.panicked.load(Ordering::SeqCst), "a timer was polled whose runtime has ended");
 }
 
 /// The call to the slow node was begun there, with its timer.
