@@ -12,7 +12,7 @@ use sqlx::{
     mysql::{MySqlQueryResult, MySqlRow},
 };
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, Id},
     sync::OwnedSemaphorePermit,
     time::{Instant, sleep_until},
 };
@@ -181,6 +181,11 @@ impl Connection {
     /// Statements that run from now on have this bound.
     pub(crate) fn set_bound(&mut self, bound: Bound) {
         self.bound = bound;
+    }
+
+    /// Whether it belongs to this runtime, and there it is of use.
+    pub(crate) fn is_of(&self, runtime: Id) -> bool {
+        self.raw.as_ref().is_some_and(|raw| raw.is_of(runtime))
     }
 
     /// Closes it, and with it what the server keeps for it, instead of putting it back.

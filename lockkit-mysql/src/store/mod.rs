@@ -102,8 +102,8 @@ impl MySqlStore {
     pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
         let statements = Arc::new(Statements::new(config.check()?, quoted_table(&of_claims(&config.table)).ok()));
         let (pool, background) = (Arc::new(Pool::new(&config, replicas)), Arc::new(Background::new()));
-        let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), &config, background);
-        let queues = Arc::new(NamedLockQueues::new(&config.table, config.timeout));
+        let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), &config, Arc::clone(&background));
+        let queues = Arc::new(NamedLockQueues::new(&config.table, config.timeout, background));
         let info = StoreInfo {
             scheme: "mysql",
             name: config.display_name().into(),

@@ -18,13 +18,17 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Waker},
     time::Duration,
 };
 
-use lockkit_core::{LockKey, Token, store::unpoisoned};
+use lockkit_core::{
+    LockKey, Token,
+    store::{Background, unpoisoned},
+};
 use tokio::{
     runtime::Handle,
-    task::AbortHandle,
+    sync::watch,
     time::{Instant, sleep_until},
 };
 
@@ -59,15 +63,16 @@ pub(crate) struct NamedLockQueues {
     timeout: Duration,
     /// Whether the server, or a proxy, has refused `GET_LOCK`. Then this store polls: each refusal costs a connection.
     refused: AtomicBool,
+    background: Arc<Background>,
     pub(super) known: Mutex<KnownQueues>,
 }
 
 pub(super) struct KnownQueues {
     pub(super) queues: HashMap<LockKey, NamedLockQueue>,
     cleared: Instant,
-    /// Whether a task looks after the named locks that holders have, and what ends it.
+    /// Whether tasks look after the named locks that holders have, and what ends them when it is dropped.
     pub(super) watched: bool,
-    pub(super) watch: Option<AbortHandle>,
+    pub(super) watch: Option<watch::Sender<()>>,
 }
 
 /// A lock's queue, as this store knows it.
@@ -118,11 +123,12 @@ pub(crate) enum WaitOutcome {
 }
 
 impl NamedLockQueues {
-    pub(crate) fn new(table: &str, timeout: Duration) -> Self {
+    pub(crate) fn new(table: &str, timeout: Duration, background: Arc<Background>) -> Self {
         Self {
             table: table.to_owned(),
             timeout,
             refused: AtomicBool::new(false),
+            background,
             known: Mutex::new(KnownQueues {
                 queues: HashMap::new(),
                 cleared: Instant::now(),
@@ -178,6 +184,14 @@ impl NamedLockQueues {
         }
     }
 
+    /// Leads a task to its end on the caller's runtime and on that of the store's background work: nobody may drive one of them.
+    pub(super) fn spawn_on_both<T: Future<Output = ()> + Send + 'static>(&self, task: impl Fn() -> T) {
+        if let Ok(here) = Handle::try_current() {
+            here.spawn(task());
+        }
+        self.background.spawn(task());
+    }
+
     /// Releases a named lock that no attempt came back to.
     fn release_kept(&self, key: &LockKey, until: Instant) {
         let mut known = unpoisoned(&self.known);
@@ -202,14 +216,6 @@ impl NamedLockQueues {
         // Writing to a string can't fail.
         _ = write!(name, "{hash:016x}");
         name
-    }
-}
-
-impl Drop for KnownQueues {
-    fn drop(&mut self) {
-        if let Some(watch) = &self.watch {
-            watch.abort();
-        }
     }
 }
 
@@ -306,11 +312,14 @@ impl QueueTurn<'_> {
     /// The row is locked by another client: the named lock, if this store has it, is kept for a moment for the next attempt.
     pub(crate) fn missed(mut self) {
         let Some(named_lock) = self.named_lock.take() else { return };
-        let (queues, key, until) = (Arc::clone(self.queues), self.key.clone(), Instant::now() + LINGER);
+        let until = Instant::now() + LINGER;
         self.end(QueueState::Kept(named_lock, until));
-        tokio::spawn(async move {
-            sleep_until(until).await;
-            queues.release_kept(&key, until);
+        self.queues.spawn_on_both(|| {
+            let (queues, key) = (Arc::clone(self.queues), self.key.clone());
+            async move {
+                sleep_until(until).await;
+                queues.release_kept(&key, until);
+            }
         });
     }
 
@@ -345,18 +354,26 @@ pub(crate) fn release(named_lock: Option<NamedLock>) {
 }
 
 impl NamedLock {
-    /// Releases it in the background. Without a runtime it hangs up.
+    /// Releases it: this is sent here and now, and the answer is awaited in the background. On another runtime than that of its
+    /// connection, which nobody may drive, it hangs up.
     pub(super) fn release(mut self) {
         let Ok(runtime) = Handle::try_current() else { return };
-        runtime.spawn(async move {
+        if self.connection.as_ref().is_none_or(|connection| !connection.is_of(runtime.id())) {
+            return;
+        }
+        let mut releasing = Box::pin(async move {
             let Some(connection) = &mut self.connection else { return };
             connection.set_bound(Bound::new(self.timeout));
             // Only a connection that is known to have no named lock any more may be used again.
-            let release = |question| statements::release_named_lock().bind(question).bind(&self.name);
-            if connection.numbered_rows(release).await.is_ok() {
+            let release = |question| statements::release_named_lock(question, &self.name);
+            if connection.transact(release, None).await.is_ok() {
                 drop(self.connection.take());
             }
         });
+        // The caller may be all that this runtime is driven for, so that the task does not begin.
+        if releasing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            runtime.spawn(releasing);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use lockkit_core::{Renewal, store::unpoisoned};
 use tokio::{
-    runtime::Handle,
+    sync::watch,
     time::{Instant, sleep_until},
 };
 
@@ -18,8 +18,8 @@ impl NamedLockQueues {
     /// Takes note of leases that were extended.
     pub(crate) fn extended<'a>(&self, renewals: impl Iterator<Item = &'a Renewal>) {
         let mut known = unpoisoned(&self.known);
-        if !known.watched {
-            // No lease has a named lock.
+        if known.watch.is_none() {
+            // No lease ever had a named lock.
             return;
         }
         for Renewal { claim, ttl, .. } in renewals {
@@ -32,20 +32,16 @@ impl NamedLockQueues {
         }
     }
 
-    /// Starts the task that releases the named locks of leases that have ended, unless there is one. It ends when there are no such
-    /// named locks any more. On a lock that is taken and released all the time it sleeps.
+    /// Starts the tasks that release the named locks of leases that have ended, unless there are some. They end when there are no such
+    /// named locks any more. On a lock that is taken and released all the time they sleep.
     pub(super) fn watch(self: &Arc<Self>) {
-        let Ok(runtime) = Handle::try_current() else { return };
         let is_watched = mem::replace(&mut unpoisoned(&self.known).watched, true);
         if !is_watched {
-            let mut watch = Watch(Arc::downgrade(self));
-            // A runtime that is about to end drops it at once.
-            let task = runtime.spawn(async move {
-                while let Some(next) = watch.next_end() {
-                    sleep_until(next).await;
-                }
-            });
-            unpoisoned(&self.known).watch = Some(task.abort_handle());
+            let (watch, ended) = watch::channel(());
+            // Those that were started before end, if there are any left.
+            unpoisoned(&self.known).watch = Some(watch);
+            // A runtime that is about to end drops its own at once.
+            self.spawn_on_both(|| Watch(Arc::downgrade(self)).run(ended.clone()));
         }
     }
 
@@ -72,10 +68,23 @@ impl NamedLockQueues {
     }
 }
 
-/// What the task knows. It does not keep the queues, which end with their store.
+/// What such a task knows. It does not keep the queues, which end with their store.
 struct Watch(Weak<NamedLockQueues>);
 
 impl Watch {
+    async fn run(mut self, mut ended: watch::Receiver<()>) {
+        while let Some(next) = self.next_end() {
+            tokio::select! {
+                () = sleep_until(next) => {}
+                _ = ended.changed() => {
+                    // Others have taken over, or the store is gone.
+                    self.0 = Weak::new();
+                    return;
+                }
+            }
+        }
+    }
+
     fn next_end(&mut self) -> Option<Instant> {
         let next = self.0.upgrade()?.end_lapsed();
         if next.is_none() {
@@ -87,7 +96,7 @@ impl Watch {
 }
 
 impl Drop for Watch {
-    /// The task may end with its runtime. Then the next lease with a named lock starts another.
+    /// The task may end with its runtime. Then the next lease with a named lock starts others.
     fn drop(&mut self) {
         if let Some(queues) = self.0.upgrade() {
             unpoisoned(&queues.known).watched = false;

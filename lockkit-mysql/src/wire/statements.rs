@@ -294,9 +294,10 @@ pub(crate) fn get_named_lock() -> Statement<'static> {
     sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(GET_LOCK(?, 1) AS SIGNED)")
 }
 
-/// Gives a named lock back. Arguments: the question, its name.
-pub(crate) fn release_named_lock() -> Statement<'static> {
-    sqlx::query("SELECT CAST(? AS UNSIGNED), CAST(RELEASE_LOCK(?) AS SIGNED)")
+/// Gives a named lock back, whose name needs no quoting. It is a text, which is sent at once: a statement with arguments may have to be
+/// prepared before.
+pub(crate) fn release_named_lock(question: Question, name: &str) -> String {
+    format!("SELECT CAST({question} AS UNSIGNED), CAST(RELEASE_LOCK('{name}') AS SIGNED)")
 }
 
 /// The connection that has a named lock, or NULL. Arguments: the question, its name.

@@ -1,11 +1,12 @@
 //! Queues on named locks of the server, which wake the waiters of a hot lock.
 
 use std::{
+    mem,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Claim, LockStore, Locker, Outcome};
+use lockkit_core::{AcquireRequest, Attempt, Claim, LockStore, Locker, Outcome};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::servers::MySqlServer;
 use sqlx::MySqlConnection;
@@ -22,6 +23,7 @@ tests! {
     a_broken_named_lock_is_not_a_broken_lock
     waiters_that_leave_count_until_the_server_is_done_with_them
     where_named_locks_are_refused_waiters_poll_and_connections_stay
+    a_runtime_that_nobody_drives_keeps_no_named_lock
 }
 
 /// The connections of clients that came over the network.
@@ -89,7 +91,7 @@ async fn clients_that_take_turns_get_the_same(ctx: Arc<Ctx>) {
     for task in loops {
         task.await.expect("no panic");
     }
-    let grants = std::mem::take(&mut *grants.lock().expect("unpoisoned"));
+    let grants = mem::take(&mut *grants.lock().expect("unpoisoned"));
     assert!(grants.is_sorted_by(|a, b| a.1 < b.1), "fences grow in the order of the grants");
     let first = grants.iter().filter(|(who, _)| *who == 0).count();
     assert!((GRANTS / 4..=GRANTS * 3 / 4).contains(&first), "one had {first} of {GRANTS}");
@@ -243,6 +245,77 @@ async fn where_named_locks_are_refused_waiters_poll_and_connections_stay(ctx: Ar
     sleep(Duration::from_millis(50)).await;
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);
     assert!(timeout(PATIENCE, next).await.expect("in time").expect("no panic").expect("acquire").is_held());
+}
+
+/// A lock that two stores take in turn, one of them on a runtime that is driven no longer than its caller waits.
+struct Turns {
+    store: Arc<MySqlStore>,
+    other: MySqlStore,
+    undriven: Undriven,
+    raw: MySqlConnection,
+    holder: Claim,
+    next: Claim,
+}
+
+impl Turns {
+    async fn ask(&mut self, ttl: Duration) -> Attempt {
+        let asked = AcquireRequest { ttl, wait: PATIENCE, ..request(&self.next) };
+        let store = Arc::clone(&self.store);
+        self.undriven.run(async move { store.acquire(&asked).await.expect("acquire") }).await
+    }
+
+    /// The other store has the lock, so that this one queues, and gets the named lock.
+    async fn queue(&mut self) {
+        hold(&self.other, &self.holder).await;
+        contended(self.ask(TTL).await);
+    }
+
+    /// Takes the lock with the named lock.
+    async fn take(&mut self, ttl: Duration) {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < PATIENCE, "it never gets the named lock");
+            self.queue().await;
+            free(&self.other, &self.holder).await;
+            assert!(matches!(self.ask(ttl).await, Attempt::Granted(_)), "it is free");
+            if keeper(&mut self.raw, self.next.key.as_str()).await.is_some() {
+                return;
+            }
+            // This took longer than a named lock is kept for the next attempt.
+            free(&self.store, &self.next).await;
+        }
+    }
+
+    async fn until_no_named_lock(&mut self) {
+        until_kept(&mut self.raw, self.next.key.as_str(), false).await;
+    }
+}
+
+async fn a_runtime_that_nobody_drives_keeps_no_named_lock(ctx: Arc<Ctx>) {
+    let (holder, undriven) = (claim(), Undriven::new());
+    // One of four may wait for named locks.
+    let store = Arc::new(MySqlStore::connect(ctx.config().await.connections(4)).await.expect("connect"));
+    let (other, raw, next) = (ctx.store().await, ctx.raw().await, rival(&holder));
+    let mut turns = Turns { store, other, undriven, raw, holder, next };
+    // Of a lease that ends by itself. It comes first: the store looks again when the lease has ended that it saw, which may be a longer one.
+    turns.take(TTL / 5).await;
+    turns.until_no_named_lock().await;
+    // Released there.
+    turns.take(TTL).await;
+    let (store, next) = (Arc::clone(&turns.store), turns.next.clone());
+    turns.undriven.run(async move { free(&store, &next).await }).await;
+    turns.until_no_named_lock().await;
+    // Released on another one, which would hear no answer; others can have the connection for named locks all the same.
+    turns.take(TTL).await;
+    free(&turns.store, &turns.next).await;
+    turns.until_no_named_lock().await;
+    let left = mem::replace(&mut turns.undriven, Undriven::new());
+    turns.take(TTL).await;
+    free(&turns.store, &turns.next).await;
+    // Kept for another attempt, which does not come.
+    turns.queue().await;
+    turns.until_no_named_lock().await;
+    drop(left);
 }
 
 /// Writes another name, of the same length, wherever one stands.
