@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// For how long a claim keeps its place that does not ask again.
-const PLACE: Duration = Duration::from_secs(6);
+pub(super) const PLACE: Duration = Duration::from_secs(6);
 /// How often a claim asks again that waits.
 const REFRESH: Duration = Duration::from_secs(2);
 

@@ -6,25 +6,39 @@ use std::{
 };
 
 use lockkit_core::{Claim, Mode, Token, store::unpoisoned};
+use tokio::time::Instant;
 
-use crate::client::{node::Node, subscriptions::Interest};
+use crate::{
+    client::{node::Node, subscriptions::Interest},
+    store::order::PLACE,
+};
 
 /// How many claims are remembered at most. Beyond that, those that have the lock are forgotten: they are released as if they had been
 /// asked for in no order, and the next waiter hears of that on the channel of the lock.
 const REMEMBERED: usize = 10_000;
 
+/// By how many more claims there have to be before those are looked for that nobody will ask for any more.
+const GROWTH: usize = 1024;
+
 /// The claims that were asked for in an order, and where they wait.
 #[derive(Default)]
 pub(crate) struct Ordered {
-    claims: Mutex<HashMap<Token, Stage>>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    claims: HashMap<Token, Stage>,
+    /// The fewest claims since the last look for those that nobody asks for any more.
+    fewest: usize,
 }
 
 /// How far a claim is.
 enum Stage {
     /// A call is under way.
     Asked,
-    /// It has a place, and may have been granted the lock.
-    Waits(QueueListener),
+    /// No call is under way since then. It may have a place, and have been granted the lock.
+    Waits { place: Option<QueueListener>, since: Instant },
     /// It has the lock, or is being released.
     Done,
 }
@@ -49,33 +63,59 @@ pub(super) struct OpenClaim<'a> {
 
 impl Ordered {
     pub(super) fn ask<'a>(&'a self, claim: &'a Claim) -> OpenClaim<'a> {
-        let mut claims = unpoisoned(&self.claims);
-        if claims.len() >= REMEMBERED {
-            claims.retain(|_, stage| !matches!(stage, Stage::Done));
+        let mut table = unpoisoned(&self.table);
+        if table.claims.len() >= REMEMBERED {
+            table.claims.retain(|_, stage| !matches!(stage, Stage::Done));
         }
-        let before = claims.insert(claim.token, Stage::Asked);
+        let before = table.claims.insert(claim.token, Stage::Asked);
+        let abandoned = table.take_abandoned();
+        drop(table);
+        // Their channels are given up after the lock on the table.
+        drop(abandoned);
         let is_new = before.is_none();
         let place = match before {
-            Some(Stage::Waits(place)) => Some(place),
+            Some(Stage::Waits { place, .. }) => place,
             _ => None,
         };
         OpenClaim { ordered: self, claim, place, is_new }
     }
 
     pub(super) fn has(&self, claim: &Claim) -> bool {
-        unpoisoned(&self.claims).contains_key(&claim.token)
+        unpoisoned(&self.table).claims.contains_key(&claim.token)
     }
 
     /// A claim is about to be released: it listens no more.
     pub(super) fn end(&self, claim: &Claim) {
-        let left = unpoisoned(&self.claims).get_mut(&claim.token).map(|stage| std::mem::replace(stage, Stage::Done));
+        let mut table = unpoisoned(&self.table);
+        let left = table.claims.get_mut(&claim.token).map(|stage| std::mem::replace(stage, Stage::Done));
+        drop(table);
         // Its channels are given up after the lock on the table.
         drop(left);
     }
 
     pub(super) fn forget(&self, token: &Token) {
-        let left = unpoisoned(&self.claims).remove(token);
+        let left = unpoisoned(&self.table).claims.remove(token);
         drop(left);
+    }
+}
+
+impl Table {
+    /// Takes the claims out whose places are over, once there are many more than before: they were given up, and their release
+    /// may never be asked for.
+    fn take_abandoned(&mut self) -> Vec<Stage> {
+        self.fewest = self.fewest.min(self.claims.len());
+        if self.claims.len() < self.fewest + GROWTH {
+            return Vec::new();
+        }
+        let abandoned = self.claims.extract_if(|_, stage| stage.is_abandoned()).map(|(_, stage)| stage).collect();
+        self.fewest = self.claims.len();
+        abandoned
+    }
+}
+
+impl Stage {
+    fn is_abandoned(&self) -> bool {
+        matches!(self, Self::Waits { since, .. } if since.elapsed() > PLACE)
     }
 }
 
@@ -100,17 +140,17 @@ impl OpenClaim<'_> {
 
 impl Drop for OpenClaim<'_> {
     fn drop(&mut self) {
-        let Some(place) = self.place.take() else { return };
+        let place = self.place.take();
         // It may have been released meanwhile. What is left of it then is dropped after the lock on the table.
-        let mut claims = unpoisoned(&self.ordered.claims);
-        let left = match claims.get_mut(&self.claim.token) {
+        let mut table = unpoisoned(&self.ordered.table);
+        let left = match table.claims.get_mut(&self.claim.token) {
             Some(stage @ Stage::Asked) => {
-                *stage = Stage::Waits(place);
+                *stage = Stage::Waits { place, since: Instant::now() };
                 None
             }
-            _ => Some(place),
+            _ => place,
         };
-        drop(claims);
+        drop(table);
         drop(left);
     }
 }
@@ -143,5 +183,48 @@ impl QueueListener {
                 () = first.notified() => {}
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lockkit_core::LockKey;
+
+    use super::*;
+    use crate::config::RedisConfig;
+
+    fn claim() -> Claim {
+        Claim { key: LockKey::new("a").expect("name"), token: Token::random().expect("token"), mode: Mode::Exclusive }
+    }
+
+    /// As one that is dropped when no runtime is left which could release it.
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_asks_for_any_more_is_forgotten_once_there_is_much() {
+        let (ordered, config) = (Ordered::default(), RedisConfig::new("127.0.0.1", 1));
+        let node = Arc::new(Node::new(&config, String::new(), None));
+        let listener = || Some(QueueListener::new(Arc::clone(&node), Token::random().expect("token").reveal(), None));
+        let (given_up, unanswered, asked_again, granted) = (claim(), claim(), claim(), claim());
+        ordered.ask(&given_up).place = listener();
+        drop(ordered.ask(&unanswered));
+        ordered.ask(&asked_again).place = listener();
+        ordered.ask(&granted).granted();
+        tokio::time::advance(PLACE + Duration::from_millis(1)).await;
+        assert!(ordered.ask(&asked_again).place.is_some());
+        let (under_way, others) = (claim(), (0..GROWTH).map(|_| claim()).collect::<Vec<_>>());
+        let call = ordered.ask(&under_way);
+        others.iter().for_each(|other| drop(ordered.ask(other)));
+        let kept = [&given_up, &unanswered, &asked_again, &granted, &under_way].map(|claim| ordered.has(claim));
+        assert_eq!(kept, [false, false, true, true, true]);
+        assert!(others.iter().all(|other| ordered.has(other)));
+        drop(call);
+        // The node, and who waits there.
+        assert_eq!(Arc::strong_count(&node), 2, "listens for what was given up");
+        tokio::time::advance(PLACE + Duration::from_millis(1)).await;
+        let more: Vec<_> = (0..GROWTH).map(|_| claim()).collect();
+        more.iter().for_each(|other| drop(ordered.ask(other)));
+        assert!(!others.iter().chain([&asked_again, &under_way]).any(|other| ordered.has(other)));
+        assert_eq!(Arc::strong_count(&node), 1);
     }
 }
