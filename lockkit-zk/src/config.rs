@@ -78,7 +78,7 @@ impl ZkConfig {
     /// percent-decoded, the chroot too.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] says what is wrong. It never repeats the URL, which may contain a password.
+    /// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) says what is wrong. It never repeats the URL, which may contain a password.
     pub fn from_url(url: &str) -> Result<Self> {
         let parts = Parts::of(url)?;
         let tls = match parts.scheme.as_str() {

@@ -32,9 +32,9 @@ use crate::wire::error::{self, Sent};
 /// `UPDATE`: `INSERT … ON DUPLICATE KEY UPDATE` counts a change as two rows.
 ///
 /// # Errors
-/// `InvalidInput` if more than one row was changed: roll the transaction back; [`Deadlock`](ErrorKind::Deadlock) when the server has
+/// `InvalidInput` if more than one row was changed: roll the transaction back; [`Deadlock`](lockkit_core::ErrorKind::Deadlock) when the server has
 /// rolled it back, which MariaDB with `innodb_snapshot_isolation` (on by default in newer versions) does instead of `Stale` where the transaction
-/// had read before; [`Unavailable`](ErrorKind::Unavailable) when another transaction kept the row locked for too long
+/// had read before; [`Unavailable`](lockkit_core::ErrorKind::Unavailable) when another transaction kept the row locked for too long
 /// (`innodb_lock_wait_timeout`); others as the server's answer says.
 ///
 /// # Cancellation

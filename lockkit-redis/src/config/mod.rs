@@ -128,7 +128,7 @@ impl RedisConfig {
     /// `docs/backends/redis.md`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] says what is wrong. It never repeats the URL, which may contain a password.
+    /// [`InvalidInput`](lockkit_core::ErrorKind::InvalidInput) says what is wrong. It never repeats the URL, which may contain a password.
     pub fn from_url(url: &str) -> Result<Self> {
         from_url::read(url)
     }

@@ -19,7 +19,7 @@ use crate::{
     store::{
         RedisStore,
         acquire::{Acquisition, Answer, HeldByAnother, ON_ITS_WAY, SILENT_POLL, confirm, contended, explain},
-        ordered::{OpenClaim, QueueListener},
+        ordered::{OpenClaim, PLACE, QueueListener},
     },
     wire::{
         error::{self, Sent},
@@ -29,8 +29,6 @@ use crate::{
     },
 };
 
-/// For how long a claim keeps its place that does not ask again.
-pub(super) const PLACE: Duration = Duration::from_secs(6);
 /// How often a claim asks again that waits.
 const REFRESH: Duration = Duration::from_secs(2);
 

@@ -3,15 +3,16 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use lockkit_core::{Claim, Mode, Token, store::unpoisoned};
 use tokio::time::Instant;
 
-use crate::{
-    client::{node::Node, subscriptions::Interest},
-    store::order::PLACE,
-};
+use crate::client::{node::Node, subscriptions::Interest};
+
+/// For how long a claim keeps its place that does not ask again.
+pub(super) const PLACE: Duration = Duration::from_secs(6);
 
 /// How many claims are remembered at most. Beyond that, those that have the lock are forgotten: they are released as if they had been
 /// asked for in no order, and the next waiter hears of that on the channel of the lock.
@@ -188,8 +189,6 @@ impl QueueListener {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lockkit_core::LockKey;
 
     use super::*;
