@@ -61,7 +61,7 @@ impl MultiLock {
     /// Acquires all of them, waiting as long as it takes. Those that were taken are held, and renewed, while it waits for the others.
     ///
     /// # Errors
-    /// As those of [`Lock::acquire`], for any of them; those that were taken are released. [`Lost`](ErrorKind::Lost) if one was lost while
+    /// As those of [`Lock::acquire`], for any of them; those that were taken are released. [`Lost`](crate::ErrorKind::Lost) if one was lost while
     /// another was waited for. `InvalidInput` for no lock at all, for one that is named twice in different modes, and for one that
     /// is [kept](Lock::keep_for) for a time. With
     /// locks of several stores also those of [`identity`]: all nodes of a quorum have to be up once for that.
@@ -182,7 +182,7 @@ impl MultiGuard {
     /// As [`Guard::ensure`], for each of them.
     ///
     /// # Errors
-    /// [`Lost`](ErrorKind::Lost) if one is lost, or less is left of it.
+    /// [`Lost`](crate::ErrorKind::Lost) if one is lost, or less is left of it.
     pub fn ensure(&self, min: Duration) -> Result<()> {
         self.guards.iter().try_for_each(|guard| guard.ensure(min))
     }
@@ -207,7 +207,7 @@ impl MultiGuard {
     /// Runs `work` for as long as all of them are held, as [`Guard::run`] does.
     ///
     /// # Errors
-    /// [`Lost`](ErrorKind::Lost) if the work was stopped.
+    /// [`Lost`](crate::ErrorKind::Lost) if the work was stopped.
     ///
     /// # Cancellation
     /// Drops `work`; the locks stay held.
