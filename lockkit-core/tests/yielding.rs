@@ -41,6 +41,48 @@ async fn taken(guard: JoinHandle<Result<Guard>>) -> Guard {
     timeout(PATIENCE, guard).await.expect("in time").expect("no panic").expect("granted")
 }
 
+/// What is asked of requests to yield takes effect, and no answer comes.
+#[derive(Debug)]
+struct SilentOfRequests {
+    inner: MemoryStore,
+    is_asked: Notify,
+}
+
+#[async_trait]
+impl Alter for SilentOfRequests {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        let answer = self.inner.acquire(request).await;
+        if request.claim.key.as_str().starts_with("lockkit/yield/") {
+            self.is_asked.notify_one();
+            return pending().await;
+        }
+        answer
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        if claim.key.as_str().starts_with("lockkit/yield/") { pending().await } else { self.inner.release(claim).await }
+    }
+}
+
+#[tokio::test]
+async fn a_holder_is_not_asked_by_its_own_request_whose_answer_is_still_to_come() -> Result<()> {
+    let memory = MemoryStore::new();
+    let store = Arc::new(Altered(SilentOfRequests { inner: memory.clone(), is_asked: Notify::new() }));
+    let (holder, locker) = (Locker::new(memory), Locker::shared_builder(Arc::<Altered<_>>::clone(&store)).build());
+    let held = holder.lock("a").acquire().await?;
+    let waiting = waits(locker.lock("a").ask_to_yield());
+    store.0.is_asked.notified().await;
+    assert!(held.yield_requested().await?);
+    assert_eq!(held.release().await?, Outcome::Released);
+    let mine = taken(waiting).await;
+    assert!(!mine.yield_requested().await?, "it is its own request");
+    Ok(())
+}
+
 #[tokio::test]
 async fn one_that_asks_takes_over_the_request_of_another() -> Result<()> {
     let memory = MemoryStore::new();

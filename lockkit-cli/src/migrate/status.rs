@@ -328,6 +328,7 @@ pub(super) mod tests {
             epoch: 2,
             phase: Phase::Both,
             is_over: false,
+            is_told: false,
             is_shadowed: false,
             came_from: Phase::Old,
             floor: Fence::NONE,

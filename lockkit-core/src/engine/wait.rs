@@ -44,7 +44,10 @@ struct Acquisition<'a> {
 /// Why an answer that the lock is held proves nothing (rule R6): it may be held by such a claim, whose release is still
 /// under way.
 #[derive(Debug, Default)]
-pub(crate) struct Doubts(Vec<(Error, Weak<Unsettled>)>);
+pub(crate) struct Doubts {
+    earlier: Vec<(Error, Weak<Unsettled>)>,
+    last: Option<Token>,
+}
 
 /// What to do after one call.
 enum Step {
@@ -175,6 +178,7 @@ impl Acquisition<'_> {
         let claim = Claim { key: self.ask.key.clone(), token: Token::random()?, mode: self.ask.mode };
         let mut undo = self.engine.undo(&claim, self.ask.terms.ttl);
         self.engine.check_open()?;
+        self.doubts.last = Some(claim.token);
         loop {
             let sent = self.engine.now();
             let Some(span) = self.span(claim.token) else { return Ok(self.overtaken()) };
@@ -366,7 +370,7 @@ impl Acquisition<'_> {
 
 impl Doubts {
     fn add(&mut self, error: &Error, undo: &Undo<'_>) {
-        self.0.push((error.clone(), undo.unsettled()));
+        self.earlier.push((error.clone(), undo.unsettled()));
     }
 
     /// Says of an error what is true of all that the caller asked for.
@@ -375,7 +379,12 @@ impl Doubts {
     }
 
     fn latest(&mut self) -> Option<Error> {
-        self.0.retain(|(_, unsettled)| unsettled.strong_count() > 0);
-        self.0.last().map(|(error, _)| error.clone())
+        self.earlier.retain(|(_, unsettled)| unsettled.strong_count() > 0);
+        self.earlier.last().map(|(error, _)| error.clone())
+    }
+
+    /// The token of the last claim that was asked for, whatever became of it.
+    pub(crate) fn last_token(&self) -> Option<Token> {
+        self.last
     }
 }

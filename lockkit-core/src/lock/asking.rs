@@ -31,26 +31,28 @@ impl Lock {
             answer => return answer,
         }
         let request = Self::new(Arc::clone(&self.engine), key.as_str(), Mode::Exclusive).ttl(self.terms.ttl);
-        let shown = Mutex::new(None);
+        let (shown, mut asked) = (Mutex::new(None), Doubts::default());
         let mut answer = tokio::select! {
             biased;
             answer = self.get_unasked(limit, &mut doubts) => answer?,
-            never = request.show(&shown) => match never {},
+            never = request.show(&shown, &mut asked) => match never {},
         };
         // Dropped, and so released in the background: from the grant on this must not depend on being polled. The new holder is not
-        // to take the request for one to itself.
-        if let (Some(guard), Some(request)) = (&mut answer, shown.into_inner().unwrap_or_default()) {
-            guard.has_asked(request.token());
+        // to take the request for one to itself, also if its grant is not heard yet.
+        let shown = shown.into_inner().unwrap_or_default();
+        if let (Some(guard), Some(request)) = (&mut answer, shown.map(|guard| guard.token()).or(asked.last_token())) {
+            guard.has_asked(request);
         }
         Ok(answer)
     }
 
     /// Holds this lock whenever nobody else does, for as long as this is polled, and shows its guard. A store that does not allow it is no
     /// reason not to wait.
-    async fn show(&self, shown: &Mutex<Option<Guard>>) -> Infallible {
+    async fn show(&self, shown: &Mutex<Option<Guard>>, asked: &mut Doubts) -> Infallible {
         loop {
-            match self.acquire().await {
-                Ok(guard) => {
+            match self.get_unasked(Limit::Forever, asked).await {
+                Ok(None) => {}
+                Ok(Some(guard)) => {
                     let loss = guard.loss_signal();
                     *unpoisoned(shown) = Some(guard);
                     loss.lost().await;

@@ -49,6 +49,8 @@ pub struct Dual {
     /// As it was when this client came; what never changes of it is what counts.
     pub(super) first: PhaseRecord,
     seen: Mutex<SeenRecord>,
+    /// The end of the migration, once a store has shown it.
+    end: OnceLock<PhaseRecord>,
     /// Which of the stores have been seen to be those of the record.
     is_checked: [AtomicBool; 2],
     pub(super) claims: Claims,
@@ -103,9 +105,13 @@ impl Dual {
             return Err(failed().next().cloned().unwrap_or_else(not_started));
         };
         for (side, answer) in Side::ALL.into_iter().zip(&answers) {
-            // One without the record is not the store that it is meant to be, or has lost it.
-            if matches!(answer, Ok(found) if found.as_ref().is_none_or(|found| !found.is_of(&record))) {
-                return Err(if record.is_over { not_started() } else { without_record(&pair, side) });
+            match answer {
+                Ok(Some(found)) if found.is_of(&record) => {}
+                Ok(_) if record.is_over => return Err(not_started()),
+                Ok(Some(_)) => return Err(not_told(&pair, side)),
+                // One without the record is not the store that it is meant to be, or has lost it.
+                Ok(None) => return Err(without_record(&pair, side)),
+                Err(_) => {}
             }
         }
         if record.is_over {
@@ -118,6 +124,7 @@ impl Dual {
             pair,
             info,
             first: record,
+            end: OnceLock::new(),
             seen,
             is_checked,
             claims: Claims::default(),
@@ -170,6 +177,9 @@ impl Dual {
         // Each request has room for what it may have to do, and few have to read.
         Box::pin(self.read()).await?;
         self.fresh().ok_or_else(|| {
+            if let Some(end) = self.end.get() {
+                return is_over(end);
+            }
             let why = format!("reading the phase of the migration took longer than {:?}", self.first.fresh);
             Error::new(ErrorKind::TimedOut, why)
         })
@@ -179,7 +189,8 @@ impl Dual {
         let (seen, at) = (self.seen(), self.pair.now());
         let PhaseRecord { phase, is_shadowed, floor, .. } = seen.record;
         let confirmed = || Confirmed { phase, is_shadowed, floor, at };
-        rules::is_fresh(seen.sent, at, self.first.fresh).then(confirmed)
+        // What one store has said is final, whatever the other has.
+        (self.end.get().is_none() && rules::is_fresh(seen.sent, at, self.first.fresh)).then(confirmed)
     }
 
     /// Reads the record at both stores. The first answer will do, unless it is older than what was known; then the other has its
@@ -215,7 +226,7 @@ impl Dual {
             Error::new(ErrorKind::Misconfigured, why)
         })?;
         if record.is_over {
-            return Err(is_over(&record));
+            return Err(is_over(self.end.get_or_init(|| record)));
         }
         self.is_checked[side.index()].store(true, Ordering::Release);
         let mut seen = self.seen();
@@ -298,6 +309,12 @@ fn is_over(record: &PhaseRecord) -> Error {
     let why = format!(
         "the migration is over: connect to the {store} store by itself, or start another: lockkit migrate start"
     );
+    Error::new(ErrorKind::Misconfigured, why)
+}
+
+fn not_told(pair: &Pair, side: Side) -> Error {
+    let name = &pair.at(side).info().name;
+    let why = format!("{name} has not been told of the migration yet: repeat lockkit migrate start");
     Error::new(ErrorKind::Misconfigured, why)
 }
 

@@ -119,10 +119,8 @@ impl Migration {
             }
             return self.settle().await;
         }
-        let wanted = match known {
-            Some(last) => self.after(&last, wanted, start).await?,
-            None => PhaseRecord { logs: self.logs(start).await?, ..wanted },
-        };
+        let ends: Vec<_> = found.iter().flatten().collect();
+        let wanted = self.after(&ends, wanted, start).await?;
         let highest = floor(&self.pair, &wanted).await?;
         for side in Side::ALL {
             check_room(&self.pair, side, highest).await?;
@@ -134,26 +132,26 @@ impl Migration {
         Ok(wanted)
     }
 
-    /// The first record of a migration that follows one that is over: its epochs and its floor go on from there. In a store that was given up
-    /// there may be locks whose next fences are no higher than what the last migration raised them to.
-    async fn after(&self, last: &PhaseRecord, wanted: PhaseRecord, start: Start) -> Result<PhaseRecord> {
-        for side in Side::ALL {
-            if self.pair.is_behind(side, last).await? {
-                let why = "the last migration is not finished at all nodes: finish it";
-                return Err(Error::new(ErrorKind::Misconfigured, why));
-            }
+    /// The first record of a migration, which goes on from the ends of those before, in epochs and in fences. In a store that was given up there may
+    /// be locks whose next fences are no higher than what a migration raised them to.
+    async fn after(&self, ends: &[&PhaseRecord], wanted: PhaseRecord, start: Start) -> Result<PhaseRecord> {
+        let is_told = ends.iter().all(|end| end.is_told);
+        if !is_told || self.pair.is_under_way(Side::Old).await? || self.pair.is_under_way(Side::New).await? {
+            let why = "the last migration is not finished at all nodes: finish it, with its own two URLs";
+            return Err(Error::new(ErrorKind::Misconfigured, why));
         }
-        let had = |side: &Side| last.stores.contains(&wanted.stores[side.index()]);
+        let had = |side: &Side| ends.iter().any(|end| end.stores.contains(&wanted.stores[side.index()]));
         let follows_log = |side: &Side| self.pair.at(*side).info().capability.liveness.session.is_some();
-        // Fences that follow a log may have been raised above it in the last migration, and have grown with it since that started.
-        let logs = if Side::ALL.iter().all(had) {
-            last.logs
-        } else if Side::ALL.iter().any(|side| had(side) && follows_log(side)) {
-            0
-        } else {
-            self.logs(start).await?
+        let is_of_these = |end: &&PhaseRecord| wanted.stores.iter().all(|store| end.stores.contains(store));
+        // Fences that follow a log may have been raised above it in a migration, and have grown with it since that started.
+        let logs = match ends.iter().map(|end| end.logs).min() {
+            Some(logs) if ends.iter().copied().all(|end| is_of_these(&end)) => logs,
+            Some(_) if Side::ALL.iter().any(|side| had(side) && follows_log(side)) => 0,
+            _ => self.logs(start).await?,
         };
-        Ok(PhaseRecord { epoch: last.epoch + 1, floor: wanted.floor.max(last.floor), logs, ..wanted })
+        let epoch = ends.iter().map(|end| end.epoch).max().unwrap_or(0) + 1;
+        let floor = ends.iter().map(|end| end.floor).fold(wanted.floor, Fence::max);
+        Ok(PhaseRecord { epoch, floor, logs, ..wanted })
     }
 
     /// What the logs have reached that fences follow; nothing if fences were set above a number at some time before.
@@ -195,6 +193,7 @@ impl Migration {
             epoch: 1,
             phase: Phase::Old,
             is_over: false,
+            is_told: false,
             is_shadowed: false,
             came_from: Phase::Old,
             floor: start.fence_above,
@@ -259,18 +258,29 @@ impl Migration {
         if self.is_settled(&record).await? && self.pair.is_nowhere_behind(record.home.other(), &record).await? {
             return Ok(record);
         }
+        let renewed = self.renewed(&record, &found)?;
         for (side, known) in Side::ALL.into_iter().zip(&found) {
-            rules::is_lifted(known.as_ref(), &record)?;
-            if known.as_ref().is_none_or(|known| !known.is_of(&record)) {
+            let is_of_this = known.as_ref().is_some_and(|known| known.is_of(&record));
+            rules::is_lifted(known.as_ref(), if is_of_this { &record } else { &renewed })?;
+            if !is_of_this {
                 self.pair.check_identity(side, &record).await?;
             }
         }
-        let renewed = record.renewed()?;
         match self.pair.change_home(found[record.home.index()].as_ref(), &renewed).await? {
             Swap::Done => self.pair.lift(record.home.other(), &renewed).await?,
             Swap::Differs(_) => return Err(overtaken()),
         }
         Ok(renewed)
+    }
+
+    /// The record with which this one is renewed. A start that stopped between its two stores is gone on with also if the other store was in
+    /// another migration meanwhile, from the end of which it goes on.
+    fn renewed(&self, record: &PhaseRecord, found: &[Option<PhaseRecord>; 2]) -> Result<PhaseRecord> {
+        let [home, other] = [record.home, record.home.other()].map(|side| found[side.index()].as_ref());
+        let is_home = home.is_some_and(|home| home.is_of(record));
+        let end = other.filter(|other| is_home && other.is_over && other.is_told && !other.is_of(record));
+        let (epoch, floor) = end.map_or((0, Fence::NONE), |end| (end.epoch, end.floor));
+        PhaseRecord { epoch: record.epoch.max(epoch), floor: record.floor.max(floor), ..record.clone() }.renewed()
     }
 
     /// What each store has; both must answer.

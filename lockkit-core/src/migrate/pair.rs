@@ -143,6 +143,15 @@ impl Pair {
         self.at_nodes(side).await?.into_iter().try_for_each(|answer| answer.map(drop))
     }
 
+    /// Whether any node of a store has the record of a migration that is not over.
+    ///
+    /// # Errors
+    /// As those of [`Records::read`], for any of them.
+    pub(super) async fn is_under_way(&self, side: Side) -> Result<bool> {
+        let found = self.at_nodes(side).await?.into_iter().collect::<Result<Vec<_>>>()?;
+        Ok(found.iter().flatten().any(|found| !found.is_over))
+    }
+
     /// Whether any node of a store has an older record of that migration.
     ///
     /// # Errors

@@ -14,7 +14,8 @@ const DURABLE: &str = "durable";
 const FORGETFUL: &str = "forgetful";
 /// The phase old, in which clients ask the new store, too.
 const SHADOW: &str = "shadow";
-/// Of a migration that is finished, in place of the side.
+/// Of a migration that is finished, in place of the side: before and after all nodes of the other store were told.
+const ENDING: &str = "ending";
 const OVER: &str = "over";
 
 /// Where the locks of a service are.
@@ -62,6 +63,9 @@ pub struct PhaseRecord {
     pub phase: Phase,
     /// Whether the migration is finished: its clients get no locks any more, and another one may begin.
     pub is_over: bool,
+    /// Whether the store that is not the home was told of the end, at all its nodes. Until then no other migration begins: it would be
+    /// written over the only place that knows.
+    pub is_told: bool,
     /// Whether clients also ask the new store, whose answers decide nothing; only in [`Phase::Old`].
     pub is_shadowed: bool,
     /// The phase before [`Phase::Both`]; in the other phases it is that phase itself.
@@ -219,6 +223,12 @@ impl PhaseRecord {
         Ok(Self { is_over: true, is_shadowed: false, ..self.renewed()? })
     }
 
+    /// The end once the other store is told; always the same one, so that this can be repeated.
+    #[must_use]
+    pub fn told(&self) -> Self {
+        if self.is_told { self.clone() } else { Self { epoch: self.epoch + 1, is_told: true, ..self.clone() } }
+    }
+
     /// Whether it is of the same migration.
     #[must_use]
     pub fn is_of(&self, other: &Self) -> bool {
@@ -235,7 +245,11 @@ impl PhaseRecord {
         let (max_ttl, fresh) = (self.max_ttl.as_millis(), self.fresh.as_millis());
         Record::new(format!(
             "{FORM};{};{};{old};{new};{};{};{max_ttl};{fresh};{};{};{};{};{};{}",
-            if self.is_over { OVER } else { at.alone().name() },
+            match (self.is_over, self.is_told) {
+                (false, _) => at.alone().name(),
+                (true, false) => ENDING,
+                (true, true) => OVER,
+            },
             self.id.reveal(),
             self.home,
             if self.home_is_durable { DURABLE } else { FORGETFUL },
@@ -283,7 +297,8 @@ impl PhaseRecord {
             fresh: millis(fresh)?,
             epoch: epoch.parse().ok()?,
             phase: if phase == SHADOW { Phase::Old } else { Phase::named(phase)? },
-            is_over: at == OVER,
+            is_over: [ENDING, OVER].contains(&at),
+            is_told: at == OVER,
             is_shadowed: phase == SHADOW,
             came_from: Phase::named(came_from)?,
             floor: Fence::new(floor.parse().ok()?),
@@ -346,6 +361,7 @@ mod tests {
             epoch: 1,
             phase: Phase::Old,
             is_over: false,
+            is_told: false,
             is_shadowed: false,
             came_from: Phase::Old,
             floor: Fence::NONE,
@@ -377,10 +393,14 @@ mod tests {
         let text = record.to_record(Side::Old).expect("text");
         assert_eq!(PhaseRecord::from_record(&text, Side::New).expect_err("the old").kind(), ErrorKind::Misconfigured);
         let end = record.ended().expect("end");
-        assert!(end.is_of(&record) && end.is_over && end.epoch == 2 && end.stamp != record.stamp);
-        assert_eq!(end.to_record(Side::Old).expect("text"), end.to_record(Side::New).expect("text"));
-        for at in Side::ALL {
-            assert_eq!(PhaseRecord::from_record(&end.to_record(at).expect("text"), at).expect("record"), end);
+        assert!(end.is_of(&record) && end.is_over && !end.is_told && end.epoch == 2 && end.stamp != record.stamp);
+        let told = end.told();
+        assert!(told.is_over && told.is_told && told.epoch == 3 && told.told() == told && told == end.told());
+        for end in [end, told] {
+            assert_eq!(end.to_record(Side::Old).expect("text"), end.to_record(Side::New).expect("text"));
+            for at in Side::ALL {
+                assert_eq!(PhaseRecord::from_record(&end.to_record(at).expect("text"), at).expect("record"), end);
+            }
         }
     }
 

@@ -62,12 +62,13 @@ pub fn newest(records: impl IntoIterator<Item = PhaseRecord>) -> Option<PhaseRec
 /// migration says that it is over also where it has not come to, and nothing of others.
 ///
 /// # Errors
-/// [`ErrorKind::Misconfigured`] if they are of two migrations that are under way.
+/// [`ErrorKind::Misconfigured`] if they are of two migrations that are under way; [`ErrorKind::Unexpected`] if two of one epoch differ.
 pub fn current(found: impl IntoIterator<Item = PhaseRecord>) -> Result<Option<PhaseRecord>> {
     let mut latest: Vec<PhaseRecord> = Vec::new();
     for record in found {
         match latest.iter_mut().find(|known| known.is_of(&record)) {
             Some(known) if known.epoch < record.epoch => *known = record,
+            Some(known) if known.epoch == record.epoch && *known != record => return Err(of_one_epoch()),
             Some(_) => {}
             None => latest.push(record),
         }
@@ -81,24 +82,28 @@ pub fn current(found: impl IntoIterator<Item = PhaseRecord>) -> Result<Option<Ph
 }
 
 /// Whether a store that has `known` is to be given `record` (rule M2): only upwards. The end of another migration makes room for one that counts its
-/// epochs from there.
+/// epochs from there, and needs no other end in its place.
 ///
 /// # Errors
 /// [`ErrorKind::Misconfigured`] if `known` is of another migration, which is not over or began later; [`ErrorKind::Unexpected`] if it is another
 /// record of the same epoch.
 pub fn is_lifted(known: Option<&PhaseRecord>, record: &PhaseRecord) -> Result<bool> {
     let Some(known) = known else { return Ok(true) };
-    if !known.is_of(record) && known.is_over && known.epoch < record.epoch {
-        return Ok(true);
+    if !known.is_of(record) && known.is_over && (record.is_over || known.epoch < record.epoch) {
+        return Ok(!record.is_over);
     }
     if !known.is_of(record) {
         return Err(Error::new(ErrorKind::Misconfigured, "the store has the record of another migration"));
     }
     if known.epoch == record.epoch && known != record {
-        let why = "the stores have different records of one epoch: one of them was restored, or changed by hand";
-        return Err(Error::new(ErrorKind::Unexpected, why));
+        return Err(of_one_epoch());
     }
     Ok(known.epoch < record.epoch)
+}
+
+fn of_one_epoch() -> Error {
+    let why = "the stores have different records of one epoch: one of them was restored, or changed by hand";
+    Error::new(ErrorKind::Unexpected, why)
 }
 
 /// Whether what a store has is that very record (rules M14 and M15), not one like it.

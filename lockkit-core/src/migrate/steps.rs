@@ -175,9 +175,9 @@ impl Migration {
     /// # Cancellation
     /// It may be over in one of the stores: this can be called again.
     pub async fn finish(&self, mut told: impl FnMut(Drain)) -> Result<()> {
-        let current = rules::current(self.records().await?.into_iter().flatten())?;
-        if let Some(end) = current.filter(|record| record.is_over) {
-            return if self.is_behind(&end).await? { self.spread_end(&end).await } else { Err(not_started()) };
+        let found = self.records().await?;
+        if rules::current(found.iter().flatten().cloned())?.is_none_or(|current| current.is_over) {
+            return self.finish_again(found).await;
         }
         let record = self.settle().await?;
         if record.phase == Phase::Both {
@@ -212,7 +212,7 @@ impl Migration {
         for side in Side::ALL {
             self.pair.check_all_answer(side).await?;
         }
-        let end = record.ended()?;
+        let end = PhaseRecord { floor: self.last_floor(&record).await?, ..record.ended()? };
         // After the very record that was drained, or not at all: somebody may have gone on from it.
         match self.pair.change_home(Some(&record), &end).await? {
             Swap::Done => self.spread_end(&end).await,
@@ -220,19 +220,37 @@ impl Migration {
         }
     }
 
-    /// Makes both stores have the end of the migration, all their nodes included.
-    async fn spread_end(&self, end: &PhaseRecord) -> Result<()> {
-        for side in Side::ALL {
-            self.pair.lift(side, end).await?;
-        }
-        if self.is_behind(end).await? {
-            let why = "a node has not been told that the migration is over: finish it once more";
-            return Err(Error::new(ErrorKind::Unavailable, why));
-        }
-        Ok(())
+    /// The floor that the next migration begins with. Fences that follow a log may be above that of this one: the step back from both leaves the
+    /// floor as it is, and what the log gave in both.
+    async fn last_floor(&self, record: &PhaseRecord) -> Result<Fence> {
+        let follows_log = |side: &Side| self.pair.at(*side).info().capability.liveness.session.is_some();
+        if Side::ALL.iter().any(follows_log) { floor(&self.pair, record).await } else { Ok(record.floor) }
     }
 
-    async fn is_behind(&self, end: &PhaseRecord) -> Result<bool> {
-        Ok(self.pair.is_behind(Side::Old, end).await? || self.pair.is_behind(Side::New, end).await?)
+    /// Brings an end of this pair of stores where it has not come to.
+    async fn finish_again(&self, ends: [Option<PhaseRecord>; 2]) -> Result<()> {
+        for end in ends.iter().flatten().filter(|found| found.is_over) {
+            let (old, new) =
+                tokio::join!(self.pair.check_identity(Side::Old, end), self.pair.check_identity(Side::New, end));
+            match old.and(new) {
+                // That of another pair.
+                Err(error) if error.kind() == ErrorKind::Misconfigured => {}
+                checked => return checked.and(self.spread_end(end).await),
+            }
+        }
+        Err(not_started())
+    }
+
+    /// Makes both stores have the end of the migration, all their nodes included; the home last, which says then that the other is told.
+    async fn spread_end(&self, end: &PhaseRecord) -> Result<()> {
+        let told = end.told();
+        for side in [told.home.other(), told.home] {
+            self.pair.lift(side, &told).await?;
+            if self.pair.is_behind(side, &told).await? {
+                let why = "a node has not been told that the migration is over: finish it once more";
+                return Err(Error::new(ErrorKind::Unavailable, why));
+            }
+        }
+        Ok(())
     }
 }

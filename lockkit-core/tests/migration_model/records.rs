@@ -34,6 +34,7 @@ static FIRST: LazyLock<PhaseRecord> = LazyLock::new(|| PhaseRecord {
     epoch: 0,
     phase: Phase::Old,
     is_over: false,
+    is_told: false,
     is_shadowed: false,
     came_from: Phase::Old,
     floor: Fence::NONE,

@@ -12,7 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Claim, Clock, Error, ErrorKind, Fence, FenceAbove, LockStore, Locker, MemoryStore, Release, Result, StoreInfo,
+    Claim, Clock, Error, ErrorKind, Fence, FenceAbove, LockStore, Locker, MemoryStore, Release, Result, ShiftedClock,
+    StoreInfo,
     migrate::{Dual, Fences, Migration, Phase, Side, Start},
 };
 use lockkit_testkit::{Alter, Altered};
@@ -150,8 +151,9 @@ async fn holders_are_told_apart_and_keep_the_end_away() -> Result<()> {
     world.step(Phase::New).await?;
     world.migration.clone().fences_are_set().finish(advance).await?;
     let [old, new] = world.records().await?.map(|record| record.expect("no record is ever removed"));
-    assert!(old == new && old.is_over);
-    assert_eq!(world.migration.finish(advance).await.expect_err("over").kind(), ErrorKind::Misconfigured);
+    assert!(old == new && old.is_over && old.is_told);
+    world.migration.finish(advance).await?;
+    assert_eq!(world.records().await?, [Some(old), Some(new)], "it was over");
     assert_eq!(world.step(Phase::Both).await.expect_err("over").kind(), ErrorKind::Misconfigured);
     Ok(())
 }
@@ -187,7 +189,7 @@ async fn the_next_migration_goes_on_from_the_end_of_the_last_one() -> Result<()>
     let dual = || Dual::connect(Arc::new(world.old.clone()), Arc::new(world.new.clone()));
     assert!(dual().await.expect_err("over").to_string().contains("connect to the old store by itself"));
     let again = world.migration.start(START).await?;
-    assert_eq!((again.epoch, again.floor, again.phase), (late.epoch + 2, late.floor, Phase::Old));
+    assert_eq!((again.epoch, again.floor, again.phase), (late.epoch + 3, late.floor, Phase::Old));
     assert!(again.floor > Fence::NONE && !again.is_of(&late));
     assert_eq!(world.records().await?, [Some(again.clone()), Some(again)]);
     // A client of the last one acts on nothing any more.
@@ -263,7 +265,75 @@ async fn a_start_that_stood_still_is_not_written_over_a_later_end() -> Result<()
             let error = start.await.expect_err("the new store was in use");
             assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
             assert_eq!(world.records().await?, end, "after {polls} polls");
+            // It is gone on with from there.
+            let floor = end[1].as_ref().map_or(Fence::NONE, |end| end.floor);
+            let started = world.migration.start(START).await?;
+            assert!(started.floor >= floor && started.epoch > end[1].as_ref().map_or(0, |end| end.epoch));
+            world.migration.clone().fences_are_set().finish(|drain| world.clock.advance(drain.left)).await?;
         }
     }
+    Ok(())
+}
+
+/// The other store is away when the home says that the migration is over.
+#[tokio::test(start_paused = true)]
+async fn no_other_migration_begins_before_both_stores_know_of_the_end() -> Result<()> {
+    let mut was_between = false;
+    for polls in 0.. {
+        let world = World::started().await?;
+        let third = MemoryStore::with_clock(Arc::clone(&world.clock) as Arc<dyn Clock>);
+        let onwards = Migration::new(Arc::new(world.old.clone()), Arc::new(third)).fences_are_set();
+        let finishes = || world.migration.finish(|drain| world.clock.advance(drain.left));
+        let is_over = {
+            let mut finish = pin!(finishes());
+            let mut is_over = false;
+            for _ in 0..polls {
+                is_over = is_over || poll_times(finish.as_mut(), 1);
+                if !is_over {
+                    tokio::time::advance(Duration::from_secs(1)).await;
+                }
+            }
+            is_over
+        };
+        if let [Some(old), Some(new)] = world.records().await?
+            && old.is_over
+            && !new.is_over
+        {
+            was_between = true;
+            let error = onwards.start(START).await.expect_err("the new store has not been told");
+            assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+            // Who has heard of the end is not brought back by a store that has not.
+            let dual = Dual::connect(Arc::new(world.old.clone()), Arc::new(world.new.clone())).await;
+            assert!(dual.expect_err("over").to_string().contains("the migration is over"));
+        }
+        world.clock.advance(Duration::from_secs(60));
+        finishes().await?;
+        onwards.start(START).await?;
+        if is_over {
+            assert!(was_between, "it was never in the middle");
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Of two ends, the one with the later epoch has not seen the other's fences.
+#[tokio::test(start_paused = true)]
+async fn a_migration_goes_on_from_the_highest_floor_of_those_before() -> Result<()> {
+    let clock = Arc::new(ShiftedClock::default());
+    let [one, other, third, fourth] = [(); 4].map(|()| MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
+    let between = |old: &MemoryStore, new: &MemoryStore| {
+        Migration::new(Arc::new(old.clone()), Arc::new(new.clone())).fences_are_set()
+    };
+    let high = between(&one, &third);
+    high.start(Start { fence_above: Fence::new(1 << 52), ..START }).await?;
+    high.finish(|drain| clock.advance(drain.left)).await?;
+    for _ in 0..2 {
+        let low = between(&other, &fourth);
+        low.start(START).await?;
+        low.finish(|drain| clock.advance(drain.left)).await?;
+    }
+    let started = between(&one, &other).start(START).await?;
+    assert_eq!(started.floor, Fence::new(1 << 52));
     Ok(())
 }

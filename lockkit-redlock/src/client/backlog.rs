@@ -315,7 +315,11 @@ impl Drop for Worker {
     /// What is dropped with its runtime is taken over by the next.
     fn drop(&mut self) {
         let mut queue = unpoisoned(&self.backlog.queue);
-        for retry in self.under_way.drain(..).flatten() {
+        for mut retry in self.under_way.drain(..).flatten() {
+            // The release that was sent may arrive behind the one that will be answered.
+            if let Some(burn) = &mut retry.owed.burn {
+                burn.doubt();
+            }
             queue.put(self.clock.now(), retry);
         }
         if queue.at_work.is_some_and(|at_work| at_work.number == self.number) {

@@ -21,7 +21,14 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
     let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| quorum.config.patience_for(entry.ttl));
     let preferred = quorum.preferred(&claim.key);
     let mut calls = ask_all(quorum, claim);
-    let mut rest = Rest { quorum: Arc::clone(quorum), claim: claim.clone(), entry, failed: Vec::new(), clean: true };
+    let mut rest = Rest {
+        quorum: Arc::clone(quorum),
+        claim: claim.clone(),
+        entry,
+        failed: Vec::new(),
+        unheard: Vec::new(),
+        clean: true,
+    };
     let (mut answers, mut errors) = (Answers::new(quorum.nodes.len()), NodeErrors::default());
     let (mut waiters, mut preferred_said) = (0, false);
     let mut count = |node, waiting: Option<u32>| {
@@ -100,6 +107,8 @@ struct Rest {
     entry: Option<Arc<Entry>>,
     /// The nodes at which it has to be repeated.
     failed: Vec<usize>,
+    /// Those that have not answered.
+    unheard: Vec<usize>,
     /// No release is under way.
     clean: bool,
 }
@@ -122,18 +131,13 @@ impl Rest {
         if calls.is_empty() {
             return self.close();
         }
+        self.unheard = calls.nodes().collect();
         let quorum = Arc::clone(&self.quorum);
         quorum.background.spawn(async move {
-            let mut unheard: Vec<_> = calls.nodes().collect();
             while let Some((node, answer)) = calls.next_ever().await {
-                unheard.retain(|other| *other != node);
+                self.unheard.retain(|other| *other != node);
                 self.hear(node, &answer);
                 self.repeat();
-            }
-            // The runtime that they were begun on has ended.
-            for node in unheard {
-                self.clean = false;
-                self.owe(node);
             }
             self.close();
         });
@@ -152,8 +156,17 @@ impl Rest {
 
     /// From now on nothing stands against asking with the token again.
     fn close(&self) {
-        if let Some(entry) = self.entry.as_ref().filter(|_| self.clean) {
+        if let Some(entry) = self.entry.as_ref().filter(|_| self.clean && self.unheard.is_empty()) {
             self.quorum.claims.forget(entry);
+        }
+    }
+}
+
+/// What has not answered when the runtime ends, of the calls or of this, is asked again.
+impl Drop for Rest {
+    fn drop(&mut self) {
+        for node in std::mem::take(&mut self.unheard) {
+            self.owe(node);
         }
     }
 }
