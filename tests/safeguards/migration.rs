@@ -164,7 +164,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: RECORD,
         code: "Ok(Self { is_over: true, is_shadowed: false, ..«self.renewed()?» })",
         without: "self.clone()",
-        noticed_by: "lockkit-core/steps::ends::a_command_of_a_migration_that_is_over_writes_nothing",
+        noticed_by: "lockkit-core/steps::ends::no_other_migration_begins_before_both_stores_know_of_the_end",
     },
     Safeguard {
         name: "moving_next",
