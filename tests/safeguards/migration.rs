@@ -170,7 +170,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "moving_next",
         does: "A migration is written over the end of the last one only if it began later",
         file: RULES,
-        code: "known.is_over && (record.is_over || «known.epoch < record.epoch»)",
+        code: "true if «known.epoch < record.epoch» => Ok(true),",
         without: "true",
         noticed_by: "lockkit-core/steps::ends::a_start_that_stood_still_is_not_written_over_a_later_end",
     },

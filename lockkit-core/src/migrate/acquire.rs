@@ -33,7 +33,7 @@ impl Dual {
         let entry = self.claims.enter(&request.claim, record.at, self.lapse(record.at));
         if entry.over().is_some() {
             let why = "the claim was released: ask with a new token (rule R2)";
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+            return Err(Error::invalid(why));
         }
         if entry.held().is_some() {
             return self.repeat(request).await;

@@ -189,7 +189,7 @@ impl Dual {
         let (seen, at) = (self.seen(), self.pair.now());
         let PhaseRecord { phase, is_shadowed, floor, .. } = seen.record;
         let confirmed = || Confirmed { phase, is_shadowed, floor, at };
-        // What one store has said is final, whatever the other has.
+        // An end that one store has shown is final, whatever the other store has.
         (self.end.get().is_none() && rules::is_fresh(seen.sent, at, self.first.fresh)).then(confirmed)
     }
 

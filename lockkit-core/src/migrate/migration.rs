@@ -142,10 +142,10 @@ impl Migration {
         }
         let had = |side: &Side| ends.iter().any(|end| end.stores.contains(&wanted.stores[side.index()]));
         let follows_log = |side: &Side| self.pair.at(*side).info().capability.liveness.session.is_some();
-        let is_of_these = |end: &&PhaseRecord| wanted.stores.iter().all(|store| end.stores.contains(store));
+        let is_of_these = |end: &PhaseRecord| wanted.stores.iter().all(|store| end.stores.contains(store));
         // Fences that follow a log may have been raised above it in a migration, and have grown with it since that started.
         let logs = match ends.iter().map(|end| end.logs).min() {
-            Some(logs) if ends.iter().copied().all(|end| is_of_these(&end)) => logs,
+            Some(logs) if ends.iter().all(|end| is_of_these(end)) => logs,
             Some(_) if Side::ALL.iter().any(|side| had(side) && follows_log(side)) => 0,
             _ => self.logs(start).await?,
         };
@@ -161,7 +161,7 @@ impl Migration {
 
     /// The record that it starts with.
     async fn first(&self, start: Start) -> Result<PhaseRecord> {
-        let invalid = |why: String| Err(Error::new(ErrorKind::InvalidInput, why));
+        let invalid = |why: String| Err(Error::invalid(why));
         // Whole milliseconds, as the record has them.
         let [max_ttl, fresh] = [start.max_ttl, start.fresh]
             .map(|time| Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)));
@@ -302,5 +302,5 @@ pub(super) fn not_started() -> Error {
 }
 
 pub(super) fn in_both() -> Error {
-    Error::new(ErrorKind::InvalidInput, "the locks are in both stores: go on to one of them first")
+    Error::invalid("the locks are in both stores: go on to one of them first")
 }

@@ -140,7 +140,7 @@ impl Pair {
     /// # Errors
     /// As those of [`Records::read`], for any of them.
     pub(super) async fn check_all_answer(&self, side: Side) -> Result<()> {
-        self.at_nodes(side).await?.into_iter().try_for_each(|answer| answer.map(drop))
+        self.at_all_nodes(side).await.map(drop)
     }
 
     /// Whether any node of a store has the record of a migration that is not over.
@@ -148,8 +148,7 @@ impl Pair {
     /// # Errors
     /// As those of [`Records::read`], for any of them.
     pub(super) async fn is_under_way(&self, side: Side) -> Result<bool> {
-        let found = self.at_nodes(side).await?.into_iter().collect::<Result<Vec<_>>>()?;
-        Ok(found.iter().flatten().any(|found| !found.is_over))
+        Ok(self.at_all_nodes(side).await?.iter().flatten().any(|found| !found.is_over))
     }
 
     /// Whether any node of a store has an older record of that migration.
@@ -157,8 +156,12 @@ impl Pair {
     /// # Errors
     /// As those of [`Records::read`], for any of them.
     pub(super) async fn is_behind(&self, side: Side, record: &PhaseRecord) -> Result<bool> {
-        let found = self.at_nodes(side).await?.into_iter().collect::<Result<Vec<_>>>()?;
-        Ok(found.iter().flatten().any(|found| found.is_of(record) && found.epoch < record.epoch))
+        let is_older = |found: &PhaseRecord| found.is_of(record) && found.epoch < record.epoch;
+        Ok(self.at_all_nodes(side).await?.iter().flatten().any(is_older))
+    }
+
+    async fn at_all_nodes(&self, side: Side) -> Result<Vec<Option<PhaseRecord>>> {
+        self.at_nodes(side).await?.into_iter().collect()
     }
 
     /// Makes the record of the home `new` if it is `seen`.

@@ -41,8 +41,8 @@ pub enum Side {
 /// What both stores say of a migration.
 ///
 /// `id`, `stores`, `home`, `home_is_durable`, `max_ttl`, `fresh` and `logs` stay the same throughout. What a store keeps also says which of the
-/// two stores it is. A record is never removed: what a command that stood still for long writes where there was none would be taken for
-/// the record of a migration that is under way. One that [is over](Self::is_over) stays until the next migration, which counts its epochs from there.
+/// two stores it is. A record is never removed: else a command that stood still for long could write one after the end, and clients would take
+/// it for that of a migration under way. One that [is over](Self::is_over) stays until the next migration, which counts its epochs from there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseRecord {
     /// Which migration it is.
@@ -175,7 +175,7 @@ impl PhaseRecord {
     pub fn next(&self, goal: Phase, floor: Fence) -> Result<Self> {
         if (self.phase == Phase::Both) == (goal == Phase::Both) {
             let why = format!("no single step leads from the phase {} to {goal}", self.phase);
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+            return Err(Error::invalid(why));
         }
         let came_from = if goal == Phase::Both { self.phase } else { goal };
         let (epoch, floor) = (self.epoch + 1, self.floor.max(floor));
@@ -189,7 +189,7 @@ impl PhaseRecord {
     pub fn shadowed(&self, is_shadowed: bool) -> Result<Self> {
         if self.phase != Phase::Old {
             let why = format!("the new store is tried out in the phase old, and the phase is {}", self.phase);
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+            return Err(Error::invalid(why));
         }
         Ok(Self { is_shadowed, ..self.renewed()? })
     }

@@ -89,11 +89,12 @@ pub fn current(found: impl IntoIterator<Item = PhaseRecord>) -> Result<Option<Ph
 /// record of the same epoch.
 pub fn is_lifted(known: Option<&PhaseRecord>, record: &PhaseRecord) -> Result<bool> {
     let Some(known) = known else { return Ok(true) };
-    if !known.is_of(record) && known.is_over && (record.is_over || known.epoch < record.epoch) {
-        return Ok(!record.is_over);
-    }
     if !known.is_of(record) {
-        return Err(Error::new(ErrorKind::Misconfigured, "the store has the record of another migration"));
+        return match known.is_over {
+            true if record.is_over => Ok(false),
+            true if known.epoch < record.epoch => Ok(true),
+            _ => Err(Error::new(ErrorKind::Misconfigured, "the store has the record of another migration")),
+        };
     }
     if known.epoch == record.epoch && known != record {
         return Err(of_one_epoch());

@@ -88,7 +88,7 @@ impl Record {
             Ok(Self(text))
         } else {
             let message = format!("a record has 1 to {} visible ASCII characters, without spaces", Self::MAX_BYTES);
-            Err(Error::new(ErrorKind::InvalidInput, message))
+            Err(Error::invalid(message))
         }
     }
 
@@ -134,9 +134,7 @@ impl FromStr for Identity {
 
     fn from_str(text: &str) -> Result<Self> {
         let number = Token::from_str(text).map(|number| u128::from_be_bytes(*number.as_bytes()));
-        number
-            .map(Self)
-            .map_err(|_| Error::new(ErrorKind::InvalidInput, "an identity has 32 lower-case hexadecimal digits"))
+        number.map(Self).map_err(|_| Error::invalid("an identity has 32 lower-case hexadecimal digits"))
     }
 }
 
@@ -174,7 +172,7 @@ async fn identity_of(store: &dyn LockStore, may_give: bool) -> Result<Option<Ide
     for keeper in keepers {
         let Some(part) = identity_at(&*keeper, may_give).await? else { return Ok(None) };
         if parts.contains(&part) {
-            return Err(Error::new(ErrorKind::InvalidInput, "two of the store's nodes are one and the same"));
+            return Err(Error::invalid("two of the store's nodes are one and the same"));
         }
         parts.push(part);
     }

@@ -10,7 +10,9 @@ use std::{
 
 use lockkit_core::{
     AcquireRequest, Attempt, Clock, Error, ErrorKind, Fence, FenceRequest, HolderInfo, LockKey, LockStore, Locker,
-    MemoryStore, Outcome, Query, Release, Renewal, Renewed, Result, migrate::Phase,
+    MemoryStore, Outcome, Query, Release, Renewal, Renewed, Result,
+    migrate::{Phase, PhaseRecord, Side},
+    store::Swap,
 };
 
 use crate::world::{START, TTL, World, renewal, request};
@@ -169,9 +171,7 @@ async fn fences_rise_through_every_phase() -> Result<()> {
 #[tokio::test]
 async fn without_the_record_nothing_is_granted_and_what_is_held_runs_out() -> Result<()> {
     let world = World::started().await?;
-    let (dual, old, new) = world.held_up().await?;
-    let mine = request("x");
-    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    let (dual, old, new, mine) = world.holder().await?;
     new.is_cut_off.store(true, Ordering::SeqCst);
     world.clock.advance(START.fresh);
     assert!(
@@ -239,6 +239,25 @@ async fn no_two_hold_a_lock_while_the_phase_changes() -> Result<()> {
     is_over.store(true, Ordering::SeqCst);
     for worker in workers {
         worker.await.expect("worker")?;
+    }
+    Ok(())
+}
+
+/// The store that is heard next has not been told.
+#[tokio::test]
+async fn a_client_that_heard_of_the_end_stays_with_that() -> Result<()> {
+    let world = World::started().await?;
+    let (dual, old, new) = world.held_up().await?;
+    let (name, records) = (LockKey::new("lockkit/migration")?, world.old.records());
+    let known = records[0].read(&name).await?.expect("it was started");
+    let end = PhaseRecord::from_record(&known, Side::Old)?.ended()?.to_record(Side::Old)?;
+    assert_eq!(records[0].compare_and_set(&name, Some(&known), Some(&end)).await?, Swap::Done);
+    for (away, back) in [(&new, &old), (&old, &new)] {
+        away.is_cut_off.store(true, Ordering::SeqCst);
+        back.is_cut_off.store(false, Ordering::SeqCst);
+        world.clock.advance(START.fresh);
+        let error = dual.acquire(&request("x")).await.expect_err("the migration is over");
+        assert!(error.to_string().contains("the migration is over"), "{error}");
     }
     Ok(())
 }

@@ -21,9 +21,7 @@ use crate::world::{START, World, poll_once, renewal, request};
 #[tokio::test]
 async fn a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile() -> Result<()> {
     let world = World::started().await?;
-    let (frozen, old, _) = world.held_up().await?;
-    let mine = request("x");
-    let Attempt::Granted(_) = frozen.acquire(&mine).await? else { panic!("the lock is free") };
+    let (frozen, old, _, mine) = world.holder().await?;
     old.is_held_up.send_replace(true);
     let renewing = tokio::spawn({
         let (frozen, claim) = (Arc::clone(&frozen), mine.claim.clone());
@@ -126,9 +124,7 @@ async fn what_is_left_of_a_lost_lease_stays_until_a_renewal_has_said_so() -> Res
 #[tokio::test]
 async fn a_renewal_that_comes_late_leaves_alone_what_another_took_along() -> Result<()> {
     let world = World::started().await?;
-    let (dual, old, new) = world.held_up().await?;
-    let mine = request("x");
-    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    let (dual, old, new, mine) = world.holder().await?;
     world.step(Phase::Both).await?;
     world.clock.advance(START.fresh);
     let renewals = [renewal(&mine.claim)];
@@ -152,9 +148,7 @@ async fn a_renewal_that_comes_late_leaves_alone_what_another_took_along() -> Res
 #[tokio::test]
 async fn a_release_that_overtakes_taking_along_leaves_nothing_behind() -> Result<()> {
     let world = World::started().await?;
-    let (dual, _, new) = world.held_up().await?;
-    let mine = request("x");
-    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    let (dual, _, new, mine) = world.holder().await?;
     world.step(Phase::Both).await?;
     world.clock.advance(START.fresh);
     new.before.store(true, Ordering::SeqCst);
@@ -176,9 +170,7 @@ async fn a_release_that_overtakes_taking_along_leaves_nothing_behind() -> Result
 #[tokio::test]
 async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() -> Result<()> {
     let world = World::with_durable_home().await?;
-    let (dual, _, new) = world.held_up().await?;
-    let mine = request("x");
-    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    let (dual, _, new, mine) = world.holder().await?;
     world.step(Phase::Both).await?;
     world.clock.advance(START.fresh);
     new.before.store(true, Ordering::SeqCst);
@@ -201,9 +193,7 @@ async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() ->
 async fn a_store_that_is_not_needed_any_more_delays_no_release() -> Result<()> {
     let world = World::with_durable_home().await?;
     world.step(Phase::Both).await?;
-    let (dual, _, new) = world.held_up().await?;
-    let mine = request("x");
-    let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    let (dual, _, new, mine) = world.holder().await?;
     new.is_held_up.send_replace(true);
     world.step(Phase::Old).await?;
     world.clock.advance(START.fresh);

@@ -70,6 +70,14 @@ impl World {
         Ok((Arc::new(dual), old, new))
     }
 
+    /// The same, which holds the lock `x`.
+    pub(crate) async fn holder(&self) -> Result<(Arc<Dual>, HeldUp, HeldUp, AcquireRequest)> {
+        let (dual, old, new) = self.held_up().await?;
+        let mine = request("x");
+        let Attempt::Granted(_) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+        Ok((dual, old, new, mine))
+    }
+
     pub(crate) async fn is_held_at(&self, store: &MemoryStore, name: &str) -> Result<bool> {
         let state = store.inspect(&Query::Keys(vec![LockKey::new(name)?])).await?.remove(0);
         Ok(!state.holders.is_empty())

@@ -302,7 +302,7 @@ async fn no_other_migration_begins_before_both_stores_know_of_the_end() -> Resul
             was_between = true;
             let error = onwards.start(START).await.expect_err("the new store has not been told");
             assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
-            // Who has heard of the end is not brought back by a store that has not.
+            // A client that starts now hears of the end, also while the other store has the record of before.
             let dual = Dual::connect(Arc::new(world.old.clone()), Arc::new(world.new.clone())).await;
             assert!(dual.expect_err("over").to_string().contains("the migration is over"));
         }

@@ -159,7 +159,7 @@ impl<T: Send + 'static> Drop for Calls<T> {
         if !self.pending.is_empty() {
             // Not `Self`: a runtime that is shutting down drops the task at once, and dropping it must not spawn another.
             let mut rest = std::mem::take(&mut self.pending);
-            // What was not begun has asked for nothing.
+            // Calls that were not begun have asked for nothing.
             if let Some(runtime) = &self.runtime {
                 runtime.spawn(poll_fn(move |cx| {
                     poll_all(&mut rest, cx, |_, _| {});

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use lockkit_core::{Claim, Effect, Error, Release, Result, drift, store::Sent};
+
 use crate::{
     client::{backlog::Owed, calls::Calls, claims::Entry, quorum::Quorum},
     config::RedlockConfig,
@@ -10,7 +12,6 @@ use crate::{
         votes::{Answers, Decision},
     },
 };
-use lockkit_core::{Claim, Effect, Error, Release, Result, drift, store::Sent};
 
 /// Ends a lease, or an attempt to get one.
 pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Release> {
@@ -162,7 +163,7 @@ impl Rest {
     }
 }
 
-/// What has not answered when the runtime ends, of the calls or of this, is asked again.
+/// A runtime may end before all nodes have answered, that of the calls or this one's. The others are asked again.
 impl Drop for Rest {
     fn drop(&mut self) {
         for node in std::mem::take(&mut self.unheard) {

@@ -146,6 +146,8 @@ struct Timed {
     dropped: watch::Sender<u32>,
     /// Whether a timer panicked.
     panicked: AtomicBool,
+    /// Whether it fails the next release that it lets go.
+    fails: AtomicBool,
 }
 
 struct Waits<'a>(Option<&'a Timed>);
@@ -182,6 +184,9 @@ impl Alter for Timed {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.wait().await?;
+        if self.fails.swap(false, Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Unavailable, "connection reset").unknown_effect());
+        }
         self.inner.release(claim).await
     }
 }
@@ -194,6 +199,7 @@ fn with_a_slow_node() -> (Runtime, Vec<MemoryStore>, Arc<Altered<Timed>>, Redloc
         go: watch::Sender::new(false),
         dropped: watch::Sender::new(0),
         panicked: AtomicBool::new(false),
+        fails: AtomicBool::new(false),
     }));
     let others = memories(2);
     let mut nodes: Vec<_> = others.iter().map(|store| Node::new(Arc::new(store.clone()))).collect();
@@ -246,6 +252,37 @@ fn a_release_comes_to_a_slow_node_though_its_runtime_ends() {
     });
     drop(caller);
     home.block_on(until_free_at(&timed.0, &claim));
+}
+
+/// The runtime ends that was to hear of a slow node's answer, which is an error.
+#[test]
+fn a_release_is_repeated_though_the_runtime_of_the_store_ends() {
+    let (home, _, timed, store) = with_a_slow_node();
+    timed.0.go.send_replace(true);
+    let caller = runtime();
+    let claim = caller.block_on(async {
+        let claim = claim("a");
+        let request = AcquireRequest { ttl: Duration::from_secs(60), ..request(&claim) };
+        assert!(matches!(store.acquire(&request).await, Ok(Attempt::Granted(_))));
+        timed.0.go.send_replace(false);
+        assert!(matches!(store.release(&claim).await, Ok(Release::Released { .. })));
+        claim
+    });
+    drop(home);
+    timed.0.fails.store(true, Ordering::SeqCst);
+    timed.0.go.send_replace(true);
+    caller.block_on(async {
+        let start = Instant::now();
+        for number in 0.. {
+            hold_and_release(&store, &format!("other/{number}")).await;
+            let states = timed.0.inner.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("memory");
+            if states[0].holders.is_empty() {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody repeats the release");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
 }
 
 /// An acquisition that fails leaves what it was granted to its caller, and what is granted later to nobody.
