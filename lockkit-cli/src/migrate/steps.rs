@@ -2,7 +2,10 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use lockkit::migrate::{Client, Migration, Phase, PhaseRecord, Step};
+use lockkit::{
+    ErrorKind,
+    migrate::{Client, Migration, Phase, PhaseRecord, Step},
+};
 
 use super::{
     FinishArgs, Goal, StartArgs, StepArgs,
@@ -83,7 +86,13 @@ pub(super) fn finish(args: FinishArgs) -> Exit {
     let what = "The migration ends in both stores. A client that still uses its URL gets no locks then:\n\
                 deploy every service with the URL of the one store first.\n";
     let stores = args.stores.clone();
-    let clients = interrupt::block_on(async move { Ok(stores.migration().await?.clients().await?) })?;
+    let clients = interrupt::block_on(async move {
+        match stores.migration().await?.clients().await {
+            // It may be over in one of the stores, and is finished once more.
+            Err(error) if error.kind() == ErrorKind::Misconfigured => Ok(Vec::new()),
+            clients => Ok(clients?),
+        }
+    })?;
     let still_there = clients.first().map(|client| still_there(client, clients.len()));
     confirm(&format!("{what}{}", still_there.as_deref().unwrap_or_default()), args.yes)?;
     interrupt::block_on(async move {

@@ -146,8 +146,8 @@ struct Timed {
     dropped: watch::Sender<u32>,
     /// Whether a timer panicked.
     panicked: AtomicBool,
-    /// Whether it fails the next release that it lets go.
-    fails: AtomicBool,
+    /// The claim whose next release fails that it lets go.
+    fails: Mutex<Option<Token>>,
 }
 
 struct Waits<'a>(Option<&'a Timed>);
@@ -184,7 +184,7 @@ impl Alter for Timed {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.wait().await?;
-        if self.fails.swap(false, Ordering::SeqCst) {
+        if unpoisoned(&self.fails).take_if(|token| *token == claim.token).is_some() {
             return Err(Error::new(ErrorKind::Unavailable, "connection reset").unknown_effect());
         }
         self.inner.release(claim).await
@@ -199,7 +199,7 @@ fn with_a_slow_node() -> (Runtime, Vec<MemoryStore>, Arc<Altered<Timed>>, Redloc
         go: watch::Sender::new(false),
         dropped: watch::Sender::new(0),
         panicked: AtomicBool::new(false),
-        fails: AtomicBool::new(false),
+        fails: Mutex::default(),
     }));
     let others = memories(2);
     let mut nodes: Vec<_> = others.iter().map(|store| Node::new(Arc::new(store.clone()))).collect();
@@ -269,7 +269,7 @@ fn a_release_is_repeated_though_the_runtime_of_the_store_ends() {
         claim
     });
     drop(home);
-    timed.0.fails.store(true, Ordering::SeqCst);
+    *unpoisoned(&timed.0.fails) = Some(claim.token);
     timed.0.go.send_replace(true);
     caller.block_on(async {
         let start = Instant::now();
