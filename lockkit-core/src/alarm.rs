@@ -86,7 +86,8 @@ impl Alarms {
         let Self { of, other } = self;
         let heard = async |voice: &mut Receiver<Option<Token>>| match voice.recv().await {
             Err(RecvError::Closed) => std::future::pending().await,
-            heard => heard,
+            Err(RecvError::Lagged(_)) => None,
+            Ok(heard) => heard,
         };
         let from_other = async {
             match other {
@@ -98,11 +99,7 @@ impl Alarms {
             first = heard(of) => first,
             first = from_other => first,
         };
-        let first = match first {
-            Ok(Some(token)) => token,
-            Ok(None) | Err(RecvError::Lagged(_)) => return Alarmed::All,
-            Err(RecvError::Closed) => std::future::pending().await,
-        };
+        let Some(first) = first else { return Alarmed::All };
         let mut tokens = vec![first];
         for voice in std::iter::once(&mut self.of).chain(&mut self.other) {
             loop {

@@ -78,8 +78,11 @@ impl Guard {
     }
 
     /// The token that proves ownership to the store. For tools; whoever has it can end the lease.
+    ///
+    /// It is that of this hold alone: from now on the lease is not handed over to another task of this process at its end.
     #[must_use]
     pub fn token(&self) -> Token {
+        self.lease.state().token_is_known = true;
         self.lease.claim.token
     }
 
@@ -307,6 +310,8 @@ impl Guard {
 
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.
     async fn stop_signal(&self, margin: Duration) -> LossReason {
+        // A timer stands still while the machine sleeps, and is late by at most this afterwards.
+        let awake = (margin / 2).clamp(Duration::from_millis(50), Duration::from_secs(1));
         let mut lost = pin!(self.lost());
         loop {
             if let Status::Lost(reason) = self.status() {
@@ -319,7 +324,7 @@ impl Guard {
             }
             tokio::select! {
                 reason = &mut lost => return reason,
-                () = tokio::time::sleep(left) => {}
+                () = tokio::time::sleep(left.min(awake)) => {}
             }
         }
     }

@@ -253,8 +253,20 @@ impl Lock {
     /// # Cancellation
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, wait: Duration) -> Result<Option<Guard>> {
-        // No time at all is a try, which takes as long as the store's answer does.
-        let limit = if wait.is_zero() { Limit::Try } else { Limit::Until(self.engine.now() + wait, wait) };
+        self.acquire_within_rest(wait, Duration::ZERO).await
+    }
+
+    /// The same for a caller that has waited for other locks for some of its time.
+    pub(crate) async fn acquire_within_rest(&self, wait: Duration, waited: Duration) -> Result<Option<Guard>> {
+        let now = self.engine.now();
+        let limit = if wait.is_zero() {
+            // No time at all is a try, which takes as long as the store's answer does.
+            Limit::Try
+        } else if waited < wait {
+            Limit::Until(now + (wait - waited), wait)
+        } else {
+            Limit::TryWithin(now - (waited - wait), wait)
+        };
         self.get(limit).await
     }
 
@@ -304,9 +316,7 @@ impl Lock {
     /// # Errors
     /// When the name is bad or the store could not be asked.
     pub async fn inspect(&self) -> Result<KeyState> {
-        let key = self.key.clone()?;
-        let mut states = self.engine.store.inspect(&Query::Keys(vec![key.clone()])).await?;
-        Ok(states.pop().unwrap_or_else(|| KeyState::unknown(key)))
+        self.ask_for_state(|key| Query::Keys(vec![key])).await
     }
 
     /// The same, and who waits for it [in order](Self::fifo): [`KeyState::queue`]. Tasks of one locker wait in a queue of their own,
@@ -325,8 +335,12 @@ impl Lock {
     /// # Errors
     /// As [`inspect`](Self::inspect).
     pub async fn inspect_queue(&self) -> Result<KeyState> {
+        self.ask_for_state(Query::Queue).await
+    }
+
+    async fn ask_for_state(&self, query: impl FnOnce(LockKey) -> Query) -> Result<KeyState> {
         let key = self.key.clone()?;
-        let mut states = self.engine.store.inspect(&Query::Queue(key.clone())).await?;
+        let mut states = self.engine.store.inspect(&query(key.clone())).await?;
         Ok(states.pop().unwrap_or_else(|| KeyState::unknown(key)))
     }
 

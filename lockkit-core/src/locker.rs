@@ -175,8 +175,8 @@ impl Locker {
         self.engine.store.inspect(query).await
     }
 
-    /// Ends the lease of another holder, named by the token that [`inspect`](Self::inspect) shows, so that a newer
-    /// holder's lease can't be hit. The holder learns of it at its next renewal, on ZooKeeper at once: until then, for
+    /// Ends the lease of another holder, named by the token that [`inspect`](Self::inspect) shows, so that a newer lease can't be
+    /// hit. (A lease that the tasks of one process [hand on](crate::HandOver) stays the same.) The holder learns of it at its next renewal, on ZooKeeper at once: until then, for
     /// about a third of its ttl, or all of it if it does not renew, it may still be at work.
     ///
     /// # Errors

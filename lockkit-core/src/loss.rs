@@ -14,6 +14,9 @@ use crate::{
     engine::{Engine, Lease, LeaseStatus},
 };
 
+/// How late a timer may be after the machine has slept.
+const AWAKE: Duration = Duration::from_secs(1);
+
 /// Tells how a hold ends. It can be cloned, goes anywhere, and outlives the guard that it is of
 /// ([`Guard::loss_signal`](crate::Guard::loss_signal)).
 ///
@@ -61,8 +64,8 @@ impl LossSignal {
             end.as_mut().enable();
             match self.look() {
                 Ok(left) => {
-                    // By then it may have been renewed.
-                    drop(timeout(left, end).await);
+                    // By then it may have been renewed. A timer stands still while the machine sleeps; the lease goes on.
+                    drop(timeout(left.min(AWAKE), end).await);
                 }
                 Err(reason) => return reason,
             }

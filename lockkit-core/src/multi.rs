@@ -5,13 +5,13 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::Poll,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::OnceCell;
 
 use crate::{
-    Error, Guard, Lock, LossReason, Outcome, Result, Status,
+    Clock, Error, Guard, Lock, LossReason, Outcome, Result, Status, SystemClock,
     store::{Identity, identity, join_all},
 };
 
@@ -96,10 +96,10 @@ impl MultiLock {
     /// # Cancellation
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, wait: Duration) -> Result<Option<MultiGuard>> {
-        let (started, mut taken) = (Instant::now(), Vec::new());
+        let (started, mut taken) = (SystemClock.now(), Vec::new());
         for place in self.order().await? {
-            let left = wait.saturating_sub(started.elapsed());
-            match self.locks[*place].acquire_within(left).await? {
+            let waited = SystemClock.now().since(started);
+            match self.locks[*place].acquire_within_rest(wait, waited).await? {
                 Some(guard) => taken.push((*place, guard)),
                 None => {
                     // If a store can't be told, that goes on in the background.

@@ -72,7 +72,7 @@ impl Owner {
         // From before the look at what there is, so that nothing comes unnoticed.
         let mut came = pin!(slot.came.notified());
         came.as_mut().enable();
-        if let Some(nested) = slot.nest(engine, ask).await? {
+        if let Some(nested) = slot.nest(engine, ask, limit).await? {
             return Ok(Some(nested));
         }
         // Each asks for itself: one that waited for another's answer would wait for ever if that is not polled any more.
@@ -84,7 +84,7 @@ impl Owner {
                 () = &mut came => {
                     came.set(slot.came.notified());
                     came.as_mut().enable();
-                    if let Some(nested) = slot.nest(engine, ask).await? {
+                    if let Some(nested) = slot.nest(engine, ask, limit).await? {
                         return Ok(Some(nested));
                     }
                 }
@@ -110,10 +110,10 @@ impl Owner {
 
 impl Slot {
     /// Adds a hold to the lease that there is, if there is one.
-    async fn nest(&self, engine: &Arc<Engine>, ask: &Ask) -> Result<Option<Arc<Lease>>> {
+    async fn nest(&self, engine: &Arc<Engine>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
         let lease = unpoisoned(&self.lease).upgrade();
         match lease {
-            Some(lease) => nest(engine, &lease, ask).await,
+            Some(lease) => nest(engine, &lease, ask, limit).await,
             None => Ok(None),
         }
     }
@@ -132,7 +132,7 @@ impl Slot {
 }
 
 /// Adds a hold to a lease; `None` if it was released in the meantime.
-async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask) -> Result<Option<Arc<Lease>>> {
+async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask, limit: Limit) -> Result<Option<Arc<Lease>>> {
     engine.look(lease);
     {
         let mut state = lease.state();
@@ -151,7 +151,7 @@ async fn nest(engine: &Arc<Engine>, lease: &Arc<Lease>, ask: &Ask) -> Result<Opt
         }
     }
     let hold = NestedHold { engine, lease: Some(lease) };
-    if let Some(reason) = engine.renew_now(lease).await? {
+    if let Some(reason) = engine.confirm(lease, limit).await? {
         return Err(lost(engine, lease, reason));
     }
     // The answer may have come too late.

@@ -12,8 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Claim, Clock, ErrorKind, Lock, LockStore, Locker, LossReason, MemoryStore, MultiLock, Observed, Outcome, Prefix,
-    Release, Result, ShiftedClock, store::identity,
+    AcquireRequest, Attempt, Claim, Clock, ErrorKind, Lock, LockStore, Locker, LossReason, MemoryStore, MultiLock,
+    Observed, Outcome, Prefix, Release, Result, ShiftedClock, store::identity,
 };
 use lockkit_testkit::{Alter, Altered};
 
@@ -207,4 +207,32 @@ impl Alter for NeverReleases {
     async fn release(&self, _: &Claim) -> Result<Release> {
         std::future::pending().await
     }
+}
+
+/// The memory store, which takes its time.
+#[derive(Debug)]
+struct Late(MemoryStore);
+
+#[async_trait]
+impl Alter for Late {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        self.0.acquire(request).await
+    }
+}
+
+/// However many there are: not each of them may take as long as one lock may.
+#[tokio::test]
+async fn the_time_of_a_caller_is_that_of_all_locks() -> Result<()> {
+    let locker = Locker::new(Altered(Late(MemoryStore::new())));
+    let start = tokio::time::Instant::now();
+    let names: Vec<_> = (0..20).map(|number| number.to_string()).collect();
+    let error = locker.multi(&names).acquire_within(Duration::from_millis(100)).await.expect_err("not in time");
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    Ok(())
 }

@@ -1,9 +1,13 @@
 //! Owners of many locks, and of one that several of their tasks want.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
-use lockkit_core::{ErrorKind, Lock, Locker, MemoryStore, Outcome, Result};
-use lockkit_testkit::{Altered, Slow, faults::poll_until};
+use async_trait::async_trait;
+use lockkit_core::{Error, ErrorKind, Lock, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result};
+use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
 
 /// Takes and keeps so many locks.
 async fn take(keys: usize, lock: impl Fn(String) -> Lock) -> Result<Duration> {
@@ -121,5 +125,61 @@ async fn a_nested_acquisition_that_is_not_polled_keeps_no_lease() -> Result<()> 
     assert!(tokio::time::timeout(Duration::from_millis(20), nested.as_mut()).await.is_err(), "another has it");
     assert_eq!(other.release().await?, Outcome::Released);
     assert!(nested.await?.is_held());
+    Ok(())
+}
+
+/// What becomes of the renewals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    FailsOnce,
+    IsNotAnswered,
+}
+
+/// The memory store, with trouble for the renewals, by which a nested acquisition asks whether the lease is held.
+#[derive(Debug)]
+struct Troubled(MemoryStore, Mutex<Option<Fate>>);
+
+#[async_trait]
+impl Alter for Troubled {
+    fn inner(&self) -> &dyn LockStore {
+        &self.0
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        let fate = *self.1.lock().expect("unpoisoned");
+        match fate {
+            None => self.0.renew(renewals).await,
+            Some(Fate::FailsOnce) => {
+                *self.1.lock().expect("unpoisoned") = None;
+                renewals.iter().map(|_| Err(Error::new(ErrorKind::Unavailable, "it is away"))).collect()
+            }
+            Some(Fate::IsNotAnswered) => std::future::pending().await,
+        }
+    }
+}
+
+async fn outer(fate: Fate) -> Result<(Lock, lockkit_core::Guard)> {
+    let store = Arc::new(Altered(Troubled(MemoryStore::new(), Mutex::default())));
+    let lock = Locker::new(Arc::clone(&store)).owner().lock("x");
+    let outer = lock.acquire().await?;
+    *store.0.1.lock().expect("unpoisoned") = Some(fate);
+    Ok((lock, outer))
+}
+
+#[tokio::test]
+async fn a_nested_acquisition_is_as_patient_as_any() -> Result<()> {
+    let (lock, outer) = outer(Fate::FailsOnce).await?;
+    assert_eq!(lock.acquire().await?.fence(), outer.fence());
+    let (lock, _outer) = self::outer(Fate::FailsOnce).await?;
+    assert_eq!(lock.try_acquire().await.expect_err("a try has no patience").kind(), ErrorKind::Unavailable);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_nested_acquisition_ends_with_the_time_of_its_caller() -> Result<()> {
+    let (lock, outer) = outer(Fate::IsNotAnswered).await?;
+    let within = tokio::time::timeout(Duration::from_secs(5), lock.acquire_within(Duration::from_millis(50))).await;
+    assert_eq!(within.expect("it ends").expect_err("no answer").kind(), ErrorKind::TimedOut);
+    assert!(outer.is_held());
     Ok(())
 }

@@ -11,7 +11,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use lockkit_core::{Clock, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result, ShiftedClock};
+use lockkit_core::{
+    Clock, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result, ShiftedClock,
+};
 use lockkit_testkit::{Alter, Altered};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -39,6 +41,27 @@ impl Alter for Sleepy {
     }
 }
 
+/// The memory store, whose renewals fail for a while.
+#[derive(Debug)]
+struct Unreachable {
+    inner: MemoryStore,
+    fails: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Alter for Unreachable {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        if self.fails.load(Ordering::SeqCst) {
+            return renewals.iter().map(|_| Err(Error::new(ErrorKind::Unavailable, "it is away"))).collect();
+        }
+        self.inner.renew(renewals).await
+    }
+}
+
 #[tokio::test]
 async fn a_nested_hold_is_none_when_the_answer_comes_too_late() -> Result<()> {
     let (clock, sleeps) = (Arc::new(ShiftedClock::default()), Arc::new(AtomicBool::new(false)));
@@ -51,6 +74,26 @@ async fn a_nested_hold_is_none_when_the_answer_comes_too_late() -> Result<()> {
     sleeps.store(false, Ordering::SeqCst);
     drop(outer);
     assert!(owner.lock("x").acquire().await?.is_held());
+    Ok(())
+}
+
+/// The machine sleeps and wakes shortly before the lease ends; its timers have stood still meanwhile.
+#[tokio::test]
+async fn work_is_stopped_before_the_lease_can_lapse_also_after_a_sleep() -> Result<()> {
+    let (clock, fails) = (Arc::new(ShiftedClock::default()), Arc::new(AtomicBool::new(false)));
+    let inner = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+    let locker = Locker::new(Altered(Unreachable { inner, fails: Arc::clone(&fails) }));
+    let ttl = Duration::from_secs(20);
+    let guard = locker.lock("x").ttl(ttl).acquire().await?;
+    fails.store(true, Ordering::SeqCst);
+    let mut work = pin!(guard.run(std::future::pending::<()>()));
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(work.as_mut().poll(&mut context).is_pending());
+    let sleep = guard.remaining().saturating_sub(ttl / 20 + Duration::from_millis(200));
+    clock.advance(sleep);
+    let error = work.await.expect_err("the lease was about to lapse");
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert!(guard.remaining() > ttl / 80, "only {:?} were left", guard.remaining());
     Ok(())
 }
 

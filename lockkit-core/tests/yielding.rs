@@ -129,6 +129,23 @@ async fn first_of(mut waiting: Vec<JoinHandle<Result<Guard>>>) -> (Guard, Vec<Jo
     }
 }
 
+/// Their requests are of one process, too: each has a token of its own.
+#[tokio::test]
+async fn a_holder_is_asked_by_others_of_its_process() -> Result<()> {
+    let memory = MemoryStore::new();
+    let held = Locker::new(memory.clone()).lock("a").acquire().await?;
+    let locker = Locker::new(memory);
+    let mut waiting: Vec<_> = (0..3).map(|_| waits(locker.lock("a").ask_to_yield())).collect();
+    let mut holder = held;
+    while !waiting.is_empty() {
+        until(&holder, true).await;
+        assert_eq!(holder.release().await?, Outcome::Released);
+        (holder, waiting) = timeout(PATIENCE, first_of(waiting)).await.expect("one of them");
+    }
+    assert!(!holder.yield_requested().await?, "nobody is left");
+    Ok(())
+}
+
 #[tokio::test]
 async fn nobody_is_asked_for_a_free_lock_nor_by_a_try() -> Result<()> {
     let memory = MemoryStore::new();

@@ -19,6 +19,7 @@ pub(crate) struct Safeguard {
 }
 
 const ASK: &str = "lockkit-core/src/engine/ask.rs";
+const NEST: &str = "lockkit-core/src/engine/nest.rs";
 const WAIT: &str = "lockkit-core/src/engine/wait.rs";
 const RELEASE: &str = "lockkit-core/src/engine/release.rs";
 const LOCAL: &str = "lockkit-core/src/engine/local.rs";
@@ -44,9 +45,17 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "hard_bound",
         does: "A call to the store ends soon after its caller's time",
         file: ASK,
-        code: "«moment.since(now) + (whole / 10).max(Duration::from_millis(500))»",
+        code: "«(moment + (whole / 10).max(Duration::from_millis(500))).since(now)»",
         without: "Duration::MAX",
         noticed_by: "lockkit-testkit/queue::nobody_says_contended_before_the_store_answered",
+    },
+    Safeguard {
+        name: "nested_bound",
+        does: "A nested acquisition ends with its caller's time, too",
+        file: NEST,
+        code: "timeout(«limit.hard(self.now())», self.renew_now(lease))",
+        without: "Duration::MAX",
+        noticed_by: "lockkit-core/owners::a_nested_acquisition_ends_with_the_time_of_its_caller",
     },
     Safeguard {
         name: "burnt",
@@ -540,5 +549,37 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if «!self.backlog.has_left()» && self.outstanding.count() == 0 {",
         without: "true",
         noticed_by: "lockkit-core/shutdown::a_release_whose_runtime_ends_meanwhile_is_waited_for",
+    },
+    Safeguard {
+        name: "token_told",
+        does: "A lease whose token somebody was told is not handed over",
+        file: RELEASE,
+        code: "&& «!state.token_is_known»",
+        without: "true",
+        noticed_by: "lockkit-core/handed_over::a_token_that_was_told_is_that_of_no_later_holder",
+    },
+    Safeguard {
+        name: "no_fence_handed_over",
+        does: "Where there are no fences, none comes by handing over",
+        file: LEASE,
+        code: "fence: if «self.fence == Fence::NONE» {",
+        without: "false",
+        noticed_by: "lockkit-core/handed_over::where_there_are_no_fences_none_comes_by_handing_over",
+    },
+    Safeguard {
+        name: "handed_and_lapsed",
+        does: "A lease that lapsed on its way to the next holder keeps nobody out",
+        file: QUEUE,
+        code: "«if let Head::Holds(lease) | Head::IsHanded(lease, _) = &self.head { lease.upgrade() } else { None }»",
+        without: "if let Head::Holds(lease) = &self.head { lease.upgrade() } else { None }",
+        noticed_by: "lockkit-core/handed_over::a_try_is_not_kept_out_by_a_lease_that_lapsed_on_its_way",
+    },
+    Safeguard {
+        name: "awake",
+        does: "Work is stopped in time also after the machine slept",
+        file: GUARD,
+        code: "tokio::time::sleep(«left.min(awake)»)",
+        without: "left",
+        noticed_by: "lockkit-core/suspended::work_is_stopped_before_the_lease_can_lapse_also_after_a_sleep",
     },
 ];

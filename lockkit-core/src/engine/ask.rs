@@ -57,7 +57,7 @@ impl Limit {
     pub(super) fn hard(self, now: Moment) -> Duration {
         match self {
             Self::Until(moment, whole) | Self::TryWithin(moment, whole) => {
-                moment.since(now) + (whole / 10).max(Duration::from_millis(500))
+                (moment + (whole / 10).max(Duration::from_millis(500))).since(now)
             }
             Self::Try | Self::Forever => Duration::MAX,
         }

@@ -62,10 +62,10 @@ impl Engine {
     /// Starts the timer task; `false` if the runtime has ended.
     fn keep(self: &Arc<Self>, runtime: &Handle) -> bool {
         let keeper = Keeper::new(self);
-        let state = Arc::clone(&keeper.state);
+        let is_decided = Arc::clone(&keeper.is_decided);
         runtime.spawn(watch(Arc::clone(&self.timers), keeper));
         // A runtime that has ended has dropped the task by now. One that ends from here on has the keeper notice.
-        state.take()
+        !is_decided.swap(true, Ordering::SeqCst)
     }
 
     /// The home has ended: the next that needs one looks for another.
@@ -77,37 +77,22 @@ impl Engine {
 /// Is part of the timer task, and so notices when that is dropped with its runtime.
 struct Keeper {
     engine: Weak<Engine>,
-    state: Arc<TakenOrDropped>,
+    /// Whether it is decided what came first: that the runtime of the task was taken for the home, or that the task was dropped, by
+    /// another thread perhaps. Each of the two sets it in one step, and the second finds it set.
+    is_decided: Arc<AtomicBool>,
     /// The task would panic again if it was started at once, and so without end: on a runtime without timers, say.
     has_panicked: bool,
 }
 
-/// Decides what comes first: that the runtime of a timer task is taken for the home, or that the task is dropped, by another thread
-/// perhaps. Each of the two is one step, which says whether it was the second.
-#[derive(Debug, Default)]
-struct TakenOrDropped(AtomicBool);
-
-impl TakenOrDropped {
-    /// Whether the task is there. If it is, its end will be told to the engine.
-    fn take(&self) -> bool {
-        !self.0.swap(true, Ordering::SeqCst)
-    }
-
-    /// Whether the runtime of the task was the home.
-    fn drop_task(&self) -> bool {
-        self.0.swap(true, Ordering::SeqCst)
-    }
-}
-
 impl Keeper {
     fn new(engine: &Arc<Engine>) -> Self {
-        Self { engine: Arc::downgrade(engine), state: Arc::default(), has_panicked: false }
+        Self { engine: Arc::downgrade(engine), is_decided: Arc::default(), has_panicked: false }
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        if self.state.drop_task()
+        if self.is_decided.swap(true, Ordering::SeqCst)
             && let Some(engine) = self.engine.upgrade()
         {
             engine.leave_home();
@@ -125,16 +110,4 @@ async fn watch(timers: Arc<Timers>, mut keeper: Keeper) {
         false
     };
     keeper.has_panicked = without_panic(serving, || true).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_a_task_is_noticed_once() {
-        let (taken, dropped) = (TakenOrDropped::default(), TakenOrDropped::default());
-        assert!(taken.take() && taken.drop_task(), "the home has ended");
-        assert!(!dropped.drop_task() && !dropped.take(), "it was no home yet, and is none");
-    }
 }

@@ -67,6 +67,8 @@ pub(crate) struct LeaseState {
     pub(crate) nesting: u32,
     /// The place at the head of the local queue, if the lock has one.
     pub(crate) seat: Option<Seat>,
+    /// Whether somebody was told the token. It is to stand for this holder then, and for no later one.
+    pub(crate) token_is_known: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +120,7 @@ impl Lease {
             claim: self.claim.clone(),
             terms,
             ttl: self.ttl,
-            fence: self.fence.offset(1),
+            fence: if self.fence == Fence::NONE { Fence::NONE } else { self.fence.offset(1) },
             spare_fences: self.spare_fences - 1,
             since: now,
             runtime: Handle::try_current().ok(),
@@ -160,6 +162,7 @@ impl LeaseState {
             depth: 1,
             nesting: 0,
             seat,
+            token_is_known: false,
         }
     }
 

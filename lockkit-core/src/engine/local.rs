@@ -165,9 +165,9 @@ impl LocalQueues {
         self.at(seat, |queue, now| queue.granted(span, now)).is_some()
     }
 
-    /// The head does not believe in its lease any more; the store is to be told.
-    pub(crate) fn ended(&self, seat: &Seat) {
-        self.at(seat, LocalQueue::ended);
+    /// The head does not believe in its lease any more, which ended at `end`; the store is to be told.
+    pub(crate) fn ended(&self, seat: &Seat, end: Moment) {
+        self.at(seat, |queue, now| queue.ended(end, now));
     }
 
     /// The lease goes to the next holder with its seat.
@@ -180,7 +180,7 @@ impl LocalQueues {
         self.at(seat, |queue, _| queue.holds(Arc::downgrade(lease)));
     }
 
-    /// The lease that the head has.
+    /// The lease that the head has, or is to get.
     pub(crate) fn held(&self, key: &LockKey) -> Option<Arc<Lease>> {
         self.look(key, |queue| queue.held()).flatten()
     }

@@ -12,6 +12,7 @@ mod keep;
 mod lanes;
 mod lease;
 mod local;
+mod nest;
 mod poll;
 mod queue;
 mod reaper;

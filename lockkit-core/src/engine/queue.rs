@@ -209,15 +209,15 @@ impl LocalQueue {
         self.head = Head::Holds(lease);
     }
 
-    /// The lease that the head has.
+    /// The lease that the head has, or is to get.
     pub(super) fn held(&self) -> Option<Arc<Lease>> {
-        if let Head::Holds(lease) = &self.head { lease.upgrade() } else { None }
+        if let Head::Holds(lease) | Head::IsHanded(lease, _) = &self.head { lease.upgrade() } else { None }
     }
 
-    /// The head does not believe in its lease any more; the store is to be told.
-    pub(super) fn ended(&mut self, now: Moment) {
+    /// The head does not believe in its lease any more, which ended at `end`; the store is to be told.
+    pub(super) fn ended(&mut self, end: Moment, now: Moment) {
         self.head = Head::Asks(now, None);
-        self.heard_held(now);
+        self.heard_held(end);
     }
 
     pub(super) fn heard_held(&mut self, at: Moment) {
@@ -359,7 +359,7 @@ mod tests {
                     let granted = now;
                     now += pause + u64::from(span - 1) * hand_over;
                     queue.handed = span - 1;
-                    queue.ended(at(now));
+                    queue.ended(at(now), at(now));
                     queue.earn(at(now).since(at(granted)));
                     assert!(fences <= now, "{fences} fences in {now} µs, of {pause} µs a grant, {times} times");
                 }

@@ -3,7 +3,6 @@
 //! definite answer or the lease must have lapsed.
 
 use std::{
-    future::Future,
     sync::{
         Arc, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -68,10 +67,10 @@ impl Outstanding {
 }
 
 /// One background task, counted from its creation to its end, also if its runtime drops it.
-struct BackgroundTask(Arc<Engine>);
+pub(super) struct BackgroundTask(Arc<Engine>);
 
 impl BackgroundTask {
-    fn new(engine: &Arc<Engine>) -> Self {
+    pub(super) fn new(engine: &Arc<Engine>) -> Self {
         engine.outstanding.begin();
         Self(Arc::clone(engine))
     }
@@ -339,14 +338,5 @@ impl Engine {
             return Err(Error::new(ErrorKind::Unavailable, what).at("acquire", None, &info.name));
         }
         Ok(())
-    }
-
-    /// Runs a task in the background.
-    pub(super) fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
-        let counted = BackgroundTask::new(self);
-        self.at_home(async move {
-            task.await;
-            drop(counted);
-        });
     }
 }

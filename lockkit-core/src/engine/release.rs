@@ -10,7 +10,7 @@ use super::{
     keep::Kept,
     lease::{LeaseState, useful},
     local::{Handed, Seat, Turn},
-    reaper::Certainty,
+    reaper::{BackgroundTask, Certainty},
 };
 use crate::{Event, LockKey, LossReason, Moment, Release, Result, Waiting};
 
@@ -39,7 +39,7 @@ impl Engine {
         match self.end(lease, lease.state()) {
             Ending::Done => Ok(None),
             Ending::Lost(reason) => Ok(Some(reason)),
-            Ending::Nested => self.write_depth(lease).await,
+            Ending::Nested => self.renew_now(lease).await,
             Ending::Store(seat, kept) => self.release_at_store(lease, seat, kept).await,
         }
     }
@@ -66,8 +66,11 @@ impl Engine {
         match ending {
             Ending::Done | Ending::Lost(_) => {}
             Ending::Nested => {
-                let (engine, lease) = (Arc::clone(self), Arc::clone(lease));
-                self.spawn(async move { drop(engine.write_depth(&lease).await) });
+                let (counted, engine, lease) = (BackgroundTask::new(self), Arc::clone(self), Arc::clone(lease));
+                self.at_home(async move {
+                    drop(engine.renew_now(&lease).await);
+                    drop(counted);
+                });
             }
             Ending::Store(seat, kept) => {
                 let lapse = self.lapse_of(lease.terms.ttl);
@@ -130,7 +133,7 @@ impl Engine {
         let seat = state.seat.take();
         drop(state);
         if let Some(seat) = &seat {
-            self.queues.ended(seat);
+            self.queues.ended(seat, now);
         }
         self.note_released(lease, taken, now);
         seat
@@ -178,6 +181,7 @@ impl Engine {
     fn may_hand_over(&self, lease: &Lease, state: &LeaseState, now: Moment) -> bool {
         lease.spare_fences > 0
             && lease.terms.hands_over
+            && !state.token_is_known
             && state.kept_until().is_none()
             && state.seat.is_some()
             && state.is_sure()
@@ -240,13 +244,14 @@ impl Engine {
     }
     /// What has to be done once when a lease is found to be lost.
     pub(super) fn after_loss(self: &Arc<Self>, lease: &Arc<Lease>, reason: LossReason) {
-        let (seat, taken, kept) = {
+        let (seat, taken, kept, deadline) = {
             let mut state = lease.state();
             self.timers.remove(lease, &state);
-            (state.seat.take(), state.is_taken(), Kept::of(&state))
+            (state.seat.take(), state.is_taken(), Kept::of(&state), state.deadline())
         };
         if let Some(seat) = &seat {
-            self.queues.ended(seat);
+            // It may have lapsed long ago.
+            self.queues.ended(seat, deadline.min(self.now()));
         }
         lease.announce_end();
         if taken {

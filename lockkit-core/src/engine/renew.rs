@@ -194,7 +194,7 @@ impl Engine {
         leases.iter().for_each(|lease| self.answered(lease, Err(error.clone())));
     }
 
-    /// Renews one lease now.
+    /// Renews one lease now, which also shows the count of nested holds in the store.
     ///
     /// `Ok(Some(_))` if it turned out to be lost.
     pub(crate) async fn renew_now(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
@@ -202,11 +202,6 @@ impl Engine {
         drop(self.home());
         let answer = self.store.renew(&[renewal(lease)]).await.pop();
         self.apply(lease, answer.unwrap_or_else(|| Err(no_answer())))
-    }
-
-    /// Shows the count of nested holds in the store.
-    pub(super) async fn write_depth(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<LossReason>> {
-        self.renew_now(lease).await
     }
 
     fn apply(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) -> Result<Option<LossReason>> {

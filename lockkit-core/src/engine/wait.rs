@@ -74,9 +74,8 @@ impl Engine {
         limit: Limit,
         doubts: &mut Doubts,
     ) -> Result<Option<Arc<Lease>>> {
-        self.check_open()?;
-        self.check_backlog()?;
-        self.check(ask)?;
+        let is_possible = self.check_open().and_then(|()| self.check_backlog()).and_then(|()| self.check(ask));
+        is_possible.map_err(|error| doubts.leave_open(error))?;
         let start = self.now();
         let in_doubt = doubts.latest().is_some();
         let seat = match self.queue_up(ask, limit, start).await.map_err(|error| doubts.leave_open(error))? {
@@ -91,7 +90,7 @@ impl Engine {
         };
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();
-        self.check_open()?;
+        self.check_open().map_err(|error| doubts.leave_open(error))?;
         if seat.is_some() {
             let now = self.now();
             let keep_back = self.queues.yielded(&ask.key, now);
@@ -181,7 +180,7 @@ impl Acquisition<'_> {
         self.doubts.last = Some(claim.token);
         loop {
             let sent = self.engine.now();
-            let Some(span) = self.span(claim.token) else { return Ok(self.overtaken()) };
+            let Some(span) = self.span(claim.token) else { return Ok(self.overtaken(&undo)) };
             let request = self.request(claim.clone(), span, sent);
             let doubt = self.doubts.latest();
             undo.arm();
@@ -223,7 +222,10 @@ impl Acquisition<'_> {
     }
 
     /// Others went past, because this was not polled for too long, and had its claim released: its token is burnt.
-    fn overtaken(&mut self) -> Step {
+    fn overtaken(&mut self, undo: &Undo<'_>) -> Step {
+        if undo.is_armed() {
+            self.doubts.add(&late_grant(), undo);
+        }
         self.seat = None;
         Step::Afresh(Pause::For(Duration::ZERO))
     }
@@ -279,13 +281,13 @@ impl Acquisition<'_> {
                 if self.engine.is_useful(&hold, self.ask.terms.ttl, now) {
                     // In one step with the look at it: from here on nobody goes past.
                     if self.seat.is_some_and(|seat| !self.engine.queues.granted(seat, hold.span)) {
-                        return Ok(self.overtaken());
+                        return Ok(self.overtaken(undo));
                     }
                     undo.disarm();
                     return Ok(Step::Done(hold));
                 }
                 // Too late to be of use. The armed undo releases it, which burns the token.
-                let late = Error::new(ErrorKind::TimedOut, "the grant came too late to be of use").unknown_effect();
+                let late = late_grant();
                 self.doubts.add(&late, undo);
                 self.failed(late, now).map(Step::Afresh)
             }
@@ -387,4 +389,8 @@ impl Doubts {
     pub(crate) fn last_token(&self) -> Option<Token> {
         self.last
     }
+}
+
+fn late_grant() -> Error {
+    Error::new(ErrorKind::TimedOut, "the grant came too late to be of use").unknown_effect()
 }
