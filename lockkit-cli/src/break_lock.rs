@@ -1,6 +1,6 @@
 //! `lockkit break`: end another holder's lease.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 
 use clap::Args as ClapArgs;
 use lockkit::{LockKey, Locker, Token, store::Release};
@@ -71,8 +71,9 @@ async fn ask(locker: &Locker, key: &LockKey) -> Result<Token, Failure> {
     }
     let mut out = io::stderr();
     drop(write!(out, "{}token to break: ", who::describe(&state)).and_then(|()| out.flush()));
-    let mut line = String::new();
-    io::stdin().lock().read_line(&mut line).map_err(|error| Failure::system("read the token", &error))?;
+    // Meanwhile the store may want a sign of life.
+    let read = tokio::task::spawn_blocking(|| io::stdin().lines().next().transpose()).await.map_err(io::Error::other);
+    let line = read.flatten().map_err(|error| Failure::system("read the token", &error))?.unwrap_or_default();
     token(line.trim()).map_err(|message| Failure::new(USAGE, message))
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use lockkit::{Clock, Moment, SystemClock};
-use support::{Line, Redis, Running, by_the_clock, code, complaint, lock, lockkit};
+use support::{Line, Redis, Running, by_the_clock, code, complaint, lock, lockkit, signal_watchdog};
 
 /// CMD with a child, and a grandchild that left session and group, all of which do not heed TERM.
 const STUBBORN: &str = r#"
@@ -36,12 +36,6 @@ fn stubborn(ttl: &str) -> Stubborn {
         assert_eq!(line.hear(), "up");
     }
     Stubborn { redis, line, running }
-}
-
-/// Sends a signal to the watchdog of a run.
-fn signal_watchdog(lockkit: &str, signal: &str) {
-    let found = Command::new("pkill").args([&format!("-{signal}"), "-P", lockkit, "-f", "__watch"]).status();
-    assert!(found.expect("pkill, of procps").success());
 }
 
 #[test]
@@ -336,9 +330,7 @@ fn a_watchdog_that_stands_still_or_is_gone_does_no_harm() {
         line.give(&mut command);
         let running = Running::start(command);
         let lockkit = line.hear();
-        let found =
-            Command::new("pkill").args([&format!("-{signal}"), "-P", &lockkit, "-f", "__watch"]).status().unwrap();
-        assert!(found.success());
+        signal_watchdog(&lockkit, signal);
         redis.await_renewal("k");
         redis.await_renewal("k");
         line.go();

@@ -6,6 +6,8 @@
 use std::{
     convert::Infallible,
     future::pending,
+    io,
+    os::fd::OwnedFd,
     sync::{Mutex, MutexGuard},
     time::Duration,
 };
@@ -105,6 +107,11 @@ impl Borrowed {
 
     pub(super) fn fence(&self) -> Fence {
         self.fence
+    }
+
+    /// Another handle of what the lender sees the end of.
+    pub(super) fn loan(&self) -> io::Result<OwnedFd> {
+        self.loan.handle()
     }
 
     pub(super) fn notify(&self) -> &RenewalNotify {

@@ -1,6 +1,6 @@
 //! The lease that CMD runs under: our own, or borrowed from an enclosing run.
 
-use std::{convert::Infallible, future::pending, time::Duration};
+use std::{convert::Infallible, future::pending, io, os::fd::OwnedFd, time::Duration};
 
 use lockkit::{Clock, Fence, Guard, LossReason, Moment, Outcome, Status, SystemClock, Token};
 
@@ -103,6 +103,14 @@ impl HeldLease {
         match self {
             Self::Own(_) => pending().await,
             Self::Borrowed(borrowed) => borrowed.keep().await,
+        }
+    }
+
+    /// What a lender sees the end of, if the lease is borrowed.
+    pub(super) fn loan(&self) -> io::Result<Option<OwnedFd>> {
+        match self {
+            Self::Own(_) => Ok(None),
+            Self::Borrowed(borrowed) => borrowed.loan().map(Some),
         }
     }
 

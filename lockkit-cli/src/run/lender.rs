@@ -9,6 +9,7 @@ use std::{
     future::Future,
     io,
     os::{
+        fd::{AsFd, OwnedFd},
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream},
     },
@@ -81,6 +82,11 @@ impl LeaseLoan {
         }
         let welcome = timeout(WELCOME_WITHIN, stream.read_u8()).await;
         matches!(welcome, Ok(Ok(WELCOME))).then_some(Self { stream })
+    }
+
+    /// Another handle of this loan. The lender takes all of them for one borrower.
+    pub(super) fn handle(&self) -> io::Result<OwnedFd> {
+        self.stream.as_fd().try_clone_to_owned()
     }
 
     /// Returns when the outer run is gone.

@@ -56,7 +56,8 @@ pub(super) async fn run_under(
         let (key, token) = (task.key.clone(), own.token());
         inside.held.push(Entry { key, token, ttl: hold.ttl(), lasts: hold.lasts(), run: run.clone() });
     }
-    let mut watchdog = Watchdog::start(&run).map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
+    let started = hold.loan().and_then(|loan| Watchdog::start(&run, loan));
+    let mut watchdog = started.map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
     let margins = Margins::of(hold.lasts());
     let vars = [
         ("LOCKKIT_KEY", task.key.as_str().to_owned()),

@@ -8,7 +8,7 @@
 
 use std::{
     io::{self, Write},
-    os::unix::process::CommandExt,
+    os::{fd::OwnedFd, unix::process::CommandExt},
     process::{Child, Stdio},
     time::{Duration, Instant},
 };
@@ -54,7 +54,8 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    pub(super) fn start(run: &str) -> io::Result<Self> {
+    /// Starts it. It keeps `loan` open for as long as it is there, for what it is to kill may outlive this process.
+    pub(super) fn start(run: &str, loan: Option<OwnedFd>) -> io::Result<Self> {
         let mut command = this_program();
         command.arg(VERB).arg(run);
         // A run around this one must not take it for a part of its CMD: it has to outlive that.
@@ -62,7 +63,8 @@ impl Watchdog {
         // It asks no store.
         command.env_remove(URL_VARIABLE);
         // It must not die of the Ctrl-C that is meant for CMD, nor keep open what somebody reads CMD's output from.
-        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let loan = loan.map_or_else(Stdio::null, Stdio::from);
+        command.process_group(0).stdin(Stdio::piped()).stdout(loan).stderr(Stdio::null());
         let child = command.spawn()?;
         if let Some(pipe) = &child.stdin {
             // One that stands still must not make this process do so, once the pipe is full.

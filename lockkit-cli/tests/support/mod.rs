@@ -319,6 +319,13 @@ pub(crate) fn complaints(output: &Output) -> String {
     stderr.lines().filter(|line| !line.starts_with("lockkit: warning: ")).map(|line| format!("{line}\n")).collect()
 }
 
+/// Sends a signal to the watchdog of a run.
+#[track_caller]
+pub(crate) fn signal_watchdog(lockkit: &str, signal: &str) {
+    let found = Command::new("pkill").args([&format!("-{signal}"), "-P", lockkit, "-f", "__watch"]).status();
+    assert!(found.expect("pkill, of procps").success());
+}
+
 /// The exit code, after a check that an error came with exactly one line.
 #[track_caller]
 pub(crate) fn code(output: &Output) -> i32 {
