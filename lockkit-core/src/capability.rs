@@ -16,8 +16,9 @@ pub struct Capability {
     /// another ([`AcquireRequest::from`](crate::AcquireRequest::from)). Not where any lease may end with the session of its client.
     pub resume: bool,
     /// Whether a lock can be [kept](crate::Lock::keep_for) when its holder is done: a grant in the place of another may last for longer
-    /// than any lease that is held, up to [`StoreInfo::LONGEST_KEPT`](crate::StoreInfo::LONGEST_KEPT). Such a store also has
-    /// [`resume`](Self::resume). Not a quorum: what a minority of its nodes had of so long a lease would be in the way for as long.
+    /// than any lease that is held, up to [`StoreInfo::LONGEST_KEPT`](crate::StoreInfo::LONGEST_KEPT), and ends by time alone. A store
+    /// without [`resume`](Self::resume) makes exclusive grants in the place of others for nothing but this. Not a quorum: what a minority
+    /// of its nodes had of so long a lease would be in the way for as long.
     pub keeps: bool,
     /// How a waiter learns that a lock is free.
     pub waiting: Waiting,

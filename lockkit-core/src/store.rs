@@ -151,7 +151,12 @@ impl StoreInfo {
         if request.fence.span == 0 {
             return Err(Error::invalid("a grant owns at least one fence"));
         }
-        if request.from.is_some() && (matches!(request.claim.mode, Mode::Permit { .. }) || !self.capability.resume) {
+        let may_replace = match request.claim.mode {
+            Mode::Exclusive => self.capability.resume || self.capability.keeps,
+            Mode::Shared => self.capability.resume,
+            Mode::Permit { .. } => false,
+        };
+        if request.from.is_some() && !may_replace {
             return Err(self.lacks("grants that take over another lease"));
         }
         if request.from.is_some_and(|from| from == request.claim.token || !request.wait.is_zero()) {

@@ -72,7 +72,7 @@ impl Call {
     pub(super) fn is_lacking(self, store: &dyn LockStore) -> bool {
         let capability = &store.info().capability;
         match self {
-            Self::Replace => !capability.resume,
+            Self::Replace => !capability.resume && !capability.keeps,
             Self::Downgrade => !capability.resume || !capability.shared,
             // Without queues it is the question for one key, which another call asks.
             Self::InOrder | Self::WaitInOrder | Self::InspectQueue => !capability.fifo,

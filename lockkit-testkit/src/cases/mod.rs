@@ -135,7 +135,7 @@ impl Needs {
     /// Grants in the place of others.
     pub const RESUME: Self = Self { resume: true, ..Self::NOTHING };
     /// Locks that are kept when their holder is done.
-    pub const KEEPS: Self = Self { keeps: true, ..Self::RESUME };
+    pub const KEEPS: Self = Self { keeps: true, ..Self::NOTHING };
     /// Records, kept in one place.
     pub const RECORDS: Self = Self { records: true, ..Self::NOTHING };
     /// A private server.
