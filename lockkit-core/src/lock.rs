@@ -88,8 +88,7 @@ impl Lock {
     /// ```
     ///
     /// # Errors
-    /// When the lock is acquired: `Unsupported` where the store can't do it ([`Capability::keeps`](crate::Capability): a quorum, and where
-    /// leases end with the session of their client), and for readers and permits; `InvalidInput` above
+    /// When the lock is acquired: `Unsupported` where the store can't do it ([`Capability::keeps`](crate::Capability): a quorum), and for readers and permits; `InvalidInput` above
     /// [400 days](crate::StoreInfo::LONGEST_KEPT), and for a lock that is one [of several](crate::MultiLock).
     pub fn keep_for(mut self, at_least: Duration) -> Self {
         self.terms.keep_for = Some(at_least).filter(|at_least| !at_least.is_zero());

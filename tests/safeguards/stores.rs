@@ -28,6 +28,8 @@ const ZK_ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
 const ZK_ACQUIRE: &str = "lockkit-zk/src/store/acquire.rs";
 const ZK_RELEASE: &str = "lockkit-zk/src/store/release.rs";
 const ZK_RENEW: &str = "lockkit-zk/src/store/renew.rs";
+const ZK_KEEP: &str = "lockkit-zk/src/store/keep.rs";
+const ZK_WINDOWS: &str = "lockkit-zk/src/client/windows.rs";
 const ZK_WAIT: &str = "lockkit-zk/src/store/wait.rs";
 const ZK_DIRECTORY: &str = "lockkit-zk/src/store/directory.rs";
 const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
@@ -549,6 +551,30 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "add_delete(&self.lock, «Some(kept.version)»)?",
         without: "None",
         noticed_by: "lockkit-zk/lib::store::directory::tests::that_the_last_holder_was_revoked_is_known_in_the_new_directory",
+    },
+    Safeguard {
+        name: "zk_window_behind",
+        does: "Who waits behind another while a lock is kept looks for the window when that one goes",
+        file: ZK_WAIT,
+        code: "&& «!window::is_kept(&queue.children)»;",
+        without: "true",
+        noticed_by: "lockkit-zk/zk::windows::who_waits_behind_another_waits_for_the_window_when_that_one_gives_up",
+    },
+    Safeguard {
+        name: "zk_window_said",
+        does: "A holder that has its lock kept says so to who waits behind it",
+        file: ZK_KEEP,
+        code: "«all.add_set_data(&node, value.text().as_bytes(), None)»?;",
+        without: "Ok::<(), zk::Error>(())",
+        noticed_by: "lockkit-zk/zk::windows::who_waits_for_the_holder_waits_for_the_window",
+    },
+    Safeguard {
+        name: "zk_window_version",
+        does: "The record of a window is removed only as it was read",
+        file: ZK_WINDOWS,
+        code: "self.client.delete(&path, «Some(record.version)»)",
+        without: "None",
+        noticed_by: "lockkit-zk/lib::client::windows::tests::a_window_that_was_extended_since_it_was_read_is_not_removed",
     },
     // Records, and leases that outlive their clients.
     Safeguard {

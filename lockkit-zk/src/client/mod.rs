@@ -9,4 +9,5 @@ pub(crate) mod sessions;
 pub(crate) mod uncontended;
 pub(crate) mod unwatched;
 pub(crate) mod watched;
+pub(crate) mod windows;
 pub(crate) mod znodes;

@@ -13,6 +13,7 @@ use crate::{
         name,
         queue::{self, FENCE},
         value::{self, Value},
+        window,
     },
 };
 
@@ -103,7 +104,7 @@ impl Session {
         let children = children?;
         Ok(match queue::holders(&children) {
             _ if revoked? => LossReason::Revoked,
-            (holders, _) if holders.is_empty() => LossReason::Gone,
+            (holders, _) if holders.is_empty() && !window::is_kept(&children) => LossReason::Gone,
             _ => LossReason::Taken,
         })
     }
@@ -135,18 +136,29 @@ impl Session {
         bound: Duration,
     ) -> Result<bool> {
         let failed = |failure: Failure| error::map_lasting(&failure, Sent::Yes);
-        let (path, text) = (format!("{lock}/{}", FENCE), record.text());
         let mut both = self.client.new_multi_writer();
-        match version {
-            Some(_) => both.add_set_data(&path, text.as_bytes(), version),
-            None => both.add_create(&path, text.as_bytes(), &self.options(zk::CreateMode::Persistent)),
-        }
-        .and_then(|()| both.add_set_data(&format!("{lock}/{}", own.0), own.1.text().as_bytes(), None))
-        .map_err(|e| failed(e.into()))?;
+        self.add_fence_record(&mut both, lock, record, version)
+            .and_then(|()| both.add_set_data(&format!("{lock}/{}", own.0), own.1.text().as_bytes(), None))
+            .map_err(|e| failed(e.into()))?;
         match self.commit(both, bound).await {
             Ok(()) => Ok(true),
             Err(failure) if failure.is_answer() => Ok(false),
             Err(failure) => Err(failed(failure)),
+        }
+    }
+
+    /// Puts into a transaction what the fence record of a lock is to be, of which `version` is known.
+    pub(crate) fn add_fence_record(
+        &self,
+        all: &mut MultiWriter<'_>,
+        lock: &str,
+        record: FenceRecord,
+        version: Option<i32>,
+    ) -> Result<(), zk::Error> {
+        let (path, text) = (format!("{lock}/{FENCE}"), record.text());
+        match version {
+            Some(_) => all.add_set_data(&path, text.as_bytes(), version),
+            None => all.add_create(&path, text.as_bytes(), &self.options(CreateMode::Persistent)),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
         session::Session,
         znodes::overtaken,
     },
-    store::ZkStore,
+    store::{ZkStore, keep},
     wire::{
         error::{self, Failure, Sent, unless_gone},
         fence::{self, FenceRecord},
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// When to look again at a queue that can't be watched.
-const LOOK_PAUSE: Duration = Duration::from_millis(250);
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
 /// How often a fence is settled that others change at the same time, who hold the lock together with us.
 const SETTLE_TRIES: u32 = 20;
@@ -45,6 +45,9 @@ pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result
 
 async fn ask(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
     store.info.admit(request)?;
+    if let Some(from) = request.from {
+        return keep::keep(store, request, from).await;
+    }
     if request.ttl < MIN_TTL {
         return Err(Error::invalid(format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl)));
     }
@@ -72,6 +75,8 @@ pub(crate) struct Acquisition<'a> {
     pub(crate) bound: Duration,
     /// The moment before the last request that could tell that the lock is ours.
     pub(crate) asked: Moment,
+    /// When the claim's node was made, by the leader's clock, if it was made just now.
+    pub(crate) leader: Option<i64>,
 }
 
 /// The claim's node and all children of the lock, as seen together.
@@ -92,11 +97,22 @@ pub(crate) enum Woken {
     Over,
 }
 
+/// What a claim that is the first of its queue finds.
+pub(crate) enum Outlook {
+    /// No window that is not over.
+    Open,
+    /// Something changed while it waited.
+    Changed,
+    /// The lock is kept: the answer to the caller.
+    Kept(Attempt),
+}
+
 impl<'a> Acquisition<'a> {
     pub(crate) fn new(session: &'a Arc<Session>, request: &'a AcquireRequest, bound: Duration) -> Self {
         let token = &request.claim.token;
         let lock = session.names.lock(&request.claim.key);
-        Self { session, request, token, lock, protection: name::protection(token), bound, asked: session.now() }
+        let (protection, asked) = (name::protection(token), session.now());
+        Self { session, request, token, lock, protection, bound, asked, leader: None }
     }
 
     /// Asks, and waits for as long as the request says.
@@ -115,6 +131,9 @@ impl<'a> Acquisition<'a> {
         while !queue::is_safe(queue.node.sequence) {
             // Its sequence numbers are about to wrap, so the lock's directory is made anew. That takes a moment in which
             // nobody else is in the queue; until it comes nobody of ours enters.
+            if let Some(answer) = self.give_way(&queue).await? {
+                return Ok(answer);
+            }
             if let Some(answer) = self.replace_directory(&queue.node).await? {
                 return Ok(answer);
             }
@@ -124,7 +143,11 @@ impl<'a> Acquisition<'a> {
         let mut settled = 0;
         loop {
             let record = match queue::place(&queue.children, &queue.node.name) {
-                Position::Holds => Some(None),
+                Position::Holds => match self.outlast(&queue, deadline).await? {
+                    Outlook::Open => Some(None),
+                    Outlook::Changed => None,
+                    Outlook::Kept(answer) => return Ok(answer),
+                },
                 Position::Absent => return self.vanished(),
                 Position::Disagrees(other) => return self.refuse(&queue, other).await,
                 Position::Behind { holder, .. } if self.request.wait.is_zero() => {
@@ -150,7 +173,7 @@ impl<'a> Acquisition<'a> {
                     return Err(overtaken());
                 }
             }
-            self.asked = self.session.now();
+            (self.asked, self.leader) = (self.session.now(), None);
             queue.children = self.list().await.map_err(|failure| self.doubtful(&failure))?;
         }
     }
@@ -287,7 +310,7 @@ impl<'a> Acquisition<'a> {
 }
 
 /// The lock is another's; when to ask again.
-fn contention(holder: Option<HolderInfo>, retry_after: Duration) -> Contention {
+pub(super) fn contention(holder: Option<HolderInfo>, retry_after: Duration) -> Contention {
     Contention { retry_after: Some(retry_after), holder, burnt: false }
 }
 

@@ -100,6 +100,7 @@ impl Acquisition<'_> {
         session.wrote(self.asked);
         let name = format!("{}{mark}{sequence}", self.protection);
         let node = Node { name, czxid: stat.czxid, sequence: sequence.into_i64() };
+        self.leader = Some(stat.ctime);
         if !self.takes_place(&node) {
             self.delete(&node.name).await?;
             return Ok(None);

@@ -7,7 +7,7 @@ use zookeeper_client::Stat;
 
 use crate::{
     client::{driver::Answer, session::Session},
-    store::ZkStore,
+    store::{ZkStore, window},
     wire::{
         error::{self, Failure, Sent, unless_gone},
         fence::FenceRecord,
@@ -81,6 +81,17 @@ async fn state(
     bound: Duration,
 ) -> Result<KeyState> {
     for _ in 0..LOOKS {
+        let kept = window::holders(session, path, &children, bound).await?;
+        if !kept.is_empty() {
+            let waiting = queue::contenders(&children);
+            let fence = kept.iter().filter_map(|holder| holder.fence).max();
+            let waiters = Some(u32::try_from(waiting.len()).unwrap_or(u32::MAX));
+            let queue = match show {
+                Show::Holders => None,
+                Show::Queue => Some(queue(session, path, waiting, bound).await?),
+            };
+            return Ok(KeyState { key: key.clone(), holders: kept, fence, waiters, queue });
+        }
         let (nodes, waiters) = queue::holders(&children);
         if nodes.is_empty() {
             let queue = (show == Show::Queue).then(Vec::new);
@@ -92,7 +103,7 @@ async fn state(
             let waiters = Some(u32::try_from(waiters).unwrap_or(u32::MAX));
             let queue = match show {
                 Show::Holders => None,
-                Show::Queue => Some(queue(session, path, &children, bound).await?),
+                Show::Queue => Some(queue(session, path, queue::waiters(&children), bound).await?),
             };
             return Ok(KeyState { key: key.clone(), holders, fence, waiters, queue });
         }
@@ -126,8 +137,7 @@ async fn holders(
 }
 
 /// Those that wait, the next one first, without those that are gone by now.
-async fn queue(session: &Session, path: &str, children: &[String], bound: Duration) -> Result<Vec<Waiter>> {
-    let mut nodes = queue::waiters(children);
+async fn queue(session: &Session, path: &str, mut nodes: Vec<&str>, bound: Duration) -> Result<Vec<Waiter>> {
     nodes.truncate(KeyState::LONGEST_QUEUE);
     let seen = all(session, path, &nodes, bound).await?;
     let waiter = |(node, seen): (&&str, Option<(Vec<u8>, Stat)>)| {

@@ -4,10 +4,12 @@ pub(crate) mod acquire;
 pub(crate) mod directory;
 pub(crate) mod enter;
 pub(crate) mod inspect;
+pub(crate) mod keep;
 pub(crate) mod records;
 pub(crate) mod release;
 pub(crate) mod renew;
 pub(crate) mod wait;
+pub(crate) mod window;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -62,7 +64,7 @@ impl ZkStore {
                 permits: true,
                 fifo: true,
                 resume: false,
-                keeps: false,
+                keeps: true,
                 waiting: Waiting::Queue,
                 liveness: Liveness { ttl: None, session: Some(config.session) },
                 fencing: Fencing::Strict,

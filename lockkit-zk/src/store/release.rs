@@ -7,10 +7,10 @@ use crate::{
         claims::{Claimed, Node, Stage},
         session::Session,
     },
-    store::ZkStore,
+    store::{ZkStore, keep},
     wire::{
         error::{self, Failure, Sent},
-        name, queue,
+        name, queue, window,
     },
 };
 use lockkit_core::{Claim, Effect, Error, LossReason, Release, Result, store::unpoisoned};
@@ -27,20 +27,21 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
     let claimed = session.begin_release(&claim.token);
     let release = match &claimed {
         Some(Claimed { stage: Stage::Queued(node), lock, releasing, .. }) => {
-            release_node(&session, claim, (lock, node), Had { lease: false, releasing: *releasing }, bound).await
+            let had = Had { lease: false, releasing: *releasing };
+            release_node(&session, claim, (lock, node), had, bound).await.map_err(|failure| doubtful(&failure))
         }
         Some(Claimed { stage: Stage::Held(node, _), lock, releasing, .. }) => {
-            release_node(&session, claim, (lock, node), Had { lease: true, releasing: *releasing }, bound).await
+            let had = Had { lease: true, releasing: *releasing };
+            release_node(&session, claim, (lock, node), had, bound).await.map_err(|failure| doubtful(&failure))
         }
         Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) => release_all(&session, claim, false, bound).await,
         None => release_all(&session, claim, !sessions.was_held(&claim.token), bound).await,
     };
-    let release = release.map_err(|failure| {
-        let (error, before) = (doubtful(&failure), claimed.as_ref().is_some_and(|claimed| claimed.releasing));
+    let release = release.inspect_err(|error| {
+        let before = claimed.as_ref().is_some_and(|claimed| claimed.releasing);
         if error.effect() == Effect::None {
             session.update(&claim.token, |claimed| claimed.releasing = before);
         }
-        error
     })?;
     let left = session.claims().remove(&claim.token);
     let node = claimed.as_ref().and_then(Claimed::node);
@@ -87,30 +88,31 @@ async fn release_node(
     }
 }
 
-/// Deletes whatever nodes the claim has. A lease of somebody else, who is to lose it, is told why.
-async fn release_all(
-    session: &Arc<Session>,
-    claim: &Claim,
-    foreign: bool,
-    bound: Duration,
-) -> Result<Release, Failure> {
+/// Deletes whatever nodes the claim has, or the record of its window. A lease of somebody else, who is to lose it, is told why.
+async fn release_all(session: &Arc<Session>, claim: &Claim, foreign: bool, bound: Duration) -> Result<Release> {
     let lock = session.names.lock(&claim.key);
-    let children = session.list_settled(&lock, bound).await?;
+    let children = session.list_settled(&lock, bound).await.map_err(|failure| doubtful(&failure))?;
+    if children.contains(&window::node(&claim.token))
+        && let Some(ended) = keep::end(session, &lock, &claim.token, queue::contenders(&children).len(), bound).await?
+    {
+        return Ok(ended);
+    }
     let (holders, waiters) = queue::holders(&children);
     let mut held = false;
     for node in queue::of_claim(&children, &name::protection(&claim.token)) {
         let holds = holders.contains(&node);
         let path = format!("{lock}/{node}");
         let deleted = match foreign && holds {
-            true => session.revoke(&lock, &path, &claim.token, bound).await?,
-            false => session.delete(&path, bound).await?,
+            true => session.revoke(&lock, &path, &claim.token, bound).await,
+            false => session.delete(&path, bound).await,
         };
+        let deleted = deleted.map_err(|failure| doubtful(&failure))?;
         held |= holds && deleted;
     }
     if held {
         return Ok(Release::Released { waiters: u32::try_from(waiters).ok() });
     }
-    Ok(Release::NotHeld(session.why_not(claim, bound).await?))
+    Ok(Release::NotHeld(session.why_not(claim, bound).await.map_err(|failure| doubtful(&failure))?))
 }
 
 fn doubtful(failure: &Failure) -> Error {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Claim, Error, Fence, Hold, LossReason, Mode, Moment, Renewal, Renewed, Result, Token};
+use lockkit_core::{Claim, Error, ErrorKind, Fence, Hold, LossReason, Mode, Moment, Renewal, Renewed, Result, Token};
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
@@ -267,6 +267,11 @@ fn look<'s>(session: &'s Session, path: &'s str, unwatched: &mut Unwatched<'s>) 
 
 /// Says that a claim does not hold its lock, and why. If its node is known to be gone it is forgotten.
 async fn lose(session: &Session, claim: &Claim, bound: Duration) -> Result<Renewed> {
+    let lock = session.names.lock(&claim.key);
+    if session.claimed(&claim.token).is_none() && session.record(&lock, &claim.token, bound).await?.is_some() {
+        let message = "a lease that keeps a lock when its holder is done is not renewed: it ends by time";
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
     let reason = session.why_not(claim, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
     if session.claimed(&claim.token).is_some_and(|claimed| matches!(claimed.stage, Stage::Gone)) {
         session.claims().remove(&claim.token);

@@ -19,6 +19,7 @@ use crate::{
     wire::{
         queue::{self, Position, Until},
         value::Value,
+        window,
     },
 };
 
@@ -51,18 +52,19 @@ impl<'a> Acquisition<'a> {
     /// Waits for a node before ours to change or go.
     ///
     /// When the only one goes and we are the next, the lock is ours without another look, if nothing else can have
-    /// changed. There are two such things, and both would be told of before the end of the holder's node, because
+    /// changed. There are three such things, and all would be told of before the end of the holder's node, because
     /// the servers and the driver keep the order of events:
     /// - our own node was deleted; there is a watch on it too;
     /// - the holder raised the fences of the lock; it says so in its own node. Others that held the lock with it are gone since
-    ///   before the queue was read, in which their raise would have been seen.
+    ///   before the queue was read, in which their raise would have been seen;
+    /// - the holder had the lock kept when it was done. It writes to its own node before that goes.
     ///
     /// What happened while the connection was lost is told in any order, so then we look.
     async fn wait_for_end(&self, queue: &QueueView, before: &str, alone: bool) -> Result<Woken> {
         let client = &self.session.client;
         let mut states = client.state_watcher();
         let (path, own_path) = (format!("{}/{before}", self.lock), format!("{}/{}", self.lock, queue.node.name));
-        let may_be_next = alone && !queue::has_record(&queue.children);
+        let may_be_next = alone && !queue::has_record(&queue.children) && !window::is_kept(&queue.children);
         let own = may_be_next.then(|| self.look(&own_path, Use::Hearing)).flatten();
         let Some(watched) = self.look(&path, Use::Waiting) else { return Ok(Woken::Unwatched) };
         let own = match own {
@@ -166,7 +168,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Asks for the data of a node of the queue and for a watch on it, if there is room for one.
-    fn look(&self, path: &str, purpose: Use) -> Option<Answer<'a, (Vec<u8>, Watched)>> {
+    pub(super) fn look(&self, path: &str, purpose: Use) -> Option<Answer<'a, (Vec<u8>, Watched)>> {
         let client = &self.session.client;
         self.session.watches.ask(path, purpose, || {
             let answer = client.get_and_watch_data(path);
@@ -189,7 +191,7 @@ async fn first<'n>(watched: &mut Vec<(&'n str, News)>) -> (&'n str, Option<Watch
 }
 
 /// Waits for a moment; for ever, if it is beyond the clock's range.
-async fn passed(deadline: Option<Instant>) {
+pub(super) async fn passed(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,

@@ -124,6 +124,40 @@ pub(crate) fn grant(
     Ok((Fence::new(fence), (next != record).then_some(next)))
 }
 
+/// The fence of a grant that takes the place of another: above all fences of that one, which owns those below `after`, and below those of all later
+/// grants. And the record to be written in the step that makes it, if it changes. `czxid` made the node of the other one: those of
+/// claims that wait have the next numbers, however late the place is taken.
+///
+/// # Errors
+/// As for [`grant`].
+pub(crate) fn in_place(
+    record: FenceRecord,
+    czxid: i64,
+    after: Fence,
+    request: &FenceRequest,
+) -> Result<(Fence, Option<FenceRecord>)> {
+    let least = request.floor.get().checked_add(1).ok_or_else(too_high)?.max(after.get());
+    let end = |fence: u64| fence.checked_add(u64::from(request.span)).filter(|end| *end <= MAX).ok_or_else(too_high);
+    let (fence, next) = match (record, request.clock) {
+        (FenceRecord::Offset(offset), FenceClock::Store) => {
+            // What the next grant has at least.
+            let next = base(czxid)?.saturating_add(STRIDE).saturating_add(offset);
+            (least, FenceRecord::Offset(offset.saturating_add(end(least)?.saturating_sub(next))))
+        }
+        (FenceRecord::Offset(_), FenceClock::Floor) => (least, FenceRecord::Last(end(least)? - 1)),
+        (FenceRecord::Last(last), _) => {
+            let fence = least.max(last.checked_add(1).ok_or_else(too_high)?);
+            (fence, FenceRecord::Last(end(fence)? - 1))
+        }
+    };
+    Ok((Fence::new(fence), (next != record).then_some(next)))
+}
+
+/// The offset of a lock when a fence without further ado was granted to the node that `czxid` made. It may be higher by now.
+pub(crate) fn offset_at(czxid: i64, fence: Fence) -> Result<FenceRecord> {
+    Ok(FenceRecord::Offset(fence.get().saturating_sub(base(czxid)?)))
+}
+
 /// The record that makes all later grants higher than `floor`, if it has to change, while the holder made by `czxid`
 /// holds the lock, `alone` or not.
 ///
@@ -199,6 +233,15 @@ mod tests {
                 assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {floor} {span}: {fence}");
                 next_free = fence.get() + u64::from(span);
                 record = write.unwrap_or(record);
+                // Another takes its place, once or twice; those that wait have the next numbers all the same.
+                for _ in 0..pick(3) {
+                    let (floor, span) = (floors[pick(4)], spans[pick(6)]);
+                    let asked = ask(floor, span, clocks[pick(3)]);
+                    let (fence, write) = in_place(record, czxid, Fence::new(next_free), &asked).expect("grant");
+                    assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {asked:?}: {fence}");
+                    next_free = fence.get() + u64::from(span);
+                    record = write.unwrap_or(record);
+                }
                 if pick(3) == 0 {
                     let floor = next_free + u64::try_from(pick(1000)).expect("small");
                     record = raise(record, czxid, Fence::new(floor), true).expect("raise").unwrap_or(record);
@@ -256,6 +299,21 @@ mod tests {
         let (fence, write) =
             grant(write.expect("written"), 79, &ask(proposed + 10, 3, FenceClock::Floor), true).expect("grant");
         assert_eq!((fence.get(), write), (proposed + 11, Some(FenceRecord::Last(proposed + 13))));
+    }
+
+    #[test]
+    fn a_grant_in_the_place_of_another_writes_nothing_while_there_is_room() {
+        let fence = Fence::new(1000 * STRIDE + 7);
+        let record = offset_at(1000, fence).expect("offset");
+        assert_eq!(record, FenceRecord::Offset(7));
+        let plain = ask(0, 1, FenceClock::Store);
+        assert_eq!(in_place(record, 1000, fence.offset(65), &plain).expect("grant"), (fence.offset(65), None));
+        let (full, write) = in_place(record, 1000, fence.offset(128), &plain).expect("grant");
+        assert_eq!((full, write), (fence.offset(128), Some(FenceRecord::Offset(8))));
+        for record in [record, FenceRecord::Last(5)] {
+            let error = in_place(record, 1000, fence, &ask(MAX, 1, FenceClock::Store)).expect_err("too high");
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        }
     }
 
     #[test]

@@ -5,3 +5,4 @@ pub(crate) mod fence;
 pub(crate) mod name;
 pub(crate) mod queue;
 pub(crate) mod value;
+pub(crate) mod window;

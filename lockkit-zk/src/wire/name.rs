@@ -18,6 +18,9 @@ const RESERVED: char = '%';
 /// Begins the name of a record's node.
 const RECORD: &str = "%record-";
 
+/// The node that has the list of all windows as its children.
+const WINDOWS: &str = "%kept";
+
 /// The root of the locks, and what lies in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Names {
@@ -57,6 +60,27 @@ impl Names {
         path
     }
 
+    /// The path of a lock whose node in the root has this name.
+    pub(crate) fn in_root(&self, node: &str) -> String {
+        format!("{}/{node}", self.root)
+    }
+
+    /// The path of the list of all windows in which locks are kept though nobody holds them.
+    pub(crate) fn windows(&self) -> String {
+        self.in_root(WINDOWS)
+    }
+
+    /// The path in that list of a window that is over at `due`. In the order of text the first is due first.
+    pub(crate) fn window(&self, due: u64, token: &Token) -> String {
+        format!("{}/{due:020}-{}", self.windows(), token.reveal())
+    }
+
+    /// When a window of this name in the list is due, and its token.
+    pub(crate) fn listed_window(node: &str) -> Option<(u64, Token)> {
+        let (due, token) = node.split_once('-')?;
+        Some((due.parse().ok()?, token.parse().ok()?))
+    }
+
     /// The path of a node to try things out in.
     #[cfg(any(test, feature = "doctor"))]
     pub(crate) fn trial(&self, word: &str) -> String {
@@ -66,7 +90,8 @@ impl Names {
     /// Whether a node in the root belongs to lockkit, but is no lock.
     #[cfg(any(test, feature = "doctor"))]
     pub(crate) fn is_own(node: &str) -> bool {
-        node.starts_with(RECORD)
+        node == WINDOWS
+            || node.starts_with(RECORD)
             || node
                 .strip_prefix(RESERVED)
                 .is_some_and(|rest| rest.starts_with("session-") || rest.starts_with("doctor-"))
@@ -245,6 +270,17 @@ mod tests {
         for node in [&session[9..], &trial[9..], "%", "%2", "%zz", "%2f", "%61", "%FF", "a%2", ""] {
             assert_eq!(names.key(node), None, "{node:?}");
         }
+    }
+
+    #[test]
+    fn a_window_is_found_by_when_it_is_due() {
+        let (names, token) = (Names::new("/lockkit"), Token::random().expect("random"));
+        let path = |due| names.window(due, &token);
+        assert!(path(999) < path(1000) && path(1000) < path(u64::MAX));
+        let node = path(1000).strip_prefix("/lockkit/%kept/").map(Names::listed_window);
+        assert_eq!(node, Some(Some((1000, token))));
+        assert!(Names::is_own("%kept") && names.key("%kept").is_none());
+        assert_eq!(names.in_root("a"), names.lock(&LockKey::new("a").expect("name")));
     }
 
     #[test]

@@ -19,7 +19,10 @@ use std::num::NonZeroU32;
 
 use lockkit_core::Mode;
 
-use crate::wire::name::{self, LOCK};
+use crate::wire::{
+    name::{self, LOCK},
+    window,
+};
 
 /// The node that keeps a lock's fence record. It is older than it looks: `~` sorts behind all that takes part, so
 /// Curator, which counts every child, never waits for it.
@@ -121,6 +124,11 @@ pub(crate) fn holders(children: &[String]) -> (Vec<&str>, usize) {
     (queue, waiters)
 }
 
+/// All that take part, the first in front, whether or not it holds the lock.
+pub(crate) fn contenders(children: &[String]) -> Vec<&str> {
+    sorted(children.iter())
+}
+
 /// The nodes that wait, the next one first.
 pub(crate) fn waiters(children: &[String]) -> Vec<&str> {
     let mut queue = sorted(children.iter());
@@ -164,7 +172,7 @@ fn most(limit: NonZeroU32) -> usize {
 
 /// Those that take part, the first in front.
 fn sorted<'a>(children: impl Iterator<Item = &'a String>) -> Vec<&'a str> {
-    let contenders = children.map(String::as_str).filter(|child| *child != FENCE);
+    let contenders = children.map(String::as_str).filter(|child| *child != FENCE && !window::is_record(child));
     let mut queue: Vec<_> = contenders.map(|child| (key(child), child)).collect();
     queue.sort_unstable();
     queue.into_iter().map(|(_, child)| child).collect()
@@ -314,6 +322,15 @@ mod tests {
         assert_eq!(holders(&queue(&[FENCE])), (vec![], 0));
         assert!(has_record(&children) && !has_record(&children[1..]));
         assert!(key(FENCE) > "9999999999" && key(FENCE) > "_c_a" && key(FENCE) > "zzz", "Curator would wait for it");
+    }
+
+    #[test]
+    fn the_record_of_a_window_waits_for_nothing_and_nobody_waits_for_it() {
+        let kept = window::node(&lockkit_core::Token::random().expect("random"));
+        let children = queue(&[&kept, "_c_a-lock-0000000001", &node(Mode::Shared, 2)]);
+        assert_eq!(place(&children, "_c_a-lock-0000000001"), Position::Holds);
+        assert_eq!((holders(&children).1, waiters(&children).len(), contenders(&children).len()), (1, 1, 2));
+        assert!(key(&kept) > "9999999999" && key(&kept) > "_c_a" && key(&kept) > "zzz", "Curator would wait for it");
     }
 
     #[test]

@@ -17,3 +17,4 @@ mod support;
 #[cfg(feature = "tls")]
 mod tls;
 mod waiting;
+mod windows;

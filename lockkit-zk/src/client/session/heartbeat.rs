@@ -94,7 +94,7 @@ impl Session {
         let (sent, left) = (self.now(), self.watches.left());
         self.lead(sent, self.config.timeout, Box::pin(self.client.sync(self.names.root()))).await?;
         self.watches.settle(left);
-        if self.claims().is_empty() { Ok(()) } else { self.beat().await }
+        if self.claims().is_empty() { Ok(()) } else { self.beat().await.map(drop) }
     }
 
     /// Finds out which timeout the session has since it was announced to another server, or to the same one with another
@@ -112,53 +112,58 @@ impl Session {
         Ok(())
     }
 
-    /// Writes to the session's own node, and proves by it that the session lives.
-    async fn beat(&self) -> Result<(), Failure> {
+    /// What the leader's clock shows, in milliseconds since 1970, at a moment between the call and its answer: no request but a write asks for
+    /// that.
+    pub(crate) async fn leader_time(&self) -> Result<i64, Failure> {
+        self.beat().await
+    }
+
+    /// Writes to the session's own node, and proves by it that the session lives. Says when that was, by the leader's clock.
+    async fn beat(&self) -> Result<i64, Failure> {
         let path = self.names.session(self.id);
         for _ in 0..BEAT_TRIES {
             let is_made = *unpoisoned(&self.own_node);
-            let has_beaten =
-                if is_made { self.write_own_node(&path).await? } else { self.make_own_node(&path).await? };
-            if has_beaten {
-                return Ok(());
+            let beaten = if is_made { self.write_own_node(&path).await? } else { self.make_own_node(&path).await? };
+            if let Some(time) = beaten {
+                return Ok(time);
             }
         }
         Err(Failure::Driver(zk::Error::NoNode))
     }
 
-    /// Writes to the session's own node. It is `false` if there is none: an administrator deleted it.
+    /// Writes to the session's own node. `None` if there is none: an administrator deleted it.
     ///
     /// The answer does not tell in which session it was: a server may answer a reconnecting client with a new session, and
     /// the driver does not mind (ClickHouse/ClickHouse#116690). The node itself stays until the old session ends. So the
     /// write proves something only if a request behind it shows that the session has that node.
-    async fn write_own_node(&self, path: &str) -> Result<bool, Failure> {
+    async fn write_own_node(&self, path: &str) -> Result<Option<i64>, Failure> {
         let (sent, bound) = (self.now(), self.config.timeout);
         let beat = Box::pin(self.client.set_data(path, b"", None));
         let own = Box::pin(self.client.list_ephemerals(path));
         let (beat, own) = tokio::join!(self.lead(sent, bound, beat), self.read(bound, own));
         match beat {
             Ok(_) if own?.is_empty() => Err(self.replaced()),
-            Ok(_) => {
+            Ok(stat) => {
                 self.wrote(sent);
-                Ok(true)
+                Ok(Some(stat.mtime))
             }
             Err(failure) if failure.is(&zk::Error::NoNode) => {
                 *unpoisoned(&self.own_node) = false;
-                Ok(false)
+                Ok(None)
             }
             Err(failure) => Err(failure),
         }
     }
 
-    /// Makes the session's own node. It is `false` if that has to be seen first.
-    async fn make_own_node(&self, path: &str) -> Result<bool, Failure> {
+    /// Makes the session's own node. `None` if that has to be seen first.
+    async fn make_own_node(&self, path: &str) -> Result<Option<i64>, Failure> {
         let (sent, bound, options) = (self.now(), self.config.timeout, self.options(CreateMode::Ephemeral));
         match self.lead(sent, bound, Box::pin(self.client.create(path, b"", &options))).await {
             Ok((stat, _)) if !self.owns(stat.ephemeral_owner) => return Err(self.replaced()),
-            Ok(_) => {
+            Ok((stat, _)) => {
                 *unpoisoned(&self.own_node) = true;
                 self.wrote(sent);
-                return Ok(true);
+                return Ok(Some(stat.ctime));
             }
             // A reply was lost.
             Err(failure) if failure.is(&zk::Error::NodeExists) => *unpoisoned(&self.own_node) = true,
@@ -168,7 +173,7 @@ impl Session {
             }
             Err(failure) => return Err(failure),
         }
-        Ok(false)
+        Ok(None)
     }
 }
 

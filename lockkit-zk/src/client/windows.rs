@@ -1,0 +1,206 @@
+//! What a session does to the records of windows, in which locks are kept though nobody holds them.
+//!
+//! Most names whose locks are kept are asked for again, and whoever gets the lock then removes the record. So that those that are used once
+//! leave nothing behind, all windows are also in a list, and each new one has some of those removed that are over.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkit_core::{Error, ErrorKind, Result, Token};
+use zookeeper_client::{self as zk, CreateMode, MultiWriter};
+
+use crate::{
+    client::{driver::Answer, session::Session},
+    wire::{
+        error::{self, Failure, Sent, unless_gone},
+        name::Names,
+        window::{self, Window},
+    },
+};
+
+/// How many windows are looked at when there is a new one.
+const SWEPT: usize = 16;
+
+/// A record as it was read.
+#[derive(Clone, Debug)]
+pub(crate) struct Record {
+    pub(crate) token: Token,
+    pub(crate) window: Window,
+    /// When it was written, by the leader's clock.
+    pub(crate) written: i64,
+    pub(crate) version: i32,
+}
+
+/// When a window of this length is due in the list, which begins now.
+pub(crate) fn due(millis: i64) -> u64 {
+    now().saturating_add(u64::try_from(millis).unwrap_or(0))
+}
+
+/// By this machine's clock, in milliseconds since 1970.
+pub(crate) fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Session {
+    /// Reads the record of a window; `None` if there is none.
+    pub(crate) async fn record(&self, lock: &str, token: &Token, bound: Duration) -> Result<Option<Record>> {
+        let path = format!("{lock}/{}", window::node(token));
+        self.read_record(token, Box::pin(self.client.get_data(&path)), bound).await
+    }
+
+    async fn read_record(
+        &self,
+        token: &Token,
+        asked: Answer<'_, (Vec<u8>, zk::Stat)>,
+        bound: Duration,
+    ) -> Result<Option<Record>> {
+        let read = unless_gone(self.read(bound, asked).await);
+        let Some((data, stat)) = read.map_err(|failure| error::map(&failure, Sent::ReadOnly))? else { return Ok(None) };
+        let window = parse(&data)?;
+        Ok(Some(Record { token: *token, window, written: stat.mtime, version: stat.version }))
+    }
+
+    /// The records of all windows of a lock with these children, but for those that are gone by now.
+    pub(crate) async fn records(&self, lock: &str, children: &[String], bound: Duration) -> Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for token in children.iter().filter_map(|child| window::token(child)) {
+            records.extend(self.record(lock, &token, bound).await?);
+        }
+        Ok(records)
+    }
+
+    /// Puts into a transaction that a lock is kept, and into the list if it is to be `listed`.
+    pub(crate) fn add_record(
+        &self,
+        all: &mut MultiWriter<'_>,
+        lock: &str,
+        token: &Token,
+        window: &Window,
+        listed: bool,
+    ) -> Result<(), zk::Error> {
+        let persistent = self.options(CreateMode::Persistent);
+        all.add_create(&format!("{lock}/{}", window::node(token)), window.text().as_bytes(), &persistent)?;
+        if !listed {
+            return Ok(());
+        }
+        let node = lock.rsplit_once('/').map_or(lock, |(_, node)| node);
+        all.add_create(&self.names.window(window.due, token), node.as_bytes(), &persistent)
+    }
+
+    /// Removes a record as it was read, and what the list has of it; tells whether it is gone. It is not if it was written to since.
+    pub(crate) async fn remove(&self, lock: &str, record: &Record, bound: Duration) -> Result<bool, Failure> {
+        let path = format!("{lock}/{}", window::node(&record.token));
+        let removed = self.lead(self.now(), bound, Box::pin(self.client.delete(&path, Some(record.version)))).await;
+        if removed.as_ref().is_err_and(|failure| failure.is(&zk::Error::BadVersion)) {
+            return Ok(false);
+        }
+        unless_gone(removed)?;
+        // The record alone counts: what is left in the list is removed when it is due. The list may be another user's.
+        match self.delete(&self.names.window(record.window.due, &record.token), bound).await {
+            Err(failure) if failure.is(&zk::Error::NoAuth) => Ok(true),
+            deleted => deleted.map(|_| true),
+        }
+    }
+
+    /// Lets a window end so late after now, if its record is still as it was read; tells when that was, by the leader's clock.
+    pub(crate) async fn extend(
+        &self,
+        lock: &str,
+        record: &Record,
+        millis: i64,
+        bound: Duration,
+    ) -> Result<Option<i64>, Failure> {
+        let path = format!("{lock}/{}", window::node(&record.token));
+        // It stays in the list where it is. When it is due there, it is found not to be over.
+        let text = Window { millis, ..record.window.clone() }.text();
+        let written = Box::pin(self.client.set_data(&path, text.as_bytes(), Some(record.version)));
+        match self.lead(self.now(), bound, written).await {
+            Err(failure) if failure.is(&zk::Error::BadVersion) => Ok(None),
+            written => Ok(unless_gone(written)?.map(|stat| stat.mtime)),
+        }
+    }
+
+    /// Removes some of the windows that are over, whatever locks they are of. What can't be removed stays: the next window is another occasion.
+    pub(crate) async fn sweep_windows(&self, bound: Duration) -> Result<()> {
+        let list = self.list(&self.names.windows(), bound).await;
+        let list = list.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+        let mut due: Vec<_> = list.iter().filter(|node| is_due(node)).collect();
+        due.sort_unstable();
+        due.truncate(SWEPT);
+        if due.is_empty() {
+            return Ok(());
+        }
+        let now = self.leader_time().await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+        for node in due {
+            self.sweep_window(node, now, bound).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a window of the list, if it is over.
+    async fn sweep_window(&self, node: &str, now: i64, bound: Duration) -> Result<()> {
+        let failed = |failure: Failure| error::map_lasting(&failure, Sent::Yes);
+        let Some((_, token)) = Names::listed_window(node) else { return Ok(()) };
+        let path = format!("{}/{node}", self.names.windows());
+        let listed = unless_gone(self.read(bound, Box::pin(self.client.get_data(&path))).await);
+        let Some((lock, _)) = listed.map_err(failed)? else { return Ok(()) };
+        let lock = self.names.in_root(&String::from_utf8_lossy(&lock));
+        match self.record(&lock, &token, bound).await? {
+            Some(record) if !record.window.left(record.written, now).is_zero() => {}
+            Some(record) => _ = self.remove(&lock, &record, bound).await.map_err(failed)?,
+            // It was removed by whoever got the lock, or ended by somebody.
+            None => _ = self.delete(&path, bound).await.map_err(failed)?,
+        }
+        Ok(())
+    }
+}
+
+/// Whether a window in the list is to be looked at.
+fn is_due(node: &str) -> bool {
+    Names::listed_window(node).is_some_and(|(due, _)| due < now())
+}
+
+/// What a record says.
+///
+/// # Errors
+/// `Unexpected` if it has another form.
+pub(crate) fn parse(data: &[u8]) -> Result<Window> {
+    Window::parse(data).ok_or_else(|| {
+        let message = "the record that the lock is kept has another form: others wrote to it, or a newer lockkit";
+        Error::new(ErrorKind::Unexpected, message)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkit_core::{AcquireRequest, LockStore as _};
+
+    use super::*;
+    use crate::{
+        ZkConfig, ZkStore,
+        testing::{claim, granted, request, server},
+    };
+
+    const BOUND: Duration = Duration::from_secs(5);
+
+    /// It was asked for again, and goes on.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_window_that_was_extended_since_it_was_read_is_not_removed() {
+        let server = server().await;
+        let store = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
+        let (session, holder) = (store.sessions().present().expect("a session"), claim());
+        granted(store.acquire(&request(&holder, Duration::ZERO)).await);
+        let keeping = AcquireRequest { from: Some(holder.token), claim: claim(), ..request(&holder, Duration::ZERO) };
+        let first = granted(store.acquire(&keeping).await);
+        let (lock, token) = (session.names.lock(&holder.key), &keeping.claim.token);
+        let before = session.record(&lock, token, BOUND).await.expect("read").expect("it is kept");
+        let longer = AcquireRequest { ttl: keeping.ttl * 2, ..keeping.clone() };
+        assert_eq!(granted(store.acquire(&longer).await).fence, first.fence);
+        assert!(!session.remove(&lock, &before, BOUND).await.expect("ask"), "it was removed");
+        let after = session.record(&lock, token, BOUND).await.expect("read").expect("it is kept");
+        assert!(after.window.left(after.written, before.written) >= longer.ttl);
+        assert!(session.remove(&lock, &after, BOUND).await.expect("ask"));
+        assert!(session.remove(&lock, &after, BOUND).await.expect("ask"), "it is gone all the same");
+        assert!(session.record(&lock, token, BOUND).await.expect("read").is_none());
+    }
+}

@@ -1,0 +1,382 @@
+//! Locks that are kept when their holder is done.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use lockkit_core::{
+    AcquireRequest, Claim, Effect, ErrorKind, Fence, Hold, LockStore, LossReason, Mode, Query, Release, Renewal,
+    StoreInfo,
+};
+use lockkit_testkit::faults::{Direction, poll_until};
+use lockkit_zk::{ZkConfig, ZkStore};
+use zookeeper_client::{Acls, Client, CreateMode};
+
+use crate::support::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+/// For what ends while a test waits for it.
+const SHORT: Duration = Duration::from_millis(1500);
+
+/// A request to keep a lock in the place of a lease.
+fn keeping(from: &Claim, window: Duration) -> AcquireRequest {
+    let asked = claim(from.key.as_str());
+    AcquireRequest { ttl: window, from: Some(from.token), ..request(&asked, Duration::ZERO) }
+}
+
+/// Takes a lock and has it kept.
+async fn keep(store: &ZkStore, name: &str, window: Duration) -> Hold {
+    let holder = claim(name);
+    hold(store, &holder).await;
+    granted(store.acquire(&keeping(&holder, window)).await.expect("keep"))
+}
+
+/// What is in the list of all windows.
+async fn listed(raw: &Client) -> usize {
+    children(raw, "%kept").await.len()
+}
+
+async fn is_kept(store: &ZkStore, name: &str) -> bool {
+    let mine = claim(name);
+    let is_kept = is_contended(&attempt(store, &mine).await.expect("ask"));
+    if !is_kept {
+        free(store, &mine).await;
+    }
+    is_kept
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_record_of_a_window_stands_beside_the_queue_until_it_is_over() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let holder = claim("a");
+    let held = hold(&store, &holder).await;
+    let asked = keeping(&holder, SHORT);
+    let kept = granted(store.acquire(&asked).await.expect("keep"));
+    let after = held.fence.offset(held.span);
+    assert_eq!((kept.fence, kept.span), (after, 1), "it is the next of those that the holder's node stands for");
+    let (record, hex) = (format!("~kept-{}", asked.claim.token.reveal()), asked.claim.token.reveal());
+    assert_eq!(children(&raw, "a").await, std::slice::from_ref(&record));
+    let (data, stat) = raw.get_data(&format!("/lockkit/a/{record}")).await.expect("the record");
+    let text = String::from_utf8(data).expect("text");
+    let due = children(&raw, "%kept").await.remove(0).strip_suffix(&format!("-{hex}")).map(str::parse::<u64>);
+    let due = due.expect("in the list").expect("a number");
+    assert_eq!((text, stat.ephemeral_owner), (format!("kept:1501:{due}:{}:test: holder", kept.fence), 0));
+    let started = Instant::now();
+    let next = claim("a");
+    let waited = other.acquire(&request(&next, Duration::from_secs(20))).await;
+    assert!(granted(waited.expect("acquire")).fence > kept.fence);
+    assert!(started.elapsed() < SHORT + Duration::from_secs(2), "it was {:?} late", started.elapsed());
+    assert_eq!((children(&raw, "a").await.len(), listed(&raw).await), (1, 0), "nothing is left of the window");
+    free(&other, &next).await;
+}
+
+/// Who waits behind the holder takes its end for the news that the lock is free, if nothing else is said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_the_holder_waits_for_the_window() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    for mode in [Mode::Exclusive, Mode::Shared, permit(2)] {
+        let holder = claim("a");
+        hold(&store, &holder).await;
+        let waiter = Waiter::queue(&other, &raw, claim_as(mode, "a")).await;
+        // Its watches are set by then.
+        waiter.waits().await;
+        let started = Instant::now();
+        let kept = granted(store.acquire(&keeping(&holder, SHORT)).await.expect("keep"));
+        let next = waiter.granted().await;
+        assert!(started.elapsed() >= SHORT, "{mode}: granted after {:?}", started.elapsed());
+        assert!(next.fence > kept.fence, "{mode}: {} after {}", next.fence, kept.fence);
+        free(&other, &next.claim).await;
+        assert!(children(&raw, "a").await.is_empty());
+    }
+}
+
+/// The one before it goes, and the lock is not free for all that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_behind_another_waits_for_the_window_when_that_one_gives_up() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let kept = keep(&store, "a", HOUR).await;
+    let first = Waiter::queue(&store, &raw, claim("a")).await;
+    let second = Waiter::queue(&other, &raw, claim("a")).await;
+    second.waits().await;
+    assert_eq!(store.release(&first.claim).await.expect("release"), Release::NotHeld(LossReason::Taken));
+    second.waits().await;
+    // Its end is heard by who waits for that.
+    assert_eq!(store.release(&kept.claim).await.expect("release"), Release::Released { waiters: Some(1) });
+    let next = second.granted().await;
+    free(&other, &next.claim).await;
+    assert_eq!((children(&raw, "a").await.len(), listed(&raw).await), (0, 0));
+}
+
+/// Who takes the same lock again and again without contention does not read the queue any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_is_seen_where_the_list_of_the_queue_is_spared() {
+    let server = Server::start().await;
+    let (store, other) = (server.store().await, server.store().await);
+    for by in [&store, &other] {
+        for _ in 0..8 {
+            let mine = claim("a");
+            hold(&store, &mine).await;
+            free(&store, &mine).await;
+        }
+        let kept = keep(by, "a", HOUR).await;
+        for _ in 0..3 {
+            assert!(is_kept(&store, "a").await, "the window was overlooked");
+        }
+        free(&store, &kept.claim).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_is_shown_with_what_is_left_and_with_those_that_wait() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let kept = keep(&store, "a", HOUR).await;
+    let waiter = Waiter::queue(&other, &raw, claim_as(Mode::Shared, "a")).await;
+    for query in [Query::Keys(vec![kept.claim.key.clone()]), Query::Queue(kept.claim.key.clone())] {
+        let state = other.inspect(&query).await.expect("inspect").remove(0);
+        let holder = &state.holders[0];
+        assert_eq!((holder.token, holder.fence, state.waiters), (Some(kept.claim.token), Some(kept.fence), Some(1)));
+        let left = holder.remaining.expect("it ends by time");
+        assert!(left <= HOUR + Duration::from_millis(1) && left > HOUR - Duration::from_secs(60), "{left:?}");
+        assert!(state.queue.is_none_or(|queue| queue[0].mode == Mode::Shared && queue.len() == 1));
+    }
+    let renewal = Renewal { claim: kept.claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let error = store.renew(&[renewal]).await.remove(0).expect_err("it ends by time");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None));
+    free(&other, &kept.claim).await;
+    let reader = waiter.granted().await;
+    free(&other, &reader.claim).await;
+    keep(&store, "a", Duration::from_millis(1)).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let query = Query::Keys(vec![kept.claim.key.clone()]);
+    assert!(store.inspect(&query).await.expect("inspect")[0].holders.is_empty(), "it is over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_that_is_broken_late_was_over() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let kept = keep(&store, "a", Duration::from_millis(1)).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(store.release(&kept.claim).await.expect("release"), Release::NotHeld(LossReason::Gone));
+    assert_eq!(store.release(&kept.claim).await.expect("release"), Release::NotHeld(LossReason::Gone));
+}
+
+/// By its token alone, in another session. Its fences may be written down, and take all the room that there is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_has_the_token_of_a_lease_may_have_its_lock_kept() {
+    let server = Server::start().await;
+    let (store, other) = (server.store().await, server.store().await);
+    let mut highest = Fence::NONE;
+    for (floor, span) in [(0, 1), (0, 128), (0, 5000), (1 << 52, 65), (0, 128)] {
+        for by in [&store, &other] {
+            let holder = claim("a");
+            let mut asked = request(&holder, Duration::ZERO);
+            (asked.fence.floor, asked.fence.span) = (Fence::new(floor.max(highest.get())), span);
+            let held = granted(store.acquire(&asked).await.expect("acquire"));
+            let kept = granted(by.acquire(&keeping(&holder, HOUR)).await.expect("keep"));
+            assert!(kept.fence >= held.fence.offset(span), "{} is one of the {span} from {}", kept.fence, held.fence);
+            assert!(is_contended(&by.acquire(&keeping(&holder, HOUR)).await.expect("ask")), "it was taken twice");
+            free(by, &kept.claim).await;
+            let next = claim("a");
+            let last = hold(&store, &next).await;
+            assert!(last.fence > kept.fence, "{} after {}", last.fence, kept.fence);
+            free(&store, &next).await;
+            highest = if floor == 0 { Fence::NONE } else { last.fence };
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_holder_keeps_a_lock() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    let keep_out = async |from: &Claim| is_contended(&store.acquire(&keeping(from, HOUR)).await.expect("ask"));
+    assert!(keep_out(&claim("a")).await, "a lock that was never used");
+    let (theirs, reader) = (claim("a"), claim_as(Mode::Shared, "b"));
+    hold(&other, &theirs).await;
+    hold(&other, &reader).await;
+    let waiter = Waiter::queue(&store, &raw, claim("a")).await;
+    assert!(keep_out(&waiter.claim).await && keep_out(&claim("a")).await, "another holds it");
+    assert!(keep_out(&reader).await, "the place of a reader");
+    assert!(matches!(renew(&other, &theirs).await, Ok(lockkit_core::Renewed::Held(_))));
+    let asked = keeping(&theirs, StoreInfo::LONGEST_KEPT + Duration::from_secs(1));
+    assert_eq!(store.acquire(&asked).await.expect_err("refused").kind(), ErrorKind::InvalidInput);
+    let shared = AcquireRequest { claim: claim_as(Mode::Shared, "a"), ..keeping(&theirs, TTL) };
+    assert_eq!(store.acquire(&shared).await.expect_err("refused").kind(), ErrorKind::Unsupported);
+}
+
+/// A request is dropped at each of its awaits, and made again, as the core does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_to_keep_that_is_dropped_at_any_moment_is_settled_by_the_next() {
+    let server = Server::start().await;
+    let (other, raw) = (server.store().await, server.raw().await);
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    for is_first in [true, false] {
+        for step in 0..8 {
+            let place = format!("dropped after {step} round trips, the first time: {is_first}");
+            let holder = claim("a");
+            let held = hold(&store, &holder).await;
+            if is_first && listed(&raw).await == 0 {
+                // It has to be made, and its absence is found out by the first transaction.
+                drop(raw.delete("/lockkit/%kept", None).await);
+            }
+            let asked = keeping(&holder, HOUR);
+            let lag = Duration::from_millis(20);
+            proxy.delay(Direction::ToClient, lag);
+            drop(tokio::time::timeout(lag / 2 + lag * step, store.acquire(&asked)).await);
+            proxy.heal();
+            let kept = insist("keep", async || store.acquire(&asked).await).await;
+            let kept = granted(kept);
+            assert_eq!(kept.fence, held.fence.offset(1), "{place}");
+            assert!(is_kept(&other, "a").await, "{place}");
+            assert_eq!(children(&raw, "a").await.len(), 1, "{place}");
+            free(&other, &kept.claim).await;
+            assert!(is_contended(&store.acquire(&asked).await.expect("ask")), "{place}: what was ended came back");
+            assert_eq!((children(&raw, "a").await.len(), listed(&raw).await), (0, 0), "{place}");
+        }
+    }
+}
+
+/// The same at each poll of a claim that waits for a window, or removes one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_dropped_at_a_window_leaves_nothing_behind() {
+    let server = Server::start().await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    for window in [HOUR, Duration::from_millis(1)] {
+        for polls in 1..12 {
+            let kept = keep(&other, "a", window).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let mine = claim("a");
+            let asked = request(&mine, Duration::from_millis(100));
+            let mut asking = std::pin::pin!(store.acquire(&asked));
+            drop(poll_until(asking.as_mut(), polls, || {}).await);
+            _ = store.release(&mine).await.expect("release");
+            assert_eq!(is_kept(&store, "a").await, window == HOUR, "dropped at poll {polls}");
+            let holds = other.release(&kept.claim).await.expect("release");
+            assert_eq!(matches!(holds, Release::Released { .. }), window == HOUR, "dropped at poll {polls}");
+            assert!(children(&raw, "a").await.iter().all(|node| !node.contains(&mine.token.reveal()[..8])));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_is_kept_though_the_reply_is_lost() {
+    let server = Server::start().await;
+    let (other, raw) = (server.store().await, server.raw().await);
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    // So that the transaction is the first that it asks for.
+    let before = keep(&store, "before", HOUR).await;
+    free(&store, &before.claim).await;
+    for _ in 0..3 {
+        let holder = claim("a");
+        let held = hold(&store, &holder).await;
+        let asked = keeping(&holder, HOUR);
+        proxy.drop_reply_after(format!("~kept-{}", &asked.claim.token.reveal()[..8]), 1);
+        let error = store.acquire(&asked).await.expect_err("the answer was lost");
+        assert_eq!(error.effect(), Effect::Unknown, "{error}");
+        proxy.dropped().await;
+        assert!(is_kept(&other, "a").await, "it was done");
+        let kept = granted(insist("keep", async || store.acquire(&asked).await).await);
+        assert_eq!(kept.fence, held.fence.offset(1));
+        // What comes late from the holder changes nothing.
+        assert_eq!(lost(&renew(&other, &holder).await.expect("renew")), LossReason::Taken);
+        assert_eq!(other.release(&holder).await.expect("release"), Release::NotHeld(LossReason::Taken));
+        free(&other, &kept.claim).await;
+        assert!(children(&raw, "a").await.is_empty());
+    }
+}
+
+/// The holder's session ends before it is done: then nothing is kept. A window outlives the session of whoever left it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_outlives_its_session_and_a_crash_keeps_nothing() {
+    let server = Server::start().await;
+    let other = server.store().await;
+    let (store, proxy) = server.proxied(Duration::from_secs(4)).await;
+    let (crashes, kept) = (locker(&store).lock("crashes").keep_for(HOUR), keep(&store, "done", HOUR).await);
+    let guard = crashes.acquire().await.expect("acquire");
+    proxy.blackhole();
+    let next = claim("crashes");
+    let waited = other.acquire(&request(&next, Duration::from_secs(30))).await;
+    granted(waited.expect("acquire"));
+    assert!(matches!(guard.lost().await, LossReason::Expired | LossReason::Unreachable));
+    assert!(is_kept(&other, "done").await, "it ended with its session");
+    free(&other, &kept.claim).await;
+}
+
+/// No claim comes to remove their records.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_kept_once_leaves_nothing_behind() {
+    let server = Server::start_with(&["-Dznode.container.checkIntervalMs=50"]).await;
+    let (store, other, raw) = (server.store().await, server.store().await, server.raw().await);
+    for name in 0..20 {
+        keep(&store, &format!("once-{name}"), Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    for name in 0..4 {
+        keep(&other, &format!("longer-{name}"), HOUR).await;
+    }
+    assert_eq!(listed(&raw).await, 4, "those that are not over");
+    for name in 0..20 {
+        assert!(children(&raw, &format!("once-{name}")).await.is_empty(), "{name}");
+    }
+    let locks = async || raw.list_children("/lockkit").await.expect("children").len();
+    eventually("the servers remove what is empty", async || locks().await < 10).await;
+    assert!(is_kept(&store, "longer-0").await);
+}
+
+/// The list is one for all locks, and each user's nodes are for that user alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_users_windows_are_in_nobodys_way() {
+    let (server, open) = (Server::start().await, CreateMode::Container.with_acls(Acls::anyone_all()));
+    server.raw().await.mkdir("/lockkit", &open).await.expect("the root");
+    let [first, second] =
+        [("shop", "a"), ("mill", "b")].map(|(user, lock)| (server.config().digest_auth(user, "x"), lock));
+    for (config, lock) in [first, second] {
+        let store = connect(config).await;
+        let kept = keep(&store, lock, HOUR).await;
+        assert!(is_kept(&store, lock).await);
+        free(&store, &kept.claim).await;
+        keep(&store, lock, Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(!is_kept(&store, lock).await);
+    }
+}
+
+/// Through the core, with several processes that want the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_start_a_job_one_does_it_in_each_window() {
+    let server = Server::start().await;
+    let url = server.0.url();
+    let done = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let started = Instant::now();
+    let mut hosts = Vec::new();
+    for _ in 0..4 {
+        let (url, done) = (url.clone(), Arc::clone(&done));
+        hosts.push(tokio::spawn(async move {
+            let store = connect(ZkConfig::from_url(&url).expect("url")).await;
+            let job = locker(&store).lock("job").keep_for(SHORT);
+            while started.elapsed() < SHORT * 4 {
+                if let Some(guard) = job.try_acquire().await.expect("ask") {
+                    done.lock().expect("unpoisoned").push((Instant::now(), guard.fence()));
+                    assert_eq!(guard.release().await.expect("release"), lockkit_core::Outcome::Released);
+                }
+            }
+        }));
+    }
+    for host in hosts {
+        host.await.expect("no panic");
+    }
+    let done = done.lock().expect("unpoisoned");
+    assert!(done.len() >= 3, "{} times in four windows", done.len());
+    for pair in done.windows(2) {
+        // A moment passes between the grant and the look at the clock.
+        let gap = pair[1].0 - pair[0].0;
+        assert!(gap + Duration::from_millis(50) >= SHORT, "twice within {gap:?}");
+        assert!(pair[1].1 > pair[0].1, "the fence fell");
+    }
+}
