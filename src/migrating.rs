@@ -87,6 +87,7 @@ impl Late {
                 fifo: false,
                 resume: false,
                 keeps: false,
+                downgrades: false,
                 waiting: Waiting::Poll,
                 // Its leases may be of either kind: nothing may count on time to end them.
                 liveness: Liveness { ttl: None, session: Some(Duration::from_secs(20)) },

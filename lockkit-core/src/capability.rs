@@ -12,7 +12,7 @@ pub struct Capability {
     pub permits: bool,
     /// Whether [`Order::Fifo`](crate::Order::Fifo) is understood: one queue for all modes of a name.
     pub fifo: bool,
-    /// Whether an exclusive lease may outlive its client ([`Guard::detach`](crate::Guard::detach)), and a grant take the place of
+    /// Whether an exclusive lease may outlive its client ([`Guard::detach`](crate::Guard::detach)), and an exclusive grant take the place of
     /// another ([`AcquireRequest::from`](crate::AcquireRequest::from)). Not where any lease may end with the session of its client.
     pub resume: bool,
     /// Whether a lock can be [kept](crate::Lock::keep_for) when its holder is done: a grant in the place of another may last for longer
@@ -20,6 +20,9 @@ pub struct Capability {
     /// without [`resume`](Self::resume) makes exclusive grants in the place of others for nothing but this. Not a quorum: what a minority
     /// of its nodes had of so long a lease would be in the way for as long.
     pub keeps: bool,
+    /// Whether a writer can become a reader without a gap ([`Guard::downgrade`](crate::Guard::downgrade)): a shared grant may take the place of
+    /// an exclusive one. Such a store also has [`shared`](Self::shared).
+    pub downgrades: bool,
     /// How a waiter learns that a lock is free.
     pub waiting: Waiting,
     /// What ends the lease of a holder that is gone.

@@ -284,9 +284,8 @@ impl Guard {
     /// and asks for that of a writer.
     ///
     /// # Errors
-    /// `Unsupported` where readers don't share locks, or leases may end with the session
-    /// ([`Capability::shared`](crate::Capability), [`Capability::resume`](crate::Capability)), and for readers and permits; `Lost` if the
-    /// lease was lost; `InvalidInput` while the [owner](crate::Owner) has other guards of it, or if the lock is to be
+    /// `Unsupported` where the store can't do it ([`Capability::downgrades`](crate::Capability): a quorum), and for readers and permits; `Lost` if
+    /// the lease was lost; `InvalidInput` while the [owner](crate::Owner) has other guards of it, or if the lock is to be
     /// [kept](crate::Lock::keep_for); else those of [`Lock::try_acquire`](crate::Lock::try_acquire). The hold has ended then, and is released
     /// in the background.
     ///

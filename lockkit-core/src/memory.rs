@@ -64,6 +64,7 @@ impl MemoryStore {
             fifo: true,
             resume: true,
             keeps: true,
+            downgrades: true,
             waiting: Waiting::Notify,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,
@@ -106,6 +107,7 @@ impl MemoryStore {
             fifo: own.fifo && other.fifo,
             resume: own.resume && other.resume,
             keeps: own.keeps && other.keeps,
+            downgrades: own.downgrades && other.downgrades,
             waiting: own.waiting,
             liveness: Liveness {
                 ttl: other.liveness.ttl.clone().or_else(|| own.liveness.ttl.clone()),

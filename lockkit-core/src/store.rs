@@ -153,7 +153,7 @@ impl StoreInfo {
         }
         let may_replace = match request.claim.mode {
             Mode::Exclusive => self.capability.resume || self.capability.keeps,
-            Mode::Shared => self.capability.resume,
+            Mode::Shared => self.capability.downgrades,
             Mode::Permit { .. } => false,
         };
         if request.from.is_some() && !may_replace {

@@ -162,6 +162,7 @@ async fn a_store_like_another_does_no_more() -> Result<()> {
         fifo: false,
         resume: false,
         keeps: false,
+        downgrades: false,
         liveness: Liveness { ttl: Some(Duration::from_secs(1)..=Duration::from_secs(60)), session: None },
         fencing: Fencing::None,
         max_key_bytes: 64,

@@ -28,7 +28,8 @@ const ZK_ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
 const ZK_ACQUIRE: &str = "lockkit-zk/src/store/acquire.rs";
 const ZK_RELEASE: &str = "lockkit-zk/src/store/release.rs";
 const ZK_RENEW: &str = "lockkit-zk/src/store/renew.rs";
-const ZK_KEEP: &str = "lockkit-zk/src/store/keep.rs";
+const ZK_IN_PLACE: &str = "lockkit-zk/src/store/in_place.rs";
+const ZK_DOWNGRADE: &str = "lockkit-zk/src/store/downgrade.rs";
 const ZK_WINDOWS: &str = "lockkit-zk/src/client/windows.rs";
 const ZK_WAIT: &str = "lockkit-zk/src/store/wait.rs";
 const ZK_DIRECTORY: &str = "lockkit-zk/src/store/directory.rs";
@@ -563,7 +564,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "zk_window_said",
         does: "A holder that has its lock kept says so to who waits behind it",
-        file: ZK_KEEP,
+        file: ZK_IN_PLACE,
         code: "«all.add_set_data(&node, value.text().as_bytes(), None)»?;",
         without: "Ok::<(), zk::Error>(())",
         noticed_by: "lockkit-zk/zk::windows::who_waits_for_the_holder_waits_for_the_window",
@@ -575,6 +576,22 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "self.client.delete(&path, «Some(record.version)»)",
         without: "None",
         noticed_by: "lockkit-zk/lib::client::windows::tests::a_window_that_was_extended_since_it_was_read_is_not_removed",
+    },
+    Safeguard {
+        name: "zk_place_of_a_reader",
+        does: "The place of a reader is taken by nobody",
+        file: ZK_IN_PLACE,
+        code: "if «name::mode(&node.name) != Mode::Exclusive» {",
+        without: "false",
+        noticed_by: "lockkit-zk/zk::downgrades::what_can_not_become_a_reader_is_refused",
+    },
+    Safeguard {
+        name: "zk_place_of_a_writer",
+        does: "A reader that was a writer raises the fences from the writer's place in the queue",
+        file: ZK_DOWNGRADE,
+        code: "let node = Node { name, czxid: «giver.czxid», sequence };",
+        without: "giver.czxid + 1000",
+        noticed_by: "lockkit-zk/zk::downgrades::the_fences_of_those_that_wait_lie_above_the_readers",
     },
     // Records, and leases that outlive their clients.
     Safeguard {

@@ -31,7 +31,7 @@ impl Engine {
         const WHAT: &str = "downgrade";
         let (writer, info) = (&lease.claim, self.store.info());
         let about = |error: Error| error.at(WHAT, Some(&writer.key), &info.name);
-        if !info.capability.resume || !info.capability.shared {
+        if !info.capability.downgrades || !info.capability.shared {
             let message = "the store can't make the lease of a writer that of a reader";
             return Err(about(Error::new(ErrorKind::Unsupported, message)));
         }

@@ -347,6 +347,7 @@ fn info(pair: &Pair, record: &PhaseRecord) -> Result<StoreInfo> {
             fifo: false,
             resume: false,
             keeps: false,
+            downgrades: false,
             waiting: if polls { Waiting::Poll } else { Waiting::Notify },
             liveness: Liveness {
                 ttl: Some(shortest..=longest),

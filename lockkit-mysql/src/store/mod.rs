@@ -73,8 +73,10 @@ impl MySqlStore {
         let at = |e: Error, store: &Self| e.at("connect", None, &store.info.name);
         let mut warnings = store.check(&config).await.map_err(|e| at(e, &store))?;
         let no_claims = store.check_claims(&config).await.map_err(|e| at(e, &store))?;
-        let Capability { shared, permits, fifo, .. } = &mut store.info.capability;
-        (*shared, *permits, *fifo) = (no_claims.is_none(), no_claims.is_none(), no_claims.is_none());
+        let Capability { shared, permits, fifo, downgrades, .. } = &mut store.info.capability;
+        for kind in [shared, permits, fifo, downgrades] {
+            *kind = no_claims.is_none();
+        }
         store.sweeper.has_claims = no_claims.is_none();
         warnings.extend(no_claims);
         store.info.warnings = warnings.into();
@@ -113,6 +115,7 @@ impl MySqlStore {
                 fifo: false,
                 resume: true,
                 keeps: true,
+                downgrades: false,
                 waiting: Waiting::Poll,
                 liveness: Liveness { ttl: Some(MIN_TTL..=MAX_TTL), session: None },
                 fencing: Fencing::Hybrid,

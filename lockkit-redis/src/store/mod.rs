@@ -78,6 +78,7 @@ impl RedisStore {
                 fifo: true,
                 resume: true,
                 keeps: true,
+                downgrades: true,
                 waiting: Waiting::Notify,
                 liveness: Liveness { ttl: Some(MIN_TTL..=config.max_ttl), session: None },
                 fencing,

@@ -161,6 +161,7 @@ fn capability(nodes: &[Node], config: &RedlockConfig) -> Result<Capability> {
         // A grant may rest on a bare majority, and one node of it that forgets is one too many.
         resume: nodes.iter().all(|node| node.store().info().capability.resume),
         keeps: false,
+        downgrades: false,
         waiting: if wake { Waiting::Notify } else { Waiting::Poll },
         liveness: Liveness { ttl: Some(shortest..=longest), session: decisive_session(nodes) },
         fencing: if nodes.iter().all(Node::is_durable) { Fencing::Strict } else { Fencing::BestEffort },

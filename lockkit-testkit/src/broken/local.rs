@@ -37,6 +37,7 @@ impl LocalStore {
             fifo: false,
             resume: true,
             keeps: false,
+            downgrades: false,
             waiting: Waiting::Poll,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,

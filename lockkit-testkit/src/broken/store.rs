@@ -53,6 +53,7 @@ impl SimpleStore {
             fifo: true,
             resume: true,
             keeps: true,
+            downgrades: !exclusive_only,
             waiting: Waiting::Notify,
             liveness: Liveness { ttl: Some(Duration::from_millis(100)..=Duration::from_secs(300)), session: None },
             fencing: Fencing::Hybrid,

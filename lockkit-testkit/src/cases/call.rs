@@ -73,7 +73,7 @@ impl Call {
         let capability = &store.info().capability;
         match self {
             Self::Replace => !capability.resume && !capability.keeps,
-            Self::Downgrade => !capability.resume || !capability.shared,
+            Self::Downgrade => !capability.downgrades || !capability.shared,
             // Without queues it is the question for one key, which another call asks.
             Self::InOrder | Self::WaitInOrder | Self::InspectQueue => !capability.fifo,
             Self::Share | Self::RenewShared | Self::ReleaseShared => !capability.shared,

@@ -21,14 +21,14 @@ cases! { "modes":
 
 /// Whether the store can make writers readers.
 fn is_claimed(store: &dyn LockStore) -> bool {
-    store.info().capability.resume
+    store.info().capability.downgrades
 }
 
 async fn a_writer_becomes_a_reader_without_a_gap(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
     let writer = mine.rw_lock(&name).write().ttl(LONG).acquire().await?;
     let fence = writer.fence();
-    if !mine.info().capability.resume {
+    if !mine.info().capability.downgrades {
         let error = writer.downgrade().await.expect_err("a lease of its own can't replace it");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         return Ok(());
@@ -51,7 +51,7 @@ async fn a_writer_becomes_a_reader_without_a_gap(ctx: Ctx) -> CaseResult {
 
 async fn readers_follow_a_downgrade(ctx: Ctx) -> CaseResult {
     let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
-    if !mine.info().capability.resume {
+    if !mine.info().capability.downgrades {
         return Ok(());
     }
     let (rounds, mut waited) = (3, Duration::ZERO);

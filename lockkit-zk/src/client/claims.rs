@@ -52,7 +52,8 @@ pub(crate) enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) name: String,
-    /// The number of the transaction that made it.
+    /// The number of the transaction that made it, or if it took the place of another node, one no later than that of the
+    /// first node that had the place: all that stand behind it have later ones.
     pub(crate) czxid: i64,
     pub(crate) sequence: i64,
 }

@@ -13,7 +13,7 @@ use crate::{
         session::Session,
         znodes::overtaken,
     },
-    store::{ZkStore, keep},
+    store::ZkStore,
     wire::{
         error::{self, Failure, Sent, unless_gone},
         fence::{self, FenceRecord},
@@ -45,9 +45,18 @@ pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result
 
 async fn ask(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
     store.info.admit(request)?;
-    if let Some(from) = request.from {
-        return keep::keep(store, request, from).await;
-    }
+    let (session, request, bound) = prepare(store, request).await?;
+    Acquisition::new(&session, &request, bound).run().await
+}
+
+/// A session for a lease, the request with what this can give, and the bound on each operation.
+///
+/// # Errors
+/// `InvalidInput` and `Unsupported` for what can't be granted here; those of connecting. All without effect.
+pub(super) async fn prepare(
+    store: &ZkStore,
+    request: &AcquireRequest,
+) -> Result<(Arc<Session>, AcquireRequest, Duration)> {
     if request.ttl < MIN_TTL {
         return Err(Error::invalid(format!("the ttl must be at least {MIN_TTL:?}, not {:?}", request.ttl)));
     }
@@ -58,8 +67,7 @@ async fn ask(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
     let session = store.session().await?;
     // A lease lasts as long as its session at most, whatever was asked for.
     let ttl = request.ttl.min(store.sessions.session_timeout());
-    let request = AcquireRequest { ttl, ..request.clone() };
-    Acquisition::new(&session, &request, store.timeout().min(ttl / 4)).run().await
+    Ok((session, AcquireRequest { ttl, ..request.clone() }, store.timeout().min(ttl / 4)))
 }
 
 /// One call of `acquire`.
@@ -180,7 +188,7 @@ impl<'a> Acquisition<'a> {
 
     /// The lock is ours. `record` is the lock's fence record, if that is known. `None` if another of those that hold it
     /// together changed the record, or our node is gone: then we look again.
-    async fn grant(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Attempt>> {
+    pub(super) async fn grant(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Attempt>> {
         let granted = match self.session.claimed(self.token).map(|claimed| claimed.stage) {
             Some(Stage::Held(node, grant)) if node == queue.node => grant,
             _ => match self.settle_fence(queue, record).await? {

@@ -2,7 +2,9 @@
 
 pub(crate) mod acquire;
 pub(crate) mod directory;
+pub(crate) mod downgrade;
 pub(crate) mod enter;
+pub(crate) mod in_place;
 pub(crate) mod inspect;
 pub(crate) mod keep;
 pub(crate) mod records;
@@ -15,8 +17,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
-    Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+    AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Mode, Query,
+    Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
 };
 
 use crate::{
@@ -65,6 +67,7 @@ impl ZkStore {
                 fifo: true,
                 resume: false,
                 keeps: true,
+                downgrades: true,
                 waiting: Waiting::Queue,
                 liveness: Liveness { ttl: None, session: Some(config.session) },
                 fencing: Fencing::Strict,
@@ -102,7 +105,12 @@ impl LockStore for ZkStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        acquire::acquire(self, request).await.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
+        let answer = match (request.from, request.claim.mode) {
+            (None, _) => acquire::acquire(self, request).await,
+            (Some(from), Mode::Shared) => Box::pin(downgrade::downgrade(self, request, from)).await,
+            (Some(from), _) => Box::pin(keep::keep(self, request, from)).await,
+        };
+        answer.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {

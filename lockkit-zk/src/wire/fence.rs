@@ -153,6 +153,15 @@ pub(crate) fn in_place(
     Ok((Fence::new(fence), (next != record).then_some(next)))
 }
 
+/// The number of a transaction no later than the one that made the node whose place the holder of these fences took, which is all that is known of
+/// that. What raises the fences of the lock counts from there.
+pub(crate) fn place_of(record: FenceRecord, fence: Fence, span: u32) -> i64 {
+    // All of them lie below what the next transaction stood for then, and the offset never falls.
+    let FenceRecord::Offset(offset) = record else { return 0 };
+    let next = fence.offset(span).get().saturating_sub(offset) / STRIDE;
+    i64::try_from(next).map_or(0, |next| next.saturating_sub(1).max(0))
+}
+
 /// The offset of a lock when a fence without further ado was granted to the node that `czxid` made. It may be higher by now.
 pub(crate) fn offset_at(czxid: i64, fence: Fence) -> Result<FenceRecord> {
     Ok(FenceRecord::Offset(fence.get().saturating_sub(base(czxid)?)))
@@ -241,6 +250,8 @@ mod tests {
                     assert!(fence.get() >= next_free && fence.get() > floor, "{record:?} {czxid} {asked:?}: {fence}");
                     next_free = fence.get() + u64::from(span);
                     record = write.unwrap_or(record);
+                    let place = place_of(record, fence, span);
+                    assert!((0..=czxid).contains(&place), "{place} is behind {czxid}");
                 }
                 if pick(3) == 0 {
                     let floor = next_free + u64::try_from(pick(1000)).expect("small");

@@ -3,6 +3,7 @@
 mod broken;
 mod contract;
 mod doctor;
+mod downgrades;
 mod dropped;
 mod ensemble;
 mod faults;

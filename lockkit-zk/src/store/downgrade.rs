@@ -1,0 +1,192 @@
+//! Making a writer a reader without a gap: what a shared grant in the place of an exclusive one comes to here.
+//!
+//! The reader's node is made with the number of the writer's, in the transaction that deletes that one. So it stands where the writer stood, before
+//! all that wait, and the readers that come first among these hold beside it from then on. Its transaction has a higher number than those of the nodes that
+//! wait, so its fence does not follow from that: it is the next one after the writer's, and the node says it.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{AcquireRequest, Attempt, Effect, Mode, Result, Token, store::unpoisoned};
+use zookeeper_client::CreateMode;
+
+use crate::{
+    client::{
+        claims::{Claimed, Grant, Node, Stage},
+        session::Session,
+        znodes::overtaken,
+    },
+    store::{
+        ZkStore,
+        acquire::{Acquisition, QueueView, prepare},
+        in_place::{Giver, LOOKS, Replacement, lasting},
+    },
+    wire::{
+        error::{Failure, unless_gone},
+        fence::{self, FenceRecord},
+        name::{self, LOCK},
+        queue,
+        value::Value,
+    },
+};
+
+/// Grants a shared lease in the place of the exclusive one with the token `from`.
+///
+/// # Errors
+/// Their effect is unknown as long as there is or may be a node of the claim, or the writer's may be gone.
+///
+/// # Cancellation
+/// The writer may be a reader by then, or come to be one: both are to be released.
+pub(crate) async fn downgrade(store: &ZkStore, request: &AcquireRequest, from: Token) -> Result<Attempt> {
+    store.info.admit(request)?;
+    let (session, request, bound) = prepare(store, request).await?;
+    let answer = replace(store, &session, &request, from, bound).await;
+    if answer.is_err() {
+        // Nobody has the lease, so nobody has lost it with its session.
+        store.sessions.forget(&request.claim.token);
+    }
+    answer
+}
+
+async fn replace(
+    store: &ZkStore,
+    session: &Arc<Session>,
+    request: &AcquireRequest,
+    from: Token,
+    bound: Duration,
+) -> Result<Attempt> {
+    let (place, token) = (Replacement::begin(session, request, from, bound), &request.claim.token);
+    let is_new = session.claimed(token).is_none();
+    if is_new {
+        session.claims().insert(*token, Claimed::asked(place.lock.clone()));
+    }
+    let answer = Downgrade { place: &place, claim: Acquisition::new(session, request, bound) }.run(is_new).await;
+    let answer = answer.map_err(|error| match session.claimed(token).map(|claimed| claimed.stage) {
+        Some(Stage::Asked) if is_new && error.effect() == Effect::None => {
+            session.claims().remove(token);
+            error
+        }
+        Some(_) => error.unknown_effect(),
+        None => error,
+    });
+    place.end(store, &answer);
+    answer
+}
+
+/// One request to make a writer a reader.
+struct Downgrade<'a> {
+    place: &'a Replacement<'a>,
+    /// The claim of the reader.
+    claim: Acquisition<'a>,
+}
+
+impl Downgrade<'_> {
+    async fn run(&mut self, is_new: bool) -> Result<Attempt> {
+        if is_new
+            && let Some(giver) = self.place.known_giver()
+            && let Some(answer) = self.replace(&giver).await?
+        {
+            return Ok(answer);
+        }
+        for _ in 0..LOOKS {
+            self.claim.asked = self.claim.session.now();
+            let children = self.place.list().await?;
+            if let Some(answer) = self.again(&children).await? {
+                return Ok(answer);
+            }
+            let Some(giver) = self.place.giver(&children).await? else { return self.refuse(&children).await };
+            if let Some(answer) = self.replace(&giver).await? {
+                return Ok(answer);
+            }
+        }
+        Err(overtaken())
+    }
+
+    /// Puts the reader's node in the place of the writer's; `None` if something is not as it was thought to be.
+    async fn replace(&mut self, giver: &Giver) -> Result<Option<Attempt>> {
+        let (session, request) = (self.claim.session, self.claim.request);
+        let Some((fence, write)) = self.place.fence(giver)? else { return Ok(None) };
+        let Some((_, number)) = giver.node.rsplit_once(LOCK) else { return Ok(None) };
+        let name = format!("{}{}{number}", self.claim.protection, name::mark(Mode::Shared));
+        let Some(sequence) = queue::sequence(&name) else { return Ok(None) };
+        let (span, holder) = (request.fence.span, request.holder.clone());
+        let grant = Grant { fence, span, depth: 1, explicit: true, holder };
+        let node = Node { name, czxid: giver.czxid, sequence };
+        match self.commit(giver, &node, &grant, write).await {
+            Ok(true) => self.granted(node, grant).await.map(Some),
+            // Somebody has ended it already.
+            Ok(false) => Ok(None),
+            Err(failure) if failure.is_answer() => Ok(None),
+            Err(failure) => {
+                session.is_in_doubt();
+                Err(lasting(&failure))
+            }
+        }
+    }
+
+    /// Carries out the transaction; tells whether the reader's node is there after it.
+    async fn commit(
+        &mut self,
+        giver: &Giver,
+        node: &Node,
+        grant: &Grant,
+        write: Option<FenceRecord>,
+    ) -> Result<bool, Failure> {
+        let (session, bound) = (self.claim.session, self.claim.bound);
+        let path = format!("{}/{}", self.claim.lock, node.name);
+        let mut all = session.client.new_multi_writer();
+        all.add_create(&path, grant.value().text().as_bytes(), &session.options(CreateMode::Ephemeral))?;
+        self.place.add_end(&mut all, giver, grant.fence, write)?;
+        self.claim.asked = session.now();
+        // Servers need not tell whose a node is that a transaction made (ZOOKEEPER-4026): so that is asked for behind it.
+        let done = session.commit(all, bound);
+        let stat = async { session.read(bound, Box::pin(session.client.check_stat(&path))).await };
+        let (done, stat) = tokio::join!(done, stat);
+        done?;
+        let Some(stat) = stat? else { return Ok(false) };
+        if !session.owns(stat.ephemeral_owner) {
+            return Err(session.replaced());
+        }
+        session.wrote(self.claim.asked);
+        Ok(true)
+    }
+
+    /// The claim has its node already.
+    async fn again(&self, children: &[String]) -> Result<Option<Attempt>> {
+        let (session, claim) = (self.claim.session, &self.claim);
+        let Some(name) = queue::of_claim(children, &claim.protection).next() else { return Ok(None) };
+        if let Some(Stage::Held(node, grant)) = session.claimed(claim.token).map(|claimed| claimed.stage)
+            && node.name == name
+        {
+            return self.granted(node, grant).await.map(Some);
+        }
+        let path = format!("{}/{name}", claim.lock);
+        let read = unless_gone(session.read(claim.bound, Box::pin(session.client.get_data(&path))).await);
+        let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
+        let value = Value::parse(&data);
+        let (Some(value), Some(sequence)) = (value, queue::sequence(name)) else { return Ok(None) };
+        let Some(fence) = value.fence.filter(|_| session.owns(stat.ephemeral_owner)) else { return Ok(None) };
+        let record = match queue::has_record(children) {
+            true => session.read_fence_record(&claim.lock, claim.bound).await?.0,
+            false => FenceRecord::NONE,
+        };
+        let czxid = fence::place_of(record, fence, value.span);
+        let grant = Grant { fence, span: value.span, depth: value.depth, explicit: true, holder: value.holder };
+        self.granted(Node { name: name.to_owned(), czxid, sequence }, grant).await.map(Some)
+    }
+
+    /// Takes note that the claim holds the lock, and makes sure that the session lives.
+    async fn granted(&self, node: Node, grant: Grant) -> Result<Attempt> {
+        let (session, claim) = (self.claim.session, &self.claim);
+        // The reader's node is one that nobody counted on, and its number was counted before.
+        unpoisoned(&session.uncontended).forget(&claim.lock);
+        session.update(claim.token, |claimed| claimed.stage = Stage::Held(node.clone(), grant));
+        let queue = QueueView { node, children: Vec::new() };
+        claim.grant(&queue, None).await?.ok_or_else(overtaken)
+    }
+
+    /// The writer does not have the lock, and the claim no node.
+    async fn refuse(&self, children: &[String]) -> Result<Attempt> {
+        self.claim.session.claims().remove(self.claim.token);
+        self.place.refuse(children).await
+    }
+}

@@ -1,0 +1,170 @@
+//! Taking the place of a lease: what is known of the one that is to go, and that it goes in the same step.
+
+use std::{sync::Arc, time::Duration};
+
+use lockkit_core::{
+    AcquireRequest, Attempt, Contention, Effect, Error, Fence, HolderInfo, Mode, Result, Token, store::unpoisoned,
+};
+use zookeeper_client::{self as zk, MultiWriter};
+
+use crate::{
+    client::{
+        claims::{Claimed, Stage},
+        session::Session,
+    },
+    store::ZkStore,
+    wire::{
+        error::{self, Failure, Sent, unless_gone},
+        fence::{self, FenceRecord},
+        name,
+        queue::{self, Position},
+        value::{self, Value},
+        window,
+    },
+};
+
+/// How often a lock is looked at whose nodes change meanwhile.
+pub(super) const LOOKS: u32 = 5;
+
+/// A request for the place of the lease with the token `from`.
+pub(super) struct Replacement<'a> {
+    pub(super) session: &'a Arc<Session>,
+    pub(super) request: &'a AcquireRequest,
+    pub(super) from: Token,
+    pub(super) lock: String,
+    /// The bound on one operation.
+    pub(super) bound: Duration,
+    /// What this session knows of the lease.
+    known: Option<Claimed>,
+}
+
+/// The lease whose place is taken.
+pub(super) struct Giver {
+    pub(super) node: String,
+    /// The number of the transaction that made its node, or one before that.
+    pub(super) czxid: i64,
+    /// The first fence that is not its own.
+    after: Fence,
+    record: FenceRecord,
+    /// The version of the fence record's node, if there is one.
+    version: Option<i32>,
+    /// Whether this is what the session knew, and nobody was asked.
+    is_guess: bool,
+}
+
+impl<'a> Replacement<'a> {
+    /// Begins: the node of the lease may go at any time from here on.
+    pub(super) fn begin(session: &'a Arc<Session>, request: &'a AcquireRequest, from: Token, bound: Duration) -> Self {
+        let (lock, known) = (session.names.lock(&request.claim.key), session.begin_release(&from));
+        Self { session, request, from, lock, bound, known }
+    }
+
+    /// Takes note of what became of the lease. It is over unless there was an error.
+    pub(super) fn end(&self, store: &ZkStore, answer: &Result<Attempt>) {
+        let session = self.session;
+        if let Err(error) = answer {
+            let before = self.known.as_ref().is_some_and(|claimed| claimed.releasing);
+            if error.effect() == Effect::None {
+                session.update(&self.from, |claimed| claimed.releasing = before);
+            }
+            return;
+        }
+        let left = session.claims().remove(&self.from);
+        if left.is_some_and(|left| left.node() != self.known.as_ref().and_then(Claimed::node)) {
+            session.is_in_doubt();
+        }
+        store.sessions.forget(&self.from);
+        // Its node was not deleted as one that nobody stood behind.
+        unpoisoned(&session.uncontended).forget(&self.lock);
+    }
+
+    pub(super) async fn list(&self) -> Result<Vec<String>> {
+        self.session.list_settled(&self.lock, self.bound).await.map_err(|failure| lasting(&failure))
+    }
+
+    /// The fence of the grant, and the record that is to be written with it, if it changes. `None` if that can't be decided by a guess.
+    pub(super) fn fence(&self, giver: &Giver) -> Result<Option<(Fence, Option<FenceRecord>)>> {
+        let (fence, write) = fence::in_place(giver.record, giver.czxid, giver.after, &self.request.fence)?;
+        Ok((!giver.is_guess || write.is_none()).then_some((fence, write)))
+    }
+
+    /// Puts into a transaction that the lease ends, behind what takes its place. Servers show transactions step by step: so none of them
+    /// shows a free lock.
+    pub(super) fn add_end(
+        &self,
+        all: &mut MultiWriter<'_>,
+        giver: &Giver,
+        fence: Fence,
+        write: Option<FenceRecord>,
+    ) -> Result<(), zk::Error> {
+        if let Some(record) = write {
+            self.session.add_fence_record(all, &self.lock, record, giver.version)?;
+        }
+        // Who waits behind it may take its mere end for the news that the lock is free. One that says its fence is not taken for such a
+        // node, however late it is read.
+        let node = format!("{}/{}", self.lock, giver.node);
+        let value = Value { depth: 1, span: 1, fence: Some(fence), holder: self.request.holder.clone() };
+        all.add_set_data(&node, value.text().as_bytes(), None)?;
+        all.add_delete(&node, None)
+    }
+
+    /// The lease as this session knows it, which is no more than a guess: the transaction fails if its node is gone. `None` if its
+    /// fences have to be looked up.
+    pub(super) fn known_giver(&self) -> Option<Giver> {
+        let Stage::Held(node, grant) = &self.known.as_ref()?.stage else { return None };
+        if name::mode(&node.name) != Mode::Exclusive {
+            return None;
+        }
+        let after = grant.fence.offset(grant.span);
+        let record = fence::offset_at(node.czxid, grant.fence).ok().filter(|_| !grant.explicit)?;
+        Some(Giver { node: node.name.clone(), czxid: node.czxid, after, record, version: None, is_guess: true })
+    }
+
+    /// The lease as the servers know it; `None` if it does not have the lock.
+    pub(super) async fn giver(&self, children: &[String]) -> Result<Option<Giver>> {
+        let holds =
+            |node: &&str| name::mode(node) == Mode::Exclusive && queue::place(children, node) == Position::Holds;
+        let Some(node) = queue::of_claim(children, &name::protection(&self.from)).find(holds) else { return Ok(None) };
+        if window::is_kept(children) {
+            // It is the first in the queue, and waits.
+            return Ok(None);
+        }
+        let path = format!("{}/{node}", self.lock);
+        let read = unless_gone(self.session.read(self.bound, Box::pin(self.session.client.get_data(&path))).await);
+        let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
+        let (record, version) = match queue::has_record(children) {
+            true => self.session.read_fence_record(&self.lock, self.bound).await?,
+            false => (FenceRecord::NONE, None),
+        };
+        let own = Value::parse(&data).and_then(|value| {
+            let fence = value.fence.or_else(|| record.natural(stat.czxid))?;
+            Some(fence.offset(value.span))
+        });
+        // What others wrote into it says nothing of its fences, which end before those of the next node begin.
+        let after = own.unwrap_or_else(|| record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE));
+        Ok(Some(Giver { node: node.to_owned(), czxid: stat.czxid, after, record, version, is_guess: false }))
+    }
+
+    /// Another has the lock, or nobody.
+    pub(super) async fn refuse(&self, children: &[String]) -> Result<Attempt> {
+        let holder = match queue::contenders(children).first() {
+            None => self.session.records(&self.lock, children, self.bound).await?.pop().map(|r| r.window.holder),
+            Some(first) => {
+                let path = format!("{}/{first}", self.lock);
+                let read = self.session.read(self.bound, Box::pin(self.session.client.get_data(&path))).await;
+                let unread = || HolderInfo::new("");
+                Some(
+                    unless_gone(read)
+                        .map_err(|failure| lasting(&failure))?
+                        .map_or_else(unread, |(data, _)| value::holder(&data)),
+                )
+            }
+        };
+        Ok(Attempt::Contended(Contention { retry_after: None, holder, burnt: false }))
+    }
+}
+
+/// The error of a request whose effect may outlast the session.
+pub(super) fn lasting(failure: &Failure) -> Error {
+    error::map_lasting(failure, Sent::Yes)
+}
