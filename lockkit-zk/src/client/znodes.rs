@@ -11,7 +11,7 @@ use crate::{
         error::{self, Failure, Sent, unless_gone},
         fence::FenceRecord,
         name,
-        queue::{self, FENCE},
+        queue::{self, FENCE, FIRST},
         value::{self, Value},
         window,
     },
@@ -26,6 +26,35 @@ impl Session {
         let options = self.options(CreateMode::Container);
         let made = self.lead(self.now(), bound, Box::pin(self.client.mkdir(path, &options))).await;
         made.map_err(|failure| error::map(&failure, Sent::ReadOnly))
+    }
+
+    /// Makes the directory of a lock, if it is not there. On its way it may be removed again.
+    pub(crate) async fn make_lock(&self, lock: &str, bound: Duration) -> Result<()> {
+        let make = async || {
+            let mut all = self.client.new_multi_writer();
+            self.add_lock(&mut all, lock, b"")?;
+            self.commit(all, bound).await
+        };
+        let mut made = make().await;
+        if made.as_ref().is_err_and(|failure| failure.is(&zk::Error::NoNode)) {
+            self.make_directory(self.names.root(), bound).await?;
+            made = make().await;
+        }
+        match made {
+            Err(failure) if failure.is(&zk::Error::NodeExists) => Ok(()),
+            other => other.map_err(|failure| error::map(&failure, Sent::ReadOnly)),
+        }
+    }
+
+    /// Adds to a transaction that a lock gets its directory, with these data.
+    ///
+    /// A node comes and goes in it in the same step: the servers never remove a container in which nobody ever was, and whoever
+    /// has it made may go away before anything else is.
+    pub(crate) fn add_lock(&self, all: &mut MultiWriter<'_>, lock: &str, data: &[u8]) -> Result<(), zk::Error> {
+        let first = format!("{lock}/{FIRST}");
+        all.add_create(lock, data, &self.options(CreateMode::Container))?;
+        all.add_create(&first, b"", &self.options(CreateMode::Persistent))?;
+        all.add_delete(&first, None)
     }
 
     /// The children of a lock; none if it has no directory.

@@ -71,10 +71,7 @@ impl Acquisition<'_> {
             all.add_delete(&record_path, Some(*version))?;
         }
         all.add_delete(&self.lock, Some(kept.version))?;
-        // Else the next claim makes it: a container in which nobody ever was stays for good.
-        if kept.record.is_some() || !kept.words.is_empty() {
-            all.add_create(&self.lock, &kept.words, &session.options(CreateMode::Container))?;
-        }
+        session.add_lock(&mut all, &self.lock, &kept.words)?;
         if let Some((data, _)) = &kept.record {
             all.add_create(&record_path, data, &session.options(CreateMode::Persistent))?;
         }

@@ -57,7 +57,7 @@ impl Acquisition<'_> {
                 Ok(Some(queue)) => return self.without_strays(queue).await.map(Some),
                 Ok(None) => return Ok(None),
                 Err(failure) if failure.is(&zk::Error::NoNode) => {
-                    self.session.make_directory(&self.lock, self.bound).await.map_err(|e| self.nothing_made(e))?;
+                    self.session.make_lock(&self.lock, self.bound).await.map_err(|e| self.nothing_made(e))?;
                 }
                 Err(failure) => return Err(self.nothing_made(self.doubtful(&failure))),
             }

@@ -28,6 +28,9 @@ use crate::wire::{
 /// Curator, which counts every child, never waits for it.
 pub(crate) const FENCE: &str = "~fence";
 
+/// The node that comes and goes in the step in which a lock gets its directory. Nobody ever sees it.
+pub(crate) const FIRST: &str = "~new";
+
 /// Where sequence numbers become dangerous.
 ///
 /// ZooKeeper counts them in 32 bits, with a sign (ZOOKEEPER-2944). After `2147483647` comes `-2147483648`, which sorts

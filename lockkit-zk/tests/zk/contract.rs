@@ -20,7 +20,7 @@ async fn a_lock_is_curators_queue() {
     let nodes = children(&raw, "orders").await;
     let hex = mine.token.reveal();
     let uuid = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
-    assert_eq!(nodes, [format!("_c_{uuid}-lock-0000000000")]);
+    assert_eq!(nodes, [format!("_c_{uuid}-lock-0000000001")]);
     let (data, stat) = raw.get_data(&format!("/lockkit/orders/{}", nodes[0])).await.expect("the node");
     assert_eq!(String::from_utf8_lossy(&data), "lockkit:1:1::test: holder");
     assert!(stat.ephemeral_owner != 0);

@@ -146,6 +146,29 @@ async fn free_all(world: &World, next: &Claim, place: &str) {
     }
 }
 
+/// The servers never remove a container in which nobody ever was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_acquisition_leaves_no_directory() {
+    let server = Server::start_with(&["-Dznode.container.checkIntervalMs=50"]).await;
+    let raw = server.raw().await;
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    proxy.delay(Direction::ToClient, LAG);
+    for polls in 1..=6 {
+        let mine = claim(&format!("fresh-{polls}"));
+        let asked = request(&mine, Duration::ZERO);
+        let mut asking = Box::pin(store.acquire(&asked));
+        _ = poll_until(asking.as_mut(), polls, || {}).await;
+        drop(asking);
+        insist("release", async || store.release(&mine).await).await;
+    }
+    proxy.heal();
+    eventually("they are removed", async || match raw.list_children(ZkConfig::BASE).await {
+        Err(zookeeper_client::Error::NoNode) => true,
+        locks => !locks.expect("list").iter().any(|lock| lock.starts_with("fresh-")),
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_undone_try_is_not_taken_for_a_place_in_the_queue() {
     let server = Server::start().await;

@@ -38,7 +38,7 @@ async fn a_nodes_name_tells_the_limit() {
         let hex = mine.token.reveal();
         let uuid = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
         let nodes = children(&raw, mark).await;
-        assert_eq!(nodes, [format!("_c_{uuid}-{mark}-0000000000")]);
+        assert_eq!(nodes, [format!("_c_{uuid}-{mark}-0000000001")]);
         let (data, stat) = raw.get_data(&format!("/lockkit/{mark}/{}", nodes[0])).await.expect("the node");
         assert_eq!(String::from_utf8_lossy(&data), "lockkit:1:1::test: holder");
         assert_eq!(held.fence.get(), u64::try_from(stat.czxid).expect("positive") * 128);
