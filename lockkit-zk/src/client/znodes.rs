@@ -196,15 +196,21 @@ impl Session {
     /// lock for ever.
     pub(crate) async fn sweep(&self, bound: Duration) -> Result<(), Failure> {
         let own = Box::pin(self.client.list_ephemerals(self.names.root()));
+        let mut swept = Ok(());
         for path in self.read(bound, own).await? {
             let token = path.rsplit_once('/').and_then(|(_, node)| name::token(node));
             // A claim is known before its node is asked for, and until its node is gone. It may have a second one, from a
             // creation that got no answer and was carried out after it had been asked for again.
             if token.is_some_and(|token| self.is_stray(&token, &path)) {
-                self.delete(&path, bound).await?;
+                match self.delete(&path, bound).await {
+                    Ok(_) => {}
+                    // It may not be deleted, which says nothing of the others.
+                    Err(failure) if failure.is(&zk::Error::NoAuth) => swept = swept.and(Err(failure)),
+                    Err(failure) => return Err(failure),
+                }
             }
         }
-        Ok(())
+        swept
     }
 }
 
@@ -217,8 +223,9 @@ pub(crate) fn overtaken() -> Error {
 mod tests {
     use std::sync::Arc;
 
-    use lockkit_core::{Alarm, Fence, HolderInfo, LockStore as _, Release};
+    use lockkit_core::{Alarm, Fence, HolderInfo, LockKey, LockStore as _, Release};
     use lockkit_testkit::servers::ZooKeeperServer;
+    use zookeeper_client::{Acl, Acls, AuthId, Permission};
 
     use super::*;
     use crate::{
@@ -284,6 +291,48 @@ mod tests {
         session.is_in_doubt();
         let left = left_of(&session, &asked, 3).await;
         assert_eq!(left, [of_asked, of_queued, of_held].map(|node| node.name), "these are in use");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_may_not_be_deleted_keeps_nothing_else_from_being_swept_up() {
+        let server = server().await;
+        let session = session(&server).await;
+        let of =
+            |name| [1, 2, 3, 4].map(|n| Claim { key: LockKey::new(format!("{name}-{n}")).expect("name"), ..claim() });
+        let (open, closed) = (of("open"), of("closed"));
+        session.make_directory(session.names.root(), BOUND).await.expect("the root");
+        let acl = [Acl::new(Permission::READ | Permission::CREATE, AuthId::anyone())];
+        for claim in &closed {
+            let options = CreateMode::Container.with_acls(Acls::new(&acl));
+            session.client.create(&session.names.lock(&claim.key), b"", &options).await.expect("the directory");
+        }
+        for claim in open.iter().chain(&closed) {
+            make_node(&session, claim).await;
+        }
+        let failure = session.sweep(BOUND).await.expect_err("four may not be deleted");
+        assert!(failure.is(&zk::Error::NoAuth), "{failure:?}");
+        for claim in &open {
+            let left = session.list(&session.names.lock(&claim.key), BOUND).await.expect("list");
+            assert!(left.is_empty(), "{left:?}");
+        }
+    }
+
+    /// A creation without an answer was carried out, in an earlier session or in this one, and so was the next.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_a_claim_left_behind_is_not_in_its_own_way() {
+        let server = server().await;
+        let ((store, session), (_other, earlier)) = (store(&server).await, store(&server).await);
+        for first in [&earlier, &session] {
+            let again = claim();
+            know(&session, &again, Stage::Asked);
+            make_node(first, &again).await;
+            make_node(&session, &again).await;
+            granted(store.acquire(&request(&again, Duration::ZERO)).await);
+            let left = session.list(&session.names.lock(&again.key), BOUND).await.expect("list");
+            assert_eq!(left.len(), 1, "{left:?}");
+            let release = store.release(&again).await.expect("release");
+            assert!(matches!(release, Release::Released { .. }), "{release:?}");
+        }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

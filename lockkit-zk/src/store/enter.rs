@@ -33,7 +33,7 @@ impl Acquisition<'_> {
             Some(Claimed { stage: Stage::Gone, .. }) => return Ok(None),
             Some(Claimed { stage: Stage::Asked, .. }) => {
                 if let Some(queue) = self.find().await.map_err(|failure| self.doubtful(&failure))? {
-                    return Ok(Some(queue));
+                    return self.without_strays(queue).await.map(Some);
                 }
                 if self.session.claimed(self.token).is_none() {
                     return Ok(None);
@@ -163,7 +163,6 @@ impl Acquisition<'_> {
             let stat = self.session.client.check_stat(&path);
             let Some(stat) = self.session.read(self.bound, Box::pin(stat)).await? else { continue };
             if !self.session.owns(stat.ephemeral_owner) {
-                self.delete(&name).await?;
                 continue;
             }
             let Some(sequence) = queue::sequence(&name) else { continue };
