@@ -7,7 +7,7 @@
 mod heartbeat;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     future::Future,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, Weak,
@@ -78,8 +78,8 @@ pub(crate) struct Session {
     sweeps: AtomicU32,
 }
 
-/// The claims that were granted in sessions that are over, until somebody was told.
-pub(crate) type Past = Mutex<HashSet<Token>>;
+/// The claims of sessions that are over, until they are released, and whether they were granted and nobody was told.
+pub(crate) type Past = Mutex<HashMap<Token, bool>>;
 
 /// Where the present session is, for all who ask for it.
 pub(crate) type Slot = SingleFlight<Arc<Session>>;
@@ -186,16 +186,15 @@ impl Session {
         self.alarm.raise_all();
     }
 
-    /// Forgets all claims, and takes note of those that were held; tells whether any was.
-    fn give_up_claims(&self, past: &mut HashSet<Token>) -> bool {
-        let mut held = false;
+    /// Gives up all claims, and takes note of which were held; tells whether any was.
+    fn give_up_claims(&self, past: &mut HashMap<Token, bool>) -> bool {
+        let mut any = false;
         for (token, claimed) in unpoisoned(&self.claims).drain() {
-            if matches!(claimed.stage, Stage::Held(..)) {
-                past.insert(token);
-                held = true;
-            }
+            let held = matches!(claimed.stage, Stage::Held(..));
+            past.insert(token, held);
+            any |= held;
         }
-        held
+        any
     }
 
     /// Ends the session's task, as the end of its runtime does.

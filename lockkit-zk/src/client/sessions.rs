@@ -50,12 +50,22 @@ impl Sessions {
 
     /// Whether the claim was held in a session that is over.
     pub(crate) fn was_held(&self, token: &Token) -> bool {
-        unpoisoned(&self.past).contains(token)
+        unpoisoned(&self.past).get(token) == Some(&true)
     }
 
-    /// Forgets that a claim was held in a session that is over: its holder has been told.
+    /// Whether the claim is of this store, in a session that is over.
+    pub(crate) fn was_ours(&self, token: &Token) -> bool {
+        unpoisoned(&self.past).contains_key(token)
+    }
+
+    /// Takes note that a claim was not held, or that its holder has been told. It may have left a node all the same.
+    pub(crate) fn was_not_held(&self, token: &Token) {
+        unpoisoned(&self.past).entry(*token).and_modify(|held| *held = false);
+    }
+
+    /// Forgets a claim of a session that is over; tells whether it was held. Its holder has been told.
     pub(crate) fn forget(&self, token: &Token) -> bool {
-        unpoisoned(&self.past).remove(token)
+        unpoisoned(&self.past).remove(token) == Some(true)
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result
     if answer.is_err() {
         // The session may have ended between the grant and this. Nobody has the lease, so nobody has lost it, and the claim may
         // be asked for again.
-        store.sessions.forget(&request.claim.token);
+        store.sessions.was_not_held(&request.claim.token);
     }
     answer
 }
@@ -127,10 +127,12 @@ impl<'a> Acquisition<'a> {
     ///
     /// # Errors
     /// Their effect is unknown as long as there is or may be a node of the claim, whatever was answered: it has to be
-    /// released.
+    /// released. A session that was declared over knows no claims, and its nodes may live on for as long as anybody believes in a
+    /// lease of it.
     pub(crate) async fn run(mut self) -> Result<Attempt> {
         let outcome = self.ask_and_wait().await;
-        outcome.map_err(|e| if self.session.claimed(self.token).is_some() { e.unknown_effect() } else { e })
+        let may_have_node = self.session.claimed(self.token).is_some() || self.session.is_over();
+        outcome.map_err(|e| if may_have_node { e.unknown_effect() } else { e })
     }
 
     async fn ask_and_wait(&mut self) -> Result<Attempt> {
@@ -331,14 +333,16 @@ pub(crate) fn undone(holder: Option<HolderInfo>, retry_after: Duration) -> Attem
 mod tests {
     use std::pin::pin;
 
-    use lockkit_core::{Effect, LockStore as _, Release};
-    use lockkit_testkit::faults::poll_until;
+    use lockkit_core::{Claim, Effect, LockKey, LockStore as _, Release};
+    use lockkit_testkit::faults::{Direction, Proxy, poll_until};
 
     use super::*;
     use crate::{
         ZkConfig,
         testing::{claim, granted, request, server},
     };
+
+    const BOUND: Duration = Duration::from_secs(5);
 
     /// The runtime of the session ends between the grant and its answer, so that the session is found to be over.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -350,9 +354,39 @@ mod tests {
         assert!(poll_until(first.as_mut(), 1, || {}).await.is_none(), "its node is asked for");
         store.sessions().present().expect("a session").abandon();
         let error = first.await.expect_err("the session is over");
-        assert!(error.is_retryable() && error.effect() == Effect::None, "{error}");
+        assert!(error.is_retryable() && error.effect() == Effect::Unknown, "{error}");
         granted(store.acquire(&asked).await);
         let release = store.release(&asked.claim).await.expect("release");
         assert!(matches!(release, Release::Released { .. }), "{release:?}");
+    }
+
+    /// What else the session held is kept until nobody believes in it, and the node of the claim with it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_claim_whose_session_is_declared_over_may_have_a_node() {
+        let server = server().await;
+        let proxy = Proxy::start(server.addr()).await.expect("proxy");
+        let store = ZkStore::connect(ZkConfig::new([proxy.addr().to_string()])).await.expect("connect");
+        let other = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
+        let held = Claim { key: LockKey::new("held").expect("name"), ..claim() };
+        granted(store.acquire(&request(&held, Duration::ZERO)).await);
+        let asked = request(&claim(), Duration::ZERO);
+        let (session, witness) = [&store, &other].map(|store| store.sessions().present().expect("a session")).into();
+        proxy.hold(Direction::ToClient);
+        let mut asking = pin!(store.acquire(&asked));
+        assert!(poll_until(asking.as_mut(), 1, || {}).await.is_none(), "its node is asked for");
+        let lock = session.names.lock(&asked.claim.key);
+        while witness.list(&lock, BOUND).await.expect("list").is_empty() {
+            tokio::task::yield_now().await;
+        }
+        session.end();
+        proxy.release(Direction::ToClient);
+        let error = asking.await.expect_err("the session is over");
+        assert_eq!(error.effect(), Effect::Unknown, "{error}");
+        let left = witness.list(&lock, BOUND).await.expect("list");
+        assert_eq!(left.len(), 1, "it is there still");
+        // Nobody revokes a lease that its own store gives up.
+        store.release(&asked.claim).await.expect("release");
+        assert!(witness.list(&lock, BOUND).await.expect("list").is_empty());
+        assert!(!witness.is_revoked(&lock, &asked.claim.token, BOUND).await.expect("a directory"));
     }
 }

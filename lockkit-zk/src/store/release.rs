@@ -35,7 +35,7 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
             release_node(&session, claim, (lock, node), had, bound).await.map_err(|failure| doubtful(&failure))
         }
         Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) => release_all(&session, claim, false, bound).await,
-        None => release_all(&session, claim, !sessions.was_held(&claim.token), bound).await,
+        None => release_all(&session, claim, !sessions.was_ours(&claim.token), bound).await,
     };
     let release = release.inspect_err(|error| {
         let before = claimed.as_ref().is_some_and(|claimed| claimed.releasing);
