@@ -40,6 +40,10 @@ const LEAP: u64 = STRIDE * (3 << 31);
 /// Where fences end: they should fit the signed numbers of databases.
 const MAX: u64 = i64::MAX as u64;
 
+/// How many fences must be left above one that was asked for: with a mistyped number one grant could use up all that there are,
+/// and nobody would get the lock any more.
+const ROOM: u64 = 1 << 40;
+
 /// What is stored of a lock's fences, beside its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FenceRecord {
@@ -95,6 +99,11 @@ pub(crate) fn grant(
     let floor = request.floor.get();
     let span = u64::from(request.span);
     let least = floor.checked_add(1).ok_or_else(too_high)?;
+    let natural = match record {
+        FenceRecord::Offset(offset) => base.checked_add(offset),
+        FenceRecord::Last(last) => last.checked_add(1),
+    };
+    let max = if natural.is_some_and(|natural| natural >= least) { MAX } else { MAX - ROOM };
     let (fence, next) = match (record, request.clock) {
         (FenceRecord::Offset(offset), FenceClock::Store) => {
             let raised = raised(offset, least.saturating_sub(base), alone);
@@ -110,17 +119,13 @@ pub(crate) fn grant(
             let message = "only exclusive locks can have fences without the store's clock";
             return Err(Error::new(ErrorKind::Unsupported, message));
         }
-        (FenceRecord::Offset(offset), FenceClock::Floor) => {
+        (FenceRecord::Offset(_), FenceClock::Floor) | (FenceRecord::Last(_), _) => {
             // All that was granted so far lies below.
-            let fence = base.checked_add(offset).map(|natural| natural.max(least));
-            (fence, FenceRecord::Last(fence.unwrap_or(MAX).saturating_add(span.saturating_sub(1))))
-        }
-        (FenceRecord::Last(last), FenceClock::Store | FenceClock::Floor) => {
-            let fence = last.checked_add(1).map(|next| next.max(least));
+            let fence = natural.map(|natural| natural.max(least));
             (fence, FenceRecord::Last(fence.unwrap_or(MAX).saturating_add(span.saturating_sub(1))))
         }
     };
-    let fence = fence.filter(|fence| fence.checked_add(span).is_some_and(|end| end <= MAX)).ok_or_else(too_high)?;
+    let fence = fence.filter(|fence| fence.checked_add(span).is_some_and(|end| end <= max)).ok_or_else(too_high)?;
     Ok((Fence::new(fence), (next != record).then_some(next)))
 }
 
@@ -174,7 +179,7 @@ pub(crate) fn offset_at(czxid: i64, fence: Fence) -> Result<FenceRecord> {
 /// As for [`grant`].
 pub(crate) fn raise(record: FenceRecord, czxid: i64, floor: Fence, alone: bool) -> Result<Option<FenceRecord>> {
     let floor = floor.get();
-    if floor >= MAX - u64::from(u32::MAX) {
+    if floor > MAX - ROOM {
         return Err(too_high());
     }
     let next = match record {
@@ -344,6 +349,26 @@ mod tests {
             ErrorKind::Unexpected
         );
         assert!(grant(FenceRecord::NONE, i64::MAX, &FenceRequest::default(), true).is_err());
+    }
+
+    #[test]
+    fn a_mistyped_floor_does_not_use_up_the_fences() {
+        for record in [FenceRecord::NONE, FenceRecord::Offset(7), FenceRecord::Last(5)] {
+            for alone in [true, false] {
+                let mistyped = ask(MAX - 1000, 65, FenceClock::Store);
+                let error = grant(record, 1, &mistyped, alone).expect_err("nobody could be granted anything after it");
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{record:?} {alone}");
+                raise(record, 1, mistyped.floor, alone).expect_err("nor here");
+                let highest = ask(MAX - 2 * ROOM, 65, FenceClock::Store);
+                let (fence, write) = grant(record, 1, &highest, alone).expect("grant");
+                grant(write.expect("raised"), 1_000_000, &FenceRequest::default(), alone).expect("the next one");
+                let again = FenceRequest { floor: fence, ..FenceRequest::default() };
+                grant(write.expect("raised"), 1_000_000, &again, alone).expect("it raises nothing");
+            }
+        }
+        // What has come so far by itself goes on to the end.
+        let late = FenceRecord::Last(MAX - 1000);
+        grant(late, 1, &ask(MAX - 2000, 65, FenceClock::Store), true).expect("grant");
     }
 
     #[test]
