@@ -189,9 +189,11 @@ impl ZkResource {
             Err(MultiWriteError::OperationFailed { source: zk::Error::BadVersion | zk::Error::NodeExists, .. }) => {
                 Ok(false)
             }
-            // The fence's node, or the value's, was deleted since it was read. A missing parent stays missing.
-            Err(MultiWriteError::OperationFailed { source: zk::Error::NoNode, .. })
-                if before.version.is_some() && !matches!(act, Act::Write { exists: false, .. }) =>
+            // A node that was there has been deleted since: that of the fence, which comes first, or that of the value. A missing
+            // parent stays missing.
+            Err(MultiWriteError::OperationFailed { source: zk::Error::NoNode, index })
+                if [before.version.is_some(), matches!(act, Act::Write { exists: true, .. })].get(index)
+                    == Some(&true) =>
             {
                 Ok(false)
             }

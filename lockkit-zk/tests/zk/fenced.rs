@@ -10,7 +10,11 @@ use lockkit_testkit::{
     AsyncOpen, BoxError, a_frozen_holder_is_refused, a_frozen_writer_is_refused_after_readers, faults::Proxy,
 };
 use lockkit_zk::{ZkConfig, ZkStore, fenced::ZkResource};
-use tokio::runtime::Runtime;
+use tokio::{
+    runtime::{Handle, Runtime},
+    task::block_in_place,
+};
+use zookeeper_client::{Acls, CreateMode};
 
 use crate::support::{Server, eventually, spoil_a_length};
 
@@ -95,6 +99,32 @@ async fn a_path_that_is_none_and_a_missing_parent_are_said() {
     let orphan = ZkResource::connect(server.config(), "/no/parent").await.expect("connect");
     assert!(orphan.claim(Fence::new(1)).await.is_err());
     assert_eq!(orphan.read().await.expect("read"), None);
+}
+
+/// Also before there is a fence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_that_is_deleted_while_it_is_written_is_made_anew() {
+    let server = Server::start().await;
+    let (proxy, raw) = (Proxy::start(server.0.addr()).await.expect("proxy"), Arc::new(server.raw().await));
+    let resource = ZkResource::connect(ZkConfig::new([proxy.addr().to_string()]), "/a").await.expect("connect");
+    for has_fence in [false, true] {
+        let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+        raw.create("/a", b"before", &options).await.expect("the value");
+        let (mut answers, hand) = (0, Arc::clone(&raw));
+        proxy.rewrite_replies(move |replies| {
+            answers += 1;
+            // The first answer is about the fence, and the second says that there is a value.
+            if answers == 2 {
+                block_in_place(|| Handle::current().block_on(hand.delete("/a", None))).expect("the value");
+            }
+            replies
+        });
+        let written = resource.write(Fence::new(1), b"after").await.expect("write");
+        assert_eq!(written, Admission::Admitted, "there was a fence: {has_fence}");
+        proxy.heal();
+        assert_eq!(resource.read().await.expect("read").as_deref(), Some(&b"after"[..]));
+        raw.delete("/a", None).await.expect("the value");
+    }
 }
 
 /// The driver waits for the rest of an answer, and takes all that comes after it for that.
