@@ -155,8 +155,8 @@ impl<'a> PendingRenewal<'a> {
         bound: Duration,
     ) -> Result<Renewed> {
         let claim = &self.renewal.claim;
-        let (lock, node, grant) = match &self.known {
-            Known::Held { lock, node, grant, .. } => (lock, node, grant),
+        let (lock, node) = match &self.known {
+            Known::Held { lock, node, .. } => (lock, node),
             Known::Refused(refusal) => return Err(refusal.clone()),
             Known::SessionEnded => {
                 sessions.forget(&claim.token);
@@ -166,6 +166,7 @@ impl<'a> PendingRenewal<'a> {
             Known::Cut => return Ok(Renewed::Lost(LossReason::Expired)),
             Known::NotHeld => return lose(session, claim, bound).await,
         };
+        let wrote = check.shown.is_some();
         let outcome = self.check(session, check, asked, bound).await;
         if session.is_over() {
             sessions.forget(&claim.token);
@@ -176,12 +177,13 @@ impl<'a> PendingRenewal<'a> {
             return lose(session, claim, bound).await;
         }
         outcome.and_then(|()| alive.clone()).map_err(|failure| error::map(&failure, Sent::Yes))?;
-        let mut grant = self.renewed(grant);
-        if !set_grant(session, claim, node, &grant) {
-            return lose(session, claim, bound).await;
-        }
+        let renewed = change_grant(session, claim, node, |grant, written| {
+            *grant = self.renewed(grant);
+            *written |= wrote;
+        });
+        let Some(grant) = renewed else { return lose(session, claim, bound).await };
         if let Some(floor) = self.renewal.fence_floor {
-            self.raise(session, lock, node, &mut grant, floor, bound).await?;
+            self.raise(session, lock, node, floor, bound).await?;
         }
         let until = session.proven().min(asked + self.renewal.ttl);
         let (fence, span, depth) = (grant.fence, grant.span, grant.depth);
@@ -221,15 +223,7 @@ impl<'a> PendingRenewal<'a> {
     /// Raises the lock's fences above `floor`, in one transaction with a write to the holder's node, so that nobody
     /// raises them who has lost the lock. If another of those that hold it together does so at the same time, it fails, and the
     /// renewal is asked for again.
-    async fn raise(
-        &self,
-        session: &Session,
-        lock: &str,
-        node: &Node,
-        grant: &mut Grant,
-        floor: Fence,
-        bound: Duration,
-    ) -> Result<()> {
+    async fn raise(&self, session: &Session, lock: &str, node: &Node, floor: Fence, bound: Duration) -> Result<()> {
         let children = session.list(lock, bound).await.map_err(|failure| error::map(&failure, Sent::Yes))?;
         let (record, version) = if queue::has_record(&children) {
             session.read_fence_record(lock, bound).await?
@@ -238,10 +232,11 @@ impl<'a> PendingRenewal<'a> {
         };
         let alone = self.renewal.claim.mode == Mode::Exclusive;
         let Some(raised) = fence::raise(record, node.czxid, floor, alone)? else { return Ok(()) };
-        grant.explicit = true;
         // From now on the node may say it, and must go on to.
-        set_grant(session, &self.renewal.claim, node, grant);
-        session.update(&self.renewal.claim.token, |claimed| claimed.written = false);
+        let explicit = change_grant(session, &self.renewal.claim, node, |grant, written| {
+            (grant.explicit, *written) = (true, false);
+        });
+        let Some(grant) = explicit else { return Err(overtaken()) };
         if !session.write_fence_record(lock, raised, version, (&node.name, grant.value()), bound).await? {
             return Err(overtaken());
         }
@@ -334,15 +329,21 @@ async fn mind(minded: Minded, watch: Watched) {
     }
 }
 
-/// Takes note of a grant, unless the claim has lost its node meanwhile; tells whether it has not.
-fn set_grant(session: &Session, claim: &Claim, node: &Node, grant: &Grant) -> bool {
-    let mut held = false;
+/// Changes a grant, and whether the node says it, unless the claim has lost its node meanwhile. What it is then.
+fn change_grant(
+    session: &Session,
+    claim: &Claim,
+    node: &Node,
+    change: impl FnOnce(&mut Grant, &mut bool),
+) -> Option<Grant> {
+    let mut changed = None;
     session.update(&claim.token, |claimed| {
-        if matches!(&claimed.stage, Stage::Held(own, _) if own == node) {
-            claimed.stage = Stage::Held(node.clone(), grant.clone());
-            claimed.written = true;
-            held = true;
+        if let Stage::Held(own, grant) = &mut claimed.stage
+            && own == node
+        {
+            change(grant, &mut claimed.written);
+            changed = Some(grant.clone());
         }
     });
-    held
+    changed
 }

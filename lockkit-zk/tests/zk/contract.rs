@@ -1,11 +1,12 @@
 //! The rules, as this store keeps them, and the layout of its nodes.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use lockkit_core::{
     Attempt, Effect, ErrorKind, Fence, FenceRequest, LockKey, LockStore, LossReason, Query, Release, Renewal, Renewed,
     store::{Record, Records, Swap},
 };
+use lockkit_testkit::faults::poll_until;
 use lockkit_zk::{ZkConfig, ZkStore};
 use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
 
@@ -113,6 +114,28 @@ async fn a_claim_is_released_from_elsewhere() {
     assert!(children(&raw, "a").await.is_empty());
     assert_eq!(lost(&renew(&store, &mine).await.expect("renew")), LossReason::Revoked);
     assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Revoked));
+}
+
+/// It goes on with what it saw of the grant before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_not_polled_undoes_nothing_of_one_that_came_after_it() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let mine = claim("a");
+    let held = hold(&store, &mine).await;
+    let renewal = Renewal { claim: mine.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
+    let raised = Renewal { fence_floor: Some(held.fence.offset(1_000_000)), ..renewal.clone() };
+    let nested = Renewal { depth: 2, ..renewal.clone() };
+    let [renewal, raised, nested] = [[renewal], [raised], [nested]];
+    let mut slow = pin!(store.renew(&renewal));
+    assert!(poll_until(slow.as_mut(), 1, || {}).await.is_none(), "it asks for the node");
+    let renew = async |renewal| store.renew(renewal).await.remove(0).expect("renew");
+    for renewed in [renew(&raised).await, slow.await.remove(0).expect("renew"), renew(&nested).await] {
+        assert!(matches!(&renewed, Renewed::Held(hold) if hold.fence == held.fence), "{renewed:?}");
+    }
+    let states = store.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
+    assert_eq!(states[0].holders[0].fence, Some(held.fence), "its node says no more which fence it has");
+    free(&store, &mine).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
