@@ -115,7 +115,7 @@ impl RecordNode {
                 .and_then(|()| check.add_delete(&self.path, None)),
         }
         .map_err(|e| error::map(&e.into(), Sent::No))?;
-        match self.commit(check).await {
+        match self.session.commit(check, self.bound).await {
             Ok(()) => Ok(true),
             // Without a root there is no record either.
             Err(failure) if failure.is(&zk::Error::NoNode) => Ok(seen.0.is_none()),
@@ -146,7 +146,7 @@ impl RecordNode {
                 .and_then(|()| change.add_delete(&self.path, Some(found.version))),
         }
         .map_err(|e| error::map(&e.into(), Sent::No))?;
-        match self.commit(change).await {
+        match self.session.commit(change, self.bound).await {
             Ok(()) => Ok(true),
             Err(failure) if failure.is(&zk::Error::NoNode) && seen.0.is_none() => {
                 self.session.make_directory(self.session.names.root(), self.bound).await?;
@@ -165,13 +165,6 @@ impl RecordNode {
 
     fn child(&self, child: &str) -> String {
         format!("{}/{child}", self.path)
-    }
-
-    async fn commit(&self, mut all: MultiWriter<'_>) -> Result<(), Failure> {
-        let sent = self.session.now();
-        let done = all.commit();
-        let done = Box::pin(async move { done.await.map_err(zk::Error::from) });
-        self.session.lead(sent, self.bound, done).await.map(drop)
     }
 }
 
