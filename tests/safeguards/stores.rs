@@ -24,7 +24,10 @@ const MYSQL_CONNECTION: &str = "lockkit-mysql/src/client/connection.rs";
 const LOCKER: &str = "lockkit-core/src/locker.rs";
 const ZK_PROOF: &str = "lockkit-zk/src/client/proof.rs";
 const ZK_HEARTBEAT: &str = "lockkit-zk/src/client/session/heartbeat.rs";
+const ZK_SESSION: &str = "lockkit-zk/src/client/session.rs";
 const ZK_ZNODES: &str = "lockkit-zk/src/client/znodes.rs";
+const ZK_ENTER: &str = "lockkit-zk/src/store/enter.rs";
+const ZK_FENCE: &str = "lockkit-zk/src/wire/fence.rs";
 const ZK_ACQUIRE: &str = "lockkit-zk/src/store/acquire.rs";
 const ZK_RELEASE: &str = "lockkit-zk/src/store/release.rs";
 const ZK_RENEW: &str = "lockkit-zk/src/store/renew.rs";
@@ -468,10 +471,66 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "silence",
         does: "A session that sends, but understands no answer, is given up after its timeout",
-        file: ZK_HEARTBEAT,
-        code: "if !settled && «self.client.state() == zk::SessionState::SyncConnected» &&",
+        file: ZK_SESSION,
+        code: "if «self.client.state() == zk::SessionState::SyncConnected» &&",
         without: "false",
         noticed_by: "lockkit-zk/zk::faults::a_session_whose_answers_can_not_be_read_is_replaced",
+    },
+    Safeguard {
+        name: "silence_elsewhere",
+        does: "So is one whose runtime nobody drives, by those who ask on another",
+        file: ZK_SESSION,
+        code: "Err(_) => Err(«self.unheard(bound)»),",
+        without: "Failure::TimedOut(bound)",
+        noticed_by: "lockkit-zk/zk::waiting::a_store_outlives_a_runtime_that_nobody_drives",
+    },
+    Safeguard {
+        name: "zk_first_node",
+        does: "A lock's directory has had a node when it is made, so that the servers remove it whatever becomes of its maker",
+        file: ZK_ZNODES,
+        code: "«self.add_lock(&mut all, lock, b\"\")»?;",
+        without: "all.add_create(lock, b\"\", &self.options(CreateMode::Container))",
+        noticed_by: "lockkit-zk/zk::dropped::a_dropped_acquisition_leaves_no_directory",
+    },
+    Safeguard {
+        name: "zk_own_strays",
+        does: "What a claim left behind before is not taken for another's",
+        file: ZK_ENTER,
+        code: "return «self.without_strays(queue).await».map(Some);",
+        without: "Ok(queue)",
+        noticed_by: "lockkit-zk/lib::client::znodes::tests::what_a_claim_left_behind_is_not_in_its_own_way",
+    },
+    Safeguard {
+        name: "zk_over_and_alive",
+        does: "A claim whose session was declared over may have a node for as long as others believe in that session's leases",
+        file: ZK_ACQUIRE,
+        code: "|| «self.session.is_over()»;\n        outcome",
+        without: "false",
+        noticed_by: "lockkit-zk/lib::store::acquire::tests::a_claim_whose_session_is_declared_over_may_have_a_node",
+    },
+    Safeguard {
+        name: "zk_renewals_in_time",
+        does: "The renewals of many leases end in time together",
+        file: ZK_RENEW,
+        code: "timeout_at(«deadline», plan",
+        without: "deadline + session.timeout()",
+        noticed_by: "lockkit-zk/zk::many::many_renewals_that_nobody_answers_end_in_time",
+    },
+    Safeguard {
+        name: "zk_sweep_on",
+        does: "What may not be deleted keeps nothing else from being swept up",
+        file: ZK_ZNODES,
+        code: "if «failure.is(&zk::Error::NoAuth)» => swept",
+        without: "false",
+        noticed_by: "lockkit-zk/lib::client::znodes::tests::what_may_not_be_deleted_keeps_nothing_else_from_being_swept_up",
+    },
+    Safeguard {
+        name: "zk_fence_room",
+        does: "A mistyped floor does not use up the fences of a lock",
+        file: ZK_FENCE,
+        code: "{ MAX } else { «MAX - ROOM» };",
+        without: "MAX",
+        noticed_by: "lockkit-zk/lib::wire::fence::tests::a_mistyped_floor_does_not_use_up_the_fences",
     },
     Safeguard {
         name: "zk_words",

@@ -251,7 +251,7 @@ impl Session {
     pub(crate) async fn read<T>(&self, bound: Duration, answer: Answer<'_, T>) -> Result<T, Failure> {
         let answer = match timeout(bound, understood(answer)).await {
             Ok(answer) => answer.map_err(Failure::from),
-            Err(_) => Err(Failure::TimedOut(bound)),
+            Err(_) => Err(self.unheard(bound)),
         };
         if answer.as_ref().is_err_and(Failure::ends_session) {
             self.end();
@@ -266,6 +266,18 @@ impl Session {
             self.proof().passed(sent, self.now());
         }
         answer
+    }
+
+    /// No answer came in time. The session is over if none has come for as long as it lasts without a sign of life, though it is
+    /// connected: the driver does nothing more, or hears something, or it would have hung up, and makes nothing of it.
+    ///
+    /// - Nobody drives its runtime any more.
+    /// - The length of an answer was spoilt, and it waits for the rest. It would do so for as long as requests are sent.
+    pub(crate) fn unheard(&self, bound: Duration) -> Failure {
+        if self.client.state() == zk::SessionState::SyncConnected && self.proof().is_silent(self.now()) {
+            self.end();
+        }
+        Failure::TimedOut(bound)
     }
 
     /// Takes note that the outcome of a creation is not known.

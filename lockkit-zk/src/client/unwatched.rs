@@ -3,6 +3,7 @@
 
 use std::{mem, time::Duration};
 
+use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{self as zk, MultiReadResult, MultiReader, Stat};
 
 use crate::{
@@ -51,11 +52,12 @@ impl<'s> Unwatched<'s> {
         }
     }
 
-    /// What became of each node, in the order in which they were added.
-    pub(crate) async fn answers(self, bound: Duration) -> Vec<Result<Stat, Failure>> {
+    /// What became of each node, in the order in which they were added, as far as it is known by `deadline`.
+    pub(crate) async fn answers(self, deadline: Instant, bound: Duration) -> Vec<Result<Stat, Failure>> {
         let mut all = Vec::new();
         for (nodes, answer) in self.sent {
-            match self.session.read(bound, answer).await {
+            let answer = timeout_at(deadline, self.session.read(bound, answer)).await;
+            match answer.unwrap_or(Err(Failure::TimedOut(bound))) {
                 Ok(results) if results.len() == nodes => all.extend(results.into_iter().map(stat)),
                 Ok(_) => all.extend((0..nodes).map(|_| Err(odd()))),
                 Err(failure) => all.extend((0..nodes).map(|_| Err(failure.clone()))),

@@ -201,7 +201,7 @@ impl<'a> Acquisition<'a> {
         let (fence, span, depth) = (granted.fence, granted.span, granted.depth);
         if self.session.proven() < self.session.now() + self.request.ttl / 3 {
             // It was a long wait. Whoever is to rely on the lease should have something of it.
-            let sign = self.session.sign_of_life().await;
+            let sign = self.session.sign_of_life(self.bound).await;
             sign.map_err(|failure| self.doubtful(&failure))?;
         }
         if !self.hold(&queue.node, granted) {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use lockkit_core::{Claim, Error, ErrorKind, Fence, Hold, LossReason, Mode, Moment, Renewal, Renewed, Result, Token};
+use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{self as zk, Stat};
 
 use crate::{
@@ -43,14 +44,18 @@ pub(crate) async fn renew(store: &ZkStore, renewals: &[Renewal]) -> Vec<Result<R
     let mut unwatched = Unwatched::new(&session);
     let checks: Vec<_> = plans.iter().map(|plan| plan.send(&session, &mut unwatched)).collect();
     unwatched.send();
-    let alive = if plans.iter().any(PendingRenewal::is_held) { session.sign_of_life().await } else { Ok(()) };
-    let mut seen = unwatched.answers(bound).await.into_iter();
+    // For all together: one bound for the sign of life, and another for what is asked besides. No lease outlasts the session.
+    let deadline = Instant::now() + bound.saturating_mul(2).min(session.timeout());
+    let alive = if plans.iter().any(PendingRenewal::is_held) { session.sign_of_life(bound).await } else { Ok(()) };
+    let mut seen = unwatched.answers(deadline, bound).await.into_iter();
     let mut answers = Vec::with_capacity(renewals.len());
     for (plan, mut check) in plans.iter().zip(checks) {
         if let Some(Look::Unwatched(answer)) = &mut check.look {
             *answer = seen.next();
         }
-        answers.push(plan.finish(&session, sessions, check, &alive, asked, bound).await);
+        // What is there by then counts, however late this is asked.
+        let answer = timeout_at(deadline, plan.finish(&session, sessions, check, &alive, asked, bound)).await;
+        answers.push(answer.unwrap_or_else(|_| Err(Error::no_answer(bound, Sent::Yes))));
     }
     answers
 }

@@ -1,8 +1,12 @@
 //! More nodes than the driver can watch anew on another connection.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use lockkit_core::{Claim, LockStore, LossReason, Release, Renewal, Renewed};
+use lockkit_core::{Claim, Effect, LockStore, LossReason, Release, Renewal, Renewed, Result};
 use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::ZkStore;
 use tokio::task::JoinSet;
@@ -147,4 +151,28 @@ async fn a_reconnection_with_many_waiters_costs_no_lease() {
     while let Some(waiter) = waiters.join_next().await {
         drop(waiter.expect("no panic").expect("acquire").expect("granted"));
     }
+}
+
+/// The bound on an operation is one for all of them, and not one for each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_renewals_that_nobody_answers_end_in_time() {
+    const BOUND: Duration = Duration::from_millis(500);
+    let server = Server::start().await;
+    let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    let claims: Vec<_> = (0..50).map(|number| claim(&number.to_string())).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+    }
+    let renewal = |claim: &Claim| Renewal { claim: claim.clone(), ttl: TTL, depth: 2, fence_floor: None, holder: None };
+    let renewals: Vec<_> = claims.iter().map(renewal).collect();
+    proxy.hold(Direction::ToClient);
+    let asked = Instant::now();
+    for answer in store.renew(&renewals).await {
+        let error = answer.expect_err("nobody answers");
+        assert_eq!(error.effect(), Effect::Unknown, "{error}");
+    }
+    assert!(asked.elapsed() < BOUND * 4, "it took {:?}", asked.elapsed());
+    proxy.heal();
+    let all = insist("renew", async || store.renew(&renewals).await.into_iter().collect::<Result<Vec<_>>>()).await;
+    assert!(all.iter().all(|renewed| matches!(renewed, Renewed::Held(_))), "{all:?}");
 }

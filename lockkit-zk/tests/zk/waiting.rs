@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Attempt, LockStore, Release};
+use lockkit_core::{AcquireRequest, Attempt, LockStore, LossReason, Release};
 use lockkit_testkit::faults::{Direction, Proxy};
 use lockkit_zk::ZkConfig;
 use tokio::{runtime::Handle, task::block_in_place};
@@ -94,6 +94,42 @@ fn a_waiter_outlives_the_runtime_of_its_session() {
     }));
     drop(sessions);
     waiter.join().expect("no panic");
+}
+
+/// Its session hears nothing and ends at the servers, and its driver, which nobody drives either, does not say so.
+#[test]
+fn a_store_outlives_a_runtime_that_nobody_drives() {
+    let runtime = |mut builder: tokio::runtime::Builder| builder.enable_all().build().expect("a runtime");
+    let servers = runtime(tokio::runtime::Builder::new_multi_thread());
+    let sessions = runtime(tokio::runtime::Builder::new_current_thread());
+    let server = servers.block_on(Server::start());
+    let config = server.config().session(Duration::from_secs(2)).timeout(Duration::from_millis(500));
+    for held in [false, true] {
+        let mine = claim("a");
+        let store = sessions.block_on(async {
+            let store = connect(config.clone()).await;
+            if held {
+                hold(&store, &mine).await;
+            }
+            store
+        });
+        servers.block_on(async {
+            if held {
+                let mut reason = None;
+                eventually("its end is told", async || {
+                    reason = renew(&store, &mine).await.ok().map(|renewed| lost(&renewed));
+                    reason.is_some()
+                })
+                .await;
+                assert_eq!(reason, Some(LossReason::SessionEnded));
+            }
+            let next = claim("a");
+            eventually("it is granted", async || matches!(attempt(&store, &next).await, Ok(Attempt::Granted(_)))).await;
+            free(&store, &next).await;
+        });
+    }
+    // It ends its processes on a runtime.
+    servers.block_on(async { drop(server) });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -52,7 +52,7 @@ impl Session {
     }
 
     /// Makes sure that the last proof of life is recent, with one request for all who ask at the same time.
-    pub(crate) async fn sign_of_life(&self) -> Result<(), Failure> {
+    pub(crate) async fn sign_of_life(&self, bound: Duration) -> Result<(), Failure> {
         if self.proof().is_fresh(self.now()) {
             return Ok(());
         }
@@ -66,19 +66,13 @@ impl Session {
             signs.borrow_and_update().clone().unwrap_or(Ok(()))
         };
         // The sign that is announced first may have been sent before we asked. That is as good: it is recent.
-        let bound = self.config.timeout;
-        timeout(bound, sign).await.unwrap_or(Err(Failure::TimedOut(bound)))
+        timeout(bound, sign).await.unwrap_or_else(|_| Err(self.unheard(bound)))
     }
 
     /// Gives a sign of life, and if anything depends on the session, proves that it lives.
     async fn pulse(&self) {
         let sign = self.sign().await;
         let settled = sign.is_ok();
-        if !settled && self.client.state() == zk::SessionState::SyncConnected && self.proof().is_silent(self.now()) {
-            // The driver hears something, or it would have hung up, and makes nothing of it: the length of an answer was
-            // spoilt, and it waits for the rest. It would do so for as long as requests are sent.
-            self.end();
-        }
         self.signs.send_replace(Some(sign));
         if settled && self.sweeps.load(Ordering::Relaxed) > 0 && self.sweep(self.config.timeout).await.is_ok() {
             // Set again meanwhile, it is one less than it could be.
@@ -206,5 +200,72 @@ pub(super) async fn live(
     _ = slot.upgrade().map(|slot| slot.present(|present| !present.is_over()));
     if let Some(session) = kept {
         sleep(session.proven().since(session.now())).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{pin::pin, time::Instant};
+
+    use lockkit_core::{AcquireRequest, Claim, Effect, Error, LockKey, LockStore as _, ShiftedClock};
+    use lockkit_testkit::faults::Proxy;
+
+    use super::*;
+    use crate::{
+        ZkConfig, ZkStore,
+        testing::{claim, granted, request, server},
+    };
+
+    /// A claim waits for nearly as long as the session lasts, and is the next one then: a sign of life is due, and is not
+    /// answered. The session may be declared over meanwhile, while it has something else, too.
+    async fn be_the_next_without_a_sign_of_life(ends: bool) -> (Error, Duration) {
+        const SESSION: Duration = Duration::from_secs(60);
+        let server = server().await;
+        let (proxy, clock) = (Proxy::start(server.addr()).await.expect("proxy"), Arc::new(ShiftedClock::default()));
+        let config = ZkConfig::new([proxy.addr().to_string()]).session(SESSION).timeout(Duration::from_secs(10));
+        let store = ZkStore::connect(config.clock(Arc::<ShiftedClock>::clone(&clock))).await.expect("connect");
+        let other = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
+        let (held, theirs) = (Claim { key: LockKey::new("b").expect("name"), ..claim() }, claim());
+        granted(store.acquire(&request(&held, Duration::ZERO)).await);
+        granted(other.acquire(&request(&theirs, Duration::ZERO)).await);
+        let asked = AcquireRequest { ttl: Duration::from_secs(4), ..request(&claim(), SESSION) };
+        let mut asking = pin!(store.acquire(&asked));
+        let watched = async { while server.word("wchp").await.expect("wchp").matches("/lockkit/a/").count() < 2 {} };
+        tokio::select! {
+            answer = asking.as_mut() => panic!("it does not wait: {answer:?}"),
+            () = watched => {}
+        }
+        let session = store.sessions().present().expect("a session");
+        let (silent, root) = (Arc::new(Notify::new()), session.names.root().to_owned());
+        let news = Arc::clone(&silent);
+        proxy.rewrite_replies(move |replies| {
+            if !replies.ends_with(root.as_bytes()) {
+                return replies;
+            }
+            news.notify_one();
+            Vec::new()
+        });
+        clock.advance(SESSION - Duration::from_millis(1500));
+        other.release(&theirs).await.expect("release");
+        let start = Instant::now();
+        let (answer, ()) = tokio::join!(asking, async {
+            silent.notified().await;
+            if ends {
+                session.end();
+            }
+        });
+        (answer.expect_err("nothing proves that the session lives"), start.elapsed())
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_claim_whose_session_is_declared_over_when_it_is_the_next_may_have_a_node() {
+        let (error, _) = be_the_next_without_a_sign_of_life(true).await;
+        assert_eq!(error.effect(), Effect::Unknown, "{error}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_acquisition_waits_for_a_sign_of_life_for_no_longer_than_for_other_answers() {
+        let (error, elapsed) = be_the_next_without_a_sign_of_life(false).await;
+        assert!(elapsed < Duration::from_secs(5), "it waited for {elapsed:?}: {error}");
     }
 }
