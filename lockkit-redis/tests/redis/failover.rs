@@ -329,3 +329,28 @@ async fn a_dead_primary_is_an_error_not_an_empty_answer() {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
 }
+
+/// A server that failed and took over again at the same address: a waiter's subscription is there before its next request, while its
+/// place is still that of the former epoch.
+#[tokio::test]
+async fn no_lease_is_granted_with_the_mark_of_a_former_epoch() {
+    let all = RedisSentinels::start(flavor()).await.expect("servers");
+    let store = async || {
+        RedisStore::from_url(&format!("{}?prefix=&failover_pause=no", all.url())).await.expect("connect")
+    };
+    let (holds, waits, server) = (store().await, store().await, &all.servers()[0]);
+    let (theirs, mine) = (claim("a"), claim("a"));
+    in_order(&holds, &theirs).await;
+    let fails_over = async {
+        until_one_waits(&holds, &mine).await;
+        let (places, token) = ("{a}:places:fence", mine.token.reveal());
+        let place = server.command(&["HGET", places, &token]).await.expect("HGET");
+        let at = place.find(":1@").expect("a mark") + ":1@".len();
+        let former = format!("{}00000000{}", &place[..at], &place[at + 8..]);
+        server.command(&["HSET", places, &token, &former]).await.expect("HSET");
+        free(&holds, &theirs).await;
+    };
+    let (hold, ()) = tokio::join!(in_order(&waits, &mine), fails_over);
+    assert_eq!(held(renew(&waits, &renewal(&mine)).await).fence, hold.fence);
+    free(&waits, &mine).await;
+}

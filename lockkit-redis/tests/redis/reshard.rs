@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use lockkit_core::{AcquireRequest, Attempt, Claim, Hold, LockStore, Locker, Mode, Order, Query};
+use lockkit_core::{AcquireRequest, Attempt, Claim, LockStore, Locker, Mode};
 use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_testkit::servers::{RedisCluster, RedisOptions, RedisServer};
 
@@ -125,16 +125,6 @@ async fn no_alarm_is_raised_for_locks_that_stay() {
     assert!(guard.is_held() && left <= (TTL - started.elapsed()).as_millis() + 100, "renewed: {left} ms are left");
 }
 
-/// Waits in order until it is granted.
-async fn in_order(store: &RedisStore, claim: &Claim) -> Hold {
-    let request = AcquireRequest { order: Order::Fifo, ..request(claim, TTL) };
-    loop {
-        if let Attempt::Granted(hold) = store.acquire(&request).await.expect("acquire") {
-            return hold;
-        }
-    }
-}
-
 /// It has its place from a member that is not the one that grants: nobody hears it there until it asks again.
 #[tokio::test]
 async fn a_waiter_whose_slot_moved_can_renew_what_it_is_granted() {
@@ -145,11 +135,7 @@ async fn a_waiter_whose_slot_moved_can_renew_what_it_is_granted() {
         let (theirs, mine) = (claim("460"), Claim { mode, ..claim("460") });
         in_order(&holds, &theirs).await;
         let moves = async {
-            eventually_async("it waits", async || {
-                let state = holds.inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
-                state[0].waiters == Some(1)
-            })
-            .await;
+            until_one_waits(&holds, &mine).await;
             all.move_slot(slot, from, to).await.expect("move");
             free(&holds, &theirs).await;
         };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 pub(crate) use lockkit_core::store::join_all;
 use lockkit_core::{
     AcquireRequest, Attempt, Claim, Contention, Fence, FenceRequest, Hold, HolderInfo, LockKey, LockStore, LossReason,
-    Mode, Order, Release, Renewal, Renewed, Result, Token,
+    Mode, Order, Query, Release, Renewal, Renewed, Result, Token,
 };
 use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_testkit::servers::{Keep, RedisFlavor, RedisOptions, RedisServer};
@@ -114,6 +114,24 @@ pub(crate) async fn attempt(store: &RedisStore, claim: &Claim) -> Result<Attempt
 
 pub(crate) async fn hold(store: &RedisStore, claim: &Claim) -> Hold {
     granted(attempt(store, claim).await.expect("acquire"))
+}
+
+/// Waits in order until it is granted.
+pub(crate) async fn in_order(store: &RedisStore, claim: &Claim) -> Hold {
+    let request = AcquireRequest { order: Order::Fifo, ..request(claim, TTL) };
+    loop {
+        if let Attempt::Granted(hold) = store.acquire(&request).await.expect("acquire") {
+            return hold;
+        }
+    }
+}
+
+pub(crate) async fn until_one_waits(store: &RedisStore, claim: &Claim) {
+    eventually_async("somebody waits", async || {
+        let states = store.inspect(&Query::Keys(vec![claim.key.clone()])).await.expect("inspect");
+        states[0].waiters == Some(1)
+    })
+    .await;
 }
 
 pub(crate) fn granted(attempt: Attempt) -> Hold {

@@ -185,6 +185,12 @@ local function listens(channel)
   return answer.err or answer[2] > 0
 end
 
+-- Whether the place of a claim is of this server's own time in charge. A lease that is granted with the tail of an earlier one has
+-- a mark that no renewal finds. Its waiter asks again, for a place with the present mark.
+local function is_present(tail)
+  return not mark or string.find(tail, '^:%d+' .. mark .. ':')
+end
+
 -- Grants the lock to those in front of the queue that listen, as far as there is room. Returns the claim's own new value, if it
 -- was one of them, and whether nobody is in front of those that have no place.
 local function serve()
@@ -217,7 +223,7 @@ local function serve()
       end
       mine = grant(token, mode, ttl, nil, span, least, tail)
       granted = granted + 1
-    elseif listens(channel) then
+    elseif is_present(tail) and listens(channel) then
       leave(token)
       grant(token, mode, ttl, tonumber(ends), span, least, tail)
       redis.pcall('PUBLISH', channel, '')
