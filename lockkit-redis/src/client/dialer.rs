@@ -18,7 +18,7 @@ use redis::{
     AsyncConnectionConfig, PushInfo, PushKind,
     aio::{MultiplexedConnection, SendError},
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::{
     client::{
@@ -31,7 +31,10 @@ use crate::{
         subscriptions::Subscriptions,
     },
     config::{RedisConfig, Topology},
-    wire::error::{self, Sent},
+    wire::{
+        error::{self, Sent},
+        server::ServerFacts,
+    },
 };
 
 /// How many bytes may wait to be written before no more requests are taken.
@@ -51,6 +54,16 @@ pub(crate) struct Dialer {
     generation: AtomicU64,
     /// The epoch of the latest connection.
     epoch: Mutex<Option<Epoch>>,
+    /// Which run of the server was admitted last, if servers are vetted.
+    admitted: Arc<Mutex<Admitted>>,
+}
+
+/// A run of the server that was admitted, over which connection, and when that broke.
+#[derive(Debug, Default)]
+struct Admitted {
+    run_id: String,
+    generation: u64,
+    ended: Option<Instant>,
 }
 
 /// The key of a server's note about its epoch. In a cluster it changes when its slot leaves the server.
@@ -65,8 +78,8 @@ impl Dialer {
         alarm: Option<Alarm>,
         subscriptions: Arc<Subscriptions>,
     ) -> Arc<Self> {
-        let (slot, generation, epoch) = Default::default();
-        Arc::new(Self { config, note, alarm, subscriptions, slot, generation, epoch })
+        let (slot, generation, epoch, admitted) = Default::default();
+        Arc::new(Self { config, note, alarm, subscriptions, slot, generation, epoch, admitted })
     }
 
     /// The connection, made now if there is none.
@@ -210,8 +223,10 @@ impl Dialer {
         let receiver = {
             // A server that dies is a server that another may take the place of.
             let (subscriptions, end) = (Arc::clone(&self.subscriptions), Arc::clone(&on_switch));
+            let admitted = Arc::clone(&self.admitted);
             move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
+                    unpoisoned(&admitted).end(generation);
                     end();
                 } else {
                     subscriptions.push(generation, &push);
@@ -231,7 +246,11 @@ impl Dialer {
     async fn vet(&self, connection: &mut Connection) -> Result<()> {
         let (inner, batches) = (Arc::clone(&connection.inner), Arc::clone(&connection.batches));
         if let Some(vet) = &self.config.vet {
-            (vet.0)(&questions::facts(&inner, batches.number()).await?)?;
+            let facts = questions::facts(&inner, batches.number()).await?;
+            let facts = unpoisoned(&self.admitted).doubt(facts);
+            (vet.0)(&facts)?;
+            *unpoisoned(&self.admitted) =
+                Admitted { run_id: facts.run_id, generation: connection.generation, ended: None };
         }
         let seen = unpoisoned(&self.epoch).as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
         match self.epoch(&inner, batches.number(), &seen).await {
@@ -249,6 +268,23 @@ impl Dialer {
 
     fn raise_alarm(&self) {
         self.alarm.iter().for_each(Alarm::raise_all);
+    }
+}
+
+impl Admitted {
+    fn end(&mut self, generation: u64) {
+        if self.generation == generation {
+            self.ended.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// A server tells its uptime by its wall clock, which may have been set forward since it started. A run that follows upon
+    /// another is no older than the end of the connection to that; and if nobody saw that end, nothing is known of its age.
+    fn doubt(&self, mut facts: ServerFacts) -> ServerFacts {
+        if !self.run_id.is_empty() && facts.run_id != self.run_id {
+            facts.uptime = facts.uptime.min(self.ended.map_or(Duration::ZERO, |ended| ended.elapsed()));
+        }
+        facts
     }
 }
 

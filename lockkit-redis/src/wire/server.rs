@@ -16,7 +16,8 @@ use crate::wire::error::{self, Sent};
 pub struct ServerFacts {
     /// A random name of the server's process (`run_id`): new after every restart. Empty if it was not told.
     pub run_id: String,
-    /// For how long it has been running, at least, in whole seconds. Zero if it was not told.
+    /// For how long it has been running, at least; zero if it was not told. The server tells it in whole seconds, by its wall
+    /// clock. A run that follows upon another that this store was connected to is no older here than the end of that connection.
     pub uptime: Duration,
     /// Whether it is a replica.
     pub is_replica: bool,

@@ -1,12 +1,13 @@
 //! Servers that die, freeze, forget and refuse.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Query, Release, Renewal};
-use lockkit_redis::{RedisConfig, RedisStore};
+use lockkit_redis::{RedisConfig, RedisStore, ServerFacts};
+use lockkit_testkit::faults::ServerClock;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -160,6 +161,31 @@ async fn a_connection_is_made_although_those_who_asked_for_it_gave_up() {
     // There and back takes twice the delay, and connecting as long again.
     let patient = tokio::time::timeout(DELAY * 7 / 2, attempt(&store, &claim("b"))).await;
     granted(patient.expect("it was connected already").expect("acquire"));
+}
+
+/// A clock that was late at the start, and is set right before anybody asks.
+#[tokio::test]
+async fn a_run_that_follows_upon_another_is_no_older_than_the_end_of_that() {
+    let clock = ServerClock::build().expect("a C compiler");
+    let server = Server::start_on(&clock).await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let vet = {
+        let told = Arc::clone(&told);
+        move |facts: &ServerFacts| {
+            told.lock().expect("told").push(facts.uptime);
+            Ok(())
+        }
+    };
+    let store = RedisStore::new(server.config().vet(vet)).expect("a store");
+    clock.forward(Duration::from_secs(3600)).expect("set");
+    hold(&store, &claim("a")).await;
+    clock.set_right().expect("set");
+    server.restart().await;
+    clock.forward(Duration::from_secs(7200)).expect("set");
+    eventually_async("a connection", async || attempt(&store, &claim("b")).await.is_ok()).await;
+    let told = told.lock().expect("told").clone();
+    assert!(told[0] > Duration::from_secs(3000), "there was no other before: {told:?}");
+    assert!(told[1..].iter().all(|uptime| *uptime < Duration::from_secs(60)) && told.len() > 1, "{told:?}");
 }
 
 /// Forwards connections, taking its time over each portion.

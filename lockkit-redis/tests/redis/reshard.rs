@@ -10,7 +10,10 @@ use std::{
 
 use lockkit_core::{AcquireRequest, Attempt, Claim, LockStore, Locker, Mode};
 use lockkit_redis::{RedisConfig, RedisStore};
-use lockkit_testkit::servers::{RedisCluster, RedisOptions, RedisServer};
+use lockkit_testkit::{
+    faults::ServerClock,
+    servers::{Keep, RedisCluster, RedisOptions, RedisServer},
+};
 
 use crate::support::*;
 
@@ -213,12 +216,65 @@ async fn a_member_without_slots_is_connected_to_once() {
 
 /// A server of a cluster that it has not met yet, and the port of its bus.
 async fn lone_member() -> (RedisServer, String) {
+    lone_member_with(RedisOptions::default()).await
+}
+
+async fn lone_member_with(options: RedisOptions) -> (RedisServer, String) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
     let bus = listener.local_addr().expect("address").port().to_string();
     drop(listener);
-    let options = RedisOptions::default().flavor(flavor());
+    let options = options.flavor(flavor());
     let options = options.args(["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "2000"]);
     (RedisServer::start(options).await.expect("a server"), bus)
+}
+
+async fn serve_all(server: &RedisServer) {
+    let slots: Vec<String> = (0..16384).map(|slot| slot.to_string()).collect();
+    let words: Vec<&str> = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+    server.command(&words).await.expect("slots");
+    until_whole(server).await;
+}
+
+async fn until_whole(server: &RedisServer) {
+    eventually_async("a cluster", async || {
+        server.command(&["CLUSTER", "INFO"]).await.expect("INFO").contains("cluster_state:ok")
+    })
+    .await;
+}
+
+/// The server tells its uptime by its clock. Restarted with a late one that is set right later, it seems to be old.
+#[tokio::test]
+async fn a_clock_that_is_set_forward_after_a_restart_ends_no_pause() {
+    let clock = ServerClock::build().expect("a C compiler");
+    let (server, _) = lone_member_with(RedisOptions::default().clock(&clock)).await;
+    serve_all(&server).await;
+    let url = format!("redis+cluster://{}?max_ttl=3s", server.addr());
+    let store = RedisStore::from_url(&url).await.expect("connect");
+    until_granted(&store, "a").await;
+    let waits = async |store: &RedisStore| {
+        let contention = contended(store.acquire(&short(&claim("a"))).await.expect("acquire"));
+        let left = contention.retry_after.expect("known");
+        assert!(left > Duration::from_secs(1), "{left:?}");
+        assert!(contention.holder.expect("holder").as_str().contains("another server took over"));
+    };
+    let restart = async |hours: u64| {
+        server.restart(Keep::Data).await.expect("restart");
+        clock.forward(Duration::from_secs(3600 * hours)).expect("set");
+        until_whole(&server).await;
+    };
+    restart(1).await;
+    eventually_async("the end of the connection", async || store.acquire(&short(&claim("a"))).await.is_ok()).await;
+    waits(&store).await;
+    until_granted(&store, "a").await;
+    // A client that comes now has only the server's word; but one that knows better corrects it for all.
+    restart(2).await;
+    let new = async || RedisStore::from_url(&url).await.expect("connect");
+    granted(new().await.acquire(&short(&claim("b"))).await.expect("acquire"));
+    eventually_async("the end of the connection", async || store.acquire(&short(&claim("a"))).await.is_ok()).await;
+    waits(&store).await;
+    waits(&new().await).await;
+    until_granted(&store, "a").await;
+    at_once(&new().await, "a").await;
 }
 
 /// Waits until the clock is so far into a second.
@@ -235,13 +291,7 @@ async fn a_young_server_pauses_for_the_whole_of_the_longest_ttl() {
     until_millis(600).await;
     let started = Instant::now();
     let (server, _) = lone_member().await;
-    let slots: Vec<String> = (0..16384).map(|slot| slot.to_string()).collect();
-    let words: Vec<&str> = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
-    server.command(&words).await.expect("slots");
-    eventually_async("a cluster", async || {
-        server.command(&["CLUSTER", "INFO"]).await.expect("INFO").contains("cluster_state:ok")
-    })
-    .await;
+    serve_all(&server).await;
     // Early in one, so that its clock has just gone on.
     until_millis(10).await;
     let url = format!("redis+cluster://{}?max_ttl=3500ms", server.addr());

@@ -8,7 +8,10 @@ use lockkit_core::{
     Mode, Order, Query, Release, Renewal, Renewed, Result, Token,
 };
 use lockkit_redis::{RedisConfig, RedisStore};
-use lockkit_testkit::servers::{Keep, RedisFlavor, RedisOptions, RedisServer};
+use lockkit_testkit::{
+    faults::ServerClock,
+    servers::{Keep, RedisFlavor, RedisOptions, RedisServer},
+};
 
 /// What docs/backends/redis.md asks for on one server, with inspection.
 pub(crate) const PERMISSIONS: &str = "+evalsha +eval +get +set +del +incrby +pexpire +pttl +time +publish +subscribe \
@@ -29,8 +32,16 @@ impl Server {
     }
 
     pub(crate) async fn start_with(args: &[&str]) -> Self {
-        let options = RedisOptions::default().flavor(flavor()).args(args.iter().copied());
-        Self(RedisServer::start(options).await.expect("a server"))
+        Self::of(RedisOptions::default().args(args.iter().copied())).await
+    }
+
+    /// Its wall clock can be moved.
+    pub(crate) async fn start_on(clock: &ServerClock) -> Self {
+        Self::of(RedisOptions::default().clock(clock)).await
+    }
+
+    async fn of(options: RedisOptions) -> Self {
+        Self(RedisServer::start(options.flavor(flavor())).await.expect("a server"))
     }
 
     pub(crate) fn port(&self) -> u16 {

@@ -1,7 +1,8 @@
 -- Finds out since when this server has been in charge, and from when on it may grant leases. A server that took over
 -- may lack leases that its predecessor granted, so it grants nothing until all of them must have lapsed.
 --
--- KEYS[1]  the note: "<epoch>:<run id>:<replication id>:<since, in ms of the server's clock>"
+-- KEYS[1]  the note: "<epoch>:<run id>:<replication id>:<since, in ms of the server's clock>", with a "?" behind it if nobody has
+--          seen that, and it is what the server says of its uptime
 -- ARGV[1]  for how long to pause after a server took over, in ms. It is not part of the note, for each client has its own
 -- ARGV[2]  the note as the client has seen it last; empty if it has not. In a cluster the one here can have left with its slot
 --
@@ -26,21 +27,27 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local pause = tonumber(ARGV[1])
 
 local stored = call('GET', KEYS[1])
-local epoch, since
+local epoch, since, doubt, is_known
 for _, note in ipairs({ARGV[2], stored or ''}) do
-  local its_epoch, its_run, its_id, its_since = string.match(note, '^(%x+):(%x+):(%x+):(%d+)$')
-  if not epoch and its_run == run and (its_id == id or not promoted) then
-    epoch, since = its_epoch, tonumber(its_since)
+  local its_epoch, its_run, its_id, its_since, its_doubt = string.match(note, '^(%x+):(%x+):(%x+):(%d+)(%??)$')
+  is_known = is_known or its_run
+  if its_run == run and (its_id == id or not promoted) and (not epoch or doubt > its_doubt) then
+    epoch, since, doubt = its_epoch, tonumber(its_since), its_doubt
   end
 end
 if not epoch then
-  epoch, since = id, now
-  if not promoted then
-    -- In charge since it started, at the latest. The uptime is the difference of two truncated seconds.
+  epoch, since, doubt = id, now, ''
+  if not promoted and not is_known then
+    -- In charge since it started, at the latest. The uptime is the difference of two truncated seconds. It is one of the wall
+    -- clock, which may have been set forward since the start: no word against those who know of a run before.
     since = now - math.max(0, field(server, 'uptime_in_seconds') - 1) * 1000
+    doubt = '?'
   end
+elseif doubt == '?' and ARGV[2] ~= '' and not string.find(ARGV[2], ':' .. run .. ':', 1, true) then
+  -- The client saw another run in charge. So this one began later than that, and nobody has seen when.
+  since, doubt = now, ''
 end
-local note = table.concat({epoch, run, id, string.format('%.0f', since)}, ':')
+local note = table.concat({epoch, run, id, string.format('%.0f', since) .. doubt}, ':')
 if note ~= stored then
   call('SET', KEYS[1], note)
 end
