@@ -15,7 +15,7 @@
 use std::{
     future::{Future, ready},
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -24,7 +24,7 @@ use std::{
 };
 
 use lockkit_core::store::unpoisoned;
-use redis::{RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection};
+use redis::{Cmd, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
     sync::oneshot,
@@ -132,6 +132,18 @@ impl Batches {
             // In a box: what the driver does takes much room, also in those who never do it.
             Err(request) => Box::pin(self.run_alone(&request)).await,
         }
+    }
+
+    /// Sends a request that has no answer, if there is room for it here and now; whether there was.
+    pub(crate) fn send_now(&self, request: &Cmd) -> bool {
+        let mut driver = self.driver.clone();
+        // Else the runtime lets a task wait that has used up its budget, although there is room.
+        let sending = pin!(unconstrained(driver.send_packed_command(request)));
+        let is_sent = sending.poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        if is_sent {
+            self.count_sent();
+        }
+        is_sent
     }
 
     /// Queues a request; gives it back if it has nobody to wait for, or has to go alone.

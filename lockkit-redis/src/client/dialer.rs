@@ -205,7 +205,7 @@ impl Dialer {
         if connection.is_broken() {
             return Err(error::taken_over(Sent::No));
         }
-        self.subscriptions.attach(generation, Arc::downgrade(&inner));
+        self.subscriptions.attach(generation, Arc::downgrade(&connection.batches));
         Ok(Arc::new(connection))
     }
 

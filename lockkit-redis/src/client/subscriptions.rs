@@ -10,17 +10,17 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fmt,
-    pin::pin,
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Waker},
 };
 
 use lockkit_core::store::unpoisoned;
-use redis::{PushInfo, PushKind, Value, aio::MultiplexedConnection};
-use tokio::{sync::watch, task::unconstrained};
+use redis::{PushInfo, PushKind, Value};
+use tokio::sync::watch;
+
+use crate::client::batch::Batches;
 
 /// How many channels are given up late in one go: whoever does it came for something else. More than one, so that the
 /// confirmation of each leads to more of them, until none is left.
@@ -38,7 +38,7 @@ pub(crate) struct Subscriptions {
 struct Table {
     /// Which connection the subscriptions belong to.
     generation: u64,
-    connection: Weak<MultiplexedConnection>,
+    connection: Weak<Batches>,
     channels: HashMap<Arc<str>, Channel>,
     /// Those that nobody waited for when the connection had no room for the request to give them up. On some no message ever
     /// comes that would tell of that.
@@ -90,7 +90,7 @@ impl Subscriptions {
 
     /// A new connection takes the place of an older one; nothing is subscribed on it. Wakes everyone. One that was made before
     /// that which is there has come too late, and takes no place.
-    pub(crate) fn attach(&self, generation: u64, connection: Weak<MultiplexedConnection>) {
+    pub(crate) fn attach(&self, generation: u64, connection: Weak<Batches>) {
         let mut table = unpoisoned(&self.table);
         if generation < table.generation {
             return;
@@ -198,12 +198,9 @@ impl Subscriptions {
         let name = Arc::clone(name);
         if channel.subscribed {
             if let Some(connection) = table.connection.upgrade() {
-                let mut connection = MultiplexedConnection::clone(&connection);
                 let mut request = redis::cmd("UNSUBSCRIBE");
                 request.arg(&*name).set_no_response(true);
-                // Else the runtime lets a task wait that has used up its budget, although there is room.
-                let sending = pin!(unconstrained(connection.send_packed_command(&request)));
-                if sending.poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                if !connection.send_now(&request) {
                     table.kept.insert(name);
                     return;
                 }
@@ -271,7 +268,10 @@ impl fmt::Debug for Subscriptions {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Poll;
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
 
     use super::*;
 
