@@ -167,7 +167,10 @@ impl RedisStore {
         let sent = acquisition.clock.now();
         let reply = connection.run(script, &command, route.asking, acquisition.bound, Sent::Yes).await?;
         match acquisition.read(reply, sent, acquisition.floor(connection)?)? {
-            Answer::Granted(hold) => confirm(&route.node, connection, hold).await.map(Answer::Granted),
+            Answer::Granted(hold) => {
+                self.ordered.forget(&from);
+                confirm(&route.node, connection, hold).await.map(Answer::Granted)
+            }
             answer => Ok(answer),
         }
     }
@@ -190,13 +193,17 @@ impl RedisStore {
                 // Nobody listens at a server that the slot has not arrived at.
                 return Ok(contended(Some(ON_ITS_WAY), holder));
             }
+            let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if rest.is_zero() {
+                // Whatever messages came meanwhile: where there are many, there are more before each answer.
+                return Ok(contended(Some(Duration::ZERO), holder));
+            }
             let Some(Listener { interest, .. }) = waiter.as_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &node))
             else {
                 waiter = Some(Listener { interest: node.subscriptions.listen(&acquisition.lock), node });
                 continue;
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
-            let rest = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
             let pause = lapses.min(if is_silent { SILENT_POLL } else { SAFETY_POLL }).min(rest);
             if timeout(pause, interest.notified()).await.is_err() {
                 if is_silent && pause < lapses.min(rest) {

@@ -12,7 +12,8 @@ use crate::{
 /// Ends a lease, wherever the lock is.
 pub(crate) async fn release(store: &RedisStore, claim: &Claim) -> Result<Release> {
     store.info.admit_mode(claim.mode)?;
-    if store.is_in_order(claim) {
+    let is_in_order = store.is_in_order(claim);
+    if is_in_order {
         let release = Box::pin(store.release_in_order(claim)).await;
         // While the slot of a lock moves, a script with all its keys may be refused, which one with the lock alone is not.
         let is_refused = matches!(&release, Err(e) if store.nodes.is_cluster() && e.effect() == Effect::None);
@@ -24,7 +25,12 @@ pub(crate) async fn release(store: &RedisStore, claim: &Claim) -> Result<Release
     let mut route = store.nodes.route(&lock).await?;
     loop {
         match release_at(store, &route, claim, &lock).await {
-            Ok(release) => return Ok(release),
+            Ok(release) => {
+                if is_in_order {
+                    store.ordered.forget(&claim.token);
+                }
+                return Ok(release);
+            }
             Err(e) => route = store.nodes.follow(route, e).await?,
         }
     }

@@ -335,9 +335,8 @@ async fn a_dead_primary_is_an_error_not_an_empty_answer() {
 #[tokio::test]
 async fn no_lease_is_granted_with_the_mark_of_a_former_epoch() {
     let all = RedisSentinels::start(flavor()).await.expect("servers");
-    let store = async || {
-        RedisStore::from_url(&format!("{}?prefix=&failover_pause=no", all.url())).await.expect("connect")
-    };
+    let store =
+        async || RedisStore::from_url(&format!("{}?prefix=&failover_pause=no", all.url())).await.expect("connect");
     let (holds, waits, server) = (store().await, store().await, &all.servers()[0]);
     let (theirs, mine) = (claim("a"), claim("a"));
     in_order(&holds, &theirs).await;

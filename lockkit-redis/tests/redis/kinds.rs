@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Lock, LockStore, Locker, LossReason, Mode, Outcome};
+use lockkit_core::{AcquireRequest, Claim, Lock, LockStore, Locker, LossReason, Mode, Outcome, Release};
 use lockkit_testkit::{
     crowd::{self, Random, Resource},
     faults::Proxy,
@@ -455,4 +455,57 @@ async fn a_hand_over_wakes_one_of_a_thousand() {
         costs.push(each);
     }
     assert!(costs.iter().all(|each| *each <= 4), "{costs:?}");
+}
+
+fn in_place_of(from: &Claim, next: &Claim) -> AcquireRequest {
+    AcquireRequest { from: Some(from.token), ..request(next, Duration::ZERO) }
+}
+
+#[tokio::test]
+async fn nobody_is_named_as_the_holder_of_a_lock_whose_lease_is_gone() {
+    let server = Server::start().await;
+    let (store, gone) = (server.store().await, claim("a"));
+    for next in [claim("a"), Claim { mode: Mode::Shared, ..claim("a") }] {
+        let answer = contended(store.acquire(&in_place_of(&gone, &next)).await.expect("acquire"));
+        assert_eq!((answer.holder, answer.retry_after), (None, None), "{next:?}");
+    }
+}
+
+/// It is released as any other whose lease is not there: nothing is looked for in a queue.
+#[tokio::test]
+async fn a_lease_in_order_whose_place_was_taken_is_forgotten() {
+    let server = Server::start().await;
+    let (store, mine, next) = (server.store().await, claim("a"), claim("a"));
+    in_order(&store, &mine).await;
+    granted(store.acquire(&in_place_of(&mine, &next)).await.expect("acquire"));
+    let mut connection = server.raw();
+    let mut looked = || raw::<String>(&mut connection, "INFO commandstats").contains("cmdstat_zrem:");
+    assert!(!looked(), "nobody has left a queue");
+    assert_eq!(store.release(&mine).await.expect("release"), Release::NotHeld(LossReason::Taken));
+    assert!(!looked(), "it was not forgotten");
+    free(&store, &next).await;
+}
+
+/// What goes wrong with the next in the queue is no answer to the one who was granted the lock.
+#[tokio::test]
+async fn an_error_with_the_next_in_the_queue_takes_no_grant_back() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let (mut connection, other) = (server.raw(), claim("a").token.reveal());
+    let mut listening = server.raw();
+    let mut listening = listening.as_pubsub();
+    listening.subscribe("c").expect("subscribe");
+    let mut spoil_queue = || {
+        raw::<()>(&mut connection, &format!("ZADD {{lockkit:a}}:queue:fence 1 {other}"));
+        // Its span is no number.
+        let place = format!("s|10000|x|1|{}|1|c:1:other", u64::MAX >> 12);
+        raw::<()>(&mut connection, &format!("HSET {{lockkit:a}}:places:fence {other} {place}"));
+    };
+    let (mine, next) = (claim("a"), Claim { mode: Mode::Shared, ..claim("a") });
+    hold(&store, &mine).await;
+    spoil_queue();
+    granted(store.acquire(&in_place_of(&mine, &next)).await.expect("takes the place"));
+    spoil_queue();
+    granted(attempt(&store, &next).await.expect("the same claim again"));
+    free(&store, &next).await;
 }

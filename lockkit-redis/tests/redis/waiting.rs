@@ -2,13 +2,17 @@
 
 use std::{
     future::poll_fn,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Poll,
     time::{Duration, Instant},
 };
 
 use lockkit_core::{Attempt, LockStore, Locker, Release};
 use lockkit_redis::RedisStore;
+use lockkit_testkit::faults::{Direction, Proxy};
 
 use crate::support::*;
 
@@ -87,6 +91,31 @@ async fn a_wait_ends_when_it_is_over() {
     assert!(matches!(answer, Attempt::Contended(_)));
     let waited = started.elapsed();
     assert!(waited >= Duration::from_millis(150) && waited < Duration::from_secs(2), "{waited:?}");
+}
+
+/// There is always a message since the last question, for a client that is far away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_ends_when_it_is_over_however_many_messages_come() {
+    const WAIT: Duration = Duration::from_millis(200);
+    let server = Server::start().await;
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("a proxy");
+    let store = RedisStore::from_url(&format!("redis://{}", proxy.addr())).await.expect("connect");
+    hold(&store, &claim("a")).await;
+    proxy.delay(Direction::ToServer, Duration::from_millis(20));
+    let (mut connection, is_over) = (server.raw(), Arc::new(AtomicBool::new(false)));
+    let publishing = {
+        let is_over = Arc::clone(&is_over);
+        tokio::task::spawn_blocking(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                raw::<u32>(&mut connection, "PUBLISH lockkit:a x");
+            }
+        })
+    };
+    let wanted = request(&claim("a"), WAIT);
+    let answer = tokio::time::timeout(Duration::from_secs(2), store.acquire(&wanted)).await;
+    is_over.store(true, Ordering::Relaxed);
+    publishing.await.expect("task");
+    contended(answer.expect("its wait is over").expect("acquire"));
 }
 
 #[tokio::test]

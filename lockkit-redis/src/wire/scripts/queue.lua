@@ -23,7 +23,7 @@
 -- Returns  take   a string                 the lock is the claim's; its value
 --                 {pttl, value, place}     it is not; the claim's place in the queue from 0 on, or the one that it would have
 --                 -4                       it is a semaphore of another limit
---          replace as take, but for -4
+--          replace as take, but for -4; {-2, ''} if the lock is free
 --          renew  {answer}                 as renew.lua answers for each lease
 --          end    0                        the lease has ended
 --                 -1, -2                   there is no such lock; it is another's
@@ -330,20 +330,20 @@ if how then
     return value
   end
   extend(ttl)
-  -- There may have been more than one step takes.
-  serve()
+  -- There may have been more than one step takes. An error would say that nothing was done.
+  pcall(serve)
   return call('HGET', leases, me)
 end
 if op == 'replace' then
   local fence, more = match(value or '', '^%x+:%d+:(%d+):(%d+)[@:]')
   if not fence or not may_grant or string.sub(value, 1, 33) ~= ARGV[12] .. ':'
     or mark and not string.find(value, '^%x+:%d+:%d+:%d+' .. mark .. ':') then
-    return {call('PTTL', lock), value or '', call('ZCARD', queue)}
+    return value and {call('PTTL', lock), value, call('ZCARD', queue)} or {-2, ''}
   end
   -- Above what that lease owns, though its counter may have lapsed. The lock's key is there until the group of readers has it.
   first, value = max(first, fence + more), false
   local lease = grant(me, mode, ttl, nil, span, least, tail)
-  serve()
+  pcall(serve)
   return lease
 end
 drop_lapsed()
