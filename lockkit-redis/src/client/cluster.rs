@@ -15,11 +15,16 @@ use std::{
 };
 
 use lockkit_core::{Alarm, Error, ErrorKind, Result, store::unpoisoned};
-use tokio::{runtime::Handle, task::JoinSet, time::Instant};
+use tokio::{
+    runtime::Handle,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 use crate::{
     client::{
         node::{Node, Route, Sorted},
+        note::{NoteKey, Ranges},
         rounds::Rounds,
         slots::{self, Range, Told},
         vote,
@@ -28,7 +33,7 @@ use crate::{
     wire::{
         address::Address,
         name::{self, Names},
-        redirect::{Redirect, undecided, unserved},
+        redirect::{Redirect, settled, unserved},
     },
 };
 
@@ -104,14 +109,14 @@ impl Cluster {
     pub(crate) async fn follow(self: &Arc<Self>, route: Route, error: Error) -> Result<Route> {
         let hops = route.hops + 1;
         match Redirect::of(&error) {
-            Some(_) if hops > HOPS => Err(undecided()),
+            Some(_) if hops > HOPS => Err(settled(error)),
             Some(to) => {
                 let to = to.at_host(route.node.dialer.host());
                 if to.asking {
                     return Ok(Route { node: self.node_at(&to), asking: true, hops });
                 }
                 // What the others say may be older than what this member says, so it is followed in any case.
-                _ = self.refresh(true).await;
+                self.look(true).await;
                 Ok(Route { node: self.learn(&to), asking: false, hops })
             }
             None => {
@@ -157,20 +162,26 @@ impl Cluster {
         Ok(sorted)
     }
 
-    /// The map, asked for if there is reason to. If nobody answers, the one that there was still helps to reach the
+    /// The map, asked for if there is reason to. If nobody answers soon, the one that there was still helps to reach the
     /// members that it has right.
     async fn fresh(self: &Arc<Self>) -> Result<Arc<Map>> {
-        if self.is_stale.load(Ordering::Acquire)
-            && let Err(e) = self.refresh(false).await
-            && self.map().ranges.is_empty()
-        {
-            return Err(e);
+        if self.is_stale.load(Ordering::Acquire) {
+            if self.map().ranges.is_empty() {
+                self.refresh(false).await?;
+            } else {
+                self.look(false).await;
+            }
         }
         Ok(self.map())
     }
 
+    /// Asks the members for the map, and waits for a while only: what they say is taken over whenever it comes.
+    pub(crate) async fn look(self: &Arc<Self>, is_wrong: bool) {
+        _ = timeout(self.config.timeout / 4, self.refresh(is_wrong)).await;
+    }
+
     /// Asks the members for the map, once for all who want it at the same time.
-    pub(crate) async fn refresh(self: &Arc<Self>, is_wrong: bool) -> Result<()> {
+    async fn refresh(self: &Arc<Self>, is_wrong: bool) -> Result<()> {
         let asked = *unpoisoned(&self.asked);
         if !is_wrong && asked.is_some_and(|asked| asked.elapsed() < FRESH) {
             return Ok(());
@@ -228,13 +239,12 @@ impl Cluster {
         map.addresses.sort();
         map.addresses.dedup();
         for (address, slots) in slots {
-            let note = self.names.note(|slot| slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)));
             let node = match current.nodes.get(address) {
                 Some(node) => {
-                    node.keep_note_at(note);
+                    node.keep_note_in(&slots);
                     Arc::clone(node)
                 }
-                None => self.make(address, note),
+                None => self.make(address, &slots),
             };
             map.ranges.extend(slots.iter().map(|(first, last)| (*first, *last, Arc::clone(&node))));
             map.nodes.insert(address.clone(), node);
@@ -249,7 +259,8 @@ impl Cluster {
         }
     }
 
-    fn make(&self, address: &Address, note: String) -> Arc<Node> {
+    fn make(&self, address: &Address, slots: &Ranges) -> Arc<Node> {
+        let note = NoteKey::new(&self.names, slots);
         self.at_home(|| Arc::new(Node::new(&self.config_of(address), note, Some(&self.alarm))))
     }
 
@@ -264,7 +275,7 @@ impl Cluster {
         }
         let mut guests = unpoisoned(&self.guests);
         let guest = guests.entry(to.address.clone());
-        let make = || Arc::new(Node::new(&self.config_of(&to.address), String::new(), None));
+        let make = || Arc::new(Node::new(&self.config_of(&to.address), NoteKey::default(), None));
         Arc::clone(guest.or_insert_with(|| self.at_home(make)))
     }
 
@@ -278,7 +289,7 @@ impl Cluster {
     pub(crate) fn learn(&self, to: &Redirect) -> Arc<Node> {
         let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
         let known = current.nodes.get(&to.address).map(Arc::clone);
-        let node = known.unwrap_or_else(|| self.make(&to.address, self.names.note(|slot| slot == to.slot)));
+        let node = known.unwrap_or_else(|| self.make(&to.address, &[(to.slot, to.slot)]));
         if !current.node_of(to.slot).is_some_and(|owner| Arc::ptr_eq(&owner, &node)) {
             *current = Arc::new(current.with(to, &node));
         }

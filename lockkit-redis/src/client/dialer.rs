@@ -26,6 +26,7 @@ use crate::{
         connect,
         connection::{Connection, Slot},
         epoch::Epoch,
+        note::NoteKey,
         questions,
         sentinel::{OnSwitch, Watches},
         subscriptions::Subscriptions,
@@ -65,9 +66,6 @@ struct Admitted {
     generation: u64,
     ended: Option<Instant>,
 }
-
-/// The key of a server's note about its epoch. In a cluster it changes when its slot leaves the server.
-pub(crate) type NoteKey = Mutex<String>;
 
 impl Dialer {
     /// A dialer that has no connection yet. `note` is where the server's note about its epoch is, and `alarm` is for the
@@ -115,7 +113,7 @@ impl Dialer {
         let dialer = Arc::clone(self);
         tokio::spawn(async move {
             let seen = connection.epoch().map(|epoch| epoch.note.clone()).unwrap_or_default();
-            let asked = dialer.epoch(&connection.inner, connection.batches.number(), &seen);
+            let asked = dialer.epoch(&connection.inner, &connection.batches, &seen);
             // If it fails, they find no note, and pause if they must.
             _ = timeout(dialer.config.timeout, asked).await;
         });
@@ -253,7 +251,7 @@ impl Dialer {
                 Admitted { run_id: facts.run_id, generation: connection.generation, ended: None };
         }
         let seen = unpoisoned(&self.epoch).as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
-        match self.epoch(&inner, batches.number(), &seen).await {
+        match self.epoch(&inner, &batches, &seen).await {
             Some(epoch) => connection.epoch = Some(epoch?),
             None => connection.clock = questions::clock(&inner, batches.number()).await?,
         }
@@ -261,9 +259,11 @@ impl Dialer {
     }
 
     /// Asks for the epoch of a server, where servers can take over from each other. See [`Epoch::of`].
-    async fn epoch(&self, connection: &MultiplexedConnection, number: u64, seen: &str) -> Option<Result<Epoch>> {
-        let key = unpoisoned(self.note.as_ref()?).clone();
-        Some(Epoch::of(connection, number, [&key, seen], self.config.pause(), &self.config.clock).await)
+    async fn epoch(&self, connection: &MultiplexedConnection, batches: &Batches, seen: &str) -> Option<Result<Epoch>> {
+        let (pause, clock) = (self.config.pause(), &self.config.clock);
+        let ask =
+            |key: String| async move { Epoch::of(connection, batches.number(), [&key, seen], pause, clock).await };
+        Some(self.note.as_ref()?.ask(ask).await)
     }
 
     fn raise_alarm(&self) {

@@ -9,6 +9,7 @@ pub(crate) mod epoch;
 pub(crate) mod identify;
 pub(crate) mod node;
 pub(crate) mod nodes;
+pub(crate) mod note;
 pub(crate) mod questions;
 pub(crate) mod replicas;
 pub(crate) mod rounds;

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use lockkit_core::{Alarm, store::unpoisoned};
+use lockkit_core::Alarm;
 
 use crate::{
     client::{
-        dialer::{Dialer, NoteKey},
+        dialer::Dialer,
+        note::{NoteKey, Ranges},
         replicas::Replicas,
         subscriptions::Subscriptions,
     },
@@ -26,8 +27,8 @@ pub(crate) struct Node {
 impl Node {
     /// A server that is not connected to yet, with the key of its note about its epoch. There is an alarm where servers
     /// can take over from each other.
-    pub(crate) fn new(config: &RedisConfig, note: String, alarm: Option<&Alarm>) -> Self {
-        let note = Arc::new(NoteKey::new(note));
+    pub(crate) fn new(config: &RedisConfig, note: NoteKey, alarm: Option<&Alarm>) -> Self {
+        let note = Arc::new(note);
         let keeps = alarm.map(|_| Arc::clone(&note));
         let dialer = |alarm, subscriptions: &Arc<Subscriptions>| {
             Dialer::new(config.clone(), keeps.clone(), alarm, Arc::clone(subscriptions))
@@ -38,10 +39,9 @@ impl Node {
         Self { dialer: dialer(alarm.cloned(), &subscriptions), subscriptions, replicas, note }
     }
 
-    /// The slots of a server have changed: its note is to be at this key from now on.
-    pub(crate) fn keep_note_at(&self, key: String) {
-        let former = std::mem::replace(&mut *unpoisoned(&self.note), key.clone());
-        if former != key {
+    /// The server has these slots now: its note is to be in one of them.
+    pub(crate) fn keep_note_in(&self, slots: &Ranges) {
+        if self.note.keep_in(slots) {
             self.dialer.write_note();
         }
     }

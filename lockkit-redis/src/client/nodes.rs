@@ -8,10 +8,11 @@ use crate::{
     client::{
         cluster::Cluster,
         node::{Node, Route, Sorted},
+        note::NoteKey,
     },
     config::{RedisConfig, Topology},
     wire::{
-        name::Names,
+        name::{self, Names},
         redirect::{self, Redirect},
     },
 };
@@ -30,7 +31,10 @@ impl Nodes {
             Some(alarm) if matches!(config.topology, Topology::Cluster { .. }) => {
                 Self::Cluster(Arc::new(Cluster::new(config, names.clone(), alarm)))
             }
-            alarm => Self::One(Arc::new(Node::new(&config, names.note(|_| true), alarm.as_ref()))),
+            alarm => {
+                let note = NoteKey::new(names, &[(0, name::SLOTS - 1)]);
+                Self::One(Arc::new(Node::new(&config, note, alarm.as_ref())))
+            }
         }
     }
 
@@ -96,14 +100,14 @@ impl Nodes {
 
     /// What to tell if a request was sent on and on.
     pub(crate) fn settle(&self, error: Error) -> Error {
-        if self.is_redirected(&error) { redirect::undecided() } else { error }
+        if self.is_cluster() { redirect::settled(error) } else { error }
     }
 
     /// Finds out anew who serves what, after errors that say that others are to be asked.
     pub(crate) async fn redirect(&self, errors: &[Error]) {
         if let Self::Cluster(cluster) = self {
             // If nobody can be asked, or what they say is older, the errors tell all the same.
-            _ = cluster.refresh(true).await;
+            cluster.look(true).await;
             for to in errors.iter().filter_map(Redirect::of).filter(|to| !to.asking && !to.address.0.is_empty()) {
                 cluster.learn(&to);
             }

@@ -6,15 +6,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit_core::{Error, ErrorKind, Result, store::unpoisoned};
+use lockkit_core::{Error, ErrorKind, Result};
 use redis::{Pipeline, Value};
+use tokio::time::timeout;
 
 use crate::{
-    client::{
-        connection::Connection,
-        dialer::{Dialer, NoteKey},
-        rounds::Rounds,
-    },
+    client::{connection::Connection, dialer::Dialer, note::NoteKey, rounds::Rounds},
     config::RedisConfig,
     wire::{
         error::{self, Sent},
@@ -62,7 +59,10 @@ impl Replicas {
     /// `Unavailable` if too few acknowledged in time, or if the server is not the same any more; that of the question.
     pub(crate) async fn confirm(&self, of: &Connection) -> Result<()> {
         let asking = Arc::clone(&self.asking);
-        let outcome = self.rounds.join(async move { asking.wait().await }).await?;
+        // The round before may have to end first, and this one need a connection: it goes on, for whoever comes next.
+        let bound = asking.within + asking.timeout;
+        let outcome = timeout(bound, self.rounds.join(async move { asking.wait().await })).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(Error::no_answer(bound, Sent::ReadOnly)))?;
         let ended = || Error::new(ErrorKind::Unavailable, "the question to the replicas ended with its runtime");
         let (count, asked) = outcome.unwrap_or_else(|| Err(ended()))?;
         if !asked.is_same_server(of) {
@@ -83,8 +83,12 @@ impl Replicas {
 impl ReplicaWait {
     async fn wait(&self) -> Result<Acknowledged> {
         let connection = self.dialer.connection().await?;
+        let count = self.note.ask(|note| self.wait_on(&connection, name::mark_of_note(&note))).await?;
+        Ok((count, connection))
+    }
+
+    async fn wait_on(&self, connection: &Connection, key: String) -> Result<u32> {
         let mut requests = Pipeline::with_capacity(3);
-        let key = name::mark_of_note(&unpoisoned(&self.note));
         requests.cmd("SET").arg(&key).arg("").arg("PX").arg(LIFE_MS);
         // A server that is full refuses the first, but not to extend what is there. Either is a write.
         requests.cmd("PEXPIRE").arg(&key).arg(LIFE_MS);
@@ -98,7 +102,7 @@ impl ReplicaWait {
             connection.accept(made, Sent::ReadOnly)?;
         }
         match connection.accept(reply, Sent::ReadOnly)? {
-            Value::Int(count) => Ok((u32::try_from(count).unwrap_or(0), connection)),
+            Value::Int(count) => Ok(u32::try_from(count).unwrap_or(0)),
             _ => Err(error::odd_reply(Sent::ReadOnly)),
         }
     }

@@ -192,7 +192,7 @@ mod tests {
     use lockkit_core::LockKey;
 
     use super::*;
-    use crate::config::RedisConfig;
+    use crate::{client::note::NoteKey, config::RedisConfig};
 
     fn claim() -> Claim {
         Claim { key: LockKey::new("a").expect("name"), token: Token::random().expect("token"), mode: Mode::Exclusive }
@@ -202,7 +202,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_nobody_asks_for_any_more_is_forgotten_once_there_is_much() {
         let (ordered, config) = (Ordered::default(), RedisConfig::new("127.0.0.1", 1));
-        let node = Arc::new(Node::new(&config, String::new(), None));
+        let node = Arc::new(Node::new(&config, NoteKey::default(), None));
         let listener = || Some(QueueListener::new(Arc::clone(&node), Token::random().expect("token").reveal(), None));
         let (given_up, unanswered, asked_again, granted) = (claim(), claim(), claim(), claim());
         ordered.ask(&given_up).place = listener();

@@ -42,7 +42,7 @@ const NOTE_END: &str = ":reign";
 pub(crate) const SLOTS: u16 = 16384;
 
 /// How a store spells its keys.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
     prefix: String,
 }

@@ -37,6 +37,13 @@ pub(crate) fn undecided() -> Error {
     Error::new(ErrorKind::Unavailable, "the lock's slot is moving from one member of the cluster to another")
 }
 
+/// What to tell of a redirect that is not followed any more. The error says so itself if it was not for the lock's slot, but met on
+/// the way to it.
+pub(crate) fn settled(error: Error) -> Error {
+    let is_of_lock = error.kind() == ErrorKind::Unsupported && Redirect::of(&error).is_some();
+    if is_of_lock { undecided() } else { error }
+}
+
 /// Nobody serves a slot.
 pub(crate) fn unserved() -> Error {
     Error::new(ErrorKind::Unavailable, "no member of the cluster serves the lock's slot")

@@ -1,6 +1,9 @@
 //! The store on a cluster.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lockkit_core::{Claim, Effect, ErrorKind, Fencing, LockStore, LossReason, Query, Release, Renewal, Renewed};
 use lockkit_redis::{RedisConfig, RedisStore};
@@ -90,7 +93,7 @@ async fn waiters_are_woken_wherever_the_lock_is() {
             states[0].waiters == Some(1)
         })
         .await;
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         assert_eq!(store.release(&mine).await.expect("release"), Release::Released { waiters: Some(1) });
         granted(waiting.await.expect("task").expect("acquire"));
         assert!(start.elapsed() < Duration::from_secs(1), "woken, not by chance");
@@ -202,6 +205,24 @@ async fn one_member_down_harms_only_its_own_locks() {
     // A store that starts now finds the others by itself.
     let late = RedisStore::from_url(&url).await.expect("connect");
     assert!(late.warnings().iter().any(|warning| warning.contains("can't be asked")), "{:?}", late.warnings());
+}
+
+/// Whoever asks waits for its own bound and a little more, and not until all members have been asked for the map in vain.
+#[tokio::test]
+async fn silent_members_are_not_waited_for_twice() {
+    let all = members().await;
+    let store = RedisStore::from_url(&format!("{}?failover_pause=no", all.url())).await.expect("connect");
+    hold(&store, &claim("a")).await;
+    for member in all.members() {
+        member.freeze().await.expect("freeze");
+    }
+    for _ in 0..2 {
+        let started = Instant::now();
+        let error = attempt(&store, &claim("b")).await.expect_err("all are silent");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        // The bound is 2 s, and a quarter of it for the map.
+        assert!(started.elapsed() < Duration::from_millis(3500), "{:?}", started.elapsed());
+    }
 }
 
 #[tokio::test]

@@ -109,6 +109,44 @@ async fn grants_go_on_while_slots_move() {
     load.await.expect("nothing was in the way");
 }
 
+/// Keys that have left a slot on its way, or never were there, are not asked for at either member.
+#[tokio::test]
+async fn the_note_is_kept_elsewhere_while_its_slot_is_on_its_way() {
+    let all = RedisCluster::start(flavor(), true).await.expect("servers");
+    at_once(&store(&all, "failover_pause=no").await, "460").await;
+    let tag = tag_of_note(&all).await.expect("a note");
+    let (slot, note) = (all.slot_of(&tag).await.expect("slot").to_string(), format!("lockkit:esc:{{{tag}}}:reign"));
+    let (from, to) = (&all.members()[0], &all.members()[1]);
+    let (from_id, to_id) = (from.command(&["CLUSTER", "MYID"]), to.command(&["CLUSTER", "MYID"]));
+    let (from_id, to_id) = (from_id.await.expect("id"), to_id.await.expect("id"));
+    to.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await.expect("import");
+    from.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await.expect("migrate");
+    let port = to.port().to_string();
+    from.command(&["MIGRATE", "127.0.0.1", &port, &note, "0", "5000"]).await.expect("migrate");
+    for options in ["failover_pause=no", "failover_pause=no&replicas=1"] {
+        let (store, mine) = (store(&all, options).await, claim("460"));
+        hold(&store, &mine).await;
+        held(renew(&store, &renewal(&mine)).await);
+        free(&store, &mine).await;
+    }
+}
+
+/// The note is still there, but not what is written to see replicas acknowledge it.
+#[tokio::test]
+async fn replicas_are_asked_while_the_slot_of_the_note_is_on_its_way() {
+    let all = RedisCluster::start(flavor(), true).await.expect("servers");
+    let (store, mine) = (store(&all, "failover_pause=no&replicas=1").await, claim("460"));
+    let tag = tag_of_note(&all).await.expect("a note");
+    let slot = all.slot_of(&tag).await.expect("slot").to_string();
+    let to = all.members()[1].command(&["CLUSTER", "MYID"]).await.expect("id");
+    all.members()[0].command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to]).await.expect("migrate");
+    // After an hour in which nothing was granted it is gone.
+    all.members()[0].command(&["DEL", &format!("lockkit:esc:{{{tag}}}:written")]).await.expect("DEL");
+    hold(&store, &mine).await;
+    held(renew(&store, &renewal(&mine)).await);
+    free(&store, &mine).await;
+}
+
 #[tokio::test]
 async fn no_alarm_is_raised_for_locks_that_stay() {
     const TTL: Duration = Duration::from_secs(50);
