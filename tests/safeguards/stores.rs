@@ -423,8 +423,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "reset",
         does: "A statement whose connection was reset may still be waiting at the server",
         file: MYSQL_CONNECTION,
-        code: "if «!is_done» {",
-        without: "false",
+        code: "if «is_done» {",
+        without: "true",
         noticed_by: "lockkit-mysql/mysql::mariadb::a_statement_whose_connection_was_reset_takes_no_lock_for_nobody",
     },
     Safeguard {
@@ -450,6 +450,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "let text = sqlx::AssertSqlSafe(«text(question)»);",
         without: r#"text(question).replace("GREATEST(ttl, 1000000)", "ttl")"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::a_short_ttl_leaves_time_for_the_turn",
+    },
+    Safeguard {
+        name: "runtime_gone",
+        does: "What a runtime that is gone had asked is waited for before its release",
+        file: MYSQL_CONNECTION,
+        code: "«raw.claim()».map(|token| self.idle",
+        without: "raw.claim().filter(|_| Handle::try_current().is_ok())",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody",
     },
     // ZooKeeper.
     Safeguard {

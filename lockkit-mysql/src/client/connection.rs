@@ -14,7 +14,7 @@ use sqlx::{
 use tokio::{
     runtime::{Handle, Id},
     sync::OwnedSemaphorePermit,
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 
 use crate::{
@@ -252,23 +252,20 @@ impl Drop for Connection {
             self.idle.push(raw, self.breaks);
             return drop(permit);
         }
+        // Its release waits for this, whatever becomes of who is to await the answer: nobody may be, and a runtime may end.
+        let over = Bound::new(self.idle.open_for(self.bound.whole)).at;
+        let statement = raw.claim().map(|token| self.idle.in_flight.add(token, over));
         // Without a runtime, all that is left is to hang up.
         let Ok(runtime) = Handle::try_current() else { return };
-        let over = Instant::now() + self.idle.linger;
-        let statement = raw.claim().map(|token| self.idle.in_flight.add(token, over));
         // This runtime may be one that nobody drives.
-        let permit = self.idle.keep_until(permit, over);
-        let (linger, ttl) = (self.idle.linger, self.bound.whole.saturating_mul(4));
+        let permit = self.idle.keep_until(permit, Bound::new(self.idle.linger).at);
+        let linger = self.idle.linger;
         runtime.spawn(async move {
-            // An operation has a quarter of the ttl at most: by then the lease is over, too.
-            let until = Bound::new(linger.min(ttl)).at;
             let is_done = raw.finish_and_close(linger).await;
             drop(permit);
-            if !is_done {
-                // Whoever releases the claim waits for this, and nobody else.
-                sleep_until(until).await;
+            if is_done {
+                statement.into_iter().for_each(|statement| statement.ended());
             }
-            drop(statement);
         });
     }
 }

@@ -11,7 +11,10 @@ use std::{
 use lockkit_core::store::unpoisoned;
 use tokio::{runtime::Id, sync::OwnedSemaphorePermit, time::Instant};
 
-use crate::client::{in_flight::InFlight, raw::RawConnection};
+use crate::client::{
+    in_flight::InFlight,
+    raw::{LONGEST_WAIT, RawConnection},
+};
 
 /// The right to a connection.
 type Permit = Option<OwnedSemaphorePermit>;
@@ -25,14 +28,24 @@ pub(crate) struct Idle {
     pub(crate) in_flight: InFlight,
     /// Permits of connections that are being closed, and when the server is done with what they were asked.
     closing: Mutex<Vec<(Instant, Weak<Mutex<Permit>>)>>,
+    timeout: Duration,
     /// For how long a connection in doubt is kept: by then the server has answered, if it can.
     pub(crate) linger: Duration,
 }
 
 impl Idle {
-    pub(crate) fn new(linger: Duration) -> Self {
+    /// Of a store whose operations are bounded by `timeout`.
+    pub(crate) fn new(timeout: Duration) -> Self {
         let (connections, breaks, in_flight) = (Mutex::default(), AtomicU64::new(0), InFlight::default());
-        Self { connections, breaks, in_flight, closing: Mutex::default(), linger }
+        let linger = timeout.saturating_add(2 * LONGEST_WAIT);
+        Self { connections, breaks, in_flight, closing: Mutex::default(), timeout, linger }
+    }
+
+    /// After which time nothing comes any more of a statement about a claim whose operation had this bound, even if the server says
+    /// nothing.
+    pub(crate) fn open_for(&self, bound: Duration) -> Duration {
+        // A bound below the store's is a quarter of the ttl: the lease that may have been granted is over by then.
+        if bound < self.timeout { self.linger.min(bound.saturating_mul(4)) } else { self.linger }
     }
 
     pub(crate) fn breaks(&self) -> u64 {
@@ -86,5 +99,19 @@ impl Idle {
     /// Something came up that concerns all connections: they are probed before they are used again.
     pub(crate) fn broke(&self) {
         self.breaks.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bound that is the store's says nothing of the ttl.
+    #[test]
+    fn a_statement_is_open_until_the_lease_it_asks_for_is_over_or_the_server_is_done() {
+        let (timeout, short) = (Duration::from_secs(2), Duration::from_millis(250));
+        assert_eq!(Idle::new(timeout).open_for(short), 4 * short);
+        assert_eq!(Idle::new(timeout).open_for(timeout), timeout + 2 * LONGEST_WAIT);
+        assert_eq!(Idle::new(short).open_for(short), short + 2 * LONGEST_WAIT);
     }
 }

@@ -1,6 +1,9 @@
 //! Statements that the server may still be running although their callers are gone.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use lockkit_core::Token;
 use tokio::{
@@ -10,60 +13,60 @@ use tokio::{
 
 /// The claims that such statements are about.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct InFlight(Arc<watch::Sender<HashMap<Token, Statements>>>);
+pub(crate) struct InFlight {
+    statements: Arc<watch::Sender<Vec<Entry>>>,
+    next: Arc<AtomicU64>,
+}
 
-/// How many there are about a claim, and by when the last of them has ended.
+/// A statement about a claim, and by when it has ended.
 #[derive(Clone, Copy, Debug)]
-struct Statements {
-    count: usize,
+struct Entry {
+    number: u64,
+    token: Token,
     until: Instant,
 }
 
-/// One statement. Dropping it says that the statement has ended, or will never be heard of again.
+/// One statement. It counts until it has [ended](Self::ended), or its time is over: **not until this is dropped**, for whoever awaits
+/// its end may go with a runtime, while the server goes on.
 #[derive(Debug)]
 pub(crate) struct Statement {
     all: InFlight,
-    token: Token,
+    number: u64,
 }
 
 impl InFlight {
-    /// Counts a statement about a claim, which has ended by then: whoever waits for its answer may be on a runtime that nobody drives.
+    /// Counts a statement about a claim, which has ended by then.
     pub(crate) fn add(&self, token: Token, until: Instant) -> Statement {
-        self.0.send_modify(|claims| {
-            let statements = claims.entry(token).or_insert(Statements { count: 0, until });
-            *statements = Statements { count: statements.count + 1, until: statements.until.max(until) };
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.statements.send_modify(|statements| {
+            let now = Instant::now();
+            statements.retain(|statement| statement.until > now);
+            statements.push(Entry { number, token, until });
         });
-        Statement { all: self.clone(), token }
+        Statement { all: self.clone(), number }
     }
 
     /// Returns when no statement about the claim is in flight.
     pub(crate) async fn settled(&self, token: &Token) {
         // Nearly always there are none.
-        if self.0.borrow().is_empty() {
+        if self.statements.borrow().is_empty() {
             return;
         }
         // The other end is in `self`, so that it is not closed before this returns.
-        let mut claims = self.0.subscribe();
+        let mut statements = self.statements.subscribe();
         loop {
-            let Some(Statements { until, .. }) = claims.borrow_and_update().get(token).copied() else { return };
-            if until <= Instant::now() {
-                return;
-            }
-            drop(timeout_at(until, claims.changed()).await);
+            let of_claim = |statement: &&Entry| statement.token == *token;
+            let last = statements.borrow_and_update().iter().filter(of_claim).map(|statement| statement.until).max();
+            let Some(until) = last.filter(|until| *until > Instant::now()) else { return };
+            drop(timeout_at(until, statements.changed()).await);
         }
     }
 }
 
-impl Drop for Statement {
-    fn drop(&mut self) {
-        self.all.0.send_modify(|claims| {
-            if let Some(statements) = claims.get_mut(&self.token) {
-                statements.count -= 1;
-                if statements.count == 0 {
-                    claims.remove(&self.token);
-                }
-            }
-        });
+impl Statement {
+    /// The server has answered it.
+    pub(crate) fn ended(self) {
+        self.all.statements.send_modify(|statements| statements.retain(|statement| statement.number != self.number));
     }
 }
 
@@ -88,18 +91,21 @@ mod tests {
         let mut is_settled = || settled.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         for statement in statements {
             assert_eq!(is_settled(), Poll::Pending);
-            drop(statement);
+            statement.ended();
         }
         assert_eq!(is_settled(), Poll::Ready(()));
-        assert!(all.0.borrow().is_empty());
+        assert!(all.statements.borrow().is_empty());
     }
 
     #[tokio::test]
     async fn a_statement_that_nobody_hears_of_is_over_in_time() {
         let (all, token) = (InFlight::default(), Token::random().expect("token"));
         let until = Instant::now() + Duration::from_millis(20);
-        let _never = all.add(token, until);
+        // Also if whoever awaited its end is gone.
+        drop(all.add(token, until));
         all.settled(&token).await;
         assert!(Instant::now() >= until);
+        all.add(Token::random().expect("token"), Instant::now() + Duration::from_secs(3600)).ended();
+        assert!(all.statements.borrow().is_empty(), "what is over is not kept");
     }
 }

@@ -23,7 +23,7 @@ use crate::{
         connection::{Bound, Connection},
         identify,
         idle::Idle,
-        raw::{self, RawConnection, Replicas},
+        raw::{RawConnection, Replicas},
     },
     config::MySqlConfig,
     wire::error::{self, Sent},
@@ -65,7 +65,7 @@ impl Pool {
             common: semaphore(all - reserved - named_lock),
             reserved: semaphore(reserved),
             named_lock: semaphore(named_lock),
-            idle: Arc::new(Idle::new(config.timeout.saturating_add(2 * raw::LONGEST_WAIT))),
+            idle: Arc::new(Idle::new(config.timeout)),
         }
     }
 

@@ -4,6 +4,7 @@
 use std::{
     pin::pin,
     sync::Arc,
+    thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -30,6 +31,7 @@ tests! {
     an_answer_of_no_rows_that_comes_twice_leaves_the_effect_open
     the_number_of_a_new_row_is_not_taken_for_that_of_a_question
     a_statement_whose_connection_was_reset_takes_no_lock_for_nobody
+    a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody
     a_transaction_that_stopped_at_an_error_locks_nobody_out
     an_acquisition_left_on_a_runtime_that_nobody_drives_blocks_nobody
 }
@@ -293,6 +295,55 @@ async fn a_statement_whose_connection_was_reset_takes_no_lock_for_nobody(ctx: Ar
     let took = tokio::join!(one, two);
     assert!(took.0.min(took.1) > Duration::from_secs(1), "the statements may be still waiting after {took:?}");
     assert!(took.0.max(took.1) < TTL / 2, "the releases took {took:?}");
+    for claim in &given_up {
+        hold(&other, &Claim { mode: Mode::Exclusive, ..rival(claim) }).await;
+    }
+}
+
+/// It is dropped where there is no runtime, or its own ends: nobody hears when the server is done with it.
+async fn a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = Arc::new(MySqlStore::connect(config(&server)).await.expect("connect"));
+    let mut somebody = raw(&server).await;
+    let (one, two) = (claim(), claim());
+    for claim in [&one, &two] {
+        // It makes the row.
+        hold(&store, claim).await;
+        free(&store, claim).await;
+    }
+    let given_up = [rival(&one), Claim { mode: Mode::Shared, ..rival(&two) }];
+    let asking = given_up.each_ref().map(|claim| {
+        let (store, claim) = (Arc::clone(&store), claim.clone());
+        Box::pin(async move { attempt(&store, &claim).await })
+    });
+    somebody.execute("LOCK TABLES resource_lock WRITE").await.expect("lock");
+    let [asked, other] = asking.map(async |mut asking| {
+        let mut runtime = Undriven::new();
+        let asked = async move {
+            let asked = timeout(10 * SOON, asking.as_mut()).await;
+            assert!(asked.is_err(), "the table is locked: {asked:?}");
+            asking
+        };
+        (runtime.run(asked).await, runtime)
+    });
+    let ((asked, runtime), (other, others)) = tokio::join!(asked, other);
+    thread::spawn(move || drop(asked)).join().expect("no panic without a runtime");
+    let mut others = others;
+    others.run(async move { drop(other) }).await;
+    drop((runtime, others));
+    let gone = Instant::now();
+    let unlock = async {
+        somebody.execute("UNLOCK TABLES").await.expect("unlock");
+    };
+    let release = async |claim| {
+        while store.release(claim).await.is_err() {}
+        gone.elapsed()
+    };
+    let [one, two] = given_up.each_ref().map(release);
+    let (one, two, ()) = tokio::join!(one, two, unlock);
+    assert!(one.min(two) > Duration::from_secs(1), "the statements may be still waiting after {one:?}, {two:?}");
+    assert!(one.max(two) < TTL / 2, "the releases took {one:?}, {two:?}");
+    let other = MySqlStore::connect(config(&server)).await.expect("connect");
     for claim in &given_up {
         hold(&other, &Claim { mode: Mode::Exclusive, ..rival(claim) }).await;
     }
