@@ -40,6 +40,7 @@ const REDLOCK_INFO: &str = "lockkit-redlock/src/client/quorum.rs";
 const REDIS_RECORDS: &str = "lockkit-redis/src/store/records.rs";
 const MYSQL_ORDER: &str = "lockkit-mysql/src/wire/order.rs";
 const MYSQL_RECORDS: &str = "lockkit-mysql/src/store/records.rs";
+const MYSQL_STATEMENTS: &str = "lockkit-mysql/src/wire/statements.rs";
 const MYSQL_RAW: &str = "lockkit-mysql/src/client/raw.rs";
 const ZK_RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
@@ -458,6 +459,22 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "«raw.claim()».map(|token| self.idle",
         without: "raw.claim().filter(|_| Handle::try_current().is_ok())",
         noticed_by: "lockkit-mysql/mysql::mariadb::a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody",
+    },
+    Safeguard {
+        name: "primary_s_number",
+        does: "A server that takes no writes tells of no lease that it is over",
+        file: MYSQL_STATEMENTS,
+        code: "format!(\"{NUMBER}« + {WRITABLE}»\")",
+        without: "",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_former_primary_says_of_no_lease_that_it_is_over",
+    },
+    Safeguard {
+        name: "refusal_shakes",
+        does: "What a server refuses makes other connections look again",
+        file: MYSQL_CONNECTION,
+        code: "self.hang_up();\n                    «self.idle.broke()»;",
+        without: "",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_refused_statement_makes_other_connections_look_again",
     },
     // ZooKeeper.
     Safeguard {

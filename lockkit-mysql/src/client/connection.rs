@@ -224,8 +224,10 @@ impl Connection {
                     // On a lock that many want this is no rare answer, and to connect anew takes several round trips.
                     self.raw.iter_mut().for_each(RawConnection::refused);
                 } else if error::is_refusal(&refusal) {
-                    // After most errors it could go on, but errors are rare, and a new connection is in a known state.
+                    // After most errors it could go on, but errors are rare, and a new connection is in a known state. What the
+                    // server refuses here may concern the others, too, as it does when it has become a replica.
                     self.hang_up();
+                    self.idle.broke();
                 } else {
                     // It broke, or the driver did not understand the answer, which may be one to another question. The server may
                     // still run the statement.

@@ -35,6 +35,12 @@ pub(crate) struct Statements {
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
 const NUMBER: &str = "CAST(? AS UNSIGNED)";
 
+/// The same where an answer may end a lease: a server that is set to take no writes is not the primary any more, and what it knows of
+/// a lease is old. An update that finds no row does not look at that itself.
+fn number_of_primary() -> String {
+    format!("{NUMBER} + {WRITABLE}")
+}
+
 /// This many of the lowest bits of a question's number come back with a fence, above its own: fences end at 2^62. An answer
 /// that is one, two or three answers late or early is noticed.
 const NUMBER_BITS: u32 = 2;
@@ -93,7 +99,7 @@ impl Statements {
 
     /// Reads one lock. Arguments: the question, the name.
     pub(crate) fn look(&self) -> Statement<'static> {
-        query(format!("SELECT {NUMBER}, {COLUMNS} FROM {} WHERE resource_name = ?", self.table))
+        query(format!("SELECT {}, {COLUMNS} FROM {} WHERE resource_name = ?", number_of_primary(), self.table))
     }
 
     /// Makes the row of a lock, free, if there is none. Argument: the name.
@@ -141,7 +147,7 @@ impl Statements {
     /// Reads locks. Arguments: the question, then names, as many as the size says.
     pub(crate) fn inspect(&self, size: Size) -> Statement<'static> {
         let names = list("?", size);
-        query(format!("SELECT {NUMBER}, {COLUMNS} FROM {} WHERE resource_name IN ({names})", self.table))
+        query(format!("SELECT {}, {COLUMNS} FROM {} WHERE resource_name IN ({names})", number_of_primary(), self.table))
     }
 
     /// Reads locks that are held, in the order of their names. Arguments: the question, the last name of the page before,
@@ -284,9 +290,10 @@ pub(crate) fn text(statement: String) -> Text {
     sqlx::raw_sql(AssertSqlSafe(statement))
 }
 
-/// Asks for nothing but the number of the question. Argument: the question.
+/// Asks for nothing but the number of the question, of a server that takes writes: without a row that it is to read, a statement may
+/// not have looked at that. Argument: the question.
 pub(crate) fn number() -> Statement<'static> {
-    sqlx::query("SELECT CAST(? AS UNSIGNED)")
+    query(format!("SELECT {}", number_of_primary()))
 }
 
 /// Waits for a named lock of the server, for one second. Arguments: the question, its name. Gives 1 if it was had, 0 if not.

@@ -27,6 +27,8 @@ tests! {
     an_idle_connection_notices_that_its_server_became_a_replica
     a_busy_connection_notices_that_its_server_became_a_replica
     a_refused_connection_makes_others_look_again
+    a_refused_statement_makes_other_connections_look_again
+    a_former_primary_says_of_no_lease_that_it_is_over
     a_statement_that_grants_looks_itself_whether_the_server_takes_writes
     a_server_with_older_data_gives_no_fence_twice
     a_server_that_became_a_replica_is_asked_for_no_record
@@ -37,6 +39,9 @@ tests! {
 async fn administrated(ctx: &Ctx) -> (MySqlServer, MySqlStore) {
     let server = ctx.private(&[]).await;
     let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    let row = "INSERT INTO resource_lock (resource_name, create_time, update_time) \
+               VALUES ('known', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))";
+    server.admin(row).await.expect("a row");
     (server, store)
 }
 
@@ -96,6 +101,39 @@ async fn a_refused_connection_makes_others_look_again(ctx: Arc<Ctx>) {
     is_refused(&look(&store).await.expect_err("it may be old"));
 }
 
+/// So does each, also when the refusal was the answer to a statement.
+async fn a_refused_statement_makes_other_connections_look_again(ctx: Arc<Ctx>) {
+    let ((server, store), mine) = (administrated(&ctx).await, claim());
+    let (one, two) = tokio::join!(look(&store), look(&store));
+    one.and(two).expect("two connections");
+    hold(&store, &mine).await;
+    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    is_refused(&renew(&store, renewal(&mine)).await.expect_err("no writes"));
+    is_refused(&look(&store).await.expect_err("it may be old"));
+}
+
+/// After a planned switch-over it does not know what its successor granted.
+async fn a_former_primary_says_of_no_lease_that_it_is_over(ctx: Arc<Ctx>) {
+    let (server, store) = administrated(&ctx).await;
+    let (no_row, freed, theirs) = (claim(), claim(), claim());
+    hold(&store, &freed).await;
+    free(&store, &freed).await;
+    hold(&store, &theirs).await;
+    for unknown in [no_row, rival(&freed), rival(&theirs)] {
+        for what in ["renew", "release"] {
+            look(&store).await.expect("it has a connection that is known to be good");
+            server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+            let answer = match what {
+                "renew" => renew(&store, renewal(&unknown)).await.map(|answer| format!("{answer:?}")),
+                _ => store.release(&unknown).await.map(|answer| format!("{answer:?}")),
+            };
+            let error = answer.expect_err(what);
+            assert!(error.message().contains("read_only") && error.message().contains("primary"), "{error}");
+            server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+        }
+    }
+}
+
 /// A process that was frozen takes its connections for as fresh as they were, and a grant would be a second one beside the new
 /// primary's.
 async fn a_statement_that_grants_looks_itself_whether_the_server_takes_writes(ctx: Arc<Ctx>) {
@@ -135,7 +173,7 @@ async fn a_statement_that_grants_looks_itself_whether_the_server_takes_writes(ct
 
 /// Asks what needs no write.
 async fn look(store: &MySqlStore) -> lockkit_core::Result<()> {
-    store.inspect(&Query::Keys(vec![claim().key])).await.map(drop)
+    store.inspect(&Query::Keys(vec![LockKey::new("known").expect("name")])).await.map(drop)
 }
 
 /// A backup that was put back, or a crash that lost what was not on the disk yet: the counter is there, but an old one.
