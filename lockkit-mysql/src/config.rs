@@ -70,6 +70,8 @@ impl MySqlConfig {
     pub const TABLE: &str = "resource_lock";
     /// The default bound on one operation.
     pub const TIMEOUT: Duration = Duration::from_secs(2);
+    /// A longer timeout is as good as this one. To all times that are made of it the clock goes.
+    pub(crate) const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
     /// How many connections a store opens at most by default. One in eight, and at least one, is kept for renewals and
     /// releases.
     pub const CONNECTIONS: u32 = 16;
@@ -169,7 +171,7 @@ impl MySqlConfig {
         self
     }
 
-    /// The bound on one operation; 2 s by default. A request for a lease never waits longer than a quarter of its ttl.
+    /// The bound on one operation; 2 s by default, and a day at most. A request for a lease never waits longer than a quarter of its ttl.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;

@@ -102,6 +102,7 @@ impl MySqlStore {
 
     /// The same, on servers of this kind.
     pub(crate) fn on(replicas: Replicas, config: MySqlConfig) -> Result<Self> {
+        let config = MySqlConfig { timeout: config.timeout.min(MySqlConfig::LONGEST_TIMEOUT), ..config };
         let statements = Arc::new(Statements::new(config.check()?, quoted_table(&of_claims(&config.table)).ok()));
         let (pool, background) = (Arc::new(Pool::new(&config, replicas)), Arc::new(Background::new()));
         let sweeper = Sweeper::new(Arc::clone(&pool), Arc::clone(&statements), &config, Arc::clone(&background));

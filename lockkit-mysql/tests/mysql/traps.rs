@@ -59,7 +59,16 @@ async fn an_endless_bound_is_no_overflow(ctx: Arc<Ctx>) {
     let config = ctx.config().await.timeout(Duration::MAX);
     let (store, mine) = (MySqlStore::connect(config).await.expect("connect"), claim());
     hold(&store, &mine).await;
+    let waiting = AcquireRequest { wait: Duration::from_secs(2), ..request(&rival(&mine)) };
+    contended(store.acquire(&waiting).await.expect("acquire"));
     free(&store, &mine).await;
+    let mut raw = ctx.raw().await;
+    lock_rows(&mut raw, &[&mine]).await;
+    let given_up = rival(&mine);
+    let asked = tokio::time::timeout(Duration::from_millis(100), attempt(&store, &given_up)).await;
+    assert!(asked.is_err(), "the row is locked");
+    end(&mut raw).await;
+    store.release(&given_up).await.expect("its connection was dropped without a panic");
 }
 
 /// What a dropped future had sent takes effect all the same. The release must come after it, and undo it.
