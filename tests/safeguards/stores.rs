@@ -476,6 +476,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         without: "",
         noticed_by: "lockkit-mysql/mysql::mariadb::a_refused_statement_makes_other_connections_look_again",
     },
+    Safeguard {
+        name: "waiter_s_floor",
+        does: "A claim that waits may ask again for a higher fence, and gets no lower one",
+        file: MYSQL_ORDER,
+        code: "ON DUPLICATE KEY UPDATE kept = {keeps}, \\\n             «fence = GREATEST(fence, {least})»;",
+        without: "fence = fence",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_claim_that_waits_may_ask_for_a_higher_fence",
+    },
     // ZooKeeper.
     Safeguard {
         name: "proof_sent",

@@ -15,8 +15,8 @@ use std::{
 };
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, Hold, HolderInfo, LockKey, LossReason,
-    Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, store::unpoisoned,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Fence, FenceClock, Hold, HolderInfo, LockKey,
+    LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, store::unpoisoned,
 };
 use sqlx::mysql::MySqlRow;
 
@@ -113,6 +113,10 @@ enum Has {
 impl MySqlStore {
     /// Asks for a lease that is shared or has an order. A claim that waits has a place in the queue then.
     pub(super) async fn ask_in_order(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if request.fence.clock == FenceClock::Floor {
+            let message = "only exclusive locks in no order can have fences without the server's clock";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
         let (waits, token) = (request.order == Order::Fifo && !request.wait.is_zero(), &request.claim.token);
         self.grants.forget(token);
         let may_have_place = self.ordered.may_know(token);
@@ -139,7 +143,7 @@ impl MySqlStore {
         let mut connection = self.pool.connection(class, bound).await?;
         if waits
             && !is_new
-            && let Some(holder) = self.keep_place(&mut connection, &request.claim).await?
+            && let Some(holder) = self.keep_place(&mut connection, request).await?
         {
             return Ok(behind_others(holder));
         }
@@ -177,8 +181,9 @@ impl MySqlStore {
     }
 
     /// Prolongs the place of a claim. Gives the holder if there is nothing else to do: others wait before it, for a lock that is held.
-    async fn keep_place(&self, connection: &mut Connection, claim: &Claim) -> Result<Option<HolderInfo>> {
-        let text = |question| self.statements.order().keep(question, claim, PLACE);
+    async fn keep_place(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Option<HolderInfo>> {
+        let AcquireRequest { claim, fence, .. } = request;
+        let text = |question| self.statements.order().keep(question, claim, PLACE, fence.floor.get() + 1);
         let rows = connection.transact(text, Some(claim.token)).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         let waits_behind = read::<u64>(row, 1)? > 0;
@@ -215,6 +220,11 @@ impl MySqlStore {
             return Err(
                 Error::new(ErrorKind::Unexpected, "the fence counter of the lock is out of bounds").unknown_effect()
             );
+        }
+        if hold.fence <= request.fence.floor {
+            // It was granted in the moment in which it asked for a higher one, or before.
+            let message = "the claim has a lease already, with a fence that is not above the one asked for";
+            return Err(Error::new(ErrorKind::Unexpected, message).unknown_effect());
         }
         Ok(Has::Lease(hold))
     }

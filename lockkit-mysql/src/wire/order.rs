@@ -103,7 +103,8 @@ impl OrderStatements<'_> {
             "SELECT MAX(place) INTO @last_place FROM {claims} WHERE lock_id = @asks; \
              INSERT INTO {claims} (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
              SELECT @asks, {me}, {at}, {mode}, {limit}, {least}, {span}, 0, \
-             {ttl}, {keeps}, {keeps}, {holder} FROM DUAL WHERE @asks IS NOT NULL ON DUPLICATE KEY UPDATE kept = {keeps}; "
+             {ttl}, {keeps}, {keeps}, {holder} FROM DUAL WHERE @asks IS NOT NULL ON DUPLICATE KEY UPDATE kept = {keeps}, \
+             fence = GREATEST(fence, {least}); "
         );
         sql += &self.serve(&format!("IF(token = {me}, {ends}, LEAST({ITS_END}))"));
         if !waits {
@@ -126,17 +127,17 @@ impl OrderStatements<'_> {
         sql
     }
 
-    /// Prolongs the place of a claim in the queue. The answer is one row: the question; whether it waits behind others, for a lock
+    /// Prolongs the place of a claim in the queue. It may have come to ask for a higher fence. The answer is one row: the question; whether it waits behind others, for a lock
     /// that somebody has, so that there is nothing else to do; the holder, if there is one.
-    pub(crate) fn keep(&self, question: Question, claim: &Claim, place: Duration) -> String {
+    pub(crate) fn keep(&self, question: Question, claim: &Claim, place: Duration, least: u64) -> String {
         let (locks, claims) = (self.locks, self.claims);
         let (me, place) = (token(&claim.token), microseconds(place));
         let name = literal(to_column(&claim.key));
         format!(
             "SET @id = NULL; SELECT id INTO @id FROM {locks} WHERE resource_name = {name}; \
-             UPDATE {claims} FORCE INDEX (PRIMARY) SET kept = UTC_TIMESTAMP(6) + INTERVAL {place} MICROSECOND \
-             WHERE lock_id = @id AND token = {me} AND place > 0 AND kept > UTC_TIMESTAMP(6); \
-             SELECT CAST({question} AS UNSIGNED), CAST(COALESCE(l.expires > UTC_TIMESTAMP(6) AND c.kept > UTC_TIMESTAMP(6) \
+             UPDATE {claims} FORCE INDEX (PRIMARY) SET kept = UTC_TIMESTAMP(6) + INTERVAL {place} MICROSECOND, \
+             fence = GREATEST(fence, {least}) WHERE lock_id = @id AND token = {me} AND place > 0 AND kept > UTC_TIMESTAMP(6); \
+             SELECT CAST({question} AS UNSIGNED) + {WRITABLE}, CAST(COALESCE(l.expires > UTC_TIMESTAMP(6) AND c.kept > UTC_TIMESTAMP(6) \
              AND EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = @id AND w.place > 0 AND w.place < c.place \
              AND w.kept > UTC_TIMESTAMP(6)), 0) AS UNSIGNED), {} FROM (SELECT 1) AS one LEFT JOIN {locks} AS l ON l.id = @id \
              LEFT JOIN {claims} AS c ON c.lock_id = l.id AND c.token = {me} AND c.place > 0",

@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Attempt, Claim, Effect, ErrorKind, LockStore, Mode, Order, Query, Release, Result};
+use lockkit_core::{
+    Attempt, Claim, Effect, ErrorKind, Fence, FenceClock, LockStore, Mode, Order, Query, Release, Result,
+};
 use lockkit_mysql::MySqlStore;
 
 use crate::support::{
@@ -16,6 +18,7 @@ use crate::support::{
 tests! {
     a_short_ttl_leaves_time_for_the_turn
     a_place_is_kept_without_the_row_of_the_lock
+    a_claim_that_waits_may_ask_for_a_higher_fence
     a_place_that_lapsed_is_not_taken_up_again
     the_end_of_one_in_the_place_of_another_serves_the_queue
     transactions_that_are_to_follow_each_other_hide_nothing
@@ -62,6 +65,37 @@ async fn a_short_ttl_leaves_time_for_the_turn(ctx: Arc<Ctx>) {
         let asked = ask(&store, &first, short).await.expect("acquire");
         assert!(matches!(asked, Attempt::Granted(_)), "{mode:?}: {asked:?}");
     }
+}
+
+/// Whether it is the first in the queue, or keeps a place behind others. What it has already keeps its fence.
+async fn a_claim_that_waits_may_ask_for_a_higher_fence(ctx: Arc<Ctx>) {
+    let (store, holder) = (ctx.store().await, claim());
+    let floors = [Fence::new(1 << 60), Fence::new(1 << 61)];
+    let waiters = [rival(&holder), reader(&holder)];
+    let ask_above = async |claim: &Claim, floor| {
+        let mut request = request(claim);
+        (request.order, request.wait, request.fence.floor) = (Order::Fifo, Duration::from_secs(30), floor);
+        store.acquire(&request).await
+    };
+    granted(&store, &holder).await;
+    for (waiter, floor) in waiters.iter().zip(floors) {
+        waits(&store, waiter, TTL).await;
+        contended(ask_above(waiter, floor).await.expect("acquire"));
+    }
+    free(&store, &holder).await;
+    for (waiter, floor) in waiters.iter().zip(floors) {
+        match ask_above(waiter, floor).await.expect("acquire") {
+            Attempt::Granted(hold) => assert!(hold.fence > floor, "{} is not above {floor}", hold.fence),
+            other => panic!("not granted: {other:?}"),
+        }
+        let late = ask_above(waiter, floor.offset(1 << 10)).await.expect_err("its fence is given");
+        assert_eq!(late.effect(), Effect::Unknown, "{late}");
+        free(&store, waiter).await;
+    }
+    let mut request = request(&rival(&holder));
+    (request.order, request.fence.clock) = (Order::Fifo, FenceClock::Floor);
+    let error = store.acquire(&request).await.expect_err("the server's clock is in each fence of these");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unsupported, Effect::None), "{error}");
 }
 
 /// Who is not the first has nothing to do with the lock but to wait.
