@@ -171,7 +171,7 @@ mod tests {
     async fn metered() -> (String, Meter, Targets) {
         let redis = RedisServer::start(RedisOptions::default()).await.expect("redis");
         let (url, mut targets) = (redis.url(), Targets::default());
-        targets.start("redis".to_owned(), url.clone(), vec![PrivateServer::of(&redis)], redis);
+        targets.start("redis".to_owned(), url.clone(), vec![PrivateServer::forgetful(redis)]);
         (url, Meter::of(&targets.list()[0]), targets)
     }
 

@@ -15,12 +15,7 @@ use crate::{
 /// Measures a store through proxies before its private servers, which add so much to each round trip. The time of the proxies themselves
 /// is in it.
 pub(crate) async fn pairs_by_delay(target: &Target, key: &str, plan: &Plan) -> Result<Vec<(Duration, Latencies)>> {
-    let (mut url, mut proxies) = (target.url().to_owned(), Vec::new());
-    for server in target.servers() {
-        let proxy = Proxy::start(server.addr).await.map_err(|error| Error::system("start a proxy", &error))?;
-        url = readdressed(&url, server.addr, proxy.addr())?;
-        proxies.push(proxy);
-    }
+    let (url, proxies) = through_proxies(target).await?;
     let locker = lockkit::connect(&url).await?;
     let mut rounds = Vec::new();
     for delay in Plan::DELAYS {
@@ -29,6 +24,17 @@ pub(crate) async fn pairs_by_delay(target: &Target, key: &str, plan: &Plan) -> R
         rounds.push((delay, round.pair));
     }
     Ok(rounds)
+}
+
+/// A proxy before each private server of a store, and the store's URL with their addresses.
+pub(crate) async fn through_proxies(target: &Target) -> Result<(String, Vec<Proxy>)> {
+    let (mut url, mut proxies) = (target.url().to_owned(), Vec::new());
+    for server in target.servers() {
+        let proxy = Proxy::start(server.addr()).await.map_err(|error| Error::system("start a proxy", &error))?;
+        url = readdressed(&url, server.addr(), proxy.addr())?;
+        proxies.push(proxy);
+    }
+    Ok((url, proxies))
 }
 
 /// The URL with one address in place of another.
@@ -56,7 +62,7 @@ mod tests {
     async fn each_round_trip_takes_the_delay_longer() {
         let redis = RedisServer::start(RedisOptions::default()).await.expect("redis");
         let mut targets = Targets::default();
-        targets.start("redis".to_owned(), redis.url(), vec![PrivateServer::of(&redis)], redis);
+        targets.start("redis".to_owned(), redis.url(), vec![PrivateServer::forgetful(redis)]);
         let plan = Plan::new(Options::default().effort(Effort::Quick));
         let measured = pairs_by_delay(&targets.list()[0], "delayed", &plan).await.expect("grants");
         assert_eq!(measured.iter().map(|(delay, _)| *delay).collect::<Vec<_>>(), Plan::DELAYS);

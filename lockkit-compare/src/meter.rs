@@ -38,7 +38,7 @@ pub(crate) struct Watched {
 
 impl Meter {
     pub(crate) fn of(target: &Target) -> Self {
-        let processes = target.servers().iter().map(|server| server.process).collect::<Option<_>>();
+        let processes = target.servers().iter().map(|server| server.process().pid()).collect::<Option<_>>();
         Self { url: target.url().to_owned(), processes: processes.unwrap_or_default() }
     }
 
@@ -166,13 +166,12 @@ mod tests {
         let zookeeper = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("zookeeper");
         let (redlock, url) = redlock().await.expect("redlock");
         let mut targets = Targets::default();
-        targets.start("redis".to_owned(), redis.url(), vec![PrivateServer::of(&redis)], redis);
-        let nodes = redlock.iter().map(|node| PrivateServer::of(node)).collect();
-        targets.start("redlock".to_owned(), url, nodes, redlock);
+        targets.start("redis".to_owned(), redis.url(), vec![PrivateServer::forgetful(redis)]);
+        let nodes = redlock.into_iter().map(PrivateServer::forgetful).collect();
+        targets.start("redlock".to_owned(), url, nodes);
         let created = format!("{}?create=true", mysql.url());
-        targets.start("mysql".to_owned(), created, vec![PrivateServer::of(&mysql)], mysql);
-        let servers = vec![PrivateServer::of(&zookeeper)];
-        targets.start("zookeeper".to_owned(), zookeeper.url(), servers, zookeeper);
+        targets.start("mysql".to_owned(), created, vec![PrivateServer::of(mysql)]);
+        targets.start("zookeeper".to_owned(), zookeeper.url(), vec![PrivateServer::of(zookeeper)]);
         for target in targets.list() {
             let nodes = target.servers().len() as f64;
             watch_idle_and_busy(target, 200.0 * nodes).await;
@@ -187,8 +186,8 @@ mod tests {
         let cluster = RedisCluster::start(RedisFlavor::Installed, false).await.expect("cluster");
         let sentinels = RedisSentinels::start(RedisFlavor::Installed).await.expect("sentinels");
         let mut targets = Targets::default();
-        targets.start("cluster".to_owned(), format!("{}?max_ttl=1s", cluster.url()), Vec::new(), cluster);
-        targets.start("sentinels".to_owned(), format!("{}?max_ttl=1s", sentinels.url()), Vec::new(), sentinels);
+        targets.start("cluster".to_owned(), format!("{}?max_ttl=1s", cluster.url()), Vec::new());
+        targets.start("sentinels".to_owned(), format!("{}?max_ttl=1s", sentinels.url()), Vec::new());
         for target in targets.list() {
             let locker = lockkit::connect(target.url()).await.expect("store");
             let before = Meter::of(target).read().await.expect("told").0;

@@ -2,7 +2,7 @@
 
 mod durability;
 
-use std::{any::Any, fmt, net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, ops::Deref, sync::Arc, time::Duration};
 
 use lockkit::migrate::{Migration, Phase, Start};
 use lockkit_testkit::servers::{
@@ -26,9 +26,7 @@ pub struct Target {
     /// What is left out, and why.
     in_part: Option<&'static str>,
     warnings: Vec<String>,
-    /// The server, if it was started for this run; it ends with the target.
-    _server: Option<Box<dyn Any + Send + Sync>>,
-    /// That server, or those of a quorum.
+    /// The server, or those of a quorum, if it was started for this run; they end with the target.
     servers: Vec<PrivateServer>,
 }
 
@@ -63,7 +61,7 @@ impl Target {
 
     /// Whether it is a store that others use, and not one that was made for this run.
     pub(crate) fn is_in_use(&self) -> bool {
-        !self.in_process && self._server.is_none() && self.in_part.is_none()
+        !self.in_process && self.servers.is_empty() && self.in_part.is_none()
     }
 
     /// Why it does not take the others.
@@ -85,18 +83,42 @@ impl fmt::Debug for Target {
     }
 }
 
-/// A server that was started for this run.
-#[derive(Clone, Copy, Debug)]
+/// A server that was started for this run, and ends when the last of its clones is gone.
+#[derive(Clone)]
 pub(crate) struct PrivateServer {
-    /// Its address, as it stands in the URL.
-    pub(crate) addr: SocketAddr,
-    /// The number of its process; none if it has ended.
-    pub(crate) process: Option<u32>,
+    server: Arc<dyn Deref<Target = Process> + Send + Sync>,
+    keeps: bool,
 }
 
 impl PrivateServer {
-    pub(crate) fn of(server: &Process) -> Self {
-        Self { addr: server.addr(), process: server.pid() }
+    /// A server that has its locks on disk.
+    pub(crate) fn of(server: impl Deref<Target = Process> + Send + Sync + 'static) -> Self {
+        Self { server: Arc::new(server), keeps: true }
+    }
+
+    /// A server that has its locks in memory only.
+    pub(crate) fn forgetful(server: impl Deref<Target = Process> + Send + Sync + 'static) -> Self {
+        Self { keeps: false, ..Self::of(server) }
+    }
+
+    /// Its address, as it stands in the URL. It stays the same when it is started again.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.process().addr()
+    }
+
+    pub(crate) fn process(&self) -> &Process {
+        &self.server
+    }
+
+    /// Whether it has its locks again after it was killed.
+    pub(crate) fn keeps(&self) -> bool {
+        self.keeps
+    }
+}
+
+impl fmt::Debug for PrivateServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PrivateServer").field(&self.addr()).finish()
     }
 }
 
@@ -128,7 +150,7 @@ impl Targets {
         let store = lockkit::open(url).await?;
         let info = store.info();
         let warnings = info.warnings.to_vec();
-        Ok(self.push(info.name.to_string(), url.to_owned(), info.scheme == "memory", warnings, None))
+        Ok(self.push(info.name.to_string(), url.to_owned(), info.scheme == "memory", warnings))
     }
 
     /// A private server of every kind that is installed, and a quorum of five. A kind that is not installed is
@@ -145,7 +167,7 @@ impl Targets {
             let kind = if flavor == RedisFlavor::Valkey { "valkey" } else { "redis" };
             if let Some(name) = targets.is_new(kind, flavor.program().find())? {
                 let server = RedisServer::start(RedisOptions::default().flavor(flavor)).await?;
-                targets.start(name, server.url(), vec![PrivateServer::of(&server)], server);
+                targets.start(name, server.url(), vec![PrivateServer::forgetful(server)]);
             }
         }
         if RedisFlavor::Installed.program().find().is_ok() {
@@ -155,13 +177,13 @@ impl Targets {
             let kind = if flavor == MySqlFlavor::Installed { "mariadb" } else { "mysql" };
             if let Some(name) = targets.is_new(kind, flavor.program().find())? {
                 let server = MySqlServer::start(MySqlOptions::default().flavor(flavor)).await?;
-                targets.start(name, format!("{}?create=true", server.url()), vec![PrivateServer::of(&server)], server);
+                targets.start(name, format!("{}?create=true", server.url()), vec![PrivateServer::of(server)]);
             }
         }
         for flavor in [ZooKeeperFlavor::Installed, ZooKeeperFlavor::Newer] {
             let name = if flavor == ZooKeeperFlavor::Installed { "zookeeper" } else { "zookeeper newer" };
             match ZooKeeperServer::start(flavor).await {
-                Ok(server) => targets.start(name.to_owned(), server.url(), vec![PrivateServer::of(&server)], server),
+                Ok(server) => targets.start(name.to_owned(), server.url(), vec![PrivateServer::of(server)]),
                 Err(error) if error.is_missing() => targets.missing.push(error.to_string()),
                 Err(error) => return Err(error.into()),
             }
@@ -174,15 +196,8 @@ impl Targets {
     pub fn with_memory(mut self) -> Self {
         if !self.list.iter().any(|target| target.in_process) {
             let (name, url) = ("memory".to_owned(), "memory:".to_owned());
-            let memory = Target {
-                name,
-                url,
-                in_process: true,
-                in_part: None,
-                warnings: Vec::new(),
-                _server: None,
-                servers: Vec::new(),
-            };
+            let memory =
+                Target { name, url, in_process: true, in_part: None, warnings: Vec::new(), servers: Vec::new() };
             self.list.insert(0, memory);
         }
         self
@@ -198,7 +213,7 @@ impl Targets {
     /// The migration may be started.
     pub async fn with_migration(mut self) -> Result<Self> {
         let private =
-            |scheme: &str| self.list.iter().find(|target| target._server.is_some() && target.url.starts_with(scheme));
+            |scheme: &str| self.list.iter().find(|target| !target.servers.is_empty() && target.url.starts_with(scheme));
         let (Some(old), Some(new)) = (private("redis://"), private("mysql://")) else { return Ok(self) };
         let kind = |target: &Target| target.name.split(' ').next().unwrap_or_default().to_owned();
         let name = format!("{} to {}", kind(old), kind(new));
@@ -207,7 +222,7 @@ impl Targets {
         let migration = Migration::new(old, new);
         migration.start(Start { max_ttl: LONGEST_TTL, ..Start::default() }).await?;
         migration.step(Phase::Both, |_| {}).await?.copied?;
-        self.push(name, format!("migrate:?from={from}&to={to}"), false, Vec::new(), None);
+        self.push(name, format!("migrate:?from={from}&to={to}"), false, Vec::new());
         if let Some(target) = self.list.last_mut() {
             target.in_part = Some(
                 "a migration between these two in the phase both, where a lock is held in each; left out to save time",
@@ -218,8 +233,8 @@ impl Targets {
 
     async fn add_redlock(&mut self) -> Result<()> {
         let (servers, url) = redlock().await?;
-        let all = servers.iter().map(|server| PrivateServer::of(server)).collect();
-        self.start(format!("redlock of {REDLOCK_NODES}"), url, all, servers);
+        let servers = servers.into_iter().map(PrivateServer::forgetful).collect();
+        self.start(format!("redlock of {REDLOCK_NODES}"), url, servers);
         Ok(())
     }
 
@@ -239,31 +254,18 @@ impl Targets {
     }
 
     /// Adds a store that is made of these private servers.
-    pub(crate) fn start(
-        &mut self,
-        name: String,
-        url: String,
-        servers: Vec<PrivateServer>,
-        server: impl Any + Send + Sync,
-    ) {
-        self.push(name, url, false, Vec::new(), Some(Box::new(server)));
+    pub(crate) fn start(&mut self, name: String, url: String, servers: Vec<PrivateServer>) {
+        self.push(name, url, false, Vec::new());
         if let Some(target) = self.list.last_mut() {
             target.servers = servers;
         }
     }
 
-    fn push(
-        &mut self,
-        name: String,
-        url: String,
-        in_process: bool,
-        warnings: Vec<String>,
-        server: Option<Box<dyn Any + Send + Sync>>,
-    ) -> &Target {
+    fn push(&mut self, name: String, url: String, in_process: bool, warnings: Vec<String>) -> &Target {
         // The same store twice is a fair thing to ask for: it shows how much two runs on one store differ.
         let name = distinct(name, |name| self.list.iter().any(|target| target.name == name));
         let servers = Vec::new();
-        self.list.push(Target { name, url, in_process, in_part: None, warnings, _server: server, servers });
+        self.list.push(Target { name, url, in_process, in_part: None, warnings, servers });
         &self.list[self.list.len() - 1]
     }
 }
@@ -325,8 +327,8 @@ mod tests {
         assert_eq!(given.list.len(), 2, "stores in use are left alone: {given:?}");
 
         let (mut targets, [redis_url, mysql_url]) = (Targets::default(), urls);
-        targets.start("redis 7".to_owned(), redis_url, vec![PrivateServer::of(&redis)], redis);
-        targets.start("mariadb 10".to_owned(), mysql_url, vec![PrivateServer::of(&mysql)], mysql);
+        targets.start("redis 7".to_owned(), redis_url, vec![PrivateServer::forgetful(redis)]);
+        targets.start("mariadb 10".to_owned(), mysql_url, vec![PrivateServer::of(mysql)]);
         let targets = targets.with_migration().await.expect("started");
         let [.., target] = targets.list() else { panic!("{targets:?}") };
         assert_eq!((target.name(), target.steps()), ("redis to mariadb", &Step::IN_PART[..]));

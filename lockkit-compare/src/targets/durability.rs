@@ -23,23 +23,22 @@ impl Targets {
             let Ok(found) = flavor.program().find() else { continue };
             let options = RedisOptions::default().flavor(flavor).persistence(Persistence::AppendAlways);
             let server = RedisServer::start(options).await?;
-            let (name, servers) = (format!("redis {} fsync", found.version), vec![PrivateServer::of(&server)]);
-            self.start(name, server.url(), servers, server);
+            let (name, url) = (format!("redis {} fsync", found.version), server.url());
+            self.start(name, url, vec![PrivateServer::of(server)]);
             break;
         }
         for (flavor, kind) in [(MySqlFlavor::Installed, "mariadb"), (MySqlFlavor::Newer, "mysql")] {
             let Ok(found) = flavor.program().find() else { continue };
             let options = MySqlOptions::default().flavor(flavor).args(["--innodb-flush-log-at-trx-commit=2"]);
             let server = MySqlServer::start(options).await?;
-            let (name, servers) = (format!("{kind} {} no fsync", found.version), vec![PrivateServer::of(&server)]);
-            self.start(name, format!("{}?create=true", server.url()), servers, server);
+            let (name, url) = (format!("{kind} {} no fsync", found.version), format!("{}?create=true", server.url()));
+            self.start(name, url, vec![PrivateServer::of(server)]);
             break;
         }
         for flavor in [ZooKeeperFlavor::Installed, ZooKeeperFlavor::Newer] {
             match ZooKeeperServer::start_with(flavor, &["-Dzookeeper.forceSync=yes"]).await {
                 Ok(server) => {
-                    let servers = vec![PrivateServer::of(&server)];
-                    self.start("zookeeper fsync".to_owned(), server.url(), servers, server);
+                    self.start("zookeeper fsync".to_owned(), server.url(), vec![PrivateServer::of(server)]);
                     break;
                 }
                 Err(error) if error.is_missing() => {}
@@ -62,7 +61,7 @@ mod tests {
         let [redis, mysql, zookeeper] = targets.list() else { panic!("{targets:?}") };
         assert!(redis.name().ends_with(" fsync") && mysql.name().ends_with(" no fsync"), "{targets:?}");
         assert_eq!(zookeeper.name(), "zookeeper fsync");
-        let process = zookeeper.servers()[0].process.expect("it runs");
+        let process = zookeeper.servers()[0].process().pid().expect("it runs");
         let arguments = std::fs::read_to_string(format!("/proc/{process}/cmdline")).expect("its arguments");
         let last = arguments.split('\0').rfind(|argument| argument.contains("forceSync"));
         assert_eq!(last, Some("-Dzookeeper.forceSync=yes"), "the last one wins");
