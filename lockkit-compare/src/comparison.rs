@@ -48,6 +48,8 @@ use crate::{
 pub struct Comparison {
     contestants: Vec<Contestant>,
     missing: Vec<String>,
+    /// The groups that were chosen and that none of the stores can take, each with the reason.
+    impossible: Vec<String>,
     plan: Plan,
     started: Instant,
 }
@@ -82,12 +84,16 @@ impl Comparison {
         }
         let can_take = |step: &Step| contestants.iter().any(|contestant: &Contestant| contestant.takes(*step));
         let possible: Vec<_> = Step::all().filter(can_take).collect();
+        let why =
+            |step: &Step| contestants.iter().rev().find_map(|one| one.results.absent.get(step)).map(Absence::text);
+        let impossible = Step::all().filter(|step| plan.takes(*step) && !possible.contains(step));
+        let impossible = impossible.filter_map(|step| Some(format!("{}: {}", step.group(), why(&step)?))).collect();
         plan.groups.retain(|group| possible.iter().any(|step| step.group() == *group));
         if plan.groups.is_empty() {
             let message = "there is nothing to measure: none of these stores can take any of these measures";
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        Ok(Self { contestants, missing: targets.missing, plan, started })
+        Ok(Self { contestants, missing: targets.missing, impossible, plan, started })
     }
 
     /// The names of the stores.
@@ -145,6 +151,7 @@ impl Comparison {
         let measured = self.contestants.into_iter().map(|one| (one.target.name().to_owned(), one.results)).collect();
         let mut report = Report::new(measured, &self.plan, self.missing, self.started.elapsed());
         report.setting.interrupted = interrupted;
+        report.setting.impossible = self.impossible;
         Ok(report)
     }
 

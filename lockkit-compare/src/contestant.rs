@@ -11,6 +11,7 @@ use lockkit::{HandOver, Liveness, LockStore, Locker, Token, store::unpoisoned};
 use crate::{
     cost, delay,
     error::Result,
+    faults::{inflict_all, lost_updates},
     measure,
     plan::{Plan, Step},
     processes,
@@ -168,6 +169,21 @@ impl Contestant {
             Step::Leases => results.held = Some(processes::leases(program, url, key, plan).await?),
             // In a box, for the same reason.
             Step::Cost => results.cost = Some(Box::pin(cost::of(&self.target, key, plan)).await?),
+            Step::Faults => {
+                // What succeeds stays, whatever fails beside it.
+                let mut failed = None;
+                match Box::pin(lost_updates(program, url)).await {
+                    Ok(updates) => results.updates = Some(updates),
+                    Err(error) => failed = Some(error),
+                }
+                for (fault, outcome) in Box::pin(inflict_all(program, &self.target, key)).await {
+                    match outcome {
+                        Ok(timeline) => _ = results.faults.insert(fault, timeline),
+                        Err(error) => failed = Some(error),
+                    }
+                }
+                return failed.map_or(Ok(()), Err);
+            }
             // All stores at once, after all else.
             Step::Compliance => {}
         }
@@ -188,10 +204,13 @@ fn liveness(liveness: &Liveness) -> String {
 fn inapplicable(step: Step, target: &Target, kinds: Kinds) -> Option<&'static str> {
     match step {
         step if !target.steps().contains(&step) => target.in_part(),
-        Step::Processes | Step::HandOff | Step::Takeover if target.is_in_process() => {
+        Step::Processes | Step::HandOff | Step::Takeover | Step::Faults if target.is_in_process() => {
             Some("it is inside one process, and no other can share it")
         }
         Step::Delay if target.servers().is_empty() => Some("a delay is put before private servers only"),
+        Step::Faults if target.servers().is_empty() => {
+            Some("faults are inflicted on private servers only, never on a store in use")
+        }
         Step::Cost if target.is_in_process() => {
             Some("it is inside one process, and there is no server to cost anything")
         }

@@ -28,13 +28,16 @@ pub enum Group {
     Leases,
     /// What held locks and waiters cost the servers.
     Cost,
+    /// What becomes of a lock when its holder or its server meets with a fault: who held it when; and updates that are lost without a
+    /// lock. On private servers only.
+    Faults,
     /// The compliance cases.
     Compliance,
 }
 
 impl Group {
     /// All groups, in the order in which they are measured.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Alone,
         Self::Keys,
         Self::Kinds,
@@ -45,6 +48,7 @@ impl Group {
         Self::Delay,
         Self::Leases,
         Self::Cost,
+        Self::Faults,
         Self::Compliance,
     ];
 
@@ -62,6 +66,7 @@ impl Group {
             Self::Delay => "delay",
             Self::Leases => "leases",
             Self::Cost => "cost",
+            Self::Faults => "faults",
             Self::Compliance => "compliance",
         }
     }

@@ -15,14 +15,16 @@ use tokio::task::JoinSet;
 
 use crate::{
     contention::{Window, contend},
+    faults::without_a_fault,
     ledger::{FileLedger, Ledger},
     measure,
     plan::{Options, Plan},
     processes::sum_up,
     report::{Cell, Report, Verdict},
-    results::{Contest, Results},
+    results::{Contest, LostUpdates, Results},
     stats::Latencies,
-    worker::TTL,
+    timeline::{Fault, Timeline},
+    worker::{TTL, add_one},
 };
 
 /// What is known of a store.
@@ -192,5 +194,78 @@ async fn a_lock_that_lets_two_in_shows_as_overlaps() {
     assert!(figure(&sound, "processes") > 0.0);
     let unsound = report(Known::LetsTwoIn).await;
     assert!(figure(&unsound, "violations") > 0.0, "{unsound:?}");
+    assert!(matches!(unsound.verdict, Verdict::Overlapped { .. }), "{}", unsound.verdict);
+}
+
+/// A timeline of several that fight for this lock, each with a locker of its own.
+async fn timeline(known: Known) -> Timeline {
+    let store: Arc<dyn LockStore> = KnownStore::shared(known);
+    let lock =
+        |number| Locker::shared_builder(Arc::clone(&store)).holder(contender(number)).build().lock("fight").ttl(TTL);
+    without_a_fault((0..Plan::PROCESSES).map(lock).collect(), "fight").await.expect("a record")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_lets_two_in_shows_on_the_timeline() {
+    let sound = timeline(Known::Sound).await;
+    assert_eq!((sound.overlaps.len(), sound.refused.len(), sound.broken), (0, 0, 0), "{sound:?}");
+    assert!(sound.written > 10 && sound.beliefs.iter().any(|one| one.process != 0), "{sound:?}");
+    let unsound = timeline(Known::LetsTwoIn).await;
+    assert!(!unsound.overlaps.is_empty() && unsound.longest_overlap() > 10.0 && unsound.broken > 0, "{unsound:?}");
+    let shown = |timeline| {
+        let faults = [(Fault::Killed, timeline)].into();
+        let plan = Plan::new(Options::default().groups(crate::Group::ALL));
+        Report::new(vec![("known".into(), Results { faults, ..Results::default() })], &plan, Vec::new(), Duration::ZERO)
+    };
+    let (sound, unsound) = (shown(sound), shown(unsound));
+    assert_eq!((figure(&sound, "killed_overlaps"), &sound.verdict), (0.0, &Verdict::Sound));
+    assert!(figure(&unsound, "killed_overlaps") > 0.0 && figure(&unsound, "killed_longest") > 10.0);
+    assert!(matches!(unsound.verdict, Verdict::Overlapped { .. }), "{}", unsound.verdict);
+    // In the page, they are drawn in the colour of what is bad.
+    let red = |report: &Report| {
+        let page = report.as_html();
+        page.split("<svg").skip(1).map(|chart| chart.matches("fill=\"#000500\"").count()).sum::<usize>()
+    };
+    assert!(red(&sound) == 0 && red(&unsound) >= 2, "{} and {}", red(&sound), red(&unsound));
+}
+
+/// How many updates of a number are lost that several change at once, under the lock of this store or under none.
+async fn lost(known: Option<Known>) -> u64 {
+    const EACH: u64 = 20;
+    let store = known.map(|known| KnownStore::shared(known) as Arc<dyn LockStore>);
+    let dir = tempfile::tempdir().expect("a directory");
+    let ledger = Arc::new(FileLedger::create(&dir.path().join("ledger")).expect("a ledger"));
+    let mut running = JoinSet::new();
+    for number in 0..Plan::PROCESSES {
+        let locker = store.clone().map(|store| Locker::shared_builder(store).holder(contender(number)).build());
+        let (lock, ledger) = (locker.map(|locker| locker.lock("number").ttl(TTL)), Arc::clone(&ledger));
+        running.spawn(async move {
+            for _ in 0..EACH {
+                add_one(lock.as_ref(), &*ledger, Plan::UPDATE_TAKES).await.expect("added");
+            }
+        });
+    }
+    running.join_all().await;
+    EACH * Plan::PROCESSES as u64 - ledger.read().expect("a count").count
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn updates_are_lost_without_a_lock_and_under_one_that_lets_two_in() {
+    let without = lost(None).await;
+    assert!(without > 0);
+    let row = async |known| {
+        let updates = Some(LostUpdates { without, under: lost(Some(known)).await });
+        let plan = Plan::new(Options::default().groups([crate::Group::Faults]));
+        Report::new(
+            vec![("known".into(), Results { updates, ..Results::default() })],
+            &plan,
+            Vec::new(),
+            Duration::ZERO,
+        )
+    };
+    let (sound, unsound) = (row(Known::Sound).await, row(Known::LetsTwoIn).await);
+    assert!(figure(&sound, "lost_without_lock") > 0.0);
+    assert_eq!((figure(&sound, "lost_under_lock"), &sound.verdict), (0.0, &Verdict::Sound));
+    assert!(figure(&unsound, "lost_under_lock") > 0.0);
     assert!(matches!(unsound.verdict, Verdict::Overlapped { .. }), "{}", unsound.verdict);
 }

@@ -19,6 +19,7 @@ mod contestant;
 mod cost;
 mod delay;
 mod error;
+mod faults;
 mod group;
 pub mod hot;
 #[cfg(test)]
@@ -35,6 +36,7 @@ mod results;
 mod stats;
 mod takeover;
 mod targets;
+mod timeline;
 pub mod worker;
 mod workers;
 
@@ -50,6 +52,7 @@ pub use crate::{
     },
     results::{Absence, Figure},
     targets::{Target, Targets, redlock},
+    timeline::{Belief, Ending, Fault, Overlap, Refusal, Timeline},
     workers::WorkerProgram,
 };
 

@@ -20,13 +20,15 @@ pub(crate) enum Step {
     Delay,
     Leases,
     Cost,
+    /// After all that has the machine for itself: servers are started anew.
+    Faults,
     /// The compliance suite, which comes last: all stores at once, for its cases mostly wait.
     Compliance,
 }
 
 impl Step {
     /// The measures that have the machine for themselves, in order.
-    pub(crate) const ALONE: [Self; 13] = [
+    pub(crate) const ALONE: [Self; 14] = [
         Self::RoundTrip,
         Self::Pair,
         Self::ManyKeys,
@@ -40,6 +42,7 @@ impl Step {
         Self::Delay,
         Self::Leases,
         Self::Cost,
+        Self::Faults,
     ];
 
     /// Those of a store that is made of two others of the same comparison: what its locks cost, and whether they exclude.
@@ -63,6 +66,7 @@ impl Step {
             Self::Delay => Group::Delay,
             Self::Leases => Group::Leases,
             Self::Cost => Group::Cost,
+            Self::Faults => Group::Faults,
             Self::Compliance => Group::Compliance,
         }
     }
@@ -83,6 +87,7 @@ impl Step {
             Self::Delay => "growing delay of the network",
             Self::Leases => "held leases",
             Self::Cost => "cost of locks and waiters at the server",
+            Self::Faults => "faults of holders and servers",
             Self::Compliance => "compliance cases",
         }
     }
@@ -107,9 +112,10 @@ pub enum Effort {
 }
 
 impl Default for Options {
-    /// A thorough comparison of everything, with 10 000 leases.
+    /// A thorough comparison of everything but [`Group::Faults`], which starts servers anew, with 10 000 leases.
     fn default() -> Self {
-        Self { effort: Effort::Thorough, groups: Group::ALL.into(), leases: 10_000 }
+        let groups = Group::ALL.into_iter().filter(|group| *group != Group::Faults).collect();
+        Self { effort: Effort::Thorough, groups, leases: 10_000 }
     }
 }
 
@@ -181,6 +187,10 @@ impl Plan {
     /// How many holders are killed, and how many are frozen; and how long their leases last.
     pub(crate) const HOLDERS: u32 = 3;
     pub(crate) const TAKEOVER_TTL: Duration = Duration::from_secs(3);
+    /// How many times processes add one to a number, all together; and how long the work takes between reading and writing.
+    /// Without a lock, whoever else comes in that time is lost.
+    pub(crate) const UPDATES: u64 = 100;
+    pub(crate) const UPDATE_TAKES: Duration = Duration::from_millis(1);
     /// Clients that wait for one lock at the same time.
     pub(crate) const WAITERS: usize = 20;
     /// The limit of the semaphore of which a permit is taken.
@@ -240,7 +250,7 @@ impl Plan {
             Step::RoundTrip | Step::Pair | Step::ManyKeys | Step::HandedOver | Step::NotHandedOver => self.rounds,
             Step::ByKeys | Step::Kinds | Step::Delay => self.rounds / 2,
             Step::Processes | Step::HandOff => self.process_rounds,
-            Step::Takeover | Step::Leases | Step::Cost | Step::Compliance => 1,
+            Step::Takeover | Step::Leases | Step::Cost | Step::Faults | Step::Compliance => 1,
         }
     }
 
@@ -260,6 +270,8 @@ impl Plan {
             Step::Leases => millis(u64::try_from(self.leases).unwrap_or(u64::MAX) / 5) + self.lease_ttl * 11 / 30,
             // Connecting, taking and releasing the locks, and what the waiters settle down in.
             Step::Cost => self.cost.idle * 2 + self.cost.held + self.cost.awaited + millis(2_500),
+            // Three faults at once, for a ttl and what comes before and after it; of a session it is more. Then a server is started anew.
+            Step::Faults => Self::TAKEOVER_TTL * 2 + millis(12_000),
             Step::Compliance => millis(20_000),
         }
     }
@@ -298,8 +310,9 @@ mod tests {
         let seconds = |effort, steps: &[Step]| {
             Plan::new(options.clone().effort(effort)).about_in_all(steps.iter().copied()).as_secs()
         };
-        // Only private servers take that one.
-        let in_use: Vec<_> = Step::ALONE.into_iter().filter(|step| *step != Step::Delay).collect();
+        // Only private servers take these.
+        let in_use: Vec<_> =
+            Step::ALONE.into_iter().filter(|step| !matches!(step, Step::Delay | Step::Faults)).collect();
         // The command leaves these out of a quick comparison.
         let quickly: Vec<_> =
             in_use.iter().copied().filter(|step| !matches!(step, Step::Takeover | Step::Cost)).collect();
@@ -308,6 +321,7 @@ mod tests {
         assert!((55..=65).contains(&thorough), "{thorough}");
         assert!((8..=12).contains(&seconds(Effort::Quick, &[Step::Cost])));
         assert!((2..=5).contains(&seconds(Effort::Thorough, &[Step::Delay])));
+        assert!((15..=20).contains(&seconds(Effort::Thorough, &[Step::Faults])));
         let in_part = seconds(Effort::Thorough, &Step::IN_PART);
         assert!((15..=20).contains(&in_part), "{in_part}");
     }

@@ -1,7 +1,7 @@
 //! What happens to a counter that several processes change at once: under no lock, under a lock that only one process
 //! knows, and under a lock of a store.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
 use lockkit::{Moment, Token};
@@ -125,32 +125,41 @@ impl Race {
     }
 
     async fn run(&self, scheme: &Scheme, program: &WorkerProgram) -> Result<Score> {
-        let failed = |error| Error::system("make a counter", &error);
-        let dir = tempfile::Builder::new().prefix("lockkit-race-").tempdir().map_err(failed)?;
-        let path = dir.path().join("counter");
-        let ledger = FileLedger::create(&path).map_err(failed)?;
-        let key = format!("lockkit-race/{}", &Token::random()?.reveal()[..12]);
-        let mut workers = Vec::new();
-        for index in 0..self.workers {
-            let times = share(self.total, self.workers, index);
-            workers.push(worker(program, &path, &key, times, scheme).await?);
-        }
-        let (start, answers) = start_together(workers).await?;
-        let mut took = Duration::ZERO;
-        for answer in &answers {
-            let Answer::Counted { at } = answer else { return Err(unexpected(answer)) };
-            took = took.max(Moment::from_nanos(*at).since(start));
-        }
-        let counted = ledger.read().map_err(failed)?.count;
+        let (counted, took) =
+            count_to(self.total, self.workers, Duration::ZERO, program, scheme.url.as_deref()).await?;
         let (name, is_shared) = (scheme.name.clone(), scheme.is_shared);
         Ok(Score { name, is_shared, expected: self.total, counted, took })
     }
 }
 
-async fn worker(program: &WorkerProgram, path: &Path, key: &str, times: u64, scheme: &Scheme) -> Result<Worker> {
-    let under = if scheme.url.is_some() { Under::Store } else { Under::Nothing };
-    let job = Count { file: path.to_owned(), times, key: key.to_owned(), under };
-    Worker::start(program, Job::Count(job), scheme.url.as_deref()).await
+/// Lets so many processes add one to a number in a file, `total` times together, each time with so much work between reading and
+/// writing: under the lock of the store at this URL, or under none. Returns what the number came to, and how long it took.
+pub(crate) async fn count_to(
+    total: u64,
+    workers: u64,
+    work: Duration,
+    program: &WorkerProgram,
+    store: Option<&str>,
+) -> Result<(u64, Duration)> {
+    let failed = |error| Error::system("make a counter", &error);
+    let dir = tempfile::Builder::new().prefix("lockkit-race-").tempdir().map_err(failed)?;
+    let file = dir.path().join("counter");
+    let ledger = FileLedger::create(&file).map_err(failed)?;
+    let key = format!("lockkit-race/{}", &Token::random()?.reveal()[..12]);
+    let under = if store.is_some() { Under::Store } else { Under::Nothing };
+    let mut running = Vec::new();
+    for index in 0..workers {
+        let times = share(total, workers, index);
+        let job = Count { file: file.clone(), times, key: key.clone(), under, work };
+        running.push(Worker::start(program, Job::Count(job), store).await?);
+    }
+    let (start, answers) = start_together(running).await?;
+    let mut took = Duration::ZERO;
+    for answer in &answers {
+        let Answer::Counted { at } = answer else { return Err(unexpected(answer)) };
+        took = took.max(Moment::from_nanos(*at).since(start));
+    }
+    Ok((ledger.read().map_err(failed)?.count, took))
 }
 
 /// The scheme in which each process has a lock of its own.

@@ -6,6 +6,7 @@ use crate::{
     error::Error,
     plan::Step,
     stats::{Latencies, median},
+    timeline::{Fault, Timeline},
     worker::HoldCost,
 };
 
@@ -37,6 +38,8 @@ pub(crate) struct Results {
     pub(crate) takeover: Option<Takeover>,
     pub(crate) held: Option<Held>,
     pub(crate) cost: Option<ServerCost>,
+    pub(crate) faults: BTreeMap<Fault, Timeline>,
+    pub(crate) updates: Option<LostUpdates>,
     pub(crate) compliance: Option<Counts>,
     /// Why a measure is missing.
     pub(crate) absent: BTreeMap<Step, Absence>,
@@ -156,6 +159,13 @@ pub(crate) struct Takeover {
     pub(crate) believed: u64,
 }
 
+/// How many of [`Plan::UPDATES`](crate::plan::Plan::UPDATES) of a number were lost that processes changed at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LostUpdates {
+    pub(crate) without: u64,
+    pub(crate) under: u64,
+}
+
 /// Leases that were held and renewed for a while.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
@@ -220,13 +230,15 @@ impl Results {
     /// Whether there was a contest of several clients, in which critical sections could have overlapped. Tasks of one locker queue within it,
     /// and ask the store one at a time: that they do not overlap says little of the store; that they do says all.
     pub(crate) fn was_contested(&self) -> bool {
-        !self.processes.is_empty() || self.violations() > 0
+        !self.processes.is_empty() || !self.faults.is_empty() || self.violations() > 0
     }
 
     /// All that must never happen and did.
     pub(crate) fn violations(&self) -> u64 {
         self.contests().map(|contest| contest.violations).sum::<u64>()
             + self.takeover.map_or(0, |takeover| takeover.believed)
+            + self.faults.values().map(|timeline| timeline.broken).sum::<u64>()
+            + self.updates.map_or(0, |updates| updates.under)
     }
 
     fn contests(&self) -> impl Iterator<Item = &Contest> {

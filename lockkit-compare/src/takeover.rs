@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How long a waiter has patience, whatever the store's sessions last.
-const TAKEN_WITHIN: Duration = Duration::from_secs(120);
+pub(crate) const TAKEN_WITHIN: Duration = Duration::from_secs(120);
 
 /// What happens to a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

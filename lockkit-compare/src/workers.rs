@@ -121,6 +121,11 @@ impl Worker {
         timeout(PATIENCE, self.hear()).await.unwrap_or_else(|_| Err(silent()))
     }
 
+    /// The number of its process; none once its end was noticed.
+    pub(crate) fn process(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// Ends it, without a word.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.child.start_kill().map_err(|error| Error::system("kill a worker process", &error))
@@ -142,8 +147,8 @@ impl Worker {
         sent.map_err(|error| Error::system("stop a worker process", &error.into()))
     }
 
-    /// Waits for the next answer, for as long as the worker lives.
-    async fn hear(&mut self) -> Result<Answer> {
+    /// Waits for the next answer, for as long as the worker lives. Nothing is lost of it if the waiting is dropped.
+    pub(crate) async fn hear(&mut self) -> Result<Answer> {
         match self.answers.next_line().await {
             Ok(Some(line)) => match serde_json::from_str(&line) {
                 Ok(Answer::Failed { kind, message }) => {

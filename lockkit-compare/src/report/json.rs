@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::timeline::Timeline;
+
 use super::{
     Changes, Interrupted, Report,
     curves::Curve,
@@ -28,6 +30,7 @@ impl Report {
             "build": setting.build(),
             "quick": setting.is_quick(),
             "groups": setting.groups.iter().map(|group| group.name()).collect::<Vec<_>>(),
+            "impossible": setting.impossible,
             "processors": setting.processors,
             "system": setting.system,
             "seconds": setting.took.as_secs(),
@@ -35,6 +38,7 @@ impl Report {
             "stores": self.stores,
             "rows": self.rows.iter().map(|row| self.row_as_json(row)).collect::<Vec<_>>(),
             "curves": self.curves.iter().map(|curve| self.curve_as_json(curve)).collect::<Vec<_>>(),
+            "timelines": self.timelines.iter().map(Timeline::json).collect::<Vec<_>>(),
             "failures": self.failures,
             "not_compared": self.missing,
             "changes": self.changes.as_ref().map(changes_as_json),

@@ -8,6 +8,7 @@ mod method;
 mod page;
 mod rows;
 mod text;
+mod timelines;
 
 use std::{
     fmt,
@@ -19,6 +20,7 @@ use crate::{
     group::Group,
     plan::{Effort, Plan},
     results::{Absence, Results},
+    timeline::{Fault, Timeline},
 };
 pub use baseline::{Baseline, Change, Changes};
 pub use curves::{Axis, Curve};
@@ -34,6 +36,8 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// The measures of which one number says too little.
     pub curves: Vec<Curve>,
+    /// Who held a lock when, while faults were inflicted: by fault, and for each in the order of the stores.
+    pub timelines: Vec<Timeline>,
     /// What each store is, in the order of the stores.
     pub facts: Vec<Facts>,
     /// What the numbers depend on.
@@ -60,6 +64,8 @@ pub struct Setting {
     pub effort: Effort,
     /// What was measured.
     pub groups: Vec<Group>,
+    /// The groups that were to be measured and that none of the stores can take, each with the reason.
+    pub impossible: Vec<String>,
     /// How many processors there are.
     pub processors: usize,
     /// The operating system and the architecture.
@@ -176,6 +182,7 @@ impl Setting {
             release: !cfg!(debug_assertions),
             effort: plan.effort,
             groups: plan.groups.iter().copied().collect(),
+            impossible: Vec::new(),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             at: humantime::format_rfc3339_seconds(SystemTime::now() - took).to_string(),
@@ -236,6 +243,10 @@ impl Report {
         Self {
             rows: rows::rows(&results, plan),
             curves: curves::curves(&results, plan),
+            timelines: Fault::ALL
+                .iter()
+                .flat_map(|fault| results.iter().filter_map(|store| store.faults.get(fault).cloned()))
+                .collect(),
             facts: results.iter().map(Facts::of).collect(),
             setting: Setting::new(plan, took),
             failures: failed_cases(&stores, &results),

@@ -1,5 +1,7 @@
 //! From measurements to the rows of the comparison. No I/O.
 
+mod faults;
+
 use crate::{
     plan::{Plan, Step},
     results::{Absence, Figure, Held, Kinds, Results, Rounds, fairness, rate, ratio, round_trips},
@@ -58,6 +60,7 @@ pub(crate) fn rows(stores: &[Results], plan: &Plan) -> Vec<Row> {
     delays(&mut sheet);
     held(&mut sheet);
     cost(&mut sheet);
+    faults::faults(&mut sheet);
     sheet.rows
 }
 

@@ -96,7 +96,8 @@ impl Report {
             }
         }
         let notes = notes.into_iter().map(|(why, stores)| format!("{}: {why}", stores.join(", ")));
-        notes.chain(self.failures.iter().cloned()).collect()
+        let impossible = self.setting.impossible.iter().map(|why| format!("Not measured: {why}"));
+        notes.chain(impossible).chain(self.failures.iter().cloned()).collect()
     }
 }
 
@@ -112,7 +113,7 @@ impl Cell {
 }
 
 impl Absence {
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         match self {
             Self::Inapplicable(why) => (*why).to_owned(),
             Self::Failed(error) => error.to_string(),

@@ -1,8 +1,10 @@
 //! The classic experiment: read a number, add one, write it back.
 
-use lockkit::{Clock, Lock, SystemClock};
+use std::time::Duration;
 
-use super::{Answer, Count, Orders, TTL, Under};
+use lockkit::{Clock, Lock, Locker, SystemClock};
+
+use super::{Answer, Count, Orders, TAKEN_WITHIN, TTL, Under};
 use crate::{
     error::{Error, Result},
     ledger::{FileLedger, Ledger},
@@ -13,33 +15,42 @@ pub(super) async fn run(job: Count, store: Option<&str>, mut orders: Orders) -> 
     let lock = match job.under {
         Under::Nothing => None,
         Under::Store => {
-            let locker = super::connect(store).await?;
+            // That somebody is kept from its processor is no reason to end.
+            let store = lockkit::open(super::url(store)?).await?;
+            let locker = Locker::shared_builder(store).patience(TAKEN_WITHIN).build();
             super::warm_up(&locker, &job.key).await?;
             Some(locker.lock(&job.key).ttl(TTL))
         }
     };
     orders.start().await?;
     for _ in 0..job.times {
-        match &lock {
-            None => add_one(&ledger)?,
-            Some(lock) => add_one_under(lock, &ledger).await?,
-        }
+        add_one(lock.as_ref(), &ledger, job.work).await?;
     }
     Ok(Answer::Counted { at: SystemClock.now().as_nanos() })
 }
 
-async fn add_one_under(lock: &Lock, ledger: &FileLedger) -> Result<()> {
-    let guard = lock.acquire().await?;
-    add_one(ledger)?;
-    let _ = guard.release().await?;
+/// Adds one, under the lock if there is one.
+pub(crate) async fn add_one(lock: Option<&Lock>, ledger: &impl Ledger, work: Duration) -> Result<()> {
+    let guard = match lock {
+        Some(lock) => Some(lock.acquire().await?),
+        None => None,
+    };
+    read_work_write(ledger, work).await?;
+    if let Some(guard) = guard {
+        let _ = guard.release().await?;
+    }
     Ok(())
 }
 
-fn add_one(ledger: &FileLedger) -> Result<()> {
+async fn read_work_write(ledger: &impl Ledger, work: Duration) -> Result<()> {
     let failed = |error: std::io::Error| Error::system("read or write the counter", &error);
     let (entry, _) = ledger.read().map_err(failed)?.next(0);
     // Real work takes time between reading and writing, and on a machine with one processor another process could
     // not come in between if this one never paused.
-    std::thread::yield_now();
+    if work.is_zero() {
+        std::thread::yield_now();
+    } else {
+        tokio::time::sleep(work).await;
+    }
     ledger.write(entry).map_err(failed)
 }

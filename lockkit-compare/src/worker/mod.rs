@@ -5,6 +5,7 @@
 
 mod contend;
 mod count;
+mod fight;
 mod hold;
 mod keep;
 mod protocol;
@@ -20,8 +21,13 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::error::{Error, ErrorKind, Result};
+#[cfg(test)]
+pub(crate) use count::add_one;
+#[cfg(test)]
+pub(crate) use fight::Fighter;
+pub(crate) use fight::{Order, TICK};
 pub(crate) use hold::{ABREAST, TAKEN_WITHIN, acquire_all};
-pub(crate) use protocol::{Answer, Assignment, Contend, Count, Hold, HoldCost, Job, Keep, Under};
+pub(crate) use protocol::{Answer, Assignment, Contend, Count, Fight, Hold, HoldCost, Job, Keep, Under};
 
 /// How long a lease of a worker lasts: a worker that is killed leaves its lock behind for so long.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
@@ -58,6 +64,7 @@ async fn work(assignment: Assignment, orders: Orders) -> Result<Answer> {
         Job::Take { key } => take::run(&key, store, orders).await,
         Job::Hold(job) => hold::run(job, store, orders).await,
         Job::Keep(job) => keep::run(job, store, orders).await,
+        Job::Fight(job) => fight::run(job, store, orders).await,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use lockkit_testkit::history::Event;
 use serde::{Deserialize, Serialize};
 
 use crate::{contention::Tally, error::ErrorKind};
@@ -27,6 +28,9 @@ pub(crate) enum Job {
     Hold(Hold),
     /// Holds one lease, and says each time that it is asked whether it believes so: `true` for once more, `false` for the end.
     Keep(Keep),
+    /// Fights for a lock with other processes, and tells all that it does and hears; each order is an
+    /// [`Order`](super::Order).
+    Fight(Fight),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,6 +43,8 @@ pub(crate) struct Count {
     pub(crate) key: String,
     /// What protects the counter.
     pub(crate) under: Under,
+    /// How long the work takes between reading and writing.
+    pub(crate) work: Duration,
 }
 
 /// What protects a counter.
@@ -76,6 +82,15 @@ pub(crate) struct Keep {
     pub(crate) ttl: Duration,
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Fight {
+    /// What to call the process.
+    pub(crate) name: String,
+    /// The lock's name.
+    pub(crate) key: String,
+    pub(crate) ttl: Duration,
+}
+
 /// What a worker says.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
@@ -89,7 +104,9 @@ pub(crate) enum Answer {
     Believes {
         held: bool,
     },
-    /// The end of [`Job::Take`] and [`Job::Keep`].
+    /// What it did or heard, of [`Job::Fight`].
+    Saw(Event),
+    /// The end of [`Job::Take`], [`Job::Keep`] and [`Job::Fight`].
     Finished,
     /// The end of [`Job::Count`], and when that was.
     Counted {

@@ -34,10 +34,11 @@ const LINES: [RGBColor; COLOURS] = [
     RGBColor(7, 0, 0),
     RGBColor(8, 0, 0),
 ];
-const TEXT: RGBColor = RGBColor(0, 1, 0);
-const GRID: RGBColor = RGBColor(0, 2, 0);
+pub(super) const TEXT: RGBColor = RGBColor(0, 1, 0);
+pub(super) const GRID: RGBColor = RGBColor(0, 2, 0);
 
-type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as plotters::prelude::DrawingBackend>::ErrorType>>;
+pub(super) type Drawn<'a> =
+    Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as plotters::prelude::DrawingBackend>::ErrorType>>;
 
 /// A chart, and the same as a table; nothing where no store has a measurement.
 pub(super) fn figure(curve: &Curve, stores: &[String]) -> Markup {

@@ -1,6 +1,7 @@
 //! The comparison as one page for a browser, which needs nothing else. No I/O.
 
 mod chart;
+mod lanes;
 mod verdict;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -39,6 +40,7 @@ impl Report {
                         nav aria-label="Sections" {
                             a href="#guarantees" { "Guarantees" } " · " a href="#questions" { "Which one for us?" } " · "
                             @if self.has_charts() { a href="#charts" { "Charts" } " · " }
+                            @if !self.timelines.is_empty() { a href="#timelines" { "Who held the lock when" } " · " }
                             a href="#figures" { "All figures" } " · "
                             @if self.setting.has(&[Group::Compliance]) { a href="#cases" { "Compliance cases" } " · " }
                             a href="#method" { "How it was measured" }
@@ -49,6 +51,7 @@ impl Report {
                         (verdict::guarantees(self))
                         (self.questions())
                         @if self.has_charts() { (self.charts()) }
+                        @if !self.timelines.is_empty() { (lanes::section(&self.timelines)) }
                         (self.figures())
                         @if self.setting.has(&[Group::Compliance]) { (verdict::cases(self)) }
                         (method(&self.setting))
@@ -65,6 +68,11 @@ impl Report {
         match &self.verdict {
             Verdict::Sound if self.facts.iter().all(|facts| facts.overlaps.is_none()) => {
                 "Whether a lock lets two in at once was not measured.".to_owned()
+            }
+            // What a store says of itself is no fault, but not to be denied either.
+            Verdict::Sound if self.timelines.iter().any(|timeline| !timeline.overlaps.is_empty()) => {
+                "No lock let two in at once in this comparison, but where a server came back without its locks."
+                    .to_owned()
             }
             Verdict::Sound => "No lock let two in at once in this comparison.".to_owned(),
             verdict => format!("{verdict}."),

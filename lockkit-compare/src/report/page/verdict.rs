@@ -68,7 +68,7 @@ pub(super) fn guarantees(report: &Report) -> Markup {
                     @for guarantee in &GUARANTEES {
                         tr {
                             th scope="row" { (guarantee.title) }
-                            @for facts in &report.facts { td.words { (cell(guarantee, facts)) } }
+                            @for facts in &report.facts { td.words { (cell(guarantee, facts, seen_at(report))) } }
                         }
                     }
                     tr {
@@ -81,7 +81,13 @@ pub(super) fn guarantees(report: &Report) -> Markup {
     }
 }
 
-fn cell(guarantee: &Guarantee, facts: &Facts) -> Markup {
+/// Where the page shows whether a lock let two in, if it does.
+fn seen_at(report: &Report) -> Option<&'static str> {
+    let has_row = report.rows.iter().any(|row| row.id == "violations");
+    if has_row { Some("#violations") } else { (!report.timelines.is_empty()).then_some("#timelines") }
+}
+
+fn cell(guarantee: &Guarantee, facts: &Facts, seen_at: Option<&str>) -> Markup {
     let text = (guarantee.says)(facts);
     let mut seen = Cases::default();
     for name in guarantee.evidence {
@@ -97,8 +103,7 @@ fn cell(guarantee: &Guarantee, facts: &Facts) -> Markup {
     html! {
         @if guarantee.evidence.is_empty() {
             @if guarantee.title.starts_with("Two") {
-                // Without a contest there is no row of it.
-                @if facts.overlaps.is_some() { a href="#violations" { (text) } } @else { (text) }
+                @match seen_at { Some(place) if facts.overlaps.is_some() => { a href=(place) { (text) } }, _ => { (text) } }
             } @else { a href="#method" { (text) } }
         } @else {
             (text)
