@@ -40,13 +40,17 @@ pub(crate) struct Args {
     /// Where to put comparison.html, comparison.md and comparison.json
     #[arg(long, value_name = "DIR", default_value = "comparison", value_parser = store::file)]
     out: PathBuf,
+    /// Measure all groups: faults, too, which kills and restarts private servers, and of a quick comparison takeover and cost
+    #[arg(long, conflicts_with = "only")]
+    full: bool,
     /// Take about 10 s per store instead of 60 s, for rougher numbers; without the groups takeover and cost, unless --only names them
     #[arg(long)]
     quick: bool,
     /// Measure private servers with the other durability, too: Redis and ZooKeeper that wait for the disk, MariaDB or MySQL that does not
     #[arg(long)]
     durability: bool,
-    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, takeover, delay, leases, cost, compliance
+    /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, takeover, delay, leases, cost, faults, compliance.
+    /// With faults comes takeover, which measures the same on more samples
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<Group>,
     /// Leave out these groups, such as compliance, which takes half a minute
@@ -177,11 +181,13 @@ impl Prepared {
 }
 
 /// What is left of the groups.
-fn groups(Args { only, skip, quick, .. }: &Args) -> Result<Vec<Group>, Failure> {
+fn groups(Args { only, skip, quick, full, .. }: &Args) -> Result<Vec<Group>, Failure> {
     let mut groups = if only.is_empty() { Group::ALL.to_vec() } else { only.clone() };
-    if *quick && only.is_empty() {
-        // They take as long as all the others.
-        groups.retain(|group| !matches!(group, Group::Takeover | Group::Cost));
+    if only.is_empty() && !full {
+        // It starts servers anew. And these two take as long as all the others.
+        groups.retain(|group| *group != Group::Faults && !(*quick && matches!(group, Group::Takeover | Group::Cost)));
+    } else if groups.contains(&Group::Faults) {
+        groups.push(Group::Takeover);
     }
     groups.retain(|group| !skip.contains(group));
     if groups.is_empty() {
