@@ -279,10 +279,11 @@ impl Admitted {
     }
 
     /// A server tells its uptime by its wall clock, which may have been set forward since it started. A run that follows upon
-    /// another is no older than the end of the connection to that; and if nobody saw that end, nothing is known of its age.
-    fn doubt(&self, mut facts: ServerFacts) -> ServerFacts {
+    /// another is no older than the end of the connection to that; and if nobody saw that end, it begins to be old now.
+    fn doubt(&mut self, mut facts: ServerFacts) -> ServerFacts {
         if !self.run_id.is_empty() && facts.run_id != self.run_id {
-            facts.uptime = facts.uptime.min(self.ended.map_or(Duration::ZERO, |ended| ended.elapsed()));
+            let ended = *self.ended.get_or_insert_with(Instant::now);
+            facts.uptime = facts.uptime.min(ended.elapsed());
         }
         facts
     }
@@ -297,4 +298,32 @@ impl fmt::Debug for Dialer {
 
 fn not_connected_within(bound: Duration) -> Error {
     Error::new(ErrorKind::TimedOut, format!("no connection within {bound:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_that_follows_upon_another_grows_old_from_its_end_on() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        let facts = |run_id: &str| ServerFacts { run_id: run_id.into(), uptime: hours(9), ..ServerFacts::default() };
+        let first = Admitted::default().doubt(facts("a"));
+        assert_eq!(first.uptime, hours(9), "none is known before");
+        for is_seen in [true, false] {
+            let mut admitted = Admitted { run_id: "a".into(), generation: 7, ended: None };
+            assert_eq!(admitted.doubt(facts("a")).uptime, hours(9));
+            admitted.end(6);
+            if is_seen {
+                admitted.end(7);
+            }
+            tokio::time::advance(hours(1)).await;
+            let seen = if is_seen { hours(1) } else { Duration::ZERO };
+            assert_eq!(admitted.doubt(facts("b")).uptime, seen);
+            tokio::time::advance(hours(1)).await;
+            assert_eq!(admitted.doubt(facts("b")).uptime, seen + hours(1), "refused before, and asked again");
+            tokio::time::advance(hours(9)).await;
+            assert_eq!(admitted.doubt(facts("b")).uptime, hours(9));
+        }
+    }
 }
