@@ -371,10 +371,11 @@ mod tests {
         granted(store.acquire(&request(&held, Duration::ZERO)).await);
         let asked = request(&claim(), Duration::ZERO);
         let (session, witness) = [&store, &other].map(|store| store.sessions().present().expect("a session")).into();
+        let lock = session.names.lock(&asked.claim.key);
+        session.make_lock(&lock, BOUND).await.expect("the directory");
         proxy.hold(Direction::ToClient);
         let mut asking = pin!(store.acquire(&asked));
         assert!(poll_until(asking.as_mut(), 1, || {}).await.is_none(), "its node is asked for");
-        let lock = session.names.lock(&asked.claim.key);
         while witness.list(&lock, BOUND).await.expect("list").is_empty() {
             tokio::task::yield_now().await;
         }

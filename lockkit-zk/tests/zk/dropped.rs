@@ -152,6 +152,8 @@ async fn a_dropped_acquisition_leaves_no_directory() {
     let server = Server::start_with(&["-Dznode.container.checkIntervalMs=50"]).await;
     let raw = server.raw().await;
     let (store, proxy) = server.proxied(Duration::from_secs(20)).await;
+    // So that the root is there.
+    hold(&store, &claim("held")).await;
     proxy.delay(Direction::ToClient, LAG);
     for polls in 1..=6 {
         let mine = claim(&format!("fresh-{polls}"));
@@ -162,9 +164,9 @@ async fn a_dropped_acquisition_leaves_no_directory() {
         insist("release", async || store.release(&mine).await).await;
     }
     proxy.heal();
-    eventually("they are removed", async || match raw.list_children(ZkConfig::BASE).await {
-        Err(zookeeper_client::Error::NoNode) => true,
-        locks => !locks.expect("list").iter().any(|lock| lock.starts_with("fresh-")),
+    eventually("they are removed", async || {
+        let locks = raw.list_children(ZkConfig::BASE).await.expect("list");
+        !locks.iter().any(|lock| lock.starts_with("fresh-"))
     })
     .await;
 }
