@@ -41,6 +41,8 @@ const REDIS_RECORDS: &str = "lockkit-redis/src/store/records.rs";
 const MYSQL_ORDER: &str = "lockkit-mysql/src/wire/order.rs";
 const MYSQL_RECORDS: &str = "lockkit-mysql/src/store/records.rs";
 const MYSQL_STATEMENTS: &str = "lockkit-mysql/src/wire/statements.rs";
+const MYSQL_RENEW: &str = "lockkit-mysql/src/store/renew.rs";
+const MYSQL_RELEASE: &str = "lockkit-mysql/src/store/release.rs";
 const MYSQL_RAW: &str = "lockkit-mysql/src/client/raw.rs";
 const ZK_RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
@@ -515,6 +517,46 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "ON DUPLICATE KEY UPDATE kept = {keeps}, \\\n             «fence = GREATEST(fence, {least})»;",
         without: "fence = fence",
         noticed_by: "lockkit-mysql/mysql::mariadb::a_claim_that_waits_may_ask_for_a_higher_fence",
+    },
+    Safeguard {
+        name: "alone_behind_queue",
+        does: "One that would share a lock does not pass those that wait",
+        file: MYSQL_STATEMENTS,
+        code: "AND «{nobody}» LIMIT 1",
+        without: "{nobody:.0}TRUE",
+        noticed_by: "lockkit-mysql/mysql::mariadb::who_waits_in_the_queue_goes_before_one_that_comes_alone",
+    },
+    Safeguard {
+        name: "mark_by_number",
+        does: "The mark of one that has a lock alone is no empty name",
+        file: MYSQL_ORDER,
+        code: "«ORD(node_info) = {mark} AND {digits}»",
+        without: "LEFT(node_info, 1) = CONVERT(CHAR({mark}) USING utf8mb4) AND {digits:.0}TRUE",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_collation_that_ignores_the_mark_makes_no_second_holder",
+    },
+    Safeguard {
+        name: "over_when_alone",
+        does: "Claims that are over do not share the lock of one that had it alone",
+        file: MYSQL_ORDER,
+        code: "«(c.place = 0 OR c.token = @owner)»",
+        without: "c.token = @owner",
+        noticed_by: "lockkit-mysql/mysql::mariadb::claims_that_are_over_do_not_come_back_with_the_next_group",
+    },
+    Safeguard {
+        name: "joined_renewal",
+        does: "A renewal looks for a lease that has become a claim",
+        file: MYSQL_RENEW,
+        code: "if «claim.mode != Mode::Exclusive» && lock.is_shared()",
+        without: "false",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_renewal_and_a_release_find_out_that_others_came",
+    },
+    Safeguard {
+        name: "joined_release",
+        does: "A release looks for a lease that has become a claim",
+        file: MYSQL_RELEASE,
+        code: "is_answer(&done, question) && «is_alone»",
+        without: "false",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_renewal_and_a_release_find_out_that_others_came",
     },
     // ZooKeeper.
     Safeguard {

@@ -20,7 +20,7 @@ use crate::{
     wire::{
         name::to_column,
         row,
-        statements::over_fence,
+        statements::{Statement, over_fence},
         value::{LockedRow, MAX_FENCE, RenewalTerms, check_floor, microseconds},
     },
 };
@@ -35,20 +35,19 @@ pub(crate) async fn acquire(store: &MySqlStore, request: &AcquireRequest) -> Res
     if order::is_ordered(request) {
         return store.ask_in_order(request).await;
     }
-    let ttl = microseconds(request.ttl);
     if let Some(from) = request.from {
-        return store.attempt_in_place_of(request, ttl, &from).await;
+        return store.attempt_in_place_of(request, &from).await;
     }
     let waits = request.wait >= LONGEST_WAIT;
     match waits.then(|| store.queues.turn(&request.claim.key)).flatten() {
-        Some(turn) => store.attempt_in_turn(request, ttl, turn).await,
-        None => store.attempt_row(request, ttl).await,
+        Some(turn) => store.attempt_in_turn(request, turn).await,
+        None => store.attempt_row(request).await,
     }
 }
 
 impl MySqlStore {
     /// Tries the row. If it is locked, queues on `GET_LOCK` and tries again. If the lock is hot, the queue comes first.
-    async fn attempt_in_turn(&self, request: &AcquireRequest, ttl: i64, mut turn: QueueTurn<'_>) -> Result<Attempt> {
+    async fn attempt_in_turn(&self, request: &AcquireRequest, mut turn: QueueTurn<'_>) -> Result<Attempt> {
         if turn.should_ask() {
             let mut connection = self.pool.connection(ConnectionClass::Common, self.bound(request.ttl)).await?;
             if turn.is_contended(&mut connection).await {
@@ -56,14 +55,14 @@ impl MySqlStore {
             }
         }
         let mut queued = if turn.is_hot() { Some(turn.wait(&self.pool).await) } else { None };
-        let mut attempt = self.attempt_row(request, ttl).await?;
+        let mut attempt = self.attempt_row(request).await?;
         if let Attempt::Contended(contention) = &attempt {
             turn.note_contention();
             // A lease that may end before the wait does is left to the poller.
             let lasts = contention.retry_after.is_some_and(|left| left >= LONGEST_WAIT);
             if queued.is_none() && lasts && !turn.has_named_lock() {
                 queued = Some(turn.wait(&self.pool).await);
-                attempt = self.attempt_row(request, ttl).await?;
+                attempt = self.attempt_row(request).await?;
             }
         }
         match attempt {
@@ -83,12 +82,12 @@ impl MySqlStore {
 
     /// Takes the place of a lease. Where there is no row, there is none. It is how a lease is taken up, and how one ends: like a release
     /// it does not wait behind those that ask for locks, and gives back the named lock that the former lease came with.
-    async fn attempt_in_place_of(&self, request: &AcquireRequest, ttl: i64, from: &Token) -> Result<Attempt> {
+    async fn attempt_in_place_of(&self, request: &AcquireRequest, from: &Token) -> Result<Attempt> {
         let bound = self.bound(request.ttl);
         self.ordered.add_like(from, request.claim.token);
         let named_lock = self.before_replacing(&request.claim.key, from, bound).await?;
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
-        let taken = self.take(&mut connection, request, ttl).await?;
+        let taken = self.take(&mut connection, request).await?;
         named_lock_queue::release(named_lock);
         let attempt = match taken {
             Some(hold) => Attempt::Granted(hold),
@@ -117,15 +116,15 @@ impl MySqlStore {
         Ok(self.queues.named_lock_of(key, from))
     }
 
-    async fn attempt_row(&self, request: &AcquireRequest, ttl: i64) -> Result<Attempt> {
+    async fn attempt_row(&self, request: &AcquireRequest) -> Result<Attempt> {
         let mut connection = self.pool.connection(ConnectionClass::Common, self.bound(request.ttl)).await?;
-        if let Some(hold) = self.take(&mut connection, request, ttl).await? {
+        if let Some(hold) = self.take(&mut connection, request).await? {
             return Ok(Attempt::Granted(hold));
         }
         match self.look_after(&mut connection, &request.claim.key).await? {
             None => {
                 let made = self.make_row(&mut connection, &request.claim.key).await?;
-                let attempt = match self.take(&mut connection, request, ttl).await? {
+                let attempt = match self.take(&mut connection, request).await? {
                     Some(hold) => Attempt::Granted(hold),
                     None => contended(self.look_after(&mut connection, &request.claim.key).await?),
                 };
@@ -141,21 +140,32 @@ impl MySqlStore {
 
     /// The usual case, in one round trip: takes the lock if its row is there and free, or that of the lease whose place it is to
     /// take.
-    async fn take(&self, connection: &mut Connection, request: &AcquireRequest, ttl: i64) -> Result<Option<Hold>> {
+    async fn take(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Option<Hold>> {
+        let with_clock = request.fence.clock == FenceClock::Store;
+        let taking = match request.from {
+            None => self.statements.acquire(with_clock),
+            Some(_) => self.statements.replace(with_clock),
+        };
+        self.take_row(connection, request, taking, request.holder.as_str()).await
+    }
+
+    /// Takes the row of a lock by one of the statements that do.
+    pub(super) async fn take_row(
+        &self,
+        connection: &mut Connection,
+        request: &AcquireRequest,
+        taking: Statement<'_>,
+        holder: &str,
+    ) -> Result<Option<Hold>> {
         let AcquireRequest { claim, fence, .. } = request;
         let statement = |question| {
-            let with_clock = fence.clock == FenceClock::Store;
-            let taking = match request.from {
-                None => self.statements.acquire(with_clock),
-                Some(_) => self.statements.replace(with_clock),
-            };
             let taking = taking
                 .bind(fence.floor.get() + 1)
                 .bind(fence.span)
                 .bind(claim.token.as_bytes().as_slice())
-                .bind(request.holder.as_str())
+                .bind(holder)
                 .bind(over_fence(question))
-                .bind(ttl)
+                .bind(microseconds(request.ttl))
                 .bind(to_column(&claim.key));
             match &request.from {
                 None => taking,

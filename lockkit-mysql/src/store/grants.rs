@@ -1,4 +1,4 @@
-//! The fences of claims that this store was granted, so that a renewal need not read them again.
+//! The fences of claims that this store was granted a row, so that a renewal need not read them again.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -23,6 +23,11 @@ impl Grants {
 
     pub(crate) fn forget(&self, token: &Token) {
         unpoisoned(&self.0).remove(token);
+    }
+
+    /// Whether a claim is known. One that may share its lock is only as long as it has the lock alone, as far as this store knows.
+    pub(crate) fn knows(&self, token: &Token) -> bool {
+        unpoisoned(&self.0).contains_key(token)
     }
 
     /// The fence and the span of each of these claims, if all are known.

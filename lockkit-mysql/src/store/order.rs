@@ -28,7 +28,8 @@ use crate::{
     store::{MySqlStore, named_lock_queue, renew::CHUNK},
     wire::{
         error::{self, Sent},
-        order::{self, Take},
+        mode,
+        order::Take,
         row::column,
         settings,
         value::{LockedRow, MAX_FENCE, RenewalTerms},
@@ -147,11 +148,13 @@ impl MySqlStore {
         {
             return Ok(behind_others(holder));
         }
-        let mut has = self.take_in_order(&mut connection, request, waits).await?;
+        // One that waits has a place, which it is to take the lock from.
+        let may_be_alone = is_new || !waits;
+        let mut has = self.take_share(&mut connection, request, waits, may_be_alone).await?;
         named_lock_queue::release(named_lock);
         if matches!(has, Has::NoRow) && from.is_none() {
             let made = self.make_row(&mut connection, &request.claim.key).await?;
-            has = self.take_in_order(&mut connection, request, waits).await?;
+            has = self.take_share(&mut connection, request, waits, may_be_alone).await?;
             made.into_iter().for_each(|id| self.sweeper.made_row(id));
         }
         match has {
@@ -188,6 +191,24 @@ impl MySqlStore {
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         let waits_behind = read::<u64>(row, 1)? > 0;
         Ok(if waits_behind { holder(row, 2)? } else { None })
+    }
+
+    /// Takes the lock for the claim alone, if it may be shared and nobody has it or waits for it; else by a transaction.
+    async fn take_share(
+        &self,
+        connection: &mut Connection,
+        request: &AcquireRequest,
+        waits: bool,
+        may_be_alone: bool,
+    ) -> Result<Has> {
+        if may_be_alone
+            && request.from.is_none()
+            && let Some(holder) = mode::alone(request.claim.mode, request.holder.as_str())
+            && let Some(hold) = self.take_row(connection, request, self.statements.acquire_alone(), &holder).await?
+        {
+            return Ok(Has::Lease(hold));
+        }
+        self.take_in_order(connection, request, waits).await
     }
 
     async fn take_in_order(&self, connection: &mut Connection, request: &AcquireRequest, waits: bool) -> Result<Has> {
@@ -301,7 +322,8 @@ fn behind_others(holder: HolderInfo) -> Attempt {
 /// Who has the lock, if anybody.
 fn holder(row: &MySqlRow, at: usize) -> Result<Option<HolderInfo>> {
     let holder = read::<Option<String>>(row, at)?;
-    Ok(holder.map(|holder| HolderInfo::new(order::sharers(&holder).unwrap_or(&holder))))
+    let words = |holder: &str| HolderInfo::new(mode::sharers(holder).unwrap_or(mode::holder(holder).1));
+    Ok(holder.as_deref().map(words))
 }
 
 /// The grant in a row: fence, span and depth from this column on.

@@ -1,6 +1,6 @@
 //! Ending a lease.
 
-use lockkit_core::{Claim, Release, Result, store::Sent};
+use lockkit_core::{Claim, Mode, Release, Result, store::Sent};
 
 use crate::{
     client::{connection::Bound, pool::ConnectionClass},
@@ -15,12 +15,14 @@ use crate::{
 /// Ends a lease.
 pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release> {
     store.info.admit_mode(claim.mode)?;
+    // One that has the lock alone has its row, unless others have come since.
+    let is_alone = claim.mode != Mode::Exclusive && store.grants.knows(&claim.token);
     store.grants.forget(&claim.token);
     let bound = Bound::new(store.timeout);
-    if store.ordered.has(claim) {
+    if store.ordered.has(claim) && !is_alone {
         return store.release_in_order(claim, bound).await;
     }
-    let named_lock = store.queues.named_lock_of(&claim.key, &claim.token);
+    let named_lock = if is_alone { None } else { store.queues.named_lock_of(&claim.key, &claim.token) };
     // The release follows every statement that was sent for the claim and given up: one of those could take the lock after it.
     store.pool.settled(&claim.token, bound).await?;
     let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
@@ -32,6 +34,10 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
         1 if value::is_answer(&done, question) => {
             named_lock_queue::release(named_lock);
             Ok(Release::Released { waiters: None })
+        }
+        0 if value::is_answer(&done, question) && is_alone => {
+            drop(connection);
+            store.release_in_order(claim, bound).await
         }
         0 if value::is_answer(&done, question) => {
             let found = store.look_after(&mut connection, &claim.key).await?;

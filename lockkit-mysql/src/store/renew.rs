@@ -42,16 +42,17 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
     let mut groups: BTreeMap<(bool, RenewalTerms), Vec<usize>> = BTreeMap::new();
     for (index, renewal) in renewals.iter().enumerate() {
         match terms(store, renewal) {
-            Ok(terms) => groups.entry((is_share(&renewal.claim), terms)).or_default().push(index),
+            Ok(terms) => groups.entry((is_share(store, renewal), terms)).or_default().push(index),
             Err(e) => answers[index] = Some(Err(e)),
         }
     }
-    for ((_, terms), mut group) in groups {
+    for ((are_shares, terms), mut group) in groups {
         // In the order of the index, so that statements that meet on the same rows lock them in the same order.
         group.sort_by_key(|index| &renewals[*index].claim.key);
-        for chunk in group.chunks(CHUNK) {
-            renew_chunk(store, renewals, chunk, &terms, &mut answers).await;
-        }
+        Batch { store, renewals, terms: &terms, are_shares }.renew(&group, &mut answers).await;
+        // Those that others share a lock with since.
+        group.retain(|index| answers[*index].is_none());
+        Batch { store, renewals, terms: &terms, are_shares: true }.renew(&group, &mut answers).await;
     }
     let held = answers.iter().zip(renewals).filter(|(answer, _)| matches!(answer, Some(Ok(Renewed::Held(_)))));
     store.queues.extended(held.map(|(_, renewal)| renewal));
@@ -68,9 +69,17 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
     answers.zip(renewals).map(forget_lost).collect()
 }
 
-/// Whether a claim shares its lock. Then its lease is no row of its own.
-fn is_share(claim: &Claim) -> bool {
-    claim.mode != Mode::Exclusive
+/// Whether a claim shares its lock, so that its lease is no row of its own. One that has its lock alone becomes such a one to be given
+/// a name: in its row there is more than that.
+fn is_share(store: &MySqlStore, renewal: &Renewal) -> bool {
+    let Renewal { claim, holder, .. } = renewal;
+    if claim.mode == Mode::Exclusive {
+        return false;
+    }
+    if holder.is_some() {
+        store.grants.forget(&claim.token);
+    }
+    !store.grants.knows(&claim.token)
 }
 
 fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<RenewalTerms> {
@@ -82,79 +91,96 @@ fn terms(store: &MySqlStore, renewal: &Renewal) -> Result<RenewalTerms> {
     Ok(RenewalTerms { ttl: microseconds(renewal.ttl), depth: Some(renewal.depth), floor: floor.get(), holder })
 }
 
-/// Extends the leases of one chunk.
-async fn renew_chunk(
-    store: &MySqlStore,
-    renewals: &[Renewal],
-    chunk: &[usize],
-    terms: &RenewalTerms,
-    answers: &mut Answers,
-) {
-    let Some(ttl) = chunk.first().map(|first| renewals[*first].ttl) else { return };
-    let bound = store.bound(ttl);
-    let has_time = bound.whole >= 2 * LONGEST_WAIT;
-    let share_one_lock = |one: &usize, other: &usize| {
-        let (one, other) = (&renewals[*one].claim, &renewals[*other].claim);
-        is_share(one) && one.key == other.key
-    };
-    let are_alone = chunk.chunk_by(share_one_lock).count() == 1;
-    let left = if are_alone {
-        chunk.to_vec()
-    } else {
-        match renew_together(store, renewals, chunk, terms, has_time, answers).await {
-            Ok(passed_over) => passed_over,
-            Err(failed) => return fail(chunk, &failed, answers),
-        }
-    };
-    // Most rows are locked for a moment only. Once one is not, the rest is not waited for: each would cost what is left of the time,
-    // and a connection on which the server goes on waiting.
-    let mut left = left.chunk_by(share_one_lock);
-    for alone in left.by_ref() {
-        let bound = if are_alone || has_time { store.bound(ttl) } else { bound.half_of_what_is_left() };
-        if let Err(failed) = try_chunk(store, renewals, alone, terms, LockedRow::Awaited, bound, answers).await {
-            fail(alone, &failed, answers);
-            break;
-        }
-    }
-    left.for_each(|alone| fail(alone, &error::row_busy(), answers));
-}
-
 fn fail(chunk: &[usize], failed: &Error, answers: &mut Answers) {
     chunk.iter().for_each(|index| answers[*index] = Some(Err(failed.clone())));
 }
 
-/// Extends several leases. Gives back those whose rows are locked.
-async fn renew_together(
-    store: &MySqlStore,
-    renewals: &[Renewal],
-    chunk: &[usize],
-    terms: &RenewalTerms,
-    has_time: bool,
-    answers: &mut Answers,
-) -> Result<Vec<usize>> {
-    let bound = || store.bound(renewals[chunk[0]].ttl);
-    if has_time && !is_share(&renewals[chunk[0]].claim) {
-        match try_chunk(store, renewals, chunk, terms, LockedRow::Awaited, bound(), answers).await {
-            Err(busy) if error::is_row_busy(&busy) => {}
-            tried => return tried,
-        }
-    }
-    try_chunk(store, renewals, chunk, terms, LockedRow::PassedOver, bound(), answers).await
+/// Renewals on the same terms, of leases in rows or of those in claims.
+#[derive(Clone, Copy)]
+struct Batch<'a> {
+    store: &'a MySqlStore,
+    renewals: &'a [Renewal],
+    terms: &'a RenewalTerms,
+    are_shares: bool,
 }
 
-/// Asks once for the leases of a chunk. Gives back those that have no answer: their rows were passed over.
-async fn try_chunk(
-    store: &MySqlStore,
-    renewals: &[Renewal],
-    chunk: &[usize],
-    terms: &RenewalTerms,
-    locked: LockedRow,
-    bound: Bound,
-    answers: &mut Answers,
-) -> Result<Vec<usize>> {
-    if chunk.iter().any(|index| is_share(&renewals[*index].claim)) {
-        let shares: Vec<&Renewal> = chunk.iter().map(|index| &renewals[*index]).collect();
-        let answered = store.renew_shares(&shares, terms, locked, bound).await?;
+impl Batch<'_> {
+    /// Extends these leases. No answer to those that have turned out to be in claims.
+    async fn renew(self, group: &[usize], answers: &mut Answers) {
+        for chunk in group.chunks(CHUNK) {
+            self.renew_chunk(chunk, answers).await;
+        }
+    }
+
+    fn bound(self, index: usize) -> Bound {
+        self.store.bound(self.renewals[index].ttl)
+    }
+
+    /// Extends the leases of one chunk.
+    async fn renew_chunk(self, chunk: &[usize], answers: &mut Answers) {
+        let Some(first) = chunk.first() else { return };
+        let has_time = self.bound(*first).whole >= 2 * LONGEST_WAIT;
+        let share_one_lock = |one: &usize, other: &usize| {
+            self.are_shares && self.renewals[*one].claim.key == self.renewals[*other].claim.key
+        };
+        let are_alone = chunk.chunk_by(share_one_lock).count() == 1;
+        let left = if are_alone {
+            chunk.to_vec()
+        } else {
+            match self.renew_together(chunk, has_time, answers).await {
+                Ok(passed_over) => passed_over,
+                Err(failed) => return fail(chunk, &failed, answers),
+            }
+        };
+        // Most rows are locked for a moment only. Once one is not, the rest is not waited for: each would cost what is left of the time,
+        // and a connection on which the server goes on waiting.
+        let mut left = left.chunk_by(share_one_lock);
+        for alone in left.by_ref() {
+            let bound = self.bound(*first);
+            let bound = if are_alone || has_time { bound } else { bound.half_of_what_is_left() };
+            if let Err(failed) = self.try_chunk(alone, LockedRow::Awaited, bound, answers).await {
+                fail(alone, &failed, answers);
+                break;
+            }
+        }
+        left.for_each(|alone| fail(alone, &error::row_busy(), answers));
+    }
+
+    /// Extends several leases. Gives back those whose rows are locked.
+    async fn renew_together(self, chunk: &[usize], has_time: bool, answers: &mut Answers) -> Result<Vec<usize>> {
+        if has_time && !self.are_shares {
+            match self.try_chunk(chunk, LockedRow::Awaited, self.bound(chunk[0]), answers).await {
+                Err(busy) if error::is_row_busy(&busy) => {}
+                tried => return tried,
+            }
+        }
+        self.try_chunk(chunk, LockedRow::PassedOver, self.bound(chunk[0]), answers).await
+    }
+
+    /// Asks once for the leases of a chunk. Gives back those whose rows were passed over.
+    async fn try_chunk(
+        self,
+        chunk: &[usize],
+        locked: LockedRow,
+        bound: Bound,
+        answers: &mut Answers,
+    ) -> Result<Vec<usize>> {
+        if self.are_shares {
+            self.try_shares(chunk, locked, bound, answers).await
+        } else {
+            self.try_rows(chunk, locked, bound, answers).await
+        }
+    }
+
+    async fn try_shares(
+        self,
+        chunk: &[usize],
+        locked: LockedRow,
+        bound: Bound,
+        answers: &mut Answers,
+    ) -> Result<Vec<usize>> {
+        let shares: Vec<&Renewal> = chunk.iter().map(|index| &self.renewals[*index]).collect();
+        let answered = self.store.renew_shares(&shares, self.terms, locked, bound).await?;
         let mut left = Vec::new();
         for (index, answer) in chunk.iter().zip(answered) {
             match answer {
@@ -162,26 +188,36 @@ async fn try_chunk(
                 None => left.push(*index),
             }
         }
-        return Ok(left);
+        Ok(left)
     }
-    let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
-    let claims: Vec<&Claim> = chunk.iter().map(|index| &renewals[*index].claim).collect();
-    let sent = store.info.clock.now();
-    let extended = extend(store, &mut connection, &claims, terms, locked).await?;
-    // A claim that stands in the chunk twice is one row: then the rows are read.
-    let are_all = usize::try_from(extended) == Ok(claims.len());
-    if are_all && let Some(grants) = store.grants.of(&claims) {
-        for (index, (fence, span)) in chunk.iter().zip(grants) {
-            let Renewal { claim, ttl, depth, .. } = &renewals[*index];
-            let hold = Hold { claim: claim.clone(), fence, span, until: sent + *ttl, depth: *depth };
-            answers[*index] = Some(Ok(Renewed::Held(hold)));
+
+    async fn try_rows(
+        self,
+        chunk: &[usize],
+        locked: LockedRow,
+        bound: Bound,
+        answers: &mut Answers,
+    ) -> Result<Vec<usize>> {
+        let Self { store, renewals, terms, .. } = self;
+        let mut connection = store.pool.connection(ConnectionClass::Reserved, bound).await?;
+        let claims: Vec<&Claim> = chunk.iter().map(|index| &renewals[*index].claim).collect();
+        let sent = store.info.clock.now();
+        let extended = extend(store, &mut connection, &claims, terms, locked).await?;
+        // A claim that stands in the chunk twice is one row: then the rows are read.
+        let are_all = usize::try_from(extended) == Ok(claims.len());
+        if are_all && let Some(grants) = store.grants.of(&claims) {
+            for (index, (fence, span)) in chunk.iter().zip(grants) {
+                let Renewal { claim, ttl, depth, .. } = &renewals[*index];
+                let hold = Hold { claim: claim.clone(), fence, span, until: sent + *ttl, depth: *depth };
+                answers[*index] = Some(Ok(Renewed::Held(hold)));
+            }
+            return Ok(Vec::new());
         }
-        return Ok(Vec::new());
+        let asked = store.info.clock.now();
+        let found = read_back(store, &mut connection, &claims).await.map_err(Error::unknown_effect)?;
+        let seen = Seen { found, sent, asked, answered: store.info.clock.now(), are_all };
+        seen.judge(self, chunk, answers)
     }
-    let asked = store.info.clock.now();
-    let found = read_back(store, &mut connection, &claims).await.map_err(Error::unknown_effect)?;
-    let seen = Seen { found, sent, asked, answered: store.info.clock.now(), are_all };
-    seen.judge(renewals, chunk, terms, answers)
 }
 
 /// Extends the leases that these claims still hold, and says how many they are. There are at most [`Size::MOST`] claims.
@@ -234,30 +270,29 @@ struct Seen {
 }
 
 impl Seen {
-    /// Gives the renewals their answers, but for leases that go on and were not extended: those it gives back.
+    /// Gives the renewals their answers, but for leases that go on and were not extended: those it gives back. Where a lock is shared by
+    /// claims, one of them may be the lease, which had the row before: that has no answer yet.
     ///
     /// # Errors
     /// If the one lease that was asked for was not extended, and is the claim's now.
-    fn judge(
-        self,
-        renewals: &[Renewal],
-        chunk: &[usize],
-        terms: &RenewalTerms,
-        answers: &mut Answers,
-    ) -> Result<Vec<usize>> {
+    fn judge(self, batch: Batch<'_>, chunk: &[usize], answers: &mut Answers) -> Result<Vec<usize>> {
         let mut left = Vec::new();
         for index in chunk {
-            let Renewal { claim, ttl, .. } = &renewals[*index];
+            let Renewal { claim, ttl, .. } = &batch.renewals[*index];
             let lock = self.found.get(to_column(&claim.key));
             let answer = match lock.and_then(|lock| Some((lock, lock.lease.as_ref()?))) {
                 Some((_, lease)) if lease.is_of(claim) && chunk.len() == 1 && !self.are_all => return Err(revived()),
-                Some((lock, lease)) if lease.is_of(claim) => match self.until(lock, lease, *ttl, terms) {
+                Some((lock, lease)) if lease.is_of(claim) => match self.until(lock, lease, *ttl, batch.terms) {
                     Some(until) => Renewed::Held(Hold { until, ..lease.hold(claim, self.sent, *ttl) }),
                     None => {
                         left.push(*index);
                         continue;
                     }
                 },
+                Some((lock, _)) if claim.mode != Mode::Exclusive && lock.is_shared() => {
+                    batch.store.grants.forget(&claim.token);
+                    continue;
+                }
                 other => Renewed::Lost(why_not(other.map(|(_, lease)| lease))),
             };
             answers[*index] = Some(Ok(answer));

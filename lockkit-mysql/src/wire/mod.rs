@@ -1,6 +1,7 @@
 //! Requests and answers as the servers know them: names, statements, rows and errors. Pure.
 
 pub(crate) mod error;
+pub(crate) mod mode;
 pub(crate) mod name;
 pub(crate) mod order;
 pub(crate) mod row;

@@ -16,23 +16,20 @@
 //!
 //! While claims share a lock, its row has no token, an `expires` that is that of the claim that lasts longest, and a `node_info`
 //! that begins with [`GATE`]: to a client that knows of no claims the lock is held by another. A claim counts only under such a
-//! row. A step whose condition does not hold is given NULL in place of the lock's id, and finds nothing.
+//! row. One that shares the lock with nobody may be the row itself ([`mode`](crate::wire::mode)): each text makes a claim of it before it
+//! does anything else, so that there is one form to go on from, and nobody waits behind such a row. A step whose condition does not hold is given NULL in place of the lock's id, and finds nothing.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::time::Duration;
 
-use lockkit_core::{Claim, HolderInfo, LockKey, Mode, Token};
+use lockkit_core::{Claim, HolderInfo, LockKey, Token};
 
 use crate::wire::{
+    mode::{ALONE, DIGITS, EXCLUSIVE, GATE, PERMIT, PERMITS, READERS, SHARED, columns},
     name::to_column,
     settings::WRITABLE,
     value::{LockedRow, Question, RenewalTerms, literal, microseconds},
 };
 
-/// So begins what stands for the holder while claims share a lock.
-pub(crate) const GATE: &str = "#";
-/// And so it goes on: for readers, or for permits, with their number behind it.
-const READERS: &str = "readers";
-const PERMITS: &str = "permits of ";
 /// So many claims are let in by one transaction at most. The others follow with the next one.
 const STEP: u32 = 100;
 const NOW: &str = "CAST(@now AS DATETIME(6))";
@@ -221,18 +218,40 @@ impl OrderStatements<'_> {
 
     /// Locks the row of a lock, and notes how it is held.
     fn lock(&self, key: &LockKey, locked: LockedRow) -> String {
-        let Self { locks, .. } = self;
+        let locks = self.locks;
         let name = literal(to_column(key));
         let skip = if locked == LockedRow::PassedOver { " SKIP LOCKED" } else { "" };
+        // That there is such a mark is seen by the number of the character: some collations take it for nothing at all, and each holder
+        // for one who shares the lock.
+        let (mark, digits) =
+            (u32::from(ALONE), format!("SUBSTRING(node_info, 2, {DIGITS}) REGEXP '^[0-9]{{{DIGITS}}}$'"));
         format!(
-            "SET @id = NULL, @now = NULL, @live = {WRITABLE}, @owner = NULL, @info = '', @last = 0; \
-             SELECT id, UTC_TIMESTAMP(6), COALESCE(expires > UTC_TIMESTAMP(6), 0), token, node_info, fence_last \
-             INTO @id, @now, @live, @owner, @info, @last FROM {locks} WHERE resource_name = {name} FOR UPDATE{skip}; \
-             SET @gate = IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GATE}', @id, NULL); "
+            "SET @id = NULL, @now = NULL, @live = {WRITABLE}, @owner = NULL, @info = '', @last = 0, @lone = NULL; \
+             SELECT id, UTC_TIMESTAMP(6), COALESCE(expires > UTC_TIMESTAMP(6), 0), token, node_info, fence_last, \
+             IF(expires > UTC_TIMESTAMP(6) AND token IS NOT NULL AND ORD(node_info) = {mark} AND {digits}, id, NULL) \
+             INTO @id, @now, @live, @owner, @info, @last, @lone FROM {locks} WHERE resource_name = {name} FOR UPDATE{skip}; {}\
+             SET @gate = COALESCE(@lone, IF(@live AND @owner IS NULL AND LEFT(@info, 1) = '{GATE}', @id, NULL)), \
+             @owner = IF(@lone IS NULL, @owner, NULL); ",
+            self.join()
         )
     }
 
-    /// The same, and removes what has lapsed, and what is left of those whose lock was taken from them. Mostly there is nothing: to
+    /// Makes a claim of the lease of one who has the lock alone, and a gate of the row. Claims that share it already are what is left of
+    /// leases that are over: else the row would be a gate.
+    fn join(&self) -> String {
+        let (locks, claims, delete) = (self.locks, self.claims, self.delete());
+        let (limit, name) = (format!("CAST(SUBSTRING(@info, 2, {DIGITS}) AS UNSIGNED)"), DIGITS + 2);
+        format!(
+            "{delete} WHERE c.lock_id = @lone AND (c.place = 0 OR c.token = @owner); \
+             INSERT INTO {claims} (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
+             SELECT id, token, 0, IF({limit} = 0, {SHARED}, {PERMIT}), {limit}, fence, span, `count`, 0, expires, expires, \
+             SUBSTRING(node_info, {name}) FROM {locks} WHERE id = @lone; \
+             UPDATE {locks} SET token = NULL, `count` = 0, version = version + 1, update_time = {NOW}, \
+             node_info = IF({limit} = 0, '{GATE}{READERS}', CONCAT('{GATE}{PERMITS}', {limit})) WHERE id = @lone; "
+        )
+    }
+
+    /// The same as [`lock`](Self::lock), and removes what has lapsed, and what is left of those whose lock was taken from them. Mostly there is nothing: to
     /// look for it locks nothing.
     fn enter(&self, key: &LockKey) -> String {
         let (claims, delete) = (self.claims, self.delete());
@@ -328,33 +347,6 @@ const ITS_END: &str = "CAST(@now AS DATETIME(6)) + INTERVAL GREATEST(ttl, 100000
 pub(crate) const LAPSED: &str = "IF(place > 0, kept, expires) < UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE";
 /// So many of them are removed from one lock at a time.
 const CLEARED: u32 = 1000;
-
-const EXCLUSIVE: u8 = 0;
-const SHARED: u8 = 1;
-const PERMIT: u8 = 2;
-
-/// A mode as it stands in the table, with how many may hold the lock in it.
-fn columns(mode: Mode) -> (u8, u32) {
-    match mode {
-        Mode::Shared => (SHARED, 0),
-        Mode::Permit { limit } => (PERMIT, limit.get()),
-        _ => (EXCLUSIVE, 0),
-    }
-}
-
-/// What a lock's row says in place of the holder while claims share it, in words for people.
-pub(crate) fn sharers(node_info: &str) -> Option<&str> {
-    node_info.strip_prefix(GATE).filter(|words| *words == READERS || words.starts_with(PERMITS))
-}
-
-/// The mode of these columns.
-pub(crate) fn mode(mode: u8, permits: u32) -> Mode {
-    match (mode, NonZeroU32::new(permits)) {
-        (PERMIT, Some(limit)) => Mode::Permit { limit },
-        (EXCLUSIVE, _) => Mode::Exclusive,
-        _ => Mode::Shared,
-    }
-}
 
 fn token(token: &Token) -> String {
     literal(token.as_bytes())

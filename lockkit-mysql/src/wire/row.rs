@@ -10,7 +10,7 @@ use sqlx::{Row, mysql::MySqlRow};
 
 use crate::wire::{
     error::{self, Sent},
-    name, order,
+    mode, name,
 };
 
 /// A row, as the statements of [`Statements`](crate::wire::statements::Statements) read it.
@@ -36,6 +36,8 @@ pub(crate) struct StoredLease {
     pub(crate) fence: u64,
     pub(crate) span: u32,
     pub(crate) depth: u32,
+    /// Of one who has the lock alone. Of several who share it, it is that of their claims.
+    pub(crate) mode: Mode,
     pub(crate) holder: HolderInfo,
     pub(crate) remaining: Duration,
 }
@@ -50,14 +52,22 @@ impl LockRow {
         let remaining = remaining.and_then(|micros| u64::try_from(micros).ok()).filter(|micros| *micros > 0);
         let lease = match remaining {
             None => None,
-            Some(micros) => Some(StoredLease {
-                token: column::<Option<&[u8]>>(row, 2)?.and_then(token),
-                fence: column(row, 3)?,
-                span: column(row, 4)?,
-                depth: column(row, 6)?,
-                holder: HolderInfo::new(column(row, 7)?),
-                remaining: Duration::from_micros(micros),
-            }),
+            Some(micros) => {
+                let token = column::<Option<&[u8]>>(row, 2)?.and_then(token);
+                let (mode, holder) = match column(row, 7)? {
+                    words if token.is_none() => (Mode::Exclusive, words),
+                    holder => mode::holder(holder),
+                };
+                Some(StoredLease {
+                    token,
+                    fence: column(row, 3)?,
+                    span: column(row, 4)?,
+                    depth: column(row, 6)?,
+                    mode,
+                    holder: HolderInfo::new(holder),
+                    remaining: Duration::from_micros(micros),
+                })
+            }
         };
         Ok(Self {
             id: column(row, 9)?,
@@ -95,9 +105,7 @@ impl LockRow {
 
     /// Whether claims share the lock.
     pub(crate) fn is_shared(&self) -> bool {
-        self.lease
-            .as_ref()
-            .is_some_and(|lease| lease.token.is_none() && order::sharers(lease.holder.as_str()).is_some())
+        self.lease.as_ref().is_some_and(|lease| lease.token.is_none() && mode::sharers(lease.holder.as_str()).is_some())
     }
 
     /// The state to show; the key is known to be that of the row.
@@ -128,7 +136,7 @@ impl StoredLease {
     }
 
     pub(crate) fn into_contention(self) -> Contention {
-        let holder = match order::sharers(self.holder.as_str()) {
+        let holder = match mode::sharers(self.holder.as_str()) {
             Some(words) if self.token.is_none() => HolderInfo::new(words),
             _ => self.holder,
         };
@@ -139,7 +147,7 @@ impl StoredLease {
         Holder {
             token: self.token,
             info: self.holder,
-            mode: Mode::Exclusive,
+            mode: self.mode,
             depth: self.depth,
             fence: Some(Fence::new(self.fence)),
             remaining: Some(self.remaining),
@@ -154,7 +162,7 @@ fn share(row: &MySqlRow) -> Result<Option<Holder>> {
     Ok(Some(Holder {
         token: token(bytes),
         info: HolderInfo::new(column(row, 17)?),
-        mode: order::mode(column(row, 13)?, column(row, 14)?),
+        mode: mode::mode(column(row, 13)?, column(row, 14)?),
         depth: column(row, 16)?,
         fence: Some(Fence::new(column(row, 15)?)),
         remaining: Some(Duration::from_micros(u64::try_from(remaining).unwrap_or(0))),
@@ -163,7 +171,7 @@ fn share(row: &MySqlRow) -> Result<Option<Holder>> {
 
 /// One that waits, as [`Statements::queue`](crate::wire::statements::Statements::queue) reads it.
 pub(crate) fn waiter(row: &MySqlRow) -> Result<Waiter> {
-    Ok(Waiter { info: HolderInfo::new(column(row, 3)?), mode: order::mode(column(row, 1)?, column(row, 2)?) })
+    Ok(Waiter { info: HolderInfo::new(column(row, 3)?), mode: mode::mode(column(row, 1)?, column(row, 2)?) })
 }
 
 /// Why a lease is not the claim's, given the lease that was found.

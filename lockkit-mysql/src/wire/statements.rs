@@ -12,7 +12,8 @@
 use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
 use crate::wire::{
-    order::{GATE, LAPSED, OrderStatements},
+    mode::GATE,
+    order::{LAPSED, OrderStatements},
     settings::WRITABLE,
     value::{Question, literal},
 };
@@ -74,6 +75,19 @@ impl Statements {
     /// fence](over_fence), the ttl in µs, the name. Gives the fence, under the question, as the insert id.
     pub(crate) fn acquire(&self, with_clock: bool) -> Statement<'static> {
         self.take(with_clock, "(expires IS NULL OR expires <= UTC_TIMESTAMP(6))")
+    }
+
+    /// Takes a free lock for one who would share it, if nobody waits for it in an order. Arguments: the same, where the holder is as
+    /// [`mode`](crate::wire::mode) says.
+    ///
+    /// To look for those who wait locks nothing. One who comes to wait at the same time may not be seen, and is behind then: which of
+    /// the two was first nobody can tell. That the lock is free is seen in its row, which is locked by then. The limit, which is none, keeps newer
+    /// servers from making one statement on two tables of it, whose assignments have no order.
+    pub(crate) fn acquire_alone(&self) -> Statement<'static> {
+        let Self { table, claims } = self;
+        let waits = format!("w.lock_id = {table}.id AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6)");
+        let nobody = format!("NOT EXISTS (SELECT 1 FROM {claims} AS w FORCE INDEX (turns) WHERE {waits})");
+        self.take(true, &format!("(expires IS NULL OR expires <= UTC_TIMESTAMP(6)) AND {nobody} LIMIT 1"))
     }
 
     /// Takes a lock in the place of the lease that has it. Arguments: the same, and the token of that lease.

@@ -2,6 +2,7 @@
 //!
 //! All tests run on MariaDB, which is required, and on MySQL, if there is one.
 
+mod alone;
 mod crowd;
 mod doctor;
 mod failover;
@@ -70,6 +71,7 @@ fn tests() -> Vec<(&'static str, Test)> {
     tests.extend_from_slice(kinds::TESTS);
     tests.extend_from_slice(queue::TESTS);
     tests.extend_from_slice(crowd::TESTS);
+    tests.extend_from_slice(alone::TESTS);
     #[cfg(feature = "tls")]
     tests.extend_from_slice(tls::TESTS);
     tests
