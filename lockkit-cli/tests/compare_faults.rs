@@ -17,8 +17,8 @@ fn only(dir: &Path, program: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|at| at.exists());
     let bin = dir.join("bin");
-    fs::create_dir(&bin).unwrap();
-    std::os::unix::fs::symlink(found.expect("it is installed"), bin.join(program)).unwrap();
+    fs::create_dir(&bin).expect("a directory");
+    std::os::unix::fs::symlink(found.expect("it is installed"), bin.join(program)).expect("a link");
     bin
 }
 
