@@ -42,7 +42,6 @@ const MYSQL_ORDER: &str = "lockkit-mysql/src/wire/order.rs";
 const MYSQL_RECORDS: &str = "lockkit-mysql/src/store/records.rs";
 const MYSQL_STATEMENTS: &str = "lockkit-mysql/src/wire/statements.rs";
 const MYSQL_RENEW: &str = "lockkit-mysql/src/store/renew.rs";
-const MYSQL_RELEASE: &str = "lockkit-mysql/src/store/release.rs";
 const MYSQL_RAW: &str = "lockkit-mysql/src/client/raw.rs";
 const ZK_RECORDS: &str = "lockkit-zk/src/store/records.rs";
 
@@ -513,9 +512,9 @@ pub(crate) const ALL: &[Safeguard] = &[
     Safeguard {
         name: "waiter_s_floor",
         does: "A claim that waits may ask again for a higher fence, and gets no lower one",
-        file: MYSQL_ORDER,
-        code: "«sql»\n    }\n\n    /// Prolongs the place of a claim in the queue.",
-        without: r#"sql.replace("fence = GREATEST(fence, ", "place = COALESCE(place, ")"#,
+        file: MYSQL_CONNECTION,
+        code: "let text = sqlx::AssertSqlSafe(«text(question)»);",
+        without: r#"text(question).replace("fence = GREATEST(fence, ", "fence = COALESCE(fence, ")"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::a_claim_that_waits_may_ask_for_a_higher_fence",
     },
     Safeguard {
@@ -531,7 +530,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         does: "The mark of one that has a lock alone is no empty name",
         file: MYSQL_CONNECTION,
         code: "let text = sqlx::AssertSqlSafe(«text(question)»);",
-        without: r#"text(question).replace("ORD(node_info) = 1 AND SUBSTRING(node_info, 2, 10) REGEXP '^[0-9]{10}$'", "LEFT(node_info, 1) = CONVERT(CHAR(1) USING utf8mb4)")"#,
+        without: r#"text(question).replace("ORD(node_info) = 1 AND SUBSTRING(node_info, 2, 10) REGEXP '^[0-9]{10}$'", "LEFT(node_info, 1) = CONVERT(CHAR(1) USING utf8mb4) COLLATE utf8mb4_unicode_ci")"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::a_collation_that_ignores_the_mark_makes_no_second_holder",
     },
     Safeguard {
@@ -547,14 +546,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         does: "A renewal looks for a lease that has become a claim",
         file: MYSQL_RENEW,
         code: "if «claim.mode != Mode::Exclusive» && lock.is_shared()",
-        without: "false",
-        noticed_by: "lockkit-mysql/mysql::mariadb::a_renewal_and_a_release_find_out_that_others_came",
-    },
-    Safeguard {
-        name: "joined_release",
-        does: "A release looks for a lease that has become a claim",
-        file: MYSQL_RELEASE,
-        code: "is_answer(&done, question) && «is_alone»",
         without: "false",
         noticed_by: "lockkit-mysql/mysql::mariadb::a_renewal_and_a_release_find_out_that_others_came",
     },

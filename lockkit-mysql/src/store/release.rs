@@ -35,10 +35,6 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
             named_lock_queue::release(named_lock);
             Ok(Release::Released { waiters: None })
         }
-        0 if value::is_answer(&done, question) && is_alone => {
-            drop(connection);
-            store.release_in_order(claim, bound).await
-        }
         0 if value::is_answer(&done, question) => {
             let found = store.look_after(&mut connection, &claim.key).await?;
             let may_share = found.as_ref().is_some_and(LockRow::is_shared) || store.ordered.has_forgotten();

@@ -305,6 +305,15 @@ async fn claims_that_are_over_do_not_come_back_with_the_next_group(ctx: Arc<Ctx>
     }
     let over = "UPDATE resource_lock SET expires = UTC_TIMESTAMP(6) WHERE resource_name = ?";
     sqlx::query(over).bind(holder.key.as_str().as_bytes()).execute(&mut raw).await.expect("over");
+    let (one, two) = (share(&holder, mode), share(&holder, mode));
+    granted(&store, &one).await;
+    granted(&store, &two).await;
+    let shown: HashSet<_> = state(&store, &one).await.holders.iter().filter_map(|holder| holder.token).collect();
+    assert_eq!(shown, HashSet::from([one.token, two.token]));
+    assert_eq!(lost(renew(&store, renewal(&dead)).await), LossReason::Taken);
+    for claim in [&one, &two] {
+        free(&store, claim).await;
+    }
     hold(&store, &holder).await;
     waits_in_order(&store, &mine).await;
     let lapse = "UPDATE resource_lock_claim SET kept = UTC_TIMESTAMP(6) WHERE token = ?";
@@ -312,7 +321,6 @@ async fn claims_that_are_over_do_not_come_back_with_the_next_group(ctx: Arc<Ctx>
     free(&store, &holder).await;
     // It has a place that is over, and a share that goes on by its own time.
     let fence = granted(&store, &mine).await.fence;
-    assert_eq!(lost(renew(&store, renewal(&dead)).await), LossReason::Taken);
     let next = share(&holder, mode);
     granted(&store, &next).await;
     let state = state(&store, &mine).await;
