@@ -319,6 +319,7 @@ async fn a_statement_whose_runtime_is_gone_takes_no_lock_for_nobody(ctx: Arc<Ctx
     somebody.execute("LOCK TABLES resource_lock WRITE").await.expect("lock");
     let [asked, other] = asking.map(async |mut asking| {
         let mut runtime = Undriven::new();
+        #[expect(clippy::async_yields_async, reason = "it is to be dropped elsewhere")]
         let asked = async move {
             let asked = timeout(10 * SOON, asking.as_mut()).await;
             assert!(asked.is_err(), "the table is locked: {asked:?}");
