@@ -22,8 +22,11 @@ impl Engine {
                     answer => return answer,
                 };
                 let now = self.now();
-                let is_over = limit.is_over(now) || now.since(start) >= self.settings.patience;
-                if is_over || !lease.state().is_live() {
+                if !lease.state().is_live() {
+                    // Lost, or given back with the last of the other holds: a look at it says which.
+                    return Ok(None);
+                }
+                if limit.is_over(now) || now.since(start) >= self.settings.patience {
                     return Err(error);
                 }
                 let pause = backoff.pause();

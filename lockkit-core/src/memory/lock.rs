@@ -14,6 +14,9 @@ use crate::{
     LockKey, LossReason, Mode, Moment, Order, Release, Renewal, Renewed, Result, Token, Waiter,
 };
 
+/// So many fences are left above what somebody asks for: with a mistyped floor the first grant of a lock would else be its last.
+const ROOM: u64 = 1 << 40;
+
 #[derive(Debug, Default)]
 pub(super) struct LockState {
     leases: Vec<MemoryLease>,
@@ -230,7 +233,8 @@ impl LockState {
         let above = self.fence.max(request.floor.get()).max(floor);
         let first = above.checked_add(1).map(|next| next.max(start));
         let last = first.and_then(|first| first.checked_add(u64::from(request.span.max(1)) - 1));
-        let (first, last) = first.zip(last).ok_or_else(|| Error::invalid("fences end at 2^64"))?;
+        let has_room = request.floor.get() <= u64::MAX - ROOM;
+        let (first, last) = first.zip(last).filter(|_| has_room).ok_or_else(|| Error::invalid("fences end at 2^64"))?;
         self.fence = last;
         Ok(first)
     }

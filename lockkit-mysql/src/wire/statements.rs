@@ -90,9 +90,10 @@ impl Statements {
         self.take(true, &format!("(expires IS NULL OR expires <= UTC_TIMESTAMP(6)) AND {nobody} LIMIT 1"))
     }
 
-    /// Takes a lock in the place of the lease that has it. Arguments: the same, and the token of that lease.
+    /// Takes a lock in the place of the exclusive lease that has it. Arguments: the same, and the token of that lease.
     pub(crate) fn replace(&self, with_clock: bool) -> Statement<'static> {
-        self.take(with_clock, "token = ? AND expires > UTC_TIMESTAMP(6)")
+        // Not that of one that shares the lock: its name has a mark in front.
+        self.take(with_clock, "token = ? AND expires > UTC_TIMESTAMP(6) AND ORD(COALESCE(node_info, '')) <> 1")
     }
 
     /// Assignments take effect from left to right, so that the fence is computed from the old counter and the new counter

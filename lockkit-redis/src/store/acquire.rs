@@ -288,7 +288,7 @@ impl<'a> Acquisition<'a> {
         match reply {
             // No grant has another fence: it would be the answer to another question.
             Value::Int(first) => match u64::try_from(first).map(Fence::new) {
-                Ok(fence) if fence > floor && check_floor(fence).is_ok() => grant(fence, self.request.fence.span, 1),
+                Ok(fence) if fence > floor && value::is_fence(fence) => grant(fence, self.request.fence.span, 1),
                 _ => Err(odd()),
             },
             Value::BulkString(mine) => {

@@ -42,7 +42,7 @@ pub(crate) async fn downgrade(store: &ZkStore, request: &AcquireRequest, from: T
     let answer = replace(store, &session, &request, from, bound).await;
     if answer.is_err() {
         // Nobody has the lease, so nobody has lost it with its session.
-        store.sessions.forget(&request.claim.token);
+        store.sessions.was_not_held(&request.claim.token);
     }
     answer
 }
@@ -66,6 +66,8 @@ async fn replace(
             error
         }
         Some(_) => error.unknown_effect(),
+        // Its node may outlive a session that was given up.
+        None if session.is_over() => error.unknown_effect(),
         None => error,
     });
     place.end(store, &answer);
@@ -188,5 +190,57 @@ impl Downgrade<'_> {
     async fn refuse(&self, children: &[String]) -> Result<Attempt> {
         self.claim.session.claims().remove(self.claim.token);
         self.place.refuse(children).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use lockkit_core::{Claim, LockKey, LockStore as _};
+    use lockkit_testkit::faults::{Direction, Proxy, poll_until};
+
+    use super::*;
+    use crate::{
+        ZkConfig,
+        testing::{claim, granted, request, server},
+    };
+
+    const BOUND: Duration = Duration::from_secs(5);
+
+    /// The servers know its session still: it was given up here.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_reader_whose_session_is_declared_over_may_have_a_node() {
+        let server = server().await;
+        let proxy = Proxy::start(server.addr()).await.expect("proxy");
+        let store = ZkStore::connect(ZkConfig::new([proxy.addr().to_string()])).await.expect("connect");
+        let other = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
+        let (held, writer) = (Claim { key: LockKey::new("held").expect("name"), ..claim() }, claim());
+        for claim in [&held, &writer] {
+            granted(store.acquire(&request(claim, Duration::ZERO)).await);
+        }
+        let reader = Claim { token: Token::random().expect("token"), mode: Mode::Shared, ..writer.clone() };
+        let asked = AcquireRequest { claim: reader, from: Some(writer.token), ..request(&writer, Duration::ZERO) };
+        let (session, witness) = [&store, &other].map(|store| store.sessions().present().expect("a session")).into();
+        let lock = session.names.lock(&writer.key);
+        let readers = async || {
+            let nodes = witness.list(&lock, BOUND).await.expect("list");
+            nodes.iter().filter(|node| name::mode(node) == Mode::Shared).count()
+        };
+        proxy.hold(Direction::ToClient);
+        let mut asking = pin!(store.acquire(&asked));
+        assert!(poll_until(asking.as_mut(), 1, || {}).await.is_none(), "its node is asked for");
+        while readers().await == 0 {
+            tokio::task::yield_now().await;
+        }
+        session.end();
+        proxy.release(Direction::ToClient);
+        let error = asking.await.expect_err("the session is over");
+        assert_eq!(error.effect(), Effect::Unknown, "{error}");
+        assert_eq!(readers().await, 1, "it is there still");
+        // Nobody revokes a lease that its own store gives up.
+        store.release(&asked.claim).await.expect("release");
+        assert_eq!(readers().await, 0);
+        assert!(!witness.is_revoked(&lock, &asked.claim.token, BOUND).await.expect("a directory"));
     }
 }

@@ -136,12 +136,15 @@ impl<'a> Replacement<'a> {
             true => self.session.read_fence_record(&self.lock, self.bound).await?,
             false => (FenceRecord::NONE, None),
         };
-        let own = Value::parse(&data).and_then(|value| {
-            let fence = value.fence.or_else(|| record.natural(stat.czxid))?;
-            Some(fence.offset(value.span))
-        });
-        // What others wrote into it says nothing of its fences, which end before those of the next node begin.
-        let after = own.unwrap_or_else(|| record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE));
+        // Where those of the next node begin, its own have ended.
+        let next = record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE);
+        let after = match Value::parse(&data) {
+            // The fences of the lock may have been raised above it since.
+            Some(Value { fence: Some(fence), span, .. }) => fence.offset(span).max(next),
+            Some(Value { span, .. }) => record.natural(stat.czxid).map_or(next, |fence| fence.offset(span)),
+            // What others wrote into it says nothing of its fences.
+            None => next,
+        };
         Ok(Some(Giver { node: node.to_owned(), czxid: stat.czxid, after, record, version, is_guess: false }))
     }
 

@@ -141,8 +141,9 @@ pub(crate) fn in_place(
     after: Fence,
     request: &FenceRequest,
 ) -> Result<(Fence, Option<FenceRecord>)> {
-    let least = request.floor.get().checked_add(1).ok_or_else(too_high)?.max(after.get());
-    let end = |fence: u64| fence.checked_add(u64::from(request.span)).filter(|end| *end <= MAX).ok_or_else(too_high);
+    let asked = request.floor.get().checked_add(1).ok_or_else(too_high)?;
+    let (least, max) = (asked.max(after.get()), if asked > after.get() { MAX - ROOM } else { MAX });
+    let end = |fence: u64| fence.checked_add(u64::from(request.span)).filter(|end| *end <= max).ok_or_else(too_high);
     let (fence, next) = match (record, request.clock) {
         (FenceRecord::Offset(offset), FenceClock::Store) => {
             // What the next grant has at least.
@@ -359,6 +360,7 @@ mod tests {
                 let error = grant(record, 1, &mistyped, alone).expect_err("nobody could be granted anything after it");
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{record:?} {alone}");
                 raise(record, 1, mistyped.floor, alone).expect_err("nor here");
+                in_place(record, 1, Fence::new(300), &mistyped).expect_err("nor in the place of another");
                 let highest = ask(MAX - 2 * ROOM, 65, FenceClock::Store);
                 let (fence, write) = grant(record, 1, &highest, alone).expect("grant");
                 grant(write.expect("raised"), 1_000_000, &FenceRequest::default(), alone).expect("the next one");

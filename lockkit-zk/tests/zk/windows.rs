@@ -329,6 +329,21 @@ async fn what_is_kept_once_leaves_nothing_behind() {
     assert!(is_kept(&store, "longer-0").await);
 }
 
+/// As that of another user may be, or what others wrote.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_that_can_not_be_read_keeps_no_others_from_being_removed() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, server.raw().await);
+    let spoilt = keep(&store, "spoilt", Duration::from_millis(1)).await.claim.token.reveal();
+    raw.set_data(&format!("/lockkit/spoilt/~kept-{spoilt}"), b"else", None).await.expect("write");
+    for name in 0..4 {
+        keep(&store, &format!("once-{name}"), Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    keep(&store, "longer", HOUR).await;
+    assert_eq!(listed(&raw).await, 2, "the one that can't be read, and the one that is not over");
+}
+
 /// The list is one for all locks, and each user's nodes are for that user alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_users_windows_are_in_nobodys_way() {
