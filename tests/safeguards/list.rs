@@ -255,7 +255,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "kept_after_loss",
         does: "So does the end of a lease that was lost",
         file: RELEASE,
-        code: "(state.seat.take(), state.is_taken(), «Kept::of(&state)»)",
+        code: "(state.seat.take(), state.is_taken(), «Kept::of(&state)», state.deadline())",
         without: "None",
         noticed_by: "lockkit-core/keep::a_lock_that_is_lost_is_kept",
     },

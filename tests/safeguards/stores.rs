@@ -457,7 +457,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "reset",
         does: "A statement whose connection was reset may still be waiting at the server",
         file: MYSQL_CONNECTION,
-        code: "if «is_done» {",
+        code: "Some(statement) if «is_done» => statement.ended(),",
         without: "true",
         noticed_by: "lockkit-mysql/mysql::mariadb::a_statement_whose_connection_was_reset_takes_no_lock_for_nobody",
     },
