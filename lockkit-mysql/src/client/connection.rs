@@ -268,7 +268,7 @@ impl Drop for Connection {
             // A server that can't be heard any more may still run it, for a lease that is over soon.
             match statement {
                 Some(statement) if is_done => statement.ended(),
-                Some(statement) => statement.is_over_by(sooner),
+                Some(statement) => statement.ends_by(sooner),
                 None => {}
             }
         });

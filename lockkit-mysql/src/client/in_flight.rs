@@ -65,7 +65,7 @@ impl InFlight {
 
 impl Statement {
     /// It counts no longer than until then.
-    pub(crate) fn is_over_by(self, until: Instant) {
+    pub(crate) fn ends_by(self, until: Instant) {
         self.all.statements.send_modify(|statements| {
             let this = statements.iter_mut().find(|statement| statement.number == self.number);
             this.into_iter().for_each(|statement| statement.until = statement.until.min(until));
