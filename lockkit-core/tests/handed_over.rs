@@ -13,7 +13,7 @@ use lockkit_core::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-type Waiting<'a> = Pin<Box<dyn Future<Output = Result<Guard>> + 'a>>;
+type Waiting<'a> = Pin<Box<dyn Future<Output = Result<Guard>> + Send + 'a>>;
 
 /// The first holder, the second, whose lease can be handed on because the third waited when it was asked for, and the third.
 async fn second_and_third(lock: &Lock) -> Result<(Guard, Waiting<'_>)> {
