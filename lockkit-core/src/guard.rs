@@ -86,6 +86,14 @@ impl Guard {
         self.lease.claim.token
     }
 
+    /// The token as a test of the engine compares it with what the store shows, of all leases: none of them would be handed over if it
+    /// asked for [`token`](Self::token).
+    #[doc(hidden)]
+    #[must_use]
+    pub fn token_to_compare(&self) -> Token {
+        self.lease.claim.token
+    }
+
     /// What is left of the lease if it is not renewed; zero once it is lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {

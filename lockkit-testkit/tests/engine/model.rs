@@ -23,7 +23,7 @@ impl Held {
     }
 
     pub(crate) fn id(&self) -> LeaseId {
-        (self.guard.token(), self.guard.fence())
+        (self.guard.token_to_compare(), self.guard.fence())
     }
 }
 

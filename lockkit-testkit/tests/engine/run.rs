@@ -317,7 +317,7 @@ impl Shared {
         self.model.look(&mut self.guards);
         for (key, state) in states.iter().enumerate() {
             for holder in &state.holders {
-                let is_its = |held: &&Held| held.guard.is_held() && Some(held.guard.token()) == holder.token;
+                let is_its = |held: &&Held| held.guard.is_held() && Some(held.guard.token_to_compare()) == holder.token;
                 let live: Vec<_> = self.guards.iter().filter(is_its).collect();
                 let calm = live.first().is_some_and(|held| !self.upset[held.client]);
                 if live.is_empty() {
@@ -332,7 +332,7 @@ impl Shared {
     /// Everybody who believes to have a lease has it, and nobody waits for a free lock.
     fn compare_beliefs(&mut self, states: &[KeyState], waiting: &[usize]) {
         for held in self.guards.iter().filter(|held| held.guard.is_held()) {
-            let (key, token) = (held.key, held.guard.token());
+            let (key, token) = (held.key, held.guard.token_to_compare());
             if self.model.is_forced(held.id()) {
                 self.model.complain(format!("lock {key}: a lease that somebody ended is still believed in"));
             } else if states[key].holders.iter().all(|holder| holder.token != Some(token)) {
