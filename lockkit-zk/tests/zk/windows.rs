@@ -334,8 +334,10 @@ async fn what_is_kept_once_leaves_nothing_behind() {
 async fn a_window_that_can_not_be_read_keeps_no_others_from_being_removed() {
     let server = Server::start().await;
     let (store, raw) = (server.store().await, server.raw().await);
-    let spoilt = keep(&store, "spoilt", Duration::from_millis(1)).await.claim.token.reveal();
+    let spoilt = keep(&store, "spoilt", SHORT).await.claim.token.reveal();
     raw.set_data(&format!("/lockkit/spoilt/~kept-{spoilt}"), b"else", None).await.expect("write");
+    // It is the first that is due.
+    tokio::time::sleep(SHORT).await;
     for name in 0..4 {
         keep(&store, &format!("once-{name}"), Duration::from_millis(1)).await;
     }
