@@ -8,6 +8,7 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{Error, ErrorKind, Lock, LockStore, Locker, MemoryStore, Outcome, Renewal, Renewed, Result};
 use lockkit_testkit::{Alter, Altered, Slow, faults::poll_until};
+use tokio::sync::Notify;
 
 /// Takes and keeps so many locks.
 async fn take(keys: usize, lock: impl Fn(String) -> Lock) -> Result<Duration> {
@@ -132,12 +133,14 @@ async fn a_nested_acquisition_that_is_not_polled_keeps_no_lease() -> Result<()> 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     FailsOnce,
+    /// When the test says so.
+    FailsLate,
     IsNotAnswered,
 }
 
 /// The memory store, with trouble for the renewals, by which a nested acquisition asks whether the lease is held.
 #[derive(Debug)]
-struct Troubled(MemoryStore, Mutex<Option<Fate>>);
+struct Troubled(MemoryStore, Mutex<Option<Fate>>, Notify);
 
 #[async_trait]
 impl Alter for Troubled {
@@ -149,7 +152,10 @@ impl Alter for Troubled {
         let fate = *self.1.lock().expect("unpoisoned");
         match fate {
             None => self.0.renew(renewals).await,
-            Some(Fate::FailsOnce) => {
+            Some(fate @ (Fate::FailsOnce | Fate::FailsLate)) => {
+                if fate == Fate::FailsLate {
+                    self.2.notified().await;
+                }
                 *self.1.lock().expect("unpoisoned") = None;
                 renewals.iter().map(|_| Err(Error::new(ErrorKind::Unavailable, "it is away"))).collect()
             }
@@ -159,11 +165,15 @@ impl Alter for Troubled {
 }
 
 async fn outer(fate: Fate) -> Result<(Lock, lockkit_core::Guard)> {
-    let store = Arc::new(Altered(Troubled(MemoryStore::new(), Mutex::default())));
+    troubled(fate).await.map(|(_, lock, outer)| (lock, outer))
+}
+
+async fn troubled(fate: Fate) -> Result<(Arc<Altered<Troubled>>, Lock, lockkit_core::Guard)> {
+    let store = Arc::new(Altered(Troubled(MemoryStore::new(), Mutex::default(), Notify::new())));
     let lock = Locker::new(Arc::clone(&store)).owner().lock("x");
     let outer = lock.acquire().await?;
     *store.0.1.lock().expect("unpoisoned") = Some(fate);
-    Ok((lock, outer))
+    Ok((store, lock, outer))
 }
 
 #[tokio::test]
@@ -181,5 +191,19 @@ async fn a_nested_acquisition_ends_with_the_time_of_its_caller() -> Result<()> {
     let within = tokio::time::timeout(Duration::from_secs(5), lock.acquire_within(Duration::from_millis(50))).await;
     assert_eq!(within.expect("it ends").expect_err("no answer").kind(), ErrorKind::TimedOut);
     assert!(outer.is_held());
+    Ok(())
+}
+
+/// Whether the lease was still held is of no interest any more.
+#[tokio::test]
+async fn an_acquisition_whose_outer_hold_is_given_back_meanwhile_asks_for_the_lock() -> Result<()> {
+    let (store, lock, outer) = troubled(Fate::FailsLate).await?;
+    let mut nested = std::pin::pin!(lock.acquire());
+    assert!(poll_until(nested.as_mut(), 1, || ()).await.is_none(), "it waits for the store's answer");
+    let before = outer.fence();
+    assert_eq!(outer.release().await?, Outcome::Released);
+    store.0.2.notify_one();
+    let after = nested.await?;
+    assert!(after.is_held() && after.fence() > before);
     Ok(())
 }

@@ -85,7 +85,7 @@ impl RedlockConfig {
     /// The shortest ttl that leaves something of a lease when both rounds of an acquisition take as long as they may:
     /// two timeouts, drift, and a quarter of the ttl as the least useful validity.
     pub(crate) fn min_ttl(&self) -> Duration {
-        self.node_timeout.unwrap_or(Self::SHORTEST_TIMEOUT) * 4
+        self.node_timeout.unwrap_or(Self::SHORTEST_TIMEOUT).saturating_mul(4)
     }
 }
 

@@ -52,6 +52,8 @@ impl ZkConfig {
     pub const PORT: u16 = 2181;
     /// The default node that has the locks as its children.
     pub const BASE: &str = "/lockkit";
+    /// A longer timeout is as good as this one. To all times that are made of it the clock goes.
+    const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
     /// The session timeout that is asked for by default. The servers have the last word.
     pub const SESSION: Duration = Duration::from_secs(20);
     /// The default bound on one operation.
@@ -105,7 +107,7 @@ impl ZkConfig {
             match (option, &mut self.tls.0) {
                 ("base", _) => self.base = value,
                 ("session", _) => self.session = duration(option, &value)?,
-                ("timeout", _) => self.timeout = duration(option, &value)?,
+                ("timeout", _) => self.timeout = duration(option, &value)?.min(Self::LONGEST_TIMEOUT),
                 ("auth", _) => {
                     let (scheme, credentials) =
                         value.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {
@@ -150,9 +152,10 @@ impl ZkConfig {
     }
 
     /// The bound on one operation; 2 s by default. A request for a lease never waits longer than a quarter of its ttl.
+    /// One longer than a day is as good as a day.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.min(Self::LONGEST_TIMEOUT);
         self
     }
 

@@ -30,8 +30,9 @@ fn fewer_than_three_or_the_same_twice() {
 
 #[test]
 fn a_node_timeout_that_no_ttl_survives() {
-    let config = RedlockConfig::new().node_timeout(Duration::from_secs(100));
-    refused(nodes(3), config, "node timeout");
+    for timeout in [Duration::from_secs(100), Duration::MAX] {
+        refused(nodes(3), RedlockConfig::new().node_timeout(timeout), "node timeout");
+    }
 }
 
 #[test]

@@ -333,16 +333,14 @@ pub(crate) fn undone(holder: Option<HolderInfo>, retry_after: Duration) -> Attem
 mod tests {
     use std::pin::pin;
 
-    use lockkit_core::{Claim, Effect, LockKey, LockStore as _, Release};
-    use lockkit_testkit::faults::{Direction, Proxy, poll_until};
+    use lockkit_core::{Effect, LockStore as _, Release};
+    use lockkit_testkit::faults::poll_until;
 
     use super::*;
     use crate::{
         ZkConfig,
-        testing::{claim, granted, request, server},
+        testing::{claim, granted, is_given_up_while_it_asks, request, server},
     };
-
-    const BOUND: Duration = Duration::from_secs(5);
 
     /// The runtime of the session ends between the grant and its answer, so that the session is found to be over.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -360,34 +358,8 @@ mod tests {
         assert!(matches!(release, Release::Released { .. }), "{release:?}");
     }
 
-    /// What else the session held is kept until nobody believes in it, and the node of the claim with it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_claim_whose_session_is_declared_over_may_have_a_node() {
-        let server = server().await;
-        let proxy = Proxy::start(server.addr()).await.expect("proxy");
-        let store = ZkStore::connect(ZkConfig::new([proxy.addr().to_string()])).await.expect("connect");
-        let other = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
-        let held = Claim { key: LockKey::new("held").expect("name"), ..claim() };
-        granted(store.acquire(&request(&held, Duration::ZERO)).await);
-        let asked = request(&claim(), Duration::ZERO);
-        let (session, witness) = [&store, &other].map(|store| store.sessions().present().expect("a session")).into();
-        let lock = session.names.lock(&asked.claim.key);
-        session.make_lock(&lock, BOUND).await.expect("the directory");
-        proxy.hold(Direction::ToClient);
-        let mut asking = pin!(store.acquire(&asked));
-        assert!(poll_until(asking.as_mut(), 1, || {}).await.is_none(), "its node is asked for");
-        while witness.list(&lock, BOUND).await.expect("list").is_empty() {
-            tokio::task::yield_now().await;
-        }
-        session.end();
-        proxy.release(Direction::ToClient);
-        let error = asking.await.expect_err("the session is over");
-        assert_eq!(error.effect(), Effect::Unknown, "{error}");
-        let left = witness.list(&lock, BOUND).await.expect("list");
-        assert_eq!(left.len(), 1, "it is there still");
-        // Nobody revokes a lease that its own store gives up.
-        store.release(&asked.claim).await.expect("release");
-        assert!(witness.list(&lock, BOUND).await.expect("list").is_empty());
-        assert!(!witness.is_revoked(&lock, &asked.claim.token, BOUND).await.expect("a directory"));
+        is_given_up_while_it_asks(&[], request(&claim(), Duration::ZERO)).await;
     }
 }

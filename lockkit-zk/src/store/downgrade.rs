@@ -195,52 +195,16 @@ impl Downgrade<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
-
-    use lockkit_core::{Claim, LockKey, LockStore as _};
-    use lockkit_testkit::faults::{Direction, Proxy, poll_until};
+    use lockkit_core::Claim;
 
     use super::*;
-    use crate::{
-        ZkConfig,
-        testing::{claim, granted, request, server},
-    };
+    use crate::testing::{claim, is_given_up_while_it_asks, request};
 
-    const BOUND: Duration = Duration::from_secs(5);
-
-    /// The servers know its session still: it was given up here.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_reader_whose_session_is_declared_over_may_have_a_node() {
-        let server = server().await;
-        let proxy = Proxy::start(server.addr()).await.expect("proxy");
-        let store = ZkStore::connect(ZkConfig::new([proxy.addr().to_string()])).await.expect("connect");
-        let other = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
-        let (held, writer) = (Claim { key: LockKey::new("held").expect("name"), ..claim() }, claim());
-        for claim in [&held, &writer] {
-            granted(store.acquire(&request(claim, Duration::ZERO)).await);
-        }
+        let writer = claim();
         let reader = Claim { token: Token::random().expect("token"), mode: Mode::Shared, ..writer.clone() };
         let asked = AcquireRequest { claim: reader, from: Some(writer.token), ..request(&writer, Duration::ZERO) };
-        let (session, witness) = [&store, &other].map(|store| store.sessions().present().expect("a session")).into();
-        let lock = session.names.lock(&writer.key);
-        let readers = async || {
-            let nodes = witness.list(&lock, BOUND).await.expect("list");
-            nodes.iter().filter(|node| name::mode(node) == Mode::Shared).count()
-        };
-        proxy.hold(Direction::ToClient);
-        let mut asking = pin!(store.acquire(&asked));
-        assert!(poll_until(asking.as_mut(), 1, || {}).await.is_none(), "its node is asked for");
-        while readers().await == 0 {
-            tokio::task::yield_now().await;
-        }
-        session.end();
-        proxy.release(Direction::ToClient);
-        let error = asking.await.expect_err("the session is over");
-        assert_eq!(error.effect(), Effect::Unknown, "{error}");
-        assert_eq!(readers().await, 1, "it is there still");
-        // Nobody revokes a lease that its own store gives up.
-        store.release(&asked.claim).await.expect("release");
-        assert_eq!(readers().await, 0);
-        assert!(!witness.is_revoked(&lock, &asked.claim.token, BOUND).await.expect("a directory"));
+        is_given_up_while_it_asks(&[writer], asked).await;
     }
 }

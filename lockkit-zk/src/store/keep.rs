@@ -8,6 +8,7 @@ use std::time::Duration;
 use lockkit_core::{
     AcquireRequest, Attempt, Error, Fence, Hold, LossReason, Moment, Release, Result, StoreInfo, Token,
 };
+use tokio::time::timeout;
 use zookeeper_client as zk;
 
 use crate::{
@@ -45,8 +46,8 @@ pub(crate) async fn keep(store: &ZkStore, request: &AcquireRequest, from: Token)
     let answer = keeping.run().await;
     keeping.place.end(store, &answer);
     if matches!(answer, Ok(Attempt::Granted(_))) {
-        // That others leave something behind is no reason to say that this failed.
-        drop(session.sweep_windows(bound).await);
+        // That others leave something behind is no reason to say that this failed, nor for it to take long.
+        drop(timeout(bound, session.sweep_windows(bound)).await);
     }
     answer
 }

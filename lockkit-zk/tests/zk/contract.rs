@@ -295,3 +295,16 @@ async fn a_record_is_a_node_that_leaves_nothing_behind() {
         assert_eq!(store.read(&name).await.expect_err(foreign).kind(), ErrorKind::Unexpected);
     }
 }
+
+/// It stands for no bound at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endless_timeout_is_one() {
+    let server = Server::start().await;
+    let config = server.config().timeout(Duration::MAX);
+    let (store, mine) = (connect(config.clone()).await, claim("a"));
+    hold(&store, &mine).await;
+    let renewed = renew(&store, &mine).await.expect("renew");
+    assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+    free(&store, &mine).await;
+    lockkit_zk::diagnose(&config).await.expect("diagnose");
+}
