@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{all, list::Safeguard};
+use crate::list::{Safeguard, all};
 
 /// What names the safeguard that is off.
 pub(crate) const OFF: &str = "LOCKKIT_SAFEGUARD_OFF";

@@ -10,11 +10,16 @@
 //! LOCKKIT_EXPECTED=write cargo test --test safeguards    # writes the table in docs/testing.md anew
 //! ```
 
+mod belief;
 mod build;
 mod copy;
+mod engine;
 mod list;
 mod migration;
-mod stores;
+mod mysql;
+mod redis;
+mod redlock;
+mod zookeeper;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,13 +29,8 @@ use std::{
 
 use self::{
     build::{Build, Ended, Test},
-    list::Safeguard,
+    list::{Safeguard, all},
 };
-
-/// All safeguards.
-fn all() -> impl Iterator<Item = &'static Safeguard> {
-    list::ALL.iter().chain(stores::ALL).chain(migration::ALL)
-}
 
 #[test]
 fn each_is_found_once_in_the_source() {

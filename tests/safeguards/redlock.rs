@@ -1,0 +1,221 @@
+//! The safeguards of Redlock.
+
+use crate::list::Safeguard;
+
+const QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
+const ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
+const RENEW: &str = "lockkit-redlock/src/store/renew.rs";
+const CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
+const WAIT: &str = "lockkit-redlock/src/store/wait.rs";
+const LATE: &str = "lockkit-redlock/src/store/late.rs";
+const ROSTER: &str = "src/redlock/roster.rs";
+const NODE: &str = "lockkit-redlock/src/client/node.rs";
+const FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
+const CALLS: &str = "lockkit-redlock/src/client/calls.rs";
+const INFO: &str = "lockkit-redlock/src/client/quorum.rs";
+
+pub(crate) const ALL: &[Safeguard] = &[
+    // Redlock: votes, deadlines, restarts.
+    Safeguard {
+        name: "majority",
+        does: "Any two majorities share a node",
+        file: QUORUM,
+        code: "«nodes / 2 + 1»",
+        without: "nodes / 2",
+        noticed_by: "lockkit-redlock/lib::wire::votes::tests::two_majorities_always_share_a_node",
+    },
+    Safeguard {
+        name: "no_vote",
+        does: "A node that gave no answer has not granted",
+        file: ATTEMPT,
+        code: "«ballot.votes.failed += 1»;\n                ballot.errors.push(member",
+        without: "ballot.votes.granted += 1",
+        noticed_by: "lockkit-redlock/redlock::restart::new_nodes_do_not_vote_and_say_why",
+    },
+    Safeguard {
+        name: "no_renewal",
+        does: "A node that gave no answer has not renewed",
+        file: RENEW,
+        code: "«self.answers.failed()»;",
+        without: "self.answers.yes += 1",
+        noticed_by: "lockkit-redlock/redlock::down::a_renewal_by_a_minority_is_an_error",
+    },
+    Safeguard {
+        name: "validity_redlock",
+        does: "A grant lasts from the moment of its request",
+        file: ATTEMPT,
+        code: "fence, span, until: «ballot.until», depth: 1 }",
+        without: "quorum.info.clock.now() + request.ttl",
+        noticed_by: "lockkit-redlock/redlock::deadline::a_lease_is_counted_from_the_moment_of_its_request",
+    },
+    Safeguard {
+        name: "renewed_in_time",
+        does: "A renewal by a majority is none after the deadline",
+        file: "lockkit-redlock/src/client/claims.rs",
+        code: ".filter(|grant| «now < grant.until» && !self.is_over())",
+        without: "{ let _ = (now, &grant); true }",
+        noticed_by: "lockkit-redlock/redlock::deadline::a_renewal_after_the_deadline_is_none",
+    },
+    Safeguard {
+        name: "probation",
+        does: "A node that got back a lease which it had lost counts only after a renewal without it",
+        file: RENEW,
+        code: "let counts = match &self.known {\n                    Some((_, grant)) => «grant.nodes[node].counts == Some(hold.fence)»",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::deadline::a_healed_node_does_not_count_at_once",
+    },
+    Safeguard {
+        name: "healed_in_time",
+        does: "After the deadline no node is given back a lease that it lost",
+        file: RENEW,
+        code: "if «quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::deadline::after_the_deadline_no_node_is_healed",
+    },
+    Safeguard {
+        name: "undone_first",
+        does: "A node is not asked again before it released what it granted before",
+        file: ATTEMPT,
+        code: "if «self.entry.is_burnt_at(node)» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::late_replies::after_a_wait_no_node_is_asked_whose_release_is_under_way",
+    },
+    Safeguard {
+        name: "burnt_not_healed",
+        does: "Nor is it healed with a lease that was granted without it",
+        file: RENEW,
+        code: "if «entry.is_burnt_at(node)» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::second_round::a_node_is_not_healed_as_long_as_a_release_is_repeated_there",
+    },
+    Safeguard {
+        name: "burnt_not_counted",
+        does: "What it has of that lease from before does not count",
+        file: CLAIMS,
+        code: "if «self.is_burnt_at(node)» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::second_round::a_node_whose_release_is_under_way_does_not_count",
+    },
+    Safeguard {
+        name: "burnt_in_doubt",
+        does: "So it stays where a release was sent and got no answer, though another was answered",
+        file: CLAIMS,
+        code: "if «!self.in_doubt» {",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::second_round::a_node_is_not_healed_where_a_release_got_no_answer",
+    },
+    Safeguard {
+        name: "own_way",
+        does: "A client whose last round is still being undone takes nothing for a failure of the nodes",
+        file: WAIT,
+        code: "if «attempt.gives_way()» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::late_replies::after_a_wait_nodes_that_are_still_releasing_are_no_failure",
+    },
+    Safeguard {
+        name: "token_over",
+        does: "A token whose attempt ended is not asked for again",
+        file: CLAIMS,
+        code: "Some(_) => «Begun::Burnt»",
+        without: "Begun::Attempt(remembered.add(request, now))",
+        noticed_by: "lockkit-redlock/redlock::late_replies::a_claim_whose_release_is_under_way_is_not_asked_for_again",
+    },
+    Safeguard {
+        name: "late_grant_redlock",
+        does: "What a node grants after the attempt ended is released",
+        file: LATE,
+        code: "Ok(Attempt::Granted(hold)) if «!entry.is_over()» =>",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::dropped::an_acquisition_without_a_connection_leaves_nothing",
+    },
+    Safeguard {
+        name: "delayed_restart",
+        does: "A node that restarted without its data keeps out of votes for the longest ttl",
+        file: ROSTER,
+        code: "if «facts.uptime >= self.kept_out» {",
+        without: "true",
+        noticed_by: "lockkit/lib::redlock::roster::tests::a_node_votes_when_old_leases_must_have_lapsed",
+    },
+    Safeguard {
+        name: "delayed_restart_drift",
+        does: "It keeps out longer than that, by the drift of clocks",
+        file: ROSTER,
+        code: "let kept_out = «config.max_ttl + drift(config.max_ttl)»;",
+        without: "config.max_ttl",
+        noticed_by: "lockkit/lib::redlock::roster::tests::a_node_votes_when_old_leases_must_have_lapsed",
+    },
+    Safeguard {
+        name: "restart_policy",
+        does: "A node that may not vote yet is not asked",
+        file: NODE,
+        code: "if «now < votes_from» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::restart::a_restart_policy_takes_the_vote_of_any_store",
+    },
+    // Redlock: fences.
+    Safeguard {
+        name: "raise",
+        does: "Nodes that granted different fences raise their counters to the highest",
+        file: ATTEMPT,
+        code: "Choice::Raise(fence) => «self.raise(&mut ballot, request, fence).await?»",
+        without: "Ok(fence)",
+        noticed_by: "lockkit-redlock/redlock::fencing::counters_that_are_apart_cost_one_more_round",
+    },
+    Safeguard {
+        name: "highest_fence",
+        does: "The fence is the highest that a node granted",
+        file: FENCE,
+        code: "«granted.clone().max().unwrap_or_default()»",
+        without: "granted.clone().min().unwrap_or_default()",
+        noticed_by: "lockkit-redlock/lib::wire::fence::tests::equal_numbers_of_a_majority_are_the_fence",
+    },
+    Safeguard {
+        name: "same_fence",
+        does: "Only nodes that granted the very same fence agree",
+        file: FENCE,
+        code: ".filter(|other| «other == fence»)",
+        without: "other >= fence",
+        noticed_by: "lockkit-redlock/lib::wire::fence::tests::equal_numbers_of_a_majority_are_the_fence",
+    },
+    Safeguard {
+        name: "very_grant",
+        does: "Only a node that still has the very grant counts for the raise",
+        file: ATTEMPT,
+        code: "if «ballot.grants.contains(&(node, hold.fence))» =>",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::fencing::a_node_that_granted_anew_does_not_count_for_the_raise",
+    },
+    Safeguard {
+        name: "calls_over",
+        does: "A call ends with the runtime that it was begun on",
+        file: CALLS,
+        code: "if «self.has_ended()» {",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends",
+    },
+    Safeguard {
+        name: "undo_over",
+        does: "What a call that has ended may have left at a node is repeated there",
+        file: LATE,
+        code: "let Some(mut burn) = «self.burn.take()» else { return };",
+        without: "self.burn.take().filter(|_| false)",
+        noticed_by: "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends",
+    },
+    // Records, and leases that outlive their clients.
+    Safeguard {
+        name: "resume_redlock",
+        does: "Where one node ends leases with the session, no lease outlives its client",
+        file: INFO,
+        code: "resume: «nodes.iter().all(|node| node.store().info().capability.resume)»",
+        without: "true",
+        noticed_by: "lockkit-redlock/redlock::misuse::where_one_node_has_sessions_no_lease_outlives_its_client",
+    },
+    Safeguard {
+        name: "resume_in_parts",
+        does: "That a lease is gone is said only if too many nodes lack it",
+        file: ATTEMPT,
+        code: "«quorum.nodes.len() - ballot.votes.held >= quorum.majority» =>",
+        without: "false",
+        noticed_by: "lockkit-redlock/redlock::fencing::a_slow_node_may_have_the_lease_that_is_taken_up",
+    },
+];
