@@ -26,9 +26,9 @@ use super::{
     Engine,
     ask::Terms,
     lease::Lease,
-    queue::{LocalQueue, NotYet, OVERDUE, Verdict, Waiter},
+    queue::{LocalQueue, NotYet, OVERDUE},
 };
-use crate::{Claim, Clock, Error, LockKey, Mode, Moment, Token, store::unpoisoned};
+use crate::{Claim, Clock, Error, LockKey, Mode, Moment, store::unpoisoned};
 
 /// How often a lease may go from one local holder to the next before other processes get their turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,60 +149,22 @@ impl LocalQueues {
         seat
     }
 
-    /// How many stand behind the head.
-    pub(crate) fn waiting(&self, key: &LockKey) -> usize {
-        self.look(key, |queue| queue.waiting()).unwrap_or_default()
+    /// Looks at the queue of this lock, if there is one.
+    pub(super) fn look<T>(&self, key: &LockKey, what: impl FnOnce(&mut LocalQueue) -> T) -> Option<T> {
+        unpoisoned(&self.by_key).get_mut(key).map(what)
+    }
+
+    /// The same for a head whose seat is in force; `None` if it was overtaken.
+    pub(super) fn at<T>(&self, seat: &Seat, what: impl FnOnce(&mut LocalQueue, Moment) -> T) -> Option<T> {
+        let mut queues = unpoisoned(&self.by_key);
+        let queue = queues.get_mut(seat.key.as_ref()?).filter(|queue| queue.is_in_force(seat.number))?;
+        Some(what(queue, self.clock.now()))
     }
 
     /// The head is seen to be polled, and can be again by this waker; `false` if it was overtaken.
     pub(crate) fn touch(&self, seat: &Seat, waker: Option<Waker>) -> bool {
         // What it left before is dropped after the lock on the queues.
         self.at(seat, |queue, now| queue.touch(now, waker)).is_some()
-    }
-
-    /// The store granted the head a lease; `false` if it was overtaken.
-    pub(crate) fn granted(&self, seat: &Seat, span: u32) -> bool {
-        self.at(seat, |queue, now| queue.granted(span, now)).is_some()
-    }
-
-    /// The head does not believe in its lease any more, which ended at `end`; the store is to be told.
-    pub(crate) fn ended(&self, seat: &Seat, end: Moment) {
-        self.at(seat, |queue, now| queue.ended(end, now));
-    }
-
-    /// The lease goes to the next holder with its seat.
-    pub(crate) fn handed(&self, seat: &Seat, lease: &Arc<Lease>) {
-        self.at(seat, |queue, now| queue.handed(Arc::downgrade(lease), now));
-    }
-
-    /// The head has this lease, which was granted to it or has arrived.
-    pub(crate) fn holds(&self, seat: &Seat, lease: &Arc<Lease>) {
-        self.at(seat, |queue, _| queue.holds(Arc::downgrade(lease)));
-    }
-
-    /// The lease that the head has, or is to get.
-    pub(crate) fn held(&self, key: &LockKey) -> Option<Arc<Lease>> {
-        self.look(key, |queue| queue.held()).flatten()
-    }
-
-    /// The store said that the lock was held at this moment or later.
-    pub(crate) fn heard_held(&self, key: &LockKey, at: Moment) {
-        self.look(key, |queue| queue.heard_held(at));
-    }
-
-    /// The store could not be asked.
-    pub(crate) fn heard_error(&self, key: &LockKey, error: &Error) {
-        self.look(key, |queue| queue.heard_error(error, self.clock.now()));
-    }
-
-    /// Since when the store has given nothing but errors for this lock.
-    pub(crate) fn failing_since(&self, key: &LockKey) -> Option<Moment> {
-        self.look(key, |queue| queue.failing_since()).flatten()
-    }
-
-    /// What somebody may say who has waited since `start`.
-    pub(crate) fn verdict(&self, key: &LockKey, start: Moment) -> Verdict {
-        self.look(key, |queue| queue.verdict(start)).unwrap_or(Verdict::Unknown)
     }
 
     /// Lets all fail who have waited for as long as `patience` on a store that fails.
@@ -214,21 +176,6 @@ impl LocalQueues {
         }
     }
 
-    /// The head is about to ask, with this token and ttl. Returns how many fences to ask for; `None` if it was overtaken.
-    pub(crate) fn asks(&self, seat: &Seat, asked: (Token, Duration), times: u32) -> Option<u32> {
-        self.at(seat, |queue, _| queue.asks(asked, times))
-    }
-
-    /// Whether the head was not overtaken.
-    pub(crate) fn is_in_force(&self, seat: &Seat) -> bool {
-        self.at(seat, |_, _| ()).is_some()
-    }
-
-    /// The next waiter, if this process may keep the lease for one more holder.
-    pub(crate) fn successor(&self, key: &LockKey, terms: Terms, rule: HandOver, now: Moment) -> Option<Waiter> {
-        self.look(key, |queue| queue.successor(terms, rule, now)).flatten()
-    }
-
     /// The lock was given back after `held`. Says whether this process had as many holders in a row as it may, and starts a
     /// new run if so.
     pub(crate) fn run_ended(&self, key: &LockKey, rule: HandOver, now: Moment, held: Duration) -> bool {
@@ -237,17 +184,6 @@ impl LocalQueues {
             queue.run_ended(rule, now)
         });
         ended.unwrap_or(true)
-    }
-
-    fn look<T>(&self, key: &LockKey, what: impl FnOnce(&mut LocalQueue) -> T) -> Option<T> {
-        unpoisoned(&self.by_key).get_mut(key).map(what)
-    }
-
-    /// The same for a head whose seat is in force.
-    fn at<T>(&self, seat: &Seat, what: impl FnOnce(&mut LocalQueue, Moment) -> T) -> Option<T> {
-        let mut queues = unpoisoned(&self.by_key);
-        let queue = queues.get_mut(seat.key.as_ref()?).filter(|queue| queue.is_in_force(seat.number))?;
-        Some(what(queue, self.clock.now()))
     }
 
     /// Takes note that a lease, granted at `granted`, was released while others wait and nobody here. If this process

@@ -147,7 +147,7 @@ impl Engine {
     /// Makes a grant a lease of this process. A seat that is not in force any more is left behind.
     fn admit(self: &Arc<Self>, hold: Hold, terms: Terms, seat: Option<Seat>) -> Arc<Lease> {
         let now = self.now();
-        let mut seat = seat.filter(|seat| self.queues.is_in_force(seat));
+        let mut seat = seat.filter(|seat| self.queues.at(seat, |_, _| ()).is_some());
         if let Some(seat) = &mut seat {
             seat.granted = Some(now);
         }
@@ -159,7 +159,7 @@ impl Engine {
         };
         let lease = Arc::new(Lease::new(self.next_id(), hold, terms, ttl, now, seat));
         if let Some(seat) = &lease.state().seat {
-            self.queues.holds(seat, &lease);
+            self.queues.at(seat, |queue, _| queue.holds(Arc::downgrade(&lease)));
         }
         self.register(&lease, now);
         lease

@@ -10,6 +10,7 @@ use super::{
     keep::Kept,
     lease::{LeaseState, useful},
     local::{Handed, Seat, Turn},
+    queue::Waiter,
     reaper::{BackgroundTask, Certainty},
 };
 use crate::{Event, LockKey, LossReason, Moment, Release, Result, Waiting};
@@ -104,7 +105,7 @@ impl Engine {
             return Ending::Nested;
         }
         if self.may_hand_over(lease, &state, now)
-            && let Some(waiter) = self.queues.successor(&lease.claim.key, lease.terms, self.settings.hand_over, now)
+            && let Some(waiter) = self.successor(lease, now)
         {
             let seat = state.seat.take();
             let next = Arc::new(lease.succeed(self.next_id(), waiter.terms, now, seat, &state));
@@ -114,7 +115,7 @@ impl Engine {
             // For its deadline only: it is renewed once its holder has taken it.
             self.register(&next, now);
             if let Some(seat) = &next.state().seat {
-                self.queues.handed(seat, &next);
+                self.queues.at(seat, |queue, now| queue.handed(Arc::downgrade(&next), now));
             }
             self.note_released(lease, taken, now);
             // A waiter that left in this instant drops the turn, and with it the lease goes on to the next.
@@ -133,7 +134,7 @@ impl Engine {
         let seat = state.seat.take();
         drop(state);
         if let Some(seat) = &seat {
-            self.queues.ended(seat, now);
+            self.queues.at(seat, |queue, now| queue.ended(now, now));
         }
         self.note_released(lease, taken, now);
         seat
@@ -162,7 +163,7 @@ impl Engine {
         }
         state.take(&lease.terms, now);
         if let Some(seat) = &state.seat {
-            self.queues.holds(seat, lease);
+            self.queues.at(seat, |queue, _| queue.holds(Arc::downgrade(lease)));
         }
         drop(state);
         self.register(lease, now);
@@ -186,6 +187,12 @@ impl Engine {
             && state.seat.is_some()
             && state.is_sure()
             && state.deadline().since(now) >= useful(lease.ttl)
+    }
+
+    /// The next waiter, if this process may keep the lease for one more holder.
+    fn successor(&self, lease: &Lease, now: Moment) -> Option<Waiter> {
+        let rule = self.settings.hand_over;
+        self.queues.look(&lease.claim.key, |queue| queue.successor(lease.terms, rule, now)).flatten()
     }
 
     async fn release_at_store(
@@ -234,7 +241,7 @@ impl Engine {
             return;
         }
         let courtesy = courtesy(now.since(sent));
-        if self.queues.waiting(key) > 0 {
+        if self.queues.look(key, |queue| queue.waiting()).is_some_and(|waiting| waiting > 0) {
             if ended {
                 self.queues.keep_back(key, now, courtesy);
             }
@@ -251,7 +258,7 @@ impl Engine {
         };
         if let Some(seat) = &seat {
             // It may have lapsed long ago.
-            self.queues.ended(seat, deadline.min(self.now()));
+            self.queues.at(seat, |queue, now| queue.ended(deadline.min(now), now));
         }
         lease.announce_end();
         if taken {

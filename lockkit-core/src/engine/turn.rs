@@ -105,10 +105,10 @@ impl Engine {
     /// What may be said of a lock for which somebody waited in vain since `start`. That others of this process stand before
     /// it is no answer (rule R6): they may be asking a store that is away.
     fn time_is_up(self: &Arc<Self>, ask: &Ask, start: Moment) -> Result<LocalOutcome> {
-        if let Some(lease) = self.queues.held(&ask.key) {
+        if let Some(lease) = self.queues.look(&ask.key, |queue| queue.held()).flatten() {
             self.look(&lease);
         }
-        match self.queues.verdict(&ask.key, start) {
+        match self.queues.look(&ask.key, |queue| queue.verdict(start)).unwrap_or(Verdict::Unknown) {
             Verdict::Contended => Ok(LocalOutcome::Contended),
             Verdict::Failed(error) => Err(error),
             Verdict::Unknown => Ok(LocalOutcome::Ask(None)),

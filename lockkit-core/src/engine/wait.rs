@@ -106,7 +106,11 @@ impl Engine {
             seat: seat.as_ref(),
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_millis(500)),
             // The errors that others of this process got count, but nobody has less patience for having come late.
-            failing_since: self.queues.failing_since(&ask.key).map(|since| since.max(start)),
+            failing_since: self
+                .queues
+                .look(&ask.key, |queue| queue.failing_since())
+                .flatten()
+                .map(|since| since.max(start)),
             doubts,
         };
         let hold = tokio::select! {
@@ -218,7 +222,8 @@ impl Acquisition<'_> {
     /// How many fences to ask for; `None` if others went past.
     fn span(&self, token: Token) -> Option<u32> {
         let Some(seat) = self.seat else { return Some(1) };
-        self.engine.queues.asks(seat, (token, self.ask.terms.ttl), self.engine.settings.hand_over.times)
+        let (asked, times) = ((token, self.ask.terms.ttl), self.engine.settings.hand_over.times);
+        self.engine.queues.at(seat, |queue, _| queue.asks(asked, times))
     }
 
     /// Others went past, because this was not polled for too long, and had its claim released: its token is burnt.
@@ -244,15 +249,15 @@ impl Acquisition<'_> {
 
     /// What the store said counts for those, too, who wait in the local queue.
     fn tell_others(&self, answer: &Result<Attempt>, sent: Moment, in_doubt: bool) {
-        if self.ask.queues_locally() {
-            let (queues, key) = (&self.engine.queues, &self.ask.key);
-            match answer {
-                Ok(Attempt::Granted(_)) => {}
-                Ok(Attempt::Contended(_)) if in_doubt => {}
-                Ok(Attempt::Contended(_)) => queues.heard_held(key, sent),
-                Err(error) => queues.heard_error(key, error),
-            }
+        if !self.ask.queues_locally() {
+            return;
         }
+        let now = self.engine.now();
+        self.engine.queues.look(&self.ask.key, |queue| match answer {
+            Ok(Attempt::Contended(_)) if !in_doubt => queue.heard_held(sent),
+            Ok(_) => {}
+            Err(error) => queue.heard_error(error, now),
+        });
     }
 
     /// One call, bounded by the caller's limit.
@@ -280,7 +285,9 @@ impl Acquisition<'_> {
             Ok(Attempt::Granted(hold)) => {
                 if self.engine.is_useful(&hold, self.ask.terms.ttl, now) {
                     // In one step with the look at it: from here on nobody goes past.
-                    if self.seat.is_some_and(|seat| !self.engine.queues.granted(seat, hold.span)) {
+                    if self.seat.is_some_and(|seat| {
+                        self.engine.queues.at(seat, |queue, now| queue.granted(hold.span, now)).is_none()
+                    }) {
                         return Ok(self.overtaken(undo));
                     }
                     undo.disarm();
