@@ -105,8 +105,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "own_claim_unheard",
         does: "Nor is it said to those who wait in the local queue",
         file: WAIT,
-        code: "Ok(Attempt::Contended(_)) if «in_doubt» => {}",
-        without: "false",
+        code: "Ok(Attempt::Contended(_)) if «!in_doubt» => queue.heard_held(sent),",
+        without: "true",
         noticed_by: "lockkit-testkit/late::nobody_says_contended_because_of_a_claim_in_doubt",
     },
     Safeguard {

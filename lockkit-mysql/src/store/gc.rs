@@ -93,7 +93,8 @@ impl Sweeper {
             let start = after.unwrap_or_else(|| below(id));
             let removed = async {
                 if has_claims {
-                    remove_claims(&statements, &mut connection, start).await?;
+                    remove_claims(&statements, &mut connection, start, timeout).await?;
+                    connection.set_bound(Bound::new(timeout));
                 }
                 remove_page(&statements, &mut connection, WEEK, start).await
             };
@@ -115,7 +116,7 @@ impl Sweeper {
         let mut after = self.has_claims.then_some(0);
         while let Some(id) = after {
             let mut connection = self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await?;
-            after = remove_claims(&self.statements, &mut connection, id).await?;
+            after = remove_claims(&self.statements, &mut connection, id, self.timeout).await?;
         }
         let (mut removed, mut after) = (0, Some(0));
         while let Some(id) = after {
@@ -170,13 +171,20 @@ async fn remove_page(statements: &Statements, connection: &mut Connection, unuse
 }
 
 /// Removes claims that lapsed on a page of locks, those whose ids follow this one. Says where the next page begins, if there is one.
-/// What lapsed of locks that are in use goes with the next request; this is for those that nobody asks for.
-async fn remove_claims(statements: &Statements, connection: &mut Connection, after: u64) -> Result<Option<u64>> {
+/// What lapsed of locks that are in use goes with the next request; this is for those that nobody asks for. Each lock has the time of an
+/// operation.
+async fn remove_claims(
+    statements: &Statements,
+    connection: &mut Connection,
+    after: u64,
+    timeout: Duration,
+) -> Result<Option<u64>> {
     let read = |question| statements.lapsed_claims().bind(question).bind(after).bind(PAGE);
     let rows = connection.numbered_rows(read).await?;
     let mut last = after;
     for row in &rows {
         last = column(row, 1)?;
+        connection.set_bound(Bound::new(timeout));
         connection.transact(|question| statements.order().clear(question, last), None).await?;
     }
     Ok((rows.len() >= usize::try_from(PAGE).unwrap_or(usize::MAX)).then_some(last))

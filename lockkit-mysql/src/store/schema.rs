@@ -214,9 +214,11 @@ async fn can_be_read(connection: &mut Connection, table: &str) -> Result<bool> {
 /// Reads how the server describes a table, in one query: that is asked at each start of a program.
 async fn read(connection: &mut Connection, name: &str) -> Result<Table> {
     let here = "table_schema = DATABASE() AND table_name = ?";
-    // A key of which a column is indexed in part has another name of a column.
+    // A key of which a column is indexed in part has another name of a column. A name that has other characters than its column could
+    // not be written.
     let ask = format!(
-        "SELECT 1, CAST(column_name AS CHAR), CAST(column_type AS CHAR) FROM information_schema.columns WHERE {here} \
+        "SELECT 1, CAST(column_name AS CHAR), CAST(CONCAT(column_type, IF(column_name = 'resource_name' OR COALESCE(character_set_name, 'utf8mb4') = 'utf8mb4', '', \
+         CONCAT(' in ', character_set_name))) AS CHAR) FROM information_schema.columns WHERE {here} \
          UNION ALL SELECT 2, CAST(index_name AS CHAR), \
          CAST(GROUP_CONCAT(column_name, COALESCE(sub_part, '') ORDER BY seq_in_index) AS CHAR) \
          FROM information_schema.statistics WHERE {here} GROUP BY index_name \

@@ -18,6 +18,9 @@
 //! that begins with [`GATE`]: to a client that knows of no claims the lock is held by another. A claim counts only under such a
 //! row. One that shares the lock with nobody may be the row itself ([`mode`](crate::wire::mode)): each text makes a claim of it before it
 //! does anything else, so that there is one form to go on from, and nobody waits behind such a row. A step whose condition does not hold is given NULL in place of the lock's id, and finds nothing.
+//!
+//! **A `SET` of several variables computes all values before it assigns any**: what reads a variable that was just assigned is a
+//! `SET` of its own.
 
 use std::time::Duration;
 
@@ -90,7 +93,7 @@ impl OrderStatements<'_> {
         if let Some(from) = take.from {
             // The lock is as good as free, for this claim and for those that are let in beside it.
             sql += &format!(
-                "SET @asks = IF(@live AND COALESCE(@owner = {}, 0), @asks, NULL), @kind = IF(@asks IS NULL, @kind, NULL); ",
+                "SET @asks = IF(@live AND COALESCE(@owner = {}, 0), @asks, NULL); SET @kind = IF(@asks IS NULL, @kind, NULL); ",
                 token(from)
             );
         }
@@ -354,4 +357,60 @@ fn token(token: &Token) -> String {
 
 fn text(text: &str) -> String {
     format!("CONVERT({} USING utf8mb4)", literal(text.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use lockkit_core::Mode;
+
+    use super::*;
+
+    /// The values of a `SET` with the variables that they are for, in their order.
+    fn assignments(list: &str) -> Vec<(&str, &str)> {
+        let (mut depth, mut is_text) = (0, false);
+        let parts = list.split(|character| {
+            is_text ^= character == '\'';
+            depth += i32::from(character == '(') - i32::from(character == ')');
+            character == ',' && depth == 0 && !is_text
+        });
+        parts.map(|part| part.trim().split_once(" = ").expect("an assignment")).collect()
+    }
+
+    #[test]
+    fn no_value_reads_what_its_own_set_assigns() {
+        let statements = OrderStatements { locks: "`l`", claims: "`c`" };
+        let key = LockKey::new("k").unwrap();
+        let claim = |mode| Claim { key: key.clone(), token: Token::random().unwrap(), mode };
+        let (holder, from) = (HolderInfo::new("h"), Token::random().unwrap());
+        let mut texts = Vec::new();
+        for mode in [Mode::Exclusive, Mode::Shared, Mode::Permit { limit: NonZeroU32::MIN }] {
+            let claim = claim(mode);
+            for (place, from) in [(None, Some(&from)), (None, None), (Some(Duration::from_secs(6)), None)] {
+                let ttl = Duration::from_secs(1);
+                let take = Take { claim: &claim, ttl, span: 1, least: 1, holder: &holder, place, from };
+                texts.push(statements.take(1, &take));
+            }
+            texts.extend([statements.keep(1, &claim, Duration::from_secs(6), 1), statements.end(1, &claim)]);
+        }
+        let terms = RenewalTerms { ttl: 1, depth: Some(1), floor: 0, holder: Some("h".to_owned()) };
+        texts.push(statements.renew(1, &[(&key, vec![from])], &terms, LockedRow::Awaited));
+        let mut lists = 0;
+        for list in texts.iter().flat_map(|text| text.split(';')).filter_map(|part| part.trim().strip_prefix("SET @")) {
+            let list = format!("@{list}");
+            let assigned = assignments(&list);
+            for (at, (_, value)) in assigned.iter().enumerate() {
+                let before = assigned.iter().take(at).find(|(variable, _)| {
+                    value.match_indices(variable).any(|(start, _)| {
+                        let rest = value[start + variable.len()..].chars().next();
+                        !rest.is_some_and(|next| next.is_alphanumeric() || next == '_')
+                    })
+                });
+                assert!(before.is_none(), "{before:?} is read in {list}");
+            }
+            lists += 1;
+        }
+        assert!(lists > 50, "{lists}");
+    }
 }

@@ -129,7 +129,7 @@ impl Statements {
     /// Ends a lease. Arguments: the question, the name, the token. Gives the question as the insert id.
     pub(crate) fn release(&self) -> Statement<'static> {
         query(format!(
-            "UPDATE {} SET token = NULL, expires = NULL, `count` = 0 * LAST_INSERT_ID({NUMBER}), \
+            "UPDATE {} SET token = NULL, expires = NULL, `count` = 0 * LAST_INSERT_ID({NUMBER}) + {WRITABLE}, \
              version = version + 1, update_time = UTC_TIMESTAMP(6) \
              WHERE resource_name = ? AND token = ? AND expires > UTC_TIMESTAMP(6)",
             self.table
@@ -246,7 +246,7 @@ impl Statements {
     pub(crate) fn remove_unused(&self, size: Size) -> Statement<'static> {
         let (table, names, Size(limit)) = (&self.table, list("?", size), size);
         query(format!(
-            "DELETE gone FROM (SELECT id FROM {table} WHERE resource_name IN ({names}) AND {UNUSED} LIMIT {limit} \
+            "DELETE gone FROM (SELECT id + {WRITABLE} AS id FROM {table} WHERE resource_name IN ({names}) AND {UNUSED} LIMIT {limit} \
              FOR UPDATE SKIP LOCKED) AS unused STRAIGHT_JOIN {table} AS gone ON gone.id = unused.id"
         ))
     }

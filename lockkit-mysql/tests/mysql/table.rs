@@ -2,18 +2,19 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use lockkit_core::{Effect, ErrorKind, LockKey, LockStore, Query};
+use lockkit_core::{AcquireRequest, Attempt, Effect, ErrorKind, HolderInfo, LockKey, LockStore, Query};
 use lockkit_mysql::{MySqlConfig, MySqlStore, schema};
 use sqlx::Executor as _;
 use tokio::time::timeout;
 
-use crate::support::{Ctx, claim, config, free, hold, raw, tests};
+use crate::support::{Ctx, claim, config, free, hold, raw, request, tests};
 
 tests! {
     a_missing_table_is_explained
     a_wrong_table_is_explained
     create_makes_the_table_and_changes_none
     a_classic_table_is_brought_forward
+    a_column_that_can_not_have_every_name_is_found
     a_classic_table_with_names_twice_is_left_alone
     an_upgrade_waits_for_those_who_use_the_table
     many_locks_are_read_by_index
@@ -90,6 +91,20 @@ async fn a_classic_table_is_brought_forward(ctx: Arc<Ctx>) {
     free(&store, &mine).await;
     let (rows,): (i64,) = sqlx::query_as("SELECT COUNT(*) FROM classic").fetch_one(&mut raw).await.expect("count");
     assert_eq!(rows, 3, "the lock of the old name has the old row");
+}
+
+async fn a_column_that_can_not_have_every_name_is_found(ctx: Arc<Ctx>) {
+    let config = ctx.config().await.table("letters");
+    schema::create(&config).await.expect("made");
+    let mut raw = ctx.raw().await;
+    let latin = "ALTER TABLE letters MODIFY node_info VARCHAR(256) CHARACTER SET latin1 NOT NULL DEFAULT ''";
+    raw.execute(latin).await.expect("ddl");
+    let error = MySqlStore::connect(config.clone()).await.expect_err("it is not as it was made");
+    assert!(error.message().contains("node_info is varchar(256) in latin1, not varchar(256)"), "{error}");
+    assert!(schema::upgrade(&config).await.expect("upgrade"));
+    let store = MySqlStore::connect(config).await.expect("now");
+    let asked = AcquireRequest { holder: HolderInfo::new("worker@Łódź"), ..request(&claim()) };
+    assert!(matches!(store.acquire(&asked).await.expect("acquire"), Attempt::Granted(_)));
 }
 
 async fn a_classic_table_with_names_twice_is_left_alone(ctx: Arc<Ctx>) {

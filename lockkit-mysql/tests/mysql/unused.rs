@@ -6,11 +6,14 @@ use std::{
 };
 
 use lockkit_core::{
-    Attempt, Claim, ErrorKind, Fence, FenceClock, LockKey, LockStore,
+    Attempt, Claim, ErrorKind, Fence, FenceClock, LockKey, LockStore, Mode, Query,
     store::{Record, Records, Swap},
 };
-use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction};
-use lockkit_testkit::servers::MySqlServer;
+use lockkit_mysql::{MySqlConfig, MySqlStore, lock_in_transaction, schema};
+use lockkit_testkit::{
+    faults::{Direction, Proxy},
+    servers::MySqlServer,
+};
 use sqlx::{Connection as _, Executor as _};
 
 use crate::support::{Ctx, Undriven, claim, config, end, free, hold, lock_rows, raw, request, rival, tests};
@@ -25,6 +28,8 @@ tests! {
     unused_locks_are_removed
     unused_locks_that_somebody_keeps_locked_are_left
     records_are_no_unused_locks
+    the_removal_of_many_claims_has_the_time_that_it_takes
+    unused_locks_stay_at_a_former_primary
 }
 
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -253,4 +258,44 @@ async fn records_are_no_unused_locks(ctx: Arc<Ctx>) {
     let foreign = "UPDATE records SET node_info = 'no record'";
     raw.execute(foreign).await.expect("update");
     assert_eq!(store.read(&name("kept")).await.expect_err("foreign").kind(), ErrorKind::Unexpected);
+}
+
+/// Each lock is looked at in a transaction of its own: on a slow link all of a page take longer than one operation may.
+async fn the_removal_of_many_claims_has_the_time_that_it_takes(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    for _ in 0..40 {
+        let reader = Claim { mode: Mode::Shared, ..claim() };
+        hold(&store, &reader).await;
+        hold(&store, &rival(&reader)).await;
+    }
+    let mut raw = raw(&server).await;
+    raw.execute("UPDATE resource_lock_claim SET expires = expires - INTERVAL 1 HOUR").await.expect("age");
+    let proxy = Proxy::start(server.addr()).await.expect("proxy");
+    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
+    let config = MySqlConfig::from_url(&url).expect("url").timeout(Duration::from_secs(1));
+    let store = MySqlStore::connect(config).await.expect("connect");
+    proxy.delay(Direction::ToClient, Duration::from_millis(50));
+    store.remove_unused(WEEK).await.expect("gc");
+    let (left,): (i64,) =
+        sqlx::query_as("SELECT COUNT(*) FROM resource_lock_claim").fetch_one(&mut raw).await.expect("count");
+    assert_eq!(left, 0);
+}
+
+/// What it removes there is missing when the primary's next change of the row arrives.
+async fn unused_locks_stay_at_a_former_primary(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    // Without a table of claims, nothing is asked before that would be refused.
+    schema::create(&config(&server)).await.expect("made");
+    server.admin("DROP TABLE resource_lock_claim").await.expect("drop");
+    let store = MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
+    let old = used(&store, 1).await;
+    age(&server).await;
+    store.inspect(&Query::Queue(old[0].key.clone())).await.expect("its connection is known to be good");
+    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    let error = store.remove_unused(WEEK).await.expect_err("no writes");
+    assert!(error.message().contains("read_only"), "{error}");
+    assert_eq!(there(&server, &[&old[0]]).await, 1);
+    server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+    assert_eq!(store.remove_unused(WEEK).await.expect("gc"), 1);
 }

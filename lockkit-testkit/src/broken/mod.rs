@@ -199,6 +199,8 @@ bugs! {
         "modes::a_writer_that_became_a_reader_has_no_say" says "not above the writer's";
     DowngradeWakesNobody "Readers that wait are not told that a writer has become a reader." =>
         "modes::readers_follow_a_downgrade" says "waits beside a reader";
+    LateDowngradeFrees "A downgrade of a writer whose lease is over frees the lock for those that wait." =>
+        "modes::a_downgrade_that_comes_too_late_changes_nothing" says "the holder";
     ReplacesReaders "A grant in the place of a lease takes that of a reader, too." =>
         "modes::the_place_of_a_reader_is_not_taken" says "the place of a reader was taken";
     KindsApart "Exclusive locks, readers and permits of one name are kept in records of their own." =>

@@ -16,6 +16,7 @@ cases! { "modes":
     a_writer_becomes_a_reader_without_a_gap [SHARED] "A writer becomes a reader, and no writer that waits gets in between; where a store can't do that, it refuses."
     readers_follow_a_downgrade [SHARED] "Readers that wait first get in as soon as a writer has become a reader."
     a_writer_that_became_a_reader_has_no_say [SHARED] "The reader's fence lies above all of the writer's, whose token renews, releases and replaces nothing any more."
+    a_downgrade_that_comes_too_late_changes_nothing [SHARED] "A downgrade of a writer whose lease is over lets nobody in, and leaves the lease of whoever has the lock."
     the_place_of_a_reader_is_not_taken [SHARED] "A claim takes the place of a writer, not that of a reader, nor a lock that nobody has."
 }
 
@@ -104,6 +105,34 @@ async fn a_writer_that_became_a_reader_has_no_say(ctx: Ctx) -> CaseResult {
     assert!(matches!(other.release(&asked.claim).await?, Release::Released { .. }));
     let next = grant(&store, &request(&key, LONG)?).await?;
     assert!(next.fence > reader.fence, "{} is not above the reader's {}", next.fence, reader.fence);
+    Ok(())
+}
+
+async fn a_downgrade_that_comes_too_late_changes_nothing(ctx: Ctx) -> CaseResult {
+    let store = ctx.store().await?;
+    if !is_claimed(&*store) {
+        return Ok(());
+    }
+    let pairs = [(Mode::Exclusive, Mode::Exclusive), (Mode::Exclusive, Mode::Shared), (Mode::Shared, Mode::Exclusive)];
+    for (held, wanted) in pairs {
+        let (other, key) = (ctx.locker().await?, ctx.key()?);
+        let holder = request_as(&key, held, LONG)?;
+        grant(&store, &holder).await?;
+        let (rw, lock) = (other.rw_lock(key.as_str()), other.lock(key.as_str()));
+        let next = if wanted == Mode::Shared { rw.read() } else { rw.write() }.ttl(LONG);
+        let waiting = tokio::spawn(async move { next.acquire_within(LONG).await });
+        wait_for_waiter(&lock).await?;
+        let late = in_place_of(Token::random()?, &request_as(&key, Mode::Shared, LONG)?);
+        let answer = store.acquire(&late).await?;
+        assert!(matches!(answer, Attempt::Contended(_)), "nobody's place was taken: {answer:?}");
+        let renewed = renew(&store, &holder.claim, LONG, 1).await?;
+        assert!(matches!(renewed, Renewed::Held(_)), "the holder lost the lock to another's downgrade: {renewed:?}");
+        assert_shown(&lock, held, &[holder.claim.token]).await?;
+        assert!(!waiting.is_finished(), "another's downgrade let in one that waits");
+        assert!(matches!(store.release(&holder.claim).await?, Release::Released { .. }));
+        let next = waiting.await??.ok_or("one that waits was left behind")?;
+        assert_eq!(next.release().await?, Outcome::Released);
+    }
     Ok(())
 }
 
