@@ -3,8 +3,9 @@
 mod support;
 
 use std::{
+    fs,
     io::Write,
-    os::unix::process::CommandExt,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
     process::{ChildStdin, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -337,4 +338,44 @@ fn a_watchdog_that_stands_still_or_is_gone_does_no_harm() {
         assert_eq!(code(&running.end()), 8, "{signal}");
         assert!(!redis.is_held("k"));
     }
+}
+
+/// A program that has become another user's is out of reach, and works on. Only root can make one.
+#[test]
+fn the_lock_is_kept_for_what_can_not_be_killed() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("left out: only root can start what it may not kill");
+        return;
+    }
+    let (redis, line, files) = (Redis::start(), Line::new(), tempfile::tempdir().unwrap());
+    let file = |name: &str| files.path().join(name);
+    fs::copy(env!("CARGO_BIN_EXE_lockkit"), file("lockkit")).unwrap();
+    fs::copy("/usr/bin/perl", file("perl")).unwrap();
+    let modes = [(file("perl"), 0o4755), (files.path().to_owned(), 0o755)];
+    for (path, mode) in modes.into_iter().chain(line.files().map(|path| (path, 0o777))) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let script = r#"trap 'echo term >&3' TERM; exec 3>$LINE 2>/dev/null
+        $PERL -e '$< = $>; print "ready\n"; close STDOUT; open(my $go, "<", $ENV{GO}); <$go>' >&3 3>&- &
+        while :; do sleep 0.05; done"#;
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(file("lockkit"));
+    command.args(["run", "--key", "k", "--ttl", "6s", "--", "sh", "-c", script]);
+    command.env("LOCKKIT_STORE", redis.url()).env("PERL", file("perl"));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    line.give(&mut command);
+    let mut running = Running::start(command);
+    assert_eq!(line.hear(), "ready");
+    redis.freeze();
+    assert_eq!(line.hear(), "term");
+    redis.thaw();
+    let said = running.complaint();
+    assert!(said.contains("is still there"), "{said}");
+    for _ in 0..2 {
+        redis.await_renewal("k");
+    }
+    assert!(redis.is_held("k") && running.is_running());
+    line.go();
+    assert_eq!(code(&running.end()), 74);
+    assert!(!redis.is_held("k"));
 }

@@ -4,7 +4,11 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::{Line, Redis, Running, code, complaint, eventually, ignoring, stdout};
+use lockkit_testkit::{
+    faults::Proxy,
+    servers::{RedisOptions, RedisServer},
+};
+use support::{Line, Redis, Running, code, complaint, complaints, eventually, ignoring, lock, lockkit, stdout};
 
 #[test]
 fn the_exit_code_passes_through() {
@@ -221,6 +225,31 @@ fn a_release_that_fails_does_not_change_the_exit_code() {
     let output = running.end();
     assert_eq!(code(&output), 6);
     assert!(complaint(&output).contains("stays locked for up to"), "{}", complaint(&output));
+}
+
+/// The answer to the release is lost with the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_fails_once_is_repeated_before_the_end() {
+    let server = RedisServer::start(RedisOptions::default()).await.unwrap();
+    let proxy = Proxy::start(server.addr()).await.unwrap();
+    let url = server.url().replace(&server.addr().to_string(), &proxy.addr().to_string());
+    let line = Line::new();
+    let script = "exec 3>$LINE; echo up >&3; read x <$GO; exit 6";
+    let mut command = lockkit(&["run", "--store", &url, "--key", "k", "--ttl", "60s", "--", "sh", "-c", script]);
+    line.give(&mut command);
+    let running = Running::start(command);
+    let (heard, line) = tokio::task::spawn_blocking(move || (line.hear(), line)).await.unwrap();
+    assert_eq!(heard, "up");
+    proxy.drop_reply_after(lock("k"), 1);
+    let output = tokio::task::spawn_blocking(move || {
+        line.go();
+        running.end()
+    });
+    let output = output.await.unwrap();
+    proxy.dropped().await;
+    assert_eq!((code(&output), complaints(&output)), (6, String::new()));
+    let who = tokio::task::spawn_blocking(move || lockkit(&["who", "--store", &server.url(), "k"]).output().unwrap());
+    assert_eq!(stdout(&who.await.unwrap()), "k is free\n");
 }
 
 #[test]

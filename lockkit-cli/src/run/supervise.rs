@@ -10,13 +10,17 @@ use super::{
     hold::HeldLease,
     lender::Lender,
     margins::{AFTER_LOSS, Margins},
+    targets::Process,
     watchdog::Watchdog,
     work::Work,
 };
-use crate::{duration::spoken, exit::say, signals::Signals};
+use crate::{exit::say, signals::Signals};
 
 /// The longest sleep. Sleep stands still while the machine is suspended, the lease does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// How often a process that could not be killed is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How the race went.
 #[derive(Debug)]
@@ -74,10 +78,9 @@ pub(super) async fn supervise(
         () = grace(hold, margins, watchdog) => {}
     }
     // Also when CMD has ended: what it started may not have.
-    let mut in_time = targets.kill(known);
-    if !in_time {
-        let lapses = spoken(hold.remaining());
-        say(&format!("CMD, or what it started, was killed and is still there; its lease lapses in {lapses}"));
+    let mut left = targets.kill(known);
+    if !left.is_empty() {
+        say("CMD, or what it started, was killed and is still there; its lock is kept until that ends, or the lease");
     }
     // Dropping the lender tells those who borrowed from it and were out of reach.
     drop(over);
@@ -88,8 +91,19 @@ pub(super) async fn supervise(
             signal = signals.next() => targets.forward(signal),
         }
     }
-    in_time &= !hold.remaining().is_zero();
-    End::Stopped { why, in_time }
+    // What could not be killed may still write. Its lock is not given back meanwhile.
+    loop {
+        left.retain(Process::is_running);
+        if left.is_empty() || hold.remaining().is_zero() {
+            break;
+        }
+        tokio::select! {
+            never = &mut keep => match never {},
+            () = sleep(LOOK_AGAIN) => {}
+            signal = signals.next() => targets.forward(signal),
+        }
+    }
+    End::Stopped { why, in_time: left.is_empty() && !hold.remaining().is_zero() }
 }
 
 /// When CMD gets KILL if it gets TERM now.

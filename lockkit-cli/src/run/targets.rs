@@ -67,39 +67,40 @@ impl Targets {
         if let Some(leader) = leader {
             let _ = if self.own_group { kill_process_group(leader, signal) } else { kill_process(leader, signal) };
         }
-        for Process { pid, handle, .. } in &all {
+        for process in &all {
             let reached = match leader {
-                Some(leader) if self.own_group => getpgid(Some(*pid)).is_ok_and(|group| group == leader),
-                leader => leader == Some(*pid),
+                Some(leader) if self.own_group => getpgid(Some(process.pid)).is_ok_and(|group| group == leader),
+                leader => leader == Some(process.pid),
             };
             if !reached {
-                let _ = pidfd_send_signal(handle, signal);
+                process.signal(signal);
             }
         }
         all
     }
 
-    /// Kills all of them, and those that were `known` before, and looks again for what was being born meanwhile, until none is left; `false`
-    /// if some are left all the same: they are another user's, say.
-    pub(super) fn kill(&self, known: Vec<Process>) -> bool {
+    /// Kills all of them, and those that were `known` before, and looks again for what was being born meanwhile, until a look finds none.
+    /// Returns those that are left all the same: they are another user's, say.
+    pub(super) fn kill(&self, known: Vec<Process>) -> Vec<Process> {
         let (mut left, mut found) = (known, self.signal(Signal::KILL));
         for _ in 0..ROUNDS {
             found.retain(|process| !left.iter().any(|known| known.is(process)));
             left.append(&mut found);
             left.retain(|process| {
-                let _ = pidfd_send_signal(&process.handle, Signal::KILL);
+                process.signal(Signal::KILL);
                 process.is_running()
             });
-            if left.is_empty() {
-                return true;
+            // Also when all have ended: one of them may have started another in the middle of the last look.
+            found = self.all();
+            if left.is_empty() && found.is_empty() {
+                break;
             }
             std::thread::sleep(LOOK_AGAIN);
-            found = self.all();
         }
-        false
+        left
     }
 
-    /// The processes that run, each held by a descriptor: a mere number may be another's a moment later.
+    /// The processes that run, each held by a descriptor, as far as there are any left: a mere number may be another's a moment later.
     fn all(&self) -> Vec<Process> {
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
         let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw);
@@ -134,23 +135,32 @@ fn is_in_environment(pid: Pid, text: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Process {
     pid: Pid,
-    handle: OwnedFd,
+    /// None if this process may not have it, or has too many already.
+    handle: Option<OwnedFd>,
     started: u64,
 }
 
 impl Process {
     /// The process with this number, unless it is another one by now.
     fn open(pid: Pid, stat: &Stat) -> Option<Self> {
-        let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        let process = Self { pid, handle, started: stat.started };
+        let process = Self { pid, handle: pidfd_open(pid, PidfdFlags::empty()).ok(), started: stat.started };
         process.is_running().then_some(process)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let _ = match &self.handle {
+            Some(handle) => pidfd_send_signal(handle, signal),
+            // Its number is given to another in the time between these two only if all numbers are.
+            None if self.is_running() => kill_process(self.pid, signal),
+            None => Ok(()),
+        };
     }
 
     fn is(&self, other: &Self) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
 
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         Stat::of(self.pid).is_some_and(|stat| stat.started == self.started)
     }
 }
@@ -182,6 +192,26 @@ impl Stat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each look at all processes takes a while, in which one of them may start another and end.
+    #[test]
+    fn nothing_that_was_born_meanwhile_is_left() {
+        for round in 0..60 {
+            let run = format!("LOCKKIT_TEST_KILL={}.{round}", std::process::id());
+            let (name, value) = run.split_once('=').unwrap();
+            let script = "while :; do sleep 0.02; done";
+            let mut child = std::process::Command::new("sh").args(["-c", script]).env(name, value).spawn().unwrap();
+            let leader = Pid::from_raw(child.id().cast_signed());
+            let targets = Targets { started: leader.and_then(started), run, leader, own_group: false };
+            while targets.all().len() < 2 {
+                std::thread::yield_now();
+            }
+            assert!(targets.kill(Vec::new()).is_empty());
+            let left = targets.all();
+            assert!(left.is_empty(), "{left:?}, in round {round}");
+            child.wait().unwrap();
+        }
+    }
 
     #[test]
     fn a_process_may_have_any_name() {

@@ -5,6 +5,7 @@ use std::{ffi::OsString, time::Duration};
 use lockkit::{Clock, LockKey, Locker, SystemClock};
 
 use super::{
+    UNDO_WITHIN,
     hold::HeldLease,
     lender::Lender,
     margins::Margins,
@@ -91,10 +92,11 @@ pub(super) async fn run_under(
             return Err(Failure::system("start CMD", &error));
         }
     };
-    if let (HeldLease::Own(own), Some(window)) = (&hold, task.once_per) {
-        own.keep_for(window)?;
-    }
     watchdog.guard(work.targets());
+    if let (HeldLease::Own(own), Some(window)) = (&hold, task.once_per) {
+        // It can only be lost by now, and then CMD is stopped below.
+        drop(own.keep_for(window));
+    }
     let end = supervise::supervise(&hold, &margins, &mut work, &mut watchdog, lender, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.
     let bitten = watchdog.dismiss().await;
@@ -140,7 +142,9 @@ async fn released(task: &Task<'_>, hold: HeldLease, locker: &Locker, signals: &m
         }
         Err(error) => {
             // The lease was held until CMD's end. That it lasts longer than need be is no harm to CMD's work.
-            say(&format!("{:?} stays locked for up to {}: {error}", task.key, duration::spoken(left)));
+            if locker.shutdown(UNDO_WITHIN).await.is_err() {
+                say(&format!("{:?} stays locked for up to {}: {error}", task.key, duration::spoken(left)));
+            }
             Ok(())
         }
     }

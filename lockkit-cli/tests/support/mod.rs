@@ -185,6 +185,11 @@ impl Line {
         self.dir.path().join("line")
     }
 
+    /// What a process has to have access to.
+    pub(crate) fn files(&self) -> impl Iterator<Item = PathBuf> {
+        ["", "line", "go"].map(|name| self.dir.path().join(name)).into_iter()
+    }
+
     /// When a process was there for the last time that leaves a sign of life with `: >$LINE.alive` again and again. Its own
     /// time: when it ended is seen later than that, by as long as this machine stands still.
     #[track_caller]
