@@ -173,6 +173,13 @@ fn a_release_is_noticed_after_the_runtime_of_the_poller_ended() -> Result<()> {
 /// It may never have been driven.
 #[test]
 fn a_release_is_noticed_though_the_poller_never_ran() -> Result<()> {
+    for is_gone in [false, true] {
+        notices_a_release_without_its_poller(is_gone)?;
+    }
+    Ok(())
+}
+
+fn notices_a_release_without_its_poller(is_gone: bool) -> Result<()> {
     let memory = MemoryStore::new();
     let (first, second) = (undriven(), runtime());
     let locker = first.block_on(async { Locker::builder(Odd::new(&memory, Waiting::Poll, true)).build() });
@@ -182,7 +189,7 @@ fn a_release_is_noticed_though_the_poller_never_ran() -> Result<()> {
     while first.metrics().num_alive_tasks() < 2 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    drop(first);
+    let _undriven = (!is_gone).then_some(first);
     second.block_on(async {
         drop(guard);
         let guard = timeout(PATIENCE, waits).await.expect("it noticed").expect("no panic")?;

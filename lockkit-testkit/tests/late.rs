@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{ErrorKind, Locker, LossReason, Result};
-use lockkit_sim::{Answer, Fault, Operation, SimStore};
+use lockkit_core::{ErrorKind, Locker, LossReason, Outcome, Result};
+use lockkit_sim::{Answer, Call, Fault, Operation, SimStore};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, timeout},
@@ -117,6 +117,38 @@ async fn a_release_that_overtakes_is_repeated() -> Result<()> {
         store.calls().iter().any(|call| call.operation == Operation::Release && call.answer == Some(Answer::Released));
     assert!(acquired, "the request came through");
     Ok(())
+}
+
+/// Whoever has a place in the store's queue asks with one token again and again, and each of these requests may be granted.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_comes_after_the_release_leaves_nothing() -> Result<()> {
+    for is_dropped in [false, true] {
+        let store = SimStore::new();
+        let lock = Locker::new(store.clone()).lock("a").ttl(TTL).fifo();
+        store.inject(Fault::DelayRequest(SimStore::BOUND * 3).on(Operation::Acquire));
+        let guard = lock.acquire().await?;
+        if is_dropped {
+            drop(guard);
+        } else {
+            assert_eq!(guard.release().await?, Outcome::Released);
+        }
+        sleep(SimStore::BOUND * 6).await;
+        let released = |call: &&Call| call.operation == Operation::Release && call.answer == Some(Answer::Released);
+        assert_eq!(store.calls().iter().filter(released).count(), 2, "each grant is released");
+        assert_eq!(store.state("a").await?.holders.len(), 0, "a lease of nobody");
+    }
+    Ok(())
+}
+
+/// The lease was there, and nothing can bring it back: that it is not there any more settles its release.
+#[tokio::test(start_paused = true)]
+async fn a_release_whose_answer_was_lost_is_settled_by_the_next() -> Result<()> {
+    let store = SimStore::new();
+    let locker = Locker::new(store.clone());
+    let guard = locker.lock("a").ttl(TTL).acquire().await?;
+    store.inject(Fault::LoseReply.on(Operation::Release));
+    assert_eq!(guard.release().await.expect_err("it was not heard").kind(), ErrorKind::TimedOut);
+    locker.shutdown(Duration::from_secs(1)).await
 }
 
 /// A store that can't say whether the lock is free can still be asked for it.

@@ -129,7 +129,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "patience_of_late_comers",
         does: "Nobody has less patience with a failing store for having come late",
         file: WAIT,
-        code: "self.queues.failing_since(&ask.key).map(|since| «since.max(start)»)",
+        code: ".map(|since| «since.max(start)»)",
         without: "since",
         noticed_by: "lockkit-testkit/queue::who_came_late_is_patient_for_as_long",
     },

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{runtime::Handle, sync::Notify};
 
-use super::{ask::Terms, local::Seat};
+use super::{ask::Terms, local::Seat, reaper::Certainty};
 use crate::{Claim, Fence, Hold, LossReason, Moment, drift, store::unpoisoned};
 
 /// A lease and what is believed of it.
@@ -69,6 +69,8 @@ pub(crate) struct LeaseState {
     pub(crate) seat: Option<Seat>,
     /// Whether somebody was told the token. It is to stand for this holder then, and for no later one.
     pub(crate) token_is_known: bool,
+    /// Until when an earlier request for the lease may take effect once more.
+    pub(super) asked_again_until: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +128,7 @@ impl Lease {
             runtime: Handle::try_current().ok(),
             state: Mutex::new(LeaseState {
                 next_event: state.next_event,
+                asked_again_until: state.asked_again_until,
                 ..LeaseState::new(state.deadline, &terms, now, seat)
             }),
             ended: Notify::new(),
@@ -163,7 +166,13 @@ impl LeaseState {
             nesting: 0,
             seat,
             token_is_known: false,
+            asked_again_until: None,
         }
+    }
+
+    /// What the answer to a release is worth.
+    pub(super) fn certainty(&self, now: Moment) -> Certainty {
+        if self.asked_again_until.is_some_and(|until| now < until) { Certainty::Twice } else { Certainty::Settled }
     }
 
     pub(crate) fn status(&self) -> LeaseStatus {

@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Engine, backoff::random};
+use super::{Engine, backoff::random, queue::OVERDUE};
 use crate::{Holder, KeyState, LockKey, Mode, Query, Token, store::unpoisoned};
 
 const FASTEST: Duration = Duration::from_millis(2);
@@ -72,7 +72,15 @@ impl Engine {
     ) {
         let interest = PollGuard::new(self, key, PolledWaiter { mode, queued, freed: Arc::default() });
         self.start_polling();
-        drop(timeout(limit, interest.waiter.freed.notified()).await);
+        let freed = async {
+            while timeout(OVERDUE, interest.waiter.freed.notified()).await.is_err() {
+                // The poller may be on a runtime that nobody drives for now.
+                if self.poller.is_late(key) {
+                    self.poll_once().await;
+                }
+            }
+        };
+        drop(timeout(limit, freed).await);
     }
 
     fn start_polling(self: &Arc<Self>) {
@@ -130,6 +138,11 @@ impl Poller {
             key.clone()
         })
         .collect()
+    }
+
+    fn is_late(&self, key: &LockKey) -> bool {
+        let awaited = unpoisoned(&self.awaited);
+        awaited.locks.get(key).is_some_and(|lock| lock.due + OVERDUE <= Instant::now())
     }
 
     fn seen(&self, states: &[KeyState]) {

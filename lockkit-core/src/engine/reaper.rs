@@ -29,6 +29,9 @@ pub(super) enum Certainty {
     /// A request is still on its way, perhaps in the buffer of a server that stands still, and may yet take effect:
     /// only `Released` is final.
     Doubtful,
+    /// Of a lease that was granted while an earlier request for it was on its way: what that one gets is to be released
+    /// as well.
+    Twice,
 }
 
 /// Counts what a shutdown waits for: background releases, and claims of which one may become necessary.
@@ -156,6 +159,12 @@ impl Owed {
         let (engine, pending) = (&self.engine.0, &mut self.pending);
         let sent = engine.now();
         match engine.end_at_store(&pending.claim, pending.kept).await {
+            Ok(answer) if pending.certainty == Certainty::Twice => {
+                if let Release::Released { waiters } = answer {
+                    engine.pass(seat.take(), &pending.claim.key, waiters, sent);
+                }
+                (pending.certainty, pending.kept) = (Certainty::Doubtful, None);
+            }
             Ok(Release::Released { waiters }) => {
                 engine.pass(seat.take(), &pending.claim.key, waiters, sent);
                 return None;
@@ -210,16 +219,28 @@ impl Undo<'_> {
         self.armed = None;
     }
 
+    /// A release of a lease is about to be sent.
+    pub(super) fn arm_release(&mut self, certainty: Certainty, kept: Option<Kept>) {
+        (self.armed, self.kept) = (Some(certainty), kept);
+    }
+
+    /// The lease is at an end.
+    pub(super) fn released(&mut self) {
+        self.kept = None;
+        self.armed = (self.armed == Some(Certainty::Twice)).then_some(Certainty::Doubtful);
+    }
+
+    /// The claim is granted. Until when an earlier request for it may take effect once more, if one may.
+    pub(super) fn granted(&mut self) -> Option<Moment> {
+        let is_doubtful = self.armed.take() == Some(Certainty::Doubtful);
+        self.engine.lapse_of(self.ttl).filter(|_| is_doubtful).map(|lapse| lapse.at)
+    }
+
     /// A request is about to be sent; if it is abandoned, a release sent after it is final, unless an earlier one is in
     /// doubt.
     pub(super) fn arm(&mut self) {
         self.before = self.armed;
         self.armed.get_or_insert(Certainty::Ordered);
-    }
-
-    /// What is undone is the end of a hold, after which the lock is to be kept from others.
-    pub(super) fn keep(&mut self, kept: Option<Kept>) {
-        self.kept = kept;
     }
 
     /// The request changed nothing: only what was to be undone before it still is.

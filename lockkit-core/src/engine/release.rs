@@ -74,8 +74,8 @@ impl Engine {
                 });
             }
             Ending::Store(seat, kept) => {
-                let lapse = self.lapse_of(lease.terms.ttl);
-                self.reap(lease.claim.clone(), lapse, Certainty::Settled, kept, seat);
+                let (lapse, certainty) = (self.lapse_of(lease.terms.ttl), lease.state().certainty(self.now()));
+                self.reap(lease.claim.clone(), lapse, certainty, kept, seat);
             }
         }
     }
@@ -202,25 +202,17 @@ impl Engine {
         kept: Option<Kept>,
     ) -> Result<Option<LossReason>> {
         let mut undo = self.undo(&lease.claim, lease.terms.ttl);
-        undo.keep(kept);
-        undo.arm();
         let sent = self.now();
-        let answer = self.end_at_store(&lease.claim, kept).await;
-        match answer {
-            Ok(Release::Released { waiters }) => {
-                undo.disarm();
+        undo.arm_release(lease.state().certainty(sent), kept);
+        let answer = self.end_at_store(&lease.claim, kept).await?;
+        undo.released();
+        Ok(match answer {
+            Release::Released { waiters } => {
                 self.pass(seat, &lease.claim.key, waiters, sent);
-                Ok(None)
+                None
             }
-            Ok(Release::NotHeld(reason)) => {
-                undo.disarm();
-                Ok(Some(reason))
-            }
-            Err(error) => {
-                undo.in_doubt();
-                Err(error)
-            }
-        }
+            Release::NotHeld(reason) => Some(reason),
+        })
     }
 
     /// Lets the next local waiter ask the store, after others if they wait and this process had its run. If nobody waits
@@ -268,7 +260,9 @@ impl Engine {
             // The store may still keep the lease: a renewal may have come through whose reply did not.
             LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => Certainty::Doubtful,
             // The store has said so; but one of several parts may keep what is left of it until the holder has heard of the loss.
-            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => Certainty::Settled,
+            LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => {
+                lease.state().certainty(self.now())
+            }
         };
         self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty, kept);
         // Not with the release, which may have to wait: whoever is next asks the store, and waits there.

@@ -37,6 +37,8 @@ struct Acquisition<'a> {
     /// Since when the store gave nothing but errors.
     failing_since: Option<Moment>,
     doubts: &'a mut Doubts,
+    /// Until when an earlier request for the claim that is granted may take effect once more.
+    asked_again_until: Option<Moment>,
 }
 
 /// What became of earlier claims of one caller of which something may be left at the store.
@@ -112,6 +114,7 @@ impl Engine {
                 .flatten()
                 .map(|since| since.max(start)),
             doubts,
+            asked_again_until: None,
         };
         let hold = tokio::select! {
             biased;
@@ -120,9 +123,11 @@ impl Engine {
             () = closing => Err(closed().unknown_effect()),
             never = self.stay_at_head(seat.as_ref()) => match never {},
         };
+        let asked_again_until = asking.asked_again_until;
         match hold.map_err(|error| doubts.leave_open(error))? {
             Some(hold) => {
                 let lease = self.admit(hold, ask.terms, seat);
+                lease.state().asked_again_until = asked_again_until;
                 self.note_granted(&lease, start, false);
                 Ok(Some(lease))
             }
@@ -290,7 +295,7 @@ impl Acquisition<'_> {
                     }) {
                         return Ok(self.overtaken(undo));
                     }
-                    undo.disarm();
+                    self.asked_again_until = undo.granted();
                     return Ok(Step::Done(hold));
                 }
                 // Too late to be of use. The armed undo releases it, which burns the token.

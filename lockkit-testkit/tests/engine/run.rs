@@ -219,11 +219,15 @@ impl Run {
         self.pending.retain(|pending| !pending.task.is_finished());
         let waited_for = self.pending.iter().any(|pending| pending.client == client && pending.key == key);
         let Some(guard) = Arc::into_inner(held.guard) else { return };
+        let is_nested = self.shared().has(id);
         let shared = Arc::clone(&self.shared);
         self.releases.push(tokio::spawn(async move {
             let (believed, forced) = (guard.is_held(), shared.lock().expect("no panic").model.is_forced(id));
             let answer = guard.release().await;
-            shared.lock().expect("no panic").released(id, client, answer, believed, forced && !waited_for);
+            let mut shared = shared.lock().expect("no panic");
+            // If the release of the last hold overtakes that of another one, only the former hears how the lease ended.
+            let is_overtaken = is_nested && !shared.has(id);
+            shared.released(id, client, answer, believed, forced && !waited_for && !is_overtaken);
         }));
     }
 
@@ -312,6 +316,10 @@ impl Run {
 }
 
 impl Shared {
+    fn has(&self, id: LeaseId) -> bool {
+        self.guards.iter().any(|held| held.id() == id)
+    }
+
     /// Every lease in the store is somebody's, as often as it says.
     fn compare_leases(&mut self, states: &[KeyState]) {
         self.model.look(&mut self.guards);
