@@ -178,8 +178,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "late_answer",
         does: "A renewal that is answered late, but in time for the lease, counts",
         file: RENEW,
-        code: "if «answer.is_ok()» {",
-        without: "false",
+        code: "if let answer @ Ok(_) = «self.engine.heard(answer)» {",
+        without: "Err(late.clone())",
         noticed_by: "lockkit-testkit/late::a_renewal_that_is_answered_late_counts",
     },
     Safeguard {

@@ -137,8 +137,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "overtaken_grant",
         does: "A grant to a head that was overtaken meanwhile is not believed",
         file: WAIT,
-        code: "self.seat.is_some_and(|seat| «!self.engine.queues.granted(seat, hold.span)»)",
-        without: "{ self.engine.queues.granted(seat, hold.span); false }",
+        code: "«self.engine.queues.at(seat, |queue, now| queue.granted(hold.span, now)).is_none()»",
+        without: "{ self.engine.queues.at(seat, |queue, now| queue.granted(hold.span, now)); false }",
         noticed_by: "lockkit-testkit/queue::who_asks_and_is_not_polled_is_overtaken",
     },
     Safeguard {
@@ -170,8 +170,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "failed_release",
         does: "Nor after a release that failed, for the next may be faster than what it follows",
         file: REAPER,
-        code: "Err(_) if pending.certainty == Certainty::Ordered => «pending.certainty = Certainty::Doubtful»,",
-        without: "()",
+        code: "pending.certainty = «engine.still(pending.certainty)»;",
+        without: "pending.certainty",
         noticed_by: "lockkit-testkit/late::a_release_that_overtakes_is_repeated",
     },
     Safeguard {

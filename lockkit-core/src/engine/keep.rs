@@ -34,10 +34,10 @@ impl Engine {
     /// Ends a lease at the store: releases it, or has the lock kept from others.
     pub(super) async fn end_at_store(&self, claim: &Claim, kept: Option<Kept>) -> Result<Release> {
         let left = |kept: Kept| (kept, kept.until.since(self.now()));
-        match kept.map(left).filter(|(_, left)| !left.is_zero()) {
+        self.heard(match kept.map(left).filter(|(_, left)| !left.is_zero()) {
             Some((kept, left)) => self.keep_from_others(claim, kept.token, left).await,
             None => self.store.release(claim).await,
-        }
+        })
     }
 
     async fn keep_from_others(&self, claim: &Claim, token: Token, left: Duration) -> Result<Release> {

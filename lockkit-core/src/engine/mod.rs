@@ -72,6 +72,7 @@ pub(crate) struct Engine {
     outstanding: Outstanding,
     backlog: Arc<Backlog>,
     next_id: AtomicU64,
+    failures: AtomicU64,
     closed: AtomicBool,
     closing: Notify,
 }
@@ -91,6 +92,7 @@ impl Engine {
             outstanding: Outstanding::default(),
             backlog: Arc::default(),
             next_id: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             closing: Notify::new(),
         })
@@ -98,6 +100,20 @@ impl Engine {
 
     pub(crate) fn now(&self) -> Moment {
         self.store.info().clock.now()
+    }
+
+    /// Takes note of an answer of the store. After an error the store may have replaced its connection: what is sent from
+    /// then on may arrive before what was sent earlier.
+    fn heard<T>(&self, answer: Result<T>) -> Result<T> {
+        if answer.is_err() {
+            self.failures.fetch_add(1, Ordering::SeqCst);
+        }
+        answer
+    }
+
+    /// How many errors were heard.
+    fn failures(&self) -> u64 {
+        self.failures.load(Ordering::SeqCst)
     }
 
     /// Refuses to go on after a shutdown. Whoever is about to send something has to be counted as

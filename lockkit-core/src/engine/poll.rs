@@ -110,7 +110,7 @@ impl Engine {
         if keys.is_empty() {
             return;
         }
-        match self.store.inspect(&Query::Keys(keys.clone())).await {
+        match self.heard(self.store.inspect(&Query::Keys(keys.clone())).await) {
             Ok(states) => self.poller.seen(&states),
             // Each waiter asks for itself and finds out what is wrong; its patience is its own.
             Err(_) => self.poller.wake(&keys),

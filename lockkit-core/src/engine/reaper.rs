@@ -24,8 +24,9 @@ pub(super) enum Certainty {
     /// The acquisition was answered, and nothing else can create a lease: `NotHeld` is final.
     Settled,
     /// The release goes the way that the acquire went, so that it arrives after it: `NotHeld` is final, as long as no
-    /// release failed. After that, the next one may go another way and be faster.
-    Ordered,
+    /// call failed since that many [`failures`](Engine::failures) were counted. After a failure, the next request may go
+    /// another way and be faster.
+    Ordered(u64),
     /// A request is still on its way, perhaps in the buffer of a server that stands still, and may yet take effect:
     /// only `Released` is final.
     Doubtful,
@@ -158,7 +159,9 @@ impl Owed {
     async fn try_once(&mut self, seat: &mut Option<Seat>) -> Option<Moment> {
         let (engine, pending) = (&self.engine.0, &mut self.pending);
         let sent = engine.now();
-        match engine.end_at_store(&pending.claim, pending.kept).await {
+        let answer = engine.end_at_store(&pending.claim, pending.kept).await;
+        pending.certainty = engine.still(pending.certainty);
+        match answer {
             Ok(answer) if pending.certainty == Certainty::Twice => {
                 if let Release::Released { waiters } = answer {
                     engine.pass(seat.take(), &pending.claim.key, waiters, sent);
@@ -171,7 +174,6 @@ impl Owed {
             }
             Ok(Release::NotHeld(_)) if pending.is_over(sent) => return None,
             Err(e) if !e.is_retryable() && e.effect() == Effect::None => return None,
-            Err(_) if pending.certainty == Certainty::Ordered => pending.certainty = Certainty::Doubtful,
             Ok(Release::NotHeld(_)) | Err(_) => {}
         }
         drop(seat.take());
@@ -191,7 +193,7 @@ impl Drop for Owed {
             return;
         }
         let mut pending = self.pending.clone();
-        if pending.certainty == Certainty::Ordered {
+        if let Certainty::Ordered(_) = pending.certainty {
             // It may have been sent, and the next one may go another way.
             pending.certainty = Certainty::Doubtful;
         }
@@ -240,7 +242,7 @@ impl Undo<'_> {
     /// doubt.
     pub(super) fn arm(&mut self) {
         self.before = self.armed;
-        self.armed.get_or_insert(Certainty::Ordered);
+        self.armed.get_or_insert(Certainty::Ordered(self.engine.failures()));
     }
 
     /// The request changed nothing: only what was to be undone before it still is.
@@ -263,9 +265,10 @@ impl Undo<'_> {
         let Some(certainty) = self.armed else { return };
         // If this is dropped, the next release may go another way, and be faster.
         self.in_doubt();
-        match timeout(bound, self.engine.store.release(self.claim)).await {
-            Ok(Ok(Release::Released { .. })) => self.disarm(),
-            Ok(Ok(Release::NotHeld(_))) if certainty != Certainty::Doubtful => self.disarm(),
+        let Ok(answer) = timeout(bound, self.engine.end_at_store(self.claim, None)).await else { return };
+        match answer {
+            Ok(Release::Released { .. }) => self.disarm(),
+            Ok(Release::NotHeld(_)) if self.engine.still(certainty) != Certainty::Doubtful => self.disarm(),
             Ok(_) | Err(_) => {}
         }
     }
@@ -293,6 +296,14 @@ impl Engine {
     pub(super) fn undo<'a>(self: &'a Arc<Self>, claim: &'a Claim, ttl: Duration) -> Undo<'a> {
         self.outstanding.begin();
         Undo { engine: self, claim, ttl, armed: None, before: None, kept: None, unsettled: Arc::new(Unsettled) }
+    }
+
+    /// What an answer is worth that came just now.
+    fn still(&self, certainty: Certainty) -> Certainty {
+        match certainty {
+            Certainty::Ordered(failures) if failures != self.failures() => Certainty::Doubtful,
+            certainty => certainty,
+        }
     }
 
     /// When a lease asked for up to now must have lapsed, if it has a ttl.

@@ -207,7 +207,7 @@ impl Engine {
     fn apply(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) -> Result<Option<LossReason>> {
         let now = self.now();
         let mut state = lease.state();
-        match answer {
+        match self.heard(answer) {
             Ok(Renewed::Held(hold)) => {
                 let margin = state.deadline().since(now);
                 state.extend(hold.until, lease.ttl, now);
@@ -303,7 +303,7 @@ impl RenewalCall {
         let left = deadline.map(|deadline| deadline.since(self.engine.now())).unwrap_or_default();
         for (lease, answer) in leases.iter().zip(timeout(left, call).await.unwrap_or_default()) {
             // An error says nothing new, and may be older than another answer.
-            if answer.is_ok() {
+            if let answer @ Ok(_) = self.engine.heard(answer) {
                 self.engine.answered(lease, answer);
             }
         }

@@ -193,7 +193,7 @@ impl Acquisition<'_> {
             let request = self.request(claim.clone(), span, sent);
             let doubt = self.doubts.latest();
             undo.arm();
-            let answer = self.call(&request).await;
+            let answer = self.engine.heard(self.call(&request).await);
             self.tell_others(&answer, sent, doubt.is_some());
             match self.judge(&request, answer, &mut undo)? {
                 Step::Again(pause) => self.pause(pause, self.keeps_place().then_some(claim.token)).await,

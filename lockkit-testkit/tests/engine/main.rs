@@ -73,6 +73,26 @@ fn a_release_that_overtakes_its_acquisition_is_sent_again() {
     assert_eq!(run(SimStore::new, &ops), Ok(()));
 }
 
+/// Found by the search: the release of an earlier claim failed, so that the store has another connection by the time at
+/// which the next claim is given up. Its release overtook it.
+#[test]
+fn a_release_on_another_connection_is_sent_again() {
+    let times = Duration::from_millis;
+    let wait = Wait::For(times(501));
+    let ask = Ask { client: 1, key: 0, owner: Some(0), ttl: times(10_000), renew: true, wait };
+    let ops = [
+        Op::Inject { client: 1, rule: Fault::DelayRequest(times(528)).until_healed() },
+        Op::Acquire(ask),
+        Op::Sleep { time: times(725) },
+        Op::Leap { time: times(275) },
+        Op::Cancel { pending: 0 },
+    ];
+    // When the second claim is asked for is a matter of chance.
+    for _ in 0..100 {
+        assert_eq!(run(|| simple(None), &ops), Ok(()));
+    }
+}
+
 /// Found by the search: a lease lapsed in the moment in which the model looked whether anybody waits for a free lock.
 #[test]
 fn a_waiter_that_has_to_ask_has_time_to_notice() {
