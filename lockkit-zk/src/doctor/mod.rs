@@ -15,7 +15,7 @@ use crate::{
     wire::{
         error::{self, Failure, Sent},
         name::Names,
-        queue::{self, FENCE},
+        queue,
     },
 };
 
@@ -171,6 +171,9 @@ impl Doctor<'_> {
         }
         findings.extend(self.locks(&children).await?);
         findings.extend(long_list(root, &children));
+        let windows = self.names.windows();
+        let kept = self.answer(self.client.list_children(&windows)).await?;
+        findings.extend(kept.ok().and_then(|kept| long_list(&windows, &kept)));
         Ok(findings)
     }
 
@@ -182,7 +185,7 @@ impl Doctor<'_> {
         for lock in locks.iter().take(LOCKS) {
             let path = self.names.lock(lock);
             let Ok(children) = self.answer(self.client.list_children(&path)).await? else { continue };
-            let strangers = children.iter().filter(|child| *child != FENCE && queue::sequence(child).is_none());
+            let strangers = queue::contenders(&children).into_iter().filter(|child| queue::sequence(child).is_none());
             foreign.extend(strangers.map(|child| format!("{path}/{child}")));
             if let Some(first) = queue::holders(&children).0.first()
                 && queue::sequence(first).is_some()

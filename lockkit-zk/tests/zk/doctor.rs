@@ -56,6 +56,7 @@ async fn a_healthy_server_has_what_its_configuration_deserves() {
     // In use, by lockkit and by itself, nothing of theirs is strange.
     let store = server.store().await;
     hold(&store, &claim("a")).await;
+    keep(&store, "b", Duration::from_secs(3600)).await;
     let (one, other) = (beyond_default(&server.config()).await, beyond_default(&server.config()).await);
     only(&one, Severity::Note, "acl", "auth");
     assert_eq!(codes(&one), codes(&other));
@@ -117,6 +118,20 @@ async fn foreign_nodes_are_found() {
     assert_eq!(codes(&found), [(Severity::Warning, "queue"), (Severity::Note, "acl")]);
     assert!(found[0].summary.contains("no session ends"), "{found:?}");
     assert_eq!(raw.list_children("/locks").await.expect("list"), ["a"], "something was left behind");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_lists_are_found() {
+    let server = Server::start().await;
+    let (raw, long) = (server.raw().await, "x".repeat(10_000));
+    for path in ["/lockkit/%kept", "/lockkit/a"] {
+        for number in 0..70 {
+            make(&raw, &format!("{path}/{long}-lock-{number:010}"), Acls::anyone_all()).await;
+        }
+        let found = findings(&server.config()).await;
+        let mut long = found.iter().filter(|finding| finding.code == "children");
+        assert!(long.any(|finding| finding.summary.contains(&format!(" {path} has 701"))), "{found:#?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -123,6 +123,19 @@ pub(crate) fn granted(attempt: Attempt) -> Hold {
     }
 }
 
+/// A request to keep a lock in the place of a lease.
+pub(crate) fn keeping(from: &Claim, window: Duration) -> AcquireRequest {
+    let asked = claim(from.key.as_str());
+    AcquireRequest { ttl: window, from: Some(from.token), ..request(&asked, Duration::ZERO) }
+}
+
+/// Takes a lock and has it kept.
+pub(crate) async fn keep(store: &ZkStore, name: &str, window: Duration) -> Hold {
+    let holder = claim(name);
+    hold(store, &holder).await;
+    granted(store.acquire(&keeping(&holder, window)).await.expect("keep"))
+}
+
 pub(crate) fn is_contended(attempt: &Attempt) -> bool {
     matches!(attempt, Attempt::Contended(_))
 }

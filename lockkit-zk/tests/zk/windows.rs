@@ -5,10 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{
-    AcquireRequest, Claim, Effect, ErrorKind, Fence, Hold, LockStore, LossReason, Mode, Query, Release, Renewal,
-    StoreInfo,
-};
+use lockkit_core::{Claim, Effect, ErrorKind, Fence, LockStore, LossReason, Mode, Query, Release, Renewal, StoreInfo};
 use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::{ZkConfig, ZkStore};
 use zookeeper_client::{Acls, Client, CreateMode};
@@ -18,19 +15,6 @@ use crate::support::*;
 const HOUR: Duration = Duration::from_secs(3600);
 /// For what ends while a test waits for it.
 const SHORT: Duration = Duration::from_millis(1500);
-
-/// A request to keep a lock in the place of a lease.
-fn keeping(from: &Claim, window: Duration) -> AcquireRequest {
-    let asked = claim(from.key.as_str());
-    AcquireRequest { ttl: window, from: Some(from.token), ..request(&asked, Duration::ZERO) }
-}
-
-/// Takes a lock and has it kept.
-async fn keep(store: &ZkStore, name: &str, window: Duration) -> Hold {
-    let holder = claim(name);
-    hold(store, &holder).await;
-    granted(store.acquire(&keeping(&holder, window)).await.expect("keep"))
-}
 
 /// What is in the list of all windows.
 async fn listed(raw: &Client) -> usize {
