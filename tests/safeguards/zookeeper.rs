@@ -223,7 +223,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "zk_window_version",
         does: "The record of a window is removed only as it was read",
         file: WINDOWS,
-        code: "self.client.delete(&path, «Some(record.version)»)",
+        code: "self.client.delete(&path, «Some(version)»)",
         without: "None",
         noticed_by: "lockkit-zk/lib::client::windows::tests::a_window_that_was_extended_since_it_was_read_is_not_removed",
     },

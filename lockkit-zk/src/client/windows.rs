@@ -9,7 +9,7 @@ use lockkit_core::{Error, ErrorKind, Result, Token};
 use zookeeper_client::{self as zk, CreateMode, MultiWriter};
 
 use crate::{
-    client::{driver::Answer, session::Session},
+    client::session::Session,
     wire::{
         error::{self, Failure, Sent, unless_gone},
         name::Names,
@@ -30,6 +30,13 @@ pub(crate) struct Record {
     pub(crate) version: i32,
 }
 
+impl Record {
+    /// What is left of the window when it is `now` by the leader's clock; zero if it is over.
+    pub(crate) fn left(&self, now: i64) -> Duration {
+        self.window.left(self.written, now)
+    }
+}
+
 /// When a window of this length is due in the list, which begins now.
 pub(crate) fn due(millis: i64) -> u64 {
     now().saturating_add(u64::try_from(millis).unwrap_or(0))
@@ -44,20 +51,20 @@ pub(crate) fn now() -> u64 {
 impl Session {
     /// Reads the record of a window; `None` if there is none.
     pub(crate) async fn record(&self, lock: &str, token: &Token, bound: Duration) -> Result<Option<Record>> {
-        let path = format!("{lock}/{}", window::node(token));
-        self.read_record(token, Box::pin(self.client.get_data(&path)), bound).await
+        let Some((data, stat)) = self.record_data(lock, token, bound).await? else { return Ok(None) };
+        Ok(Some(Record { token: *token, window: parse(&data)?, written: stat.mtime, version: stat.version }))
     }
 
-    async fn read_record(
+    /// The same as it stands there, whatever its form.
+    pub(crate) async fn record_data(
         &self,
+        lock: &str,
         token: &Token,
-        asked: Answer<'_, (Vec<u8>, zk::Stat)>,
         bound: Duration,
-    ) -> Result<Option<Record>> {
-        let read = unless_gone(self.read(bound, asked).await);
-        let Some((data, stat)) = read.map_err(|failure| error::map(&failure, Sent::ReadOnly))? else { return Ok(None) };
-        let window = parse(&data)?;
-        Ok(Some(Record { token: *token, window, written: stat.mtime, version: stat.version }))
+    ) -> Result<Option<(Vec<u8>, zk::Stat)>> {
+        let path = format!("{lock}/{}", window::node(token));
+        let read = unless_gone(self.read(bound, Box::pin(self.client.get_data(&path))).await);
+        read.map_err(|failure| error::map(&failure, Sent::ReadOnly))
     }
 
     /// The records of all windows of a lock with these children, but for those that are gone by now.
@@ -87,14 +94,27 @@ impl Session {
         all.add_create(&self.names.window(window.due, token), node.as_bytes(), &persistent)
     }
 
-    /// Removes a record as it was read, and what the list has of it; tells whether it is gone. It is not if it was written to since.
+    /// Removes the record of a window as it was read in this version, whatever its form; tells whether it is gone. It is not if it was
+    /// written to since.
+    pub(crate) async fn remove_record(
+        &self,
+        lock: &str,
+        token: &Token,
+        version: i32,
+        bound: Duration,
+    ) -> Result<bool, Failure> {
+        let path = format!("{lock}/{}", window::node(token));
+        match self.lead(self.now(), bound, Box::pin(self.client.delete(&path, Some(version)))).await {
+            Err(failure) if failure.is(&zk::Error::BadVersion) => Ok(false),
+            removed => unless_gone(removed).map(|_| true),
+        }
+    }
+
+    /// The same, and what the list has of it.
     pub(crate) async fn remove(&self, lock: &str, record: &Record, bound: Duration) -> Result<bool, Failure> {
-        let path = format!("{lock}/{}", window::node(&record.token));
-        let removed = self.lead(self.now(), bound, Box::pin(self.client.delete(&path, Some(record.version)))).await;
-        if removed.as_ref().is_err_and(|failure| failure.is(&zk::Error::BadVersion)) {
+        if !self.remove_record(lock, &record.token, record.version, bound).await? {
             return Ok(false);
         }
-        unless_gone(removed)?;
         // The record alone counts: what is left in the list is removed when it is due. The list may be another user's.
         match self.delete(&self.names.window(record.window.due, &record.token), bound).await {
             Err(failure) if failure.is(&zk::Error::NoAuth) => Ok(true),
@@ -152,7 +172,7 @@ impl Session {
         let Some((lock, _)) = listed.map_err(failed)? else { return Ok(()) };
         let lock = self.names.in_root(&String::from_utf8_lossy(&lock));
         match self.record(&lock, &token, bound).await? {
-            Some(record) if !record.window.left(record.written, now).is_zero() => {}
+            Some(record) if !record.left(now).is_zero() => {}
             Some(record) => _ = self.remove(&lock, &record, bound).await.map_err(failed)?,
             // It was removed by whoever got the lock, or ended by somebody.
             None => _ = self.delete(&path, bound).await.map_err(failed)?,
@@ -204,7 +224,7 @@ mod tests {
         assert_eq!(granted(store.acquire(&longer).await).fence, first.fence);
         assert!(!session.remove(&lock, &before, BOUND).await.expect("ask"), "it was removed");
         let after = session.record(&lock, token, BOUND).await.expect("read").expect("it is kept");
-        assert!(after.window.left(after.written, before.written) >= longer.ttl);
+        assert!(after.left(before.written) >= longer.ttl);
         assert!(session.remove(&lock, &after, BOUND).await.expect("ask"));
         assert!(session.remove(&lock, &after, BOUND).await.expect("ask"), "it is gone all the same");
         assert!(session.record(&lock, token, BOUND).await.expect("read").is_none());

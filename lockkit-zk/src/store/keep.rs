@@ -161,10 +161,17 @@ pub(crate) async fn end(
     bound: Duration,
 ) -> Result<Option<Release>> {
     for _ in 0..LOOKS {
-        let Some(record) = session.record(lock, token, bound).await? else { return Ok(None) };
-        let now = session.leader_time().await.map_err(|failure| lasting(&failure))?;
-        let is_over = record.window.left(record.written, now).is_zero();
-        if session.remove(lock, &record, bound).await.map_err(|failure| lasting(&failure))? {
+        let Some((data, stat)) = session.record_data(lock, token, bound).await? else { return Ok(None) };
+        let (removed, is_over) = match Window::parse(&data) {
+            Some(window) => {
+                let now = session.leader_time().await.map_err(|failure| lasting(&failure))?;
+                let record = Record { token: *token, window, written: stat.mtime, version: stat.version };
+                (session.remove(lock, &record, bound).await, record.left(now).is_zero())
+            }
+            // It has another form. What the list has of it is removed when it is due.
+            None => (session.remove_record(lock, token, stat.version, bound).await, false),
+        };
+        if removed.map_err(|failure| lasting(&failure))? {
             let released = Release::Released { waiters: u32::try_from(waiters).ok() };
             return Ok(Some(if is_over { Release::NotHeld(LossReason::Gone) } else { released }));
         }

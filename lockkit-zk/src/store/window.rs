@@ -18,7 +18,8 @@ use crate::{
     },
     wire::{
         error::{self, Sent, unless_gone},
-        window,
+        value,
+        window::{self, Window},
     },
 };
 
@@ -91,7 +92,7 @@ impl Acquisition<'_> {
         };
         let mut last = None;
         for record in records {
-            let left = record.window.left(record.written, now);
+            let left = record.left(now);
             if left.is_zero() && self.remove(&record).await? {
                 continue;
             }
@@ -114,27 +115,35 @@ impl Acquisition<'_> {
 }
 
 /// Those windows of a lock with these children that are not over, as its holders.
+///
+/// A record of another form is shown as it stands there. It keeps the lock until somebody ends it, who has to be told its token.
 pub(crate) async fn holders(
     session: &Session,
     lock: &str,
     children: &[String],
     bound: Duration,
 ) -> Result<Vec<Holder>> {
-    if !window::is_kept(children) {
-        return Ok(Vec::new());
+    let mut holders = Vec::new();
+    for token in children.iter().filter_map(|child| window::token(child)) {
+        let Some((data, stat)) = session.record_data(lock, &token, bound).await? else { continue };
+        let (info, mode) = (value::holder(&data), Mode::Exclusive);
+        let holder = Holder { token: Some(token), info, mode, depth: 1, fence: None, remaining: None };
+        let Some(window) = Window::parse(&data) else {
+            holders.push(holder);
+            continue;
+        };
+        let left = window.left(stat.mtime, time(session).await?);
+        if !left.is_zero() {
+            holders.push(Holder { info: window.holder, fence: Some(window.fence), remaining: Some(left), ..holder });
+        }
     }
-    let records = session.records(lock, children, bound).await?;
-    let now = match session.leader_time().await {
-        Ok(now) => now,
-        // Who may only read goes by the clock of this machine.
-        Err(failure) if failure.is(&zk::Error::NoAuth) => i64::try_from(windows::now()).unwrap_or(i64::MAX),
-        Err(failure) => return Err(error::map(&failure, Sent::ReadOnly)),
-    };
-    let holder = |record: Record| {
-        let remaining = record.window.left(record.written, now);
-        let (token, info, fence) = (Some(record.token), record.window.holder, Some(record.window.fence));
-        let holder = Holder { token, info, mode: Mode::Exclusive, depth: 1, fence, remaining: Some(remaining) };
-        (!remaining.is_zero()).then_some(holder)
-    };
-    Ok(records.into_iter().filter_map(holder).collect())
+    Ok(holders)
+}
+
+/// The time by the leader's clock; for who may only read, by that of this machine.
+async fn time(session: &Session) -> Result<i64> {
+    match session.leader_time().await {
+        Err(failure) if failure.is(&zk::Error::NoAuth) => Ok(i64::try_from(windows::now()).unwrap_or(i64::MAX)),
+        time => time.map_err(|failure| error::map(&failure, Sent::ReadOnly)),
+    }
 }

@@ -150,6 +150,27 @@ async fn a_window_that_is_broken_late_was_over() {
     assert_eq!(store.release(&kept.claim).await.expect("release"), Release::NotHeld(LossReason::Gone));
 }
 
+/// By a newer lockkit, or spoilt: nobody knows when it ends, so it keeps all out until somebody ends it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_that_can_not_be_read_is_shown_and_broken() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, server.raw().await);
+    keep(&store, "a", HOUR).await;
+    let spoilt = keep(&store, "b", HOUR).await.claim;
+    let path = format!("/lockkit/b/~kept-{}", spoilt.token.reveal());
+    raw.set_data(&path, b"kept2:1:2:3:newer", None).await.expect("write");
+    let states = store.inspect(&Query::Prefix(String::new())).await.expect("inspect");
+    assert_eq!(states.iter().map(|state| state.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    let [holder] = &states[1].holders[..] else { panic!("{states:?}") };
+    assert_eq!((holder.token, holder.info.as_str()), (Some(spoilt.token), "kept2:1:2:3:newer"));
+    assert_eq!((holder.fence, holder.remaining), (None, None));
+    let mine = claim("b");
+    assert_eq!(attempt(&store, &mine).await.expect_err("it is kept").kind(), ErrorKind::Unexpected);
+    assert!(matches!(store.release(&mine).await.expect("release"), Release::NotHeld(_)));
+    free(&store, &spoilt).await;
+    assert!(!is_kept(&store, "b").await);
+}
+
 /// By its token alone, in another session. Its fences may be written down, and take all the room that there is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_has_the_token_of_a_lease_may_have_its_lock_kept() {
