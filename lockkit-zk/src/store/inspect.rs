@@ -3,17 +3,19 @@
 use std::time::Duration;
 
 use lockkit_core::{Error, ErrorKind, Holder, KeyState, LockKey, Mode, Query, Result, Waiter};
-use zookeeper_client::Stat;
+use tokio::sync::OnceCell;
+use zookeeper_client::{self as zk, Stat};
 
 use crate::{
-    client::{driver::Answer, session::Session},
-    store::{ZkStore, window},
+    client::{driver::Answer, session::Session, windows},
+    store::ZkStore,
     wire::{
         error::{self, Failure, Sent, unless_gone},
         fence::FenceRecord,
         name,
         queue::{self, FENCE},
         value::{self, Value},
+        window::{self, Window},
     },
 };
 
@@ -26,42 +28,23 @@ const LOOKS: u32 = 20;
 /// Answers a query.
 pub(crate) async fn inspect(store: &ZkStore, query: &Query) -> Result<Vec<KeyState>> {
     let (session, bound) = (store.session().await?, store.timeout());
-    let states = match query {
-        Query::Keys(keys) => states(&session, keys, bound).await?,
+    let look = Inspection { session: &session, bound, time: OnceCell::new() };
+    match query {
+        Query::Keys(keys) => look.states(keys).await,
         Query::Queue(key) => {
             let path = session.names.lock(key);
             let children = children(session.list(&path, bound).await)?;
-            vec![state(&session, key, &path, children, Show::Queue, bound).await?]
+            Ok(vec![look.state(key, &path, children, Show::Queue).await?])
         }
         Query::Prefix(prefix) => {
-            let mut keys = keys(&session, bound).await?;
+            let mut keys = look.keys().await?;
             keys.retain(|key| key.as_str().starts_with(prefix));
             keys.sort();
-            let mut states = states(&session, &keys, bound).await?;
+            let mut states = look.states(&keys).await?;
             states.retain(|state| !state.holders.is_empty());
-            states
-        }
-    };
-    Ok(states)
-}
-
-async fn keys(session: &Session, bound: Duration) -> Result<Vec<LockKey>> {
-    let nodes = session.list(session.names.root(), bound).await.map_err(|failure| read_only(&failure))?;
-    Ok(nodes.iter().filter_map(|node| session.names.key(node)).collect())
-}
-
-async fn states(session: &Session, keys: &[LockKey], bound: Duration) -> Result<Vec<KeyState>> {
-    let mut states = Vec::with_capacity(keys.len());
-    for keys in keys.chunks(BATCH) {
-        let paths: Vec<_> = keys.iter().map(|key| session.names.lock(key)).collect();
-        let queues: Vec<_> =
-            paths.iter().map(|path| Box::pin(session.client.list_children(path)) as Answer<'_, _>).collect();
-        for ((key, path), queue) in keys.iter().zip(&paths).zip(queues) {
-            let children = children(session.read(bound, queue).await)?;
-            states.push(state(session, key, path, children, Show::Holders, bound).await?);
+            Ok(states)
         }
     }
-    Ok(states)
 }
 
 /// How much of a lock is to be shown.
@@ -72,94 +55,147 @@ enum Show {
     Queue,
 }
 
-async fn state(
-    session: &Session,
-    key: &LockKey,
-    path: &str,
-    mut children: Vec<String>,
-    show: Show,
+/// One look, at however many locks.
+struct Inspection<'a> {
+    session: &'a Session,
+    /// The bound on one operation.
     bound: Duration,
-) -> Result<KeyState> {
-    for _ in 0..LOOKS {
-        let kept = window::holders(session, path, &children, bound).await?;
-        if !kept.is_empty() {
-            let waiting = queue::contenders(&children);
-            let fence = kept.iter().filter_map(|holder| holder.fence).max();
-            let waiters = Some(u32::try_from(waiting.len()).unwrap_or(u32::MAX));
-            let queue = match show {
-                Show::Holders => None,
-                Show::Queue => Some(queue(session, path, waiting, bound).await?),
+    /// By the leader's clock, asked for when the first window was found: a write for each would be too much. Later ones are shown to last a moment
+    /// longer than they do.
+    time: OnceCell<i64>,
+}
+
+impl Inspection<'_> {
+    async fn keys(&self) -> Result<Vec<LockKey>> {
+        let names = &self.session.names;
+        let nodes = self.session.list(names.root(), self.bound).await.map_err(|failure| read_only(&failure))?;
+        Ok(nodes.iter().filter_map(|node| names.key(node)).collect())
+    }
+
+    async fn states(&self, keys: &[LockKey]) -> Result<Vec<KeyState>> {
+        let (session, mut states) = (self.session, Vec::with_capacity(keys.len()));
+        for keys in keys.chunks(BATCH) {
+            let paths: Vec<_> = keys.iter().map(|key| session.names.lock(key)).collect();
+            let queues: Vec<_> =
+                paths.iter().map(|path| Box::pin(session.client.list_children(path)) as Answer<'_, _>).collect();
+            for ((key, path), queue) in keys.iter().zip(&paths).zip(queues) {
+                let children = children(session.read(self.bound, queue).await)?;
+                states.push(self.state(key, path, children, Show::Holders).await?);
+            }
+        }
+        Ok(states)
+    }
+
+    async fn state(&self, key: &LockKey, path: &str, mut children: Vec<String>, show: Show) -> Result<KeyState> {
+        for _ in 0..LOOKS {
+            let kept = self.windows(path, &children).await?;
+            if !kept.is_empty() {
+                let waiting = queue::contenders(&children);
+                let fence = kept.iter().filter_map(|holder| holder.fence).max();
+                let waiters = Some(u32::try_from(waiting.len()).unwrap_or(u32::MAX));
+                let queue = match show {
+                    Show::Holders => None,
+                    Show::Queue => Some(self.queue(path, waiting).await?),
+                };
+                return Ok(KeyState { key: key.clone(), holders: kept, fence, waiters, queue });
+            }
+            let (nodes, waiters) = queue::holders(&children);
+            if nodes.is_empty() {
+                let queue = (show == Show::Queue).then(Vec::new);
+                return Ok(KeyState { waiters: Some(0), queue, ..KeyState::unknown(key.clone()) });
+            }
+            let holders = self.holders(path, &nodes, queue::has_record(&children)).await?;
+            if !holders.is_empty() {
+                let fence = holders.iter().filter_map(|holder| holder.fence).max();
+                let waiters = Some(u32::try_from(waiters).unwrap_or(u32::MAX));
+                let queue = match show {
+                    Show::Holders => None,
+                    Show::Queue => Some(self.queue(path, queue::waiters(&children)).await?),
+                };
+                return Ok(KeyState { key: key.clone(), holders, fence, waiters, queue });
+            }
+            children = self.session.list(path, self.bound).await.map_err(|failure| read_only(&failure))?;
+        }
+        Err(Error::new(ErrorKind::Unavailable, "the lock changes hands faster than it can be looked at"))
+    }
+
+    /// What the nodes of those that hold a lock say; none of those that are gone by now, and none at all if the lock was made anew.
+    async fn holders(&self, path: &str, nodes: &[&str], recorded: bool) -> Result<Vec<Holder>> {
+        let (mut holders, record_path) = (Vec::with_capacity(nodes.len()), format!("{path}/{FENCE}"));
+        let record = recorded.then(|| self.data(&record_path));
+        let seen = self.all(path, nodes).await?;
+        let record = match record {
+            None => Some(FenceRecord::NONE),
+            Some(record) => match present(self.session.read(self.bound, record).await)? {
+                Some((data, _)) => FenceRecord::parse(&data),
+                None => return Ok(holders),
+            },
+        };
+        for (node, (data, stat)) in nodes.iter().zip(seen).filter_map(|(node, seen)| Some((node, seen?))) {
+            holders.push(holder(node, &data, &stat, record));
+        }
+        Ok(holders)
+    }
+
+    /// Those windows of a lock with these children that are not over, as its holders.
+    ///
+    /// A record of another form is shown as it stands there. It keeps the lock until somebody ends it, who has to be told its token.
+    async fn windows(&self, lock: &str, children: &[String]) -> Result<Vec<Holder>> {
+        let mut holders = Vec::new();
+        for token in children.iter().filter_map(|child| window::token(child)) {
+            let Some((data, stat)) = self.session.record_data(lock, &token, self.bound).await? else { continue };
+            let (info, mode) = (value::holder(&data), Mode::Exclusive);
+            let holder = Holder { token: Some(token), info, mode, depth: 1, fence: None, remaining: None };
+            let Some(window) = Window::parse(&data) else {
+                holders.push(holder);
+                continue;
             };
-            return Ok(KeyState { key: key.clone(), holders: kept, fence, waiters, queue });
+            let left = window.left(stat.mtime, *self.time.get_or_try_init(|| time(self.session)).await?);
+            if !left.is_zero() {
+                holders.push(Holder {
+                    info: window.holder,
+                    fence: Some(window.fence),
+                    remaining: Some(left),
+                    ..holder
+                });
+            }
         }
-        let (nodes, waiters) = queue::holders(&children);
-        if nodes.is_empty() {
-            let queue = (show == Show::Queue).then(Vec::new);
-            return Ok(KeyState { waiters: Some(0), queue, ..KeyState::unknown(key.clone()) });
+        Ok(holders)
+    }
+
+    /// Those that wait, the next one first, without those that are gone by now.
+    async fn queue(&self, path: &str, mut nodes: Vec<&str>) -> Result<Vec<Waiter>> {
+        nodes.truncate(KeyState::LONGEST_QUEUE);
+        let seen = self.all(path, &nodes).await?;
+        let waiter = |(node, seen): (&&str, Option<(Vec<u8>, Stat)>)| {
+            seen.map(|(data, _)| Waiter { info: value::holder(&data), mode: name::mode(node) })
+        };
+        Ok(nodes.iter().zip(seen).filter_map(waiter).collect())
+    }
+
+    /// What is in these nodes; `None` for those that are gone by now.
+    async fn all(&self, path: &str, nodes: &[&str]) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
+        let paths: Vec<_> = nodes.iter().map(|node| format!("{path}/{node}")).collect();
+        // All are on their way before any is awaited.
+        let asked: Vec<_> = paths.iter().map(|path| self.data(path)).collect();
+        let mut seen = Vec::with_capacity(nodes.len());
+        for answer in asked {
+            seen.push(present(self.session.read(self.bound, answer).await)?);
         }
-        let holders = holders(session, path, &nodes, queue::has_record(&children), bound).await?;
-        if !holders.is_empty() {
-            let fence = holders.iter().filter_map(|holder| holder.fence).max();
-            let waiters = Some(u32::try_from(waiters).unwrap_or(u32::MAX));
-            let queue = match show {
-                Show::Holders => None,
-                Show::Queue => Some(queue(session, path, queue::waiters(&children), bound).await?),
-            };
-            return Ok(KeyState { key: key.clone(), holders, fence, waiters, queue });
-        }
-        children = session.list(path, bound).await.map_err(|failure| read_only(&failure))?;
+        Ok(seen)
     }
-    Err(Error::new(ErrorKind::Unavailable, "the lock changes hands faster than it can be looked at"))
-}
 
-/// What the nodes of those that hold a lock say; none of those that are gone by now, and none at all if the lock was made anew.
-async fn holders(
-    session: &Session,
-    path: &str,
-    nodes: &[&str],
-    recorded: bool,
-    bound: Duration,
-) -> Result<Vec<Holder>> {
-    let (mut holders, record_path) = (Vec::with_capacity(nodes.len()), format!("{path}/{FENCE}"));
-    let record = recorded.then(|| data(session, &record_path));
-    let seen = all(session, path, nodes, bound).await?;
-    let record = match record {
-        None => Some(FenceRecord::NONE),
-        Some(record) => match present(session.read(bound, record).await)? {
-            Some((data, _)) => FenceRecord::parse(&data),
-            None => return Ok(holders),
-        },
-    };
-    for (node, (data, stat)) in nodes.iter().zip(seen).filter_map(|(node, seen)| Some((node, seen?))) {
-        holders.push(holder(node, &data, &stat, record));
+    fn data<'s>(&'s self, path: &'s str) -> Answer<'s, (Vec<u8>, Stat)> {
+        Box::pin(self.session.client.get_data(path))
     }
-    Ok(holders)
 }
 
-/// Those that wait, the next one first, without those that are gone by now.
-async fn queue(session: &Session, path: &str, mut nodes: Vec<&str>, bound: Duration) -> Result<Vec<Waiter>> {
-    nodes.truncate(KeyState::LONGEST_QUEUE);
-    let seen = all(session, path, &nodes, bound).await?;
-    let waiter = |(node, seen): (&&str, Option<(Vec<u8>, Stat)>)| {
-        seen.map(|(data, _)| Waiter { info: value::holder(&data), mode: name::mode(node) })
-    };
-    Ok(nodes.iter().zip(seen).filter_map(waiter).collect())
-}
-
-/// What is in these nodes; `None` for those that are gone by now.
-async fn all(session: &Session, path: &str, nodes: &[&str], bound: Duration) -> Result<Vec<Option<(Vec<u8>, Stat)>>> {
-    let paths: Vec<_> = nodes.iter().map(|node| format!("{path}/{node}")).collect();
-    // All are on their way before any is awaited.
-    let asked: Vec<_> = paths.iter().map(|path| data(session, path)).collect();
-    let mut seen = Vec::with_capacity(nodes.len());
-    for answer in asked {
-        seen.push(present(session.read(bound, answer).await)?);
+/// The time by the leader's clock; for who may only read, by that of this machine.
+async fn time(session: &Session) -> Result<i64> {
+    match session.leader_time().await {
+        Err(failure) if failure.is(&zk::Error::NoAuth) => Ok(i64::try_from(windows::now()).unwrap_or(i64::MAX)),
+        time => time.map_err(|failure| read_only(&failure)),
     }
-    Ok(seen)
-}
-
-fn data<'a>(session: &'a Session, path: &'a str) -> Answer<'a, (Vec<u8>, Stat)> {
-    Box::pin(session.client.get_data(path))
 }
 
 /// What a node says.

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Attempt, Error, Holder, Mode, Result};
+use lockkit_core::{Attempt, Error, Result};
 use tokio::time::{Instant, sleep};
 use zookeeper_client as zk;
 
 use crate::{
     client::{
-        session::Session,
         watched::{Use, changed},
         windows::{self, Record},
     },
@@ -16,11 +15,7 @@ use crate::{
         acquire::{Acquisition, LOOK_PAUSE, Outlook, QueueView, Woken, contention, undone},
         wait::passed,
     },
-    wire::{
-        error::{self, Sent, unless_gone},
-        value,
-        window::{self, Window},
-    },
+    wire::{error::unless_gone, window},
 };
 
 /// When to ask again for a lock whose directory has to be made anew when a window is over.
@@ -111,39 +106,5 @@ impl Acquisition<'_> {
             Err(failure) if failure.is(&zk::Error::NoAuth) => Ok(true),
             removed => removed.map_err(|failure| self.doubtful(&failure)),
         }
-    }
-}
-
-/// Those windows of a lock with these children that are not over, as its holders.
-///
-/// A record of another form is shown as it stands there. It keeps the lock until somebody ends it, who has to be told its token.
-pub(crate) async fn holders(
-    session: &Session,
-    lock: &str,
-    children: &[String],
-    bound: Duration,
-) -> Result<Vec<Holder>> {
-    let mut holders = Vec::new();
-    for token in children.iter().filter_map(|child| window::token(child)) {
-        let Some((data, stat)) = session.record_data(lock, &token, bound).await? else { continue };
-        let (info, mode) = (value::holder(&data), Mode::Exclusive);
-        let holder = Holder { token: Some(token), info, mode, depth: 1, fence: None, remaining: None };
-        let Some(window) = Window::parse(&data) else {
-            holders.push(holder);
-            continue;
-        };
-        let left = window.left(stat.mtime, time(session).await?);
-        if !left.is_zero() {
-            holders.push(Holder { info: window.holder, fence: Some(window.fence), remaining: Some(left), ..holder });
-        }
-    }
-    Ok(holders)
-}
-
-/// The time by the leader's clock; for who may only read, by that of this machine.
-async fn time(session: &Session) -> Result<i64> {
-    match session.leader_time().await {
-        Err(failure) if failure.is(&zk::Error::NoAuth) => Ok(i64::try_from(windows::now()).unwrap_or(i64::MAX)),
-        time => time.map_err(|failure| error::map(&failure, Sent::ReadOnly)),
     }
 }

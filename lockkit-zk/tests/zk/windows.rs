@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Claim, Effect, ErrorKind, Fence, LockStore, LossReason, Mode, Query, Release, Renewal, StoreInfo};
+use lockkit_core::{
+    Claim, Effect, ErrorKind, Fence, LockStore, LossReason, Mode, Query, Release, Renewal, StoreInfo, Token,
+};
 use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::{ZkConfig, ZkStore};
 use zookeeper_client::{Acls, Client, CreateMode};
@@ -19,6 +21,22 @@ const SHORT: Duration = Duration::from_millis(1500);
 /// What is in the list of all windows.
 async fn listed(raw: &Client) -> usize {
     children(raw, "%kept").await.len()
+}
+
+/// Writes a record and an entry of the list by hand.
+async fn write_down(raw: &Client, name: &str, record: &str) {
+    let (token, persistent) = (claim(name).token, CreateMode::Persistent.with_acls(Acls::anyone_all()));
+    for path in [format!("/lockkit/{name}"), "/lockkit/%kept".to_owned()] {
+        raw.mkdir(&path, &CreateMode::Container.with_acls(Acls::anyone_all())).await.expect("mkdir");
+    }
+    let (path, entry) = (format!("/lockkit/{name}/~kept-{}", token.reveal()), listed_path(&token));
+    raw.create(&path, record.as_bytes(), &persistent).await.expect("the record");
+    raw.create(&entry, name.as_bytes(), &persistent).await.expect("the entry");
+}
+
+/// The path of an entry that is due since 1970.
+fn listed_path(token: &Token) -> String {
+    format!("/lockkit/%kept/{:020}-{}", 1, token.reveal())
 }
 
 async fn is_kept(store: &ZkStore, name: &str) -> bool {
@@ -169,6 +187,22 @@ async fn a_window_that_can_not_be_read_is_shown_and_broken() {
     assert!(matches!(store.release(&mine).await.expect("release"), Release::NotHeld(_)));
     free(&store, &spoilt).await;
     assert!(!is_kept(&store, "b").await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_at_many_windows_asks_for_the_time_once() {
+    let server = Server::start().await;
+    let (store, raw) = (server.store().await, server.raw().await);
+    for name in 0..20 {
+        write_down(&raw, &format!("kept-{name}"), "kept:3600000:1:7:test").await;
+    }
+    let look = async || {
+        assert_eq!(store.inspect(&Query::Prefix("kept".to_owned())).await.expect("inspect").len(), 20);
+        let nodes = raw.list_children("/lockkit").await.expect("list");
+        let own = nodes.iter().find(|node| node.starts_with("%session-")).expect("it asked for the time");
+        raw.check_stat(&format!("/lockkit/{own}")).await.expect("stat").expect("the node").version
+    };
+    assert_eq!((look().await, look().await), (0, 1));
 }
 
 /// By its token alone, in another session. Its fences may be written down, and take all the room that there is.
