@@ -54,7 +54,7 @@ async fn replace(
     from: Token,
     bound: Duration,
 ) -> Result<Attempt> {
-    let (place, token) = (Replacement::begin(session, request, from, bound), &request.claim.token);
+    let (place, token) = (Replacement::begin(store, session, request, from, bound), &request.claim.token);
     let is_new = session.claimed(token).is_none();
     if is_new {
         session.claims().insert(*token, Claimed::asked(place.lock.clone()));
@@ -70,7 +70,7 @@ async fn replace(
         None if session.is_over() => error.unknown_effect(),
         None => error,
     });
-    place.end(store, &answer);
+    place.end(&answer);
     answer
 }
 

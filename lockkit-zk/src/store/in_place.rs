@@ -28,6 +28,7 @@ pub(super) const LOOKS: u32 = 5;
 
 /// A request for the place of the lease with the token `from`.
 pub(super) struct Replacement<'a> {
+    store: &'a ZkStore,
     pub(super) session: &'a Arc<Session>,
     pub(super) request: &'a AcquireRequest,
     pub(super) from: Token,
@@ -54,28 +55,41 @@ pub(super) struct Giver {
 
 impl<'a> Replacement<'a> {
     /// Begins: the node of the lease may go at any time from here on.
-    pub(super) fn begin(session: &'a Arc<Session>, request: &'a AcquireRequest, from: Token, bound: Duration) -> Self {
+    pub(super) fn begin(
+        store: &'a ZkStore,
+        session: &'a Arc<Session>,
+        request: &'a AcquireRequest,
+        from: Token,
+        bound: Duration,
+    ) -> Self {
         let (lock, known) = (session.names.lock(&request.claim.key), session.begin_release(&from));
-        Self { session, request, from, lock, bound, known }
+        Self { store, session, request, from, lock, bound, known }
     }
 
-    /// Takes note of what became of the lease. It is over unless there was an error.
-    pub(super) fn end(&self, store: &ZkStore, answer: &Result<Attempt>) {
-        let session = self.session;
-        if let Err(error) = answer {
-            let before = self.known.as_ref().is_some_and(|claimed| claimed.releasing);
-            if error.effect() == Effect::None {
-                session.update(&self.from, |claimed| claimed.releasing = before);
-            }
-            return;
+    /// Takes note of what became of the lease, unless that was [refused](Self::refuse), which has done so.
+    pub(super) fn end(&self, answer: &Result<Attempt>) {
+        match answer {
+            Ok(Attempt::Granted(_)) => self.is_over(),
+            Err(error) if error.effect() == Effect::None => self.goes_on(),
+            Ok(Attempt::Contended(_)) | Err(_) => {}
         }
+    }
+
+    fn is_over(&self) {
+        let session = self.session;
         let left = session.claims().remove(&self.from);
         if left.is_some_and(|left| left.node() != self.known.as_ref().and_then(Claimed::node)) {
             session.is_in_doubt();
         }
-        store.sessions.forget(&self.from);
+        self.store.sessions.forget(&self.from);
         // Its node was not deleted as one that nobody stood behind.
         unpoisoned(&session.uncontended).forget(&self.lock);
+    }
+
+    /// It is as it was before.
+    fn goes_on(&self) {
+        let before = self.known.as_ref().is_some_and(|claimed| claimed.releasing);
+        self.session.update(&self.from, |claimed| claimed.releasing = before);
     }
 
     pub(super) async fn list(&self) -> Result<Vec<String>> {
@@ -148,7 +162,7 @@ impl<'a> Replacement<'a> {
         Ok(Some(Giver { node: node.to_owned(), czxid: stat.czxid, after, record, version, is_guess: false }))
     }
 
-    /// Another has the lock, or nobody.
+    /// Another has the lock, or nobody. The lease is over if it has no node. With one it may be a reader's, or a claim that waits.
     pub(super) async fn refuse(&self, children: &[String]) -> Result<Attempt> {
         let holder = match queue::contenders(children).first() {
             None => self.session.records(&self.lock, children, self.bound).await?.pop().map(|r| r.window.holder),
@@ -163,6 +177,10 @@ impl<'a> Replacement<'a> {
                 )
             }
         };
+        match queue::of_claim(children, &name::protection(&self.from)).next() {
+            None => self.is_over(),
+            Some(_) => self.goes_on(),
+        }
         Ok(Attempt::Contended(Contention { retry_after: None, holder, burnt: false }))
     }
 }

@@ -42,9 +42,9 @@ pub(crate) async fn keep(store: &ZkStore, request: &AcquireRequest, from: Token)
         return Err(Error::invalid(format!("a lock can be kept for at most {days} days")));
     }
     let (session, bound) = (store.session().await?, store.timeout());
-    let keeping = Keeping { asked: session.now(), place: Replacement::begin(&session, request, from, bound) };
+    let keeping = Keeping { asked: session.now(), place: Replacement::begin(store, &session, request, from, bound) };
     let answer = keeping.run().await;
-    keeping.place.end(store, &answer);
+    keeping.place.end(&answer);
     if matches!(answer, Ok(Attempt::Granted(_))) {
         // That others leave something behind is no reason to say that this failed, nor for it to take long.
         drop(timeout(bound, session.sweep_windows(bound)).await);

@@ -205,6 +205,8 @@ async fn what_can_not_become_a_reader_is_refused() {
         assert!(children(&raw, from.key.as_str()).await.len() <= 1, "a node was left");
         let unknown = store.release(&asked.claim).await.expect("release");
         assert!(matches!(unknown, Release::NotHeld(_)), "{unknown:?}");
+        let renewed = renew(&store, &from).await.expect("renew");
+        assert_eq!(matches!(renewed, Renewed::Held(_)), from.mode == Mode::Shared, "it is as it was: {renewed:?}");
     }
     let writer = claim("c");
     hold(&store, &writer).await;

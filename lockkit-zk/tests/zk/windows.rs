@@ -6,7 +6,7 @@ use std::{
 };
 
 use lockkit_core::{
-    Claim, Effect, ErrorKind, Fence, LockStore, LossReason, Mode, Query, Release, Renewal, StoreInfo, Token,
+    Claim, Effect, ErrorKind, Fence, LockStore, LossReason, Mode, Query, Release, Renewal, Renewed, StoreInfo, Token,
 };
 use lockkit_testkit::faults::{Direction, poll_until};
 use lockkit_zk::{ZkConfig, ZkStore};
@@ -244,7 +244,19 @@ async fn only_a_holder_keeps_a_lock() {
     let waiter = Waiter::queue(&store, &raw, claim("a")).await;
     assert!(keep_out(&waiter.claim).await && keep_out(&claim("a")).await, "another holds it");
     assert!(keep_out(&reader).await && keep_out(&beside).await, "the place of a reader");
-    assert!(matches!(renew(&other, &theirs).await, Ok(lockkit_core::Renewed::Held(_))));
+    let kept = keep(&store, "c", HOUR).await;
+    let first = Waiter::queue(&store, &raw, claim("c")).await;
+    assert!(keep_out(&first.claim).await, "it waits for the window");
+    // All that was refused is as it was.
+    for (store, claim) in [(&other, &theirs), (&other, &reader), (&store, &beside)] {
+        assert!(matches!(renew(store, claim).await, Ok(Renewed::Held(_))), "{claim:?}");
+    }
+    free(&other, &theirs).await;
+    free(&store, &kept.claim).await;
+    for waiter in [waiter, first] {
+        let next = waiter.granted().await;
+        free(&store, &next.claim).await;
+    }
     let asked = keeping(&theirs, StoreInfo::LONGEST_KEPT + Duration::from_secs(1));
     assert_eq!(store.acquire(&asked).await.expect_err("refused").kind(), ErrorKind::InvalidInput);
 }
