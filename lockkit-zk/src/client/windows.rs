@@ -5,7 +5,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkit_core::{Error, ErrorKind, Result, Token};
+use lockkit_core::{Error, ErrorKind, Result, Token, store::join_all};
 use zookeeper_client::{self as zk, CreateMode, MultiWriter};
 
 use crate::{
@@ -141,9 +141,8 @@ impl Session {
     }
 
     /// Removes some of the windows that are over, whatever locks they are of. What can't be removed stays: the next window is another occasion.
-    pub(crate) async fn sweep_windows(&self, bound: Duration) -> Result<()> {
-        let list = self.list(&self.names.windows(), bound).await;
-        let list = list.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+    pub(crate) async fn sweep_windows(&self, bound: Duration) -> Result<(), Failure> {
+        let list = self.list(&self.names.windows(), bound).await?;
         let mut due: Vec<_> = list.iter().filter(|node| is_due(node)).collect();
         if due.is_empty() {
             return Ok(());
@@ -152,14 +151,9 @@ impl Session {
         let start = usize::try_from(now()).unwrap_or_default() % due.len();
         due.rotate_left(start);
         due.truncate(SWEPT);
-        let now = self.leader_time().await.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
-        for node in due {
-            match self.sweep_window(node, now, bound).await {
-                // It can't be read or removed, which says nothing of the others.
-                Err(error) if matches!(error.kind(), ErrorKind::Denied | ErrorKind::Unexpected) => {}
-                swept => swept?,
-            }
-        }
+        let now = self.leader_time().await?;
+        // That one can't be read or removed says nothing of the others.
+        drop(join_all(due.into_iter().map(|node| self.sweep_window(node, now, bound))).await);
         Ok(())
     }
 

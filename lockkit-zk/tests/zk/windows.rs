@@ -8,7 +8,7 @@ use std::{
 use lockkit_core::{
     Claim, Effect, ErrorKind, Fence, LockStore, LossReason, Mode, Query, Release, Renewal, Renewed, StoreInfo, Token,
 };
-use lockkit_testkit::faults::{Direction, poll_until};
+use lockkit_testkit::faults::{Direction, Proxy, poll_until};
 use lockkit_zk::{ZkConfig, ZkStore};
 use zookeeper_client::{Acls, Client, CreateMode};
 
@@ -380,6 +380,21 @@ async fn what_is_kept_once_leaves_nothing_behind() {
     assert!(is_kept(&store, "longer-0").await);
 }
 
+/// So whoever has a lock kept does not wait long for that, however far away the server is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_windows_that_are_removed_are_asked_for_together() {
+    let server = Server::start().await;
+    let (raw, proxy) = (server.raw().await, Proxy::start(server.0.addr()).await.expect("proxy"));
+    let store = connect(ZkConfig::new([proxy.addr().to_string()])).await;
+    for name in 0..16 {
+        write_down(&raw, &format!("once-{name}"), "kept:1:1:7:test").await;
+    }
+    // A trip for each of two reads and two deletions of all would take longer than one operation may.
+    proxy.delay(Direction::ToClient, Duration::from_millis(50));
+    keep(&store, "a", HOUR).await;
+    assert_eq!(listed(&raw).await, 1, "the one that is not over");
+}
+
 /// As that of another user may be, or what others wrote.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_that_can_not_be_read_keeps_no_others_from_being_removed() {
@@ -387,6 +402,10 @@ async fn a_window_that_can_not_be_read_keeps_no_others_from_being_removed() {
     let (store, raw) = (server.store().await, server.raw().await);
     let spoilt = keep(&store, "spoilt", SHORT).await.claim.token.reveal();
     raw.set_data(&format!("/lockkit/spoilt/~kept-{spoilt}"), b"else", None).await.expect("write");
+    let persistent = CreateMode::Persistent.with_acls(Acls::anyone_all());
+    for no_lock in ["", "/../"] {
+        raw.create(&listed_path(&claim("a").token), no_lock.as_bytes(), &persistent).await.expect("an entry");
+    }
     // It is the first that is due.
     tokio::time::sleep(SHORT).await;
     for name in 0..4 {
@@ -394,7 +413,7 @@ async fn a_window_that_can_not_be_read_keeps_no_others_from_being_removed() {
     }
     tokio::time::sleep(Duration::from_millis(20)).await;
     keep(&store, "longer", HOUR).await;
-    assert_eq!(listed(&raw).await, 2, "the one that can't be read, and the one that is not over");
+    assert_eq!(listed(&raw).await, 4, "those that can't be read, and the one that is not over");
 }
 
 /// The list is one for all locks, and each user's nodes are for that user alone.
