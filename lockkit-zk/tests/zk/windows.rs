@@ -342,6 +342,19 @@ async fn a_lock_is_kept_though_the_reply_is_lost() {
     }
 }
 
+/// What is left in the list is removed when it is due.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_break_is_told_though_the_list_gives_no_answer() {
+    let server = Server::start().await;
+    let proxy = Proxy::start(server.0.addr()).await.expect("proxy");
+    let store = connect(ZkConfig::new([proxy.addr().to_string()])).await;
+    let kept = keep(&store, "a", HOUR).await;
+    proxy.drop_reply_after("%kept/", 1);
+    let released = store.release(&kept.claim).await.expect("the record is gone");
+    assert_eq!(released, Release::Released { waiters: Some(0) });
+    proxy.dropped().await;
+}
+
 /// The holder's session ends before it is done: then nothing is kept. A window outlives the session of whoever left it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_outlives_its_session_and_a_crash_keeps_nothing() {
