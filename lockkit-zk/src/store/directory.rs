@@ -92,46 +92,33 @@ mod tests {
     };
 
     use lockkit_core::{
-        AcquireRequest, Attempt, Claim, Fence, FenceRequest, Hold, HolderInfo, LockKey, LockStore, Locker, LossReason,
-        Mode, Order, Release, Renewal, Renewed, Token,
+        AcquireRequest, Attempt, Fence, FenceRequest, Hold, LockStore, Locker, LossReason, Release, Renewal, Renewed,
     };
-    use lockkit_testkit::{
-        faults::{Direction, Proxy, poll_until},
-        servers::{ZooKeeperFlavor, ZooKeeperServer},
-    };
+    use lockkit_testkit::faults::{Direction, Proxy, poll_until};
     use tokio::{runtime::Handle, task::block_in_place};
 
     use crate::{
         ZkConfig, ZkStore,
+        testing::{claim, granted, request, server},
         wire::queue::{FENCE, LAST_SEQUENCE, sequence},
     };
 
-    fn request(floor: u64) -> AcquireRequest {
-        AcquireRequest {
-            claim: Claim {
-                key: LockKey::new("a").expect("name"),
-                token: Token::random().expect("random"),
-                mode: Mode::Exclusive,
-            },
-            ttl: Duration::from_secs(10),
-            wait: Duration::ZERO,
-            order: Order::Any,
-            fence: FenceRequest { floor: Fence::new(floor), ..FenceRequest::default() },
-            holder: HolderInfo::new("test"),
-            from: None,
-        }
+    /// A request for a new claim whose fence is to lie above this.
+    fn above(floor: u64) -> AcquireRequest {
+        let fence = FenceRequest { floor: Fence::new(floor), ..FenceRequest::default() };
+        AcquireRequest { fence, ..request(&claim(), Duration::ZERO) }
     }
 
     /// In this build the numbers end at 40, so the directory is made anew again and again, once with a fence record.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_directory_whose_numbers_run_out_is_made_anew() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let config = ZkConfig::new([server.addr().to_string()]);
         let store = ZkStore::connect(config.clone()).await.expect("connect");
         let mut last = Fence::NONE;
         for round in 0..130 {
-            let request = request(if round == 70 { 1 << 52 } else { 0 });
-            let Attempt::Granted(hold) = store.acquire(&request).await.expect("acquire") else { panic!("it is free") };
+            let request = above(if round == 70 { 1 << 52 } else { 0 });
+            let hold = granted(store.acquire(&request).await);
             assert!(hold.fence > last, "{} came after {last}", hold.fence);
             last = hold.fence;
             store.release(&request.claim).await.expect("release");
@@ -157,17 +144,17 @@ mod tests {
     /// The holder looks late, in whatever directory the lock has by then.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_new_directory_says_who_was_revoked_in_the_former_one() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let config = ZkConfig::new([server.addr().to_string()]);
         let store = ZkStore::connect(config.clone()).await.expect("connect");
         let other = ZkStore::connect(config).await.expect("connect");
         for floor in [0, 1 << 52] {
-            let broken = request(floor);
-            assert!(matches!(store.acquire(&broken).await, Ok(Attempt::Granted(_))), "it is free");
+            let broken = above(floor);
+            granted(store.acquire(&broken).await);
             assert!(matches!(other.release(&broken.claim).await, Ok(Release::Released { .. })), "it is held");
             for _ in 0..=LAST_SEQUENCE {
-                let request = request(0);
-                assert!(matches!(other.acquire(&request).await, Ok(Attempt::Granted(_))), "it is free");
+                let request = above(0);
+                granted(other.acquire(&request).await);
                 other.release(&request.claim).await.expect("release");
             }
             let renewed = store.renew(&renewal(&broken, None)).await.remove(0).expect("renew");
@@ -192,7 +179,7 @@ mod tests {
     async fn take_the_last_number(store: &ZkStore) -> AcquireRequest {
         let (session, mut floor) = (store.sessions().present().expect("a session"), 1 << 50);
         loop {
-            let request = request(std::mem::take(&mut floor));
+            let request = above(std::mem::take(&mut floor));
             take(store, &request).await;
             let lock = session.names.lock(&request.claim.key);
             let nodes = session.list(&lock, Duration::from_secs(2)).await.expect("list");
@@ -227,7 +214,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_fence_that_the_last_holder_raised_is_known_in_the_new_directory() {
         const RAISED: Fence = Fence::new(1 << 55);
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let proxy = Proxy::start(server.addr()).await.expect("proxy");
         let (slow, last, next) =
             (connect(proxy.addr()).await, connect(server.addr()).await, connect(server.addr()).await);
@@ -237,24 +224,24 @@ mod tests {
             assert!(matches!(renewed, Ok(Renewed::Held(_))), "{renewed:?}");
             last.release(&holder.claim).await.expect("release");
             // It makes the directory anew, if it can.
-            let request = request(0);
+            let request = above(0);
             if let Attempt::Granted(hold) = other.acquire(&request).await.expect("ask") {
                 assert!(hold.fence > RAISED, "{}", hold.fence);
             }
             other.release(&request.claim).await.expect("release");
         });
-        let first = request(0);
+        let first = above(0);
         if let Attempt::Granted(hold) = slow.acquire(&first).await.expect("ask") {
             assert!(hold.fence > RAISED, "{} was granted after {RAISED}", hold.fence);
         }
         assert!(happened.load(Ordering::SeqCst), "it did not read the record");
         slow.release(&first.claim).await.expect("release");
-        assert!(take(&next, &request(0)).await.fence > RAISED, "the fence went back");
+        assert!(take(&next, &above(0)).await.fence > RAISED, "the fence went back");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn that_the_last_holder_was_revoked_is_known_in_the_new_directory() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let proxy = Proxy::start(server.addr()).await.expect("proxy");
         let (slow, last, next) =
             (connect(proxy.addr()).await, connect(server.addr()).await, connect(server.addr()).await);
@@ -264,7 +251,7 @@ mod tests {
             let ended = other.release(&broken).await;
             assert!(matches!(ended, Ok(Release::Released { .. })), "{ended:?}");
         });
-        take(&slow, &request(0)).await;
+        take(&slow, &above(0)).await;
         assert!(happened.load(Ordering::SeqCst), "it did not read the record");
         let renewed = last.renew(&renewal(&holder, None)).await.remove(0);
         assert!(matches!(renewed, Ok(Renewed::Lost(LossReason::Revoked))), "{renewed:?}");
@@ -272,13 +259,13 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_claim_that_is_released_meanwhile_gets_no_place_in_the_new_directory() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let store = connect(server.addr()).await;
         let session = store.sessions().present().expect("a session");
         for polls in 1..=8 {
             let last = take_the_last_number(&store).await;
             store.release(&last.claim).await.expect("release");
-            let request = request(0);
+            let request = above(0);
             let mut asking = pin!(store.acquire(&request));
             let answer = poll_until(asking.as_mut(), polls, || {}).await;
             store.release(&request.claim).await.expect("release");
@@ -296,7 +283,7 @@ mod tests {
     /// away, too.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_claim_whose_release_is_under_way_keeps_no_place_in_the_new_directory() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let proxy = Proxy::start(server.addr()).await.expect("proxy");
         let config = ZkConfig::new([proxy.addr().to_string()]).session(Duration::from_secs(1));
         let store = ZkStore::connect(config).await.expect("connect");
@@ -305,7 +292,7 @@ mod tests {
             let place = format!("released after {polls} polls, which ends {more} polls later, dropped then: {dropped}");
             let last = take_the_last_number(&store).await;
             store.release(&last.claim).await.expect("release");
-            let request = AcquireRequest { wait: Duration::from_secs(5), ..request(0) };
+            let request = AcquireRequest { wait: Duration::from_secs(5), ..above(0) };
             let mut asking = Box::pin(store.acquire(&request));
             if poll_until(asking.as_mut(), polls, || {}).await.is_some() {
                 store.release(&request.claim).await.expect("release");

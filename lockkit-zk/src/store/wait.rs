@@ -202,38 +202,28 @@ pub(super) async fn passed(deadline: Option<Instant>) {
 mod tests {
     use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-    use lockkit_core::{
-        AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LockKey, LockStore as _, Mode, Order, Token,
-    };
-    use lockkit_testkit::{
-        faults::{Direction, Proxy},
-        servers::{ZooKeeperFlavor, ZooKeeperServer},
-    };
+    use lockkit_core::{AcquireRequest, Attempt, Claim, LockStore as _, Mode};
+    use lockkit_testkit::faults::{Direction, Proxy};
     use tokio::sync::Notify;
 
-    use crate::{ZkConfig, ZkStore};
+    use crate::{
+        ZkConfig, ZkStore,
+        testing::{claim, granted, request, server},
+    };
 
-    fn request(wait: Duration) -> AcquireRequest {
+    fn permit(wait: Duration) -> AcquireRequest {
         let mode = Mode::Permit { limit: NonZeroU32::new(2).expect("not zero") };
-        AcquireRequest {
-            claim: Claim { key: LockKey::new("a").expect("name"), token: Token::random().expect("random"), mode },
-            ttl: Duration::from_secs(20),
-            wait,
-            order: Order::Any,
-            fence: FenceRequest::default(),
-            holder: HolderInfo::new("test"),
-            from: None,
-        }
+        request(&Claim { mode, ..claim() }, wait)
     }
 
     /// From outside it can't be brought about: while a session has a connection that answers, nothing but the passing of its
     /// timeout ends it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_end_of_a_session_ends_a_wait_that_is_about_to_begin() {
-        let server = ZooKeeperServer::start(ZooKeeperFlavor::Installed).await.expect("ZooKeeper is required");
+        let server = server().await;
         let holder = ZkStore::connect(ZkConfig::new([server.addr().to_string()])).await.expect("connect");
         for _ in 0..2 {
-            assert!(matches!(holder.acquire(&request(Duration::ZERO)).await, Ok(Attempt::Granted(_))));
+            granted(holder.acquire(&permit(Duration::ZERO)).await);
         }
         let proxy = Arc::new(Proxy::start(server.addr()).await.expect("proxy"));
         let store = Arc::new(ZkStore::connect(ZkConfig::new([proxy.addr().to_string()])).await.expect("connect"));
@@ -248,7 +238,7 @@ mod tests {
             }
             replies
         });
-        let waiting = tokio::spawn(async move { store.acquire(&request(Duration::from_secs(60))).await });
+        let waiting = tokio::spawn(async move { store.acquire(&permit(Duration::from_secs(60))).await });
         listed.notified().await;
         session.end();
         let answer = waiting.await.expect("no panic");
