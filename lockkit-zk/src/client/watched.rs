@@ -13,7 +13,7 @@ use std::{
 };
 
 use lockkit_core::store::{unpoisoned, without_panic};
-use zookeeper_client::{Error, OneshotWatcher, WatchedEvent};
+use zookeeper_client::{Error, EventType, OneshotWatcher};
 
 use crate::client::driver::Answer;
 
@@ -123,14 +123,15 @@ impl Drop for Room {
     }
 }
 
-/// What a watch tells; `None` if nobody serves it any more.
+/// What a watch tells; `None` if its session is over, or nobody serves it any more.
 ///
 /// The driver's task ends with the runtime on which the session was opened, and whoever then waits for a watch on
 /// another one runs into an `unwrap` (zookeeper-client 0.11, `OneshotReceiver::recv`). A lost session is no reason for a
 /// caller to panic.
-pub(crate) async fn changed(watched: Watched) -> Option<WatchedEvent> {
+pub(crate) async fn changed(watched: Watched) -> Option<EventType> {
     let Watched { watcher, room: _room } = watched;
-    without_panic(async { Some(watcher.changed().await) }, || None).await
+    let event = without_panic(async { Some(watcher.changed().await.event_type) }, || None).await;
+    event.filter(|event| *event != EventType::Session)
 }
 
 /// Whether there is news already. It waits for none.

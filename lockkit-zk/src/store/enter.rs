@@ -135,7 +135,7 @@ impl Acquisition<'_> {
             return alone.forget(&self.lock);
         }
         let watch = watch.filter(|(stat, _)| stat.is_some_and(|stat| stat.czxid < node.czxid));
-        let watch = watch.map(|(_, watch)| Box::pin(async move { drop(changed(watch).await) }) as Watch);
+        let watch = watch.map(|(_, watch)| Box::pin(async move { _ = changed(watch).await }) as Watch);
         alone.seen(&self.lock, node.sequence, watch);
     }
 

@@ -322,7 +322,7 @@ async fn mind(minded: Minded, watch: Watched) {
     let mut deleted = false;
     session.update(&token, |claimed| {
         let is_held = matches!(&claimed.stage, Stage::Held(held, _) if *held == node);
-        deleted = is_held && event.event_type == zk::EventType::NodeDeleted;
+        deleted = is_held && event == zk::EventType::NodeDeleted;
         // Its release may be repeated, and has to find it as it was.
         if deleted && !claimed.releasing {
             claimed.stage = Stage::Gone;

@@ -8,7 +8,7 @@ use std::{
 
 use lockkit_core::Result;
 use tokio::time::{Instant, sleep_until};
-use zookeeper_client::{self as zk, WatchedEvent};
+use zookeeper_client::EventType;
 
 use crate::{
     client::{
@@ -17,6 +17,7 @@ use crate::{
     },
     store::acquire::{Acquisition, QueueView, Woken},
     wire::{
+        error::unless_gone,
         queue::{self, Position, Until},
         value::Value,
         window,
@@ -28,7 +29,7 @@ use crate::{
 const WATCHES: usize = 16;
 
 /// The news of a watch that is set.
-type News = Pin<Box<dyn Future<Output = Option<WatchedEvent>> + Send>>;
+type News = Pin<Box<dyn Future<Output = Option<EventType>> + Send>>;
 
 impl<'a> Acquisition<'a> {
     /// Waits in the queue. It returns before the lock can be ours, or then; and when the caller's time is up, or the session's,
@@ -68,20 +69,13 @@ impl<'a> Acquisition<'a> {
         let own = may_be_next.then(|| self.look(&own_path, Use::Hearing)).flatten();
         let Some(watched) = self.look(&path, Use::Waiting) else { return Ok(Woken::Unwatched) };
         let own = match own {
-            Some(own) => Some(self.session.read(self.bound, own).await),
+            Some(own) => {
+                let Some((_, watch)) = self.seen(own).await? else { return Ok(Woken::Changed) };
+                Some(watch)
+            }
             None => None,
         };
-        let own = match own {
-            None => None,
-            Some(Ok((_, watch))) => Some(watch),
-            Some(Err(failure)) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
-            Some(Err(failure)) => return Err(self.doubtful(&failure)),
-        };
-        let (data, watch) = match self.session.read(self.bound, watched).await {
-            Ok(watched) => watched,
-            Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
-            Err(failure) => return Err(self.doubtful(&failure)),
-        };
+        let Some((data, watch)) = self.seen(watched).await? else { return Ok(Woken::Changed) };
         let is_next = own.is_some() && Value::parse(&data).is_none_or(|value| value.fence.is_none());
         let own_changed = async {
             match own {
@@ -94,14 +88,13 @@ impl<'a> Acquisition<'a> {
             _ = own_changed => return Ok(Woken::Changed),
             event = changed(watch) => event,
         };
-        let Some(event) = event else { return Ok(Woken::Over) };
-        match event.event_type {
-            zk::EventType::NodeDeleted if is_next => {
+        match event {
+            None => Ok(Woken::Over),
+            Some(EventType::NodeDeleted) if is_next => {
                 let reconnected = is_ready(states.changed());
                 Ok(if reconnected { Woken::Changed } else { Woken::Next })
             }
-            zk::EventType::Session => Ok(Woken::Over),
-            _ => Ok(Woken::Changed),
+            Some(_) => Ok(Woken::Changed),
         }
     }
 
@@ -125,19 +118,17 @@ impl<'a> Acquisition<'a> {
             }
             for (node, answer) in asked {
                 let Some(answer) = answer else { continue };
-                match self.session.read(self.bound, answer).await {
-                    Ok((_, watch)) => watched.push((node, Box::pin(changed(watch)))),
-                    Err(failure) if failure.is(&zk::Error::NoNode) => {}
-                    Err(failure) => return Err(self.doubtful(&failure)),
+                if let Some((_, watch)) = self.seen(answer).await? {
+                    watched.push((node, Box::pin(changed(watch))));
                 }
             }
             if watched.len() < than {
                 continue;
             }
             let (node, event) = first(&mut watched).await;
-            match event.map(|event| event.event_type) {
-                None | Some(zk::EventType::Session) => return Ok(Woken::Over),
-                Some(zk::EventType::NodeDeleted) => {}
+            match event {
+                None => return Ok(Woken::Over),
+                Some(EventType::NodeDeleted) => {}
                 // It says something else now, and is still there.
                 Some(_) => ahead.push(node),
             }
@@ -151,18 +142,13 @@ impl<'a> Acquisition<'a> {
             let listed =
                 self.session.watches.ask(&self.lock, Use::Waiting, || client.list_and_watch_children(&self.lock));
             let Some(listed) = listed else { return Ok(Woken::Unwatched) };
-            let (children, watch) = match self.session.read(self.bound, listed).await {
-                Ok(listed) => listed,
-                Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(Woken::Changed),
-                Err(failure) => return Err(self.doubtful(&failure)),
-            };
+            let Some((children, watch)) = self.seen(listed).await? else { return Ok(Woken::Changed) };
             let place = queue::place(&children, &queue.node.name);
             if !matches!(place, Position::Behind { until: Until::Fewer { .. }, .. }) {
                 return Ok(Woken::Changed);
             }
-            match changed(watch).await.map(|event| event.event_type) {
-                None | Some(zk::EventType::Session) => return Ok(Woken::Over),
-                Some(_) => {}
+            if changed(watch).await.is_none() {
+                return Ok(Woken::Over);
             }
         }
     }
@@ -175,10 +161,15 @@ impl<'a> Acquisition<'a> {
             async { answer.await.map(|(data, _, watcher)| (data, watcher)) }
         })
     }
+
+    /// What was asked of a node, or a lock; `None` if it is gone.
+    pub(super) async fn seen<T>(&self, asked: Answer<'_, T>) -> Result<Option<T>> {
+        unless_gone(self.session.read(self.bound, asked).await).map_err(|failure| self.doubtful(&failure))
+    }
 }
 
 /// The first of the watches that has news, which is taken out.
-async fn first<'n>(watched: &mut Vec<(&'n str, News)>) -> (&'n str, Option<WatchedEvent>) {
+async fn first<'n>(watched: &mut Vec<(&'n str, News)>) -> (&'n str, Option<EventType>) {
     poll_fn(|context| {
         for index in 0..watched.len() {
             if let Poll::Ready(event) = watched[index].1.as_mut().poll(context) {

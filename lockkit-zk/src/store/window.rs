@@ -15,7 +15,7 @@ use crate::{
         acquire::{Acquisition, LOOK_PAUSE, Outlook, QueueView, Woken, contention, undone},
         wait::passed,
     },
-    wire::{error::unless_gone, window},
+    wire::window,
 };
 
 /// When to ask again for a lock whose directory has to be made anew when a window is over.
@@ -53,17 +53,13 @@ impl Acquisition<'_> {
     async fn wait_for_window(&self, record: &Record, left: Duration) -> Result<Woken> {
         let path = format!("{}/{}", self.lock, window::node(&record.token));
         let Some(watched) = self.look(&path, Use::Waiting) else { return Ok(Woken::Unwatched) };
-        let read = unless_gone(self.session.read(self.bound, watched).await);
-        let Some((data, watch)) = read.map_err(|failure| self.doubtful(&failure))? else { return Ok(Woken::Changed) };
+        let Some((data, watch)) = self.seen(watched).await? else { return Ok(Woken::Changed) };
         if windows::parse(&data)? != record.window {
             return Ok(Woken::Changed);
         }
         tokio::select! {
             () = sleep(left) => Ok(Woken::Changed),
-            event = changed(watch) => match event.map(|event| event.event_type) {
-                None | Some(zk::EventType::Session) => Ok(Woken::Over),
-                Some(_) => Ok(Woken::Changed),
-            },
+            event = changed(watch) => Ok(if event.is_some() { Woken::Changed } else { Woken::Over }),
         }
     }
 
