@@ -138,8 +138,16 @@ impl Session {
         })
     }
 
-    /// Reads the fence record of a lock that has one, and the version of its node.
-    pub(crate) async fn read_fence_record(&self, lock: &str, bound: Duration) -> Result<(FenceRecord, Option<i32>)> {
+    /// Reads the fence record of a lock with these children, and the version of its node, if it has one.
+    pub(crate) async fn read_fence_record(
+        &self,
+        lock: &str,
+        children: &[String],
+        bound: Duration,
+    ) -> Result<(FenceRecord, Option<i32>)> {
+        if !queue::has_record(children) {
+            return Ok((FenceRecord::NONE, None));
+        }
         let path = format!("{lock}/{}", FENCE);
         let read = self.read(bound, Box::pin(self.client.get_data(&path))).await;
         let (data, stat) = read.map_err(|failure| error::map(&failure, Sent::Yes))?;

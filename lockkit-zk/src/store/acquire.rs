@@ -236,8 +236,7 @@ impl<'a> Acquisition<'a> {
         let alone = self.request.claim.mode == Mode::Exclusive;
         let (record, version) = match record {
             Some(record) => (record, None),
-            None if !queue::has_record(&queue.children) => (FenceRecord::NONE, None),
-            None => self.session.read_fence_record(&self.lock, self.bound).await?,
+            None => self.session.read_fence_record(&self.lock, &queue.children, self.bound).await?,
         };
         let (fence, write) = fence::grant(record, queue.node.czxid, request, alone)?;
         let holder = self.request.holder.clone();

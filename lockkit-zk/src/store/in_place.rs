@@ -146,10 +146,7 @@ impl<'a> Replacement<'a> {
         let path = format!("{}/{node}", self.lock);
         let read = unless_gone(self.session.read(self.bound, Box::pin(self.session.client.get_data(&path))).await);
         let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
-        let (record, version) = match queue::has_record(children) {
-            true => self.session.read_fence_record(&self.lock, self.bound).await?,
-            false => (FenceRecord::NONE, None),
-        };
+        let (record, version) = self.session.read_fence_record(&self.lock, children, self.bound).await?;
         // Where those of the next node begin, its own have ended.
         let next = record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE);
         let after = match Value::parse(&data) {

@@ -22,7 +22,7 @@ use crate::{
     store::ZkStore,
     wire::{
         error::{self, Failure, Sent},
-        fence, queue,
+        fence,
     },
 };
 
@@ -230,11 +230,7 @@ impl<'a> PendingRenewal<'a> {
     /// renewal is asked for again.
     async fn raise(&self, session: &Session, lock: &str, node: &Node, floor: Fence, bound: Duration) -> Result<()> {
         let children = session.list(lock, bound).await.map_err(|failure| error::map(&failure, Sent::Yes))?;
-        let (record, version) = if queue::has_record(&children) {
-            session.read_fence_record(lock, bound).await?
-        } else {
-            (fence::FenceRecord::NONE, None)
-        };
+        let (record, version) = session.read_fence_record(lock, &children, bound).await?;
         let alone = self.renewal.claim.mode == Mode::Exclusive;
         let Some(raised) = fence::raise(record, node.czxid, floor, alone)? else { return Ok(()) };
         // From now on the node may say it, and must go on to.
