@@ -4,15 +4,12 @@
 //! all that wait, and the readers that come first among these hold beside it from then on. Its transaction has a higher number than those of the nodes that
 //! wait, so its fence does not follow from that: it is the next one after the writer's, and the node says it.
 
-use std::{sync::Arc, time::Duration};
-
 use lockkit_core::{AcquireRequest, Attempt, Effect, Mode, Result, Token, store::unpoisoned};
 use zookeeper_client::CreateMode;
 
 use crate::{
     client::{
         claims::{Claimed, Grant, Node, Stage},
-        session::Session,
         znodes::overtaken,
     },
     store::{
@@ -39,27 +36,12 @@ use crate::{
 pub(crate) async fn downgrade(store: &ZkStore, request: &AcquireRequest, from: Token) -> Result<Attempt> {
     store.info.admit(request)?;
     let (session, request, bound) = prepare(store, request).await?;
-    let answer = replace(store, &session, &request, from, bound).await;
-    if answer.is_err() {
-        // Nobody has the lease, so nobody has lost it with its session.
-        store.sessions.was_not_held(&request.claim.token);
-    }
-    answer
-}
-
-async fn replace(
-    store: &ZkStore,
-    session: &Arc<Session>,
-    request: &AcquireRequest,
-    from: Token,
-    bound: Duration,
-) -> Result<Attempt> {
-    let (place, token) = (Replacement::begin(store, session, request, from, bound), &request.claim.token);
+    let (place, token) = (Replacement::begin(store, &session, &request, from, bound), &request.claim.token);
     let is_new = session.claimed(token).is_none();
     if is_new {
         session.claims().insert(*token, Claimed::asked(place.lock.clone()));
     }
-    let answer = Downgrade { place: &place, claim: Acquisition::new(session, request, bound) }.run(is_new).await;
+    let answer = Downgrade { place: &place, claim: Acquisition::new(&session, &request, bound) }.run(is_new).await;
     let answer = answer.map_err(|error| match session.claimed(token).map(|claimed| claimed.stage) {
         Some(Stage::Asked) if is_new && error.effect() == Effect::None => {
             session.claims().remove(token);
@@ -71,6 +53,10 @@ async fn replace(
         None => error,
     });
     place.end(&answer);
+    if answer.is_err() {
+        // Nobody has the lease, so nobody has lost it with its session.
+        store.sessions.was_not_held(token);
+    }
     answer
 }
 
@@ -192,6 +178,8 @@ impl Downgrade<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use lockkit_core::Claim;
 
     use super::*;

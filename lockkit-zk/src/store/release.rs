@@ -26,13 +26,8 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
     let session = sessions.session().await?;
     let claimed = session.begin_release(&claim.token);
     let release = match &claimed {
-        Some(Claimed { stage: Stage::Queued(node), lock, releasing, .. }) => {
-            let had = Had { lease: false, releasing: *releasing };
-            release_node(&session, claim, (lock, node), had, bound).await.map_err(|failure| doubtful(&failure))
-        }
-        Some(Claimed { stage: Stage::Held(node, _), lock, releasing, .. }) => {
-            let had = Had { lease: true, releasing: *releasing };
-            release_node(&session, claim, (lock, node), had, bound).await.map_err(|failure| doubtful(&failure))
+        Some(known @ Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), .. }) => {
+            release_node(&session, claim, known, node, bound).await.map_err(|failure| doubtful(&failure))
         }
         Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) => release_all(&session, claim, false, bound).await,
         None => release_all(&session, claim, !sessions.was_ours(&claim.token), bound).await,
@@ -56,34 +51,27 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
     Ok(release)
 }
 
-/// What a claim had when its release was asked for.
-struct Had {
-    /// The lock, and not only a place in the queue.
-    lease: bool,
-    /// A release before, which got no answer.
-    releasing: bool,
-}
-
-/// Deletes the node of a claim of this session.
+/// Deletes the node of a claim of this session, of which so much was known when its release was asked for.
 async fn release_node(
     session: &Session,
     claim: &Claim,
-    (lock, node): (&str, &Node),
-    had: Had,
+    known: &Claimed,
+    node: &Node,
     bound: Duration,
 ) -> Result<Release, Failure> {
+    let lock = known.lock.as_str();
     let deleted = session.delete(&format!("{lock}/{}", node.name), bound).await?;
     if deleted {
         unpoisoned(&session.uncontended).deleted(lock, node.sequence);
     }
-    match had {
-        Had { lease: true, .. } if deleted => Ok(Release::Released { waiters: None }),
+    match (&known.stage, known.releasing) {
+        (Stage::Held(..), _) if deleted => Ok(Release::Released { waiters: None }),
         // An earlier deletion of ours got no answer. It was the one, or somebody else's was, who revoked the lease and said so in
         // the same step. One without a word can't be told from ours, which by far most are.
-        Had { lease: true, releasing: true } if !session.is_revoked(lock, &claim.token, bound).await? => {
+        (Stage::Held(..), true) if !session.is_revoked(lock, &claim.token, bound).await? => {
             Ok(Release::Released { waiters: None })
         }
-        Had { lease: false, .. } if deleted => Ok(Release::NotHeld(LossReason::Taken)),
+        _ if deleted => Ok(Release::NotHeld(LossReason::Taken)),
         _ => Ok(Release::NotHeld(session.why_not(claim, bound).await?)),
     }
 }
