@@ -120,21 +120,21 @@ impl Session {
         Ok(true)
     }
 
-    /// Lets a window end so late after now, if its record is still as it was read; tells when that was, by the leader's clock.
+    /// Lets a window end so late after now, if its record is still as it was read; tells whether it was.
     pub(crate) async fn extend(
         &self,
         lock: &str,
         record: &Record,
         millis: i64,
         bound: Duration,
-    ) -> Result<Option<i64>, Failure> {
+    ) -> Result<bool, Failure> {
         let path = format!("{lock}/{}", window::node(&record.token));
         // It stays in the list where it is. When it is due there, it is found not to be over.
         let text = Window { millis, ..record.window.clone() }.text();
         let written = Box::pin(self.client.set_data(&path, text.as_bytes(), Some(record.version)));
         match self.lead(self.now(), bound, written).await {
-            Err(failure) if failure.is(&zk::Error::BadVersion) => Ok(None),
-            written => Ok(unless_gone(written)?.map(|stat| stat.mtime)),
+            Err(failure) if failure.is(&zk::Error::BadVersion) => Ok(false),
+            written => Ok(unless_gone(written)?.is_some()),
         }
     }
 

@@ -88,29 +88,19 @@ impl Inspection<'_> {
 
     async fn state(&self, key: &LockKey, path: &str, mut children: Vec<String>, show: Show) -> Result<KeyState> {
         for _ in 0..LOOKS {
-            let kept = self.windows(path, &children).await?;
-            if !kept.is_empty() {
-                let waiting = queue::contenders(&children);
-                let fence = kept.iter().filter_map(|holder| holder.fence).max();
+            let (nodes, _) = queue::holders(&children);
+            let (holders, waiting) = match self.windows(path, &children).await? {
+                // Those in the queue all wait.
+                kept if !kept.is_empty() => (kept, queue::contenders(&children)),
+                none if nodes.is_empty() => (none, Vec::new()),
+                _ => (self.holders(path, &nodes, queue::has_record(&children)).await?, queue::waiters(&children)),
+            };
+            if nodes.is_empty() || !holders.is_empty() {
+                let fence = holders.iter().filter_map(|holder| holder.fence).max();
                 let waiters = Some(u32::try_from(waiting.len()).unwrap_or(u32::MAX));
                 let queue = match show {
                     Show::Holders => None,
                     Show::Queue => Some(self.queue(path, waiting).await?),
-                };
-                return Ok(KeyState { key: key.clone(), holders: kept, fence, waiters, queue });
-            }
-            let (nodes, waiters) = queue::holders(&children);
-            if nodes.is_empty() {
-                let queue = (show == Show::Queue).then(Vec::new);
-                return Ok(KeyState { waiters: Some(0), queue, ..KeyState::unknown(key.clone()) });
-            }
-            let holders = self.holders(path, &nodes, queue::has_record(&children)).await?;
-            if !holders.is_empty() {
-                let fence = holders.iter().filter_map(|holder| holder.fence).max();
-                let waiters = Some(u32::try_from(waiters).unwrap_or(u32::MAX));
-                let queue = match show {
-                    Show::Holders => None,
-                    Show::Queue => Some(self.queue(path, queue::waiters(&children)).await?),
                 };
                 return Ok(KeyState { key: key.clone(), holders, fence, waiters, queue });
             }

@@ -113,40 +113,28 @@ impl Keeping<'_> {
         session.commit(all, place.bound).await
     }
 
-    /// The claim keeps the lock already, and goes on to from now.
+    /// The claim keeps the lock already, and goes on to from now; `None` if it does not, or its window was ended meanwhile.
     async fn again(&self, children: &[String]) -> Result<Option<Hold>> {
         let (place, token) = (&self.place, &self.place.request.claim.token);
         if !children.contains(&window::node(token)) {
             return Ok(None);
         }
-        let asked = place.session.now();
-        let extended = extend(place.session, &place.lock, token, place.request.ttl, place.bound).await?;
-        Ok(extended.map(|record| self.hold(record.window.fence, asked)))
+        let (session, millis) = (place.session, Window::millis(place.request.ttl));
+        for _ in 0..LOOKS {
+            let asked = session.now();
+            let Some(record) = session.record(&place.lock, token, place.bound).await? else { return Ok(None) };
+            let extended = session.extend(&place.lock, &record, millis, place.bound).await;
+            if extended.map_err(|failure| lasting(&failure))? {
+                return Ok(Some(self.hold(record.window.fence, asked)));
+            }
+        }
+        Err(overtaken())
     }
 
     fn hold(&self, fence: Fence, asked: Moment) -> Hold {
         let request = self.place.request;
         Hold { claim: request.claim.clone(), fence, span: request.fence.span, until: asked + request.ttl, depth: 1 }
     }
-}
-
-/// Lets the window of a claim end so late after now; `None` if there is none, or it was ended meanwhile.
-async fn extend(
-    session: &Session,
-    lock: &str,
-    token: &Token,
-    ttl: Duration,
-    bound: Duration,
-) -> Result<Option<Record>> {
-    for _ in 0..LOOKS {
-        let Some(record) = session.record(lock, token, bound).await? else { return Ok(None) };
-        let written =
-            session.extend(lock, &record, Window::millis(ttl), bound).await.map_err(|failure| lasting(&failure))?;
-        if written.is_some() {
-            return Ok(Some(record));
-        }
-    }
-    Err(overtaken())
 }
 
 /// Ends the window of a claim, if there is one, and says whether it was over by then. `waiters` are waiting.
