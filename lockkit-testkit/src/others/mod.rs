@@ -46,12 +46,34 @@ impl OtherClient {
         self.command().map(drop)
     }
 
+    /// What runs programs around it: a Python that has it; or Java, and what it needs on the class path.
+    ///
+    /// # Errors
+    /// If something is not installed; the text says how to get it.
+    pub fn interpreter(self) -> Result<(&'static str, Option<String>), String> {
+        match self {
+            Self::Curator => Ok(("java", Some(curator()?))),
+            Self::Kazoo => Ok((python("kazoo.client", "python3-kazoo")?, None)),
+            Self::RedisPy => Ok((python("redis", "python3-redis")?, None)),
+        }
+    }
+
     /// The program around it, without arguments.
     fn command(self) -> Result<Command, String> {
+        let (interpreter, class_path) = self.interpreter()?;
+        let mut command = Command::new(interpreter);
+        if let Some(class_path) = class_path {
+            command.args(["-Xmx64m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", &class_path]);
+        }
+        command.arg(format!("{PROGRAMS}/{}", self.program()));
+        Ok(command)
+    }
+
+    fn program(self) -> &'static str {
         match self {
-            Self::Curator => curator(),
-            Self::Kazoo => python("kazoo.client", "python3-kazoo", "kazoo_lock.py"),
-            Self::RedisPy => python("redis", "python3-redis", "redis_lock.py"),
+            Self::Curator => "CuratorLock.java",
+            Self::Kazoo => "kazoo_lock.py",
+            Self::RedisPy => "redis_lock.py",
         }
     }
 }
@@ -129,34 +151,28 @@ impl Other {
     }
 }
 
-/// Java with Curator on its class path, or what is missing.
-fn curator() -> Result<Command, String> {
+/// What Java needs for Curator on its class path, or what is missing.
+fn curator() -> Result<String, String> {
     let own = std::env::var("LOCKKIT_CURATOR").unwrap_or_else(|_| "/usr/share/java".to_owned());
     let archives = ["curator-recipes", "curator-framework", "curator-client"].map(|name| format!("{own}/{name}.jar"));
     if let Some(missing) = archives.iter().find(|archive| !Path::new(archive).is_file()) {
         return Err(format!("no {missing}: apt-get install libcurator-recipes-java"));
     }
-    // The program is given as its source, which takes more than what runs Java.
+    // Programs are given as their source, which takes more than what runs Java.
     if !succeeds(Command::new("javac").arg("-version")) {
         return Err("no javac: apt-get install default-jdk-headless".to_owned());
     }
     let others =
         ["guava", "slf4j-api", "slf4j-simple", "zookeeper", "zookeeper-jute", "jackson-core", "jackson-databind"];
     let others = others.map(|name| format!("/usr/share/java/{name}.jar"));
-    let class_path = archives.into_iter().chain(others).collect::<Vec<_>>().join(":");
-    let mut command = Command::new("java");
-    command.args(["-Xmx64m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", &class_path]);
-    command.arg(format!("{PROGRAMS}/CuratorLock.java"));
-    Ok(command)
+    Ok(archives.into_iter().chain(others).collect::<Vec<_>>().join(":"))
 }
 
 /// A Python that has this module: the first on the path, or the system's own, for which Debian packages it.
-fn python(module: &str, package: &str, program: &str) -> Result<Command, String> {
+fn python(module: &str, package: &str) -> Result<&'static str, String> {
     let has_it = |python: &&str| succeeds(Command::new(python).args(["-c", &format!("import {module}")]));
     let python = ["python3", "/usr/bin/python3"].into_iter().find(has_it);
-    let mut command = Command::new(python.ok_or_else(|| format!("no {module} in Python: apt-get install {package}"))?);
-    command.arg(format!("{PROGRAMS}/{program}"));
-    Ok(command)
+    python.ok_or_else(|| format!("no {module} in Python: apt-get install {package}"))
 }
 
 fn succeeds(command: &mut Command) -> bool {
