@@ -11,7 +11,7 @@ use std::{
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use lockkit_compare::{Baseline, Comparison, Effort, Group, Options, Progress, Report, Verdict};
+use lockkit_compare::{Baseline, Comparison, Effort, Group, Options, Peer, Progress, Report, Verdict};
 use tempfile::NamedTempFile;
 
 use crate::{
@@ -49,6 +49,10 @@ pub(crate) struct Args {
     /// Measure private servers with the other durability, too: Redis and ZooKeeper that wait for the disk, MariaDB or MySQL that does not
     #[arg(long)]
     durability: bool,
+    /// Measure other lock libraries, too, each on the private server of a store: those that are installed, or with =NAME[,NAME] these:
+    /// rslock, redis-py, curator
+    #[arg(long, value_name = "NAME", num_args = 0.., require_equals = true, value_delimiter = ',')]
+    peers: Option<Vec<Peer>>,
     /// Measure these groups only: alone, keys, kinds, hot, processes, hand-off, takeover, delay, leases, cost, faults, compliance.
     /// With faults comes takeover, which measures the same on more samples
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
@@ -155,8 +159,16 @@ impl Prepared {
         if args.durability && args.stores.are_given() {
             return Err(Failure::new(USAGE, "--durability is about private servers, and stores are given by URL"));
         }
+        if args.peers.is_some() && args.stores.are_given() {
+            return Err(Failure::new(USAGE, "--peers is about private servers, and stores are given by URL"));
+        }
         let targets = args.stores.targets().await?.with_memory().with_migration().await?;
         let targets = if args.durability { targets.with_other_durability().await? } else { targets };
+        let targets = match args.peers.as_deref() {
+            None => targets,
+            Some([]) => targets.with_installed_peers().await,
+            Some(peers) => targets.with_peers(peers.iter().copied()).await?,
+        };
         let comparison = Comparison::prepare(targets, options).await?;
         // Before the work, not after it: a directory that can't be written to should cost nobody minutes.
         let files = Files::prepare(&args.out).map_err(|error| {

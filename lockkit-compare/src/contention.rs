@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use lockkit::{Clock, Lock, Moment, SystemClock};
+use lockkit::{Clock, Moment, SystemClock};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::{
     error::{Error, Result},
+    exclusive::Exclusive,
     ledger::Ledger,
 };
 
@@ -41,7 +42,12 @@ pub(crate) struct Tally {
 }
 
 /// Lets `tasks` tasks fight for `lock` until the window closes; each holder makes an entry in the ledger.
-pub(crate) async fn contend<L: Ledger>(lock: &Lock, tasks: usize, window: Window, ledger: Arc<L>) -> Result<Tally> {
+pub(crate) async fn contend<X: Exclusive, L: Ledger>(
+    lock: &X,
+    tasks: usize,
+    window: Window,
+    ledger: Arc<L>,
+) -> Result<Tally> {
     let mut running = JoinSet::new();
     for _ in 0..tasks {
         running.spawn(one_task(lock.clone(), window, Arc::clone(&ledger)));
@@ -56,7 +62,7 @@ pub(crate) async fn contend<L: Ledger>(lock: &Lock, tasks: usize, window: Window
     Ok(tally)
 }
 
-async fn one_task<L: Ledger>(lock: Lock, window: Window, ledger: Arc<L>) -> Result<Tally> {
+async fn one_task<X: Exclusive, L: Ledger>(lock: X, window: Window, ledger: Arc<L>) -> Result<Tally> {
     let (mut counted, mut tally) = (0, Tally::default());
     loop {
         let now = SystemClock.now();
@@ -64,14 +70,16 @@ async fn one_task<L: Ledger>(lock: Lock, window: Window, ledger: Arc<L>) -> Resu
             tally.counts.push(counted);
             return Ok(tally);
         }
-        let guard = lock.acquire().await?;
-        let in_turn =
-            ledger.pass(guard.fence().get()).map_err(|error| Error::system("read or write the counter", &error))?;
+        let held = lock.take().await?;
+        let fence = X::fence(&held);
+        let in_turn = ledger.pass(fence.unwrap_or_default());
+        let in_turn = in_turn.map_err(|error| Error::system("read or write the counter", &error))?;
         let got = SystemClock.now();
         tally.total += 1;
-        tally.out_of_turn += u64::from(!in_turn);
+        // Without fences, what shows is only that an update was lost.
+        tally.out_of_turn += u64::from(fence.is_some() && !in_turn);
         counted += u64::from(got >= window.from && got < window.until);
-        let _ = guard.release().await?;
+        X::give_back(held).await?;
         // A store in memory may never wait, and would keep the other tasks from their turn.
         tokio::task::consume_budget().await;
     }

@@ -13,6 +13,7 @@ use crate::{
     error::Result,
     faults::{inflict_all, lost_updates},
     measure,
+    peers::{At, Measured},
     plan::{Plan, Step},
     processes,
     results::{Absence, Counts, Kinds, Results, Traits},
@@ -25,8 +26,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Contestant {
     pub(crate) target: Target,
-    store: Arc<dyn LockStore>,
-    locker: Locker,
+    client: Client,
     /// What the names of all its locks start with.
     key: String,
     /// In how many rounds each measure was taken.
@@ -36,34 +36,33 @@ pub(crate) struct Contestant {
     pub(crate) results: Results,
 }
 
+/// What takes the locks.
+#[derive(Debug)]
+enum Client {
+    Store { store: Arc<dyn LockStore>, locker: Locker },
+    Peer(Measured),
+}
+
 impl Contestant {
     /// Connects to the store.
     pub(crate) async fn enter(target: Target) -> Result<Self> {
-        let store = lockkit::open(target.url()).await?;
-        let capability = &store.info().capability;
-        let traits = Traits {
-            in_process: target.is_in_process(),
-            scheme: store.info().scheme.to_owned(),
-            fencing: format!("{:?}", capability.fencing),
-            waiting: format!("{:?}", capability.waiting),
-            liveness: liveness(&capability.liveness),
-            kinds: Kinds {
-                fifo: capability.fifo,
-                shared: capability.shared,
-                permits: capability.permits,
-                resume: capability.resume,
-                keeps: capability.keeps,
-            },
+        let (client, traits) = match target.peer() {
+            // It connects by itself, in processes of its own.
+            Some(peer) => (Client::Peer(Measured::new(peer.clone())), Traits { is_peer: true, ..Traits::default() }),
+            None => {
+                let store = lockkit::open(target.url()).await?;
+                let traits = traits(&*store, &target);
+                let locker = Locker::shared_builder(Arc::clone(&store)).build();
+                (Client::Store { store, locker }, traits)
+            }
         };
-        let locker = Locker::shared_builder(Arc::clone(&store)).build();
         // Names of its own: the store may be in use, by another comparison too.
         let key = format!("lockkit-compare/{}", &Token::random()?.reveal()[..12]);
-        let absent = Step::ALONE
-            .into_iter()
+        let absent = Step::all()
             .filter_map(|step| Some((step, Absence::Inapplicable(inapplicable(step, &target, traits.kinds)?))))
             .collect();
         let results = Results { traits, absent, ..Results::default() };
-        Ok(Self { target, store, locker, key, taken: BTreeMap::new(), cases: Arc::default(), results })
+        Ok(Self { target, client, key, taken: BTreeMap::new(), cases: Arc::default(), results })
     }
 
     /// What the names of all its locks start with.
@@ -113,7 +112,11 @@ impl Contestant {
     }
 
     async fn measure(&mut self, step: Step, plan: &Plan, program: &WorkerProgram, dir: &Path) -> Result<()> {
-        let (url, locker, key, results) = (self.target.url(), &self.locker, &self.key, &mut self.results);
+        let (url, key, results) = (self.target.url(), &self.key, &mut self.results);
+        let (store, locker) = match &mut self.client {
+            Client::Peer(peer) => return peer.take(step, &At { url, key, dir }, plan, program, results).await,
+            Client::Store { store, locker } => (&*store, &*locker),
+        };
         let (slice, process_slice) = (plan.slice, plan.process_slice);
         match step {
             Step::RoundTrip => results.round_trip.add(measure::round_trip(locker, key, slice).await?),
@@ -148,10 +151,10 @@ impl Contestant {
                 }
             }
             Step::HandedOver => {
-                results.handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::default()).await?);
+                results.handed_over.push(measure::hot_lock(store, key, slice, HandOver::default()).await?);
             }
             Step::NotHandedOver => {
-                results.not_handed_over.push(measure::hot_lock(&self.store, key, slice, HandOver::OFF).await?);
+                results.not_handed_over.push(measure::hot_lock(store, key, slice, HandOver::OFF).await?);
             }
             Step::Processes => results.processes.push(processes::contest(program, url, key, process_slice, dir).await?),
             Step::HandOff => {
@@ -191,6 +194,26 @@ impl Contestant {
     }
 }
 
+/// What a store says of itself.
+fn traits(store: &dyn LockStore, target: &Target) -> Traits {
+    let capability = &store.info().capability;
+    Traits {
+        is_peer: false,
+        in_process: target.is_in_process(),
+        scheme: store.info().scheme.to_owned(),
+        fencing: format!("{:?}", capability.fencing),
+        waiting: format!("{:?}", capability.waiting),
+        liveness: liveness(&capability.liveness),
+        kinds: Kinds {
+            fifo: capability.fifo,
+            shared: capability.shared,
+            permits: capability.permits,
+            resume: capability.resume,
+            keeps: capability.keeps,
+        },
+    }
+}
+
 /// What ends the lease of a holder that is gone, in a word or two.
 fn liveness(liveness: &Liveness) -> String {
     match (&liveness.ttl, &liveness.session) {
@@ -203,7 +226,10 @@ fn liveness(liveness: &Liveness) -> String {
 /// Why this measure is none for this store.
 fn inapplicable(step: Step, target: &Target, kinds: Kinds) -> Option<&'static str> {
     match step {
-        step if !target.steps().contains(&step) => target.in_part(),
+        // The cases are all that a store takes beside those.
+        step if !target.steps().contains(&step) && (step != Step::Compliance || target.peer().is_some()) => {
+            target.in_part()
+        }
         Step::Processes | Step::HandOff | Step::Takeover | Step::Faults if target.is_in_process() => {
             Some("it is inside one process, and no other can share it")
         }

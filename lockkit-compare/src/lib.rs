@@ -19,6 +19,7 @@ mod contestant;
 mod cost;
 mod delay;
 mod error;
+mod exclusive;
 mod faults;
 mod group;
 pub mod hot;
@@ -28,6 +29,7 @@ mod ledger;
 mod measure;
 mod meter;
 pub mod pairs;
+mod peers;
 mod plan;
 mod processes;
 mod race;
@@ -45,6 +47,7 @@ pub use crate::{
     comparison::{Comparison, Progress},
     error::{Error, ErrorKind, Result},
     group::Group,
+    peers::Peer,
     plan::{Effort, Options},
     race::{Race, Score, race},
     report::{

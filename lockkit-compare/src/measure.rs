@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use crate::{
     contention::{Window, contend},
     error::{Error, Result},
+    exclusive::Exclusive,
     ledger::{Ledger, MemoryLedger},
     plan::Plan,
     results::Contest,
@@ -38,22 +39,34 @@ pub(crate) struct Pairs {
 
 /// The time of an acquisition and its release, with nobody else there.
 pub(crate) async fn pair(lock: Lock, slice: Duration) -> Result<Pairs> {
-    let lock = lock.ttl(TTL);
-    let window = Window::after(SystemClock.now(), Plan::warm_up(slice), slice);
     let mut pairs = Pairs { pair: Latencies::new(), acquire: Latencies::new(), release: Latencies::new() };
+    each_pair(&lock.ttl(TTL), slice, |acquire, release| {
+        pairs.pair.record(acquire + release);
+        pairs.acquire.record(acquire);
+        pairs.release.record(release);
+    })
+    .await?;
+    Ok(pairs)
+}
+
+/// Takes a lock and gives it back, again and again; after a warm-up, `record` is told how long each of the two took.
+pub(crate) async fn each_pair<X: Exclusive>(
+    lock: &X,
+    slice: Duration,
+    mut record: impl FnMut(Duration, Duration),
+) -> Result<()> {
+    let window = Window::after(SystemClock.now(), Plan::warm_up(slice), slice);
     loop {
         let sent = SystemClock.now();
         if sent >= window.until {
-            return Ok(pairs);
+            return Ok(());
         }
-        let guard = lock.acquire().await?;
+        let held = lock.take().await?;
         let acquired = SystemClock.now();
-        let _ = guard.release().await?;
+        X::give_back(held).await?;
         let released = SystemClock.now();
         if sent >= window.from {
-            pairs.pair.record(released.since(sent));
-            pairs.acquire.record(acquired.since(sent));
-            pairs.release.record(released.since(acquired));
+            record(acquired.since(sent), released.since(acquired));
         }
         tokio::task::consume_budget().await;
     }

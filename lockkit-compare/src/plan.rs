@@ -48,6 +48,9 @@ impl Step {
     /// Those of a store that is made of two others of the same comparison: what its locks cost, and whether they exclude.
     pub(crate) const IN_PART: [Self; 5] = [Self::RoundTrip, Self::Pair, Self::ManyKeys, Self::Processes, Self::HandOff];
 
+    /// Those of a [peer](crate::Peer): the same work on the same server, as its own program can do and time it.
+    pub(crate) const OF_PEERS: [Self; 3] = [Self::Pair, Self::Processes, Self::HandOff];
+
     /// All measures, in order.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         Self::ALONE.into_iter().chain([Self::Compliance])

@@ -20,7 +20,7 @@ const SETTLE: Duration = Duration::from_millis(3);
 /// The same for a store that can't tell who waits.
 const SETTLE_BLINDLY: Duration = Duration::from_millis(50);
 /// Fewer hand-offs than this are no sample.
-const LEAST_HAND_OFFS: u32 = 5;
+pub(crate) const LEAST_HAND_OFFS: u32 = 5;
 
 /// Processes with several tasks each that want the same lock. Each holder makes an entry in a file that they share.
 pub(crate) async fn contest(

@@ -48,6 +48,8 @@ pub(crate) struct Results {
 /// What a store says of itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traits {
+    /// Whether it is no store but another lock library. Then nothing else here is known of it.
+    pub(crate) is_peer: bool,
     /// Whether a question to it is no more than a look into this process's memory.
     pub(crate) in_process: bool,
     /// The scheme of its URL.
@@ -92,7 +94,12 @@ impl Rounds {
         Some(Figure::new(value, self.0.iter().filter_map(|round| round.micros(quantile))))
     }
 
-    /// The same for a share near all: `None` with so few samples that it would be the longest of them. It has no range if that is so
+    /// How many there were in a second, one after the other.
+    pub(crate) fn per_second(&self) -> Option<Figure> {
+        Figure::median(self.0.iter().filter_map(|round| Some(1e6 / round.mean_micros()?)))
+    }
+
+    /// The time for a share near all, as `micros`: `None` with so few samples that it would be the longest of them. It has no range if that is so
     /// of a round.
     pub(crate) fn tail(&self, quantile: f64) -> Option<Figure> {
         let micros =

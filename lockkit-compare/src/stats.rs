@@ -34,6 +34,11 @@ impl Latencies {
     pub(crate) fn micros(&self, quantile: f64) -> Option<f64> {
         (self.len() > 0).then(|| self.0.value_at_quantile(quantile) as f64 / 1000.0)
     }
+
+    /// The mean in µs; `None` without samples.
+    pub(crate) fn mean_micros(&self) -> Option<f64> {
+        (self.len() > 0).then(|| self.0.mean() / 1000.0)
+    }
 }
 
 /// Jain's fairness index: 1 if all got the same, 1/n if one got everything.

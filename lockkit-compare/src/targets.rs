@@ -10,10 +10,16 @@ use lockkit_testkit::servers::{
     ZooKeeperFlavor, ZooKeeperServer,
 };
 
-use crate::{error::Result, plan::Step};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    peers::{Peer, PeerProgram},
+    plan::Step,
+};
 
 /// As many as the description of Redlock has.
 const REDLOCK_NODES: usize = 5;
+/// Why nothing else is measured of a peer, and nothing said of what it guarantees.
+pub(crate) const OF_PEERS: &str = "another lock library, measured on the same private server: alone, under contention, and from process to process; no more is known of it here";
 /// The prefix and the table of a migration's locks, and the longest ttl that the compliance cases use.
 const MIGRATED: &str = "migrated";
 const LONGEST_TTL: Duration = Duration::from_secs(60);
@@ -25,6 +31,8 @@ pub struct Target {
     in_process: bool,
     /// What is left out, and why.
     in_part: Option<&'static str>,
+    /// The lock library that is measured here, if that is not lockkit.
+    peer: Option<PeerProgram>,
     warnings: Vec<String>,
     /// The server, or those of a quorum, if it was started for this run; they end with the target.
     servers: Vec<PrivateServer>,
@@ -51,7 +59,16 @@ impl Target {
 
     /// The measures that it takes alone.
     pub(crate) fn steps(&self) -> &'static [Step] {
-        if self.in_part.is_some() { &Step::IN_PART } else { &Step::ALONE }
+        match (&self.peer, self.in_part) {
+            (Some(_), _) => &Step::OF_PEERS,
+            (None, Some(_)) => &Step::IN_PART,
+            (None, None) => &Step::ALONE,
+        }
+    }
+
+    /// The other lock library that it is measured with, if it is.
+    pub(crate) fn peer(&self) -> Option<&PeerProgram> {
+        self.peer.as_ref()
     }
 
     /// Its private servers; none of a store that others use.
@@ -196,8 +213,15 @@ impl Targets {
     pub fn with_memory(mut self) -> Self {
         if !self.list.iter().any(|target| target.in_process) {
             let (name, url) = ("memory".to_owned(), "memory:".to_owned());
-            let memory =
-                Target { name, url, in_process: true, in_part: None, warnings: Vec::new(), servers: Vec::new() };
+            let memory = Target {
+                name,
+                url,
+                in_process: true,
+                in_part: None,
+                peer: None,
+                warnings: Vec::new(),
+                servers: Vec::new(),
+            };
             self.list.insert(0, memory);
         }
         self
@@ -229,6 +253,46 @@ impl Targets {
             );
         }
         Ok(self)
+    }
+
+    /// Adds these other lock libraries, each on the private server that a store here has, after all stores.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) if a peer is missing, or the server that it needs.
+    ///
+    /// # Cancellation
+    /// What was started ends.
+    pub async fn with_peers(mut self, peers: impl IntoIterator<Item = Peer>) -> Result<Self> {
+        for peer in peers {
+            self.add_peer(peer).await?;
+        }
+        Ok(self)
+    }
+
+    /// Adds all other lock libraries that are installed; those that are not are [missing](Self::missing).
+    pub async fn with_installed_peers(mut self) -> Self {
+        for peer in Peer::ALL {
+            if let Err(error) = self.add_peer(peer).await {
+                self.missing.push(error.to_string());
+            }
+        }
+        self
+    }
+
+    async fn add_peer(&mut self, peer: Peer) -> Result<()> {
+        let ours = |target: &&Target| target.url.starts_with(peer.scheme()) && target.peer.is_none();
+        let servers = self.list.iter().find(ours).map(|target| target.servers.clone()).unwrap_or_default();
+        let Some(server) = servers.first().map(PrivateServer::addr) else {
+            let message = format!("the peer {peer} is missing: there is no private server for it ({}…)", peer.scheme());
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        };
+        let program = peer.prepare().await?;
+        self.start(program.title(), program.url(server), servers);
+        if let Some(target) = self.list.last_mut() {
+            target.in_part = Some(OF_PEERS);
+            target.peer = Some(program);
+        }
+        Ok(())
     }
 
     async fn add_redlock(&mut self) -> Result<()> {
@@ -265,7 +329,7 @@ impl Targets {
         // The same store twice is a fair thing to ask for: it shows how much two runs on one store differ.
         let name = distinct(name, |name| self.list.iter().any(|target| target.name == name));
         let servers = Vec::new();
-        self.list.push(Target { name, url, in_process, in_part: None, warnings, servers });
+        self.list.push(Target { name, url, in_process, in_part: None, peer: None, warnings, servers });
         &self.list[self.list.len() - 1]
     }
 }

@@ -44,6 +44,11 @@ impl WorkerProgram {
         Ok(Self { program, args: args.into_iter().map(Into::into).collect(), without: Vec::new() })
     }
 
+    /// Another program, which does the jobs of a worker.
+    pub(crate) fn of<A: Into<OsString>>(program: &str, args: impl IntoIterator<Item = A>) -> Self {
+        Self { program: program.into(), args: args.into_iter().map(Into::into).collect(), without: Vec::new() }
+    }
+
     /// Keeps a variable of the environment from the workers: one that may have a password in it, such as the URL of a store.
     #[must_use]
     pub fn without_variable(mut self, name: impl Into<OsString>) -> Self {

@@ -8,6 +8,8 @@ use crate::results::Results;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Facts {
+    /// Whether it is another lock library, of which only some measures are known. Then the rest here says nothing.
+    pub peer: bool,
     /// The scheme of its URL.
     pub scheme: String,
     /// Whether it is inside this process, and no other process can share its locks.
@@ -50,6 +52,7 @@ impl Facts {
         let (traits, kinds) = (&store.traits, store.traits.kinds);
         let groups = store.compliance.iter().flat_map(|counts| &counts.groups);
         Self {
+            peer: traits.is_peer,
             scheme: traits.scheme.clone(),
             in_process: traits.in_process,
             fencing: traits.fencing.clone(),

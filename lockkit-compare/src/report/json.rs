@@ -36,6 +36,7 @@ impl Report {
             "seconds": setting.took.as_secs(),
             "interrupted": setting.interrupted.as_ref().map(interruption_as_json),
             "stores": self.stores,
+            "peers": self.peers().collect::<Vec<_>>(),
             "rows": self.rows.iter().map(|row| self.row_as_json(row)).collect::<Vec<_>>(),
             "curves": self.curves.iter().map(|curve| self.curve_as_json(curve)).collect::<Vec<_>>(),
             "timelines": self.timelines.iter().map(Timeline::json).collect::<Vec<_>>(),

@@ -30,7 +30,7 @@ pub use rows::{Better, Cell, Row};
 /// What a comparison showed.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The names of the stores.
+    /// The names of the stores, and after them those of the [peers](crate::Peer).
     pub stores: Vec<String>,
     /// The measures.
     pub rows: Vec<Row>,
@@ -236,6 +236,20 @@ impl Report {
     pub fn is_empty(&self) -> bool {
         let mut measured = self.rows.iter().filter(|row| !row.measure.is_empty()).flat_map(|row| &row.cells);
         measured.all(|cell| matches!(cell, Cell::Absent(_)))
+    }
+
+    /// The names of the peers among the stores.
+    pub fn peers(&self) -> impl Iterator<Item = &str> {
+        self.known().filter(|(_, facts)| facts.peer).map(|(name, _)| name)
+    }
+
+    /// The stores of lockkit, and what each is.
+    fn own(&self) -> impl Iterator<Item = (&str, &Facts)> {
+        self.known().filter(|(_, facts)| !facts.peer)
+    }
+
+    fn known(&self) -> impl Iterator<Item = (&str, &Facts)> {
+        self.stores.iter().map(String::as_str).zip(&self.facts)
     }
 
     pub(crate) fn new(measured: Vec<(String, Results)>, plan: &Plan, missing: Vec<String>, took: Duration) -> Self {

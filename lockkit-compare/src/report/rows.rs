@@ -6,6 +6,7 @@ use crate::{
     plan::{Plan, Step},
     results::{Absence, Figure, Held, Kinds, Results, Rounds, fairness, rate, ratio, round_trips},
     stats::grouped,
+    targets::OF_PEERS,
 };
 
 /// A row of the comparison: one measure, a cell for each store.
@@ -94,6 +95,8 @@ fn alone(sheet: &mut Sheet<'_>) {
     sheet.step = Some(Step::Pair);
     sheet.number("pair_p50", "acquire + release, p50", "µs", Better::Lower, |store| store.pair.micros(0.5));
     sheet.tail("pair_p99", "acquire + release, p99", 0.99, |store| &store.pair);
+    sheet.tail("pair_p999", "acquire + release, p99.9", 0.999, |store| &store.pair);
+    sheet.number("pair_rate", "acquire + release", "/s", Better::Higher, |store| store.pair.per_second());
     sheet.number("pair_round_trips", "acquire + release, p50", "round trips", Better::Lower, |store| {
         // There is no trip to a store in this process, and nothing to compare with it.
         if store.traits.in_process { None } else { ratio(&store.pair, &store.round_trip) }
@@ -311,7 +314,13 @@ impl Sheet<'_> {
             return;
         }
         let absent = |store: &Results| Cell::Absent(step.and_then(|step| store.absent.get(&step).cloned()));
-        let cells = self.stores.iter().map(|store| cell(store).unwrap_or_else(|| absent(store))).collect();
+        let unknown = || Cell::Absent(Some(Absence::Inapplicable(OF_PEERS)));
+        let cells = self.stores.iter().map(|store| match step {
+            // It is not asked what it is: what it promises is for its own documentation to say.
+            None if store.traits.is_peer => unknown(),
+            _ => cell(store).unwrap_or_else(|| absent(store)),
+        });
+        let cells = cells.collect();
         self.rows.push(Row {
             id,
             group: self.group.clone(),

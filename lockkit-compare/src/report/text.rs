@@ -40,7 +40,8 @@ impl Report {
             changes.lines().iter().for_each(|line| out += &format!("  {line}\n"));
         }
         if !self.missing.is_empty() {
-            out += "\nNot compared, for want of the server (a running one can be given with --store URL):\n";
+            out +=
+                "\nNot compared, for want of what is not installed (a running server can be given with --store URL):\n";
             self.missing.iter().for_each(|how| out += &format!("  {how}\n"));
         }
         out

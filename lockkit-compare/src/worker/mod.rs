@@ -21,6 +21,8 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "peers")]
+pub(crate) use contend::contend_for;
 #[cfg(test)]
 pub(crate) use count::add_one;
 #[cfg(test)]
@@ -28,6 +30,8 @@ pub(crate) use fight::Fighter;
 pub(crate) use fight::{Order, TICK};
 pub(crate) use hold::{ABREAST, TAKEN_WITHIN, acquire_all};
 pub(crate) use protocol::{Answer, Assignment, Contend, Count, Fight, Hold, HoldCost, Job, Keep, Under};
+#[cfg(feature = "peers")]
+pub(crate) use take::take_each_time;
 
 /// How long a lease of a worker lasts: a worker that is killed leaves its lock behind for so long.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
@@ -38,16 +42,18 @@ pub(crate) const TTL: Duration = Duration::from_secs(10);
 /// # Errors
 /// Those of the store and of the system. The other process has been told them.
 pub fn run() -> Result<()> {
-    // One thread: there are several of these processes, on a machine that also runs the store.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Error::system("start the runtime", &error))?;
     let mut orders = Orders::listen();
-    match runtime.block_on(async {
-        let assignment = orders.next().await?;
-        work(assignment, orders).await
-    }) {
+    let done = orders.first().and_then(|assignment: Assignment| {
+        let runtime = match assignment.job {
+            // As the process has that measures the stores alone.
+            Job::Pairs { .. } => tokio::runtime::Builder::new_multi_thread().enable_all().build(),
+            // One thread: there are several of these processes, on a machine that also runs the store.
+            _ => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+        };
+        let runtime = runtime.map_err(|error| Error::system("start the runtime", &error))?;
+        runtime.block_on(work(assignment, orders))
+    });
+    match done {
         Ok(answer) => say(&answer),
         Err(error) => {
             say(&Answer::Failed { kind: error.kind(), message: error.to_string() })?;
@@ -58,10 +64,15 @@ pub fn run() -> Result<()> {
 
 async fn work(assignment: Assignment, orders: Orders) -> Result<Answer> {
     let store = assignment.store.as_deref();
+    #[cfg(feature = "peers")]
+    if let Some(server) = crate::peers::server_of_rslock(store) {
+        return crate::peers::rslock::work(assignment.job, server, orders).await;
+    }
     match assignment.job {
         Job::Count(job) => count::run(job, store, orders).await,
         Job::Contend(job) => contend::run(job, store, orders).await,
         Job::Take { key } => take::run(&key, store, orders).await,
+        Job::Give { .. } | Job::Pairs { .. } => Err(Error::internal("only a peer does this job")),
         Job::Hold(job) => hold::run(job, store, orders).await,
         Job::Keep(job) => keep::run(job, store, orders).await,
         Job::Fight(job) => fight::run(job, store, orders).await,
@@ -84,7 +95,7 @@ async fn warm_up(locker: &Locker, key: &str) -> Result<()> {
 }
 
 /// Prints one line to the process that gives the orders.
-fn say(answer: &Answer) -> Result<()> {
+pub(crate) fn say(answer: &Answer) -> Result<()> {
     let write = || -> io::Result<()> {
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, answer)?;
@@ -96,7 +107,7 @@ fn say(answer: &Answer) -> Result<()> {
 
 /// The orders that come on stdin.
 #[derive(Debug)]
-struct Orders(mpsc::UnboundedReceiver<String>);
+pub(crate) struct Orders(mpsc::UnboundedReceiver<String>);
 
 impl Orders {
     fn listen() -> Self {
@@ -113,8 +124,17 @@ impl Orders {
         Self(orders)
     }
 
-    async fn next<T: DeserializeOwned>(&mut self) -> Result<T> {
-        let order = self.0.recv().await.unwrap_or_default();
+    /// The first order, for whom there is no runtime yet.
+    fn first<T: DeserializeOwned>(&mut self) -> Result<T> {
+        Self::understood(self.0.blocking_recv())
+    }
+
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<T> {
+        Self::understood(self.0.recv().await)
+    }
+
+    fn understood<T: DeserializeOwned>(order: Option<String>) -> Result<T> {
+        let order = order.unwrap_or_default();
         // Neither the order nor the parser's words for it are repeated: a password may be in them.
         serde_json::from_str(&order).map_err(|_| Error::internal("a worker does not understand an order"))
     }

@@ -24,6 +24,10 @@ pub(crate) enum Job {
     Contend(Contend),
     /// Takes and releases the lock each time that it is told to: `true` for once more, `false` for the end.
     Take { key: String },
+    /// Of a peer: takes the lock when it is told to, and releases it when it is told to once more: `true`, or `false` for the end.
+    Give { key: String },
+    /// Of a peer: takes and releases the lock for so long each time that it is told to: `true` for once more, `false` for the end.
+    Pairs { key: String, slice: Duration },
     /// Holds many leases.
     Hold(Hold),
     /// Holds one lease, and says each time that it is asked whether it believes so: `true` for once more, `false` for the end.
@@ -100,13 +104,23 @@ pub(crate) enum Answer {
     Took {
         at: u64,
     },
+    /// When it began to release the lock, on the same clock. (A peer may have another one than lockkit, for peers are compared with
+    /// themselves alone.)
+    Gave {
+        at: u64,
+    },
+    /// How many nanoseconds each acquisition took, and each release.
+    Paired {
+        acquire: Vec<u64>,
+        release: Vec<u64>,
+    },
     /// Whether it believes that it holds the lock.
     Believes {
         held: bool,
     },
     /// What it did or heard, of [`Job::Fight`].
     Saw(Event),
-    /// The end of [`Job::Take`], [`Job::Keep`] and [`Job::Fight`].
+    /// The end of all jobs that are told when to end.
     Finished,
     /// The end of [`Job::Count`], and when that was.
     Counted {

@@ -3,18 +3,22 @@
 use lockkit::{Clock, SystemClock};
 
 use super::{Answer, Orders, TTL};
-use crate::error::Result;
+use crate::{error::Result, exclusive::Exclusive};
 
 /// Takes the lock once for each order, until the one to end.
-pub(super) async fn run(key: &str, store: Option<&str>, mut orders: Orders) -> Result<Answer> {
+pub(super) async fn run(key: &str, store: Option<&str>, orders: Orders) -> Result<Answer> {
     let locker = super::connect(store).await?;
     super::warm_up(&locker, key).await?;
-    let lock = locker.lock(key).ttl(TTL);
+    take_each_time(&locker.lock(key).ttl(TTL), orders).await
+}
+
+/// The same with this lock, whoever it is from.
+pub(crate) async fn take_each_time<X: Exclusive>(lock: &X, mut orders: Orders) -> Result<Answer> {
     super::say(&Answer::Ready)?;
     while orders.next().await? {
-        let guard = lock.acquire().await?;
+        let held = lock.take().await?;
         let got = SystemClock.now();
-        let _ = guard.release().await?;
+        X::give_back(held).await?;
         super::say(&Answer::Took { at: got.as_nanos() })?;
     }
     Ok(Answer::Finished)

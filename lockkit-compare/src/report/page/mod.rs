@@ -144,7 +144,7 @@ impl Report {
     }
 
     fn facts_for_script(&self) -> String {
-        let facts = self.stores.iter().zip(&self.facts).map(|(name, facts)| {
+        let facts = self.own().map(|(name, facts)| {
             json!({
                 "name": name, "scheme": facts.scheme, "inProcess": facts.in_process, "fencing": facts.fencing,
                 "afterLoss": facts.after_loss().text(), "keepsAfterLoss": facts.keeps_after_loss(),

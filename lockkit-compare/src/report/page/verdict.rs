@@ -64,16 +64,16 @@ pub(super) fn guarantees(report: &Report) -> Markup {
             p { "What each store promises. Where something was seen of it here, the cell leads there." }
             div.wide tabindex="0" role="region" aria-labelledby="guarantees-title" {
                 table {
-                    thead { tr { td {} @for store in &report.stores { th scope="col" { (store) } } } }
+                    thead { tr { td {} @for (store, _) in report.own() { th scope="col" { (store) } } } }
                     @for guarantee in &GUARANTEES {
                         tr {
                             th scope="row" { (guarantee.title) }
-                            @for facts in &report.facts { td.words { (cell(guarantee, facts, seen_at(report))) } }
+                            @for (_, facts) in report.own() { td.words { (cell(guarantee, facts, seen_at(report))) } }
                         }
                     }
                     tr {
                         th scope="row" { "Compliance cases" }
-                        @for facts in &report.facts { td.words { (all_cases(facts)) } }
+                        @for (_, facts) in report.own() { td.words { (all_cases(facts)) } }
                     }
                 }
             }
@@ -138,11 +138,11 @@ pub(super) fn cases(report: &Report) -> Markup {
                     "not counted. " code { "docs/cases.md" } " of lockkit describes each case." }
                 div.wide tabindex="0" role="region" aria-labelledby="cases-title" {
                     table {
-                        thead { tr { th scope="col" { "Rule" } @for store in &report.stores { th scope="col" { (store) } } } }
+                        thead { tr { th scope="col" { "Rule" } @for (store, _) in report.own() { th scope="col" { (store) } } } }
                         @for group in &groups {
                             tr id=(format!("cases-{group}")) {
                                 th scope="row" { (group) }
-                                @for facts in &report.facts { td { (counts(facts.cases.get(group).copied().unwrap_or_default())) } }
+                                @for (_, facts) in report.own() { td { (counts(facts.cases.get(group).copied().unwrap_or_default())) } }
                             }
                         }
                     }
