@@ -17,11 +17,11 @@ fn compare(dir: &Path, servers: Option<&Path>, args: &[&str]) -> Output {
     if let Some(servers) = servers {
         command.env("PATH", servers).env("LOCKKIT_SERVERS", servers);
     }
-    command.output().unwrap()
+    command.output().expect("lockkit runs")
 }
 
 fn row<'a>(json: &'a Value, id: &str) -> &'a Value {
-    json["rows"].as_array().unwrap().iter().find(|row| row["id"] == id).expect("a row")
+    json["rows"].as_array().expect("an array").iter().find(|row| row["id"] == id).expect("a row")
 }
 
 #[test]

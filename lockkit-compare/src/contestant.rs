@@ -40,7 +40,7 @@ pub(crate) struct Contestant {
 #[derive(Debug)]
 enum Client {
     Store { store: Arc<dyn LockStore>, locker: Locker },
-    Peer(Measured),
+    Peer(Box<Measured>),
 }
 
 impl Contestant {
@@ -48,7 +48,9 @@ impl Contestant {
     pub(crate) async fn enter(target: Target) -> Result<Self> {
         let (client, traits) = match target.peer() {
             // It connects by itself, in processes of its own.
-            Some(peer) => (Client::Peer(Measured::new(peer.clone())), Traits { is_peer: true, ..Traits::default() }),
+            Some(peer) => {
+                (Client::Peer(Box::new(Measured::new(peer.clone()))), Traits { is_peer: true, ..Traits::default() })
+            }
             None => {
                 let store = lockkit::open(target.url()).await?;
                 let traits = traits(&*store, &target);

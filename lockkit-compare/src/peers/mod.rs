@@ -5,8 +5,6 @@
 //! in other languages is kept as its source, and made ready when it is asked for.
 
 mod measure;
-#[cfg(feature = "peers")]
-pub(crate) mod rslock;
 
 use std::{fmt, fs, io, path::PathBuf, process::Stdio, str::FromStr, sync::Arc, time::Duration};
 
@@ -16,6 +14,7 @@ use tokio::process::Command;
 
 use crate::{
     error::{Error, ErrorKind, Result},
+    worker::RSLOCK_SCHEME,
     workers::WorkerProgram,
 };
 pub(crate) use measure::{At, Measured};
@@ -25,8 +24,6 @@ const REDIS_PY: &str = include_str!("redis_py.py");
 /// As far as the requirement in the workspace's Cargo.toml tells it, for a crate does not say its own version.
 #[cfg(feature = "peers")]
 const RSLOCK_VERSION: &str = "0.10";
-/// What the URL that a worker is told begins with, if the lock is one of `rslock`.
-const RSLOCK: &str = "rslock:";
 
 /// Another lock library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +31,11 @@ const RSLOCK: &str = "rslock:";
 pub enum Peer {
     /// The crate `rslock`: Redlock, over one Redis. Only with the feature `peers` of this crate.
     Rslock,
+    /// redis-py's `Lock`, on Redis.
+    RedisPy,
     /// Apache Curator's `InterProcessMutex`, on ZooKeeper. Its archives are looked for in `$LOCKKIT_CURATOR`, or else in
     /// `/usr/share/java`.
     Curator,
-    /// redis-py's `Lock`, on Redis.
-    RedisPy,
 }
 
 impl Peer {
@@ -82,7 +79,7 @@ impl Peer {
             #[cfg(feature = "peers")]
             Self::Rslock => Ok(PeerProgram { peer: self, version: RSLOCK_VERSION.to_owned(), other: None }),
             #[cfg(not(feature = "peers"))]
-            Self::Rslock => Err(missing("it is built in by the cargo feature `peers` of lockkit-cli".to_owned())),
+            Self::Rslock => Err(missing("it is built in by the cargo feature peers of lockkit-cli".to_owned())),
             Self::Curator => {
                 let (java, class_path) = OtherClient::Curator.interpreter().map_err(missing)?;
                 curator(java, &class_path.unwrap_or_default()).await
@@ -126,14 +123,8 @@ impl PeerProgram {
 
     /// What it is told of where its server is.
     pub(crate) fn url(&self, server: impl fmt::Display) -> String {
-        if self.peer == Peer::Rslock { format!("{RSLOCK}redis://{server}/") } else { server.to_string() }
+        if self.peer == Peer::Rslock { format!("{RSLOCK_SCHEME}redis://{server}/") } else { server.to_string() }
     }
-}
-
-/// The server that a worker is told of, if it is to use `rslock` there.
-#[cfg_attr(not(feature = "peers"), allow(dead_code, reason = "what is not built in is never told of one"))]
-pub(crate) fn server_of_rslock(store: Option<&str>) -> Option<&str> {
-    store?.strip_prefix(RSLOCK)
 }
 
 /// Java with Curator and the program around it, which is compiled once: a dozen processes run it.

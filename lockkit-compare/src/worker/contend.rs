@@ -17,7 +17,7 @@ pub(super) async fn run(job: Contend, store: Option<&str>, orders: Orders) -> Re
 }
 
 /// The job with this lock, whoever it is from.
-pub(crate) async fn contend_for<X: Exclusive>(lock: X, job: Contend, mut orders: Orders) -> Result<Answer> {
+pub(super) async fn contend_for<X: Exclusive>(lock: X, job: Contend, mut orders: Orders) -> Result<Answer> {
     let ledger = FileLedger::open(&job.file).map_err(|error| Error::system("open the counter", &error))?;
     let start = orders.start().await?;
     let window = Window::after(start, job.warm_up, job.length);

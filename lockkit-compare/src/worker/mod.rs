@@ -9,6 +9,8 @@ mod fight;
 mod hold;
 mod keep;
 mod protocol;
+#[cfg(feature = "peers")]
+mod rslock;
 mod take;
 
 use std::{
@@ -21,8 +23,6 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use crate::error::{Error, ErrorKind, Result};
-#[cfg(feature = "peers")]
-pub(crate) use contend::contend_for;
 #[cfg(test)]
 pub(crate) use count::add_one;
 #[cfg(test)]
@@ -30,8 +30,9 @@ pub(crate) use fight::Fighter;
 pub(crate) use fight::{Order, TICK};
 pub(crate) use hold::{ABREAST, TAKEN_WITHIN, acquire_all};
 pub(crate) use protocol::{Answer, Assignment, Contend, Count, Fight, Hold, HoldCost, Job, Keep, Under};
-#[cfg(feature = "peers")]
-pub(crate) use take::take_each_time;
+
+/// What the URL begins with if the locks are to be those of `rslock`.
+pub(crate) const RSLOCK_SCHEME: &str = "rslock:";
 
 /// How long a lease of a worker lasts: a worker that is killed leaves its lock behind for so long.
 pub(crate) const TTL: Duration = Duration::from_secs(10);
@@ -65,8 +66,8 @@ pub fn run() -> Result<()> {
 async fn work(assignment: Assignment, orders: Orders) -> Result<Answer> {
     let store = assignment.store.as_deref();
     #[cfg(feature = "peers")]
-    if let Some(server) = crate::peers::server_of_rslock(store) {
-        return crate::peers::rslock::work(assignment.job, server, orders).await;
+    if let Some(server) = store.and_then(|url| url.strip_prefix(RSLOCK_SCHEME)) {
+        return rslock::work(assignment.job, server, orders).await;
     }
     match assignment.job {
         Job::Count(job) => count::run(job, store, orders).await,
@@ -95,7 +96,7 @@ async fn warm_up(locker: &Locker, key: &str) -> Result<()> {
 }
 
 /// Prints one line to the process that gives the orders.
-pub(crate) fn say(answer: &Answer) -> Result<()> {
+fn say(answer: &Answer) -> Result<()> {
     let write = || -> io::Result<()> {
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, answer)?;
@@ -107,7 +108,7 @@ pub(crate) fn say(answer: &Answer) -> Result<()> {
 
 /// The orders that come on stdin.
 #[derive(Debug)]
-pub(crate) struct Orders(mpsc::UnboundedReceiver<String>);
+struct Orders(mpsc::UnboundedReceiver<String>);
 
 impl Orders {
     fn listen() -> Self {
@@ -129,7 +130,7 @@ impl Orders {
         Self::understood(self.0.blocking_recv())
     }
 
-    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<T> {
+    async fn next<T: DeserializeOwned>(&mut self) -> Result<T> {
         Self::understood(self.0.recv().await)
     }
 

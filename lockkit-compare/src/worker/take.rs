@@ -13,7 +13,7 @@ pub(super) async fn run(key: &str, store: Option<&str>, orders: Orders) -> Resul
 }
 
 /// The same with this lock, whoever it is from.
-pub(crate) async fn take_each_time<X: Exclusive>(lock: &X, mut orders: Orders) -> Result<Answer> {
+pub(super) async fn take_each_time<X: Exclusive>(lock: &X, mut orders: Orders) -> Result<Answer> {
     super::say(&Answer::Ready)?;
     while orders.next().await? {
         let held = lock.take().await?;

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
+use ::rslock::{LockGuard, LockManager};
 use lockkit::{Clock, SystemClock};
-use rslock::{LockGuard, LockManager};
 
+use super::{Answer, Job, Orders, TTL, contend::contend_for, say, take::take_each_time};
 use crate::{
     error::{Error, ErrorKind, Result},
     exclusive::Exclusive,
     measure,
-    worker::{Answer, Job, Orders, TTL, contend_for, say, take_each_time},
 };
 
 /// Does one job with locks of `rslock` on this server.
-pub(crate) async fn work(job: Job, server: &str, mut orders: Orders) -> Result<Answer> {
+pub(super) async fn work(job: Job, server: &str, mut orders: Orders) -> Result<Answer> {
     let manager = LockManager::new(vec![server]);
     let lock = |key: String| Rslock { manager: manager.clone(), key };
     // So that the connection is up and the script is loaded.
