@@ -15,7 +15,7 @@ pub(super) fn of(setting: &Setting) -> impl Iterator<Item = (&'static str, &'sta
 }
 
 /// Each measure: its name, the groups that it is told with (none: always), and what it is.
-const MEASURES: [(&str, &[Group], &str); 18] = [
+const MEASURES: [(&str, &[Group], &str); 19] = [
     (
         "Bare round trip",
         &[Group::Alone, Group::HandOff],
@@ -33,6 +33,14 @@ const MEASURES: [(&str, &[Group], &str); 18] = [
         &[],
         "(`redis to mariadb`): a migration between private servers of both, in the phase both: each lock is taken in the one, then in the \
          other. Only what takes and releases single locks is measured there.",
+    ),
+    (
+        "A name that ends with (peer)",
+        &[],
+        "(`--peers`): another lock library on the private server of a store, with the settings that it comes with. It does the same work in processes of \
+         its own, without a `Locker`, and times itself, with a clock of its own language; a task is a thread in Java and Python, and a virtual machine has a \
+         second to warm up. It hands nothing over within a process, so that each acquisition asks the server. Without fences, an overlap is an \
+         update of the counter that got lost.",
     ),
     (
         "Other kinds",
