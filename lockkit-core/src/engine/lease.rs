@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{runtime::Handle, sync::Notify};
 
-use super::{ask::Terms, local::Seat, reaper::Certainty};
+use super::{ask::Terms, local::Seat};
 use crate::{Claim, Fence, Hold, LossReason, Moment, drift, store::unpoisoned};
 
 /// A lease and what is believed of it.
@@ -168,11 +168,6 @@ impl LeaseState {
             token_is_known: false,
             asked_again_until: None,
         }
-    }
-
-    /// What the answer to a release is worth.
-    pub(super) fn certainty(&self, now: Moment) -> Certainty {
-        if self.asked_again_until.is_some_and(|until| now < until) { Certainty::Twice } else { Certainty::Settled }
     }
 
     pub(crate) fn status(&self) -> LeaseStatus {

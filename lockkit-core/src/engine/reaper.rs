@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{sync::Notify, time::timeout};
 
-use super::{Engine, backoff::Backoff, keep::Kept, local::Seat};
+use super::{Engine, backoff::Backoff, keep::Kept, lease::LeaseState, local::Seat};
 use crate::{Claim, Effect, Error, ErrorKind, Moment, Release, Result, drift};
 
 /// With this many releases without an answer, nothing more is asked of a store where leases end with a session.
@@ -33,6 +33,13 @@ pub(super) enum Certainty {
     /// Of a lease that was granted while an earlier request for it was on its way: what that one gets is to be released
     /// as well.
     Twice,
+}
+
+impl Certainty {
+    /// Of a lease that was granted.
+    pub(super) fn of(lease: &LeaseState, now: Moment) -> Self {
+        if lease.asked_again_until.is_some_and(|until| now < until) { Self::Twice } else { Self::Settled }
+    }
 }
 
 /// Counts what a shutdown waits for: background releases, and claims of which one may become necessary.

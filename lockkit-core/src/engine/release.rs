@@ -74,7 +74,7 @@ impl Engine {
                 });
             }
             Ending::Store(seat, kept) => {
-                let (lapse, certainty) = (self.lapse_of(lease.terms.ttl), lease.state().certainty(self.now()));
+                let (lapse, certainty) = (self.lapse_of(lease.terms.ttl), Certainty::of(&lease.state(), self.now()));
                 self.reap(lease.claim.clone(), lapse, certainty, kept, seat);
             }
         }
@@ -203,7 +203,7 @@ impl Engine {
     ) -> Result<Option<LossReason>> {
         let mut undo = self.undo(&lease.claim, lease.terms.ttl);
         let sent = self.now();
-        undo.arm_release(lease.state().certainty(sent), kept);
+        undo.arm_release(Certainty::of(&lease.state(), sent), kept);
         let answer = self.end_at_store(&lease.claim, kept).await?;
         undo.released();
         Ok(match answer {
@@ -261,7 +261,7 @@ impl Engine {
             LossReason::Expired | LossReason::Unreachable | LossReason::MaxHold => Certainty::Doubtful,
             // The store has said so; but one of several parts may keep what is left of it until the holder has heard of the loss.
             LossReason::Gone | LossReason::Taken | LossReason::SessionEnded | LossReason::Revoked => {
-                lease.state().certainty(self.now())
+                Certainty::of(&lease.state(), self.now())
             }
         };
         self.reap_in_turn(lease.claim.clone(), self.lapse_of(lease.terms.ttl), certainty, kept);
