@@ -150,6 +150,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redis/redis::cluster::silent_members_are_not_waited_for_twice",
     },
     Safeguard {
+        name: "silent_member",
+        does: "A member that can't be reached keeps no leases of others waiting",
+        file: "lockkit-redis/src/store/renew.rs",
+        code: "connection_within(«store.timeout.min(shortest / 8)»)",
+        without: "store.timeout",
+        noticed_by: "lockkit-redis/redis::cluster::a_member_that_can_not_be_reached_keeps_no_others_from_being_renewed",
+    },
+    Safeguard {
         name: "epoch_mark",
         does: "Only the server that granted a lease renews it",
         file: SCRIPTS,

@@ -87,18 +87,28 @@ impl Dialer {
     ///
     /// # Cancellation
     /// The attempt goes on, for whoever comes next.
-    pub(crate) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>> {
+    pub(crate) fn connection(self: &Arc<Self>) -> impl Future<Output = Result<Arc<Connection>>> + Send {
+        self.connection_within(self.config.timeout)
+    }
+
+    /// The same for a caller that waits for it no longer than `bound`.
+    ///
+    /// # Errors
+    /// As [`connection`](Self::connection).
+    ///
+    /// # Cancellation
+    /// As [`connection`](Self::connection).
+    pub(crate) async fn connection_within(self: &Arc<Self>, bound: Duration) -> Result<Arc<Connection>> {
         if let Some(connection) = self.current() {
             connection.watches.iter().for_each(Watches::mend);
             return Ok(connection);
         }
-        let bound = self.config.timeout;
         let is_alive = |connection: &Arc<Connection>| !connection.is_broken();
         let dialer = Arc::clone(self);
         // The bound of this call is the one around it. It is rarely waited for: in a box it does not make the futures of all
         // operations larger.
         let made: Pin<Box<dyn Future<Output = Result<Arc<Connection>>> + Send + '_>> =
-            Box::pin(self.slot.get(is_alive, bound.saturating_mul(2), || dialer.attempt_next()));
+            Box::pin(self.slot.get(is_alive, self.config.timeout.saturating_mul(2), || dialer.attempt_next()));
         timeout(bound, made).await.unwrap_or_else(|_| Err(not_connected_within(bound)))
     }
 

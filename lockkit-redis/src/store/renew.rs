@@ -47,9 +47,10 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
             Err(e) => answers[index] = Some(Err(e)),
         }
     }
+    let shortest = todo.iter().map(|item| renewals[item.index].ttl).min().unwrap_or_default();
     for round in 1.. {
         let (mut moved, mut redirects) = (Vec::new(), Vec::new());
-        for (item, answer) in renew_round(store, renewals, std::mem::take(&mut todo)).await {
+        for (item, answer) in renew_round(store, renewals, shortest, std::mem::take(&mut todo)).await {
             match answer {
                 Err(e) if round < ROUNDS && store.nodes.is_redirected(&e) => {
                     moved.push(item);
@@ -69,27 +70,38 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
     answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes)))).collect()
 }
 
-/// Asks each server once.
-async fn renew_round(store: &RedisStore, renewals: &[Renewal], todo: Vec<Item>) -> Answers {
+/// Asks each server once. None may take longer than the lease of the shortest ttl can wait, which may be at another.
+async fn renew_round(store: &RedisStore, renewals: &[Renewal], shortest: Duration, todo: Vec<Item>) -> Answers {
     let (orphans, failure, by_node) = match store.nodes.sort(todo.clone(), |item| lock(store, renewals, item)).await {
         Ok(Sorted { by_node, orphans }) => (orphans, redirect::unserved(), by_node),
         Err(e) => (todo, e, Vec::new()),
     };
     let mut answers: Answers = orphans.into_iter().map(|item| (item, Err(failure.clone()))).collect();
-    let servers: Vec<_> = by_node.into_iter().map(|(node, items)| renew_at(store, renewals, node, items)).collect();
-    answers.extend(join_all(servers.into_iter()).await.into_iter().flatten());
+    let servers = by_node.into_iter().map(|(node, items)| renew_at(store, renewals, shortest, node, items));
+    answers.extend(join_all(servers).await.into_iter().flatten());
     answers
 }
 
 /// Asks one server.
-async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut todo: Vec<Item>) -> Answers {
-    let connection = match node.dialer.connection().await {
+async fn renew_at(
+    store: &RedisStore,
+    renewals: &[Renewal],
+    shortest: Duration,
+    node: Arc<Node>,
+    mut todo: Vec<Item>,
+) -> Answers {
+    // The core waits for a sixth of the ttl before it takes all of the leases for doubtful. The answers of those that can be
+    // reached come before that; and the attempt to connect goes on, for the next call.
+    let connection = match node.dialer.connection_within(store.timeout.min(shortest / 8)).await {
         Ok(connection) => connection,
         Err(e) => {
             store.nodes.note_failure(&e);
             return todo.into_iter().map(|item| (item, Err(e.clone()))).collect();
         }
     };
+    // The core asks again after a sixth of the ttl. An attempt that went on for longer would keep the next one from finding the
+    // connection dead: that takes two that time out one after the other.
+    let bound = store.timeout.min(shortest / 6);
     // Leases of the same ttl share a script. It is usually the same for all, so there is nothing to sort. In a cluster
     // they would have to share a slot as well, which is not worth looking for.
     let (chunk, batch) = if store.nodes.is_cluster() { (1, CHUNK) } else { (CHUNK, BATCH) };
@@ -102,7 +114,7 @@ async fn renew_at(store: &RedisStore, renewals: &[Renewal], node: Arc<Node>, mut
     let batches: Vec<_> = chunks
         .chunk_by(|a, b| a[0].shares == b[0].shares)
         .flat_map(|alike| alike.chunks(batch))
-        .map(|chunks| send(store, &connection, renewals, chunks))
+        .map(|chunks| send(store, &connection, renewals, bound, chunks))
         .collect();
     let mut answers: Answers = join_all(batches.into_iter()).await.into_iter().flatten().collect();
     if let Some(replicas) = &node.replicas
@@ -150,11 +162,13 @@ fn lock(store: &RedisStore, renewals: &[Renewal], item: &Item) -> String {
 type Answers = Vec<(Item, Result<Renewed>)>;
 
 /// Sends a few scripts together, and gives the answers that belong to each renewal.
-async fn send(store: &RedisStore, connection: &Connection, renewals: &[Renewal], chunks: &[&[Item]]) -> Answers {
-    let shortest = chunks.iter().filter_map(|chunk| chunk.first()).map(|item| renewals[item.index].ttl).min();
-    // The core asks again after a sixth of the ttl. An attempt that went on for longer would keep the next one from finding the
-    // connection dead: that takes two that time out one after the other.
-    let bound = store.timeout.min(shortest.unwrap_or(Duration::MAX) / 6);
+async fn send(
+    store: &RedisStore,
+    connection: &Connection,
+    renewals: &[Renewal],
+    bound: Duration,
+    chunks: &[&[Item]],
+) -> Answers {
     let mut requests = Pipeline::with_capacity(chunks.len());
     for chunk in chunks {
         requests.add_command(match chunk {

@@ -1,11 +1,15 @@
 //! The store on a cluster.
 
 use std::{
+    io::{self, Read, Write},
+    net::{TcpListener, TcpStream},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Claim, Effect, ErrorKind, Fencing, LockStore, LossReason, Query, Release, Renewal, Renewed};
+use lockkit_core::{
+    Claim, Effect, ErrorKind, Fencing, LockStore, Locker, LossReason, Query, Release, Renewal, Renewed,
+};
 use lockkit_redis::{RedisConfig, RedisStore};
 use lockkit_testkit::servers::{RedisCluster, RedisOptions, RedisServer};
 
@@ -22,6 +26,10 @@ async fn store(all: &RedisCluster) -> RedisStore {
 /// Names of locks of which each of the three members serves some.
 fn names() -> Vec<String> {
     (0..60).map(|i| format!("lock {{{i}}}")).collect()
+}
+
+fn lock_key(name: &str) -> String {
+    format!("lockkit:{}", name.replace('{', "%7B").replace('}', "%7D"))
 }
 
 /// Members that an operation has found are connected to where the store was made.
@@ -136,7 +144,7 @@ async fn a_batch_of_renewals_survives_a_move() {
     for claim in &claims {
         hold(&store, claim).await;
     }
-    let moving = format!("lockkit:{}", names()[0].replace('{', "%7B").replace('}', "%7D"));
+    let moving = lock_key(&names()[0]);
     let (from, slot) = (all.primary_of(&moving).await.expect("primary"), all.slot_of(&moving).await.expect("slot"));
     all.move_slot(slot, from, (from + 1) % 3).await.expect("move");
     let renewals: Vec<Renewal> = claims.iter().map(renewal).collect();
@@ -205,6 +213,55 @@ async fn one_member_down_harms_only_its_own_locks() {
     // A store that starts now finds the others by itself.
     let late = RedisStore::from_url(&url).await.expect("connect");
     assert!(late.warnings().iter().any(|warning| warning.contains("can't be asked")), "{:?}", late.warnings());
+}
+
+/// Ends a member, and has those who connect to it hear nothing, as where packets to a machine are dropped. It blocks the thread: nobody
+/// may be refused in between.
+fn silence(member: &RedisServer) -> TcpListener {
+    let mut last = TcpStream::connect(member.addr()).expect("connect");
+    last.write_all(b"SHUTDOWN NOSAVE\r\n").expect("send");
+    _ = last.read_to_end(&mut Vec::new());
+    loop {
+        match TcpListener::bind(member.addr()) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => std::thread::yield_now(),
+            bound => return bound.expect("its port"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_can_not_be_reached_keeps_no_others_from_being_renewed() {
+    const SHORT: Duration = Duration::from_millis(1500);
+    let all = members().await;
+    for member in all.members() {
+        member.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]).await.expect("set");
+    }
+    let (store, locker) = (store(&all).await, Locker::new(store(&all).await));
+    let (mut claims, mut guards) = (Vec::new(), Vec::new());
+    for (index, name) in names().iter().enumerate() {
+        let member = all.primary_of(&lock_key(name)).await.expect("primary");
+        if index % 2 == 0 {
+            guards.push((member, locker.lock(name).ttl(SHORT).acquire().await.expect("acquire")));
+        } else {
+            claims.push((member, hold(&store, &claim(name)).await.claim));
+        }
+    }
+    let _silent = silence(&all.members()[0]);
+    let renewals: Vec<Renewal> = claims.iter().map(|(_, claim)| Renewal { ttl: SHORT, ..renewal(claim) }).collect();
+    // The first one may only find out that the connection is broken.
+    _ = store.renew(&renewals).await;
+    let started = Instant::now();
+    for ((member, _), answer) in claims.iter().zip(store.renew(&renewals).await) {
+        match answer {
+            Err(e) if *member == 0 => assert_eq!((e.kind(), e.effect()), (ErrorKind::TimedOut, Effect::None), "{e}"),
+            answer => _ = held(answer),
+        }
+    }
+    assert!(started.elapsed() < SHORT / 3, "{:?}", started.elapsed());
+    tokio::time::sleep(SHORT * 3).await;
+    for (member, guard) in &guards {
+        assert_eq!(guard.is_held(), *member != 0, "{guard:?} at {member}");
+    }
 }
 
 /// Whoever asks waits for its own bound and a little more, and not until all members have been asked for the map in vain.
