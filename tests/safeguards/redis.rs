@@ -185,6 +185,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redis/redis::full::sentinels",
     },
     Safeguard {
+        name: "full_note",
+        does: "Who connects to a full server leaves its note there",
+        file: SCRIPTS,
+        code: r#"Script::plain(«include_str!("scripts/epoch.lua").into()»));"#,
+        without: r#"include_str!("scripts/epoch.lua").replace("redis.pcall('PEXPIRE', KEYS[1], CENTURY)", "").into()"#,
+        noticed_by: "lockkit-redis/redis::full::sentinels",
+    },
+    Safeguard {
         name: "full_replicas",
         does: "A full server has its replicas acknowledge a renewal",
         file: REPLICAS,

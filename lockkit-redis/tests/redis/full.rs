@@ -37,6 +37,24 @@ async fn what_is_held_is_renewed(url: &str, servers: &[&RedisServer]) {
     }
 }
 
+/// Who connects leaves a note where none is yet, which takes memory.
+async fn a_new_store_connects(url: &str, servers: &[&RedisServer]) {
+    for server in servers {
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]).await.expect("set");
+    }
+    let store = RedisStore::from_url(url).await.expect("connect");
+    let error = attempt(&store, &claim("a")).await.expect_err("full");
+    assert_eq!((error.kind(), error.effect()), (ErrorKind::Unavailable, Effect::None), "{error}");
+    for server in servers {
+        let notes = server.command(&["KEYS", "*:reign"]).await.expect("keys");
+        for note in notes.lines() {
+            assert_eq!(server.command(&["PTTL", note]).await.expect("ttl"), "-1", "{note} has no end");
+        }
+        server.command(&["CONFIG", "SET", "maxmemory", "0"]).await.expect("set");
+    }
+    free(&store, &hold(&store, &claim("a")).await.claim).await;
+}
+
 #[tokio::test]
 async fn one_server() {
     let all = RedisSentinels::start(flavor()).await.expect("servers");
@@ -51,6 +69,7 @@ async fn one_server() {
 async fn sentinels() {
     let all = RedisSentinels::start(flavor()).await.expect("servers");
     let primary = &all.servers()[0];
+    a_new_store_connects(&format!("{}?failover_pause=no", all.url()), &[primary]).await;
     for options in ["", "&replicas=1&replica_timeout=3s"] {
         what_is_held_is_renewed(&format!("{}?failover_pause=no{options}", all.url()), &[primary]).await;
         primary.command(&["CONFIG", "SET", "maxmemory", "0"]).await.expect("set");
@@ -61,6 +80,7 @@ async fn sentinels() {
 async fn a_cluster() {
     let all = RedisCluster::start(flavor(), true).await.expect("servers");
     let members: Vec<_> = all.members().iter().collect();
+    a_new_store_connects(&format!("{}?failover_pause=no", all.url()), &members[..3]).await;
     for options in ["", "&replicas=1&replica_timeout=3s"] {
         what_is_held_is_renewed(&format!("{}?failover_pause=no{options}", all.url()), &members).await;
         for member in &members {

@@ -13,6 +13,7 @@
 -- promotion by having none: whoever was promoted an hour ago has nothing to wait for.)
 
 local call = redis.call
+local CENTURY = 3155760000000
 local server, replication = call('INFO', 'server'), call('INFO', 'replication')
 local function field(text, name)
   return string.match(text, name .. ':(%w+)') or ''
@@ -49,6 +50,9 @@ elseif doubt == '?' and ARGV[2] ~= '' and not string.find(ARGV[2], ':' .. run ..
 end
 local note = table.concat({epoch, run, id, string.format('%.0f', since) .. doubt}, ':')
 if note ~= stored then
+  -- A server that is full refuses a `SET`, unless the script has written before, and without its note nobody could connect. This
+  -- takes no memory and, unlike `DEL`, loses no note if the `SET` is refused for another reason. `SET` ends the time to live.
+  redis.pcall('PEXPIRE', KEYS[1], CENTURY)
   call('SET', KEYS[1], note)
 end
 local from = since + pause
