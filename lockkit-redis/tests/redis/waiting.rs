@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Attempt, LockStore, Locker, Release};
+use lockkit_core::{AcquireRequest, Attempt, LockStore, Locker, Order, Release};
 use lockkit_redis::RedisStore;
 use lockkit_testkit::faults::{Direction, Proxy};
 
@@ -312,4 +312,25 @@ async fn contenders_take_turns() {
     }
     assert_eq!(counter.load(std::sync::atomic::Ordering::Relaxed), 600);
     println!("600 turns of 12 contenders: {:?}", started.elapsed());
+}
+
+/// The server serves nobody else meanwhile.
+#[tokio::test]
+async fn more_places_that_are_over_than_one_step_removes_are_removed_in_two() {
+    let server = Server::start().await;
+    let (store, mut root) = (server.store().await, server.raw());
+    let [queue, places] = ["queue", "places"].map(|word| format!("{{lockkit:a}}:{word}:fence"));
+    let mut over = redis::pipe();
+    for number in 0..1500 {
+        let token = format!("{number:032x}");
+        over.zadd(&queue, &token, number).ignore();
+        over.hset(&places, &token, "x|1000|1|1|1000|0|:1:gone").ignore();
+    }
+    over.query::<()>(&mut root).expect("pipeline");
+    let mine = claim("a");
+    let request = AcquireRequest { order: Order::Fifo, ..request(&mine, Duration::ZERO) };
+    contended(store.acquire(&request).await.expect("acquire"));
+    assert_eq!(raw::<u32>(&mut root, &format!("ZCARD {queue}")), 500);
+    granted(store.acquire(&request).await.expect("acquire"));
+    assert_eq!(raw::<u32>(&mut root, &format!("EXISTS {queue} {places}")), 0);
 }

@@ -36,7 +36,7 @@
 
 local call, format, max, min, ceil, match = redis.call, string.format, math.max, math.min, math.ceil, string.match
 local HOUR, MOST = 3600000, 9007199254740991
--- How many are granted the lock, or passed by, in one step: the server serves nobody else meanwhile.
+-- How many are granted the lock, or are passed by or lapsed, in one step: the server serves nobody else meanwhile.
 local STEP, PASSED = 100, 1000
 local lock, counter, members, leases, queue, places = unpack(KEYS)
 local op, me, first, may_grant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
@@ -194,13 +194,13 @@ end
 -- Grants the lock to those in front of the queue that listen, as far as there is room. Returns the claim's own new value, if it
 -- was one of them, and whether nobody is in front of those that have no place.
 local function serve()
-  local at, granted, mine = 0, 0, nil
-  while may_grant and granted < STEP and at < PASSED do
+  local at, granted, lapsed, mine = 0, 0, 0, nil
+  while may_grant and granted < STEP and at + lapsed < PASSED do
     local token = call('ZRANGE', queue, at, at)[1]
     if not token then
       return mine, true
     end
-    if at + granted == 0 then
+    if at + granted + lapsed == 0 then
       drop_lapsed()
     end
     local _, now = clock()
@@ -209,6 +209,7 @@ local function serve()
     local channel, tail = string.sub(rest or '', 1, length), string.sub(rest or '', (length or 0) + 1)
     if not mode or tonumber(ends) <= now then
       leave(token)
+      lapsed = lapsed + 1
     elseif not has_room(mode) then
       if token == me or listens(channel) then
         return mine, false
