@@ -64,6 +64,11 @@ impl Epoch {
             Value::ServerError(e) => return Err(refused(e.into())),
             reply => reply,
         };
+        // From now on, which is after the answer was given.
+        Self::read(reply, clock.now())
+    }
+
+    fn read(reply: Value, now: Moment) -> Result<Self> {
         let odd = || error::odd_reply(Sent::No);
         let (note, left, from): (String, u64, u64) = redis::from_redis_value(reply).map_err(|_| odd())?;
         let mark = format!("@{}", note.get(..8).ok_or_else(odd)?);
@@ -72,9 +77,9 @@ impl Epoch {
             note,
             mark,
             id,
-            // From now on, which is after the answer was given, and rounded up.
-            grants_from: clock.now() + Duration::from_millis(left + u64::from(left > 0)),
-            floor: Fence::new(from * 1000),
+            // Rounded up.
+            grants_from: now + Duration::from_millis(left.saturating_add(u64::from(left > 0))),
+            floor: Fence::new(from.saturating_mul(1000)),
         })
     }
 
@@ -95,4 +100,26 @@ fn refused(cause: RedisError) -> Error {
 /// Who is in the way while a server grants nothing: whoever may still believe in a lease of its predecessor.
 pub(crate) fn predecessors_holder() -> HolderInfo {
     HolderInfo::new("unknown: another server took over, and leases of the former one may not have lapsed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read_whatever_they_say() {
+        let now = Moment::from_nanos(7);
+        let read = |note: &str, left: u64, from: u64| {
+            let number = |number: u64| Value::BulkString(number.to_string().into());
+            Epoch::read(Value::Array(vec![Value::BulkString(note.into()), number(left), number(from)]), now)
+        };
+        let epoch = read("0123456789:run:id:7?", 0, 7).expect("an epoch");
+        assert_eq!((&*epoch.mark, &*epoch.id, epoch.floor), ("@01234567", "id", Fence::new(7000)));
+        assert_eq!((epoch.pause(now), epoch.grants_from), (None, now));
+        let late = read("0123456789:run:id:7", u64::MAX, u64::MAX).expect("an epoch");
+        assert!(late.pause(now).is_some() && late.floor == Fence::new(u64::MAX));
+        for note in ["", "0123456789:run"] {
+            assert_eq!(read(note, 0, 7).expect_err(note).kind(), ErrorKind::Unexpected);
+        }
+    }
 }

@@ -12,6 +12,7 @@ use crate::{
     wire::{
         address::{self, Address},
         error::{self, Sent},
+        name::SLOTS,
     },
 };
 
@@ -93,8 +94,9 @@ fn ranges(reply: Value, asked: &str) -> Option<Vec<Range>> {
     };
     let range = |entry: &Value| {
         let Value::Array(parts) = entry else { return None };
+        let (first, last) = (number(parts.first()?)?, number(parts.get(1)?)?);
         let addresses = parts.get(2..)?.iter().map(address).collect::<Option<_>>()?;
-        Some(Range { first: number(parts.first()?)?, last: number(parts.get(1)?)?, addresses })
+        (first <= last && last < SLOTS).then_some(Range { first, last, addresses })
     };
     let mut ranges: Vec<Range> = entries.iter().map(range).collect::<Option<_>>()?;
     ranges.sort_by_key(|range| range.first);
@@ -127,5 +129,8 @@ mod tests {
         assert_eq!(ranges(reply, "asked").expect("ranges"), expected);
         assert_eq!(ranges(Value::Array(vec![entry(0, 99, vec![Value::Nil])]), "asked"), None);
         assert_eq!(ranges(Value::Nil, "asked"), None);
+        for (first, last) in [(2, 1), (0, 16384), (70000, 70001)] {
+            assert_eq!(ranges(Value::Array(vec![entry(first, last, vec![member(named("b"), 2)])]), "asked"), None);
+        }
     }
 }

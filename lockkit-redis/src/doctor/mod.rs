@@ -268,7 +268,8 @@ impl<'a> Doctor<'a> {
         let replies = self.ask(connection, &requests).await?;
         let received = SystemTime::now();
         let time = replies.into_iter().next().and_then(|reply| redis::from_redis_value::<(i64, i64)>(reply).ok());
-        Ok(time.map(|(seconds, micros)| ClockOffset::measured(sent, received, seconds * 1_000_000 + micros, 1)))
+        let micros = |(seconds, micros): (i64, i64)| seconds.saturating_mul(1_000_000).saturating_add(micros);
+        Ok(time.map(|time| ClockOffset::measured(sent, received, micros(time), 1)))
     }
 }
 

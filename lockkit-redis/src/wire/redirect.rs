@@ -3,7 +3,7 @@
 use lockkit_core::{Error, ErrorKind};
 use redis::RedisError;
 
-use crate::wire::address::Address;
+use crate::wire::{address::Address, name::SLOTS};
 
 /// Where an error says that a slot is.
 #[derive(Debug, PartialEq)]
@@ -17,7 +17,7 @@ impl Redirect {
     /// What `MOVED` and `ASK` say.
     pub(crate) fn of(error: &Error) -> Option<Self> {
         let cause = std::error::Error::source(error)?.downcast_ref::<RedisError>()?;
-        let (address, slot) = cause.redirect_node()?;
+        let (address, slot) = cause.redirect_node().filter(|(_, slot)| *slot < SLOTS)?;
         let (host, port) = address.rsplit_once(':')?;
         let asking = cause.code() == Some("ASK");
         Some(Self { address: (host.to_owned(), port.parse().ok()?), slot, asking })
@@ -68,6 +68,8 @@ mod tests {
         assert_eq!(read("-MOVED 7 10.0.0.1:7000\r\n"), Some(moved));
         assert_eq!(read("-ASK 7 ::1:7000\r\n").map(|to| (to.address.0, to.asking)), Some(("::1".into(), true)));
         assert_eq!(read("-MOVED 7 :7000\r\n").map(|to| to.address.0), Some(String::new()));
+        assert_eq!(read("-MOVED 16383 a:7000\r\n").map(|to| to.slot), Some(16383));
+        assert_eq!(read("-MOVED 16384 a:7000\r\n"), None, "there is no such slot");
         assert_eq!(read("-CLUSTERDOWN Hash slot not served\r\n"), None);
     }
 }

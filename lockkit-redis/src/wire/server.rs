@@ -84,7 +84,7 @@ pub(crate) fn clock(reply: Value) -> Result<Result<Fence>> {
         return Ok(Err(error::map(&e.into(), Sent::No)));
     }
     let (seconds, micros): (u64, u64) = redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::No))?;
-    Ok(Ok(Fence::new(seconds * 1_000_000 + micros)))
+    Ok(Ok(Fence::new(seconds.saturating_mul(1_000_000).saturating_add(micros))))
 }
 
 /// A field of the answer to `INFO`; empty if there is none.
@@ -213,6 +213,13 @@ mod tests {
         assert_eq!(ServerFacts::read(&info.replace("enabled:1", "enabled:0"), None).durable, Some(false));
         assert_eq!(ServerFacts::read("", None).durable, None);
         assert_eq!(ServerFacts::read("uptime_in_seconds:0\r\n", None).uptime, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_clock_is_read_whatever_it_says() {
+        let read = |seconds: i64, micros: i64| clock(Value::Array(vec![Value::Int(seconds), Value::Int(micros)]));
+        assert_eq!(read(7, 8).expect("a clock").expect("allowed"), Fence::new(7_000_008));
+        assert_eq!(read(i64::MAX, 8).expect("a clock").expect("allowed"), Fence::new(u64::MAX));
     }
 
     #[test]
