@@ -300,7 +300,7 @@ impl<'a> Acquisition<'a> {
                     let remaining = u64::try_from(*pttl).ok().map(Duration::from_millis);
                     let stored = Stored::parse(theirs);
                     // It is free, but others wait for it.
-                    let is_free = theirs.is_empty() && !place.is_empty();
+                    let is_free = *pttl == NO_KEY && !place.is_empty();
                     let (is_silent, is_first) = (!is_free && stored == Stored::Foreign, *place == [Value::Int(0)]);
                     let holder = match (is_free, *pttl) {
                         (true, _) => Some(HolderInfo::new("others that wait for it")),

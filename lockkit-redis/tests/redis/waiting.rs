@@ -334,3 +334,24 @@ async fn more_places_that_are_over_than_one_step_removes_are_removed_in_two() {
     granted(store.acquire(&request).await.expect("acquire"));
     assert_eq!(raw::<u32>(&mut root, &format!("EXISTS {queue} {places}")), 0);
 }
+
+/// Another client's value may be empty. It says nothing when it releases.
+#[tokio::test]
+async fn a_lock_that_is_set_to_nothing_is_held() {
+    let server = Server::start().await;
+    let (store, mut root) = (Arc::new(server.store().await), server.raw());
+    redis::cmd("SET").arg("lockkit:a").arg("").exec(&mut root).expect("set");
+    let mine = claim("a");
+    let tried = AcquireRequest { order: Order::Fifo, ..request(&mine, Duration::ZERO) };
+    let plain = contended(attempt(&store, &mine).await.expect("acquire")).holder;
+    assert_eq!(contended(store.acquire(&tried).await.expect("acquire")).holder, plain);
+    let waiting = {
+        let store = Arc::clone(&store);
+        tokio::spawn(async move { in_order(&store, &mine).await })
+    };
+    until_one_waits(&store, &claim("a")).await;
+    let freed = Instant::now();
+    raw::<()>(&mut root, "DEL lockkit:a");
+    waiting.await.expect("granted");
+    assert!(freed.elapsed() < Duration::from_secs(1), "{:?}", freed.elapsed());
+}
