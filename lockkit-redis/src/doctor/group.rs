@@ -1,7 +1,6 @@
 //! Several servers that belong together: all are looked at, and what was found is put together.
 
-use lockkit_core::{Error, ErrorKind, Finding, Result, Severity, said_once};
-use tokio::task::JoinSet;
+use lockkit_core::{Error, Finding, Result, Severity, said_once, store::join_all};
 
 use super::{Doctor, Examination, Part, Patient};
 use crate::{
@@ -19,7 +18,8 @@ pub(super) async fn examine(
     patients: &[Patient],
     mut findings: Vec<Finding>,
 ) -> Result<Examination> {
-    let looks = look(config, names, patients).await?;
+    let look = async |patient| Doctor::new(config, names, patient).examine().await;
+    let looks = join_all(patients.iter().map(look)).await;
     if let Some(Err(refusal)) = looks.first()
         && looks.iter().all(|look| matches!(look, Err(e) if !e.is_retryable()))
     {
@@ -43,22 +43,6 @@ pub(super) async fn examine(
     findings.extend(said_once(each, asked, "all servers"));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     Ok(Examination { findings, facts, clock })
-}
-
-/// Examines all of them; in their order.
-async fn look(config: &RedisConfig, names: &Names, patients: &[Patient]) -> Result<Vec<Result<Examination>>> {
-    let mut looks = JoinSet::new();
-    for (index, patient) in patients.iter().cloned().enumerate() {
-        let (config, names) = (config.clone(), names.clone());
-        looks.spawn(async move { (index, Doctor::new(&config, &names, &patient).examine().await) });
-    }
-    let mut answers = Vec::with_capacity(patients.len());
-    while let Some(look) = looks.join_next().await {
-        let broke_off = |e| Error::new(ErrorKind::Unexpected, "a look at a server broke off").with_source(e);
-        answers.push(look.map_err(broke_off)?);
-    }
-    answers.sort_by_key(|(index, _)| *index);
-    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
 }
 
 /// A finding about a server as one about what it is to the others.

@@ -2,9 +2,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use lockkit_core::{Error, ErrorKind, Finding, Result};
+use lockkit_core::{Error, ErrorKind, Finding, Result, store::join_all};
 use redis::{Pipeline, Value};
-use tokio::task::JoinSet;
 
 use super::{Examination, Part, Patient, dialer, group};
 use crate::{
@@ -47,7 +46,9 @@ pub(super) async fn examine(
 ) -> Result<Examination> {
     let (mut findings, mut told) = (Vec::new(), Vec::new());
     let mut failure: Option<Error> = None;
-    for (address, answer) in ask_all(config, sentinels, primary, login).await? {
+    let of_sentinels = RedisConfig { database: 0, ..config.clone() };
+    let answers = join_all(sentinels.iter().map(|address| ask(&of_sentinels, address, primary, login))).await;
+    for (address, answer) in sentinels.iter().map(|address| Arc::from(address::text(address))).zip(answers) {
         match answer {
             Ok(answer) => {
                 findings.push(of_one(&answer).at(&address));
@@ -71,30 +72,6 @@ pub(super) async fn examine(
         slots: Vec::new(),
     }));
     group::examine(config, names, &patients, findings).await
-}
-
-/// Asks all at once; in their order.
-async fn ask_all(
-    config: &RedisConfig,
-    sentinels: &[Address],
-    primary: &str,
-    login: &Login,
-) -> Result<Vec<(Arc<str>, Result<Told>)>> {
-    let mut asked = JoinSet::new();
-    for (index, address) in sentinels.iter().cloned().enumerate() {
-        let config = RedisConfig { database: 0, ..config.clone() };
-        let (login, primary) = (login.clone(), primary.to_owned());
-        asked.spawn(
-            async move { (index, address::text(&address).into(), ask(&config, &address, &primary, &login).await) },
-        );
-    }
-    let mut answers = Vec::with_capacity(sentinels.len());
-    while let Some(answer) = asked.join_next().await {
-        let broke_off = |e| Error::new(ErrorKind::Unexpected, "asking a sentinel broke off").with_source(e);
-        answers.push(answer.map_err(broke_off)?);
-    }
-    answers.sort_by_key(|(index, ..)| *index);
-    Ok(answers.into_iter().map(|(_, address, answer)| (address, answer)).collect())
 }
 
 async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Login) -> Result<Told> {
