@@ -249,7 +249,16 @@ impl Undo<'_> {
     /// doubt.
     pub(super) fn arm(&mut self) {
         self.before = self.armed;
-        self.armed.get_or_insert(Certainty::Ordered(self.engine.failures()));
+        if self.armed != Some(Certainty::Doubtful) {
+            self.armed = Some(Certainty::Ordered(self.engine.failures()));
+        }
+    }
+
+    /// The request was answered: the claim has a place in a queue.
+    pub(super) fn has_place(&mut self) {
+        if let Some(Certainty::Ordered(_)) = self.armed {
+            self.armed = Some(Certainty::Settled);
+        }
     }
 
     /// The request changed nothing: only what was to be undone before it still is.

@@ -307,6 +307,8 @@ impl Acquisition<'_> {
                 self.failing_since = None;
                 if request.wait.is_zero() || !self.keeps_place() {
                     undo.unchanged();
+                } else {
+                    undo.has_place();
                 }
                 if self.limit.is_over(now) {
                     return Ok(Step::GiveUp);

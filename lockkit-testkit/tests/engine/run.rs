@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{ErrorKind, Fence, Guard, KeyState, Locker, Outcome, Owner, Result};
+use lockkit_core::{ErrorKind, Fence, Guard, Holder, KeyState, Locker, Outcome, Owner, Result};
 use lockkit_sim::SimStore;
 use tokio::{
     task::{JoinHandle, yield_now},
@@ -259,10 +259,10 @@ impl Run {
     async fn settle(&mut self) {
         self.clients.iter().for_each(|client| client.store.heal());
         sleep(LONGEST * 3).await;
-        let states = self.states().await;
+        let states = self.settled_states().await;
         self.shared().compare_leases(&states);
         sleep(LONGEST * 3).await;
-        let (mut states, mut waiting) = (self.states().await, self.waiting());
+        let (mut states, mut waiting) = (self.settled_states().await, self.waiting());
         if waiting.iter().any(|key| states[*key].holders.is_empty()) {
             // A lease may have lapsed just now: where waiters have to ask, they need a moment to notice.
             sleep(SLOWEST_POLL).await;
@@ -278,6 +278,20 @@ impl Run {
     fn waiting(&mut self) -> Vec<usize> {
         self.pending.retain(|pending| !pending.task.is_finished());
         self.pending.iter().map(|pending| pending.key).collect()
+    }
+
+    /// What the store has, but for a lease that nobody believes in since this very moment: its release is under way.
+    async fn settled_states(&self) -> Vec<KeyState> {
+        let states = self.states().await;
+        let are_believed_in = {
+            let shared = self.shared();
+            states.iter().flat_map(|state| &state.holders).all(|holder| shared.believe_in(holder).next().is_some())
+        };
+        if are_believed_in {
+            return states;
+        }
+        sleep(Duration::from_millis(5)).await;
+        self.states().await
     }
 
     async fn states(&self) -> Vec<KeyState> {
@@ -320,13 +334,17 @@ impl Shared {
         self.guards.iter().any(|held| held.id() == id)
     }
 
+    fn believe_in<'a>(&'a self, holder: &'a Holder) -> impl Iterator<Item = &'a Held> {
+        let is_its = |held: &&Held| held.guard.is_held() && Some(held.guard.token_to_compare()) == holder.token;
+        self.guards.iter().filter(is_its)
+    }
+
     /// Every lease in the store is somebody's, as often as it says.
     fn compare_leases(&mut self, states: &[KeyState]) {
         self.model.look(&mut self.guards);
         for (key, state) in states.iter().enumerate() {
             for holder in &state.holders {
-                let is_its = |held: &&Held| held.guard.is_held() && Some(held.guard.token_to_compare()) == holder.token;
-                let live: Vec<_> = self.guards.iter().filter(is_its).collect();
+                let live: Vec<_> = self.believe_in(holder).collect();
                 let calm = live.first().is_some_and(|held| !self.upset[held.client]);
                 if live.is_empty() {
                     self.model.complain(format!("lock {key} is held, but by nobody: {holder:?}"));
