@@ -77,14 +77,14 @@ pub async fn connect_on_own_thread(url: &str) -> Result<Locker> {
 /// # Errors
 /// As [`connect`].
 pub async fn open(url: &str) -> Result<Arc<dyn LockStore>> {
-    match target(url)? {
-        Target::Migrate => {
-            let (from, to) = urls(url)?;
-            migrating(from, to).await
-        }
-        _ => match fence_above(url)? {
-            (url, None) => open_one(&url).await,
-            (url, Some(floor)) => Ok(Arc::new(FenceAbove::new(floor, open_one(&url).await?))),
-        },
+    if let Ok(Target::Migrate) = target(url) {
+        let (from, to) = urls(url)?;
+        return migrating(from, to).await;
     }
+    let (url, floor) = fence_above(url)?;
+    let store = open_one(&url).await?;
+    Ok(match floor {
+        None => store,
+        Some(floor) => Arc::new(FenceAbove::new(floor, store)),
+    })
 }

@@ -18,6 +18,13 @@ async fn memory_needs_no_feature() -> lockkit::Result<()> {
 }
 
 #[tokio::test]
+async fn memory_takes_the_option_of_every_url() -> lockkit::Result<()> {
+    let guard = lockkit::connect("memory:?fence_above=5").await?.lock("a").acquire().await?;
+    assert!(guard.fence() > lockkit::Fence::new(5));
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_is_no_store_is_refused_with_advice() {
     for (url, advice) in [
         ("", "memory:"),

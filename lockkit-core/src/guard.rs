@@ -262,8 +262,8 @@ impl Guard {
     ///
     /// # Errors
     /// `Unsupported` where leases may end with the session ([`Capability::resume`](crate::Capability)), and for shared ones
-    /// and permits; `Lost` if the lease was lost; `InvalidInput` while the [owner](crate::Owner) has other guards of it. This
-    /// hold is ended then, as by dropping it.
+    /// and permits; `Lost` if the lease was lost; `InvalidInput` while the [owner](crate::Owner) has other guards of it, and for a
+    /// lock that is to be [kept from others](crate::Lock::keep_for). This hold is ended then, as by dropping it.
     pub fn detach(mut self) -> Result<Token> {
         let token = self.engine.detach(&self.lease)?;
         self.ended = true;

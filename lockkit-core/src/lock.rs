@@ -5,7 +5,7 @@ mod asking;
 use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
-    Claim, Fence, Guard, KeyState, LockKey, LockStore, Mode, Order, Owner, Query, Result, Token,
+    Claim, Event, Fence, Guard, KeyState, LockKey, LockStore, Mode, Order, Owner, Query, Result, Token,
     engine::{Ask, Doubts, Engine, Limit, Terms},
 };
 
@@ -366,11 +366,17 @@ impl Lock {
     }
 
     async fn get(&self, limit: Limit) -> Result<Option<Guard>> {
-        if self.asks_to_yield && !limit.is_try() {
+        let start = self.engine.now();
+        let answer = if self.asks_to_yield && !limit.is_try() {
             // Few ask: the others do not pay for the room of its future.
-            return Box::pin(self.get_asking(limit)).await;
+            Box::pin(self.get_asking(limit)).await?
+        } else {
+            self.get_unasked(limit, &mut Doubts::default()).await?
+        };
+        if let (None, Ok(key)) = (&answer, &self.key) {
+            self.engine.observe(|| Event::Contended { key, waited: self.engine.now().since(start) });
         }
-        self.get_unasked(limit, &mut Doubts::default()).await
+        Ok(answer)
     }
 
     /// Without asking anybody to yield.

@@ -267,6 +267,17 @@ async fn a_nested_hold_is_not_detached() -> Result<()> {
     Ok(())
 }
 
+/// The time for which it is to be kept would be forgotten.
+#[tokio::test]
+async fn a_lock_that_is_to_be_kept_is_not_detached() -> Result<()> {
+    let locker = World::new().process();
+    let guard = locker.lock("x").keep_for(TTL).acquire().await?;
+    assert_eq!(guard.detach().expect_err("it is to be kept").kind(), ErrorKind::InvalidInput);
+    locker.shutdown(TTL).await?;
+    assert_eq!(locker.lock("x").inspect().await?.holders.len(), 1, "as after any other end of the hold");
+    Ok(())
+}
+
 /// One of many readers can't make room for a writer, nor one that has a permit.
 #[tokio::test]
 async fn only_an_exclusive_lease_is_taken_up() -> Result<()> {

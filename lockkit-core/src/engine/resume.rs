@@ -35,10 +35,6 @@ impl Engine {
             let message = "the store can't make the lease of a writer that of a reader";
             return Err(about(Error::new(ErrorKind::Unsupported, message)));
         }
-        if lease.state().kept_until().is_some() {
-            let message = "a lock that is to be kept from others when it is released can't be shared before that";
-            return Err(about(Error::invalid(message)));
-        }
         let reader = Claim { token: Token::random()?, mode: Mode::Shared, ..writer.clone() };
         let mut undo = self.undo(writer, lease.terms.ttl);
         self.let_lie(lease, WHAT)?;
@@ -128,6 +124,11 @@ impl Engine {
         let state = lease.state();
         if state.depth > 1 {
             return Err(about(Error::invalid("the owner has nested holds of the lease")));
+        }
+        if state.kept_until().is_some() {
+            let message =
+                "a lock that is to be kept from others when it is released can't be left or shared before that";
+            return Err(about(Error::invalid(message)));
         }
         if !state.is_live() {
             return Err(about(lost(LossReason::Gone)));

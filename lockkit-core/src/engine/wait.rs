@@ -88,7 +88,7 @@ impl Engine {
             }
             // It may have been held by a claim of this caller when others of this process saw that.
             LocalOutcome::Contended if in_doubt => None,
-            LocalOutcome::Contended => return Ok(self.note_contended(ask, start)),
+            LocalOutcome::Contended => return Ok(None),
         };
         // From before the look at whether it is open, so that a shutdown is not missed.
         let closing = self.closing.notified();
@@ -131,7 +131,7 @@ impl Engine {
                 self.note_granted(&lease, start, false);
                 Ok(Some(lease))
             }
-            None => Ok(self.note_contended(ask, start)),
+            None => Ok(None),
         }
     }
 
@@ -161,11 +161,6 @@ impl Engine {
     pub(super) fn note_granted(&self, lease: &Lease, start: Moment, handed_over: bool) {
         let waited = lease.since.since(start);
         self.observe(|| Event::Acquired { key: &lease.claim.key, fence: lease.fence, waited, handed_over });
-    }
-
-    fn note_contended(&self, ask: &Ask, start: Moment) -> Option<Arc<Lease>> {
-        self.observe(|| Event::Contended { key: &ask.key, waited: self.now().since(start) });
-        None
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
 
 /// Grants strictly above a fence, whatever the store itself would give: for services that came from another store, whose
 /// fences were higher. All clients of the store need it, for as long as they use it; with [`connect`](https://docs.rs/lockkit) it is
-/// the option `fence_above=NUMBER` of any URL.
+/// the option `fence_above=NUMBER` of any URL. A store without fences grants nothing then (`Unsupported`).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> lockkit_core::Result<()> {
@@ -42,6 +42,7 @@ impl<S: LockStore> LockStore for FenceAbove<S> {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         let fence = FenceRequest { floor: request.fence.floor.max(self.floor), ..request.fence };
+        self.info().admit_terms(request.claim.mode, request.order, request.ttl, fence.floor)?;
         self.inner.acquire(&AcquireRequest { fence, ..request.clone() }).await
     }
 
