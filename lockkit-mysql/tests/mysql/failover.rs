@@ -13,13 +13,13 @@ use lockkit_core::{
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::{
-    faults::Proxy,
+    faults::{Direction, Proxy},
     servers::{Keep, MySqlServer},
 };
 use tokio::time::sleep;
 
 use crate::support::{
-    Ctx, attempt, claim, config, end, free, hold, lock_rows, raw, renew, renewal, request, rival, tests,
+    Ctx, attempt, claim, config, end, free, hold, lock_rows, proxied, raw, renew, renewal, request, rival, tests,
 };
 
 tests! {
@@ -39,10 +39,15 @@ tests! {
 async fn administrated(ctx: &Ctx) -> (MySqlServer, MySqlStore) {
     let server = ctx.private(&[]).await;
     let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    know(&server).await;
+    (server, store)
+}
+
+/// Makes the row that is looked for.
+async fn know(server: &MySqlServer) {
     let row = "INSERT INTO resource_lock (resource_name, create_time, update_time) \
                VALUES ('known', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))";
     server.admin(row).await.expect("a row");
-    (server, store)
 }
 
 #[track_caller]
@@ -92,10 +97,14 @@ async fn a_busy_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx
 
 /// A connection is trusted for some seconds after a probe, but not after another one showed that the server has changed.
 async fn a_refused_connection_makes_others_look_again(ctx: Arc<Ctx>) {
-    let (server, store) = administrated(&ctx).await;
+    let server = ctx.private(&[]).await;
+    let (proxy, config) = proxied(&server).await;
+    let store = MySqlStore::connect(config).await.expect("connect");
+    know(&server).await;
     server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
-    // One has the connection that there is, the other needs a new one.
-    let (old, new) = tokio::join!(look(&store), look(&store));
+    // One has the connection that there is, until its answer comes. The other needs a new one.
+    proxy.hold(Direction::ToClient);
+    let (old, new, ()) = tokio::join!(look(&store), look(&store), async { proxy.release(Direction::ToClient) });
     old.expect("it was probed a moment ago");
     is_refused(&new.expect_err("a new connection"));
     is_refused(&look(&store).await.expect_err("it may be old"));
