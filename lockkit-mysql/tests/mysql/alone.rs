@@ -11,7 +11,7 @@ use lockkit_core::{
     Attempt, Claim, Fence, Hold, HolderInfo, KeyState, LockKey, LockStore, Locker, LossReason, Mode, Order, Outcome,
     Query, Release, Renewal,
 };
-use lockkit_mysql::{MySqlConfig, MySqlStore};
+use lockkit_mysql::MySqlStore;
 use lockkit_testkit::faults::Direction;
 use sqlx::{Executor as _, MySqlConnection, Row as _};
 use tokio::time::{sleep, timeout};
@@ -335,8 +335,7 @@ async fn claims_that_are_over_do_not_come_back_with_the_next_group(ctx: Arc<Ctx>
 /// At each step: nobody has heard that it was granted, renewed or released.
 async fn a_lost_reply_leaves_nothing_behind(ctx: Arc<Ctx>) {
     let (proxy, config) = proxied(ctx.server().await).await;
-    let store = MySqlStore::connect(MySqlConfig::timeout(config, Duration::from_millis(400))).await.expect("connect");
-    let other = ctx.store().await;
+    let (store, other) = (MySqlStore::connect(config).await.expect("connect"), ctx.store().await);
     for mode in SHARES {
         for step in ["acquire", "renew", "release"] {
             for others_come in [false, true] {
