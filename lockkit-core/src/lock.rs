@@ -339,7 +339,7 @@ impl Lock {
 
     async fn ask_for_state(&self, query: impl FnOnce(LockKey) -> Query) -> Result<KeyState> {
         let key = self.key.clone()?;
-        let mut states = self.engine.store.inspect(&query(key.clone())).await?;
+        let mut states = self.engine.heard(self.engine.store.inspect(&query(key.clone())).await)?;
         Ok(states.pop().unwrap_or_else(|| KeyState::unknown(key)))
     }
 

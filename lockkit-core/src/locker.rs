@@ -172,7 +172,7 @@ impl Locker {
     /// # Errors
     /// When the store could not be asked.
     pub async fn inspect(&self, query: &Query) -> Result<Vec<KeyState>> {
-        self.engine.store.inspect(query).await
+        self.engine.heard(self.engine.store.inspect(query).await)
     }
 
     /// Ends the lease of another holder, named by the token that [`inspect`](Self::inspect) shows, so that a newer lease can't be
@@ -188,11 +188,11 @@ impl Locker {
         let mut claim = Claim { key: LockKey::new(name.as_ref())?, token, mode: Mode::Exclusive };
         // A store takes the end of a lease of its own for its holder's wish, and raises no alarm.
         let _alert = Alert { alarm: self.info().alarm.as_ref(), token };
-        let mut release = self.engine.store.release(&claim).await?;
+        let mut release = self.engine.heard(self.engine.store.release(&claim).await)?;
         if matches!(release, Release::NotHeld(LossReason::Taken)) && self.info().capability.shared {
             // It may be one of several that share the lock.
             claim.mode = Mode::Shared;
-            release = self.engine.store.release(&claim).await?;
+            release = self.engine.heard(self.engine.store.release(&claim).await)?;
         }
         Ok(release)
     }

@@ -143,12 +143,19 @@ async fn a_request_that_comes_after_the_release_leaves_nothing() -> Result<()> {
 /// The lease was there, and nothing can bring it back: that it is not there any more settles its release.
 #[tokio::test(start_paused = true)]
 async fn a_release_whose_answer_was_lost_is_settled_by_the_next() -> Result<()> {
-    let store = SimStore::new();
-    let locker = Locker::new(store.clone());
-    let guard = locker.lock("a").ttl(TTL).acquire().await?;
-    store.inject(Fault::LoseReply.on(Operation::Release));
-    assert_eq!(guard.release().await.expect_err("it was not heard").kind(), ErrorKind::TimedOut);
-    locker.shutdown(Duration::from_secs(1)).await
+    for is_dropped in [false, true] {
+        let store = SimStore::new();
+        let locker = Locker::new(store.clone());
+        let guard = locker.lock("a").ttl(TTL).acquire().await?;
+        store.inject(Fault::LoseReply.on(Operation::Release));
+        if is_dropped {
+            assert!(timeout(millis(1), guard.release()).await.is_err(), "it was dropped on its way");
+        } else {
+            assert_eq!(guard.release().await.expect_err("it was not heard").kind(), ErrorKind::TimedOut);
+        }
+        locker.shutdown(Duration::from_secs(1)).await?;
+    }
+    Ok(())
 }
 
 /// A store that can't say whether the lock is free can still be asked for it.

@@ -80,7 +80,9 @@ pub(super) async fn supervise(
     // Also when CMD has ended: what it started may not have.
     let mut left = targets.kill(known);
     if !left.is_empty() {
-        say("CMD, or what it started, was killed and is still there; its lock is kept until that ends, or the lease");
+        say(
+            "CMD, or a process that it started, is still there after it was killed; the lock is kept until that process ends",
+        );
     }
     // Dropping the lender tells those who borrowed from it and were out of reach.
     drop(over);

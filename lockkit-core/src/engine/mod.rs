@@ -104,7 +104,7 @@ impl Engine {
 
     /// Takes note of an answer of the store. After an error the store may have replaced its connection: what is sent from
     /// then on may arrive before what was sent earlier.
-    fn heard<T>(&self, answer: Result<T>) -> Result<T> {
+    pub(crate) fn heard<T>(&self, answer: Result<T>) -> Result<T> {
         if answer.is_err() {
             self.failures.fetch_add(1, Ordering::SeqCst);
         }
