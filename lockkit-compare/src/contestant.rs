@@ -212,6 +212,7 @@ fn traits(store: &dyn LockStore, target: &Target) -> Traits {
             permits: capability.permits,
             resume: capability.resume,
             keeps: capability.keeps,
+            downgrades: capability.downgrades,
         },
     }
 }

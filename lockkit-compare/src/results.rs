@@ -69,6 +69,7 @@ pub(crate) struct Kinds {
     pub(crate) permits: bool,
     pub(crate) resume: bool,
     pub(crate) keeps: bool,
+    pub(crate) downgrades: bool,
 }
 
 /// The latencies of one measure, a histogram for each round.

@@ -28,6 +28,8 @@ pub struct Facts {
     pub resume: bool,
     /// Whether a lock can be kept for a window.
     pub keeps: bool,
+    /// Whether a writer can become a reader without a gap.
+    pub downgrades: bool,
     /// The median of an acquisition and its release, in µs.
     pub pair_micros: Option<f64>,
     /// The overlaps that were seen; `None` where nothing was contested.
@@ -62,6 +64,7 @@ impl Facts {
             permits: kinds.permits,
             resume: kinds.resume,
             keeps: kinds.keeps,
+            downgrades: kinds.downgrades,
             pair_micros: store.pair.micros(0.5).map(|figure| figure.value),
             overlaps: store.was_contested().then(|| store.violations()),
             cases: groups

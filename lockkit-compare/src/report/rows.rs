@@ -72,6 +72,7 @@ fn capabilities(sheet: &mut Sheet<'_>) {
     sheet.text("liveness", "what ends the lease of a holder that is gone", |store| Some(store.traits.liveness.clone()));
     sheet.kind("fifo", "strict order of arrival", |kinds| kinds.fifo);
     sheet.kind("shared", "readers and writers", |kinds| kinds.shared);
+    sheet.kind("downgrades", "a writer becomes a reader without a gap", |kinds| kinds.downgrades);
     sheet.kind("permits", "semaphores", |kinds| kinds.permits);
     sheet.kind("resume", "leases that outlive their process", |kinds| kinds.resume);
     sheet.kind("keeps", "once per window", |kinds| kinds.keeps);

@@ -131,6 +131,7 @@ impl Report {
                     fieldset { legend { "What do you need beside exclusive locks?" }
                         (tick("kind", "fifo", "strict order of arrival"))
                         (tick("kind", "shared", "readers and writers"))
+                        (tick("kind", "downgrades", "writers that become readers without a gap"))
                         (tick("kind", "permits", "semaphores"))
                         (tick("kind", "resume", "a lease that outlives its process"))
                         (tick("kind", "keeps", "a job once per window")) }
@@ -148,7 +149,8 @@ impl Report {
             json!({
                 "name": name, "scheme": facts.scheme, "inProcess": facts.in_process, "fencing": facts.fencing,
                 "afterLoss": facts.after_loss().text(), "keepsAfterLoss": facts.keeps_after_loss(),
-                "fifo": facts.fifo, "shared": facts.shared, "permits": facts.permits, "resume": facts.resume, "keeps": facts.keeps,
+                "fifo": facts.fifo, "shared": facts.shared, "permits": facts.permits, "resume": facts.resume,
+                "keeps": facts.keeps, "downgrades": facts.downgrades,
                 "pair": facts.pair_micros, "overlaps": facts.overlaps,
                 "failedCases": facts.cases.values().map(|cases| cases.failed).sum::<usize>(),
             })

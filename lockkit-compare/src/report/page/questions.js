@@ -4,7 +4,8 @@
   const stores = JSON.parse(document.getElementById('facts').textContent);
   const form = document.getElementById('answers');
   const kinds = { fifo: 'strict order of arrival', shared: 'readers and writers', permits: 'semaphores',
-    resume: 'leases that outlive their process', keeps: 'jobs once per window' };
+    resume: 'leases that outlive their process', keeps: 'jobs once per window',
+    downgrades: 'writers that become readers without a gap' };
   const inWords = (micros) => micros >= 1000 ? `${+(micros / 1000).toPrecision(3)} ms` : `${+micros.toPrecision(3)} µs`;
 
   // What speaks for and against a store.

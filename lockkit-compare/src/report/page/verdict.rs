@@ -14,7 +14,7 @@ struct Guarantee {
     says: fn(&Facts) -> String,
 }
 
-const GUARANTEES: [Guarantee; 9] = [
+const GUARANTEES: [Guarantee; 10] = [
     Guarantee {
         title: "Two never hold the lock at once, in all contests here",
         evidence: &[],
@@ -37,6 +37,11 @@ const GUARANTEES: [Guarantee; 9] = [
     },
     Guarantee { title: "Strict order of arrival", evidence: &["fairness"], says: |facts| yes(facts.fifo) },
     Guarantee { title: "Readers and writers", evidence: &["modes"], says: |facts| yes(facts.shared) },
+    Guarantee {
+        title: "A writer becomes a reader without a gap",
+        evidence: &["modes"],
+        says: |facts| yes(facts.downgrades),
+    },
     Guarantee { title: "Semaphores", evidence: &["modes"], says: |facts| yes(facts.permits) },
     Guarantee { title: "Leases that outlive their process", evidence: &["lifecycle"], says: |facts| yes(facts.resume) },
     Guarantee { title: "A job once per window", evidence: &["window"], says: |facts| yes(facts.keeps) },
