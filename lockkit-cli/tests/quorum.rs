@@ -29,7 +29,33 @@ enum Fault {
     Slow,
 }
 
-const FAULTS: [Fault; 3] = [Fault::Down, Fault::Frozen, Fault::Slow];
+/// A test for each fault, for most of the time is spent waiting for nodes that do not answer.
+macro_rules! with_each_fault {
+    ($test:ident) => {
+        mod $test {
+            use super::Fault;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+            async fn down() {
+                super::$test(Fault::Down).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+            async fn frozen() {
+                super::$test(Fault::Frozen).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+            async fn slow() {
+                super::$test(Fault::Slow).await;
+            }
+        }
+    };
+}
+
+with_each_fault!(run_needs_a_majority);
+with_each_fault!(race_loses_no_update);
+with_each_fault!(cmd_lives_as_long_as_a_majority);
 
 /// Five servers, each behind a proxy.
 struct Nodes {
@@ -94,30 +120,26 @@ impl Nodes {
 }
 
 /// What works with each minority harmed, and fails with a majority.
-async fn with_each_fault(args: &[&str], works: impl Fn(&Output)) {
-    for fault in FAULTS {
-        let nodes = Nodes::start().await;
-        for node in 0..MINORITY {
-            nodes.harm(node, fault).await;
-            println!("{fault:?}: {} nodes", node + 1);
-            works(&nodes.lockkit(args).output().unwrap());
-        }
-        nodes.harm(MINORITY, fault).await;
-        nodes.fails(&nodes.lockkit(args).output().unwrap());
+async fn needs_a_majority(fault: Fault, args: &[&str], works: impl Fn(&Output)) {
+    let nodes = Nodes::start().await;
+    for node in 0..MINORITY {
+        nodes.harm(node, fault).await;
+        println!("{} nodes", node + 1);
+        works(&nodes.lockkit(args).output().unwrap());
     }
+    nodes.harm(MINORITY, fault).await;
+    nodes.fails(&nodes.lockkit(args).output().unwrap());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn run_needs_a_majority() {
-    with_each_fault(&["run", "--key", "k", "--", "echo", "ran"], |output| {
+async fn run_needs_a_majority(fault: Fault) {
+    needs_a_majority(fault, &["run", "--key", "k", "--", "echo", "ran"], |output| {
         assert_eq!((code(output), &*stdout(output), &*complaints(output)), (0, "ran\n", ""), "{output:?}");
     })
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn race_loses_no_update() {
-    with_each_fault(&["race", "--total", "60", "--workers", "3", "--json"], |output| {
+async fn race_loses_no_update(fault: Fault) {
+    needs_a_majority(fault, &["race", "--total", "60", "--workers", "3", "--json"], |output| {
         assert_eq!(code(output), 0, "{output:?}");
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         let shared = report["schemes"].as_array().unwrap().iter().find(|scheme| scheme["shared_lock"] == true).unwrap();
@@ -151,27 +173,24 @@ async fn compare_measures_what_is_left() {
 }
 
 /// Nodes that go while CMD runs: a minority costs nothing, a majority the lease, before it can lapse at the others.
-#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn cmd_lives_as_long_as_a_majority() {
-    for fault in FAULTS {
-        let nodes = Nodes::start().await;
-        let line = Line::new();
-        let script =
-            "exec 2>/dev/null 3>$LINE; trap 'echo told >&3; exit 9' TERM; echo up >&3; while :; do sleep 0.02; done";
-        let mut command = nodes.lockkit(&["run", "--key", "k", "--ttl", "2s", "--", "sh", "-c", script]);
-        line.give(&mut command);
-        let mut running = Running::start(command);
-        assert_eq!(line.hear(), "up");
-        for node in 0..MINORITY {
-            nodes.harm(node, fault).await;
-        }
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        assert!(running.is_running(), "{fault:?}");
-        nodes.harm(MINORITY, fault).await;
-        assert_eq!(line.hear(), "told", "{fault:?}");
-        let output = running.end();
-        assert_eq!(code(&output), 74, "{fault:?} {output:?}");
-        let line = complaint(&output);
-        assert!((0..=MINORITY).all(|node| line.contains(&nodes.addr(node).to_string())), "{fault:?} {line}");
+async fn cmd_lives_as_long_as_a_majority(fault: Fault) {
+    let nodes = Nodes::start().await;
+    let line = Line::new();
+    let script =
+        "exec 2>/dev/null 3>$LINE; trap 'echo told >&3; exit 9' TERM; echo up >&3; while :; do sleep 0.02; done";
+    let mut command = nodes.lockkit(&["run", "--key", "k", "--ttl", "2s", "--", "sh", "-c", script]);
+    line.give(&mut command);
+    let mut running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    for node in 0..MINORITY {
+        nodes.harm(node, fault).await;
     }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(running.is_running(), "{fault:?}");
+    nodes.harm(MINORITY, fault).await;
+    assert_eq!(line.hear(), "told", "{fault:?}");
+    let output = running.end();
+    assert_eq!(code(&output), 74, "{fault:?} {output:?}");
+    let line = complaint(&output);
+    assert!((0..=MINORITY).all(|node| line.contains(&nodes.addr(node).to_string())), "{fault:?} {line}");
 }
