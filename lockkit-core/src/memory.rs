@@ -14,7 +14,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use tokio::{sync::Notify, time::timeout};
+use tokio::time::timeout;
 
 use self::lock::{Answer, AskedAt, LockState};
 use crate::{
@@ -167,39 +167,20 @@ impl MemoryStore {
         if self.has_fences() { hold } else { Hold { fence: Fence::NONE, ..hold } }
     }
 
-    /// Waits until the lease is granted or the wait is over, outside the queue.
-    async fn wait_for_chance(&self, request: &AcquireRequest, give_up: Moment) -> Result<Attempt> {
-        if let Answer::Granted(hold) = self.attempt(request)? {
-            return Ok(Attempt::Granted(hold));
-        }
-        loop {
-            // Anew each time: the lock that it was counted at may be forgotten.
-            let waiter = CountedWaiter::new(self, &request.claim.key);
-            // Listen first, ask then: what is freed in between is not missed.
-            let freed = waiter.freed.notified();
-            let contention = match self.attempt(request)? {
-                Answer::Granted(hold) => return Ok(Attempt::Granted(hold)),
-                Answer::Contended(contention, _) => contention,
-            };
-            let left = give_up.since(self.now());
-            if left.is_zero() {
-                return Ok(at_once(contention));
-            }
-            drop(timeout(pause(&contention, left), freed).await);
-        }
-    }
-
-    /// The same in the queue, for a while: whoever asks again in time keeps the place.
-    async fn wait_in_line(&self, request: &AcquireRequest, give_up: Moment) -> Result<Attempt> {
-        let give_up = give_up.min(self.now() + IN_LINE);
+    /// Waits until the lease is granted or the wait is over, in the queue or outside it.
+    async fn wait(&self, request: &AcquireRequest, give_up: Moment) -> Result<Attempt> {
         loop {
             let (contention, wake) = match self.attempt(request)? {
                 Answer::Granted(hold) => return Ok(Attempt::Granted(hold)),
                 Answer::Contended(contention, wake) => (contention, wake),
             };
+            let Some(wake) = wake else { return Ok(Attempt::Contended(contention)) };
             let left = give_up.since(self.now());
-            let Some(wake) = wake.filter(|_| !left.is_zero()) else { return Ok(at_once(contention)) };
-            drop(timeout(pause(&contention, left), wake.notified()).await);
+            if left.is_zero() {
+                // At once: one that is to wait on would hear nothing until it asks again.
+                return Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..contention }));
+            }
+            drop(timeout(pause(&contention, left), wake).await);
         }
     }
 
@@ -225,11 +206,6 @@ impl MemoryStore {
     }
 }
 
-/// The answer to one that waited in vain. At once: whoever is to wait on would hear nothing until he asks again.
-fn at_once(contention: Contention) -> Attempt {
-    Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..contention })
-}
-
 /// How long to wait to be told: not beyond the moment at which something ends by itself, which nobody tells of.
 fn pause(contention: &Contention, left: Duration) -> Duration {
     contention.retry_after.map_or(left, |after| left.min(after + Duration::from_millis(1)))
@@ -251,17 +227,11 @@ impl LockStore for MemoryStore {
         self.info.admit(request)?;
         // Nothing here ever waits for anything, so that a loop of acquisitions would starve its runtime.
         tokio::task::consume_budget().await;
-        let give_up = self.now() + request.wait;
-        if request.wait.is_zero() {
-            return Ok(match self.attempt(request)? {
-                Answer::Granted(hold) => Attempt::Granted(hold),
-                Answer::Contended(contention, _) => Attempt::Contended(contention),
-            });
-        }
-        match request.order {
-            Order::Any => self.wait_for_chance(request, give_up).await,
-            Order::Fifo => self.wait_in_line(request, give_up).await,
-        }
+        let wait = match request.order {
+            Order::Any => request.wait,
+            Order::Fifo => request.wait.min(IN_LINE),
+        };
+        self.wait(request, self.now() + wait).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
@@ -344,30 +314,5 @@ impl Table {
             }
             lock.is_used()
         });
-    }
-}
-
-/// Counts one that waits outside the queue for as long as it does.
-struct CountedWaiter<'a> {
-    store: &'a MemoryStore,
-    key: &'a LockKey,
-    freed: Arc<Notify>,
-}
-
-impl<'a> CountedWaiter<'a> {
-    fn new(store: &'a MemoryStore, key: &'a LockKey) -> Self {
-        let mut table = unpoisoned(&store.table);
-        let lock = table.locks.entry(key.clone()).or_default();
-        lock.waiters += 1;
-        Self { store, key, freed: Arc::clone(&lock.freed) }
-    }
-}
-
-impl Drop for CountedWaiter<'_> {
-    fn drop(&mut self) {
-        let mut table = unpoisoned(&self.store.table);
-        if let Some(lock) = table.locks.get_mut(self.key).filter(|lock| Arc::ptr_eq(&lock.freed, &self.freed)) {
-            lock.waiters -= 1;
-        }
     }
 }

@@ -151,6 +151,19 @@ pub enum Mode {
     },
 }
 
+impl Mode {
+    /// Whether one more may hold the lock in this way beside those that hold it so. That they agree on a limit is looked at elsewhere.
+    pub(crate) fn has_room(self, mut taken: impl Iterator<Item = Self>) -> bool {
+        match self {
+            Self::Exclusive => taken.next().is_none(),
+            Self::Shared => taken.all(|other| other == Self::Shared),
+            Self::Permit { limit } => {
+                taken.zip(1..).all(|(other, count)| matches!(other, Self::Permit { .. }) && count < limit.get())
+            }
+        }
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

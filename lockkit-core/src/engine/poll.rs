@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{Engine, backoff::random, queue::OVERDUE};
-use crate::{Holder, KeyState, LockKey, Mode, Query, Token, store::unpoisoned};
+use crate::{KeyState, LockKey, Mode, Query, Token, store::unpoisoned};
 
 const FASTEST: Duration = Duration::from_millis(2);
 const SLOWEST: Duration = Duration::from_millis(250);
@@ -194,20 +194,8 @@ impl PolledWaiter {
         if is_queued {
             holders.is_empty() || holders.iter().any(|holder| holder.token == self.queued)
         } else {
-            has_room(self.mode, holders)
+            self.mode.has_room(holders.iter().map(|holder| holder.mode))
                 || self.queued.is_some_and(|me| holders.iter().any(|holder| holder.token == Some(me)))
-        }
-    }
-}
-
-/// Whether one more may hold the lock in this way beside those who do.
-fn has_room(mode: Mode, holders: &[Holder]) -> bool {
-    match mode {
-        Mode::Exclusive => holders.is_empty(),
-        Mode::Shared => holders.iter().all(|holder| holder.mode == Mode::Shared),
-        Mode::Permit { limit } => {
-            let permits = holders.iter().all(|holder| matches!(holder.mode, Mode::Permit { .. }));
-            permits && u32::try_from(holders.len()).is_ok_and(|count| count < limit.get())
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, futures::OwnedNotified};
 
 use super::queue::{ClaimQueue, QueuedClaim};
 use crate::{
@@ -23,8 +23,7 @@ pub(super) struct LockState {
     queue: ClaimQueue,
     /// The last fence given out.
     fence: u64,
-    /// How many wait outside the queue, and how they are told that the lock may be free.
-    pub(super) waiters: u32,
+    /// How those are told that the lock may be free which wait outside the queue. Each of them has a reference to it.
     pub(super) freed: Arc<Notify>,
 }
 
@@ -38,10 +37,10 @@ struct MemoryLease {
     info: HolderInfo,
 }
 
-/// The answer to a request. A claim with a place in the queue gets what wakes it, too.
+/// The answer to a request. One that waits gets what wakes it, too.
 pub(super) enum Answer {
     Granted(Hold),
-    Contended(Contention, Option<Arc<Notify>>),
+    Contended(Contention, Option<OwnedNotified>),
 }
 
 /// When a request is judged, what its lease is counted from, and above which fence a new counter starts.
@@ -64,7 +63,7 @@ impl LockState {
 
     /// Whether anybody holds the lock or waits for it.
     pub(super) fn is_used(&self) -> bool {
-        !self.leases.is_empty() || !self.queue.is_empty() || self.waiters > 0
+        !self.leases.is_empty() || !self.queue.is_empty() || self.outside() > 0
     }
 
     pub(super) fn last_fence(&self) -> u64 {
@@ -82,14 +81,16 @@ impl LockState {
             return self.replace(from, request, asked);
         }
         self.admit_limit(claim)?;
-        let is_waiting = request.order == Order::Fifo && !request.wait.is_zero();
-        let wake = is_waiting.then(|| self.queue.keep(claim, &request.holder, now));
+        let wake = (!request.wait.is_zero()).then(|| match request.order {
+            Order::Any => Arc::clone(&self.freed),
+            Order::Fifo => self.queue.keep(claim, &request.holder, now),
+        });
         // Who has no place passes nobody that has one. Who has one gets in if all before it could, too: a reader does not
         // wait for the reader before it to wake up.
         let may_pass = self.queue.is_empty() || self.queue.has(claim);
         let taken = self.modes().chain(self.queue.before(claim).map(QueuedClaim::mode));
-        if !may_pass || !has_room(claim.mode, taken) {
-            return Ok(Answer::Contended(self.contention(claim, now), wake));
+        if !may_pass || !claim.mode.has_room(taken) {
+            return Ok(Answer::Contended(self.contention(claim, now), wake.map(Notify::notified_owned)));
         }
         self.queue.leave(&claim.token);
         self.grant(request, asked)
@@ -179,7 +180,7 @@ impl LockState {
             return self.freed.notify_waiters();
         }
         for (number, place) in self.queue.places().enumerate() {
-            if !has_room(place.mode(), self.modes().chain(self.queue.modes().take(number))) {
+            if !place.mode().has_room(self.modes().chain(self.queue.modes().take(number))) {
                 return;
             }
             place.notify();
@@ -187,7 +188,12 @@ impl LockState {
     }
 
     fn waiting(&self, now: Moment) -> u32 {
-        self.waiters.saturating_add(self.queue.len(now))
+        self.outside().saturating_add(self.queue.len(now))
+    }
+
+    /// How many wait outside the queue.
+    fn outside(&self) -> u32 {
+        u32::try_from(Arc::strong_count(&self.freed) - 1).unwrap_or(u32::MAX)
     }
 
     /// How the lock is held, once by each holder.
@@ -258,15 +264,6 @@ impl MemoryLease {
             fence: Some(Fence::new(self.fence)),
             remaining: Some(self.expires.since(now)),
         }
-    }
-}
-
-/// Whether one more may hold the lock in this way beside those that hold it so.
-fn has_room(mode: Mode, mut taken: impl Iterator<Item = Mode>) -> bool {
-    match mode {
-        Mode::Exclusive => taken.next().is_none(),
-        Mode::Shared => taken.all(|other| other == Mode::Shared),
-        Mode::Permit { limit } => taken.zip(1..).all(|(other, count)| other == mode && count < limit.get()),
     }
 }
 
