@@ -312,7 +312,7 @@ impl Guard {
     /// # Errors
     /// As [`Lock::inspect`](crate::Lock::inspect).
     pub async fn yield_requested(&self) -> Result<bool> {
-        is_requested(&*self.engine.store, self.key(), self.asked).await
+        self.engine.heard(is_requested(&*self.engine.store, self.key(), self.asked).await)
     }
 
     /// Returns when the lease is lost, or about to be within `margin` for want of a renewal.

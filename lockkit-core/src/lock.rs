@@ -7,6 +7,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use crate::{
     Claim, Event, Fence, Guard, KeyState, LockKey, LockStore, Mode, Order, Owner, Query, Result, Token,
     engine::{Ask, Doubts, Engine, Limit, Terms},
+    store::{Identity, identity},
 };
 
 /// A lock that can be acquired. Immutable: every setting returns a changed copy.
@@ -345,6 +346,10 @@ impl Lock {
 
     pub(crate) fn store(&self) -> &Arc<dyn LockStore> {
         &self.engine.store
+    }
+
+    pub(crate) async fn store_identity(&self) -> Result<Identity> {
+        self.engine.heard(identity(&*self.engine.store).await)
     }
 
     pub(crate) fn key(&self) -> Result<LockKey> {

@@ -12,7 +12,7 @@ use tokio::sync::OnceCell;
 
 use crate::{
     Clock, Error, Guard, Lock, LossReason, Outcome, Result, Status, SystemClock,
-    store::{Identity, identity, join_all},
+    store::{Identity, join_all},
 };
 
 /// Several locks, of one store or of several: all of them are held, or none.
@@ -64,7 +64,7 @@ impl MultiLock {
     /// As those of [`Lock::acquire`], for any of them; those that were taken are released. [`Lost`](crate::ErrorKind::Lost) if one was lost while
     /// another was waited for. `InvalidInput` for no lock at all, for one that is named twice in different modes, and for one that
     /// is [kept](Lock::keep_for) for a time. With
-    /// locks of several stores also those of [`identity`]: all nodes of a quorum have to be up once for that.
+    /// locks of several stores also those of [`identity`](crate::store::identity): all nodes of a quorum have to be up once for that.
     ///
     /// # Cancellation
     /// As [`Lock::acquire`]; those that were taken are released in the background.
@@ -130,7 +130,7 @@ impl MultiLock {
             stores.clear();
             for lock in &self.locks {
                 if !stores.iter().any(|(known, _)| is_same(lock, known)) {
-                    stores.push((lock, Some(identity(&**lock.store()).await?)));
+                    stores.push((lock, Some(lock.store_identity().await?)));
                 }
             }
         }

@@ -169,7 +169,7 @@ impl StoreInfo {
             }
             _ => request.ttl,
         };
-        self.admit_terms(request.claim.mode, request.order, request.ttl.min(longest), Fence::NONE)
+        self.admit_terms(request.claim.mode, request.order, request.ttl.min(longest))
     }
 
     /// The same for the mode of a claim that is renewed or released.
@@ -218,11 +218,13 @@ impl StoreInfo {
         Ok(())
     }
 
-    pub(crate) fn admit_terms(&self, mode: Mode, order: Order, ttl: Duration, fence_above: Fence) -> Result<()> {
+    pub(crate) fn admit_fence_above(&self, fence: Fence) -> Result<()> {
+        let has_none = fence > Fence::NONE && self.capability.fencing == Fencing::None;
+        if has_none { Err(self.lacks("fences")) } else { Ok(()) }
+    }
+
+    pub(crate) fn admit_terms(&self, mode: Mode, order: Order, ttl: Duration) -> Result<()> {
         self.admit_mode(mode)?;
-        if fence_above > Fence::NONE && self.capability.fencing == Fencing::None {
-            return Err(self.lacks("fences"));
-        }
         if order == Order::Fifo && !self.capability.fifo {
             return Err(self.lacks("first-come-first-served locks"));
         }

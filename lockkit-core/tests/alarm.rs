@@ -1,10 +1,17 @@
 //! What a store says unasked is looked into at once.
 
-use std::time::Duration;
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
-use lockkit_core::{Alarm, Locker, LossReason, MemoryStore, Prefix, Result};
-use lockkit_testkit::{Altered, WithInfo};
-use tokio::time::timeout;
+use async_trait::async_trait;
+use lockkit_core::{Alarm, LockStore, Locker, LossReason, MemoryStore, Outcome, Prefix, Renewal, Renewed, Result};
+use lockkit_testkit::{Alter, Altered, WithInfo};
+use tokio::{sync::Semaphore, time::timeout};
 
 /// The first renewal comes no sooner than 9 s after the grant.
 const TTL: Duration = Duration::from_secs(30);
@@ -61,5 +68,50 @@ fn alarms_outlive_a_runtime() -> Result<()> {
             Ok(())
         })?;
     }
+    Ok(())
+}
+
+/// Keeps back the answers to renewals.
+#[derive(Clone, Debug)]
+struct Slow {
+    inner: Altered<WithInfo<MemoryStore>>,
+    asked: Arc<Semaphore>,
+    may_answer: Arc<Semaphore>,
+}
+
+#[async_trait]
+impl Alter for Slow {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
+        self.asked.add_permits(1);
+        self.may_answer.acquire().await.expect("open").forget();
+        self.inner.renew(renewals).await
+    }
+}
+
+/// The store was asked about the lease of one task, and answers when the next task of the process has it.
+#[tokio::test]
+async fn an_answer_reaches_the_task_that_has_the_lease_by_then() -> Result<()> {
+    let (inner, alarm) = loud();
+    let (asked, may_answer) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let locker = Locker::new(Altered(Slow { inner, asked: Arc::clone(&asked), may_answer: Arc::clone(&may_answer) }));
+    let lock = locker.lock("x").ttl(TTL);
+    let first = lock.acquire().await?;
+    let (mut second, mut third) = (pin!(lock.acquire()), pin!(lock.acquire()));
+    assert!(poll_fn(|context| Poll::Ready(second.as_mut().poll(context).is_pending())).await);
+    assert!(poll_fn(|context| Poll::Ready(third.as_mut().poll(context).is_pending())).await);
+    assert_eq!(first.release().await?, Outcome::Released);
+    let second = second.await?;
+    alarm.raise_all();
+    timeout(SOON, asked.acquire()).await.expect("it asks").expect("open").forget();
+    let token = lock.inspect().await?.holders[0].token.expect("a token");
+    locker.break_lock("x", token).await?;
+    assert_eq!(second.release().await?, Outcome::Released);
+    let third = third.await?;
+    may_answer.add_permits(1);
+    assert_eq!(timeout(SOON, third.lost()).await, Ok(LossReason::Gone));
     Ok(())
 }

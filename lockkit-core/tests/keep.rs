@@ -1,4 +1,5 @@
-//! Locks that are kept when their holder is done, on a store that fails. What holds on every store is in the compliance suite.
+//! Leases that take the place of others, on a store that fails: locks that are kept when their holder is done, and writers that become
+//! readers. What holds on every store is in the compliance suite.
 
 use std::{
     future::{Future, poll_fn},
@@ -13,7 +14,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Error, ErrorKind, Guard, Lock, LockStore, Locker, MemoryStore, Outcome, Result, Token,
+    AcquireRequest, Attempt, Contention, Error, ErrorKind, Fence, FenceAbove, Guard, Lock, LockStore, Locker,
+    MemoryStore, Outcome, Result, Token,
 };
 use lockkit_testkit::{Alter, Altered};
 use tokio::time::sleep;
@@ -22,13 +24,24 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long anything awaited may take. Not how long it does take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A store that does not answer a few of those that ask for a lock in the place of another.
+/// A store that fails a few of those that ask for a lock in the place of another.
 #[derive(Clone, Debug)]
 struct Failing {
     inner: MemoryStore,
     failures: Arc<AtomicUsize>,
-    /// Whether what it does not answer takes place.
-    takes_place: bool,
+    failure: Failure,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    /// It neither does it nor answers.
+    NotDone,
+    /// It does it, and does not answer.
+    Done,
+    /// It says that the lease to be replaced has the lock no more, which is not so.
+    Contended,
+    /// It forbids it.
+    Denied,
 }
 
 #[async_trait]
@@ -41,8 +54,13 @@ impl Alter for Failing {
         let fails = |left: usize| left.checked_sub(1);
         let is_meant = request.from.is_some();
         if is_meant && self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
-            if self.takes_place {
-                self.inner.acquire(request).await?;
+            match self.failure {
+                Failure::NotDone => {}
+                Failure::Done => drop(self.inner.acquire(request).await?),
+                Failure::Contended => {
+                    return Ok(Attempt::Contended(Contention { retry_after: None, holder: None, burnt: false }));
+                }
+                Failure::Denied => return Err(Error::new(ErrorKind::Denied, "it is forbidden")),
             }
             tokio::task::yield_now().await;
             return Err(Error::new(ErrorKind::Unavailable, "no answer").unknown_effect());
@@ -51,9 +69,9 @@ impl Alter for Failing {
     }
 }
 
-fn failing(failures: usize, takes_place: bool) -> Locker {
+fn failing(failures: usize, failure: Failure) -> Locker {
     let failures = Arc::new(AtomicUsize::new(failures));
-    Locker::new(Altered(Failing { inner: MemoryStore::new(), failures, takes_place }))
+    Locker::new(Altered(Failing { inner: MemoryStore::new(), failures, failure }))
 }
 
 async fn take(lock: &Lock) -> Result<Guard> {
@@ -78,8 +96,8 @@ async fn kept_by_another(locker: &Locker, token: Token) -> Result<()> {
 
 #[tokio::test]
 async fn a_store_that_does_not_answer_is_asked_again() -> Result<()> {
-    for takes_place in [false, true] {
-        let locker = failing(3, takes_place);
+    for failure in [Failure::NotDone, Failure::Done] {
+        let locker = failing(3, failure);
         let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
         let token = guard.token();
         assert_eq!(guard.release().await.expect_err("no answer").kind(), ErrorKind::Unavailable);
@@ -93,7 +111,7 @@ async fn a_store_that_does_not_answer_is_asked_again() -> Result<()> {
 
 #[tokio::test]
 async fn a_release_that_is_dropped_keeps_the_lock() -> Result<()> {
-    let locker = failing(1, false);
+    let locker = failing(1, Failure::NotDone);
     let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
     let token = guard.token();
     {
@@ -106,7 +124,7 @@ async fn a_release_that_is_dropped_keeps_the_lock() -> Result<()> {
 
 #[tokio::test]
 async fn a_lock_that_is_lost_is_kept() -> Result<()> {
-    let locker = failing(0, false);
+    let locker = failing(0, Failure::NotDone);
     let guard = take(&locker.lock("x").keep_for(YEAR).max_hold(Duration::from_millis(20))).await?;
     let token = guard.token();
     guard.lost().await;
@@ -117,7 +135,7 @@ async fn a_lock_that_is_lost_is_kept() -> Result<()> {
 
 #[tokio::test]
 async fn the_next_task_of_the_process_gets_no_lock_that_is_kept() -> Result<()> {
-    let locker = failing(0, false);
+    let locker = failing(0, Failure::NotDone);
     let (lock, kept) = (locker.lock("x"), locker.lock("x").keep_for(YEAR));
     let first = take(&lock).await?;
     let (mut second, mut third) = (pin!(kept.acquire()), pin!(lock.acquire()));
@@ -136,7 +154,7 @@ async fn the_next_task_of_the_process_gets_no_lock_that_is_kept() -> Result<()> 
 
 #[tokio::test]
 async fn a_nested_hold_asks_for_no_other_window() -> Result<()> {
-    let owner = failing(0, false).owner();
+    let owner = failing(0, Failure::NotDone).owner();
     let outer = take(&owner.lock("x").keep_for(YEAR)).await?;
     let other = owner.lock("x").keep_for(YEAR / 2).try_acquire().await.expect_err("it can't be changed");
     assert_eq!(other.kind(), ErrorKind::InvalidInput);
@@ -145,5 +163,41 @@ async fn a_nested_hold_asks_for_no_other_window() -> Result<()> {
     assert_eq!(inner.release().await?, Outcome::Released);
     assert_eq!(outer.release_early().await?, Outcome::Released);
     assert!(owner.lock("x").inspect().await?.holders.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_can_not_be_kept_is_released() -> Result<()> {
+    for failure in [Failure::Contended, Failure::Denied] {
+        let locker = failing(usize::MAX, failure);
+        let released = take(&locker.lock("x").keep_for(YEAR)).await?.release().await;
+        match failure {
+            Failure::Denied => assert_eq!(released.expect_err("it is forbidden").kind(), ErrorKind::Denied),
+            _ => assert!(matches!(released?, Outcome::NotHeld(_))),
+        }
+        assert!(locker.lock("x").inspect().await?.holders.is_empty(), "{failure:?}: nobody has the lock");
+        locker.shutdown(PATIENCE).await?;
+    }
+    Ok(())
+}
+
+/// A lock is kept for longer than any lease lasts that somebody has.
+#[tokio::test]
+async fn a_lock_with_fences_above_a_number_is_kept() -> Result<()> {
+    let locker = Locker::new(FenceAbove::new(Fence::new(5), MemoryStore::new()));
+    let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
+    let token = guard.token();
+    assert_eq!(guard.release().await?, Outcome::Released);
+    kept_by_another(&locker, token).await
+}
+
+/// Nothing of the writer's lease can come to be held any more.
+#[tokio::test]
+async fn a_downgrade_without_an_answer_keeps_no_shutdown_waiting() -> Result<()> {
+    let locker = failing(1, Failure::Done);
+    let writer = take(&locker.rw_lock("x").write()).await?;
+    assert_eq!(writer.downgrade().await.expect_err("no answer").kind(), ErrorKind::Unavailable);
+    locker.shutdown(PATIENCE).await?;
+    assert!(locker.lock("x").inspect().await?.holders.is_empty(), "nobody has the lock");
     Ok(())
 }

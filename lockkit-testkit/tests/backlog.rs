@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{ErrorKind, Liveness, Locker, MemoryStore, Result, StoreInfo};
+use lockkit_core::{Effect, ErrorKind, Liveness, Locker, MemoryStore, Result, StoreInfo};
 use lockkit_sim::{Fault, Operation, SimStore};
 use lockkit_testkit::Altered;
 use tokio::{
@@ -77,6 +77,21 @@ async fn a_store_that_answers_is_asked_however_much_is_given_up() -> Result<()> 
     drop(guards);
     assert!(locker.lock("a").try_acquire().await?.is_some());
     locker.shutdown(Duration::from_secs(1)).await
+}
+
+/// An administrator takes the right to release away by mistake, and gives it back.
+#[tokio::test(start_paused = true)]
+async fn where_nothing_lapses_a_release_that_was_refused_is_tried_again() -> Result<()> {
+    let store = sessions();
+    let locker = Locker::new(store.clone());
+    let guard = locker.lock("a").acquire().await?;
+    store.inject(Fault::Fail(ErrorKind::Denied, Effect::None).on(Operation::Release).until_healed());
+    assert_eq!(guard.release().await.expect_err("it is forbidden").kind(), ErrorKind::Denied);
+    sleep(Duration::from_secs(60)).await;
+    assert!(locker.lock("a").try_acquire().await?.is_none(), "it could not be released");
+    store.heal();
+    assert!(locker.lock("a").acquire_within(Duration::from_secs(10)).await?.is_some());
+    Ok(())
 }
 
 /// What a minute came to.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Fence, LockKey, Mode, Moment, Order};
+use crate::{Fence, LockKey, Mode, Moment, Order, Result, StoreInfo};
 
 /// What a caller asks for.
 #[derive(Clone, Debug)]
@@ -27,6 +27,15 @@ pub(crate) struct Terms {
     pub(crate) keep_for: Option<Duration>,
     /// Whether the lease may go to the next task of this process, unseen by the store.
     pub(crate) hands_over: bool,
+}
+
+impl Terms {
+    /// Refuses what this store can't do.
+    pub(super) fn check(&self, mode: Mode, order: Order, info: &StoreInfo) -> Result<()> {
+        info.admit_terms(mode, order, self.ttl)?;
+        info.admit_fence_above(self.fence_above)?;
+        self.keep_for.map_or(Ok(()), |keep_for| info.admit_keep_for(mode, keep_for))
+    }
 }
 
 /// How long a caller waits.

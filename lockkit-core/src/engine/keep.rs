@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Engine, lease::LeaseState};
 use crate::{
-    AcquireRequest, Attempt, Claim, FenceRequest, HolderInfo, LossReason, Moment, Order, Release, Result, Token,
+    AcquireRequest, Attempt, Claim, Effect, FenceRequest, HolderInfo, LossReason, Moment, Order, Release, Result, Token,
 };
 
 /// No lock is kept for less: a request with a shorter ttl has hardly time to arrive.
@@ -52,11 +52,16 @@ impl Engine {
             holder: HolderInfo::new(&format!("{} (done)", self.settings.holder)),
             from: Some(claim.token),
         };
-        Ok(match self.store.acquire(&request).await? {
-            Attempt::Granted(_) => Release::Released { waiters: Some(0) },
-            Attempt::Contended(contention) => {
-                Release::NotHeld(if contention.holder.is_some() { LossReason::Taken } else { LossReason::Gone })
-            }
-        })
+        let refused = match self.store.acquire(&request).await {
+            Ok(Attempt::Granted(_)) => return Ok(Release::Released { waiters: Some(0) }),
+            Ok(Attempt::Contended(contention)) => Ok(contention.holder),
+            // Asked for again, by the same token: it may have been granted.
+            Err(error) if error.is_retryable() || error.effect() == Effect::Unknown => return Err(error),
+            Err(error) => Err(error),
+        };
+        // The lock is not kept. The lease may still be there, for a store that grants nothing for now refuses as well.
+        self.store.release(claim).await?;
+        let reason = if refused?.is_some() { LossReason::Taken } else { LossReason::Gone };
+        Ok(Release::NotHeld(reason))
     }
 }

@@ -81,19 +81,6 @@ pub(crate) enum LeaseStatus {
     Released,
 }
 
-/// What the timer finds when it looks at a lease.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Due {
-    /// It has ended; forget it.
-    Nothing,
-    /// It was lost just now.
-    Lost(LossReason),
-    /// It wants to be renewed.
-    Renew,
-    /// It has no renewal coming; look again at this moment.
-    Later(Moment),
-}
-
 impl Lease {
     pub(crate) fn new(id: u64, hold: Hold, terms: Terms, ttl: Duration, since: Moment, seat: Option<Seat>) -> Self {
         let deadline = hold.until - drift(ttl);
@@ -286,19 +273,6 @@ impl LeaseState {
         Some((now + pause).min(self.deadline()))
     }
 
-    /// What the timer should do at `now`.
-    pub(crate) fn due(&mut self, terms: &Terms, now: Moment) -> Due {
-        if let Some(reason) = self.look(now) {
-            Due::Lost(reason)
-        } else if !self.is_live() {
-            Due::Nothing
-        } else if terms.renew {
-            Due::Renew
-        } else {
-            Due::Later(self.deadline())
-        }
-    }
-
     /// When a lease just granted or renewed is next looked at: after a third of what is left of it, up to 10 %
     /// sooner or later so that leases taken together drift apart, or at its end if it is not renewed.
     pub(crate) fn schedule(&self, renew: bool, ttl: Duration, now: Moment, jitter: u32) -> Moment {
@@ -361,7 +335,7 @@ mod tests {
         state.extend(start() + TTL * 2, TTL, start() + Duration::from_secs(1));
         assert_eq!(state.status(), LeaseStatus::Lost(LossReason::Taken));
         assert!(!state.lose(LossReason::Gone));
-        assert_eq!(state.due(&terms(), start()), Due::Nothing);
+        assert!(!state.is_live());
     }
 
     #[test]

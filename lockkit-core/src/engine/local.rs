@@ -111,13 +111,6 @@ pub(crate) struct LocalWaiter {
     turn: oneshot::Receiver<Turn>,
 }
 
-/// The answer to [`LocalQueues::enter`].
-#[derive(Debug)]
-pub(crate) enum Entered {
-    Head(Seat),
-    Behind(LocalWaiter),
-}
-
 impl LocalQueues {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Arc<Self> {
         Arc::new(Self { by_key: Mutex::default(), wanted: Mutex::default(), next_number: AtomicU64::new(0), clock })
@@ -131,20 +124,20 @@ impl LocalQueues {
         }
     }
 
-    /// Takes the head of the queue, or a place in it.
-    pub(crate) fn enter(self: &Arc<Self>, key: &LockKey, terms: Terms) -> Entered {
+    /// Takes the head of the queue, or else a place in it.
+    pub(crate) fn enter(self: &Arc<Self>, key: &LockKey, terms: Terms) -> Result<Seat, LocalWaiter> {
         match unpoisoned(&self.by_key).entry(key.clone()) {
-            Entry::Vacant(queue) => Entered::Head(self.first(queue)),
+            Entry::Vacant(queue) => Ok(self.first(queue)),
             Entry::Occupied(mut queue) => {
                 let ((wake, turn), id) = (oneshot::channel(), self.number());
                 queue.get_mut().join(id, terms, wake, self.clock.now());
-                Entered::Behind(LocalWaiter { queues: Arc::clone(self), key: key.clone(), id, turn })
+                Err(LocalWaiter { queues: Arc::clone(self), key: key.clone(), id, turn })
             }
         }
     }
 
     fn first(self: &Arc<Self>, queue: VacantEntry<'_, LockKey, LocalQueue>) -> Seat {
-        let seat = self.seat(queue.key());
+        let seat = self.seat(queue.key(), self.number());
         queue.insert(LocalQueue::new(seat.number, self.clock.now()));
         seat
     }
@@ -186,26 +179,11 @@ impl LocalQueues {
         ended.unwrap_or(true)
     }
 
-    /// Takes note that a lease, granted at `granted`, was released while others wait and nobody here. If this process
-    /// had the lock for longer than `courtesy`, it is to keep back for as long: a loop that takes and releases a lock
-    /// would else be faster, each time, than those that have to be woken first.
-    pub(crate) fn released_to_others(&self, key: &LockKey, granted: Moment, now: Moment, courtesy: Duration) {
-        self.note_wanted(key, granted, now, courtesy, |wanted| now > wanted.since + courtesy);
-    }
-
-    /// Has this process keep back from a lock for which others wait, and whose run of holders here has ended.
-    pub(crate) fn keep_back(&self, key: &LockKey, now: Moment, courtesy: Duration) {
-        self.note_wanted(key, now, now, courtesy, |_| true);
-    }
-
-    fn note_wanted(
-        &self,
-        key: &LockKey,
-        granted: Moment,
-        now: Moment,
-        courtesy: Duration,
-        is_over: impl FnOnce(&Wanted) -> bool,
-    ) {
+    /// Takes note that a lease was released while others wait, and has this process keep back for as long as `courtesy` if
+    /// it had its run. If nobody waits here, that is so when it had the lock for longer than this since it was `granted`: a loop
+    /// that takes and releases a lock would else be faster, each time, than those that have to be woken first.
+    pub(crate) fn released_to_others(&self, key: &LockKey, granted: Option<Moment>, now: Moment, courtesy: Duration) {
+        let (had_run, granted) = (granted.is_none(), granted.unwrap_or(now));
         let mut wanted = unpoisoned(&self.wanted);
         if wanted.len() >= WANTED {
             wanted.retain(|_, lock| lock.released + courtesy > now);
@@ -215,7 +193,7 @@ impl LocalQueues {
             lock.since = granted;
         }
         lock.released = now;
-        if is_over(lock) {
+        if had_run || now > lock.since + courtesy {
             lock.yielded = now + courtesy;
         }
     }
@@ -225,8 +203,8 @@ impl LocalQueues {
         unpoisoned(&self.wanted).get(key).map(|lock| lock.yielded.since(now)).unwrap_or_default()
     }
 
-    fn seat(self: &Arc<Self>, key: &LockKey) -> Seat {
-        Seat { queues: Arc::clone(self), key: Some(key.clone()), number: self.number(), granted: None }
+    fn seat(self: &Arc<Self>, key: &LockKey, number: u64) -> Seat {
+        Seat { queues: Arc::clone(self), key: Some(key.clone()), number, granted: None }
     }
 
     fn number(&self) -> u64 {
@@ -239,22 +217,18 @@ impl Drop for Seat {
         let Some(key) = self.key.take() else { return };
         let mut number = self.number;
         loop {
-            let mut seat = self.queues.seat(&key);
+            let next_number = self.queues.number();
             let next = {
                 let mut queues = unpoisoned(&self.queues.by_key);
-                let Some(queue) = queues.get_mut(&key).filter(|queue| queue.is_in_force(number)) else {
-                    seat.key = None;
-                    return;
-                };
-                let Some(next) = queue.next(seat.number, self.queues.clock.now()) else {
+                let Some(queue) = queues.get_mut(&key).filter(|queue| queue.is_in_force(number)) else { return };
+                let Some(next) = queue.next(next_number, self.queues.clock.now()) else {
                     queues.remove(&key);
-                    seat.key = None;
                     return;
                 };
                 next
             };
-            number = seat.number;
-            match next.wake.send(Turn::Ask(seat)) {
+            number = next_number;
+            match next.wake.send(Turn::Ask(self.queues.seat(&key, number))) {
                 Ok(()) => return,
                 // It left in this instant. Disarmed, so that a queue of those who left can't recurse.
                 Err(Turn::Ask(mut back)) => back.key = None,
@@ -304,22 +278,19 @@ impl LocalWaiter {
 
     /// Goes past a head that is not polled. What that one has asked the store for, with this ttl, is given to `release`.
     pub(crate) fn overtake(&self, now: Moment, release: impl FnOnce(Claim, Duration)) -> Result<Seat, NotYet> {
-        let mut seat = self.queues.seat(&self.key);
-        let answer = self.queues.look(&self.key, |queue| queue.overtake(self.id, seat.number, now));
-        match answer.unwrap_or(Err(NotYet::Before(now + OVERDUE))) {
-            Ok(asked) => {
-                if let Some((token, ttl)) = asked {
-                    // Only plain exclusive locks queue here. The one that asked with this token finds out that it was
-                    // overtaken before it believes in a grant.
-                    release(Claim { key: self.key.clone(), token, mode: Mode::Exclusive }, ttl);
-                }
-                Ok(seat)
-            }
-            Err(not_yet) => {
-                seat.key = None;
-                Err(not_yet)
-            }
+        let number = self.queues.number();
+        let answer = self.queues.look(&self.key, |queue| {
+            let asked = queue.overtake(self.id, number, now)?;
+            // Not to be dropped while the queues are locked, for that wakes a task.
+            Ok((asked, queue.leave(self.id)))
+        });
+        let (asked, _left) = answer.unwrap_or(Err(NotYet::Before(now + OVERDUE)))?;
+        if let Some((token, ttl)) = asked {
+            // Only plain exclusive locks queue here. The one that asked with this token finds out that it was
+            // overtaken before it believes in a grant.
+            release(Claim { key: self.key.clone(), token, mode: Mode::Exclusive }, ttl);
         }
+        Ok(self.queues.seat(&self.key, number))
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{Engine, Lease, Limit, backoff::Backoff, closed};
-use crate::{Error, ErrorKind, LossReason, Result};
+use crate::{LossReason, Result};
 
 impl Engine {
     /// Renews a lease, with the patience and within the limit of an acquisition. `Ok(Some(_))` if it turned out to be lost.
@@ -17,7 +17,7 @@ impl Engine {
             let (start, mut backoff) =
                 (self.now(), Backoff::new(Duration::from_millis(10), Duration::from_millis(500)));
             loop {
-                let error = match self.renew_within(lease, limit).await {
+                let error = match self.heard(self.within(limit, &lease.claim.key, self.renew_now(lease)).await) {
                     Err(error) if error.is_retryable() => error,
                     answer => return answer,
                 };
@@ -38,12 +38,5 @@ impl Engine {
             answer = confirmed => answer,
             () = closing => Err(closed()),
         }
-    }
-
-    async fn renew_within(self: &Arc<Self>, lease: &Arc<Lease>, limit: Limit) -> Result<Option<LossReason>> {
-        timeout(limit.hard(self.now()), self.renew_now(lease)).await.unwrap_or_else(|_| {
-            let error = Error::new(ErrorKind::TimedOut, "no answer within the caller's time").unknown_effect();
-            Err(error.at("acquire", Some(&lease.claim.key), &self.store.info().name))
-        })
     }
 }

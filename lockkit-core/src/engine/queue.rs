@@ -93,10 +93,9 @@ pub(super) enum NotYet {
     Before(Moment),
     /// Wake the head, which shows whether it is polled.
     Wake(Waker),
-    /// Take this lease back from the one who does not take it.
+    /// See whether this lease has lapsed, which the head has or is to get: its timer may be on a runtime that has ended, or that
+    /// nobody drives. If the head does not take it, take it back.
     Lease(Arc<Lease>),
-    /// See whether this lease, which the head holds, has lapsed: its timer may be on a runtime that has ended, or that nobody drives.
-    Look(Arc<Lease>),
 }
 
 impl LocalQueue {
@@ -153,12 +152,12 @@ impl LocalQueue {
         std::mem::replace(old, waker)
     }
 
-    /// The waiter `id` leaves the queue for a seat with the number `seat`, if it may. Returns what the head before it had
-    /// asked for, which is to be released.
+    /// The waiter `id` gets a seat with the number `seat`, if it may, and is to [leave](Self::leave) the queue. Returns what the head
+    /// before it had asked for, which is to be released.
     pub(super) fn overtake(&mut self, id: u64, seat: u64, now: Moment) -> Result<Option<(Token, Duration)>, NotYet> {
         let Some(at) = self.position(id) else { return Err(NotYet::Before(now + OVERDUE)) };
         let idle = match &self.head {
-            Head::Holds(lease) => return Err(lease.upgrade().map_or(NotYet::Before(now + OVERDUE), NotYet::Look)),
+            Head::Holds(lease) => return Err(lease.upgrade().map_or(NotYet::Before(now + OVERDUE), NotYet::Lease)),
             Head::Asks(last, _) | Head::IsHanded(_, last) => *last,
         };
         let overdue = idle + OVERDUE.saturating_mul(u32::try_from(at).unwrap_or(u32::MAX).saturating_add(1));
@@ -179,7 +178,6 @@ impl LocalQueue {
             }
             Head::Holds(_) => {}
         }
-        self.waiters.remove(at);
         (self.seat, self.head) = (seat, Head::Asks(now, None));
         Ok(self.asked.take())
     }
@@ -190,13 +188,14 @@ impl LocalQueue {
         self.span(times)
     }
 
-    /// The store granted the head a lease with so many fences.
-    pub(super) fn granted(&mut self, span: u32, now: Moment) {
-        self.head = Head::Holds(Weak::new());
+    /// The store granted the head a lease with so many fences. Returns the waker that the head left, as [`touch`](Self::touch) does.
+    pub(super) fn granted(&mut self, span: u32, now: Moment) -> Option<Waker> {
+        let head = std::mem::replace(&mut self.head, Head::Holds(Weak::new()));
         self.asked = None;
         self.handed = 0;
         self.fences = self.fences.saturating_sub(span.saturating_sub(1));
         self.heard_held(now);
+        if let Head::Asks(_, waker) = head { waker } else { None }
     }
 
     /// The lease is on its way to the next holder.

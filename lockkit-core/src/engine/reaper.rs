@@ -133,6 +133,11 @@ impl PendingRelease {
         Self { claim, lapse, certainty, kept, backoff, unsettled: Arc::new(Unsettled) }
     }
 
+    /// Whether nothing is left of the lease one day if nobody releases it.
+    fn lapses(&self) -> bool {
+        self.lapse.is_some_and(|lapse| lapse.is_end)
+    }
+
     fn has_lapsed(&self, now: Moment) -> bool {
         self.lapse.is_some_and(|lapse| lapse.is_end && now >= lapse.at)
     }
@@ -180,7 +185,8 @@ impl Owed {
                 return None;
             }
             Ok(Release::NotHeld(_)) if pending.is_over(sent) => return None,
-            Err(e) if !e.is_retryable() && e.effect() == Effect::None => return None,
+            // Where it does not lapse, whatever is in the way may be put right, such as rights that an administrator took away.
+            Err(e) if !e.is_retryable() && e.effect() == Effect::None && pending.lapses() => return None,
             Ok(Release::NotHeld(_)) | Err(_) => {}
         }
         drop(seat.take());

@@ -110,10 +110,10 @@ impl Engine {
             let seat = state.seat.take();
             let next = Arc::new(lease.succeed(self.next_id(), waiter.terms, now, seat, &state));
             state.release();
+            // For its deadline only: it is renewed once its holder has taken it. An alarm finds the one lease or the other.
+            self.register(&next, now);
             self.timers.remove(lease, &state);
             drop(state);
-            // For its deadline only: it is renewed once its holder has taken it.
-            self.register(&next, now);
             if let Some(seat) = &next.state().seat {
                 self.queues.at(seat, |queue, now| queue.handed(Arc::downgrade(&next), now));
             }
@@ -235,10 +235,10 @@ impl Engine {
         let courtesy = courtesy(now.since(sent));
         if self.queues.look(key, |queue| queue.waiting()).is_some_and(|waiting| waiting > 0) {
             if ended {
-                self.queues.keep_back(key, now, courtesy);
+                self.queues.released_to_others(key, None, now, courtesy);
             }
         } else if waiters.is_some() {
-            self.queues.released_to_others(key, seat.granted.unwrap_or(now), now, courtesy);
+            self.queues.released_to_others(key, Some(seat.granted.unwrap_or(now)), now, courtesy);
         }
     }
     /// What has to be done once when a lease is found to be lost.

@@ -21,7 +21,7 @@ use super::{
     Engine, Lease,
     backoff::random,
     lanes::LaneId,
-    lease::{Due, LeaseState, LeaseStatus, renewal_timeout},
+    lease::{LeaseState, LeaseStatus, renewal_timeout},
 };
 use crate::{
     Alarm, Error, ErrorKind, Event, LossReason, Moment, Renewal, Renewed, Result,
@@ -150,17 +150,14 @@ impl Engine {
         let mut to_renew = Vec::new();
         for lease in due {
             let mut state = lease.state();
-            match state.due(&lease.terms, now) {
-                Due::Nothing => {}
-                Due::Later(at) => self.timers.plan(&lease, &mut state, at),
-                Due::Lost(reason) => {
-                    drop(state);
-                    self.after_loss(&lease, reason);
-                }
-                Due::Renew => {
-                    let deadline = state.deadline();
-                    self.timers.plan(&lease, &mut state, deadline);
-                    drop(state);
+            if let Some(reason) = state.look(now) {
+                drop(state);
+                self.after_loss(&lease, reason);
+            } else if state.is_live() {
+                let deadline = state.deadline();
+                self.timers.plan(&lease, &mut state, deadline);
+                drop(state);
+                if lease.terms.renew {
                     to_renew.push(lease);
                 }
             }
@@ -185,6 +182,7 @@ impl Engine {
     /// Draws the consequences of an answer. A lease that is not to be renewed by itself, and is asked about all the same, lasts
     /// no longer for that.
     fn answered(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) {
+        let answer = self.heard(answer);
         if lease.terms.renew || matches!(answer, Ok(Renewed::Lost(_))) {
             drop(self.apply(lease, answer));
         }
@@ -201,13 +199,13 @@ impl Engine {
         // It may have ended, and with it the renewals of this lease.
         drop(self.home());
         let answer = self.store.renew(&[renewal(lease)]).await.pop();
-        self.apply(lease, answer.unwrap_or_else(|| Err(no_answer())))
+        self.apply(lease, self.heard(answer.unwrap_or_else(|| Err(no_answer()))))
     }
 
     fn apply(self: &Arc<Self>, lease: &Arc<Lease>, answer: Result<Renewed>) -> Result<Option<LossReason>> {
         let now = self.now();
         let mut state = lease.state();
-        match self.heard(answer) {
+        match answer {
             Ok(Renewed::Held(hold)) => {
                 let margin = state.deadline().since(now);
                 state.extend(hold.until, lease.ttl, now);
@@ -220,7 +218,11 @@ impl Engine {
                 Ok(None)
             }
             // The release of the last hold has overtaken what was asked for another one, which was held until then.
-            Ok(Renewed::Lost(_)) if state.status() == LeaseStatus::Released => Ok(None),
+            Ok(Renewed::Lost(reason)) if state.status() == LeaseStatus::Released => {
+                drop(state);
+                self.lose_successor(lease, reason);
+                Ok(None)
+            }
             Ok(Renewed::Lost(reason)) => {
                 let news = state.lose(reason);
                 drop(state);
@@ -239,6 +241,16 @@ impl Engine {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// The store said that a lease is lost which has gone on to the next holder meanwhile: then that one has nothing.
+    fn lose_successor(self: &Arc<Self>, former: &Lease, reason: LossReason) {
+        let next = self.queues.look(&former.claim.key, |queue| queue.held()).flatten();
+        let Some(next) = next.filter(|next| next.claim == former.claim) else { return };
+        let news = next.state().lose(reason);
+        if news {
+            self.after_loss(&next, reason);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Engine, Lease, LeaseStatus, Terms};
+use super::{Engine, Lease, LeaseStatus, Terms, reaper::Certainty};
 use crate::{
     AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, LossReason, Mode, Order, Result, Token,
 };
@@ -38,11 +38,11 @@ impl Engine {
         let reader = Claim { token: Token::random()?, mode: Mode::Shared, ..writer.clone() };
         let mut undo = self.undo(writer, lease.terms.ttl);
         self.let_lie(lease, WHAT)?;
-        undo.arm();
+        undo.arm_release(Certainty::of(&lease.state(), self.now()), None);
         let replaced = self.replace(WHAT, writer.token, reader, Terms { keep_for: None, ..lease.terms }).await?;
         // A refusal may also mean that the server grants nothing for now: then the writer's lease is still there.
         let replaced = replaced.ok_or_else(|| about(lost(LossReason::Gone)))?;
-        undo.disarm();
+        undo.released();
         Ok(replaced)
     }
 
@@ -58,8 +58,7 @@ impl Engine {
         let start = self.now();
         let info = self.store.info();
         let about = |error: Error| error.at(what, Some(&mine.key), &info.name);
-        info.admit_terms(mine.mode, Order::Any, terms.ttl, terms.fence_above).map_err(about)?;
-        terms.keep_for.map_or(Ok(()), |keep_for| info.admit_keep_for(mine.mode, keep_for)).map_err(about)?;
+        terms.check(mine.mode, Order::Any, info).map_err(about)?;
         let request = AcquireRequest {
             claim: mine.clone(),
             ttl: terms.ttl,

@@ -8,7 +8,7 @@ use super::{
     Engine, Lease,
     ask::{Ask, Limit},
     closed,
-    local::{Entered, LocalWaiter, Seat, Turn},
+    local::{LocalWaiter, Seat, Turn},
     queue::{NotYet, OVERDUE, Verdict},
     reaper::Certainty,
 };
@@ -36,8 +36,8 @@ impl Engine {
         }
         loop {
             let place = match self.queues.enter(&ask.key, ask.terms) {
-                Entered::Head(seat) => return Ok(LocalOutcome::Ask(Some(seat))),
-                Entered::Behind(place) => place,
+                Ok(seat) => return Ok(LocalOutcome::Ask(Some(seat))),
+                Err(place) => place,
             };
             match self.turn(place, limit).await? {
                 None => return self.time_is_up(ask, start),
@@ -92,11 +92,8 @@ impl Engine {
                 now + OVERDUE
             }
             NotYet::Lease(lease) => {
-                self.take_back(&lease);
-                now + OVERDUE
-            }
-            NotYet::Look(lease) => {
                 self.look(&lease);
+                self.take_back(&lease);
                 now + OVERDUE
             }
         })

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{
     Engine, Lease,
@@ -19,8 +19,8 @@ use super::{
     turn::LocalOutcome,
 };
 use crate::{
-    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, Moment, Order,
-    Result, Token, Waiting,
+    AcquireRequest, Attempt, Claim, Contention, Effect, Error, ErrorKind, Event, FenceRequest, Hold, LockKey, Moment,
+    Order, Result, Token, Waiting,
 };
 
 /// The longest wait that is asked of a store at once.
@@ -142,10 +142,28 @@ impl Engine {
         let refused = if ask.key.as_str().len() > most {
             Err(Error::invalid(format!("names have at most {most} bytes on this store")))
         } else {
-            info.admit_terms(ask.mode, ask.order, ask.terms.ttl, ask.terms.fence_above)
-                .and_then(|()| ask.terms.keep_for.map_or(Ok(()), |keep_for| info.admit_keep_for(ask.mode, keep_for)))
+            ask.terms.check(ask.mode, ask.order, info)
         };
         refused.map_err(|e| e.at("acquire", Some(&ask.key), &info.name))
+    }
+
+    /// One call to the store for an acquisition, bounded by the caller's limit.
+    pub(super) async fn within<T>(
+        &self,
+        limit: Limit,
+        key: &LockKey,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        match limit {
+            // They need no timer.
+            Limit::Try | Limit::Forever => call.await,
+            Limit::Until(..) | Limit::TryWithin(..) => {
+                timeout(limit.hard(self.now()), call).await.unwrap_or_else(|_| {
+                    let error = Error::new(ErrorKind::TimedOut, "no answer within the caller's time").unknown_effect();
+                    Err(error.at("acquire", Some(key), &self.store.info().name))
+                })
+            }
+        }
     }
 
     /// Whether enough is left of a lease, asked for with this ttl, to be worth having.
@@ -188,7 +206,8 @@ impl Acquisition<'_> {
             let request = self.request(claim.clone(), span, sent);
             let doubt = self.doubts.latest();
             undo.arm();
-            let answer = self.engine.heard(self.call(&request).await);
+            let call = self.engine.store.acquire(&request);
+            let answer = self.engine.heard(self.engine.within(self.limit, &self.ask.key, call).await);
             self.tell_others(&answer, sent, doubt.is_some());
             match self.judge(&request, answer, &mut undo)? {
                 Step::Again(pause) => self.pause(pause, self.keeps_place().then_some(claim.token)).await,
@@ -258,25 +277,6 @@ impl Acquisition<'_> {
             Ok(_) => {}
             Err(error) => queue.heard_error(error, now),
         });
-    }
-
-    /// One call, bounded by the caller's limit.
-    async fn call(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let call = self.engine.store.acquire(request);
-        match self.limit {
-            Limit::Try | Limit::Forever => call.await,
-            Limit::Until(..) | Limit::TryWithin(..) => {
-                let hard = self.limit.hard(self.engine.now());
-                tokio::time::timeout(hard, call).await.unwrap_or_else(|_| {
-                    let info = self.engine.store.info();
-                    Err(Error::new(ErrorKind::TimedOut, "no answer within the caller's time").unknown_effect().at(
-                        "acquire",
-                        Some(&request.claim.key),
-                        &info.name,
-                    ))
-                })
-            }
-        }
     }
 
     fn judge(&mut self, request: &AcquireRequest, answer: Result<Attempt>, undo: &mut Undo<'_>) -> Result<Step> {

@@ -42,7 +42,7 @@ impl<S: LockStore> LockStore for FenceAbove<S> {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         let fence = FenceRequest { floor: request.fence.floor.max(self.floor), ..request.fence };
-        self.info().admit_terms(request.claim.mode, request.order, request.ttl, fence.floor)?;
+        self.info().admit_fence_above(fence.floor)?;
         self.inner.acquire(&AcquireRequest { fence, ..request.clone() }).await
     }
 
