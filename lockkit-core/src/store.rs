@@ -30,7 +30,7 @@
 //! - **R8, cancellation.** Every future may be dropped at any await. The core then calls `release(&claim)`; a store
 //!   sends that release behind whatever it may already have sent for the claim, if the connection still lives.
 //! - **R9, fences.** For one key, if grant X returned before acquire Y was invoked, then fence(Y) > fence(X): across
-//!   release, expiry, crash and restart, as strictly as [`Capability::fencing`] claims. Gaps are fine. Renewal and
+//!   release, expiry, crash and restart, as strictly as [`Capability::fencing`](crate::Capability::fencing) claims. Gaps are fine. Renewal and
 //!   reentry keep the fence. If both are [shared](Mode::Shared), fence(Y) >= fence(X) is enough: those that share the
 //!   lock at one time may carry one number. It lies above that of each exclusive grant before them, so that a late writer
 //!   is refused where they have been, and below that of each after them. Each permit has a number of its own, which is an
@@ -42,7 +42,7 @@
 //! - **R11, names.** Every [`LockKey`] is a distinct lock: no folding of case, accents, trailing spaces, braces or
 //!   slashes. What a store can't spell it encodes or hashes.
 //! - **R12, honest capabilities.** What a store can't do it answers with
-//!   [`ErrorKind::Unsupported`]. No silent downgrade.
+//!   [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported). No silent downgrade.
 //!
 //! Two invariants keep backends small: a backend never sleeps, polls, retries, renews or counts reentrancy on its own
 //! (a native blocking wait, such as a watch or a subscription, is fine), and every call ends within `wait` plus the
@@ -50,6 +50,7 @@
 
 mod background;
 mod driver;
+mod info;
 mod records;
 mod single_flight;
 
@@ -61,13 +62,11 @@ use std::{
 
 use async_trait::async_trait;
 
-use crate::{
-    Alarm, Capability, Claim, Clock, Error, ErrorKind, Fence, Fencing, Hold, HolderInfo, LockKey, LossReason, Mode,
-    Result, Token,
-};
+use crate::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result, Token};
 
 pub use background::{Background, Begun, has_ended};
 pub use driver::{join_all, one_line, without_panic};
+pub use info::StoreInfo;
 pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};
 pub use single_flight::SingleFlight;
@@ -116,124 +115,6 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
 
     /// Where the store keeps [`Records`]: in one place, or a quorum at each of its nodes; empty if it keeps none. No I/O.
     fn records(&self) -> Vec<Box<dyn Records + '_>>;
-}
-
-/// What a store is.
-#[derive(Clone, Debug)]
-pub struct StoreInfo {
-    /// The scheme of its URL, such as `redis`.
-    pub scheme: &'static str,
-    /// A name for messages, without secrets, such as `redis` or `redis 127.0.0.1:6379`.
-    pub name: Arc<str>,
-    /// What it can do.
-    pub capability: Capability,
-    /// The clock of [`Hold::until`], shared with the core.
-    pub clock: Arc<dyn Clock>,
-    /// Where the store makes itself heard when it learns, unasked, that something happened to leases; `None` if it only
-    /// ever learns that when it is asked.
-    pub alarm: Option<Alarm>,
-    /// What puts locks at risk here, as far as connecting showed: a line each, without secrets.
-    pub warnings: Arc<[String]>,
-}
-
-impl StoreInfo {
-    /// For how long a lock can be kept from others when its holder is done, where nobody renews the lease: 400 days, for a job
-    /// that is due once a year.
-    pub const LONGEST_KEPT: Duration = Duration::from_secs(400 * 24 * 60 * 60);
-
-    /// Refuses a request for what the store's [`Capability`] does not offer (rule R12), and one that no store can grant. A
-    /// store calls it before it asks its servers for anything.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] for a mode or an order that the store does not know; [`ErrorKind::InvalidInput`] for a ttl
-    /// beyond its limits, and for a grant without fences.
-    pub fn admit(&self, request: &AcquireRequest) -> Result<()> {
-        if request.fence.span == 0 {
-            return Err(Error::invalid("a grant owns at least one fence"));
-        }
-        let may_replace = match request.claim.mode {
-            Mode::Exclusive => self.capability.resume || self.capability.keeps,
-            Mode::Shared => self.capability.downgrades,
-            Mode::Permit { .. } => false,
-        };
-        if request.from.is_some() && !may_replace {
-            return Err(self.lacks("grants that take over another lease"));
-        }
-        if request.from.is_some_and(|from| from == request.claim.token || !request.wait.is_zero()) {
-            let message = "a grant that takes over another lease has a token of its own, and does not wait";
-            return Err(Error::invalid(message));
-        }
-        let longest = match &self.capability.liveness.ttl {
-            Some(range) if self.capability.keeps && request.from.is_some() && request.ttl <= Self::LONGEST_KEPT => {
-                *range.end()
-            }
-            _ => request.ttl,
-        };
-        self.admit_terms(request.claim.mode, request.order, request.ttl.min(longest))
-    }
-
-    /// The same for the mode of a claim that is renewed or released.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] for a mode that the store does not know.
-    pub fn admit_mode(&self, mode: Mode) -> Result<()> {
-        let is_known = match mode {
-            Mode::Exclusive => true,
-            Mode::Shared => self.capability.shared,
-            Mode::Permit { .. } => self.capability.permits,
-        };
-        if is_known { Ok(()) } else { Err(self.lacks(&format!("the mode {mode}"))) }
-    }
-
-    /// The same for how long a lease is to last, on a store that ends leases by time.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidInput`] for a ttl beyond the store's limits.
-    pub fn admit_ttl(&self, ttl: Duration) -> Result<()> {
-        match self.capability.liveness.ttl.as_ref().filter(|range| !range.contains(&ttl)) {
-            None => Ok(()),
-            Some(range) => {
-                let message =
-                    format!("the ttl must lie between {:?} and {:?}; it is {ttl:?}", range.start(), range.end());
-                Err(Error::invalid(message))
-            }
-        }
-    }
-
-    /// The answers to these renewals, in order. An error names its lock and this store from now on.
-    #[must_use]
-    pub fn renewals_at(&self, renewals: &[Renewal], answers: Vec<Result<Renewed>>) -> Vec<Result<Renewed>> {
-        let named = renewals.iter().zip(answers);
-        named.map(|(renewal, answer)| answer.map_err(|e| e.at("renew", Some(&renewal.claim.key), &self.name))).collect()
-    }
-
-    pub(crate) fn admit_keep_for(&self, mode: Mode, keep_for: Duration) -> Result<()> {
-        if mode != Mode::Exclusive || !self.capability.keeps {
-            return Err(self.lacks("locks that are kept when their holder is done"));
-        }
-        if keep_for > Self::LONGEST_KEPT {
-            let days = Self::LONGEST_KEPT.as_secs() / 86_400;
-            return Err(Error::invalid(format!("a lock can be kept for at most {days} days")));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn admit_fence_above(&self, fence: Fence) -> Result<()> {
-        let has_none = fence > Fence::NONE && self.capability.fencing == Fencing::None;
-        if has_none { Err(self.lacks("fences")) } else { Ok(()) }
-    }
-
-    pub(crate) fn admit_terms(&self, mode: Mode, order: Order, ttl: Duration) -> Result<()> {
-        self.admit_mode(mode)?;
-        if order == Order::Fifo && !self.capability.fifo {
-            return Err(self.lacks("first-come-first-served locks"));
-        }
-        self.admit_ttl(ttl)
-    }
-
-    fn lacks(&self, what: &str) -> Error {
-        Error::new(ErrorKind::Unsupported, format!("{} does not do {what}", self.scheme))
-    }
 }
 
 /// Takes a mutex, also after a panic of the thread that had it: for data of which each change is made in one step.
@@ -383,7 +264,7 @@ pub struct KeyState {
     /// How many clients wait for it, if the store can tell.
     pub waiters: Option<u32>,
     /// Those that wait in its queue, the next one first, and at most [`LONGEST_QUEUE`](Self::LONGEST_QUEUE) of them. `None` if
-    /// [`Query::Queue`] did not ask for it, if the store has [no queue](Capability::fifo), or if it can't be read. On most stores
+    /// [`Query::Queue`] did not ask for it, if the store has [no queue](crate::Capability::fifo), or if it can't be read. On most stores
     /// those that wait in no [order](Order::Any) are counted as waiters, but are not in the queue. The queue may be a moment younger
     /// than the rest.
     pub queue: Option<Vec<Waiter>>,

@@ -10,6 +10,9 @@ const RESUME: &str = "lockkit-core/src/engine/resume.rs";
 const RELEASE: &str = "lockkit-core/src/engine/release.rs";
 const QUEUE: &str = "lockkit-core/src/engine/queue.rs";
 const LOCAL: &str = "lockkit-core/src/engine/local.rs";
+const RENEW: &str = "lockkit-core/src/engine/renew.rs";
+const KEEP: &str = "lockkit-core/src/engine/keep.rs";
+const FLOOR: &str = "lockkit-core/src/wrap/fence_above.rs";
 
 pub(crate) const ALL: &[Safeguard] = &[
     // Getting a lease.
@@ -33,8 +36,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "nested_bound",
         does: "A nested acquisition ends with its caller's time, too",
         file: NEST,
-        code: "timeout(«limit.hard(self.now())», self.renew_now(lease))",
-        without: "Duration::MAX",
+        code: "self.within(«limit», &lease.claim.key, self.renew_now(lease))",
+        without: "Limit::Forever",
         noticed_by: "lockkit-core/owners::a_nested_acquisition_ends_with_the_time_of_its_caller",
     },
     Safeguard {
@@ -299,7 +302,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "courtesy",
         does: "After a run of hand-overs this process keeps back while others wait",
         file: RELEASE,
-        code: "if «ended» {\n                self.queues.keep_back(",
+        code: "if «ended» {\n                self.queues.released_to_others(key, None",
         without: "false",
         noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
     },
@@ -307,7 +310,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "courtesy_alone",
         does: "So does a process that takes and releases a lock in a loop",
         file: LOCAL,
-        code: "|wanted| «now > wanted.since + courtesy»",
+        code: "if had_run || «now > lock.since + courtesy» {",
         without: "false",
         noticed_by: "lockkit-testkit/hand_over::a_busy_process_lets_others_go_first",
     },
@@ -334,5 +337,46 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "«likely.min(times).min(self.fences)»",
         without: "likely.min(times)",
         noticed_by: "lockkit-core/lib::engine::queue::tests::fences_stay_behind_the_clock",
+    },
+    // Leases that change hands.
+    Safeguard {
+        name: "told_on",
+        does: "What the store says of a lease is told to the task that has it by then",
+        file: RENEW,
+        code: "next.filter(|next| «next.claim == former.claim»)",
+        without: "false",
+        noticed_by: "lockkit-core/alarm::an_answer_reaches_the_task_that_has_the_lease_by_then",
+    },
+    Safeguard {
+        name: "kept_or_released",
+        does: "A lease that can't keep the lock from others is released",
+        file: KEEP,
+        code: "«self.store.release(claim).await?»;",
+        without: "Release::NotHeld(LossReason::Gone)",
+        noticed_by: "lockkit-core/keep::what_can_not_be_kept_is_released",
+    },
+    Safeguard {
+        name: "kept_above",
+        does: "A floor of fences leaves the ttl of a lease that keeps a lock to the store",
+        file: FLOOR,
+        code: "«self.info().admit_fence_above(fence.floor)»?",
+        without: "self.info().admit_terms(request.claim.mode, request.order, request.ttl)",
+        noticed_by: "lockkit-core/keep::a_lock_with_fences_above_a_number_is_kept",
+    },
+    Safeguard {
+        name: "writer_granted",
+        does: "The lease of a writer that became a reader can't come to be held any more",
+        file: RESUME,
+        code: "undo.arm_release(«Certainty::of(&lease.state(), self.now())», None)",
+        without: "Certainty::Ordered(self.failures())",
+        noticed_by: "lockkit-core/keep::a_downgrade_without_an_answer_keeps_no_shutdown_waiting",
+    },
+    Safeguard {
+        name: "refused_release",
+        does: "Where nothing lapses, a release that was refused is tried again",
+        file: REAPER,
+        code: "e.effect() == Effect::None && «pending.lapses()» =>",
+        without: "true",
+        noticed_by: "lockkit-testkit/backlog::where_nothing_lapses_a_release_that_was_refused_is_tried_again",
     },
 ];
