@@ -129,13 +129,15 @@ impl Contestant {
                 results.release.add(round.release);
             }
             Step::ManyKeys => {
-                let rate = measure::many_keys(locker, key, Plan::KEYS, slice).await?;
+                let (rate, pairs) = measure::many_keys(locker, key, Plan::KEYS, slice).await?;
                 results.many_keys.push(rate);
+                results.acquire_loaded.add(pairs.acquire);
+                results.release_loaded.add(pairs.release);
                 results.by_keys.entry(Plan::KEYS).or_default().push(rate);
             }
             Step::ByKeys => {
                 for keys in Plan::BY_KEYS {
-                    let rate = measure::many_keys(locker, key, keys, plan.short_slice()).await?;
+                    let (rate, _) = measure::many_keys(locker, key, keys, plan.short_slice()).await?;
                     results.by_keys.entry(keys).or_default().push(rate);
                 }
             }

@@ -1,14 +1,11 @@
 //! The measures that one process can take alone, each a function of its own.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use lockkit::{Clock, HandOver, Lock, LockStore, Locker, SystemClock};
+use lockkit::{Clock, HandOver, Lock, LockStore, Locker, SystemClock, store::unpoisoned};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -37,15 +34,22 @@ pub(crate) struct Pairs {
     pub(crate) release: Latencies,
 }
 
+impl Pairs {
+    fn new() -> Self {
+        Self { pair: Latencies::new(), acquire: Latencies::new(), release: Latencies::new() }
+    }
+
+    fn record(&mut self, acquire: Duration, release: Duration) {
+        self.pair.record(acquire + release);
+        self.acquire.record(acquire);
+        self.release.record(release);
+    }
+}
+
 /// The time of an acquisition and its release, with nobody else there.
 pub(crate) async fn pair(lock: Lock, slice: Duration) -> Result<Pairs> {
-    let mut pairs = Pairs { pair: Latencies::new(), acquire: Latencies::new(), release: Latencies::new() };
-    each_pair(&lock.ttl(TTL), slice, |acquire, release| {
-        pairs.pair.record(acquire + release);
-        pairs.acquire.record(acquire);
-        pairs.release.record(release);
-    })
-    .await?;
+    let mut pairs = Pairs::new();
+    each_pair(&lock.ttl(TTL), slice, |acquire, release| pairs.record(acquire, release)).await?;
     Ok(pairs)
 }
 
@@ -72,30 +76,22 @@ pub(crate) async fn each_pair<X: Exclusive>(
     }
 }
 
-/// Pairs per second over many keys, with one task for each.
-pub(crate) async fn many_keys(locker: &Locker, key: &str, keys: usize, slice: Duration) -> Result<f64> {
-    let (done, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+/// Many keys, with one task for each: pairs per second, and how long each of them took meanwhile.
+pub(crate) async fn many_keys(locker: &Locker, key: &str, keys: usize, slice: Duration) -> Result<(f64, Pairs)> {
+    // One for all: a histogram takes a quarter of a megabyte.
+    let pairs = Arc::new(Mutex::new(Pairs::new()));
     let mut tasks = JoinSet::new();
     for number in 0..keys {
-        let (lock, done, stop) =
-            (locker.lock(format!("{key}/many/{number}")).ttl(TTL), Arc::clone(&done), Arc::clone(&stop));
+        let (lock, pairs) = (locker.lock(format!("{key}/many/{number}")).ttl(TTL), Arc::clone(&pairs));
         tasks.spawn(async move {
-            while !stop.load(Ordering::Relaxed) {
-                acquire_and_release(&lock).await?;
-                done.fetch_add(1, Ordering::Relaxed);
-            }
-            Ok::<_, lockkit::Error>(())
+            each_pair(&lock, slice, |acquire, release| unpoisoned(&pairs).record(acquire, release)).await
         });
     }
-    tokio::time::sleep(Plan::warm_up(slice)).await;
-    let (from, before) = (SystemClock.now(), done.load(Ordering::Relaxed));
-    tokio::time::sleep(slice).await;
-    let (until, after) = (SystemClock.now(), done.load(Ordering::Relaxed));
-    stop.store(true, Ordering::Relaxed);
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
-    Ok((after - before) as f64 / until.since(from).as_secs_f64())
+    let pairs = std::mem::replace(&mut *unpoisoned(&pairs), Pairs::new());
+    Ok((pairs.pair.len() as f64 / slice.as_secs_f64(), pairs))
 }
 
 /// Tasks of one process that want the same lock, with or without hand-over from one to the next.
@@ -116,13 +112,6 @@ pub(crate) async fn hot_lock(
         fairness: jain(&tally.counts),
         violations: tally.out_of_turn + tally.total.abs_diff(entered),
     })
-}
-
-async fn acquire_and_release(lock: &Lock) -> lockkit::Result<()> {
-    let _ = lock.acquire().await?.release().await?;
-    // A store in memory never waits, and would keep all else from this thread: the timers too that end the measure.
-    tokio::task::consume_budget().await;
-    Ok(())
 }
 
 /// Does something again and again and times each go, after a warm-up.

@@ -25,6 +25,9 @@ pub(crate) struct Results {
     pub(crate) reader: Rounds,
     pub(crate) permit: Rounds,
     pub(crate) many_keys: Vec<f64>,
+    /// Acquisition and release with that many tasks, each by itself.
+    pub(crate) acquire_loaded: Rounds,
+    pub(crate) release_loaded: Rounds,
     /// Pairs per second by the number of keys, round by round.
     pub(crate) by_keys: BTreeMap<usize, Vec<f64>>,
     pub(crate) handed_over: Vec<Contest>,

@@ -51,7 +51,8 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
     (
         "Keys",
         &[Group::Keys],
-        "one task for each key, all with one store, which has as many connections as it thinks right.",
+        "one task for each key, all with one store, which has as many connections as it thinks right. Acquire and release are timed \
+         there as well, each by itself: what they take while the store has as much to do as these tasks can ask for.",
     ),
     (
         "Hot lock",

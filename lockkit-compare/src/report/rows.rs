@@ -120,6 +120,10 @@ fn alone(sheet: &mut Sheet<'_>) {
     sheet.number("many_keys", "acquire + release", "/s", Better::Higher, |store| {
         Figure::median(store.many_keys.iter().copied())
     });
+    sheet.number("acquire_loaded_p50", "acquire, p50", "µs", Better::Lower, |store| store.acquire_loaded.micros(0.5));
+    sheet.tail("acquire_loaded_p999", "acquire, p99.9", 0.999, |store| &store.acquire_loaded);
+    sheet.number("release_loaded_p50", "release, p50", "µs", Better::Lower, |store| store.release_loaded.micros(0.5));
+    sheet.tail("release_loaded_p999", "release, p99.9", 0.999, |store| &store.release_loaded);
 }
 
 fn contests(sheet: &mut Sheet<'_>) {
