@@ -17,7 +17,7 @@ use crate::{
         error::{self, Sent},
         name::record_to_column,
         row::{column, only_row},
-        settings, value,
+        value,
     },
 };
 
@@ -75,16 +75,12 @@ impl MySqlStore {
     async fn look_at_record(&self, connection: &mut Connection, name: &[u8]) -> Result<Option<Option<Record>>> {
         let rows = connection.numbered_rows(|question| self.statements.record().bind(question).bind(name)).await?;
         let row = only_row(&rows)?.ok_or_else(|| error::odd_reply(Sent::ReadOnly))?;
-        if settings::is_on(column(row, 1)?) {
-            // It was made a replica behind this connection, and what it has may be old.
-            return Err(error::read_only());
-        }
-        match column::<Option<&[u8]>>(row, 3)? {
+        match column::<Option<&[u8]>>(row, 2)? {
             None => return Ok(None),
             Some(found) if found != name => return Err(connection.out_of_step(Sent::ReadOnly)),
             Some(_) => {}
         }
-        let text: &str = column(row, 2)?;
+        let text: &str = column(row, 1)?;
         Ok(Some(if text.is_empty() { None } else { Some(Record::found(text.as_bytes())?) }))
     }
 }

@@ -128,13 +128,13 @@ impl OrderStatements<'_> {
     }
 
     /// Prolongs the place of a claim in the queue. It may have come to ask for a higher fence. The answer is one row: the question; whether it waits behind others, for a lock
-    /// that somebody has, so that there is nothing else to do; the holder, if there is one.
+    /// that somebody has, so that there is nothing else to do; the holder, if there is one. Without a row of the lock the id is 0, which none has.
     pub(crate) fn keep(&self, question: Question, claim: &Claim, place: Duration, least: u64) -> String {
         let (locks, claims) = (self.locks, self.claims);
         let (me, place) = (token(&claim.token), microseconds(place));
         let name = literal(to_column(&claim.key));
         format!(
-            "SET @id = NULL; SELECT id INTO @id FROM {locks} WHERE resource_name = {name}; \
+            "SET @id = {WRITABLE}; SELECT id INTO @id FROM {locks} WHERE resource_name = {name}; \
              UPDATE {claims} FORCE INDEX (PRIMARY) SET kept = UTC_TIMESTAMP(6) + INTERVAL {place} MICROSECOND, \
              fence = GREATEST(fence, {least}) WHERE lock_id = @id AND token = {me} AND place > 0 AND kept > UTC_TIMESTAMP(6); \
              SELECT CAST({question} AS UNSIGNED) + {WRITABLE}, CAST(COALESCE(l.expires > UTC_TIMESTAMP(6) AND c.kept > UTC_TIMESTAMP(6) \
@@ -213,7 +213,7 @@ impl OrderStatements<'_> {
     pub(crate) fn clear(&self, question: Question, lock: u64) -> String {
         let claims = self.claims;
         format!(
-            "DELETE gone FROM (SELECT token AS who FROM {claims} FORCE INDEX (PRIMARY) WHERE lock_id = {lock} AND {LAPSED} LIMIT {CLEARED} \
+            "DELETE gone FROM (SELECT token AS who FROM {claims} FORCE INDEX (PRIMARY) WHERE lock_id = {lock} + {WRITABLE} AND {LAPSED} LIMIT {CLEARED} \
              FOR UPDATE SKIP LOCKED) AS old STRAIGHT_JOIN {claims} AS gone FORCE INDEX (PRIMARY) \
              ON gone.lock_id = {lock} AND gone.token = old.who; SELECT CAST({question} AS UNSIGNED)"
         )

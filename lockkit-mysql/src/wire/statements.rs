@@ -36,8 +36,8 @@ pub(crate) struct Statements {
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
 const NUMBER: &str = "CAST(? AS UNSIGNED)";
 
-/// The same where an answer may end a lease: a server that is set to take no writes is not the primary any more, and what it knows of
-/// a lease is old. An update that finds no row does not look at that itself.
+/// The same of a question that only reads: a server that is set to take no writes is not the primary any more, and what it knows is
+/// old. An update that finds no row does not look at that itself, and what is read then decides.
 fn number_of_primary() -> String {
     format!("{NUMBER} + {WRITABLE}")
 }
@@ -121,7 +121,7 @@ impl Statements {
     pub(crate) fn insert(&self) -> Statement<'static> {
         query(format!(
             "INSERT IGNORE INTO {} (resource_name, create_time, update_time) \
-             VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))",
+             VALUES (?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) + INTERVAL {WRITABLE} MICROSECOND)",
             self.table
         ))
     }
@@ -168,7 +168,7 @@ impl Statements {
     /// Reads locks that are held, in the order of their names. Arguments: the question, the last name of the page before,
     /// the first name, the first name beyond, how many.
     pub(crate) fn page(&self) -> Statement<'static> {
-        query(format!("SELECT {NUMBER}, {COLUMNS} FROM {} WHERE {HELD_PAGE}", self.table))
+        query(format!("SELECT {}, {COLUMNS} FROM {} WHERE {HELD_PAGE}", number_of_primary(), self.table))
     }
 
     /// The same as [`inspect`](Self::inspect), with the claims of the locks: several rows for a lock that is shared.
@@ -194,12 +194,13 @@ impl Statements {
             "SELECT COUNT(*) FROM {claims} AS w FORCE INDEX (turns) WHERE w.lock_id = r.id AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6)"
         );
         query(format!(
-            "SELECT {NUMBER}, l.resource_name, l.token, l.fence, l.span, l.fence_last, l.`count`, l.node_info, \
+            "SELECT {}, l.resource_name, l.token, l.fence, l.span, l.fence_last, l.`count`, l.node_info, \
              TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), l.expires), l.id, {is_gate}, l.waiting, \
              c.token, c.mode, c.permits, c.fence, c.`count`, c.node_info, \
              TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), c.expires) \
              FROM (SELECT r.*, ({waiting}) AS waiting FROM {table} AS r WHERE {rows}) AS l LEFT JOIN {claims} AS c \
-             ON c.lock_id = IF({is_gate}, l.id, NULL) AND c.place = 0 AND c.expires > UTC_TIMESTAMP(6) ORDER BY {order}, c.token"
+             ON c.lock_id = IF({is_gate}, l.id, NULL) AND c.place = 0 AND c.expires > UTC_TIMESTAMP(6) ORDER BY {order}, c.token",
+            number_of_primary()
         ))
     }
 
@@ -207,9 +208,10 @@ impl Statements {
     pub(crate) fn queue(&self) -> Statement<'static> {
         let Self { table, claims } = self;
         query(format!(
-            "SELECT {NUMBER}, w.mode, w.permits, w.node_info FROM {table} AS l STRAIGHT_JOIN {claims} AS w FORCE INDEX (turns) \
+            "SELECT {}, w.mode, w.permits, w.node_info FROM {table} AS l STRAIGHT_JOIN {claims} AS w FORCE INDEX (turns) \
              ON w.lock_id = l.id WHERE l.resource_name = ? AND w.place > 0 AND w.kept > UTC_TIMESTAMP(6) \
-             ORDER BY w.place LIMIT ?"
+             ORDER BY w.place LIMIT ?",
+            number_of_primary()
         ))
     }
 
@@ -217,7 +219,8 @@ impl Statements {
     /// first, how many.
     pub(crate) fn lapsed_claims(&self) -> Statement<'static> {
         query(format!(
-            "SELECT DISTINCT {NUMBER}, lock_id FROM {} WHERE lock_id > ? AND {LAPSED} ORDER BY lock_id LIMIT ?",
+            "SELECT DISTINCT {}, lock_id FROM {} WHERE lock_id > ? AND {LAPSED} ORDER BY lock_id LIMIT ?",
+            number_of_primary(),
             self.claims
         ))
     }
@@ -231,7 +234,8 @@ impl Statements {
     /// that no lease ever used, the last id of the page before, how many.
     pub(crate) fn unused_page(&self) -> Statement<'static> {
         query(format!(
-            "SELECT {NUMBER}, id, IF({UNUSED}, resource_name, NULL) FROM {} WHERE id > ? ORDER BY id LIMIT ?",
+            "SELECT {}, id, IF({UNUSED}, resource_name, NULL) FROM {} WHERE id > ? ORDER BY id LIMIT ?",
+            number_of_primary(),
             self.table
         ))
     }
@@ -251,12 +255,11 @@ impl Statements {
         ))
     }
 
-    /// Reads whether the server takes writes, and the text of a record and its name, which is NULL if there is none. Always one
-    /// row. Arguments: the question, the name.
+    /// Reads the text of a record and its name, which is NULL if there is none. Always one row. Arguments: the question, the name.
     pub(crate) fn record(&self) -> Statement<'static> {
         query(format!(
-            "SELECT {NUMBER}, CAST(@@GLOBAL.read_only AS CHAR), COALESCE(node_info, ''), resource_name \
-             FROM (SELECT 1) AS one LEFT JOIN {} ON resource_name = ?",
+            "SELECT {}, COALESCE(node_info, ''), resource_name FROM (SELECT 1) AS one LEFT JOIN {} ON resource_name = ?",
+            number_of_primary(),
             self.table
         ))
     }

@@ -2,9 +2,10 @@
 
 use std::{
     path::{Path, PathBuf},
+    pin::pin,
     process::Command,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lockkit_core::{
@@ -13,19 +14,19 @@ use lockkit_core::{
 };
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::{
-    faults::{Direction, Proxy},
+    faults::{Direction, Proxy, poll_until},
     servers::{Keep, MySqlServer},
 };
 use tokio::time::sleep;
 
 use crate::support::{
-    Ctx, attempt, claim, config, end, free, hold, lock_rows, proxied, raw, renew, renewal, request, rival, tests,
+    Ctx, attempt, claim, config, end, eventually, free, hold, lock_rows, proxied, raw, renew, renewal, request, rival,
+    status, tests,
 };
 
 tests! {
     a_new_connection_to_a_replica_is_refused
-    an_idle_connection_notices_that_its_server_became_a_replica
-    a_busy_connection_notices_that_its_server_became_a_replica
+    what_a_former_primary_knows_of_locks_is_told_to_nobody
     a_refused_connection_makes_others_look_again
     a_refused_statement_makes_other_connections_look_again
     a_former_primary_says_of_no_lease_that_it_is_over
@@ -33,12 +34,14 @@ tests! {
     a_server_with_older_data_gives_no_fence_twice
     a_server_that_became_a_replica_is_asked_for_no_record
     what_is_granted_while_a_server_becomes_a_replica_is_no_lease
+    a_client_that_stood_still_changes_nothing_at_a_former_primary
 }
 
 /// The administrator, who could write to a replica.
 async fn administrated(ctx: &Ctx) -> (MySqlServer, MySqlStore) {
     let server = ctx.private(&[]).await;
-    let store = MySqlStore::connect(config(&server)).await.expect("connect");
+    // Or the removal of unused rows would ask in the background.
+    let store = MySqlStore::connect(config(&server).keep_rows(true)).await.expect("connect");
     know(&server).await;
     (server, store)
 }
@@ -72,42 +75,47 @@ async fn a_new_connection_to_a_replica_is_refused(ctx: Arc<Ctx>) {
     free(&store, &mine).await;
 }
 
-async fn an_idle_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx>) {
+/// It does not know who has a lock at the new one, also in the seconds in which no connection is probed.
+async fn what_a_former_primary_knows_of_locks_is_told_to_nobody(ctx: Arc<Ctx>) {
     let (server, store) = administrated(&ctx).await;
-    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
-    sleep(Duration::from_millis(5100)).await;
-    is_refused(&look(&store).await.expect_err("it may be old"));
-}
-
-async fn a_busy_connection_notices_that_its_server_became_a_replica(ctx: Arc<Ctx>) {
-    let ((server, store), mine) = (administrated(&ctx).await, claim());
+    let (mine, without_claims) = (claim(), MySqlStore::new(config(&server)).expect("config"));
     hold(&store, &mine).await;
-    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
-    let demoted = Instant::now();
-    let refused = loop {
-        if let Err(error) = look(&store).await {
-            break error;
+    let beginning = mine.key.as_str().split('/').next().expect("a part").to_owned();
+    for store in [&store, &without_claims] {
+        for query in [
+            Query::Keys(vec![mine.key.clone()]),
+            Query::Keys(vec![claim().key]),
+            Query::Queue(mine.key.clone()),
+            Query::Prefix(beginning.clone()),
+            Query::Prefix("nobody/".to_owned()),
+        ] {
+            look(store).await.expect("it has a connection that is known to be good");
+            server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+            is_refused(&store.inspect(&query).await.expect_err("it may be old"));
+            server.admin("SET GLOBAL read_only = 0").await.expect("writable");
         }
-        assert!(demoted.elapsed() < Duration::from_secs(6), "it was read for {:?}", demoted.elapsed());
-        sleep(Duration::from_millis(20)).await;
-    };
-    is_refused(&refused);
-    is_refused(&renew(&store, renewal(&mine)).await.expect_err("no writes"));
+    }
 }
 
 /// A connection is trusted for some seconds after a probe, but not after another one showed that the server has changed.
 async fn a_refused_connection_makes_others_look_again(ctx: Arc<Ctx>) {
     let server = ctx.private(&[]).await;
     let (proxy, config) = proxied(&server).await;
-    let store = MySqlStore::connect(config).await.expect("connect");
+    let (store, mut raw) = (MySqlStore::connect(config).await.expect("connect"), raw(&server).await);
     know(&server).await;
-    server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+    look(&store).await.expect("its statement is prepared");
     // One has the connection that there is, until its answer comes. The other needs a new one.
     proxy.hold(Direction::ToClient);
-    let (old, new, ()) = tokio::join!(look(&store), look(&store), async { proxy.release(Direction::ToClient) });
-    old.expect("it was probed a moment ago");
-    is_refused(&new.expect_err("a new connection"));
-    is_refused(&look(&store).await.expect_err("it may be old"));
+    let asked = status(&mut raw, "Com_select").await;
+    let demote = async {
+        eventually("the server has answered", async || status(&mut raw, "Com_select").await > asked).await;
+        server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+        let (new, ()) = tokio::join!(look(&store), async { proxy.release(Direction::ToClient) });
+        is_refused(&new.expect_err("a new connection"));
+    };
+    let (old, ()) = tokio::join!(look(&store), demote);
+    old.expect("it was asked before");
+    looks_again(&server, &store).await;
 }
 
 /// So does each, also when the refusal was the answer to a statement.
@@ -118,7 +126,16 @@ async fn a_refused_statement_makes_other_connections_look_again(ctx: Arc<Ctx>) {
     hold(&store, &mine).await;
     server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
     is_refused(&renew(&store, renewal(&mine)).await.expect_err("no writes"));
-    is_refused(&look(&store).await.expect_err("it may be old"));
+    looks_again(&server, &store).await;
+}
+
+/// A connection whose next question would be answered is probed before.
+async fn looks_again(server: &MySqlServer, store: &MySqlStore) {
+    server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+    let mut raw = raw(server).await;
+    let before = status(&mut raw, "Com_select").await;
+    look(store).await.expect("it takes writes");
+    assert_eq!(status(&mut raw, "Com_select").await - before, 2, "a probe and a question");
 }
 
 /// After a planned switch-over it does not know what its successor granted.
@@ -274,4 +291,75 @@ async fn what_is_granted_while_a_server_becomes_a_replica_is_no_lease(ctx: Arc<C
         free(&store, &asked).await;
     }
     panic!("each was told of a lease that the primary in its place may not have");
+}
+
+/// A process that stands still between two questions takes the server for what it was. What it changes there then is missing at the new
+/// primary, or is there already, and replication stops at the next change of that row.
+async fn a_client_that_stood_still_changes_nothing_at_a_former_primary(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let (proxy, config) = proxied(&server).await;
+    let store = MySqlStore::connect(config.keep_rows(true)).await.expect("connect");
+    // It waits for each answer.
+    proxy.delay(Direction::ToClient, Duration::from_millis(2));
+    let (holder, text) = (claim(), Record::new("text").expect("text"));
+    let (first, second) = (rival(&holder), rival(&holder));
+    let wait = async |claim: &Claim| {
+        let in_order = AcquireRequest { order: Order::Fifo, wait: Duration::from_secs(30), ..request(claim) };
+        store.acquire(&in_order).await.map(drop)
+    };
+    let ask = async |what| match what {
+        "make a row" => attempt(&store, &claim()).await.map(drop),
+        "make a record" => store.compare_and_set(&claim().key, None, Some(&text)).await.map(drop),
+        "keep a place" => wait(&second).await,
+        _ => store.remove_unused(Duration::from_secs(3600)).await.map(drop),
+    };
+    hold(&store, &holder).await;
+    for what in ["make a row", "make a record", "keep a place", "remove what is unused"] {
+        for polls in 1..100 {
+            leave_unused(&server).await;
+            for waiter in [&first, &second] {
+                wait(waiter).await.expect("it has a place");
+            }
+            // It begins on a new connection.
+            server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+            is_refused(&look(&store).await.expect_err("no writes"));
+            server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+            let mut asking = pin!(ask(what));
+            if poll_until(asking.as_mut(), polls, || {}).await.is_some() {
+                assert!(polls > 3, "{what}: it is asked for on a new connection");
+                break;
+            }
+            server.admin("SET GLOBAL read_only = 1").await.expect("read-only");
+            eventually("the server has done what it was asked", async || is_idle(&server).await).await;
+            let before = contents(&server).await;
+            let answer = asking.await;
+            assert_eq!(contents(&server).await, before, "{what}, from poll {polls} on: {answer:?}");
+            server.admin("SET GLOBAL read_only = 0").await.expect("writable");
+        }
+    }
+}
+
+/// Makes a row that nobody has used for long, and a claim that is long over.
+async fn leave_unused(server: &MySqlServer) {
+    let row = "INSERT INTO resource_lock (resource_name, create_time, update_time) \
+               VALUES (UUID(), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) - INTERVAL 1 DAY)";
+    let claim = "INSERT INTO resource_lock_claim (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
+                 SELECT MAX(id), '0123456789abcdef', 0, 1, 0, 1, 1, 1, 1, UTC_TIMESTAMP(6) - INTERVAL 1 DAY, UTC_TIMESTAMP(6), '' \
+                 FROM resource_lock";
+    // What others left is gone, so that there is as much to do each time.
+    let rows = "DELETE FROM resource_lock WHERE fence_last = 0 AND resource_name <> 'known'";
+    for made in [rows, "DELETE FROM resource_lock_claim WHERE place = 0", row, claim] {
+        server.admin(made).await.expect("made");
+    }
+}
+
+/// Whether it does nothing but to answer this.
+async fn is_idle(server: &MySqlServer) -> bool {
+    let sessions = server.admin("SHOW PROCESSLIST").await.expect("ask");
+    sessions.iter().filter(|row| !matches!(row[4].as_deref(), Some("Sleep" | "Daemon" | "Connect"))).count() == 1
+}
+
+/// What is in the tables.
+async fn contents(server: &MySqlServer) -> Vec<Vec<Option<String>>> {
+    server.admin("CHECKSUM TABLE resource_lock, resource_lock_claim").await.expect("ask")
 }
