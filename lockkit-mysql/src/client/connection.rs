@@ -256,21 +256,14 @@ impl Drop for Connection {
         }
         // Its release waits for this, whatever becomes of who is to await the answer: nobody may be, and a runtime may end.
         let (late, sooner) = (Bound::new(self.idle.linger).at, Bound::new(self.idle.open_for(self.bound.whole)).at);
-        let statement = raw.claim().map(|token| self.idle.in_flight.add(token, late));
+        let closing = self.idle.in_flight.add(raw.claim(), permit, late);
         // Without a runtime, all that is left is to hang up.
         let Ok(runtime) = Handle::try_current() else { return };
-        // This runtime may be one that nobody drives.
-        let permit = self.idle.keep_until(permit, late);
         let linger = self.idle.linger;
         runtime.spawn(async move {
             let is_done = raw.finish_and_close(linger).await;
-            drop(permit);
             // A server that can't be heard any more may still run it, for a lease that is over soon.
-            match statement {
-                Some(statement) if is_done => statement.ended(),
-                Some(statement) => statement.ends_by(sooner),
-                None => {}
-            }
+            closing.closed(if is_done { Instant::now() } else { sooner });
         });
     }
 }

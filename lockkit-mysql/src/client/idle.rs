@@ -2,22 +2,19 @@
 
 use std::{
     sync::{
-        Arc, Mutex, Weak,
+        Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use lockkit_core::store::unpoisoned;
-use tokio::{runtime::Id, sync::OwnedSemaphorePermit, time::Instant};
+use tokio::runtime::Id;
 
 use crate::client::{
     in_flight::InFlight,
     raw::{LONGEST_WAIT, RawConnection},
 };
-
-/// The right to a connection.
-type Permit = Option<OwnedSemaphorePermit>;
 
 /// Where connections go when they are no longer in use.
 pub(crate) struct Idle {
@@ -26,8 +23,6 @@ pub(crate) struct Idle {
     /// they are used.
     breaks: AtomicU64,
     pub(crate) in_flight: InFlight,
-    /// Permits of connections that are being closed, and when the server is done with what they were asked.
-    closing: Mutex<Vec<(Instant, Weak<Mutex<Permit>>)>>,
     timeout: Duration,
     /// For how long a connection in doubt is kept: by then the server has answered, if it can.
     pub(crate) linger: Duration,
@@ -38,7 +33,7 @@ impl Idle {
     pub(crate) fn new(timeout: Duration) -> Self {
         let (connections, breaks, in_flight) = (Mutex::default(), AtomicU64::new(0), InFlight::default());
         let linger = timeout.saturating_add(2 * LONGEST_WAIT);
-        Self { connections, breaks, in_flight, closing: Mutex::default(), timeout, linger }
+        Self { connections, breaks, in_flight, timeout, linger }
     }
 
     /// After which time nothing comes any more of a statement about a claim whose operation had this bound, even if the server says
@@ -63,29 +58,6 @@ impl Idle {
         drop(idle);
         drop(foreign);
         None
-    }
-
-    /// Keeps the permit of a connection that a task closes, until then at most: a runtime that nobody drives must not use up the pool.
-    pub(crate) fn keep_until(&self, permit: Permit, until: Instant) -> Arc<Mutex<Permit>> {
-        let permit = Arc::new(Mutex::new(permit));
-        let mut closing = unpoisoned(&self.closing);
-        closing.retain(|(_, permit)| permit.strong_count() > 0);
-        closing.push((until, Arc::downgrade(&permit)));
-        drop(closing);
-        permit
-    }
-
-    /// Gives the permits back whose time is over.
-    pub(crate) fn give_back(&self) {
-        let now = Instant::now();
-        unpoisoned(&self.closing).retain(|(until, permit)| match permit.upgrade() {
-            Some(permit) if *until <= now => {
-                drop(unpoisoned(&permit).take());
-                false
-            }
-            Some(_) => true,
-            None => false,
-        });
     }
 
     pub(crate) fn len(&self) -> usize {

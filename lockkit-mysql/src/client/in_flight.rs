@@ -1,80 +1,79 @@
-//! Statements that the server may still be running although their callers are gone.
+//! Connections that are being closed: the server may still be at work on what was asked there, although the caller is gone.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, Mutex};
 
-use lockkit_core::Token;
+use lockkit_core::{Token, store::unpoisoned};
 use tokio::{
-    sync::watch,
+    sync::{OwnedSemaphorePermit, watch},
     time::{Instant, timeout_at},
 };
 
-/// The claims that such statements are about.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct InFlight {
-    statements: Arc<watch::Sender<Vec<Entry>>>,
-    next: Arc<AtomicU64>,
-}
+/// The statements that such connections were left with.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight(Mutex<Vec<Arc<Statement>>>);
 
-/// A statement about a claim, and by when it has ended.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    number: u64,
-    token: Token,
-    until: Instant,
-}
-
-/// One statement. It counts until it has [ended](Self::ended), or its time is over: **not until this is dropped**, for whoever awaits
-/// its end may go with a runtime, while the server goes on.
 #[derive(Debug)]
-pub(crate) struct Statement {
-    all: InFlight,
-    number: u64,
+struct Statement {
+    /// The claim that it may be about.
+    token: Option<Token>,
+    /// The right to its connection.
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
+    /// By when it has ended.
+    until: watch::Sender<Instant>,
 }
+
+/// A connection with such a statement: it is closed when this is dropped. The statement counts until it has ended, or its time is over,
+/// and **not until then**, for whoever awaits its end may go with a runtime, while the server goes on.
+#[derive(Debug)]
+pub(crate) struct Closing(Arc<Statement>);
 
 impl InFlight {
-    /// Counts a statement about a claim, which has ended by then.
-    pub(crate) fn add(&self, token: Token, until: Instant) -> Statement {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.statements.send_modify(|statements| {
-            let now = Instant::now();
-            statements.retain(|statement| statement.until > now);
-            statements.push(Entry { number, token, until });
+    /// Counts a statement that has ended by then, and its connection.
+    pub(crate) fn add(&self, token: Option<Token>, permit: Option<OwnedSemaphorePermit>, until: Instant) -> Closing {
+        self.give_back();
+        let statement = Arc::new(Statement { token, permit: Mutex::new(permit), until: watch::Sender::new(until) });
+        unpoisoned(&self.0).push(Arc::clone(&statement));
+        Closing(statement)
+    }
+
+    /// Gives the permits back whose time is over: a connection that is left on a runtime that nobody drives is never closed.
+    pub(crate) fn give_back(&self) {
+        let now = Instant::now();
+        unpoisoned(&self.0).retain(|statement| {
+            let is_open = *statement.until.borrow() > now;
+            if !is_open {
+                drop(unpoisoned(&statement.permit).take());
+            }
+            is_open
         });
-        Statement { all: self.clone(), number }
     }
 
     /// Returns when no statement about the claim is in flight.
     pub(crate) async fn settled(&self, token: &Token) {
-        // Nearly always there are none.
-        if self.statements.borrow().is_empty() {
-            return;
+        while let Some(mut until) = self.of(token) {
+            let at = *until.borrow_and_update();
+            drop(timeout_at(at, until.changed()).await);
         }
-        // The other end is in `self`, so that it is not closed before this returns.
-        let mut statements = self.statements.subscribe();
-        loop {
-            let of_claim = |statement: &&Entry| statement.token == *token;
-            let last = statements.borrow_and_update().iter().filter(of_claim).map(|statement| statement.until).max();
-            let Some(until) = last.filter(|until| *until > Instant::now()) else { return };
-            drop(timeout_at(until, statements.changed()).await);
-        }
+    }
+
+    /// By when a statement about the claim has ended, if there is one. Nearly always there is none at all.
+    fn of(&self, token: &Token) -> Option<watch::Receiver<Instant>> {
+        let statements = unpoisoned(&self.0);
+        let is_open = |one: &&Arc<Statement>| one.token == Some(*token) && *one.until.borrow() > Instant::now();
+        statements.iter().find(is_open).map(|statement| statement.until.subscribe())
     }
 }
 
-impl Statement {
-    /// It counts no longer than until then.
-    pub(crate) fn ends_by(self, until: Instant) {
-        self.all.statements.send_modify(|statements| {
-            let this = statements.iter_mut().find(|statement| statement.number == self.number);
-            this.into_iter().for_each(|statement| statement.until = statement.until.min(until));
-        });
+impl Closing {
+    /// The connection is closed, and its statement has ended by then.
+    pub(crate) fn closed(self, until: Instant) {
+        self.0.until.send_replace(until);
     }
+}
 
-    /// The server has answered it.
-    pub(crate) fn ended(self) {
-        self.all.statements.send_modify(|statements| statements.retain(|statement| statement.number != self.number));
+impl Drop for Closing {
+    fn drop(&mut self) {
+        drop(unpoisoned(&self.0.permit).take());
     }
 }
 
@@ -93,16 +92,17 @@ mod tests {
         let (all, token) = (InFlight::default(), Token::random().expect("token"));
         all.settled(&token).await;
         let later = Instant::now() + Duration::from_secs(3600);
-        let statements = [all.add(token, later), all.add(token, later)];
+        let statements = [all.add(Some(token), None, later), all.add(Some(token), None, later)];
         all.settled(&Token::random().expect("token")).await;
         let mut settled = pin!(all.settled(&token));
         let mut is_settled = || settled.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         for statement in statements {
             assert_eq!(is_settled(), Poll::Pending);
-            statement.ended();
+            statement.closed(Instant::now());
         }
         assert_eq!(is_settled(), Poll::Ready(()));
-        assert!(all.statements.borrow().is_empty());
+        all.give_back();
+        assert!(unpoisoned(&all.0).is_empty(), "what is over is not kept");
     }
 
     #[tokio::test]
@@ -110,10 +110,10 @@ mod tests {
         let (all, token) = (InFlight::default(), Token::random().expect("token"));
         let until = Instant::now() + Duration::from_millis(20);
         // Also if whoever awaited its end is gone.
-        drop(all.add(token, until));
+        drop(all.add(Some(token), None, until));
         all.settled(&token).await;
         assert!(Instant::now() >= until);
-        all.add(Token::random().expect("token"), Instant::now() + Duration::from_secs(3600)).ended();
-        assert!(all.statements.borrow().is_empty(), "what is over is not kept");
+        drop(all.add(None, None, Instant::now() + Duration::from_secs(3600)));
+        assert_eq!(unpoisoned(&all.0).len(), 1, "what is over is not kept");
     }
 }

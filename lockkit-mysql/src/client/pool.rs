@@ -105,7 +105,7 @@ impl Pool {
     ///
     /// # Errors
     /// When the server can't be reached by the deadline; without effect.
-    pub(crate) async fn trusted(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
+    async fn trusted(&self, permit: OwnedSemaphorePermit, bound: Bound) -> Result<Connection> {
         let connection = |raw, breaks, permit| Connection::new(raw, breaks, bound, permit, Arc::clone(&self.idle));
         let mut breaks = self.idle.breaks();
         while let Some((mut raw, broken)) = self.idle.pop(Handle::current().id()) {
@@ -143,27 +143,34 @@ impl Pool {
     }
 
     /// The right to a connection, if not all are in use.
-    pub(crate) fn permit(&self, class: ConnectionClass) -> Option<OwnedSemaphorePermit> {
+    fn permit(&self, class: ConnectionClass) -> Option<OwnedSemaphorePermit> {
+        let (first, second) = self.semaphores(class);
         let permit = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_owned().ok();
-        match class {
-            ConnectionClass::Common => permit(&self.common),
-            ConnectionClass::Reserved => permit(&self.common).or_else(|| permit(&self.reserved)),
-            ConnectionClass::NamedLock => permit(&self.named_lock),
-        }
+        let any = || permit(first).or_else(|| permit(second?));
+        any().or_else(|| {
+            self.idle.in_flight.give_back();
+            any()
+        })
     }
 
     /// `None` never comes: the semaphores are not closed.
     async fn wait_for_permit(&self, class: ConnectionClass) -> Option<OwnedSemaphorePermit> {
+        let (first, second) = self.semaphores(class);
         let permit = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).acquire_owned();
-        self.idle.give_back();
+        let Some(second) = second else { return permit(first).await.ok() };
+        tokio::select! {
+            biased;
+            permit = permit(second) => permit.ok(),
+            permit = permit(first) => permit.ok(),
+        }
+    }
+
+    /// What an operation may take a permit from.
+    fn semaphores(&self, class: ConnectionClass) -> (&Arc<Semaphore>, Option<&Arc<Semaphore>>) {
         match class {
-            ConnectionClass::Common => permit(&self.common).await.ok(),
-            ConnectionClass::Reserved => tokio::select! {
-                biased;
-                permit = permit(&self.reserved) => permit.ok(),
-                permit = permit(&self.common) => permit.ok(),
-            },
-            ConnectionClass::NamedLock => permit(&self.named_lock).await.ok(),
+            ConnectionClass::Common => (&self.common, None),
+            ConnectionClass::Reserved => (&self.common, Some(&self.reserved)),
+            ConnectionClass::NamedLock => (&self.named_lock, None),
         }
     }
 }
