@@ -14,6 +14,7 @@
 use std::{
     collections::HashMap,
     fmt::Write,
+    mem,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -26,11 +27,7 @@ use lockkit_core::{
     LockKey, Token,
     store::{Background, unpoisoned},
 };
-use tokio::{
-    runtime::Handle,
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::{runtime::Handle, sync::watch, time::Instant};
 
 use crate::{
     client::{
@@ -70,8 +67,9 @@ pub(crate) struct NamedLockQueues {
 pub(super) struct KnownQueues {
     pub(super) queues: HashMap<LockKey, NamedLockQueue>,
     cleared: Instant,
-    /// Whether tasks look after the named locks that holders have, and what ends them when it is dropped.
-    pub(super) watched: bool,
+    /// Until when the tasks sleep that look after the named locks that this store has, if there are any; and what has them look again, or
+    /// ends them when it is dropped.
+    pub(super) watched: Option<Instant>,
     pub(super) watch: Option<watch::Sender<()>>,
 }
 
@@ -90,10 +88,9 @@ pub(super) enum QueueState {
     Unused,
     /// A task of this store waits for the named lock, or tries the row.
     Busy,
-    /// This store has the named lock, but the row was locked. The next attempt uses it, or it is released at that moment.
-    Kept(NamedLock, Instant),
-    /// This store has the named lock, and the claim with this token has the row, until this moment if its lease is not renewed.
-    Held(NamedLock, Token, Instant),
+    /// This store has the named lock until this moment: for the lease of the claim with this token, which has the row; or for the next
+    /// attempt, for the row was locked.
+    Has(NamedLock, Option<Token>, Instant),
 }
 
 /// A named lock that this store has. Dropping it hangs up, which releases it.
@@ -132,7 +129,7 @@ impl NamedLockQueues {
             known: Mutex::new(KnownQueues {
                 queues: HashMap::new(),
                 cleared: Instant::now(),
-                watched: false,
+                watched: None,
                 watch: None,
             }),
         }
@@ -145,10 +142,10 @@ impl NamedLockQueues {
         }
         let mut known = unpoisoned(&self.known);
         let queue = known.get_or_make(key)?;
-        let named_lock = match std::mem::replace(&mut queue.state, QueueState::Busy) {
+        let named_lock = match mem::replace(&mut queue.state, QueueState::Busy) {
             QueueState::Unused => None,
-            QueueState::Kept(named_lock, _) => Some(named_lock),
-            other @ (QueueState::Busy | QueueState::Held(..)) => {
+            QueueState::Has(named_lock, None, _) => Some(named_lock),
+            other @ (QueueState::Busy | QueueState::Has(..)) => {
                 queue.state = other;
                 return None;
             }
@@ -162,15 +159,8 @@ impl NamedLockQueues {
         let mut known = unpoisoned(&self.known);
         let queue = known.get_or_make(key)?;
         queue.released = Some(Instant::now());
-        match &queue.state {
-            QueueState::Held(_, holder, _) if holder == token => {
-                match std::mem::replace(&mut queue.state, QueueState::Unused) {
-                    QueueState::Held(named_lock, ..) => Some(named_lock),
-                    _ => None,
-                }
-            }
-            _ => None,
-        }
+        let is_its = matches!(&queue.state, QueueState::Has(_, Some(holder), _) if holder == token);
+        is_its.then(|| queue.give_up()).flatten()
     }
 
     /// The server's answer to a question about a named lock: a number; `None` if it is NULL or unknown.
@@ -190,18 +180,6 @@ impl NamedLockQueues {
             here.spawn(task());
         }
         self.background.spawn(task());
-    }
-
-    /// Releases a named lock that no attempt came back to.
-    fn release_kept(&self, key: &LockKey, until: Instant) {
-        let mut known = unpoisoned(&self.known);
-        let Some(queue) = known.queues.get_mut(key) else { return };
-        if matches!(queue.state, QueueState::Kept(_, at) if at == until)
-            && let QueueState::Kept(named_lock, _) = std::mem::replace(&mut queue.state, QueueState::Unused)
-        {
-            drop(known);
-            named_lock.release();
-        }
     }
 
     /// The named lock's name. Such names are common to all databases of a server, and have at most 64 characters. Two locks
@@ -236,6 +214,14 @@ impl KnownQueues {
 impl NamedLockQueue {
     fn new() -> Self {
         Self { state: QueueState::Unused, contended: None, released: None, asked: Instant::now() }
+    }
+
+    /// This store is to have its named lock no longer.
+    pub(super) fn give_up(&mut self) -> Option<NamedLock> {
+        match mem::replace(&mut self.state, QueueState::Unused) {
+            QueueState::Has(named_lock, ..) => Some(named_lock),
+            _ => None,
+        }
     }
 
     fn is_hot(&self) -> bool {
@@ -303,32 +289,26 @@ impl QueueTurn<'_> {
     }
 
     /// The row was taken: the named lock is kept until the row is released, or the lease has ended without a release.
-    pub(crate) fn took(mut self, token: Token, ttl: Duration) {
-        let Some(named_lock) = self.named_lock.take() else { return self.end(QueueState::Unused) };
-        self.end(QueueState::Held(named_lock, token, end_of_lease(ttl)));
-        self.queues.watch();
+    pub(crate) fn took(self, token: Token, ttl: Duration) {
+        self.keep(Some(token), end_of_lease(ttl));
     }
 
     /// The row is locked by another client: the named lock, if this store has it, is kept for a moment for the next attempt.
-    pub(crate) fn missed(mut self) {
-        let Some(named_lock) = self.named_lock.take() else { return };
-        let until = Instant::now() + LINGER;
-        self.end(QueueState::Kept(named_lock, until));
-        self.queues.spawn_on_both(|| {
-            let (queues, key) = (Arc::clone(self.queues), self.key.clone());
-            async move {
-                sleep_until(until).await;
-                queues.release_kept(&key, until);
-            }
-        });
+    pub(crate) fn missed(self) {
+        self.keep(None, Instant::now() + LINGER);
+    }
+
+    fn keep(mut self, token: Option<Token>, until: Instant) {
+        if let Some(named_lock) = self.named_lock.take() {
+            self.end(QueueState::Has(named_lock, token, until));
+            self.queues.watch(until);
+        }
     }
 
     fn end(&mut self, state: QueueState) {
         self.done = true;
-        let before = unpoisoned(&self.queues.known)
-            .queues
-            .get_mut(self.key)
-            .map(|queue| std::mem::replace(&mut queue.state, state));
+        let before =
+            unpoisoned(&self.queues.known).queues.get_mut(self.key).map(|queue| mem::replace(&mut queue.state, state));
         drop(before);
     }
 }

@@ -1,10 +1,7 @@
-//! The end of named locks whose holders do not release them: a lease may be left at the store for another process, or end with the
-//! runtime that was to release it. Other clients would wait for the named lock, and not for the row.
+//! The end of named locks that nobody releases: a lease may be left at the store for another process, or end with the
+//! runtime that was to release it, and the next attempt may not come. Other clients would wait for the named lock, and not for the row.
 
-use std::{
-    mem,
-    sync::{Arc, Weak},
-};
+use std::sync::{Arc, Weak};
 
 use lockkit_core::{Renewal, store::unpoisoned};
 use tokio::{
@@ -19,12 +16,12 @@ impl NamedLockQueues {
     pub(crate) fn extended<'a>(&self, renewals: impl Iterator<Item = &'a Renewal>) {
         let mut known = unpoisoned(&self.known);
         if known.watch.is_none() {
-            // No lease ever had a named lock.
+            // There never was a named lock.
             return;
         }
         for Renewal { claim, ttl, .. } in renewals {
             if let Some(queue) = known.queues.get_mut(&claim.key)
-                && let QueueState::Held(_, holder, until) = &mut queue.state
+                && let QueueState::Has(_, Some(holder), until) = &mut queue.state
                 && *holder == claim.token
             {
                 *until = end_of_lease(*ttl);
@@ -32,34 +29,40 @@ impl NamedLockQueues {
         }
     }
 
-    /// Starts the tasks that release the named locks of leases that have ended, unless there are some. They end when there are no such
-    /// named locks any more. On a lock that is taken and released all the time they sleep.
-    pub(super) fn watch(self: &Arc<Self>) {
-        let is_watched = mem::replace(&mut unpoisoned(&self.known).watched, true);
-        if !is_watched {
-            let (watch, ended) = watch::channel(());
+    /// Has the tasks look at this moment, or before, that release the named locks whose time is over. They end when there are no named
+    /// locks any more. On a lock that is taken and released all the time they sleep.
+    pub(super) fn watch(self: &Arc<Self>, until: Instant) {
+        let mut known = unpoisoned(&self.known);
+        let Some(watched) = known.watched.replace(until) else {
+            let (watch, again) = watch::channel(());
             // Those that were started before end, if there are any left.
-            unpoisoned(&self.known).watch = Some(watch);
+            known.watch = Some(watch);
+            drop(known);
             // A runtime that is about to end drops its own at once.
-            self.spawn_on_both(|| Watch(Arc::downgrade(self)).run(ended.clone()));
+            return self.spawn_on_both(|| Watch(Arc::downgrade(self)).run(again.clone()));
+        };
+        if watched <= until {
+            known.watched = Some(watched);
+        } else {
+            known.watch.iter().for_each(|watch| watch.send_replace(()));
         }
     }
 
-    /// Releases the named locks of leases that have ended. Tells when the next one does.
+    /// Releases the named locks whose time is over. Tells when the next one's is.
     fn end_lapsed(&self) -> Option<Instant> {
         let (mut lapsed, mut next) = (Vec::new(), None::<Instant>);
         let mut known = unpoisoned(&self.known);
         let now = Instant::now();
         for queue in known.queues.values_mut() {
-            let QueueState::Held(_, _, until) = &queue.state else { continue };
-            if *until > now {
-                next = Some(next.map_or(*until, |next| next.min(*until)));
-            } else if let QueueState::Held(named_lock, ..) = mem::replace(&mut queue.state, QueueState::Unused) {
-                lapsed.push(named_lock);
+            let QueueState::Has(_, _, until) = queue.state else { continue };
+            if until > now {
+                next = Some(next.map_or(until, |next| next.min(until)));
+            } else {
+                lapsed.extend(queue.give_up());
             }
         }
-        // In one step with the look: a lease that gets a named lock from now on starts a new task.
-        known.watched = next.is_some();
+        // In one step with the look: a named lock that is kept from now on starts a new task, or has this one look again.
+        known.watched = next;
         drop(known);
         for named_lock in lapsed {
             named_lock.release();
@@ -72,15 +75,15 @@ impl NamedLockQueues {
 struct Watch(Weak<NamedLockQueues>);
 
 impl Watch {
-    async fn run(mut self, mut ended: watch::Receiver<()>) {
+    async fn run(mut self, mut again: watch::Receiver<()>) {
         while let Some(next) = self.next_end() {
             tokio::select! {
                 () = sleep_until(next) => {}
-                _ = ended.changed() => {
+                told = again.changed() => if told.is_err() {
                     // Others have taken over, or the store is gone.
                     self.0 = Weak::new();
                     return;
-                }
+                },
             }
         }
     }
@@ -96,10 +99,10 @@ impl Watch {
 }
 
 impl Drop for Watch {
-    /// The task may end with its runtime. Then the next lease with a named lock starts others.
+    /// The task may end with its runtime. Then the next named lock that is kept starts others.
     fn drop(&mut self) {
         if let Some(queues) = self.0.upgrade() {
-            unpoisoned(&queues.known).watched = false;
+            unpoisoned(&queues.known).watched = None;
         }
     }
 }

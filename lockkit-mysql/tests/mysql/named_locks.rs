@@ -6,11 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Attempt, Claim, LockStore, Locker, Outcome};
+use lockkit_core::{AcquireRequest, Attempt, Claim, Guard, LockStore, Locker, Outcome};
 use lockkit_mysql::{MySqlConfig, MySqlStore};
 use lockkit_testkit::servers::MySqlServer;
 use sqlx::MySqlConnection;
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::oneshot,
+    time::{sleep, timeout},
+};
 
 use crate::support::*;
 
@@ -19,11 +22,13 @@ tests! {
     a_named_lock_that_another_client_keeps_holds_up_nobody
     a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_named_lock
     a_lease_that_is_left_at_the_store_keeps_its_named_lock_no_longer_than_it_lasts
+    a_named_lock_goes_in_time_beside_one_that_stays_longer
     without_a_connection_to_spare_waiters_poll
     a_broken_named_lock_is_not_a_broken_lock
     waiters_that_leave_count_until_the_server_is_done_with_them
     where_named_locks_are_refused_waiters_poll_and_connections_stay
     a_runtime_that_nobody_drives_keeps_no_named_lock
+    waits_that_were_left_where_nobody_drives_them_leave_room_for_others
 }
 
 /// The connections of clients that came over the network.
@@ -143,17 +148,24 @@ async fn a_waiter_that_leaves_and_a_holder_that_is_lost_leave_no_named_lock(ctx:
     until_kept(&mut raw, name.as_str(), false).await;
 }
 
+/// Acquires a lock that somebody has, with its named lock.
+async fn take_over(holder: &Locker, next: &Locker, name: &str, ttl: Duration, raw: &mut MySqlConnection) -> Guard {
+    let guard = holder.lock(name).acquire().await.expect("acquire");
+    let lock = next.lock(name).ttl(ttl);
+    let next = tokio::spawn(async move { lock.acquire().await });
+    until_kept(raw, name, true).await;
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    let guard = next.await.expect("no panic").expect("acquire");
+    until_kept(raw, name, true).await;
+    guard
+}
+
 /// The process that the lease was left for has no part in the named lock, and nobody else releases it.
 async fn a_lease_that_is_left_at_the_store_keeps_its_named_lock_no_longer_than_it_lasts(ctx: Arc<Ctx>) {
     const SHORT: Duration = Duration::from_secs(2);
     let (name, mut raw) = (claim().key, ctx.raw().await);
     let (mine, other) = (locker(&ctx).await, locker(&ctx).await);
-    let guard = mine.lock(name.as_str()).acquire().await.expect("acquire");
-    let lock = other.lock(name.as_str()).ttl(SHORT);
-    let next = tokio::spawn(async move { lock.acquire().await });
-    until_kept(&mut raw, name.as_str(), true).await;
-    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
-    let guard = next.await.expect("no panic").expect("acquire");
+    let guard = take_over(&mine, &other, name.as_str(), SHORT, &mut raw).await;
     let granted = Instant::now();
     // A lease that is renewed lasts for longer than its ttl, and so does its named lock.
     eventually("the lease is renewed", async || granted.elapsed() > SHORT + SHORT / 2).await;
@@ -162,6 +174,18 @@ async fn a_lease_that_is_left_at_the_store_keeps_its_named_lock_no_longer_than_i
     let token = guard.detach().expect("detach");
     until_kept(&mut raw, name.as_str(), false).await;
     assert!(mine.lock(name.as_str()).resume(token).await.expect("ask").is_none(), "the lease has ended before");
+}
+
+/// What releases them sleeps until the first one's time is over, which may not be the one that was kept first.
+async fn a_named_lock_goes_in_time_beside_one_that_stays_longer(ctx: Arc<Ctx>) {
+    let (long, short, mut raw) = (claim().key, claim().key, ctx.raw().await);
+    let (mine, other) = (locker(&ctx).await, locker(&ctx).await);
+    let stays = take_over(&mine, &other, long.as_str(), Duration::from_secs(60), &mut raw).await;
+    let left = take_over(&mine, &other, short.as_str(), Duration::from_secs(1), &mut raw).await;
+    left.detach().expect("detach");
+    until_kept(&mut raw, short.as_str(), false).await;
+    until_kept(&mut raw, long.as_str(), true).await;
+    assert_eq!(stays.release().await.expect("release"), Outcome::Released);
 }
 
 async fn without_a_connection_to_spare_waiters_poll(ctx: Arc<Ctx>) {
@@ -297,7 +321,7 @@ async fn a_runtime_that_nobody_drives_keeps_no_named_lock(ctx: Arc<Ctx>) {
     let store = Arc::new(MySqlStore::connect(ctx.config().await.connections(4)).await.expect("connect"));
     let (other, raw, next) = (ctx.store().await, ctx.raw().await, rival(&holder));
     let mut turns = Turns { store, other, undriven, raw, holder, next };
-    // Of a lease that ends by itself. It comes first: the store looks again when the lease has ended that it saw, which may be a longer one.
+    // Of a lease that ends by itself.
     turns.take(TTL / 5).await;
     turns.until_no_named_lock().await;
     // Released there.
@@ -316,6 +340,49 @@ async fn a_runtime_that_nobody_drives_keeps_no_named_lock(ctx: Arc<Ctx>) {
     turns.queue().await;
     turns.until_no_named_lock().await;
     drop(left);
+}
+
+/// One of four connections may wait for named locks. What was left closes it there, and is never polled.
+async fn waits_that_were_left_where_nobody_drives_them_leave_room_for_others(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let store = config(&server).connections(4).keep_rows(true).timeout(Duration::from_secs(1));
+    let store = Arc::new(MySqlStore::connect(store).await.expect("connect"));
+    let (holder, other) = (claim(), MySqlStore::connect(config(&server)).await.expect("connect"));
+    hold(&other, &holder).await;
+    let (mut somebody, named_lock) = (raw(&server).await, named_lock(holder.key.as_str()));
+    sqlx::query("SELECT GET_LOCK(?, 0)").bind(&named_lock).execute(&mut somebody).await.expect("GET_LOCK");
+    let asked = AcquireRequest { wait: PATIENCE, ..request(&rival(&holder)) };
+    let (mut undriven, (tell, told)) = (Undriven::new(), oneshot::channel());
+    let leave = {
+        let (store, asked) = (Arc::clone(&store), asked.clone());
+        async move {
+            tokio::select! {
+                answer = store.acquire(&asked) => panic!("it does not wait: {answer:?}"),
+                told = told => told.expect("it waits"),
+            }
+        }
+    };
+    let tell = async {
+        eventually("it waits for the named lock", async || waits_for_named_lock(&server).await).await;
+        tell.send(()).expect("it is to leave");
+    };
+    tokio::join!(undriven.run(leave), tell);
+    // Nor does it get the named lock.
+    eventually("the server waits no more", async || !waits_for_named_lock(&server).await).await;
+    let mut raw = raw(&server).await;
+    drop(somebody);
+    until_kept(&mut raw, holder.key.as_str(), false).await;
+    let gets_it = async || {
+        drop(store.acquire(&asked).await);
+        keeper(&mut raw, holder.key.as_str()).await.is_some()
+    };
+    eventually("the named lock is had", gets_it).await;
+    drop(undriven);
+}
+
+async fn waits_for_named_lock(server: &MySqlServer) -> bool {
+    let sessions = server.admin("SHOW PROCESSLIST").await.expect("ask");
+    sessions.iter().any(|row| row[6].as_deref() == Some("User lock"))
 }
 
 /// Writes another name, of the same length, wherever one stands.
