@@ -157,8 +157,7 @@ impl Doctor<'_> {
         findings.push(Finding::ok("table", format!("the table {name} is as lockkit needs it")));
         findings.extend(self.rights().await?);
         if findings.iter().all(|finding| finding.severity != Severity::Error) {
-            let no_claims = schema::no_claims(&mut self.connection().await?, self.config).await?;
-            findings.extend(no_claims.map(|why| why.finding()));
+            findings.extend(schema::no_claims(&mut self.connection().await?, self.config).await?);
         }
         findings.extend(self.unused().await?);
         Ok(findings)

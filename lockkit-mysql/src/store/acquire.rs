@@ -91,12 +91,10 @@ impl MySqlStore {
         named_lock_queue::release(named_lock);
         let attempt = match taken {
             Some(hold) => Attempt::Granted(hold),
-            None => match self.look_after(&mut connection, &request.claim.key).await? {
-                Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
-                    self.take_again(&mut connection, request).await?
-                }
-                found => contended(found),
-            },
+            None => {
+                let found = self.look_after(&mut connection, &request.claim.key).await?;
+                self.not_free(&mut connection, request, found).await?
+            }
         };
         let over = if matches!(attempt, Attempt::Granted(_)) { from } else { &request.claim.token };
         self.ordered.forget(over);
@@ -121,20 +119,29 @@ impl MySqlStore {
         if let Some(hold) = self.take(&mut connection, request).await? {
             return Ok(Attempt::Granted(hold));
         }
-        match self.look_after(&mut connection, &request.claim.key).await? {
-            None => {
-                let made = self.make_row(&mut connection, &request.claim.key).await?;
-                let attempt = match self.take(&mut connection, request).await? {
-                    Some(hold) => Attempt::Granted(hold),
-                    None => contended(self.look_after(&mut connection, &request.claim.key).await?),
-                };
-                made.into_iter().for_each(|id| self.sweeper.made_row(id));
-                Ok(attempt)
-            }
-            Some(lock) if lock.lease.as_ref().is_some_and(|lease| lease.is_of(&request.claim)) => {
-                self.take_again(&mut connection, request).await
-            }
-            found => Ok(contended(found)),
+        let found = self.look_after(&mut connection, &request.claim.key).await?;
+        if found.is_some() {
+            return self.not_free(&mut connection, request, found).await;
+        }
+        let made = self.make_row(&mut connection, &request.claim.key).await?;
+        let attempt = match self.take(&mut connection, request).await? {
+            Some(hold) => Attempt::Granted(hold),
+            None => contended(self.look_after(&mut connection, &request.claim.key).await?),
+        };
+        self.sweep_after(made);
+        Ok(attempt)
+    }
+
+    /// The claim has the lock already, or another one has it.
+    async fn not_free(
+        &self,
+        connection: &mut Connection,
+        request: &AcquireRequest,
+        found: Option<row::LockRow>,
+    ) -> Result<Attempt> {
+        match found.as_ref().and_then(|lock| lock.lease.as_ref()) {
+            Some(lease) if lease.is_of(&request.claim) => self.take_again(connection, request).await,
+            _ => Ok(contended(found)),
         }
     }
 
@@ -214,7 +221,7 @@ fn is_sane(fence: u64, asked: &FenceRequest) -> bool {
 }
 
 /// Another client has the lock; or had it then, and does not any more: then the retry is due at once.
-fn contended(found: Option<row::LockRow>) -> Attempt {
+pub(super) fn contended(found: Option<row::LockRow>) -> Attempt {
     let free = Contention { retry_after: Some(Duration::ZERO), ..Contention::default() };
     Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, row::StoredLease::into_contention))
 }

@@ -56,11 +56,9 @@ pub(crate) struct Sweeper {
     background: Arc<Background>,
     made: AtomicU64,
     /// Where the next page begins, once that is known. The task that has this lock sweeps.
-    after: Arc<Mutex<Option<u64>>>,
+    after: Mutex<Option<u64>>,
     /// Whether rows are to stay, or this user may not remove them.
-    off: Arc<AtomicBool>,
-    /// Whether there is a table of claims.
-    pub(crate) has_claims: bool,
+    off: AtomicBool,
 }
 
 impl Sweeper {
@@ -70,69 +68,106 @@ impl Sweeper {
         config: &MySqlConfig,
         background: Arc<Background>,
     ) -> Self {
-        let (after, off) = (Arc::default(), Arc::new(AtomicBool::new(config.keep_rows)));
-        let timeout = config.timeout;
-        Self { pool, statements, timeout, background, made: AtomicU64::new(0), after, off, has_claims: false }
+        let (made, after, off) = (AtomicU64::new(0), Mutex::default(), AtomicBool::new(config.keep_rows));
+        Self { pool, statements, timeout: config.timeout, background, made, after, off }
     }
 
     /// Takes note that this store has made the row with this id, and sweeps in the background when it is time.
-    pub(crate) fn made_row(&self, id: u64) {
+    pub(crate) fn made_row(self: &Arc<Self>, id: u64, has_claims: bool) {
         if self.off.load(Ordering::Relaxed) || !self.made.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
             return;
         }
-        let (pool, statements, off) = (Arc::clone(&self.pool), Arc::clone(&self.statements), Arc::clone(&self.off));
-        let (after, timeout, has_claims) = (Arc::clone(&self.after), self.timeout, self.has_claims);
-        self.background.spawn(async move {
-            // Not before the task has begun: one that nobody drives would keep them.
-            let Ok(mut after) = after.try_lock_owned() else { return };
-            // It waits for one: where connections are few, each is in use again by now.
-            let Ok(mut connection) = pool.connection(ConnectionClass::Common, Bound::new(timeout)).await else {
-                return;
-            };
-            // Programs that make one row each begin at different places.
-            let start = after.unwrap_or_else(|| below(id));
-            let removed = async {
-                if has_claims {
-                    remove_claims(&statements, &mut connection, start, timeout).await?;
-                    connection.set_bound(Bound::new(timeout));
-                }
-                remove_page(&statements, &mut connection, WEEK, start).await
-            };
-            match removed.await {
-                // The first page follows the last.
-                Ok(page) => *after = Some(page.last.unwrap_or(0)),
-                Err(failed) => off.store(!failed.is_retryable(), Ordering::Relaxed),
+        let sweeper = Arc::clone(self);
+        self.background.spawn(async move { sweeper.sweep(id, has_claims).await });
+    }
+
+    async fn sweep(&self, id: u64, has_claims: bool) {
+        // A task that nobody drives does not come to this, and keeps it from no other.
+        let Ok(mut after) = self.after.try_lock() else { return };
+        // It waits for one: where connections are few, each is in use again by now.
+        let Ok(mut connection) = self.connection().await else { return };
+        // Programs that make one row each begin at different places.
+        let start = after.unwrap_or_else(|| below(id));
+        let removed = async {
+            if has_claims {
+                self.remove_claims(&mut connection, start).await?;
+                connection.set_bound(Bound::new(self.timeout));
             }
-        });
+            self.remove_page(&mut connection, WEEK, start).await
+        };
+        match removed.await {
+            // The first page follows the last.
+            Ok(page) => *after = Some(page.last.unwrap_or(0)),
+            Err(failed) => self.off.store(!failed.is_retryable(), Ordering::Relaxed),
+        }
     }
 
     /// Removes all that is unused, page by page.
-    pub(crate) async fn remove_unused(&self, unused_for: Duration) -> Result<u64> {
+    pub(crate) async fn remove_unused(&self, unused_for: Duration, has_claims: bool) -> Result<u64> {
         if unused_for < SHORTEST {
             return Err(Error::invalid(format!("locks unused for less than {SHORTEST:?} are not removed")));
         }
         let micros = i64::try_from(unused_for.as_micros()).map_err(|_| Error::invalid("the period is too long"))?;
         let unused = Unused { micros, never_leased: true };
-        let mut after = self.has_claims.then_some(0);
+        let mut after = has_claims.then_some(0);
         while let Some(id) = after {
-            let mut connection = self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await?;
-            after = remove_claims(&self.statements, &mut connection, id, self.timeout).await?;
+            after = self.remove_claims(&mut self.connection().await?, id).await?;
         }
         let (mut removed, mut after) = (0, Some(0));
         while let Some(id) = after {
-            let mut connection = self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await?;
-            let page = remove_page(&self.statements, &mut connection, unused, id).await?;
+            let page = self.remove_page(&mut self.connection().await?, unused, id).await?;
             (removed, after) = (removed + page.removed, page.last);
         }
         Ok(removed)
     }
-}
 
-/// A random number below this one.
-fn below(id: u64) -> u64 {
-    let random =
-        Token::random().map_or(0, |token| token.as_bytes().iter().fold(0, |n, byte| n << 8 | u64::from(*byte)));
-    random % id.max(1)
+    async fn connection(&self) -> Result<Connection> {
+        self.pool.connection(ConnectionClass::Common, Bound::new(self.timeout)).await
+    }
+
+    /// Removes the unused rows among those that follow an id. Reading locks nothing, and removing waits for no row.
+    async fn remove_page(&self, connection: &mut Connection, unused: Unused, after: u64) -> Result<Page> {
+        let Unused { micros, never_leased } = unused;
+        let read = |question| {
+            self.statements.unused_page().bind(question).bind(micros).bind(never_leased).bind(after).bind(PAGE)
+        };
+        let rows = connection.numbered_rows(read).await?;
+        let is_last = rows.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
+        let last = rows.last().filter(|_| !is_last).map(|row| column(row, 1)).transpose()?;
+        let names = rows.iter().map(|row| column::<Option<&[u8]>>(row, 2)).collect::<Result<Vec<_>>>()?;
+        let names: Vec<&[u8]> = names.into_iter().flatten().collect();
+        if names.is_empty() {
+            return Ok(Page { removed: 0, last });
+        }
+        let size = Size::of(names.len());
+        let remove = |_| {
+            let named = size.fill(&names).fold(self.statements.remove_unused(size), |remove, name| remove.bind(*name));
+            named.bind(micros).bind(never_leased)
+        };
+        let removed = match connection.execute(remove, None).await {
+            // How many those are is for people: an answer to another statement would count wrongly, no more.
+            Ok((done, _)) => done.rows_affected(),
+            // They are left for the next time.
+            Err(busy) if error::is_row_busy(&busy) => 0,
+            Err(failed) => return Err(failed),
+        };
+        Ok(Page { removed, last })
+    }
+
+    /// Removes claims that lapsed on a page of locks, those whose ids follow this one. Says where the next page begins, if there is one.
+    /// What lapsed of locks that are in use goes with the next request; this is for those that nobody asks for. Each lock has the time of an
+    /// operation.
+    async fn remove_claims(&self, connection: &mut Connection, after: u64) -> Result<Option<u64>> {
+        let read = |question| self.statements.lapsed_claims().bind(question).bind(after).bind(PAGE);
+        let rows = connection.numbered_rows(read).await?;
+        let mut last = after;
+        for row in &rows {
+            last = column(row, 1)?;
+            connection.set_bound(Bound::new(self.timeout));
+            connection.transact(|question| self.statements.clear(question, last), None).await?;
+        }
+        Ok((rows.len() >= usize::try_from(PAGE).unwrap_or(usize::MAX)).then_some(last))
+    }
 }
 
 /// What was found on a page.
@@ -142,50 +177,9 @@ struct Page {
     last: Option<u64>,
 }
 
-/// Removes the unused rows among those that follow an id. Reading locks nothing, and removing waits for no row.
-async fn remove_page(statements: &Statements, connection: &mut Connection, unused: Unused, after: u64) -> Result<Page> {
-    let Unused { micros, never_leased } = unused;
-    let read =
-        |question| statements.unused_page().bind(question).bind(micros).bind(never_leased).bind(after).bind(PAGE);
-    let rows = connection.numbered_rows(read).await?;
-    let is_last = rows.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
-    let last = rows.last().filter(|_| !is_last).map(|row| column(row, 1)).transpose()?;
-    let names = rows.iter().map(|row| column::<Option<&[u8]>>(row, 2)).collect::<Result<Vec<_>>>()?;
-    let names: Vec<&[u8]> = names.into_iter().flatten().collect();
-    if names.is_empty() {
-        return Ok(Page { removed: 0, last });
-    }
-    let size = Size::of(names.len());
-    let remove = |_| {
-        let named = size.fill(&names).fold(statements.remove_unused(size), |remove, name| remove.bind(*name));
-        named.bind(micros).bind(never_leased)
-    };
-    let removed = match connection.execute(remove, None).await {
-        // How many those are is for people: an answer to another statement would count wrongly, no more.
-        Ok((done, _)) => done.rows_affected(),
-        // They are left for the next time.
-        Err(busy) if error::is_row_busy(&busy) => 0,
-        Err(failed) => return Err(failed),
-    };
-    Ok(Page { removed, last })
-}
-
-/// Removes claims that lapsed on a page of locks, those whose ids follow this one. Says where the next page begins, if there is one.
-/// What lapsed of locks that are in use goes with the next request; this is for those that nobody asks for. Each lock has the time of an
-/// operation.
-async fn remove_claims(
-    statements: &Statements,
-    connection: &mut Connection,
-    after: u64,
-    timeout: Duration,
-) -> Result<Option<u64>> {
-    let read = |question| statements.lapsed_claims().bind(question).bind(after).bind(PAGE);
-    let rows = connection.numbered_rows(read).await?;
-    let mut last = after;
-    for row in &rows {
-        last = column(row, 1)?;
-        connection.set_bound(Bound::new(timeout));
-        connection.transact(|question| statements.order().clear(question, last), None).await?;
-    }
-    Ok((rows.len() >= usize::try_from(PAGE).unwrap_or(usize::MAX)).then_some(last))
+/// A random number below this one.
+fn below(id: u64) -> u64 {
+    let random =
+        Token::random().map_or(0, |token| token.as_bytes().iter().fold(0, |n, byte| n << 8 | u64::from(*byte)));
+    random % id.max(1)
 }

@@ -53,7 +53,7 @@ pub struct MySqlStore {
     pub(crate) queues: Arc<NamedLockQueues>,
     pub(crate) grants: Grants,
     pub(crate) ordered: order::Ordered,
-    sweeper: Sweeper,
+    sweeper: Arc<Sweeper>,
 }
 
 impl MySqlStore {
@@ -77,7 +77,6 @@ impl MySqlStore {
         for kind in [shared, permits, fifo, downgrades] {
             *kind = no_claims.is_none();
         }
-        store.sweeper.has_claims = no_claims.is_none();
         warnings.extend(no_claims);
         store.info.warnings = warnings.into();
         Ok(store)
@@ -134,7 +133,7 @@ impl MySqlStore {
             queues,
             grants: Grants::default(),
             ordered: order::Ordered::default(),
-            sweeper,
+            sweeper: Arc::new(sweeper),
         })
     }
 
@@ -161,7 +160,8 @@ impl MySqlStore {
     /// # Cancellation
     /// Some rows may have been removed.
     pub async fn remove_unused(&self, unused_for: Duration) -> Result<u64> {
-        self.sweeper.remove_unused(unused_for).await.map_err(|e| e.at("remove unused", None, &self.info.name))
+        let removed = self.sweeper.remove_unused(unused_for, self.info.capability.shared).await;
+        removed.map_err(|e| e.at("remove unused", None, &self.info.name))
     }
 
     async fn check(&self, config: &MySqlConfig) -> Result<Vec<String>> {
@@ -182,7 +182,7 @@ impl MySqlStore {
         if why.is_some() && config.create && schema::create_claims(&mut connection().await?, config).await? {
             why = schema::no_claims(&mut connection().await?, config).await?;
         }
-        Ok(why.map(|why| why.finding().in_words()))
+        Ok(why.map(|why| why.in_words()))
     }
 }
 
@@ -218,6 +218,11 @@ impl MySqlStore {
     pub(crate) async fn make_row(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<u64>> {
         let (done, _) = connection.execute(|_| self.statements.insert().bind(to_column(key)), None).await?;
         Ok(Some(done.last_insert_id()).filter(|_| done.rows_affected() > 0))
+    }
+
+    /// Has unused rows removed when it is time, after the row with this id was made.
+    pub(crate) fn sweep_after(&self, made: Option<u64>) {
+        made.into_iter().for_each(|id| self.sweeper.made_row(id, self.info.capability.shared));
     }
 
     pub(crate) async fn look(&self, connection: &mut Connection, key: &LockKey) -> Result<Option<row::LockRow>> {

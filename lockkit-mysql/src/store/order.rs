@@ -25,11 +25,10 @@ use crate::{
         connection::{Bound, Connection},
         pool::ConnectionClass,
     },
-    store::{MySqlStore, named_lock_queue, renew::CHUNK},
+    store::{MySqlStore, acquire, named_lock_queue, renew::CHUNK},
     wire::{
         error::{self, Sent},
         mode,
-        order::Take,
         row::column,
         settings,
         value::{LockedRow, MAX_FENCE, RenewalTerms},
@@ -98,19 +97,6 @@ pub(crate) fn is_ordered(request: &AcquireRequest) -> bool {
     request.claim.mode != Mode::Exclusive || request.order == Order::Fifo && request.from.is_none()
 }
 
-/// What a claim has.
-enum Has {
-    Lease(Hold),
-    /// Nothing but a place, if it is to have one.
-    Waits {
-        is_first: bool,
-        holder: Option<HolderInfo>,
-        left: Option<Duration>,
-    },
-    /// The lock has no row.
-    NoRow,
-}
-
 impl MySqlStore {
     /// Asks for a lease that is shared or has an order. A claim that waits has a place in the queue then.
     pub(super) async fn ask_in_order(&self, request: &AcquireRequest) -> Result<Attempt> {
@@ -150,83 +136,70 @@ impl MySqlStore {
         }
         // One that waits has a place, which it is to take the lock from.
         let may_be_alone = is_new || !waits;
-        let mut has = self.take_share(&mut connection, request, waits, may_be_alone).await?;
+        let mut attempt = self.take_share(&mut connection, request, waits, may_be_alone).await?;
         named_lock_queue::release(named_lock);
-        if matches!(has, Has::NoRow) && from.is_none() {
+        if attempt.is_none() && from.is_none() {
             let made = self.make_row(&mut connection, &request.claim.key).await?;
-            has = self.take_share(&mut connection, request, waits, may_be_alone).await?;
-            made.into_iter().for_each(|id| self.sweeper.made_row(id));
+            attempt = self.take_share(&mut connection, request, waits, may_be_alone).await?;
+            self.sweep_after(made);
         }
-        match has {
-            Has::Lease(hold) => {
-                if request.claim.mode == Mode::Exclusive {
-                    // Also after a try: others may have queued meanwhile.
-                    self.ordered.add(request.claim.token);
-                    self.grants.add(&hold);
-                } else {
-                    self.ordered.forget(&request.claim.token);
-                }
-                if let Some(from) = from {
-                    self.ordered.forget(from);
-                }
-                Ok(Attempt::Granted(hold))
+        if let Some(Attempt::Granted(hold)) = &attempt {
+            if request.claim.mode == Mode::Exclusive {
+                // Also after a try: others may have queued meanwhile.
+                self.ordered.add(request.claim.token);
+                self.grants.add(hold);
+            } else {
+                self.ordered.forget(&request.claim.token);
             }
-            Has::Waits { is_first, holder, left } => {
-                let again = if is_first { left.map_or(REFRESH, |left| left.min(REFRESH)) } else { REFRESH };
-                let retry_after = if waits { Some(again) } else { left };
-                Ok(Attempt::Contended(Contention { retry_after, holder, burnt: false }))
-            }
-            // It was removed twice in between; or there is no lease to be replaced.
-            Has::NoRow => {
-                Ok(Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), ..Contention::default() }))
+            if let Some(from) = from {
+                self.ordered.forget(from);
             }
         }
+        // The row was removed twice in between; or there is no lease to be replaced.
+        Ok(attempt.unwrap_or_else(|| acquire::contended(None)))
     }
 
     /// Prolongs the place of a claim. Gives the holder if there is nothing else to do: others wait before it, for a lock that is held.
     async fn keep_place(&self, connection: &mut Connection, request: &AcquireRequest) -> Result<Option<HolderInfo>> {
         let AcquireRequest { claim, fence, .. } = request;
-        let text = |question| self.statements.order().keep(question, claim, PLACE, fence.floor.get() + 1);
+        let text = |question| self.statements.keep_place(question, claim, PLACE, fence.floor.get() + 1);
         let rows = connection.transact(text, Some(claim.token)).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         let waits_behind = read::<u64>(row, 1)? > 0;
         Ok(if waits_behind { holder(row, 2)? } else { None })
     }
 
-    /// Takes the lock for the claim alone, if it may be shared and nobody has it or waits for it; else by a transaction.
+    /// Takes the lock for the claim alone, if it may be shared and nobody has it or waits for it; else by a transaction. `None` if the lock
+    /// has no row.
     async fn take_share(
         &self,
         connection: &mut Connection,
         request: &AcquireRequest,
         waits: bool,
         may_be_alone: bool,
-    ) -> Result<Has> {
+    ) -> Result<Option<Attempt>> {
         if may_be_alone
             && request.from.is_none()
             && let Some(holder) = mode::alone(request.claim.mode, request.holder.as_str())
             && let Some(hold) = self.take_row(connection, request, self.statements.acquire_alone(), &holder).await?
         {
-            return Ok(Has::Lease(hold));
+            return Ok(Some(Attempt::Granted(hold)));
         }
         self.take_in_order(connection, request, waits).await
     }
 
-    async fn take_in_order(&self, connection: &mut Connection, request: &AcquireRequest, waits: bool) -> Result<Has> {
-        let take = Take {
-            claim: &request.claim,
-            ttl: request.ttl,
-            span: request.fence.span,
-            least: request.fence.floor.get() + 1,
-            holder: &request.holder,
-            place: waits.then_some(PLACE),
-            from: request.from.as_ref(),
-        };
+    async fn take_in_order(
+        &self,
+        connection: &mut Connection,
+        request: &AcquireRequest,
+        waits: bool,
+    ) -> Result<Option<Attempt>> {
         let sent = self.info.clock.now();
-        let text = |question| self.statements.order().take(question, &take);
+        let text = |question| self.statements.take_in_order(question, request, waits.then_some(PLACE));
         let rows = still_writable(connection.transact(text, Some(request.claim.token)).await?)?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         if read::<Option<u64>>(row, 1)?.is_none() {
-            return Ok(Has::NoRow);
+            return Ok(None);
         }
         if read::<u64>(row, 2)? > 0 {
             return Err(Error::invalid("the semaphore has another number of permits"));
@@ -234,7 +207,10 @@ impl MySqlStore {
         if !matches!(read::<u64>(row, 3)?, 1 | 2) {
             let left =
                 read::<Option<i64>>(row, 9)?.and_then(|left| u64::try_from(left).ok()).map(Duration::from_micros);
-            return Ok(Has::Waits { is_first: read::<u64>(row, 7)? > 0, holder: holder(row, 8)?, left });
+            let is_first = read::<u64>(row, 7)? > 0;
+            let again = if is_first { left.map_or(REFRESH, |left| left.min(REFRESH)) } else { REFRESH };
+            let retry_after = if waits { Some(again) } else { left };
+            return Ok(Some(Attempt::Contended(Contention { retry_after, holder: holder(row, 8)?, burnt: false })));
         }
         let hold = hold(row, 4, &request.claim, sent + request.ttl)?;
         if hold.fence.get() >= MAX_FENCE {
@@ -247,14 +223,14 @@ impl MySqlStore {
             let message = "the claim has a lease already, with a fence that is not above the one asked for";
             return Err(Error::new(ErrorKind::Unexpected, message).unknown_effect());
         }
-        Ok(Has::Lease(hold))
+        Ok(Some(Attempt::Granted(hold)))
     }
 
     /// Ends such a lease, or gives up its place; grants the lock to the next in the queue.
     pub(super) async fn release_in_order(&self, claim: &Claim, bound: Bound) -> Result<Release> {
         self.pool.settled(&claim.token, bound).await?;
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
-        let text = |question| self.statements.order().end(question, claim);
+        let text = |question| self.statements.end_in_order(question, claim);
         let rows = connection.transact(text, None).await?;
         let [row] = &rows[..] else { return Err(error::odd_reply(Sent::Yes)) };
         let release = match (read::<u64>(row, 1)?, read::<u64>(row, 2)?) {
@@ -285,7 +261,7 @@ impl MySqlStore {
         }
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let sent = self.info.clock.now();
-        let text = |question| self.statements.order().renew(question, &shares, terms, locked);
+        let text = |question| self.statements.renew_shares(question, &shares, terms, locked);
         let rows = still_writable(connection.transact(text, None).await?)?;
         let read = rows
             .iter()

@@ -1,6 +1,6 @@
 //! Making the table, checking it, and bringing an older shape of it forward.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use lockkit_core::{Error, ErrorKind, Finding, Result};
 
@@ -30,19 +30,17 @@ const CHANGE_WITHIN: Duration = Duration::from_secs(600);
 /// `InvalidInput` for a wrong configuration; `Denied` if the user may not make tables; else when the server can't be
 /// asked.
 pub async fn create(config: &MySqlConfig) -> Result<()> {
-    let mut session = SchemaConnection::open(config).await?;
-    let connection = &mut session.connection;
+    let mut connection = open(config).await?;
     let made = async {
-        create_if_missing(connection, config).await?;
+        create_if_missing(&mut connection, config).await?;
         // A user without the right to make tables may have both.
-        let is_missing = read(connection, &of_claims(&config.table)).await?.is_missing();
+        let is_missing = read(&mut connection, &of_claims(&config.table)).await?.is_missing();
         if let (true, Ok(ddl)) = (is_missing, claims_ddl(&config.table)) {
-            change(connection, &ddl).await?;
+            change(&mut connection, &ddl).await?;
         }
         Ok(())
     };
-    let made = made.await;
-    made.map_err(|e| session.at("create table", e))
+    made.await.map_err(failed(config, "create table"))
 }
 
 /// Checks that the table is there and as lockkit needs it.
@@ -50,9 +48,7 @@ pub async fn create(config: &MySqlConfig) -> Result<()> {
 /// # Errors
 /// [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if not, with the statement that makes the table; else when the server can't be asked.
 pub async fn check(config: &MySqlConfig) -> Result<()> {
-    let mut session = SchemaConnection::open(config).await?;
-    let checked = check_table(&mut session.connection, config).await;
-    checked.map_err(|e| session.at("check table", e))
+    check_table(&mut open(config).await?, config).await.map_err(failed(config, "check table"))
 }
 
 /// Brings a table of the classic shape (`id, resource_name, node_info, count, create_time, update_time`, where a row is
@@ -67,31 +63,23 @@ pub async fn check(config: &MySqlConfig) -> Result<()> {
 /// [`Misconfigured`](lockkit_core::ErrorKind::Misconfigured) if the table is missing or of some other shape; others as the server says, such as that a
 /// name is in it twice.
 pub async fn upgrade(config: &MySqlConfig) -> Result<bool> {
-    let mut session = SchemaConnection::open(config).await?;
-    let upgraded = upgrade_table(&mut session.connection, config).await;
-    upgraded.map_err(|e| session.at("upgrade table", e))
+    upgrade_table(&mut open(config).await?, config).await.map_err(failed(config, "upgrade table"))
 }
 
-struct SchemaConnection {
-    connection: Connection,
-    name: Arc<str>,
-}
-
-impl SchemaConnection {
-    async fn open(config: &MySqlConfig) -> Result<Self> {
-        config.check()?;
-        let name: Arc<str> = config.display_name().into();
-        let pool = Pool::new(config, Replicas::Refused);
+async fn open(config: &MySqlConfig) -> Result<Connection> {
+    config.check()?;
+    let pool = Pool::new(config, Replicas::Refused);
+    let connect = async {
         // Connecting keeps to the bound of an operation; what is done then may take longer.
-        let probe = pool.first_connection(config, Bound::new(config.timeout)).await;
-        drop(probe.map_err(|e| e.at("connect", None, &name))?);
-        let connection = pool.connection(ConnectionClass::Common, Bound::new(CHANGE_WITHIN)).await;
-        Ok(Self { connection: connection.map_err(|e| e.at("connect", None, &name))?, name })
-    }
+        drop(pool.first_connection(config, Bound::new(config.timeout)).await?);
+        pool.connection(ConnectionClass::Common, Bound::new(CHANGE_WITHIN)).await
+    };
+    connect.await.map_err(failed(config, "connect"))
+}
 
-    fn at(&self, operation: &'static str, error: Error) -> Error {
-        error.at(operation, None, &self.name)
-    }
+fn failed(config: &MySqlConfig, operation: &'static str) -> impl Fn(Error) -> Error {
+    let name = config.display_name().into();
+    move |e| e.at(operation, None, &name)
 }
 
 pub(crate) async fn create_if_missing(connection: &mut Connection, config: &MySqlConfig) -> Result<()> {
@@ -114,49 +102,6 @@ pub(crate) async fn examine(connection: &mut Connection, config: &MySqlConfig) -
     Ok(findings)
 }
 
-/// Why a store does without claims.
-pub(crate) enum NoClaims {
-    /// The name of the first table leaves no room for that of the second one.
-    Name,
-    Missing {
-        ddl: String,
-    },
-    Wrong {
-        faults: Vec<String>,
-        ddl: String,
-    },
-    /// The server refuses what it takes, which is mostly because of the user's rights.
-    Refused {
-        why: String,
-    },
-}
-
-impl NoClaims {
-    /// What it means, and what to do.
-    pub(crate) fn finding(&self) -> Finding {
-        let (why, advice) = match self {
-            Self::Name => (
-                "the name of the table has more than 58 characters".to_owned(),
-                "name a table by a shorter one".to_owned(),
-            ),
-            Self::Missing { ddl } => (
-                "the table of claims is missing, or hidden from this user".to_owned(),
-                format!("it is made by `lockkit init`, by the option create=true, or by: {ddl}"),
-            ),
-            Self::Wrong { faults, ddl } => (
-                format!("the table of claims is not as lockkit needs it ({})", faults.join(", ")),
-                format!("while no lock is shared or waited for, drop it and make it anew: {ddl}"),
-            ),
-            Self::Refused { why } => (
-                format!("the server refuses the use of the table of claims ({why})"),
-                "GRANT SELECT, INSERT, UPDATE, DELETE on it to the user".to_owned(),
-            ),
-        };
-        let summary = format!("no shared locks, no permits and no order among waiters: {why}");
-        Finding::warning("claims", summary, advice)
-    }
-}
-
 /// Makes the table of claims; says whether it did, for the server may refuse.
 pub(crate) async fn create_claims(connection: &mut Connection, config: &MySqlConfig) -> Result<bool> {
     let Ok(ddl) = claims_ddl(&config.table) else { return Ok(false) };
@@ -167,20 +112,31 @@ pub(crate) async fn create_claims(connection: &mut Connection, config: &MySqlCon
     }
 }
 
-/// Why there can be no claims; `None` if there can.
-pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Option<NoClaims>> {
-    let Ok(ddl) = claims_ddl(&config.table) else { return Ok(Some(NoClaims::Name)) };
+/// Why there can be no claims, and what to do; `None` if there can.
+pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig) -> Result<Option<Finding>> {
+    let because = |why: &str, advice: String| {
+        let summary = format!("no shared locks, no permits and no order among waiters: {why}");
+        Ok(Some(Finding::warning("claims", summary, advice)))
+    };
+    let Ok(ddl) = claims_ddl(&config.table) else {
+        return because(
+            "the name of the table has more than 58 characters",
+            "name a table by a shorter one".to_owned(),
+        );
+    };
     let name = of_claims(&config.table);
     let mut table = read(connection, &name).await?;
     if !table.faults_of_claims().is_empty() && can_be_read(connection, &name).await? {
         table = read(connection, &name).await?;
     }
     if table.is_missing() {
-        return Ok(Some(NoClaims::Missing { ddl }));
+        let advice = format!("it is made by `lockkit init`, by the option create=true, or by: {ddl}");
+        return because("the table of claims is missing, or hidden from this user", advice);
     }
     let faults = table.faults_of_claims();
     if !faults.is_empty() {
-        return Ok(Some(NoClaims::Wrong { faults, ddl }));
+        let why = format!("the table of claims is not as lockkit needs it ({})", faults.join(", "));
+        return because(&why, format!("while no lock is shared or waited for, drop it and make it anew: {ddl}"));
     }
     // Nothing of this is done, but it takes the rights to do it.
     let name = quoted_table(&name)?;
@@ -190,8 +146,10 @@ pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig)
     );
     match connection.run_text(all).await {
         Ok(_) => Ok(None),
+        // Mostly because of the user's rights.
         Err(refused) if error::is_lasting_refusal(&refused) => {
-            Ok(Some(NoClaims::Refused { why: refused.message().to_owned() }))
+            let why = format!("the server refuses the use of the table of claims ({})", refused.message());
+            because(&why, "GRANT SELECT, INSERT, UPDATE, DELETE on it to the user".to_owned())
         }
         Err(failed) => Err(failed),
     }

@@ -24,12 +24,13 @@
 
 use std::time::Duration;
 
-use lockkit_core::{Claim, HolderInfo, LockKey, Token};
+use lockkit_core::{AcquireRequest, Claim, LockKey, Token};
 
 use crate::wire::{
     mode::{ALONE, DIGITS, EXCLUSIVE, GATE, PERMIT, PERMITS, READERS, SHARED, columns},
     name::to_column,
     settings::WRITABLE,
+    statements::Statements,
     value::{LockedRow, Question, RenewalTerms, literal, microseconds},
 };
 
@@ -41,40 +42,28 @@ const NOW: &str = "CAST(@now AS DATETIME(6))";
 const BEGIN: &str = "SET SESSION wait_timeout = 2; START TRANSACTION; ";
 const COMMIT: &str = "COMMIT AND NO CHAIN NO RELEASE; SET SESSION wait_timeout = DEFAULT";
 
-/// Texts on one table and the table of its claims, both quoted.
-pub(crate) struct OrderStatements<'a> {
-    pub(crate) locks: &'a str,
-    pub(crate) claims: &'a str,
-}
-
-/// What a claim asks for.
-pub(crate) struct Take<'a> {
-    pub(crate) claim: &'a Claim,
-    pub(crate) ttl: Duration,
-    pub(crate) span: u32,
-    /// The least fence.
-    pub(crate) least: u64,
-    pub(crate) holder: &'a HolderInfo,
-    /// How long it keeps its place in the queue; `None` if it does not wait.
-    pub(crate) place: Option<Duration>,
-    /// The exclusive lease in whose place it is to take the lock, before all that wait.
-    pub(crate) from: Option<&'a Token>,
-}
-
-impl OrderStatements<'_> {
+impl Statements {
     /// Takes a lock, or a place in its queue. The answer is one row before the [last](commit): the question, the lock's id or NULL if it has no row, whether
     /// another limit is in use, what the claim has (0 nothing, 1 the lock alone, 2 a share, 3 a place), fence, span, depth;
     /// whether it is the first in the queue; who has the lock, if anybody, and in how many µs that may change.
-    pub(crate) fn take(&self, question: Question, take: &Take<'_>) -> String {
-        let (locks, claims) = (self.locks, self.claims);
-        let (mode, limit) = columns(take.claim.mode);
-        let (me, ttl) = (token(&take.claim.token), microseconds(take.ttl));
-        let (place, waits) = (take.place.map_or(0, microseconds), take.place.is_some());
-        let (span, least) = (take.span, take.least);
-        let holder = text(take.holder.as_str());
+    ///
+    /// One that waits keeps its place for so long. One that is to take the lock in the place of an exclusive lease goes before all that wait.
+    pub(crate) fn take_in_order(
+        &self,
+        question: Question,
+        request: &AcquireRequest,
+        place: Option<Duration>,
+    ) -> String {
+        let Self { table: locks, claims } = self;
+        let AcquireRequest { claim, ttl, fence, holder, from, .. } = request;
+        let (mode, limit) = columns(claim.mode);
+        let (me, ttl) = (token(&claim.token), microseconds(*ttl));
+        let (place, waits) = (place.map_or(0, microseconds), place.is_some());
+        let (span, least) = (fence.span, fence.floor.get() + 1);
+        let holder = text(holder.as_str());
         let ends = format!("{NOW} + INTERVAL {ttl} MICROSECOND");
         let keeps = format!("{NOW} + INTERVAL {place} MICROSECOND");
-        let mut sql = self.enter(&take.claim.key);
+        let mut sql = self.enter(&claim.key);
         // It may have the lock, by this claim.
         sql += &format!(
             "SET @mine = @live AND COALESCE(@owner = {me}, 0); \
@@ -90,7 +79,7 @@ impl OrderStatements<'_> {
                  SET @asks = IF(@other, NULL, @asks); "
             );
         }
-        if let Some(from) = take.from {
+        if let Some(from) = from {
             // The lock is as good as free, for this claim and for those that are let in beside it.
             sql += &format!(
                 "SET @asks = IF(@live AND COALESCE(@owner = {}, 0), @asks, NULL); SET @kind = IF(@asks IS NULL, @kind, NULL); ",
@@ -98,7 +87,7 @@ impl OrderStatements<'_> {
             );
         }
         let behind = format!("GREATEST(CAST(COALESCE(@last_place, 0) AS UNSIGNED) + 1, {NOW_US})");
-        let at = if take.from.is_some() { "1" } else { &behind };
+        let at = if from.is_some() { "1" } else { &behind };
         sql += &format!(
             "SELECT MAX(place) INTO @last_place FROM {claims} WHERE lock_id = @asks; \
              INSERT INTO {claims} (lock_id, token, place, mode, permits, fence, span, `count`, ttl, expires, kept, node_info) \
@@ -129,8 +118,8 @@ impl OrderStatements<'_> {
 
     /// Prolongs the place of a claim in the queue. It may have come to ask for a higher fence. The answer is one row: the question; whether it waits behind others, for a lock
     /// that somebody has, so that there is nothing else to do; the holder, if there is one. Without a row of the lock the id is 0, which none has.
-    pub(crate) fn keep(&self, question: Question, claim: &Claim, place: Duration, least: u64) -> String {
-        let (locks, claims) = (self.locks, self.claims);
+    pub(crate) fn keep_place(&self, question: Question, claim: &Claim, place: Duration, least: u64) -> String {
+        let Self { table: locks, claims } = self;
         let (me, place) = (token(&claim.token), microseconds(place));
         let name = literal(to_column(&claim.key));
         format!(
@@ -146,8 +135,8 @@ impl OrderStatements<'_> {
     }
 
     /// Ends a claim, whatever it has. The answer is one row: the question, whether it had the lock, whether another has it.
-    pub(crate) fn end(&self, question: Question, claim: &Claim) -> String {
-        let (locks, claims) = (self.locks, self.claims);
+    pub(crate) fn end_in_order(&self, question: Question, claim: &Claim) -> String {
+        let Self { table: locks, claims } = self;
         let (me, delete) = (token(&claim.token), self.delete());
         let mut sql = self.enter(&claim.key);
         sql += &format!(
@@ -175,7 +164,7 @@ impl OrderStatements<'_> {
     ///
     /// Of several locks none may be waited for: those who have the row of one lock may not wait for another one's while they keep
     /// claims from others.
-    pub(crate) fn renew(
+    pub(crate) fn renew_shares(
         &self,
         question: Question,
         shares: &[(&LockKey, Vec<Token>)],
@@ -183,7 +172,7 @@ impl OrderStatements<'_> {
         locked: LockedRow,
     ) -> String {
         debug_assert!(shares.len() == 1 || locked == LockedRow::PassedOver);
-        let (locks, claims) = (self.locks, self.claims);
+        let Self { table: locks, claims } = self;
         let ends = format!("{NOW} + INTERVAL {} MICROSECOND", terms.ttl);
         let depth = terms.depth.map_or(String::new(), |depth| format!(", `count` = {depth}"));
         let holder = terms.holder.as_ref().map_or(String::new(), |holder| format!(", node_info = {}", text(holder)));
@@ -211,7 +200,7 @@ impl OrderStatements<'_> {
 
     /// Removes what has long lapsed of a lock's claims, but for rows that somebody has locked. The answer is the question.
     pub(crate) fn clear(&self, question: Question, lock: u64) -> String {
-        let claims = self.claims;
+        let claims = &self.claims;
         format!(
             "DELETE gone FROM (SELECT token AS who FROM {claims} FORCE INDEX (PRIMARY) WHERE lock_id = {lock} + {WRITABLE} AND {LAPSED} LIMIT {CLEARED} \
              FOR UPDATE SKIP LOCKED) AS old STRAIGHT_JOIN {claims} AS gone FORCE INDEX (PRIMARY) \
@@ -221,7 +210,7 @@ impl OrderStatements<'_> {
 
     /// Locks the row of a lock, and notes how it is held.
     fn lock(&self, key: &LockKey, locked: LockedRow) -> String {
-        let locks = self.locks;
+        let locks = &self.table;
         let name = literal(to_column(key));
         let skip = if locked == LockedRow::PassedOver { " SKIP LOCKED" } else { "" };
         // That there is such a mark is seen by the number of the character: some collations take it for nothing at all, and each holder
@@ -242,7 +231,7 @@ impl OrderStatements<'_> {
     /// Makes a claim of the lease of one who has the lock alone, and a gate of the row. Claims that share it already are what is left of
     /// leases that are over: else the row would be a gate.
     fn join(&self) -> String {
-        let (locks, claims, delete) = (self.locks, self.claims, self.delete());
+        let (Self { table: locks, claims }, delete) = (self, self.delete());
         let (limit, name) = (format!("CAST(SUBSTRING(@info, 2, {DIGITS}) AS UNSIGNED)"), DIGITS + 2);
         format!(
             "{delete} WHERE c.lock_id = @lone AND (c.place = 0 OR c.token = @owner); \
@@ -257,7 +246,7 @@ impl OrderStatements<'_> {
     /// The same as [`lock`](Self::lock), and removes what has lapsed, and what is left of those whose lock was taken from them. Mostly there is nothing: to
     /// look for it locks nothing.
     fn enter(&self, key: &LockKey) -> String {
-        let (claims, delete) = (self.claims, self.delete());
+        let (claims, delete) = (&self.claims, self.delete());
         format!(
             "{BEGIN}{} \
              SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @left = 0; \
@@ -288,7 +277,7 @@ impl OrderStatements<'_> {
 
     /// Grants the lock to those in front of the queue, as far as there is room, until this moment.
     fn serve(&self, until: &str) -> String {
-        let (locks, claims) = (self.locks, self.claims);
+        let Self { table: locks, claims } = self;
         // Those in front, with their numbers.
         let front = format!(
             "(SELECT f.*, ROW_NUMBER() OVER (ORDER BY place) AS number \
@@ -363,7 +352,7 @@ fn text(text: &str) -> String {
 mod tests {
     use std::num::NonZeroU32;
 
-    use lockkit_core::Mode;
+    use lockkit_core::{FenceRequest, HolderInfo, Mode, Order};
 
     use super::*;
 
@@ -380,22 +369,23 @@ mod tests {
 
     #[test]
     fn no_value_reads_what_its_own_set_assigns() {
-        let statements = OrderStatements { locks: "`l`", claims: "`c`" };
+        let statements = Statements::new("`l`".to_owned(), Some("`c`".to_owned()));
         let key = LockKey::new("k").unwrap();
         let claim = |mode| Claim { key: key.clone(), token: Token::random().unwrap(), mode };
-        let (holder, from) = (HolderInfo::new("h"), Token::random().unwrap());
+        let (fence, from) = (FenceRequest::default(), Token::random().unwrap());
         let mut texts = Vec::new();
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Permit { limit: NonZeroU32::MIN }] {
             let claim = claim(mode);
-            for (place, from) in [(None, Some(&from)), (None, None), (Some(Duration::from_secs(6)), None)] {
-                let ttl = Duration::from_secs(1);
-                let take = Take { claim: &claim, ttl, span: 1, least: 1, holder: &holder, place, from };
-                texts.push(statements.take(1, &take));
+            for (place, from) in [(None, Some(from)), (None, None), (Some(Duration::from_secs(6)), None)] {
+                let (claim, holder, ttl) = (claim.clone(), HolderInfo::new("h"), Duration::from_secs(1));
+                let request = AcquireRequest { claim, ttl, wait: ttl, order: Order::Fifo, fence, holder, from };
+                texts.push(statements.take_in_order(1, &request, place));
             }
-            texts.extend([statements.keep(1, &claim, Duration::from_secs(6), 1), statements.end(1, &claim)]);
+            texts.push(statements.keep_place(1, &claim, Duration::from_secs(6), 1));
+            texts.push(statements.end_in_order(1, &claim));
         }
         let terms = RenewalTerms { ttl: 1, depth: Some(1), floor: 0, holder: Some("h".to_owned()) };
-        texts.push(statements.renew(1, &[(&key, vec![from])], &terms, LockedRow::Awaited));
+        texts.push(statements.renew_shares(1, &[(&key, vec![from])], &terms, LockedRow::Awaited));
         let mut lists = 0;
         for list in texts.iter().flat_map(|text| text.split(';')).filter_map(|part| part.trim().strip_prefix("SET @")) {
             let list = format!("@{list}");

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
 use crate::wire::{
     mode::GATE,
-    order::{LAPSED, OrderStatements},
+    order::LAPSED,
     settings::WRITABLE,
     value::{Question, literal},
 };
@@ -25,12 +25,12 @@ pub(crate) type Statement<'q> = Query<'q, sqlx::MySql, MySqlArguments>;
 /// that there must be few of them; a list is filled up by repeating its last name.
 const SIZES: [usize; 4] = [1, 8, 64, 512];
 
-/// The statements on one table.
+/// The statements on one table. The transactions on its claims are in [`order`](crate::wire::order).
 pub(crate) struct Statements {
     /// The table's name, quoted.
     pub(crate) table: String,
     /// The name of the table of claims, quoted; empty if it can have none.
-    claims: String,
+    pub(super) claims: String,
 }
 
 /// Brings the number of the question back, as the first column of a row or as the insert id. Argument: the number.
@@ -223,11 +223,6 @@ impl Statements {
             number_of_primary(),
             self.claims
         ))
-    }
-
-    /// The transactions on claims.
-    pub(crate) fn order(&self) -> OrderStatements<'_> {
-        OrderStatements { locks: &self.table, claims: &self.claims }
     }
 
     /// Reads ids, and of rows that are long unused also the names. Arguments: the question, since when in µs, whether also those
