@@ -14,7 +14,7 @@ use crate::{
     },
     store::{
         MySqlStore,
-        named_lock_queue::{self, NamedLock, QueueTurn, WaitOutcome},
+        named_lock_queue::{NamedLock, QueueTurn, WaitOutcome},
         order, renew,
     },
     wire::{
@@ -88,7 +88,7 @@ impl MySqlStore {
         let named_lock = self.before_replacing(&request.claim.key, from, bound).await?;
         let mut connection = self.pool.connection(ConnectionClass::Reserved, bound).await?;
         let taken = self.take(&mut connection, request).await?;
-        named_lock_queue::release(named_lock);
+        drop(named_lock);
         let attempt = match taken {
             Some(hold) => Attempt::Granted(hold),
             None => {

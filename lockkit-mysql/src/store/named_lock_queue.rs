@@ -93,7 +93,7 @@ pub(super) enum QueueState {
     Has(NamedLock, Option<Token>, Instant),
 }
 
-/// A named lock that this store has. Dropping it hangs up, which releases it.
+/// A named lock that this store has. Dropping it releases it.
 pub(crate) struct NamedLock {
     name: String,
     timeout: Duration,
@@ -153,8 +153,7 @@ impl NamedLockQueues {
         Some(QueueTurn { queues: self, key, named_lock, done: false })
     }
 
-    /// The named lock of a claim that is being released, or is lost. To be [released](release) once the row is free;
-    /// dropping it releases it too.
+    /// The named lock of a claim that is being released, or is lost. To be dropped once the row is free.
     pub(crate) fn named_lock_of(&self, key: &LockKey, token: &Token) -> Option<NamedLock> {
         let mut known = unpoisoned(&self.known);
         let queue = known.get_or_make(key)?;
@@ -326,41 +325,25 @@ pub(super) fn end_of_lease(ttl: Duration) -> Instant {
     Instant::now() + ttl
 }
 
-/// Releases a named lock, if there is one.
-pub(crate) fn release(named_lock: Option<NamedLock>) {
-    if let Some(named_lock) = named_lock {
-        named_lock.release();
-    }
-}
-
-impl NamedLock {
+impl Drop for NamedLock {
     /// Releases it: this is sent here and now, and the answer is awaited in the background. On another runtime than that of its
     /// connection, which nobody may drive, it hangs up.
-    pub(super) fn release(mut self) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        if self.connection.as_ref().is_none_or(|connection| !connection.is_of(runtime.id())) {
-            return;
-        }
+    fn drop(&mut self) {
+        let Some(mut connection) = self.connection.take() else { return };
+        let here = Handle::try_current().ok().filter(|runtime| connection.is_of(runtime.id()));
+        let Some(runtime) = here else { return connection.hang_up() };
+        connection.set_bound(Bound::new(self.timeout));
+        let name = mem::take(&mut self.name);
         let mut releasing = Box::pin(async move {
-            let Some(connection) = &mut self.connection else { return };
-            connection.set_bound(Bound::new(self.timeout));
-            // Only a connection that is known to have no named lock any more may be used again.
-            let release = |question| statements::release_named_lock(question, &self.name);
-            if connection.transact(release, None).await.is_ok() {
-                drop(self.connection.take());
+            let release = |question| statements::release_named_lock(question, &name);
+            if connection.transact(release, None).await.is_err() {
+                // Only a connection that is known to have no named lock any more may be used again.
+                connection.close_if_answered();
             }
         });
         // The caller may be all that this runtime is driven for, so that the task does not begin.
         if releasing.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
             runtime.spawn(releasing);
-        }
-    }
-}
-
-impl Drop for NamedLock {
-    fn drop(&mut self) {
-        if let Some(connection) = &mut self.connection {
-            connection.hang_up();
         }
     }
 }

@@ -64,9 +64,7 @@ impl NamedLockQueues {
         // In one step with the look: a named lock that is kept from now on starts a new task, or has this one look again.
         known.watched = next;
         drop(known);
-        for named_lock in lapsed {
-            named_lock.release();
-        }
+        drop(lapsed);
         next
     }
 }

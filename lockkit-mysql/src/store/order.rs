@@ -25,7 +25,7 @@ use crate::{
         connection::{Bound, Connection},
         pool::ConnectionClass,
     },
-    store::{MySqlStore, acquire, named_lock_queue, renew::CHUNK},
+    store::{MySqlStore, acquire, renew::CHUNK},
     wire::{
         error::{self, Sent},
         mode,
@@ -137,7 +137,7 @@ impl MySqlStore {
         // One that waits has a place, which it is to take the lock from.
         let may_be_alone = is_new || !waits;
         let mut attempt = self.take_share(&mut connection, request, waits, may_be_alone).await?;
-        named_lock_queue::release(named_lock);
+        drop(named_lock);
         if attempt.is_none() && from.is_none() {
             let made = self.make_row(&mut connection, &request.claim.key).await?;
             attempt = self.take_share(&mut connection, request, waits, may_be_alone).await?;

@@ -4,7 +4,7 @@ use lockkit_core::{Claim, Mode, Release, Result, store::Sent};
 
 use crate::{
     client::{connection::Bound, pool::ConnectionClass},
-    store::{MySqlStore, named_lock_queue},
+    store::MySqlStore,
     wire::{
         name::to_column,
         row::{LockRow, why_not},
@@ -32,7 +32,7 @@ pub(crate) async fn release(store: &MySqlStore, claim: &Claim) -> Result<Release
     let (done, question) = connection.execute(statement, None).await?;
     match done.rows_affected() {
         1 if value::is_answer(&done, question) => {
-            named_lock_queue::release(named_lock);
+            drop(named_lock);
             Ok(Release::Released { waiters: None })
         }
         0 if value::is_answer(&done, question) => {

@@ -21,7 +21,7 @@ use crate::{
         pool::ConnectionClass,
         raw::LONGEST_WAIT,
     },
-    store::{MySqlStore, inspect, named_lock_queue},
+    store::{MySqlStore, inspect},
     wire::{
         error::{self, Sent},
         name::to_column,
@@ -62,7 +62,7 @@ pub(crate) async fn renew(store: &MySqlStore, renewals: &[Renewal]) -> Vec<Resul
             // It will not be released.
             store.grants.forget(&claim.token);
             store.ordered.forget(&claim.token);
-            named_lock_queue::release(store.queues.named_lock_of(&claim.key, &claim.token));
+            drop(store.queues.named_lock_of(&claim.key, &claim.token));
         }
         answer
     };
