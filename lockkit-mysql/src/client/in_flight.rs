@@ -22,8 +22,8 @@ struct Statement {
     until: watch::Sender<Instant>,
 }
 
-/// A connection with such a statement: it is closed when this is dropped. The statement counts until it has ended, or its time is over,
-/// and **not until then**, for whoever awaits its end may go with a runtime, while the server goes on.
+/// A connection with such a statement, which is closed when this is dropped. **The statement counts on** until it has
+/// [ended](Self::closed), or its time is over: whoever awaits its end may go with a runtime, while the server goes on.
 #[derive(Debug)]
 pub(crate) struct Closing(Arc<Statement>);
 

@@ -126,7 +126,7 @@ impl MySqlStore {
         let made = self.make_row(&mut connection, &request.claim.key).await?;
         let attempt = match self.take(&mut connection, request).await? {
             Some(hold) => Attempt::Granted(hold),
-            None => contended(self.look_after(&mut connection, &request.claim.key).await?),
+            None => row::contended(self.look_after(&mut connection, &request.claim.key).await?),
         };
         self.sweep_after(made);
         Ok(attempt)
@@ -141,7 +141,7 @@ impl MySqlStore {
     ) -> Result<Attempt> {
         match found.as_ref().and_then(|lock| lock.lease.as_ref()) {
             Some(lease) if lease.is_of(&request.claim) => self.take_again(connection, request).await,
-            _ => Ok(contended(found)),
+            _ => Ok(row::contended(found)),
         }
     }
 
@@ -209,7 +209,7 @@ impl MySqlStore {
                     Err(renew::revived())
                 }
             }
-            found => Ok(contended(found)),
+            found => Ok(row::contended(found)),
         }
     }
 }
@@ -218,10 +218,4 @@ impl MySqlStore {
 /// without a number, such as the one that makes the row.
 fn is_sane(fence: u64, asked: &FenceRequest) -> bool {
     (asked.floor.get() + 1..MAX_FENCE).contains(&fence) && (asked.clock == FenceClock::Floor || fence > LEAST_TIME)
-}
-
-/// Another client has the lock; or had it then, and does not any more: then the retry is due at once.
-pub(super) fn contended(found: Option<row::LockRow>) -> Attempt {
-    let free = Contention { retry_after: Some(Duration::ZERO), ..Contention::default() };
-    Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, row::StoredLease::into_contention))
 }

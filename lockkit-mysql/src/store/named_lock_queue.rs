@@ -83,6 +83,7 @@ pub(super) struct NamedLockQueue {
     asked: Instant,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a store remembers a thousand at most")]
 pub(super) enum QueueState {
     /// No task of this store uses it.
     Unused,

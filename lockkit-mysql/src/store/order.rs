@@ -25,11 +25,11 @@ use crate::{
         connection::{Bound, Connection},
         pool::ConnectionClass,
     },
-    store::{MySqlStore, acquire, renew::CHUNK},
+    store::{MySqlStore, renew::CHUNK},
     wire::{
         error::{self, Sent},
         mode,
-        row::column,
+        row::{self, column},
         settings,
         value::{LockedRow, MAX_FENCE, RenewalTerms},
     },
@@ -156,7 +156,7 @@ impl MySqlStore {
             }
         }
         // The row was removed twice in between; or there is no lease to be replaced.
-        Ok(attempt.unwrap_or_else(|| acquire::contended(None)))
+        Ok(attempt.unwrap_or_else(|| row::contended(None)))
     }
 
     /// Prolongs the place of a claim. Gives the holder if there is nothing else to do: others wait before it, for a lock that is held.

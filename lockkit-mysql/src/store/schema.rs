@@ -135,8 +135,8 @@ pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig)
     }
     let faults = table.faults_of_claims();
     if !faults.is_empty() {
-        let why = format!("the table of claims is not as lockkit needs it ({})", faults.join(", "));
-        return because(&why, format!("while no lock is shared or waited for, drop it and make it anew: {ddl}"));
+        let fault = format!("the table of claims is not as lockkit needs it ({})", faults.join(", "));
+        return because(&fault, format!("while no lock is shared or waited for, drop it and make it anew: {ddl}"));
     }
     // Nothing of this is done, but it takes the rights to do it.
     let name = quoted_table(&name)?;
@@ -148,8 +148,8 @@ pub(crate) async fn no_claims(connection: &mut Connection, config: &MySqlConfig)
         Ok(_) => Ok(None),
         // Mostly because of the user's rights.
         Err(refused) if error::is_lasting_refusal(&refused) => {
-            let why = format!("the server refuses the use of the table of claims ({})", refused.message());
-            because(&why, "GRANT SELECT, INSERT, UPDATE, DELETE on it to the user".to_owned())
+            let fault = format!("the server refuses the use of the table of claims ({})", refused.message());
+            because(&fault, "GRANT SELECT, INSERT, UPDATE, DELETE on it to the user".to_owned())
         }
         Err(failed) => Err(failed),
     }

@@ -30,7 +30,7 @@ use crate::wire::{
     mode::{ALONE, DIGITS, EXCLUSIVE, GATE, PERMIT, PERMITS, READERS, SHARED, columns},
     name::to_column,
     settings::WRITABLE,
-    statements::Statements,
+    statements::{LAPSED, Statements},
     value::{LockedRow, Question, RenewalTerms, literal, microseconds},
 };
 
@@ -335,9 +335,7 @@ const NOW_US: &str = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CAST(@now AS
 /// that it gets a second.
 const ITS_END: &str = "CAST(@now AS DATETIME(6)) + INTERVAL GREATEST(ttl, 1000000) MICROSECOND, kept";
 
-/// A claim that is over for so long that nobody can mean it any more.
-pub(crate) const LAPSED: &str = "IF(place > 0, kept, expires) < UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE";
-/// So many of them are removed from one lock at a time.
+/// So many lapsed claims are removed from one lock at a time.
 const CLEARED: u32 = 1000;
 
 fn token(token: &Token) -> String {

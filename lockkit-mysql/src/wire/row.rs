@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lockkit_core::{
-    Claim, Contention, Fence, Hold, Holder, HolderInfo, KeyState, LockKey, LossReason, Mode, Moment, Result, Token,
-    Waiter,
+    Attempt, Claim, Contention, Fence, Hold, Holder, HolderInfo, KeyState, LockKey, LossReason, Mode, Moment, Result,
+    Token, Waiter,
 };
 use sqlx::{Row, mysql::MySqlRow};
 
@@ -172,6 +172,12 @@ fn share(row: &MySqlRow) -> Result<Option<Holder>> {
 /// One that waits, as [`Statements::queue`](crate::wire::statements::Statements::queue) reads it.
 pub(crate) fn waiter(row: &MySqlRow) -> Result<Waiter> {
     Ok(Waiter { info: HolderInfo::new(column(row, 3)?), mode: mode::mode(column(row, 1)?, column(row, 2)?) })
+}
+
+/// Another client has the lock; or had it then, and does not any more: then the retry is due at once.
+pub(crate) fn contended(found: Option<LockRow>) -> Attempt {
+    let free = Contention { retry_after: Some(Duration::ZERO), ..Contention::default() };
+    Attempt::Contended(found.and_then(|lock| lock.lease).map_or(free, StoredLease::into_contention))
 }
 
 /// Why a lease is not the claim's, given the lease that was found.

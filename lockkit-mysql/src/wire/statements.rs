@@ -13,7 +13,6 @@ use sqlx::{AssertSqlSafe, RawSql, mysql::MySqlArguments, query::Query};
 
 use crate::wire::{
     mode::GATE,
-    order::LAPSED,
     settings::WRITABLE,
     value::{Question, literal},
 };
@@ -370,6 +369,9 @@ pub(crate) const UNUSED: &str = "(expires IS NULL OR expires < UTC_TIMESTAMP(6))
      AND update_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND \
      AND fence_last < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) \
      AND (fence_last >= 1125899906842624 OR (fence_last = 0 AND ?))";
+
+/// A claim that is over for so long that nobody can mean it any more.
+pub(crate) const LAPSED: &str = "IF(place > 0, kept, expires) < UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE";
 
 fn list(item: &str, size: Size) -> String {
     vec![item; size.0].join(", ")
