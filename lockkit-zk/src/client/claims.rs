@@ -14,7 +14,8 @@ pub(crate) struct Claimed {
     pub(crate) watched: bool,
     /// Whether its release was asked for, so that a node of it may go at any time.
     pub(crate) releasing: bool,
-    /// Whether the node says what the grant says. It is not known while a write to it is not answered.
+    /// Whether the node says what the grant says, and before the grant what it said at first. It is not known while a write to it is not
+    /// answered, or what was written has not been granted.
     pub(crate) written: bool,
     /// Whether the lease was promised for longer than the session is sure to last by now.
     pub(crate) cut: bool,

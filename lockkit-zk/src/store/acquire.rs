@@ -191,9 +191,11 @@ impl<'a> Acquisition<'a> {
     /// The lock is ours. `record` is the lock's fence record, if that is known. `None` if another of those that hold it
     /// together changed the record, or our node is gone: then we look again.
     pub(super) async fn grant(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Attempt>> {
-        let granted = match self.session.claimed(self.token).map(|claimed| claimed.stage) {
+        let claimed = self.session.claimed(self.token);
+        let said = claimed.as_ref().is_some_and(|claimed| !claimed.written);
+        let granted = match claimed.map(|claimed| claimed.stage) {
             Some(Stage::Held(node, grant)) if node == queue.node => grant,
-            _ => match self.settle_fence(queue, record).await? {
+            _ => match self.settle_fence(queue, record, said).await? {
                 Some(grant) => grant,
                 None => return Ok(None),
             },
@@ -223,6 +225,8 @@ impl<'a> Acquisition<'a> {
         self.session.update(self.token, |claimed| {
             is_ours = !claimed.releasing;
             if is_ours {
+                // It says what was settled.
+                claimed.written |= matches!(claimed.stage, Stage::Queued(_));
                 claimed.stage = Stage::Held(node.clone(), granted);
             }
         });
@@ -230,8 +234,9 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Decides on the fences of the grant, and writes down what they take from the grants to come. `None` if that has to be
-    /// decided anew.
-    async fn settle_fence(&self, queue: &QueueView, record: Option<FenceRecord>) -> Result<Option<Grant>> {
+    /// decided anew. `said`: the node may say a fence already, since a call that came to nothing. It has to go on to, for who waits
+    /// behind it may look late.
+    async fn settle_fence(&self, queue: &QueueView, record: Option<FenceRecord>, said: bool) -> Result<Option<Grant>> {
         let request = &self.request.fence;
         let alone = self.request.claim.mode == Mode::Exclusive;
         let (record, version) = match record {
@@ -241,11 +246,12 @@ impl<'a> Acquisition<'a> {
         let (fence, write) = fence::grant(record, queue.node.czxid, request, alone)?;
         let holder = self.request.holder.clone();
         // Beside others the record may change as long as we hold, and then our fence would not follow from it.
-        let explicit = write.is_some() || (!alone && record != FenceRecord::NONE);
+        let explicit = write.is_some() || said || (!alone && record != FenceRecord::NONE);
         let grant = Grant { fence, span: request.span, depth: 1, explicit, holder };
         let node = queue.node.name.as_str();
         if let Some(record) = write {
             let own = (node, grant.value());
+            self.session.update(self.token, |claimed| claimed.written = false);
             return match self.session.write_fence_record(&self.lock, record, version, own, self.bound).await? {
                 true => Ok(Some(grant)),
                 false if alone => Err(overtaken()),

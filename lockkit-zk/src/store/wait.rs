@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::Pin,
+    pin::{Pin, pin},
     task::Poll,
 };
 
@@ -77,22 +77,23 @@ impl<'a> Acquisition<'a> {
         };
         let Some((data, watch)) = self.seen(watched).await? else { return Ok(Woken::Changed) };
         let is_next = own.is_some() && Value::parse(&data).is_none_or(|value| value.fence.is_none());
-        let own_changed = async {
+        let mut own_changed = pin!(async {
             match own {
                 Some(own) => changed(own).await,
                 None => std::future::pending().await,
             }
-        };
+        });
         let event = tokio::select! {
             biased;
-            _ = own_changed => return Ok(Woken::Changed),
+            _ = own_changed.as_mut() => return Ok(Woken::Changed),
             event = changed(watch) => event,
         };
         match event {
             None => Ok(Woken::Over),
             Some(EventType::NodeDeleted) if is_next => {
-                let reconnected = is_ready(states.changed());
-                Ok(if reconnected { Woken::Changed } else { Woken::Next })
+                // Both watches may have spoken since the own one was looked at above.
+                let is_stale = is_ready(own_changed) || is_ready(states.changed());
+                Ok(if is_stale { Woken::Changed } else { Woken::Next })
             }
             Some(_) => Ok(Woken::Changed),
         }

@@ -18,7 +18,11 @@ use lockkit_testkit::{
     servers::{ZooKeeperFlavor, ZooKeeperServer},
 };
 use lockkit_zk::{ZkConfig, ZkStore};
-use tokio::task::JoinHandle;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+    task::{JoinHandle, block_in_place},
+};
 use zookeeper_client::Client;
 
 pub(crate) const TTL: Duration = Duration::from_secs(4);
@@ -241,6 +245,27 @@ impl Resource {
         self.inside.fetch_sub(1, Ordering::SeqCst);
         self.uses.fetch_add(1, Ordering::SeqCst);
     }
+}
+
+/// Holds back the first reply with this text, and tells when it has come, until it is told to go on.
+pub(crate) fn pause_at(proxy: &Proxy, text: String) -> (Arc<Notify>, oneshot::Sender<()>) {
+    let (told, (go_on, goes_on)) = (Arc::new(Notify::new()), oneshot::channel::<()>());
+    let (tell, mut goes_on) = (Arc::clone(&told), Some(goes_on));
+    proxy.rewrite_replies(move |replies| {
+        if replies.windows(text.len()).any(|part| part == text.as_bytes())
+            && let Some(goes_on) = goes_on.take()
+        {
+            tell.notify_one();
+            block_in_place(|| Handle::current().block_on(goes_on)).expect("it goes on");
+        }
+        replies
+    });
+    (told, go_on)
+}
+
+/// What the names of the nodes of a claim begin with.
+pub(crate) fn node_of(claim: &Claim) -> String {
+    format!("_c_{}-", &claim.token.reveal()[..8])
 }
 
 /// Spoils the length of the next answer: the driver waits for the rest of it, and takes all that comes after it for that.

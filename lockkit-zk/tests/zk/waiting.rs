@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Attempt, LockStore, LossReason, Release};
+use lockkit_core::{AcquireRequest, Attempt, Fence, LockStore, LossReason, Release, Renewal, Renewed};
 use lockkit_testkit::faults::{Direction, Proxy};
 use lockkit_zk::ZkConfig;
 use tokio::{runtime::Handle, task::block_in_place};
@@ -266,4 +266,43 @@ async fn a_wait_ends_in_time_however_many_leave_meanwhile() {
     proxy.heal();
     granted(store.acquire(&asked).await.expect("acquire"));
     assert_eq!(children(&raw, "a").await, left);
+}
+
+/// The holder's first write of its fence gets no answer. The next one reads the queue before that, and looks at the holder's node when a
+/// nested hold was written there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_that_was_written_without_an_answer_is_known_to_the_next() {
+    let server = Server::start().await;
+    let first = server.store().await;
+    let (store, lossy) = server.proxied(Duration::from_secs(20)).await;
+    let slow = Proxy::start(server.0.addr()).await.expect("proxy");
+    let config = ZkConfig::new([slow.addr().to_string()]).session(Duration::from_secs(40));
+    let other = connect(config.timeout(Duration::from_secs(10))).await;
+    let (theirs, mine, next) = (claim("a"), claim("a"), claim("a"));
+    hold(&first, &theirs).await;
+    let mut asked = request(&mine, Duration::from_millis(20));
+    asked.fence.floor = Fence::new(1 << 52);
+    assert!(is_contended(&insist("queue", async || store.acquire(&asked).await).await));
+    free(&first, &theirs).await;
+
+    let (listed, go_on) = pause_at(&slow, node_of(&mine));
+    let waiting = AcquireRequest { ttl: Duration::from_secs(40), ..request(&next, Duration::from_secs(30)) };
+    let (waited, held) = tokio::join!(other.acquire(&waiting), async {
+        listed.notified().await;
+        lossy.drop_reply_after("~fence", 1);
+        store.acquire(&asked).await.expect_err("its reply was lost");
+        lossy.dropped().await;
+        let held = granted(insist("acquire", async || store.acquire(&asked).await).await);
+        let nested = [Renewal { claim: mine.clone(), ttl: TTL, depth: 2, fence_floor: None, holder: None }];
+        let renewed = insist("nest", async || store.renew(&nested).await.remove(0)).await;
+        assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+        go_on.send(()).expect("it is waited for");
+        // The holder's own watch, and those of the next one on that node and on its own.
+        let watches = async || server.0.word("wchp").await.expect("wchp").matches("0x").count();
+        eventually("it waits", async || watches().await == 3).await;
+        free(&store, &mine).await;
+        held
+    });
+    let waited = granted(waited.expect("acquire"));
+    assert!(waited.fence > held.fence, "{} after {}", waited.fence, held.fence);
 }
