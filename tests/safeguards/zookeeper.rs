@@ -188,6 +188,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-zk/zk::dropped::what_is_about_to_be_released_is_not_granted",
     },
     Safeguard {
+        name: "zk_fence_said",
+        does: "A holder whose node says its fence since a write that got no answer goes on to say it",
+        file: ACQUIRE,
+        code: "write.is_some() || «said» ||",
+        without: "false",
+        noticed_by: "lockkit-zk/zk::waiting::a_fence_that_was_written_without_an_answer_is_known_to_the_next",
+    },
+    Safeguard {
         name: "zk_wait",
         does: "A wait ends with the caller's time, whatever it is about to ask",
         file: WAIT,
@@ -215,7 +223,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "zk_window_said",
         does: "A holder that has its lock kept says so to who waits behind it",
         file: IN_PLACE,
-        code: "«all.add_set_data(&node, value.text().as_bytes(), None)»?;",
+        code: "«all.add_set_data(&node, value.text().as_bytes(), giver.seen)»?;",
         without: "Ok::<(), zk::Error>(())",
         noticed_by: "lockkit-zk/zk::windows::who_waits_for_the_holder_waits_for_the_window",
     },
@@ -234,6 +242,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if «name::mode(&node.name) != Mode::Exclusive» {",
         without: "false",
         noticed_by: "lockkit-zk/zk::downgrades::what_can_not_become_a_reader_is_refused",
+    },
+    Safeguard {
+        name: "zk_place_as_seen",
+        does: "The place of a lease is taken only as it was seen: its holder may raise the fences of the lock",
+        file: IN_PLACE,
+        code: "version, seen: «Some(stat.version)»",
+        without: "None",
+        noticed_by: "lockkit-zk/zk::downgrades::what_takes_the_place_of_a_lease_has_a_fence_above_what_that_raises_meanwhile",
     },
     Safeguard {
         name: "zk_place_of_a_writer",

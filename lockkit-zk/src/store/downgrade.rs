@@ -81,7 +81,7 @@ impl Downgrade<'_> {
             if let Some(answer) = self.again(&children).await? {
                 return Ok(answer);
             }
-            let Some(giver) = self.place.giver(&children).await? else { return self.refuse(&children).await };
+            let Some(giver) = self.place.giver(&children).await? else { return Ok(self.refuse(&children)) };
             if let Some(answer) = self.replace(&giver).await? {
                 return Ok(answer);
             }
@@ -170,9 +170,9 @@ impl Downgrade<'_> {
     }
 
     /// The writer does not have the lock, and the claim no node.
-    async fn refuse(&self, children: &[String]) -> Result<Attempt> {
+    fn refuse(&self, children: &[String]) -> Attempt {
         self.claim.session.claims().remove(self.claim.token);
-        self.place.refuse(children).await
+        self.place.refuse(children)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
         fence::{self, FenceRecord},
         name,
         queue::{self, Position},
-        value::{self, Value},
+        value::Value,
         window,
     },
 };
@@ -49,8 +49,8 @@ pub(super) struct Giver {
     record: FenceRecord,
     /// The version of the fence record's node, if there is one.
     version: Option<i32>,
-    /// Whether this is what the session knew, and nobody was asked.
-    is_guess: bool,
+    /// The version of its own node: whoever raises the fences of the lock writes to that, too. `None` for a guess, when nobody was asked.
+    seen: Option<i32>,
 }
 
 impl<'a> Replacement<'a> {
@@ -99,7 +99,7 @@ impl<'a> Replacement<'a> {
     /// The fence of the grant, and the record that is to be written with it, if it changes. `None` if that can't be decided by a guess.
     pub(super) fn fence(&self, giver: &Giver) -> Result<Option<(Fence, Option<FenceRecord>)>> {
         let (fence, write) = fence::in_place(giver.record, giver.czxid, giver.after, &self.request.fence)?;
-        Ok((!giver.is_guess || write.is_none()).then_some((fence, write)))
+        Ok((giver.seen.is_some() || write.is_none()).then_some((fence, write)))
     }
 
     /// Puts into a transaction that the lease ends, behind what takes its place. Servers show transactions step by step: so none of them
@@ -118,7 +118,7 @@ impl<'a> Replacement<'a> {
         // node, however late it is read.
         let node = format!("{}/{}", self.lock, giver.node);
         let value = Value { depth: 1, span: 1, fence: Some(fence), holder: self.request.holder.clone() };
-        all.add_set_data(&node, value.text().as_bytes(), None)?;
+        all.add_set_data(&node, value.text().as_bytes(), giver.seen)?;
         all.add_delete(&node, None)
     }
 
@@ -131,7 +131,7 @@ impl<'a> Replacement<'a> {
         }
         let after = grant.fence.offset(grant.span);
         let record = fence::offset_at(node.czxid, grant.fence).ok().filter(|_| !grant.explicit)?;
-        Some(Giver { node: node.name.clone(), czxid: node.czxid, after, record, version: None, is_guess: true })
+        Some(Giver { node: node.name.clone(), czxid: node.czxid, after, record, version: None, seen: None })
     }
 
     /// The lease as the servers know it; `None` if it does not have the lock.
@@ -150,35 +150,26 @@ impl<'a> Replacement<'a> {
         // Where those of the next node begin, its own have ended.
         let next = record.natural(stat.czxid.saturating_add(1)).unwrap_or(Fence::NONE);
         let after = match Value::parse(&data) {
-            // The fences of the lock may have been raised above it since.
+            // The fences of the lock may have been raised above it since. Then the record is written, as it was read, or made.
             Some(Value { fence: Some(fence), span, .. }) => fence.offset(span).max(next),
             Some(Value { span, .. }) => record.natural(stat.czxid).map_or(next, |fence| fence.offset(span)),
             // What others wrote into it says nothing of its fences.
             None => next,
         };
-        Ok(Some(Giver { node: node.to_owned(), czxid: stat.czxid, after, record, version, is_guess: false }))
+        Ok(Some(Giver { node: node.to_owned(), czxid: stat.czxid, after, record, version, seen: Some(stat.version) }))
     }
 
     /// Another has the lock, or nobody. The lease is over if it has no node. With one it may be a reader's, or a claim that waits.
-    pub(super) async fn refuse(&self, children: &[String]) -> Result<Attempt> {
-        let holder = match queue::contenders(children).first() {
-            None => self.session.records(&self.lock, children, self.bound).await?.pop().map(|r| r.window.holder),
-            Some(first) => {
-                let path = format!("{}/{first}", self.lock);
-                let read = self.session.read(self.bound, Box::pin(self.session.client.get_data(&path))).await;
-                let unread = || HolderInfo::new("");
-                Some(
-                    unless_gone(read)
-                        .map_err(|failure| lasting(&failure))?
-                        .map_or_else(unread, |(data, _)| value::holder(&data)),
-                )
-            }
-        };
+    ///
+    /// A holder is told of without a name: nobody asks for that.
+    pub(super) fn refuse(&self, children: &[String]) -> Attempt {
         match queue::of_claim(children, &name::protection(&self.from)).next() {
             None => self.is_over(),
             Some(_) => self.goes_on(),
         }
-        Ok(Attempt::Contended(Contention { retry_after: None, holder, burnt: false }))
+        let is_held = window::is_kept(children) || !queue::contenders(children).is_empty();
+        let holder = is_held.then(|| HolderInfo::new(""));
+        Attempt::Contended(Contention { holder, ..Contention::default() })
     }
 }
 

@@ -71,7 +71,7 @@ impl Keeping<'_> {
             if let Some(hold) = self.again(&children).await? {
                 return Ok(Attempt::Granted(hold));
             }
-            let Some(giver) = place.giver(&children).await? else { return place.refuse(&children).await };
+            let Some(giver) = place.giver(&children).await? else { return Ok(place.refuse(&children)) };
             let list = place.session.names.windows();
             place.session.make_directory(&list, place.bound).await.map_err(Error::unknown_effect)?;
             if let Some(hold) = self.replace(&giver).await? {

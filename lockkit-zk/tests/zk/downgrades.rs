@@ -6,8 +6,8 @@ use lockkit_core::{
     AcquireRequest, Attempt, Claim, Effect, ErrorKind, Fence, FenceClock, Hold, LockStore, LossReason, Mode, Release,
     Renewal, Renewed,
 };
-use lockkit_testkit::faults::Direction;
-use lockkit_zk::ZkStore;
+use lockkit_testkit::faults::{Direction, Proxy};
+use lockkit_zk::{ZkConfig, ZkStore};
 
 use crate::support::*;
 
@@ -218,4 +218,33 @@ async fn what_can_not_become_a_reader_is_refused() {
     assert_eq!(store.acquire(&permit).await.expect_err("refused").kind(), ErrorKind::Unsupported);
     assert!(matches!(renew(&store, &writer).await.expect("renew"), Renewed::Held(_)), "it is as it was");
     free(&store, &writer).await;
+}
+
+/// Another session asks, and has read the queue, or the holder's node, by then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_takes_the_place_of_a_lease_has_a_fence_above_what_that_raises_meanwhile() {
+    const PATIENCE: Duration = Duration::from_secs(40);
+    let server = Server::start().await;
+    let (store, proxy) = (server.store().await, Proxy::start(server.0.addr()).await.expect("proxy"));
+    let config = ZkConfig::new([proxy.addr().to_string()]).session(PATIENCE).timeout(PATIENCE / 4);
+    let other = connect(config).await;
+    for name in ["kept-1", "kept-2", "read-1", "read-2"] {
+        let holder = claim(name);
+        let held = hold(&store, &holder).await;
+        let asked = if name.starts_with("kept") { keeping(&holder, PATIENCE) } else { in_place_of(&holder) };
+        let asked = AcquireRequest { ttl: PATIENCE, ..asked };
+        let (seen, go_on) =
+            pause_at(&proxy, if name.ends_with('1') { node_of(&holder) } else { "lockkit:1:1:".to_owned() });
+        let raised = held.fence.offset(1_000_000);
+        let (next, ()) = tokio::join!(other.acquire(&asked), async {
+            seen.notified().await;
+            let renewal =
+                [Renewal { claim: holder.clone(), ttl: TTL, depth: 1, fence_floor: Some(raised), holder: None }];
+            let renewed = store.renew(&renewal).await.remove(0).expect("renew");
+            assert!(matches!(renewed, Renewed::Held(_)), "{renewed:?}");
+            go_on.send(()).expect("it is waited for");
+        });
+        let next = granted(next.expect("in place"));
+        assert!(next.fence > raised, "{name}: {} is not above {raised}", next.fence);
+    }
 }
