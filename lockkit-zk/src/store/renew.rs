@@ -14,7 +14,6 @@ use crate::{
         claims::{Claimed, Grant, Node, Stage},
         driver::Answer,
         session::Session,
-        sessions::Sessions,
         unwatched::Unwatched,
         watched::{Use, Watched, changed},
         znodes::overtaken,
@@ -40,13 +39,13 @@ pub(crate) async fn renew(store: &ZkStore, renewals: &[Renewal]) -> Vec<Result<R
         Err(e) => return renewals.iter().map(|renewal| without_session(store, &renewal.claim, &e)).collect(),
     };
     let asked = session.now();
-    let plans: Vec<_> = renewals.iter().map(|renewal| PendingRenewal::new(&session, store, renewal)).collect();
+    let plans: Vec<_> = renewals.iter().map(|renewal| PendingRenewal::new(&session, renewal)).collect();
     let mut unwatched = Unwatched::new(&session);
     let checks: Vec<_> = plans.iter().map(|plan| plan.send(&session, &mut unwatched)).collect();
     unwatched.send();
     // For all together: one bound for the sign of life, and another for what is asked besides. No lease outlasts the session.
     let deadline = Instant::now() + bound.saturating_mul(2).min(session.timeout());
-    let alive = if plans.iter().any(PendingRenewal::is_held) { session.sign_of_life(bound).await } else { Ok(()) };
+    let alive = if plans.iter().any(|plan| plan.held().is_some()) { session.sign_of_life(bound).await } else { Ok(()) };
     let mut seen = unwatched.answers(deadline, bound).await.into_iter();
     let mut answers = Vec::with_capacity(renewals.len());
     for (plan, mut check) in plans.iter().zip(checks) {
@@ -54,7 +53,7 @@ pub(crate) async fn renew(store: &ZkStore, renewals: &[Renewal]) -> Vec<Result<R
             *answer = seen.next();
         }
         // What is there by then counts, however late this is asked.
-        let answer = timeout_at(deadline, plan.finish(&session, sessions, check, &alive, asked, bound)).await;
+        let answer = timeout_at(deadline, plan.finish(&session, store, check, &alive, asked, bound)).await;
         answers.push(answer.unwrap_or_else(|_| Err(Error::no_answer(bound, Sent::Yes))));
     }
     answers
@@ -71,24 +70,9 @@ fn without_session(store: &ZkStore, claim: &Claim, error: &Error) -> Result<Rene
 /// What is known of a lease before anything is asked.
 struct PendingRenewal<'a> {
     renewal: &'a Renewal,
-    known: Known,
-}
-
-enum Known {
-    Held {
-        path: String,
-        lock: String,
-        node: Node,
-        grant: Grant,
-        watched: bool,
-        written: bool,
-    },
-    NotHeld,
-    /// There are no leases of its mode.
-    Refused(Error),
-    /// Its promise can't be kept.
-    Cut,
-    SessionEnded,
+    claimed: Option<Claimed>,
+    /// The path of its node, if it has one.
+    path: String,
 }
 
 /// What was asked about a lease.
@@ -107,40 +91,31 @@ enum Look<'a> {
 }
 
 impl<'a> PendingRenewal<'a> {
-    fn new(session: &Session, store: &ZkStore, renewal: &'a Renewal) -> Self {
-        if let Err(refusal) = store.info.admit_mode(renewal.claim.mode) {
-            return Self { renewal, known: Known::Refused(refusal) };
-        }
-        let known = match session.claimed(&renewal.claim.token) {
-            Some(Claimed { stage: Stage::Held(..), cut: true, .. }) => Known::Cut,
-            Some(Claimed { stage: Stage::Held(node, grant), lock, watched, written, .. }) => {
-                Known::Held { path: format!("{lock}/{}", node.name), lock, node, grant, watched, written }
-            }
-            Some(_) => Known::NotHeld,
-            None if store.sessions.was_held(&renewal.claim.token) => Known::SessionEnded,
-            None => Known::NotHeld,
-        };
-        Self { renewal, known }
+    fn new(session: &Session, renewal: &'a Renewal) -> Self {
+        let claimed = session.claimed(&renewal.claim.token);
+        let path = claimed.as_ref().and_then(|claimed| Some(format!("{}/{}", claimed.lock, claimed.node()?.name)));
+        Self { renewal, claimed, path: path.unwrap_or_default() }
     }
 
-    fn is_held(&self) -> bool {
-        matches!(self.known, Known::Held { .. })
+    /// The lease, if it is held and its promise can be kept.
+    fn held(&self) -> Option<(&Claimed, &Node, &Grant)> {
+        let claimed = self.claimed.as_ref().filter(|claimed| !claimed.cut)?;
+        let Stage::Held(node, grant) = &claimed.stage else { return None };
+        Some((claimed, node, grant))
     }
 
     /// Sends what has to be asked, without awaiting it.
     fn send<'s>(&'s self, session: &'s Session, unwatched: &mut Unwatched<'s>) -> Check<'s> {
-        let Known::Held { path, grant, watched, written, .. } = &self.known else {
-            return Check { look: None, shown: None };
-        };
+        let Some((claimed, _, grant)) = self.held() else { return Check { look: None, shown: None } };
         let is_shown =
             grant.depth == self.renewal.depth && self.renewal.holder.as_ref().is_none_or(|name| *name == grant.holder);
-        let shown: Option<Answer<'s, Stat>> = (!is_shown || !written).then(|| {
+        let shown: Option<Answer<'s, Stat>> = (!is_shown || !claimed.written).then(|| {
             session.update(&self.renewal.claim.token, |claimed| claimed.written = false);
             let value = self.renewed(grant).value();
-            Box::pin(session.client.set_data(path, value.text().as_bytes(), None)) as Answer<'s, Stat>
+            Box::pin(session.client.set_data(&self.path, value.text().as_bytes(), None)) as Answer<'s, Stat>
         });
         // After the write, so that the watch is not spent on it.
-        let look = (!watched || shown.is_some()).then(|| look(session, path, unwatched));
+        let look = (!claimed.watched || shown.is_some()).then(|| look(session, &self.path, unwatched));
         Check { look, shown }
     }
 
@@ -153,26 +128,27 @@ impl<'a> PendingRenewal<'a> {
     async fn finish(
         &self,
         session: &Arc<Session>,
-        sessions: &Sessions,
+        store: &ZkStore,
         check: Check<'_>,
         alive: &Result<(), Failure>,
         asked: Moment,
         bound: Duration,
     ) -> Result<Renewed> {
-        let claim = &self.renewal.claim;
-        let (lock, node) = match &self.known {
-            Known::Held { lock, node, .. } => (lock, node),
-            Known::Refused(refusal) => return Err(refusal.clone()),
-            Known::SessionEnded => {
-                sessions.forget(&claim.token);
-                return Ok(Renewed::Lost(LossReason::SessionEnded));
-            }
-            // Its node stays until the core releases it, which it does when it has told the holder.
-            Known::Cut => return Ok(Renewed::Lost(LossReason::Expired)),
-            Known::NotHeld => return lose(session, claim, bound).await,
+        let (claim, sessions) = (&self.renewal.claim, &store.sessions);
+        store.info.admit_mode(claim.mode)?;
+        let Some((Claimed { lock, .. }, node, _)) = self.held() else {
+            return match &self.claimed {
+                // Its node stays until the core releases it, which it does when it has told the holder.
+                Some(Claimed { stage: Stage::Held(..), .. }) => Ok(Renewed::Lost(LossReason::Expired)),
+                None if sessions.was_held(&claim.token) => {
+                    sessions.forget(&claim.token);
+                    Ok(Renewed::Lost(LossReason::SessionEnded))
+                }
+                _ => lose(session, claim, bound).await,
+            };
         };
         let wrote = check.shown.is_some();
-        let outcome = self.check(session, check, asked, bound).await;
+        let outcome = self.check(session, node, check, asked, bound).await;
         if session.is_over() {
             sessions.forget(&claim.token);
             return Ok(Renewed::Lost(LossReason::SessionEnded));
@@ -199,6 +175,7 @@ impl<'a> PendingRenewal<'a> {
     async fn check(
         &self,
         session: &Arc<Session>,
+        node: &Node,
         check: Check<'_>,
         sent: Moment,
         bound: Duration,
@@ -217,7 +194,7 @@ impl<'a> PendingRenewal<'a> {
         if !session.owns(stat.ephemeral_owner) {
             return Err(session.replaced());
         }
-        if let (Some(watch), Known::Held { node, .. }) = (watch, &self.known) {
+        if let Some(watch) = watch {
             let minded = Minded::new(session, self.renewal.claim.token, node.clone());
             // The runtime of whoever asks for this renewal may end long before the lease.
             session.spawn(mind(minded, watch));
@@ -237,7 +214,9 @@ impl<'a> PendingRenewal<'a> {
         let explicit = change_grant(session, &self.renewal.claim, node, |grant, written| {
             (grant.explicit, *written) = (true, false);
         });
-        let Some(grant) = explicit else { return Err(overtaken()) };
+        // What is about to take the place of the lease may count on a node that says none.
+        let is_ending = session.claimed(&self.renewal.claim.token).is_none_or(|claimed| claimed.releasing);
+        let Some(grant) = explicit.filter(|_| !is_ending) else { return Err(overtaken()) };
         if !session.write_fence_record(lock, raised, version, (&node.name, grant.value()), bound).await? {
             return Err(overtaken());
         }
