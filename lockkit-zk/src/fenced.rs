@@ -20,7 +20,7 @@
 //! between. The fence of a reader has that of the last writer behind it: `<fence> <writer's fence>`. Both nodes are persistent;
 //! their parents must exist. Every client that changes the value must do it so: a plain `setData` asks for no fence.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
 use async_trait::async_trait;
 use lockkit_core::{
@@ -221,17 +221,13 @@ impl ZkResource {
 }
 
 impl Shared {
-    fn bound(&self) -> Duration {
-        self.config.timeout
-    }
-
     async fn client(&self) -> Result<Client> {
         let is_alive = |client: &Client| !client.state().is_terminated();
         let connect = || {
             let config = self.config.clone();
             async move { connect::connect(&config).await }
         };
-        self.client.get(is_alive, self.bound() * 2, connect).await
+        self.client.get(is_alive, self.config.timeout * 2, connect).await
     }
 
     async fn bounded<T>(
@@ -240,9 +236,10 @@ impl Shared {
         sent: Sent,
         answer: impl Future<Output = Result<T, zk::Error>>,
     ) -> Result<T> {
-        let answer = match timeout(self.bound(), understood(answer)).await {
+        let bound = self.config.timeout;
+        let answer = match timeout(bound, understood(answer)).await {
             Ok(answer) => answer.map_err(Failure::Driver),
-            Err(_) => Err(Failure::TimedOut(self.bound())),
+            Err(_) => Err(Failure::TimedOut(bound)),
         };
         answer.map_err(|failure| {
             if failure.ends_session() || matches!(failure, Failure::TimedOut(_)) {

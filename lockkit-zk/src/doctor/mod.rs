@@ -5,8 +5,8 @@ mod workload;
 
 use std::{sync::Arc, time::SystemTime};
 
-use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Token};
-use tokio::{task::JoinSet, time::timeout};
+use lockkit_core::{ClockOffset, Error, ErrorKind, Finding, Result, Token, store::join_all};
+use tokio::time::timeout;
 use zookeeper_client::{self as zk, Acls, Client, CreateMode, Permission, Stat};
 
 use crate::{
@@ -85,15 +85,8 @@ impl Doctor<'_> {
             let summary = "the versions of the servers could not be told: over TLS they are not asked";
             return vec![Finding::note("server", summary, "look at what each answers to the word srvr")];
         }
-        let mut asked = JoinSet::new();
-        for (index, server) in servers.iter().cloned().enumerate() {
-            let bound = self.config.timeout;
-            asked.spawn(async move { (index, server::ask(&server, bound).await) });
-        }
-        let mut answers = asked.join_all().await;
-        answers.sort_by_key(|(index, _)| *index);
-        let answers: Vec<_> = servers.into_iter().zip(answers.into_iter().map(|(_, answer)| answer)).collect();
-        server::judge(&answers)
+        let answers = join_all(servers.iter().map(|server| server::ask(server, self.config.timeout))).await;
+        server::judge(&servers.into_iter().zip(answers).collect::<Vec<_>>())
     }
 
     async fn ensemble(&self) -> Result<Finding> {

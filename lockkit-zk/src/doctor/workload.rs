@@ -1,7 +1,7 @@
 //! What the servers have done, and how much they keep.
 
-use lockkit_core::{Result, Workload};
-use tokio::{task::JoinSet, time::timeout};
+use lockkit_core::{Result, Workload, store::join_all};
+use tokio::time::timeout;
 
 use super::server;
 use crate::config::ZkConfig;
@@ -17,17 +17,14 @@ pub async fn workload(config: &ZkConfig) -> Result<Workload> {
     if config.tls.is_some() {
         return Ok(Workload::default());
     }
-    let (mut asked, bound) = (JoinSet::new(), config.timeout);
-    for server in config.addresses() {
-        asked.spawn(async move {
-            let ask = async |word| {
-                let answer = timeout(bound, server::answer(&server, word)).await;
-                answer.ok().and_then(|answer| answer.ok()).unwrap_or_default()
-            };
-            read(&ask("srvr").await, &ask("mntr").await)
-        });
-    }
-    Ok(asked.join_all().await.into_iter().reduce(|sum, server| sum + server).unwrap_or_default())
+    let asked = config.addresses().into_iter().map(|server| async move {
+        let ask = async |word| {
+            let answer = timeout(config.timeout, server::answer(&server, word)).await;
+            answer.ok().and_then(|answer| answer.ok()).unwrap_or_default()
+        };
+        read(&ask("srvr").await, &ask("mntr").await)
+    });
+    Ok(join_all(asked).await.into_iter().reduce(|sum, server| sum + server).unwrap_or_default())
 }
 
 /// Reads the answers to `srvr`, which servers give by default, and to `mntr`.

@@ -15,10 +15,10 @@ use crate::{
     store::{
         ZkStore,
         acquire::{Acquisition, QueueView, prepare},
-        in_place::{Giver, LOOKS, Replacement, lasting},
+        in_place::{Giver, LOOKS, Replacement},
     },
     wire::{
-        error::{Failure, unless_gone},
+        error::{Failure, lasting, unless_gone},
         fence::{self, FenceRecord},
         name::{self, LOCK},
         queue,

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Effect, Error, Fence, HolderInfo, Mode, Result, Token, store::unpoisoned,
+    AcquireRequest, Attempt, Contention, Effect, Fence, HolderInfo, Mode, Result, Token, store::unpoisoned,
 };
 use zookeeper_client::{self as zk, MultiWriter};
 
@@ -14,7 +14,7 @@ use crate::{
     },
     store::ZkStore,
     wire::{
-        error::{self, Failure, Sent, unless_gone},
+        error::{lasting, unless_gone},
         fence::{self, FenceRecord},
         name,
         queue::{self, Position},
@@ -171,9 +171,4 @@ impl<'a> Replacement<'a> {
         let holder = is_held.then(|| HolderInfo::new(""));
         Attempt::Contended(Contention { holder, ..Contention::default() })
     }
-}
-
-/// The error of a request whose effect may outlast the session.
-pub(super) fn lasting(failure: &Failure) -> Error {
-    error::map_lasting(failure, Sent::Yes)
 }

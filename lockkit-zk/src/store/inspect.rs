@@ -34,7 +34,7 @@ pub(crate) async fn inspect(store: &ZkStore, query: &Query) -> Result<Vec<KeySta
         Query::Queue(key) => {
             let path = session.names.lock(key);
             let children = children(session.list(&path, bound).await)?;
-            Ok(vec![look.state(key, &path, children, Show::Queue).await?])
+            Ok(vec![look.state(key, &path, children, true).await?])
         }
         Query::Prefix(prefix) => {
             let mut keys = look.keys().await?;
@@ -45,14 +45,6 @@ pub(crate) async fn inspect(store: &ZkStore, query: &Query) -> Result<Vec<KeySta
             Ok(states)
         }
     }
-}
-
-/// How much of a lock is to be shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Show {
-    Holders,
-    /// And those that wait.
-    Queue,
 }
 
 /// One look, at however many locks.
@@ -80,28 +72,26 @@ impl Inspection<'_> {
                 paths.iter().map(|path| Box::pin(session.client.list_children(path)) as Answer<'_, _>).collect();
             for ((key, path), queue) in keys.iter().zip(&paths).zip(queues) {
                 let children = children(session.read(self.bound, queue).await)?;
-                states.push(self.state(key, path, children, Show::Holders).await?);
+                states.push(self.state(key, path, children, false).await?);
             }
         }
         Ok(states)
     }
 
-    async fn state(&self, key: &LockKey, path: &str, mut children: Vec<String>, show: Show) -> Result<KeyState> {
+    /// Who holds a lock, and if it is to be `with_queue`, who waits.
+    async fn state(&self, key: &LockKey, path: &str, mut children: Vec<String>, with_queue: bool) -> Result<KeyState> {
         for _ in 0..LOOKS {
-            let (nodes, _) = queue::holders(&children);
+            let (nodes, waiting) = queue::holders(&children);
             let (holders, waiting) = match self.windows(path, &children).await? {
                 // Those in the queue all wait.
                 kept if !kept.is_empty() => (kept, queue::contenders(&children)),
-                none if nodes.is_empty() => (none, Vec::new()),
-                _ => (self.holders(path, &nodes, queue::has_record(&children)).await?, queue::waiters(&children)),
+                none if nodes.is_empty() => (none, waiting),
+                _ => (self.holders(path, &nodes, queue::has_record(&children)).await?, waiting),
             };
             if nodes.is_empty() || !holders.is_empty() {
                 let fence = holders.iter().filter_map(|holder| holder.fence).max();
                 let waiters = Some(u32::try_from(waiting.len()).unwrap_or(u32::MAX));
-                let queue = match show {
-                    Show::Holders => None,
-                    Show::Queue => Some(self.queue(path, waiting).await?),
-                };
+                let queue = if with_queue { Some(self.queue(path, waiting).await?) } else { None };
                 return Ok(KeyState { key: key.clone(), holders, fence, waiters, queue });
             }
             children = self.session.list(path, self.bound).await.map_err(|failure| read_only(&failure))?;

@@ -19,10 +19,10 @@ use crate::{
     },
     store::{
         ZkStore,
-        in_place::{Giver, LOOKS, Replacement, lasting},
+        in_place::{Giver, LOOKS, Replacement},
     },
     wire::{
-        error::Failure,
+        error::{Failure, lasting},
         fence::FenceRecord,
         window::{self, Window},
     },

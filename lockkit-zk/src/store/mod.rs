@@ -88,10 +88,6 @@ impl ZkStore {
         self.sessions.session().await
     }
 
-    fn name(&self) -> &Arc<str> {
-        &self.info.name
-    }
-
     #[cfg(test)]
     pub(crate) fn sessions(&self) -> &Sessions {
         &self.sessions

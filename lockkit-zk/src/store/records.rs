@@ -36,7 +36,7 @@ impl Records for ZkStore {
             }
             Err(restless())
         };
-        read.await.map_err(|e| e.at("read record", Some(name), self.name()))
+        read.await.map_err(|e| e.at("read record", Some(name), &self.info.name))
     }
 
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
@@ -52,7 +52,7 @@ impl Records for ZkStore {
             }
             Err(restless())
         };
-        set.await.map_err(|e| e.at("set record", Some(name), self.name()))
+        set.await.map_err(|e| e.at("set record", Some(name), &self.info.name))
     }
 }
 

@@ -9,11 +9,11 @@ use crate::{
     },
     store::{ZkStore, keep},
     wire::{
-        error::{self, Failure, Sent},
+        error::{Failure, lasting},
         name, queue, window,
     },
 };
-use lockkit_core::{Claim, Effect, Error, LossReason, Release, Result, store::unpoisoned};
+use lockkit_core::{Claim, Effect, LossReason, Release, Result, store::unpoisoned};
 
 /// Releases a claim, whoever made it. It is definite only when no node of the claim is left.
 ///
@@ -27,7 +27,7 @@ pub(crate) async fn release(store: &ZkStore, claim: &Claim) -> Result<Release> {
     let claimed = session.begin_release(&claim.token);
     let release = match &claimed {
         Some(known @ Claimed { stage: Stage::Queued(node) | Stage::Held(node, _), .. }) => {
-            release_node(&session, claim, known, node, bound).await.map_err(|failure| doubtful(&failure))
+            release_node(&session, claim, known, node, bound).await.map_err(|failure| lasting(&failure))
         }
         Some(Claimed { stage: Stage::Asked | Stage::Gone, .. }) => release_all(&session, claim, false, bound).await,
         None => release_all(&session, claim, !sessions.was_ours(&claim.token), bound).await,
@@ -76,10 +76,11 @@ async fn release_node(
     }
 }
 
-/// Deletes whatever nodes the claim has, or the record of its window. A lease of somebody else, who is to lose it, is told why.
+/// Deletes whatever nodes the claim has, or the record of its window. A lease of somebody else, who is to lose it, is told why: that word
+/// lasts longer than the session.
 async fn release_all(session: &Arc<Session>, claim: &Claim, foreign: bool, bound: Duration) -> Result<Release> {
     let lock = session.names.lock(&claim.key);
-    let children = session.list_settled(&lock, bound).await.map_err(|failure| doubtful(&failure))?;
+    let children = session.list_settled(&lock, bound).await.map_err(|failure| lasting(&failure))?;
     if children.contains(&window::node(&claim.token))
         && let Some(ended) = keep::end(session, &lock, &claim.token, queue::contenders(&children).len(), bound).await?
     {
@@ -94,18 +95,13 @@ async fn release_all(session: &Arc<Session>, claim: &Claim, foreign: bool, bound
             true => session.revoke(&lock, &path, &claim.token, bound).await,
             false => session.delete(&path, bound).await,
         };
-        let deleted = deleted.map_err(|failure| doubtful(&failure))?;
+        let deleted = deleted.map_err(|failure| lasting(&failure))?;
         held |= holds && deleted;
     }
     if held {
-        return Ok(Release::Released { waiters: u32::try_from(waiters).ok() });
+        return Ok(Release::Released { waiters: u32::try_from(waiters.len()).ok() });
     }
-    Ok(Release::NotHeld(session.why_not(claim, bound).await.map_err(|failure| doubtful(&failure))?))
-}
-
-fn doubtful(failure: &Failure) -> Error {
-    // The node may be another session's, and what is said to its holder stays.
-    error::map_lasting(failure, Sent::Yes)
+    Ok(Release::NotHeld(session.why_not(claim, bound).await.map_err(|failure| lasting(&failure))?))
 }
 
 #[cfg(test)]

@@ -95,6 +95,11 @@ pub(crate) fn map_lasting(failure: &Failure, sent: Sent) -> Error {
     if sent == Sent::Yes && failure.ends_session() { error.unknown_effect() } else { error }
 }
 
+/// The same for one that may have been sent.
+pub(crate) fn lasting(failure: &Failure) -> Error {
+    map_lasting(failure, Sent::Yes)
+}
+
 /// The session ended while something was under way in it. What it had made ends with it.
 pub(crate) fn session_over() -> Error {
     Error::new(ErrorKind::Unavailable, "the session ended")

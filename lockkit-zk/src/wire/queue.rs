@@ -120,22 +120,16 @@ pub(crate) fn place<'a>(children: &'a [String], own: &str) -> Position<'a> {
     }
 }
 
-/// The nodes that hold the lock, in their order, and how many wait behind them.
-pub(crate) fn holders(children: &[String]) -> (Vec<&str>, usize) {
+/// The nodes that hold the lock, in their order, and those that wait behind them, the next one first.
+pub(crate) fn holders(children: &[String]) -> (Vec<&str>, Vec<&str>) {
     let mut queue = sorted(children.iter());
-    let waiters = queue.split_off(beside(&queue)).len();
+    let waiters = queue.split_off(beside(&queue));
     (queue, waiters)
 }
 
 /// All that take part, the first in front, whether or not it holds the lock.
 pub(crate) fn contenders(children: &[String]) -> Vec<&str> {
     sorted(children.iter())
-}
-
-/// The nodes that wait, the next one first.
-pub(crate) fn waiters(children: &[String]) -> Vec<&str> {
-    let mut queue = sorted(children.iter());
-    queue.split_off(beside(&queue))
 }
 
 /// How many in front of a queue hold the lock together.
@@ -193,6 +187,12 @@ mod tests {
         children.iter().map(|child| (*child).to_owned()).collect()
     }
 
+    /// The nodes that hold the lock, and how many wait.
+    fn held(children: &[String]) -> (Vec<&str>, usize) {
+        let (holders, waiters) = holders(children);
+        (holders, waiters.len())
+    }
+
     fn behind<'a>(node: &'a str, alone: bool, holder: &'a str) -> Position<'a> {
         Position::Behind { until: Until::Gone { node, alone }, holder }
     }
@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(place(&children, "_c_b-lock-0000000010"), behind(first, true, first));
         assert_eq!(place(&children, "_c_a-lock-0000000012"), behind("_c_b-lock-0000000010", false, first));
         assert_eq!(place(&children, "_c_a-lock-0000000013"), Position::Absent);
-        assert_eq!(holders(&children), (vec![first], 2));
-        assert_eq!(holders(&[]), (vec![], 0));
+        assert_eq!(held(&children), (vec![first], 2));
+        assert_eq!(held(&[]), (vec![], 0));
     }
 
     /// The name of a node of lockkit.
@@ -229,7 +229,7 @@ mod tests {
             assert_eq!(place(&all, &all[late]), behind(&all[4], false, &all[0]));
         }
         assert_eq!(place(&all[2..], &all[3]), behind(&all[2], true, &all[2]));
-        assert_eq!(holders(&all), (vec![&*all[0], &*all[1]], 5));
+        assert_eq!(held(&all), (vec![&*all[0], &*all[1]], 5));
     }
 
     #[test]
@@ -241,7 +241,7 @@ mod tests {
             let until = Until::Fewer { than: 3, ahead: ahead(late) };
             assert_eq!(place(&three, &three[late]), Position::Behind { until, holder: &three[0] });
         }
-        assert_eq!(holders(&three), (vec![&*three[0], &*three[1], &*three[2]], 2));
+        assert_eq!(held(&three), (vec![&*three[0], &*three[1], &*three[2]], 2));
         let mixed = [node(Mode::Exclusive, 1), node(permit(3), 2), node(permit(2), 3)];
         assert_eq!(place(&mixed, &mixed[1]), behind(&mixed[0], true, &mixed[0]));
         assert_eq!(place(&mixed, &mixed[2]), Position::Disagrees(permit(3)));
@@ -269,12 +269,10 @@ mod tests {
             let waiting: Vec<_> = all_before.iter().map(|own| (own, place(&all_before, own))).collect();
             while !all.is_empty() {
                 let holding: Vec<_> = all.iter().filter(|own| place(&all, own) == Position::Holds).collect();
-                assert_eq!(holders(&all).0, holding, "{all:?}");
-                assert_eq!(
-                    (holders(&all).0.len() + waiters(&all).len(), holders(&all).1),
-                    (all.len(), waiters(&all).len())
-                );
-                assert!(waiters(&all).is_sorted_by_key(|node| key(node)), "{all:?}");
+                let (holders, waiters) = holders(&all);
+                assert_eq!(holders, holding, "{all:?}");
+                assert_eq!(holders.len() + waiters.len(), all.len(), "{all:?}");
+                assert!(waiters.is_sorted_by_key(|node| key(node)), "{all:?}");
                 let mode = name::mode(holding[0]);
                 assert!(holding.iter().all(|held| name::mode(held) == mode), "{holding:?}");
                 let most = match mode {
@@ -321,8 +319,8 @@ mod tests {
     fn the_fence_record_waits_for_nothing_and_nobody_waits_for_it() {
         let children = queue(&[FENCE, "_c_a-lock-0000000001"]);
         assert_eq!(place(&children, "_c_a-lock-0000000001"), Position::Holds);
-        assert_eq!(holders(&children), (vec!["_c_a-lock-0000000001"], 0));
-        assert_eq!(holders(&queue(&[FENCE])), (vec![], 0));
+        assert_eq!(held(&children), (vec!["_c_a-lock-0000000001"], 0));
+        assert_eq!(held(&queue(&[FENCE])), (vec![], 0));
         assert!(has_record(&children) && !has_record(&children[1..]));
         assert!(key(FENCE) > "9999999999" && key(FENCE) > "_c_a" && key(FENCE) > "zzz", "Curator would wait for it");
     }
@@ -332,7 +330,7 @@ mod tests {
         let kept = window::node(&lockkit_core::Token::random().expect("random"));
         let children = queue(&[&kept, "_c_a-lock-0000000001", &node(Mode::Shared, 2)]);
         assert_eq!(place(&children, "_c_a-lock-0000000001"), Position::Holds);
-        assert_eq!((holders(&children).1, waiters(&children).len(), contenders(&children).len()), (1, 1, 2));
+        assert_eq!((held(&children).1, contenders(&children).len()), (1, 2));
         assert!(key(&kept) > "9999999999" && key(&kept) > "_c_a" && key(&kept) > "zzz", "Curator would wait for it");
     }
 

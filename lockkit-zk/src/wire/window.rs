@@ -66,14 +66,9 @@ pub(crate) fn is_record(child: &str) -> bool {
     token(child).is_some()
 }
 
-/// The records among the children of a lock.
-pub(crate) fn records(children: &[String]) -> impl Iterator<Item = &str> {
-    children.iter().map(String::as_str).filter(|child| is_record(child))
-}
-
-/// Whether there is one.
+/// Whether one is among the children of a lock.
 pub(crate) fn is_kept(children: &[String]) -> bool {
-    records(children).next().is_some()
+    children.iter().any(|child| is_record(child))
 }
 
 #[cfg(test)]
