@@ -34,17 +34,6 @@ const MIN_TTL: Duration = Duration::from_millis(100);
 
 /// Asks for a lease, and waits for it in the queue.
 pub(crate) async fn acquire(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
-    let answer = ask(store, request).await;
-    if answer.is_err() {
-        // The session may have ended between the grant and this. Nobody has the lease, so nobody has lost it, and the claim may
-        // be asked for again.
-        store.sessions.was_not_held(&request.claim.token);
-    }
-    answer
-}
-
-async fn ask(store: &ZkStore, request: &AcquireRequest) -> Result<Attempt> {
-    store.info.admit(request)?;
     let (session, request, bound) = prepare(store, request).await?;
     Acquisition::new(&session, &request, bound).run().await
 }

@@ -34,14 +34,13 @@ use crate::{
 /// # Cancellation
 /// The writer may be a reader by then, or come to be one: both are to be released.
 pub(crate) async fn downgrade(store: &ZkStore, request: &AcquireRequest, from: Token) -> Result<Attempt> {
-    store.info.admit(request)?;
     let (session, request, bound) = prepare(store, request).await?;
     let (place, token) = (Replacement::begin(store, &session, &request, from, bound), &request.claim.token);
     let is_new = session.claimed(token).is_none();
     if is_new {
         session.claims().insert(*token, Claimed::asked(place.lock.clone()));
     }
-    let answer = Downgrade { place: &place, claim: Acquisition::new(&session, &request, bound) }.run(is_new).await;
+    let answer = Downgrade { place: &place, claim: Acquisition::new(&session, &request, bound) }.run().await;
     let answer = answer.map_err(|error| match session.claimed(token).map(|claimed| claimed.stage) {
         Some(Stage::Asked) if is_new && error.effect() == Effect::None => {
             session.claims().remove(token);
@@ -53,10 +52,6 @@ pub(crate) async fn downgrade(store: &ZkStore, request: &AcquireRequest, from: T
         None => error,
     });
     place.end(&answer);
-    if answer.is_err() {
-        // Nobody has the lease, so nobody has lost it with its session.
-        store.sessions.was_not_held(token);
-    }
     answer
 }
 
@@ -68,9 +63,8 @@ struct Downgrade<'a> {
 }
 
 impl Downgrade<'_> {
-    async fn run(&mut self, is_new: bool) -> Result<Attempt> {
-        if is_new
-            && let Some(giver) = self.place.known_giver()
+    async fn run(&mut self) -> Result<Attempt> {
+        if let Some(giver) = self.place.known_giver()
             && let Some(answer) = self.replace(&giver).await?
         {
             return Ok(answer);

@@ -36,7 +36,6 @@ use crate::{
 /// # Cancellation
 /// The lock may be kept, or still be held: the same request again settles it.
 pub(crate) async fn keep(store: &ZkStore, request: &AcquireRequest, from: Token) -> Result<Attempt> {
-    store.info.admit(request)?;
     if request.ttl > StoreInfo::LONGEST_KEPT {
         let days = StoreInfo::LONGEST_KEPT.as_secs() / 86_400;
         return Err(Error::invalid(format!("a lock can be kept for at most {days} days")));

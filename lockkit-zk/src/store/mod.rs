@@ -101,11 +101,17 @@ impl LockStore for ZkStore {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
-        let answer = match (request.from, request.claim.mode) {
-            (None, _) => acquire::acquire(self, request).await,
-            (Some(from), Mode::Shared) => Box::pin(downgrade::downgrade(self, request, from)).await,
-            (Some(from), _) => Box::pin(keep::keep(self, request, from)).await,
+        let answer = match (self.info.admit(request), request.from, request.claim.mode) {
+            (Err(refusal), ..) => Err(refusal),
+            (Ok(()), None, _) => acquire::acquire(self, request).await,
+            (Ok(()), Some(from), Mode::Shared) => Box::pin(downgrade::downgrade(self, request, from)).await,
+            (Ok(()), Some(from), _) => Box::pin(keep::keep(self, request, from)).await,
         };
+        if answer.is_err() {
+            // The session may have ended between the grant and this. Nobody has the lease, so nobody has lost it, and the claim may
+            // be asked for again.
+            self.sessions.was_not_held(&request.claim.token);
+        }
         answer.map_err(|e| e.at("acquire", Some(&request.claim.key), &self.info.name))
     }
 
