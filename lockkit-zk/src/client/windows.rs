@@ -63,8 +63,7 @@ impl Session {
         bound: Duration,
     ) -> Result<Option<(Vec<u8>, zk::Stat)>> {
         let path = format!("{lock}/{}", window::node(token));
-        let read = unless_gone(self.read(bound, Box::pin(self.client.get_data(&path))).await);
-        read.map_err(|failure| error::map(&failure, Sent::ReadOnly))
+        self.data(&path, bound).await.map_err(|failure| error::map(&failure, Sent::ReadOnly))
     }
 
     /// The records of all windows of a lock with these children, but for those that are gone by now.
@@ -160,8 +159,7 @@ impl Session {
         let failed = |failure: Failure| error::map_lasting(&failure, Sent::Yes);
         let Some((_, token)) = Names::listed_window(node) else { return Ok(()) };
         let path = format!("{}/{node}", self.names.windows());
-        let listed = unless_gone(self.read(bound, Box::pin(self.client.get_data(&path))).await);
-        let Some((lock, _)) = listed.map_err(failed)? else { return Ok(()) };
+        let Some((lock, _)) = self.data(&path, bound).await.map_err(failed)? else { return Ok(()) };
         let lock = self.names.in_root(&String::from_utf8_lossy(&lock));
         match self.record(&lock, &token, bound).await? {
             Some(record) if !record.left(now).is_zero() => {}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkit_core::{Claim, Error, ErrorKind, LossReason, Result, Token};
-use zookeeper_client::{self as zk, CreateMode, MultiWriter};
+use zookeeper_client::{self as zk, CreateMode, MultiWriter, Stat};
 
 use crate::{
     client::session::Session,
@@ -55,6 +55,11 @@ impl Session {
         all.add_create(lock, data, &self.options(CreateMode::Container))?;
         all.add_create(&first, b"", &self.options(CreateMode::Persistent))?;
         all.add_delete(&first, None)
+    }
+
+    /// What a node says; `None` if there is none.
+    pub(crate) async fn data(&self, path: &str, bound: Duration) -> Result<Option<(Vec<u8>, Stat)>, Failure> {
+        unless_gone(self.read(bound, Box::pin(self.client.get_data(path))).await)
     }
 
     /// The children of a lock; none if it has no directory.
@@ -122,8 +127,7 @@ impl Session {
 
     /// Whether the claim with this token is among the last of the lock to be revoked.
     pub(crate) async fn is_revoked(&self, lock: &str, token: &Token, bound: Duration) -> Result<bool, Failure> {
-        let read = unless_gone(self.read(bound, Box::pin(self.client.get_data(lock))).await)?;
-        Ok(read.is_some_and(|(data, _)| value::is_revoked(&data, token)))
+        Ok(self.data(lock, bound).await?.is_some_and(|(data, _)| value::is_revoked(&data, token)))
     }
 
     /// Why a claim does not hold its lock.

@@ -18,7 +18,7 @@ use crate::{
         in_place::{Giver, LOOKS, Replacement},
     },
     wire::{
-        error::{Failure, lasting, unless_gone},
+        error::{Failure, lasting},
         fence::{self, FenceRecord},
         name::{self, LOCK},
         queue,
@@ -142,7 +142,7 @@ impl Downgrade<'_> {
             return self.granted(node, grant).await.map(Some);
         }
         let path = format!("{}/{name}", claim.lock);
-        let read = unless_gone(session.read(claim.bound, Box::pin(session.client.get_data(&path))).await);
+        let read = session.data(&path, claim.bound).await;
         let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
         let value = Value::parse(&data);
         let (Some(value), Some(sequence)) = (value, queue::sequence(name)) else { return Ok(None) };

@@ -14,7 +14,7 @@ use crate::{
     },
     store::ZkStore,
     wire::{
-        error::{lasting, unless_gone},
+        error::lasting,
         fence::{self, FenceRecord},
         name,
         queue::{self, Position},
@@ -144,7 +144,7 @@ impl<'a> Replacement<'a> {
             return Ok(None);
         }
         let path = format!("{}/{node}", self.lock);
-        let read = unless_gone(self.session.read(self.bound, Box::pin(self.session.client.get_data(&path))).await);
+        let read = self.session.data(&path, self.bound).await;
         let Some((data, stat)) = read.map_err(|failure| lasting(&failure))? else { return Ok(None) };
         let (record, version) = self.session.read_fence_record(&self.lock, children, self.bound).await?;
         // Where those of the next node begin, its own have ended.

@@ -31,7 +31,7 @@ impl Records for ZkStore {
             while node.since.elapsed() < node.bound {
                 let found = node.look().await?;
                 if node.is_still(&found).await? {
-                    return Ok(found.record().cloned());
+                    return Ok(found.map(|found| found.text));
                 }
             }
             Err(restless())
@@ -44,7 +44,7 @@ impl Records for ZkStore {
             let node = RecordNode::of(self, name).await?;
             while node.since.elapsed() < node.bound {
                 let found = node.look().await?;
-                match Swap::of(found.record(), seen, new) {
+                match Swap::of(found.as_ref().map(|found| &found.text), seen, new) {
                     Some(answer) if node.is_still(&found).await? => return Ok(answer),
                     None if node.write(&found, new).await? => return Ok(Swap::Done),
                     _ => {}
@@ -65,9 +65,7 @@ struct RecordNode {
     bound: Duration,
 }
 
-/// What a server knows of a node, which may be old; `None` if it is not there.
-struct SeenRecord(Option<FoundRecord>);
-
+/// What a server knows of a node, which may be old.
 struct FoundRecord {
     /// The name of the node's child.
     child: String,
@@ -83,31 +81,24 @@ impl FoundRecord {
     }
 }
 
-impl SeenRecord {
-    fn record(&self) -> Option<&Record> {
-        self.0.as_ref().map(|found| &found.text)
-    }
-}
-
 impl RecordNode {
     async fn of(store: &ZkStore, name: &LockKey) -> Result<Self> {
         let session = store.session().await?;
         Ok(Self { path: session.names.record(name), session, since: Instant::now(), bound: store.timeout() })
     }
 
-    async fn look(&self) -> Result<SeenRecord> {
-        match self.session.read(self.bound, Box::pin(self.session.client.get_data(&self.path))).await {
-            Ok((data, stat)) => Ok(SeenRecord(Some(FoundRecord::parse(&data, stat.version)?))),
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(SeenRecord(None)),
-            Err(failure) => Err(error::map(&failure, Sent::ReadOnly)),
-        }
+    /// `None` if it is not there.
+    async fn look(&self) -> Result<Option<FoundRecord>> {
+        let data = self.session.data(&self.path, self.bound).await;
+        let data = data.map_err(|failure| error::map(&failure, Sent::ReadOnly))?;
+        data.map(|(data, stat)| FoundRecord::parse(&data, stat.version)).transpose()
     }
 
     /// Whether the node is still as it was seen. A transaction asks, which a majority confirms: a read shows what one server
     /// has, also after a `sync`.
-    async fn is_still(&self, seen: &SeenRecord) -> Result<bool> {
+    async fn is_still(&self, seen: &Option<FoundRecord>) -> Result<bool> {
         let mut check = self.session.client.new_multi_writer();
-        match &seen.0 {
+        match seen {
             Some(found) => self.check(&mut check, found),
             // It can be made only if it is not there. Nobody sees it.
             None => check
@@ -118,18 +109,18 @@ impl RecordNode {
         match self.session.commit(check, self.bound).await {
             Ok(()) => Ok(true),
             // Without a root there is no record either.
-            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(seen.0.is_none()),
+            Err(failure) if failure.is(&zk::Error::NoNode) => Ok(seen.is_none()),
             Err(failure) if is_other(&failure) => Ok(false),
             Err(failure) => Err(error::map(&failure, Sent::ReadOnly)),
         }
     }
 
     /// Writes what is new in the place of what was seen; `false` if that is not there any more.
-    async fn write(&self, seen: &SeenRecord, new: Option<&Record>) -> Result<bool> {
+    async fn write(&self, seen: &Option<FoundRecord>, new: Option<&Record>) -> Result<bool> {
         let mut change = self.session.client.new_multi_writer();
         let options = self.session.options(CreateMode::Persistent);
         let data = |child: &str, text: &Record| format!("{child} {}", text.as_str()).into_bytes();
-        match (&seen.0, new) {
+        match (seen, new) {
             (None, None) => Ok(()),
             (None, Some(text)) => {
                 let child = &Token::random()?.reveal()[..CHILD];
@@ -148,7 +139,7 @@ impl RecordNode {
         .map_err(|e| error::map(&e.into(), Sent::No))?;
         match self.session.commit(change, self.bound).await {
             Ok(()) => Ok(true),
-            Err(failure) if failure.is(&zk::Error::NoNode) && seen.0.is_none() => {
+            Err(failure) if failure.is(&zk::Error::NoNode) && seen.is_none() => {
                 self.session.make_directory(self.session.names.root(), self.bound).await?;
                 Ok(false)
             }
