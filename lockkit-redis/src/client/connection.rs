@@ -11,6 +11,8 @@
 //!   received since it began, leaves a strike; any answer wipes it out. A second such operation that began **after** the
 //!   strike ends the connection. So the release that follows upon a timed-out acquisition still goes the same way, and a
 //!   burst of operations that time out together counts once;
+//!   An operation that was abandoned tells nobody of that, so the next one about a lease does, with an error: the core must know that
+//!   what it sends from now on may arrive before what was sent earlier;
 //! - when an answer comes that belongs to [another question](crate::wire::number);
 //! - when the server turns out to be a replica (`READONLY`), or not to be the one that it was, or when a sentinel says
 //!   that another took over: the next operation finds out where the name leads now.
@@ -63,6 +65,8 @@ pub(crate) struct Connection {
     pub(super) under_way: AtomicUsize,
     pub(super) received: AtomicU64,
     pub(super) struck: AtomicBool,
+    /// Of the dialer: a connection was given up, and nobody has heard an error.
+    pub(super) unheard: Arc<AtomicBool>,
     pub(super) address: Address,
     pub(super) epoch: Option<Epoch>,
     /// The server's clock when the connection was made, where no other server can take over; or why it is not known.
@@ -174,9 +178,12 @@ impl Connection {
         sent: Sent,
         exchange: Pin<&mut (impl Future<Output = RedisResult<T>> + Send)>,
     ) -> Result<T> {
-        let mut operation = UnderWay::begin(self, bound);
+        if sent == Sent::Yes && self.unheard.load(Ordering::Relaxed) && self.unheard.swap(false, Ordering::Relaxed) {
+            return Err(error::given_up());
+        }
+        let mut operation = UnderWay::begin(self, bound, sent);
         let outcome = timeout(bound, exchange).await.ok();
-        operation.ended = outcome.is_some();
+        (operation.ended, operation.is_heard) = (outcome.is_some(), sent == Sent::Yes);
         drop(operation);
         match outcome {
             // What a server says counts for nothing once it is known that another took over.
@@ -253,16 +260,19 @@ struct UnderWay<'a> {
     received: u64,
     /// From when on silence means something.
     suspicious: Option<Instant>,
+    sent: Sent,
     ended: bool,
+    /// Whether somebody hears how it ended who has to know.
+    is_heard: bool,
 }
 
 impl<'a> UnderWay<'a> {
-    fn begin(connection: &'a Connection, bound: Duration) -> Self {
+    fn begin(connection: &'a Connection, bound: Duration, sent: Sent) -> Self {
         connection.under_way.fetch_add(1, Ordering::Relaxed);
         let received = connection.received.load(Ordering::Relaxed);
         let struck = connection.struck.load(Ordering::Relaxed);
         let suspicious = Instant::now().checked_add(bound / 2);
-        Self { connection, struck, received, suspicious, ended: false }
+        Self { connection, struck, received, suspicious, sent, ended: false, is_heard: false }
     }
 
     fn is_unanswered(&self) -> bool {
@@ -274,9 +284,15 @@ impl<'a> UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.connection.under_way.fetch_sub(1, Ordering::Relaxed);
-        if self.is_unanswered() && self.connection.struck.swap(true, Ordering::Relaxed) && self.struck {
-            self.connection.give_up();
+        let connection = self.connection;
+        connection.under_way.fetch_sub(1, Ordering::Relaxed);
+        let is_over = self.is_unanswered() && connection.struck.swap(true, Ordering::Relaxed) && self.struck;
+        if is_over {
+            connection.give_up();
+        }
+        let was_left = !self.ended && self.sent == Sent::Yes && connection.is_broken();
+        if !self.is_heard && (is_over || was_left) {
+            connection.unheard.store(true, Ordering::Relaxed);
         }
     }
 }

@@ -51,6 +51,8 @@ pub(crate) struct Dialer {
     subscriptions: Arc<Subscriptions>,
     /// The connection in use.
     slot: Arc<Slot>,
+    /// One was given up, and nobody has heard an error: the next operation about a lease is to.
+    unheard: Arc<AtomicBool>,
     /// How many were begun.
     generation: AtomicU64,
     /// The epoch of the latest connection.
@@ -76,8 +78,8 @@ impl Dialer {
         alarm: Option<Alarm>,
         subscriptions: Arc<Subscriptions>,
     ) -> Arc<Self> {
-        let (slot, generation, epoch, admitted) = Default::default();
-        Arc::new(Self { config, note, alarm, subscriptions, slot, generation, epoch, admitted })
+        let (slot, unheard, generation, epoch, admitted) = Default::default();
+        Arc::new(Self { config, note, alarm, subscriptions, slot, unheard, generation, epoch, admitted })
     }
 
     /// The connection, made now if there is none.
@@ -202,6 +204,7 @@ impl Dialer {
             under_way: AtomicUsize::new(0),
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
+            unheard: Arc::clone(&self.unheard),
             address,
             epoch: None,
             clock: Ok(Fence::NONE),

@@ -112,6 +112,13 @@ pub(crate) fn taken_over(sent: Sent) -> Error {
     Error::new(ErrorKind::Unavailable, "the connection was given up: another server may be in charge").after(sent)
 }
 
+/// The connection before this one was given up because of an operation that was abandoned. Nothing was sent; but of the same claim
+/// an earlier request may be under way.
+pub(crate) fn given_up() -> Error {
+    let message = "the connection was given up, and what was sent on it may be carried out after what is sent from now on";
+    Error::new(ErrorKind::Unavailable, message).unknown_effect()
+}
+
 /// An answer that the script never gives.
 pub(crate) fn odd_reply(sent: Sent) -> Error {
     Error::new(ErrorKind::Unexpected, "the server gave an answer that its script never gives").after(sent)

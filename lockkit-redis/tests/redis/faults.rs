@@ -1,6 +1,7 @@
 //! Servers that die, freeze, forget and refuse.
 
 use std::{
+    pin::pin,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -131,6 +132,38 @@ async fn a_black_hole_is_left_behind() {
     granted(waiting.await.expect("task").expect("acquire"));
 }
 
+/// The connection is given up for two callers that went away, who hear nothing of it. The release of the second goes over another
+/// connection, and is faster than what it is to undo.
+#[tokio::test]
+async fn a_release_that_overtakes_what_was_abandoned_is_repeated() {
+    const BOUND: Duration = Duration::from_millis(400);
+    let server = Server::start().await;
+    let (front, hole) = proxy(server.port()).await;
+    let config = lockkit_redis::RedisConfig::new("127.0.0.1", front).timeout(BOUND);
+    let locker = Locker::new(RedisStore::connect(config).await.expect("connect"));
+    // So that the server knows the script.
+    locker.lock("c").try_acquire().await.expect("acquire").expect("free").release().await.expect("release");
+    let mut connection = server.raw();
+    let mut ran = || {
+        let told = raw::<String>(&mut connection, "INFO commandstats");
+        let calls = told.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+        calls.and_then(|calls| calls.parse::<u32>().ok()).expect("a number")
+    };
+    let before = ran();
+    hole.send_replace(true);
+    for name in ["a", "b"] {
+        let lock = locker.lock(name);
+        let left = tokio::time::timeout(BOUND * 6 / 10, lock.try_acquire()).await;
+        assert!(left.is_err(), "{left:?}");
+    }
+    eventually("the release on another connection", || ran() > before).await;
+    hole.send_replace(false);
+    let mut connection = server.raw();
+    let mut is_there = |key: &str| raw::<i32>(&mut connection, &format!("EXISTS {key}")) == 1;
+    eventually("the acquisition", || is_there("{lockkit:b}:fence")).await;
+    eventually("its end", || !is_there("lockkit:b")).await;
+}
+
 /// Whatever the ttl: it must be the store that finds out that a renewal is not answered, not only the engine.
 #[tokio::test]
 async fn a_short_lease_outlives_a_black_hole() {
@@ -212,7 +245,7 @@ async fn slow_proxy(to: u16, delay: Duration) -> u16 {
     port
 }
 
-/// Forwards connections; those that exist when `true` is sent forward nothing any more, and stay open.
+/// Forwards connections; those that exist when `true` is sent forward nothing until `false` is, and stay open.
 async fn proxy(to: u16) -> (u16, tokio::sync::watch::Sender<bool>) {
     let (hole, watch) = tokio::sync::watch::channel(false);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bind");
@@ -223,9 +256,16 @@ async fn proxy(to: u16) -> (u16, tokio::sync::watch::Sender<bool>) {
             watch.mark_unchanged();
             tokio::spawn(async move {
                 let mut server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await.expect("server");
-                tokio::select! {
-                    _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-                    _ = watch.changed() => tokio::time::sleep(Duration::from_secs(60)).await,
+                let mut copying = pin!(tokio::io::copy_bidirectional(&mut client, &mut server));
+                loop {
+                    tokio::select! {
+                        _ = &mut copying => return,
+                        changed = watch.changed() => {
+                            if changed.is_err() || watch.wait_for(|hole| !hole).await.is_err() {
+                                return;
+                            }
+                        }
+                    }
                 }
             });
         }
