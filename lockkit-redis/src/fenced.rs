@@ -38,7 +38,7 @@ use crate::{
     config::{RedisConfig, Topology},
     wire::{
         error::{self, Sent},
-        scripts::{self, FENCED, FENCED_SHARED, Script},
+        scripts::{self, FENCED, FENCED_SHARED},
     },
 };
 
@@ -94,18 +94,18 @@ impl RedisResource {
         if let Some(value) = value {
             request.arg(value);
         }
-        self.run(&FENCED, &request).await
+        self.run(&request).await
     }
 
     async fn ask_shared(&self, fence: Fence) -> Result<Admission> {
         let mut request = FENCED_SHARED.by_hash(1, 1, self.key.len() + 64);
         request.arg(self.fence_key()).arg(fence.get());
-        self.run(&FENCED_SHARED, &request).await
+        self.run(&request).await
     }
 
-    async fn run(&self, script: &'static Script, request: &Cmd) -> Result<Admission> {
+    async fn run(&self, request: &Cmd) -> Result<Admission> {
         let connection = self.dialer.connection().await?;
-        let reply = connection.run(script, request, false, self.timeout, Sent::Yes).await?;
+        let reply = connection.run(request, false, self.timeout, Sent::Yes).await?;
         let highest = redis::from_redis_value::<String>(reply).map_err(|_| error::odd_reply(Sent::Yes))?;
         match highest.parse() {
             _ if highest.is_empty() => Ok(Admission::Admitted),
@@ -122,7 +122,7 @@ impl RedisResource {
         let connection = self.dialer.connection().await?;
         let mut requests = Pipeline::with_capacity(1);
         requests.cmd("GET").arg(&self.key);
-        let replies = connection.run_all(None, &requests, self.timeout, Sent::ReadOnly).await?;
+        let replies = connection.run_all(&requests, self.timeout, Sent::ReadOnly).await?;
         let reply = connection.accept(replies.into_iter().next().unwrap_or(Value::Nil), Sent::ReadOnly)?;
         redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))
     }

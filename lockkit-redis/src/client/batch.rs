@@ -14,7 +14,7 @@
 
 use std::{
     future::{Future, ready},
-    io,
+    io, iter,
     pin::{Pin, pin},
     sync::{
         Arc, Mutex,
@@ -168,13 +168,13 @@ impl Batches {
 
     async fn run_alone(&self, request: &Request) -> RedisResult<Value> {
         let mut driver = self.driver.clone();
-        let (script, mut command) = request::alone(request, None);
+        let mut command = request::alone(request, None);
         let (count, number) = (self.count_sent(), self.number());
         command.arg(number);
         let mut reply = driver.send_packed_command(&command).await?;
         self.count_answered(count);
         if is_unknown_script(&reply) {
-            reply = questions::run_with_code(&mut driver, script.by_code(&command), false, self.number()).await?;
+            reply = run_with_code(&mut driver, &command, self.number()).await?;
         }
         Ok(request::only_answer(number::answer(number, reply)?))
     }
@@ -242,7 +242,7 @@ impl Batches {
         let send = async move {
             match echo {
                 None => driver.send_packed_command(&command).await,
-                Some(echo) => questions::run_with_code(&mut driver, BATCH.by_code(&command), false, echo).await,
+                Some(echo) => run_with_code(&mut driver, &command, echo).await,
             }
         };
         // There is room, so the driver has it after the first poll; but not if the task has used up its budget.
@@ -330,6 +330,10 @@ impl Drop for Call {
             queue.waiting.clear();
         }
     }
+}
+
+async fn run_with_code(driver: &mut MultiplexedConnection, command: &Cmd, number: u64) -> RedisResult<Value> {
+    Ok(questions::run_with_code(driver, iter::once(command), false, number).await?.pop().unwrap_or_default())
 }
 
 pub(crate) fn is_unknown_script(reply: &Value) -> bool {

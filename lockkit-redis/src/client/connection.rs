@@ -19,6 +19,7 @@
 
 use std::{
     future::Future,
+    iter,
     pin::{Pin, pin},
     sync::{
         Arc, Weak,
@@ -47,7 +48,6 @@ use crate::{
         error::{self, Sent},
         number::{self, Numbered},
         request::{self, Request},
-        scripts::Script,
     },
 };
 
@@ -84,14 +84,7 @@ pub(super) type Slot = SingleFlight<Arc<Connection>>;
 impl Connection {
     /// Runs a script. `request` names it by its hash; if the server does not know it, it was definitely not run, and is
     /// sent again with its code. `asking` for a slot of a cluster that is on its way to this server.
-    pub(crate) async fn run(
-        &self,
-        script: &Script,
-        request: &Cmd,
-        asking: bool,
-        bound: Duration,
-        sent: Sent,
-    ) -> Result<Value> {
+    pub(crate) async fn run(&self, request: &Cmd, asking: bool, bound: Duration, sent: Sent) -> Result<Value> {
         let exchange = pin!(async {
             self.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&self.inner);
@@ -101,8 +94,9 @@ impl Connection {
             let mut reply = send(&mut driver, &request, asking).await?;
             self.batches.count_answered(count);
             if is_unknown_script(&reply) {
-                let code = script.by_code(&request);
-                reply = questions::run_with_code(&mut driver, code, asking, self.batches.number()).await?;
+                let number = self.batches.number();
+                let mut again = questions::run_with_code(&mut driver, iter::once(&request), asking, number).await?;
+                reply = again.pop().unwrap_or_default();
             }
             number::answer(number, reply)
         });
@@ -121,8 +115,8 @@ impl Connection {
         bound: Duration,
     ) -> Result<Value> {
         if asking || self.epoch.is_some() {
-            let (script, command) = request::alone(&request, guard);
-            let reply = Box::pin(self.run(script, &command, asking, bound, Sent::Yes)).await?;
+            let command = request::alone(&request, guard);
+            let reply = Box::pin(self.run(&command, asking, bound, Sent::Yes)).await?;
             return self.accept(request::only_answer(reply), Sent::Yes);
         }
         let exchange = pin!(async { self.batches.run(request, self.is_alone()).await });
@@ -130,27 +124,21 @@ impl Connection {
         self.accept(reply, Sent::Yes)
     }
 
-    /// Sends several requests at once; one answer each, in order, among them errors ([`accept`](Self::accept) them).
-    ///
-    /// With a script, requests that the server does not know by hash are sent again with its code.
-    pub(crate) async fn run_all(
-        &self,
-        script: Option<&Script>,
-        requests: &Pipeline,
-        bound: Duration,
-        sent: Sent,
-    ) -> Result<Vec<Value>> {
+    /// Sends several requests at once; one answer each, in order, among them errors ([`accept`](Self::accept) them). Scripts that the
+    /// server does not know by their hashes are sent again with their code.
+    pub(crate) async fn run_all(&self, requests: &Pipeline, bound: Duration, sent: Sent) -> Result<Vec<Value>> {
         let exchange = pin!(async {
             self.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&self.inner);
             let (count, asked) = (self.batches.count_sent(), Numbered::new(requests, || self.batches.number()));
             let mut replies = driver.send_packed_commands(&asked.requests, 0, asked.requests.len()).await?;
             self.batches.count_answered(count);
-            for (reply, request) in replies.iter_mut().zip(asked.requests.cmd_iter()) {
-                if let (Some(script), true) = (script, is_unknown_script(reply)) {
-                    let code = script.by_code(request);
-                    *reply = questions::run_with_code(&mut driver, code, false, self.batches.number()).await?;
-                }
+            if replies.iter().any(is_unknown_script) {
+                let asked = asked.requests.cmd_iter().zip(&replies);
+                let unknown = asked.filter(|(_, reply)| is_unknown_script(reply)).map(|(request, _)| request);
+                let again = questions::run_with_code(&mut driver, unknown, false, self.batches.number()).await?;
+                let places = replies.iter_mut().filter(|reply| is_unknown_script(reply));
+                places.zip(again).for_each(|(reply, answer)| *reply = answer);
             }
             let answers = asked.answers(replies)?;
             if sent == Sent::Yes {
@@ -224,6 +212,13 @@ impl Connection {
     /// The server's time in charge, where servers can take over from each other.
     pub(crate) fn epoch(&self) -> Option<&Epoch> {
         self.epoch.as_ref()
+    }
+
+    /// Adds what goes before a script that changes leases, where servers can take over from each other.
+    pub(crate) fn push_epoch(&self, command: &mut Cmd) {
+        if let Some(epoch) = &self.epoch {
+            command.arg(&epoch.mark).arg(&epoch.id);
+        }
     }
 
     /// What a grant on this connection has to be above, whatever the counter says.

@@ -154,9 +154,9 @@ impl Dialer {
         self.fails_over().then(|| self.config.pause())
     }
 
-    /// Whether replicas have to acknowledge what is granted.
-    pub(crate) fn asks_replicas(&self) -> bool {
-        self.config.replicas > 0
+    /// How many replicas have to acknowledge what is granted.
+    pub(crate) fn replicas(&self) -> u32 {
+        self.config.replicas
     }
 
     /// Where the server is, if it is always the same.

@@ -6,28 +6,37 @@ use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
 use crate::wire::{
     error::{self, Sent},
     number::{self, Numbered},
+    scripts::Script,
     server::{self, ServerFacts},
 };
 
-/// Sends a script that the server did not know by its hash with its code. The refusal that said so has no number, and if it
-/// came twice, it would be taken for the answer to this: so a question goes right behind it, whose answer has one.
+/// Sends commands anew whose scripts the server did not know by their hashes, the first of each script with its code: then it knows
+/// the others. They leave together, however many they are: one after the other they would not be answered in time. The refusal that
+/// said so has no number, and if it came twice, it would be taken for the answer to this: so a question goes right behind, whose
+/// answer has one. `asking` is for a single command.
 ///
 /// # Errors
 /// If an answer belongs to another question.
-pub(crate) async fn run_with_code(
+pub(crate) async fn run_with_code<'a>(
     driver: &mut MultiplexedConnection,
-    command: Cmd,
+    commands: impl Iterator<Item = &'a Cmd>,
     asking: bool,
     number: u64,
-) -> RedisResult<Value> {
-    let mut requests = Pipeline::with_capacity(3);
+) -> RedisResult<Vec<Value>> {
+    let mut requests = Pipeline::new();
     if asking {
         requests.cmd("ASKING");
     }
-    requests.add_command(command).add_command(number::echo(number));
+    let mut told: Vec<&Script> = Vec::new();
+    for command in commands {
+        let unknown = Script::of(command).filter(|script| !told.iter().any(|other| std::ptr::eq(*other, *script)));
+        told.extend(unknown);
+        requests.add_command(unknown.map_or_else(|| command.clone(), |script| script.by_code(command)));
+    }
+    requests.add_command(number::echo(number));
     let mut replies = driver.send_packed_commands(&requests, 0, requests.len()).await?;
     number::heard(number, &replies.pop().unwrap_or_default())?;
-    Ok(replies.pop().unwrap_or_default())
+    Ok(replies.split_off(usize::from(asking).min(replies.len())))
 }
 
 /// Makes sure that a refusal, if it is one, belongs to the question that was asked last: then the next reply is the one to

@@ -96,7 +96,7 @@ impl ReplicaWait {
         let within = u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).max(1);
         requests.cmd("WAIT").arg(self.wanted).arg(within);
         let bound = self.within + self.timeout;
-        let replies = connection.run_all(None, &requests, bound, Sent::ReadOnly).await?;
+        let replies = connection.run_all(&requests, bound, Sent::ReadOnly).await?;
         let [made, extended, reply] = <[Value; 3]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
         if connection.accept(extended, Sent::ReadOnly)? != Value::Int(1) {
             connection.accept(made, Sent::ReadOnly)?;

@@ -29,7 +29,7 @@ pub(crate) type Told = (u64, Vec<Range>);
 
 /// Asks a member that there is a connection to.
 pub(crate) async fn ask(host: &str, connection: &Connection, bound: Duration) -> Result<Told> {
-    let replies = connection.run_all(None, &questions(), bound, Sent::ReadOnly).await?;
+    let replies = connection.run_all(&questions(), bound, Sent::ReadOnly).await?;
     read(replies, host)
 }
 

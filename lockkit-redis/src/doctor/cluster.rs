@@ -66,7 +66,7 @@ async fn replicas(config: &RedisConfig, member: &Address) -> Result<Vec<Address>
     let connection = dialer.connection().await?;
     let mut requests = Pipeline::new();
     requests.cmd("CLUSTER").arg("NODES");
-    let replies = connection.run_all(None, &requests, config.timeout, Sent::ReadOnly).await?;
+    let replies = connection.run_all(&requests, config.timeout, Sent::ReadOnly).await?;
     let nodes = replies.into_iter().next().and_then(|reply| redis::from_redis_value::<String>(reply).ok());
     let nodes = nodes.unwrap_or_default();
     Ok(nodes.lines().filter_map(|line| replica(line, &member.0, config.tls)).collect())

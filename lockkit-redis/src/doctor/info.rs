@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lockkit_core::Finding;
+use lockkit_core::{ErrorKind, Finding};
 
 use crate::wire::server::{field, version};
 
@@ -78,6 +78,20 @@ pub(super) fn replicas(info: &str) -> Option<Finding> {
     let summary = format!("replicas are attached ({replicas}): a failover can give away locks that are held");
     let advice = "replication is asynchronous: check fences at the resource, or use a Redlock quorum";
     Some(Finding::warning("replicas", summary, advice))
+}
+
+/// As many as the URL asks for have to acknowledge every grant.
+pub(super) fn confirming(info: &str, wanted: u32) -> Option<Finding> {
+    let attached = field(info, "connected_slaves").parse::<u32>().unwrap_or(0);
+    let summary = format!("{attached} of the {wanted} replicas are attached that have to confirm each grant: no lock can be taken");
+    let advice = "bring the others back, or ask for fewer (replicas=)";
+    (attached < wanted).then(|| Finding::error(ErrorKind::Unavailable, "replicas", summary, advice))
+}
+
+/// That INFO is refused is worse where servers can take over from each other.
+pub(super) fn needed(refused: &mut Finding) {
+    let summary = "the user may not use INFO: no lock can be taken, for every script asks who is in charge";
+    *refused = Finding::error(ErrorKind::Denied, refused.code, summary, refused.advice.clone());
 }
 
 /// Replicas of a server that another may take the place of. Somebody should be able to.

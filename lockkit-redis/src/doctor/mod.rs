@@ -16,7 +16,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lockkit_core::{ClockOffset, Finding, Result, Token};
+use lockkit_core::{ClockOffset, ErrorKind, Finding, Result, Token};
 use redis::{Pipeline, Value};
 
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
         address::Address,
         error::Sent,
         name::Names,
-        scripts::{INSPECT, PROBE},
+        scripts::PROBE,
         server::{self, ServerFacts},
     },
 };
@@ -129,6 +129,9 @@ impl<'a> Doctor<'a> {
     async fn examine(&self) -> Result<Examination> {
         let connection = self.dialer.connection().await?;
         let (info, mut findings) = ask_info(&self.dialer, &connection, self.bound).await?;
+        if self.patient.part != Part::Alone {
+            findings.iter_mut().for_each(info::needed);
+        }
         let settings = self.settings(&connection).await?;
         findings.extend(server::judge(&info, self.as_cluster));
         if !info.is_empty() {
@@ -139,6 +142,9 @@ impl<'a> Doctor<'a> {
                 Part::Primary => Some(info::followers(&info)),
                 Part::Successor => None,
             });
+            if self.patient.part != Part::Successor {
+                findings.extend(info::confirming(&info, self.dialer.replicas()));
+            }
             findings.extend(self.isolation(&info));
             findings.extend(info::connections(&info));
         }
@@ -177,12 +183,12 @@ impl<'a> Doctor<'a> {
 
     /// Where another server takes over by itself, the former one should know when to stop. A successor will be one.
     fn isolation(&self, info: &str) -> Option<Finding> {
-        let can_be_replaced = self.patient.part != Part::Alone && !self.dialer.asks_replicas();
+        let can_be_replaced = self.patient.part != Part::Alone && self.dialer.replicas() == 0;
         server::judge_isolation(info).filter(|_| can_be_replaced)
     }
 
     async fn ask(&self, connection: &Connection, requests: &Pipeline) -> Result<Vec<Value>> {
-        connection.run_all(None, requests, self.bound, Sent::ReadOnly).await
+        connection.run_all(requests, self.bound, Sent::ReadOnly).await
     }
 
     fn password(&self) -> Option<Finding> {
@@ -193,15 +199,12 @@ impl<'a> Doctor<'a> {
 
     async fn access(&self, connection: &Connection) -> Result<Vec<Finding>> {
         let subject = Subject::new(self.names, &Token::random()?, self.dialer.username(), &self.patient.slots);
-        let bound = self.bound;
-        let basics = connection.run_all(Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
-        let mut findings = subject.judge_basics(basics);
+        let mut findings = subject.judge_basics(self.ask(connection, &subject.basics()).await?);
         let mut script = PROBE.by_hash(2, 0, subject.key.len() + subject.counter.len());
         script.arg(&subject.key).arg(&subject.counter);
         let mut requests = Pipeline::new();
         requests.add_command(script);
-        let answer = connection.run_all(Some(&PROBE), &requests, bound, Sent::ReadOnly).await?;
-        match answer.into_iter().next() {
+        match self.ask(connection, &requests).await?.pop() {
             Some(reply @ Value::ServerError(_)) => {
                 let refusal = access::refusal(reply);
                 if findings.iter().all(|finding| finding.code != "scripts") {
@@ -216,6 +219,9 @@ impl<'a> Doctor<'a> {
         }
         if findings.iter().all(|finding| finding.code != "channels") {
             findings.extend(self.waiting(connection, &subject).await?);
+        }
+        if self.dialer.replicas() > 0 {
+            findings.extend(self.confirming(connection, &subject).await?);
         }
         if findings.iter().all(|finding| finding.code != "scripts") {
             findings.extend(self.inspection(connection, &subject).await?);
@@ -237,6 +243,18 @@ impl<'a> Doctor<'a> {
         let (commands, refusals): (Vec<_>, Vec<_>) =
             COMMANDS.iter().zip(refusals).filter_map(|(command, refusal)| Some((*command, refusal?))).unzip();
         Ok(refusals.first().map(|refusal| subject.judge_channels(&commands, refusal)))
+    }
+
+    /// Whether it is possible to wait for replicas.
+    async fn confirming(&self, connection: &Connection, subject: &Subject<'_>) -> Result<Option<Finding>> {
+        let mut requests = Pipeline::new();
+        requests.cmd("WAIT").arg(0).arg(1);
+        let refusal = self.ask(connection, &requests).await?.pop().and_then(access::refusal);
+        Ok(refusal.filter(access::Refusal::is_lasting).map(|refusal| {
+            let summary = format!("WAIT is refused ({}): no replica can confirm a grant", refusal.why());
+            let advice = format!("ACL SETUSER {} +wait, or do without replicas=", subject.user);
+            Finding::error(ErrorKind::Denied, "replicas", summary, advice)
+        }))
     }
 
     /// Whether locks can be listed.

@@ -82,7 +82,7 @@ async fn ask(config: &RedisConfig, address: &Address, primary: &str, login: &Log
     for question in ["REPLICAS", "CKQUORUM"] {
         requests.cmd("SENTINEL").arg(question).arg(primary);
     }
-    let replies = connection.run_all(None, &requests, config.timeout, Sent::ReadOnly).await?;
+    let replies = connection.run_all(&requests, config.timeout, Sent::ReadOnly).await?;
     let [master, named, replicas, quorum] =
         <[Value; 4]>::try_from(replies).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
     let (address, epoch) = sentinel::read(&[master.clone(), named], primary)?;

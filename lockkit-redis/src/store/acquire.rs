@@ -124,10 +124,9 @@ impl RedisStore {
         let reply = match channel {
             None => connection.request(request, guard, route.asking, acquisition.bound).await,
             Some(channel) => {
-                let (script, request) = request::alone(&request, guard);
                 let mut requests = Pipeline::with_capacity(2);
-                requests.cmd("SUBSCRIBE").arg(channel).add_command(request);
-                let replies = Box::pin(connection.run_all(Some(script), &requests, acquisition.bound, Sent::Yes)).await;
+                requests.cmd("SUBSCRIBE").arg(channel).add_command(request::alone(&request, guard));
+                let replies = Box::pin(connection.run_all(&requests, acquisition.bound, Sent::Yes)).await;
                 replies.and_then(|replies| subscribed(&connection, replies))
             }
         };
@@ -161,11 +160,9 @@ impl RedisStore {
         let mut ending = String::with_capacity(Token::TEXT_LEN + 1);
         value::push_token(&mut ending, &from);
         acquisition.request(connection)?.push_arguments(command.arg(ending));
-        if let Some(epoch) = epoch {
-            command.arg(&epoch.mark).arg(&epoch.id);
-        }
+        connection.push_epoch(&mut command);
         let sent = acquisition.clock.now();
-        let reply = connection.run(script, &command, route.asking, acquisition.bound, Sent::Yes).await?;
+        let reply = connection.run(&command, route.asking, acquisition.bound, Sent::Yes).await?;
         match acquisition.read(reply, sent, acquisition.floor(connection)?)? {
             Answer::Granted(hold) => {
                 self.ordered.forget(&from);
@@ -238,7 +235,7 @@ fn subscribed(connection: &Connection, replies: Vec<Value>) -> Result<Value> {
 pub(super) async fn explain(connection: &Connection, acquisition: &Acquisition<'_>, cause: Error) -> Error {
     let mut requests = Pipeline::with_capacity(2);
     requests.cmd("TYPE").arg(&acquisition.lock).cmd("TYPE").arg(name::counter(&acquisition.lock));
-    let types = connection.run_all(None, &requests, acquisition.bound, Sent::ReadOnly).await;
+    let types = connection.run_all(&requests, acquisition.bound, Sent::ReadOnly).await;
     match types.as_deref() {
         Ok([Value::SimpleString(lock), Value::SimpleString(counter)]) => {
             error::wrong_type(cause, &acquisition.request.claim.key, lock, counter)

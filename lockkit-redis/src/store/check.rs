@@ -11,7 +11,6 @@ use crate::{
     wire::{
         access::Subject,
         error::{self, Sent},
-        scripts::INSPECT,
         server,
     },
 };
@@ -57,7 +56,7 @@ async fn ask(store: &RedisStore, node: &Node) -> Result<Vec<String>> {
     // A server that can't keep locks has nothing more to say.
     let mut warnings = Finding::admit(&findings)?;
     let subject = Subject::new(&store.names, &Token::random()?, dialer.username(), &[]);
-    let replies = connection.run_all(Some(&INSPECT), &subject.basics(), bound, Sent::ReadOnly).await?;
+    let replies = connection.run_all(&subject.basics(), bound, Sent::ReadOnly).await?;
     warnings.extend(Finding::admit(&subject.judge_basics(replies))?);
     if let Some(replicas) = &node.replicas {
         replicas.confirm(&*node.dialer.connection().await?).await?;
@@ -73,7 +72,7 @@ pub(crate) async fn ask_info(
 ) -> Result<(String, Vec<Finding>)> {
     let mut requests = Pipeline::new();
     requests.cmd("INFO");
-    let replies = connection.run_all(None, &requests, bound, Sent::ReadOnly).await?;
+    let replies = connection.run_all(&requests, bound, Sent::ReadOnly).await?;
     match replies.into_iter().next() {
         Some(Value::ServerError(e)) => match error::map(&e.into(), Sent::ReadOnly) {
             e if matches!(e.kind(), ErrorKind::Denied | ErrorKind::Unsupported) => {
@@ -93,12 +92,12 @@ async fn backlog(dialer: &Dialer, connection: &Connection, bound: Duration) -> R
     let Some(pause) = dialer.pause() else { return Ok(None) };
     let mut requests = Pipeline::new();
     requests.cmd("CONFIG").arg("GET").arg(BACKLOG);
-    let reply = connection.run_all(None, &requests, bound, Sent::ReadOnly).await?.pop().unwrap_or_default();
+    let reply = connection.run_all(&requests, bound, Sent::ReadOnly).await?.pop().unwrap_or_default();
     let setting = redis::from_redis_value::<HashMap<String, String>>(reply).unwrap_or_default();
     Ok(server::judge_backlog(setting.get(BACKLOG).map(String::as_str), pause))
 }
 
 /// Where another server takes over by itself, the former one should know when to stop.
 fn isolation(dialer: &Dialer, info: &str) -> Option<Finding> {
-    if dialer.fails_over() && !dialer.asks_replicas() { server::judge_isolation(info) } else { None }
+    if dialer.fails_over() && dialer.replicas() == 0 { server::judge_isolation(info) } else { None }
 }

@@ -58,7 +58,7 @@ async fn scan(store: &RedisStore, node: &Node, start: &str, names: &mut BTreeSet
             let mut requests = Pipeline::with_capacity(1);
             requests.cmd("SCAN").arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(PAGE);
             requests.arg("TYPE").arg("string");
-            let replies = connection.run_all(None, &requests, store.timeout, Sent::ReadOnly).await?;
+            let replies = connection.run_all(&requests, store.timeout, Sent::ReadOnly).await?;
             let reply = replies.into_iter().next().unwrap_or_default();
             let reply = connection.accept(reply, Sent::ReadOnly)?;
             let (next, keys): (Vec<u8>, Vec<Vec<u8>>) =
@@ -123,7 +123,7 @@ async fn read_at(store: &RedisStore, node: &Node, keys: &[&LockKey]) -> Result<V
             }
             requests.add_command(script);
         }
-        let replies = connection.run_all(Some(&INSPECT), &requests, store.timeout, Sent::ReadOnly).await?;
+        let replies = connection.run_all(&requests, store.timeout, Sent::ReadOnly).await?;
         let sharers = sharers_at(store, &connection, &locks, each).await;
         let odd = || error::odd_reply(Sent::ReadOnly);
         let mut replies = replies.into_iter();
@@ -162,7 +162,7 @@ async fn sharers_at(store: &RedisStore, connection: &Connection, locks: &[String
         requests.add_command(script);
     }
     let replies =
-        connection.run_all(Some(&SHARERS), &requests, store.timeout, Sent::ReadOnly).await.unwrap_or_default();
+        connection.run_all(&requests, store.timeout, Sent::ReadOnly).await.unwrap_or_default();
     let mut sharers = Vec::with_capacity(locks.len());
     for (reply, locks) in replies.into_iter().zip(locks.chunks(each)) {
         match reply {
@@ -192,7 +192,7 @@ async fn queue_at(store: &RedisStore, route: &Route, lock: &str) -> Result<Vec<W
     let connection = route.node.dialer.connection().await?;
     let mut script = WAITERS.by_hash(2, 1, 2 * lock.len() + 80);
     script.arg(&name::waiters(lock)).arg(KeyState::LONGEST_QUEUE);
-    let reply = connection.run(&WAITERS, &script, route.asking, store.timeout, Sent::ReadOnly).await?;
+    let reply = connection.run(&script, route.asking, store.timeout, Sent::ReadOnly).await?;
     let parts: Vec<Vec<u8>> = redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
     let waiter = |pair: &[Vec<u8>]| match pair {
         [mode, lease] => match Stored::parse(lease) {

@@ -24,7 +24,7 @@ use crate::{
     wire::{
         error::{self, Sent},
         name, redirect,
-        scripts::{QUEUE, QUEUE_GUARDED, Script},
+        scripts::{QUEUE, QUEUE_GUARDED},
         value,
     },
 };
@@ -134,20 +134,21 @@ impl RedisStore {
         }
         let floor = acquisition.floor(&connection)?;
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
-        let (mut take, from) = (Command::new(self, &connection, &acquisition.lock), acquisition.request.from);
+        let AcquireRequest { claim, from, .. } = acquisition.request;
         let what = if from.is_some() { "replace" } else { "take" };
-        take.token(what, &acquisition.request.claim.token).arg(first).arg(1);
-        take.take(&connection, acquisition, place.map(|place| &*place.channel));
+        let mut take = command(self, &connection, &acquisition.lock, what, &claim.token);
+        take.arg(first).arg(1);
+        push_wish(&mut take, &connection, acquisition, place.map(|place| &*place.channel));
         if let Some(from) = from {
-            take.command.arg(from.reveal());
+            take.arg(from.reveal());
         }
-        let (script, take) = take.end(&connection);
+        connection.push_epoch(&mut take);
         let sent = acquisition.clock.now();
         let reply = if requests.is_empty() {
-            connection.run(script, &take, route.asking, acquisition.bound, Sent::Yes).await
+            connection.run(&take, route.asking, acquisition.bound, Sent::Yes).await
         } else {
             requests.add_command(take);
-            let replies = connection.run_all(Some(script), &requests, acquisition.bound, Sent::Yes).await;
+            let replies = connection.run_all(&requests, acquisition.bound, Sent::Yes).await;
             replies.and_then(|replies| last(&connection, replies))
         };
         match reply {
@@ -192,10 +193,9 @@ impl RedisStore {
         }
         let pause = connection.epoch().and_then(|epoch| epoch.pause(self.info.clock.now()));
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
-        let mut end = Command::new(self, &connection, lock);
-        end.token("end", &claim.token).arg(first).arg(u8::from(pause.is_none()));
-        let (script, end) = end.end(&connection);
-        let reply = connection.run(script, &end, route.asking, self.timeout, Sent::Yes).await;
+        let mut end = command(self, &connection, lock, "end", &claim.token);
+        connection.push_epoch(end.arg(first).arg(u8::from(pause.is_none())));
+        let reply = connection.run(&end, route.asking, self.timeout, Sent::Yes).await;
         // When many give up at once, their releases take the room that giving up their channels needs.
         route.node.subscriptions.tidy();
         match reply? {
@@ -210,16 +210,13 @@ impl RedisStore {
 /// A command that renews a lease that shares its lock.
 pub(super) fn renewal(store: &RedisStore, connection: &Connection, renewal: &Renewal, ttl_ms: u64) -> Cmd {
     let text = |text: Option<String>| text.unwrap_or_default();
-    let mut renew = Command::new(store, connection, &store.names.lock(&renewal.claim.key));
-    renew.token("renew", &renewal.claim.token).arg(1).arg(0).arg(ttl_ms).arg(renewal.depth);
-    renew.command.arg(text(renewal.holder.as_ref().map(|holder| format!(":{}", holder.as_str()))));
-    renew.command.arg(text(renewal.fence_floor.map(|floor| floor.get().to_string())));
-    renew.end(connection).1
-}
-
-/// The script of such commands.
-pub(super) fn script(connection: &Connection) -> &'static Script {
-    if connection.epoch().is_some() { &QUEUE_GUARDED } else { &QUEUE }
+    let lock = store.names.lock(&renewal.claim.key);
+    let mut renew = command(store, connection, &lock, "renew", &renewal.claim.token);
+    renew.arg(1).arg(0).arg(ttl_ms).arg(renewal.depth);
+    renew.arg(text(renewal.holder.as_ref().map(|holder| format!(":{}", holder.as_str()))));
+    renew.arg(text(renewal.fence_floor.map(|floor| floor.get().to_string())));
+    connection.push_epoch(&mut renew);
+    renew
 }
 
 /// The answer to the last request, if what went before it did not fail.
@@ -247,49 +244,31 @@ impl HeldByAnother {
     }
 }
 
-/// A command that runs `queue.lua`.
-struct Command {
-    script: &'static Script,
-    command: Cmd,
+/// A command that runs `queue.lua`: what is to be done, and for which claim.
+fn command(store: &RedisStore, connection: &Connection, lock: &str, what: &str, token: &Token) -> Cmd {
+    let is_guarded = connection.epoch().is_some();
+    let (script, keys) = if is_guarded { (&*QUEUE_GUARDED, 6) } else { (&*QUEUE, 7) };
+    let mut command = script.by_hash(keys, 14, 8 * lock.len() + 500);
+    command.arg(&name::all(lock));
+    if !is_guarded {
+        command.arg(store.names.unused());
+    }
+    command.arg(what).arg(token.reveal());
+    command
 }
 
-impl Command {
-    fn new(store: &RedisStore, connection: &Connection, lock: &str) -> Self {
-        let (script, is_guarded) = (script(connection), connection.epoch().is_some());
-        let mut command = script.by_hash(if is_guarded { 6 } else { 7 }, 14, 8 * lock.len() + 500);
-        command.arg(&name::all(lock));
-        if !is_guarded {
-            command.arg(store.names.unused());
-        }
-        Self { script, command }
-    }
-
-    /// Adds what is to be done, and for which claim.
-    fn token(&mut self, what: &str, token: &Token) -> &mut Cmd {
-        self.command.arg(what).arg(token.reveal())
-    }
-
-    /// Adds what is asked for, with a place in the queue if there is a channel to listen at.
-    fn take(&mut self, connection: &Connection, acquisition: &Acquisition<'_>, channel: Option<&str>) {
-        let request = acquisition.request;
-        let mut tail = String::with_capacity(request.holder.as_str().len() + 24);
-        let mark = connection.epoch().map_or("", |epoch| &epoch.mark);
-        value::push_tail(&mut tail, request.fence.span, mark, &request.holder);
-        let kept = channel.map_or(0, |_| PLACE.as_millis());
-        let mode = match request.claim.mode {
-            Mode::Shared => "s".to_owned(),
-            Mode::Permit { limit } => format!("p{limit}"),
-            _ => "x".to_owned(),
-        };
-        self.command.arg(mode).arg(acquisition.ttl_ms).arg(request.fence.span).arg(request.fence.floor.offset(1).get());
-        self.command.arg(kept.to_string()).arg(channel.unwrap_or_default()).arg(tail);
-    }
-
-    /// Adds what goes before the script.
-    fn end(mut self, connection: &Connection) -> (&'static Script, Cmd) {
-        if let Some(epoch) = connection.epoch() {
-            self.command.arg(&epoch.mark).arg(&epoch.id);
-        }
-        (self.script, self.command)
-    }
+/// Adds what is asked for, with a place in the queue if there is a channel to listen at.
+fn push_wish(command: &mut Cmd, connection: &Connection, acquisition: &Acquisition<'_>, channel: Option<&str>) {
+    let request = acquisition.request;
+    let mut tail = String::with_capacity(request.holder.as_str().len() + 24);
+    let mark = connection.epoch().map_or("", |epoch| &epoch.mark);
+    value::push_tail(&mut tail, request.fence.span, mark, &request.holder);
+    let kept = channel.map_or(0, |_| PLACE.as_millis());
+    let mode = match request.claim.mode {
+        Mode::Shared => "s".to_owned(),
+        Mode::Permit { limit } => format!("p{limit}"),
+        _ => "x".to_owned(),
+    };
+    command.arg(mode).arg(acquisition.ttl_ms).arg(request.fence.span).arg(request.fence.floor.offset(1).get());
+    command.arg(kept.to_string()).arg(channel.unwrap_or_default()).arg(tail);
 }

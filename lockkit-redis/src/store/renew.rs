@@ -10,7 +10,6 @@ use redis::{Cmd, Pipeline, Value};
 use crate::{
     client::{
         connection::Connection,
-        epoch::Epoch,
         node::{Node, Sorted},
     },
     store::{RedisStore, order},
@@ -25,8 +24,6 @@ use crate::{
 
 /// How many leases one script extends: the server serves nobody else while it runs, some 0.1 ms.
 const CHUNK: usize = 128;
-/// How many scripts are sent, and answered, together.
-const BATCH: usize = 16;
 /// How often leases are asked for that turn out to be elsewhere in a cluster.
 const ROUNDS: u32 = 3;
 
@@ -64,7 +61,9 @@ pub(crate) async fn renew(store: &RedisStore, renewals: &[Renewal]) -> Vec<Resul
         if moved.is_empty() {
             break;
         }
-        store.nodes.redirect(&redirects).await;
+        if !redirects.is_empty() {
+            store.nodes.redirect(&redirects).await;
+        }
         todo = moved;
     }
     answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(error::odd_reply(Sent::Yes)))).collect()
@@ -104,19 +103,14 @@ async fn renew_at(
     let bound = store.timeout.min(shortest / 6);
     // Leases of the same ttl share a script. It is usually the same for all, so there is nothing to sort. In a cluster
     // they would have to share a slot as well, which is not worth looking for.
-    let (chunk, batch) = if store.nodes.is_cluster() { (1, CHUNK) } else { (CHUNK, BATCH) };
+    let chunk = if store.nodes.is_cluster() { 1 } else { CHUNK };
     let kind = |item: &Item| (item.shares, item.alone, item.changes, item.ttl);
     todo.sort_by_key(kind);
     let chunks: Vec<&[Item]> = todo
         .chunk_by(|a, b| kind(a) == kind(b))
         .flat_map(|alike| alike.chunks(if alike[0].alone { 1 } else { chunk }))
         .collect();
-    let batches: Vec<_> = chunks
-        .chunk_by(|a, b| a[0].shares == b[0].shares)
-        .flat_map(|alike| alike.chunks(batch))
-        .map(|chunks| send(store, &connection, renewals, bound, chunks))
-        .collect();
-    let mut answers: Answers = join_all(batches.into_iter()).await.into_iter().flatten().collect();
+    let mut answers = send(store, &connection, renewals, bound, &chunks).await;
     if let Some(replicas) = &node.replicas
         && answers.iter().any(|(_, answer)| matches!(answer, Ok(Renewed::Held(_))))
         && let Err(e) = replicas.confirm(&connection).await
@@ -124,9 +118,7 @@ async fn renew_at(
         let held = answers.iter_mut().filter(|(_, answer)| matches!(answer, Ok(Renewed::Held(_))));
         held.for_each(|(_, answer)| *answer = Err(e.clone().unknown_effect()));
     }
-    if let Some(e) = answers.iter().find_map(|(_, answer)| answer.as_ref().err()) {
-        store.nodes.note_failure(e);
-    }
+    answers.iter().filter_map(|(_, answer)| answer.as_ref().err()).for_each(|e| store.nodes.note_failure(e));
     answers
 }
 
@@ -161,7 +153,7 @@ fn lock(store: &RedisStore, renewals: &[Renewal], item: &Item) -> String {
 
 type Answers = Vec<(Item, Result<Renewed>)>;
 
-/// Sends a few scripts together, and gives the answers that belong to each renewal.
+/// Sends the scripts together, and gives the answers that belong to each renewal.
 async fn send(
     store: &RedisStore,
     connection: &Connection,
@@ -173,17 +165,12 @@ async fn send(
     for chunk in chunks {
         requests.add_command(match chunk {
             [Item { shares: true, index, ttl, .. }] => order::renewal(store, connection, &renewals[*index], *ttl),
-            _ => script(store, connection.epoch(), renewals, chunk),
+            _ => script(store, connection, renewals, chunk),
         });
     }
-    let script = match chunks.first() {
-        Some([Item { shares: true, .. }]) => order::script(connection),
-        _ if connection.epoch().is_some() => &*RENEW_GUARDED,
-        _ => &*RENEW,
-    };
     let sent = store.info.clock.now();
-    let mut answers = Vec::with_capacity(chunks.len() * chunks.first().map_or(0, |chunk| chunk.len()));
-    match connection.run_all(Some(script), &requests, bound, Sent::Yes).await {
+    let mut answers = Vec::with_capacity(chunks.iter().map(|chunk| chunk.len()).sum());
+    match connection.run_all(&requests, bound, Sent::Yes).await {
         Ok(replies) => {
             for (chunk, reply) in chunks.iter().zip(replies) {
                 match connection.accept(reply, Sent::Yes) {
@@ -214,10 +201,10 @@ async fn send(
     answers
 }
 
-fn script(store: &RedisStore, epoch: Option<&Epoch>, renewals: &[Renewal], chunk: &[Item]) -> Cmd {
+fn script(store: &RedisStore, connection: &Connection, renewals: &[Renewal], chunk: &[Item]) -> Cmd {
     let changes = chunk[0].changes;
     let (keys_each, args_each) = if changes { (2, 4) } else { (1, 1) };
-    let script = if epoch.is_some() { &*RENEW_GUARDED } else { &*RENEW };
+    let script = if connection.epoch().is_some() { &*RENEW_GUARDED } else { &*RENEW };
     let mut cmd =
         script.by_hash(chunk.len() * keys_each, 4 + chunk.len() * args_each, 50 + chunk.len() * args_each * 80);
     let locks = || chunk.iter().map(|item| lock(store, renewals, item));
@@ -240,9 +227,7 @@ fn script(store: &RedisStore, epoch: Option<&Epoch>, renewals: &[Renewal], chunk
     for renewal in chunk.iter().filter(|_| changes).map(|item| &renewals[item.index]) {
         cmd.arg(renewal.holder.as_ref().map_or_else(String::new, |holder| format!(":{}", holder.as_str())));
     }
-    if let Some(epoch) = epoch {
-        cmd.arg(&epoch.mark).arg(&epoch.id);
-    }
+    connection.push_epoch(&mut cmd);
     cmd
 }
 

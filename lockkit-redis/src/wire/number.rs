@@ -14,7 +14,7 @@ use std::io;
 
 use redis::{Cmd, Pipeline, RedisResult, ServerError, Value};
 
-use crate::wire::scripts::Script;
+use crate::wire::scripts;
 
 /// A question that changes nothing and needs no more permissions than any script.
 const ECHO: &str = "return ARGV[1]";
@@ -80,7 +80,7 @@ impl Numbered {
         let mut numbers = Vec::with_capacity(answers + 1);
         for request in requests.cmd_iter() {
             let mut request = request.clone();
-            let its_number = Script::is_run_by(&request).then(&number);
+            let its_number = scripts::is_by_hash(&request).then(&number);
             its_number.iter().for_each(|number| _ = request.arg(*number));
             numbers.push(its_number);
             numbered.add_command(request);

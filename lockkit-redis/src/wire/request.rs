@@ -146,11 +146,9 @@ pub(crate) fn command<'a>(
     cmd
 }
 
-/// A command that carries out a single request, and its script; with a `guard` only on the server with this replication
-/// id.
-pub(crate) fn alone(request: &Request, guard: Option<&str>) -> (&'static Script, Cmd) {
-    let script = if guard.is_some() { &*BATCH_GUARDED } else { &*BATCH };
-    (script, command(script, std::iter::once(request), guard))
+/// A command that carries out a single request; with a `guard` only on the server with this replication id.
+pub(crate) fn alone(request: &Request, guard: Option<&str>) -> Cmd {
+    command(if guard.is_some() { &BATCH_GUARDED } else { &BATCH }, std::iter::once(request), guard)
 }
 
 /// The answer to a request that was alone; or the error of all.

@@ -55,6 +55,27 @@ pub(crate) static FENCED_SHARED: LazyLock<Script> = LazyLock::new(|| Script::new
 #[cfg(feature = "doctor")]
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/probe.lua")]));
 
+/// All that are run by their hashes.
+static ALL: &[&LazyLock<Script>] = &[
+    &BATCH,
+    &BATCH_GUARDED,
+    &RENEW,
+    &RENEW_GUARDED,
+    &REPLACE,
+    &REPLACE_GUARDED,
+    &QUEUE,
+    &QUEUE_GUARDED,
+    &INSPECT,
+    &SHARERS,
+    &WAITERS,
+    &RECORD,
+    &RECORD_GUARDED,
+    &FENCED,
+    &FENCED_SHARED,
+    #[cfg(feature = "doctor")]
+    &PROBE,
+];
+
 /// A script and its name on the server.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -93,27 +114,48 @@ impl Script {
         cmd
     }
 
-    /// Whether a command runs a script by its hash.
-    pub(crate) fn is_run_by(cmd: &Cmd) -> bool {
-        matches!(cmd.args_iter().next(), Some(redis::Arg::Simple(b"EVALSHA")))
+    /// The script that a command runs by its hash.
+    pub(crate) fn of(cmd: &Cmd) -> Option<&'static Self> {
+        let mut words = words(cmd);
+        let hash = words.next().filter(|word| *word == b"EVALSHA").and_then(|_| words.next())?;
+        ALL.iter().map(|script| &***script).find(|script| script.sha.as_bytes() == hash)
     }
 
     /// The same command with the code in place of the hash, for a server that does not know it (`NOSCRIPT`).
     pub(crate) fn by_code(&self, by_hash: &Cmd) -> Cmd {
         let mut cmd = Cmd::new();
         cmd.arg("EVAL").arg(&self.code);
-        for argument in by_hash.args_iter().skip(2) {
-            if let redis::Arg::Simple(bytes) = argument {
-                cmd.arg(bytes);
-            }
+        for word in words(by_hash).skip(2) {
+            cmd.arg(word);
         }
         cmd
     }
 }
 
+/// Whether a command runs a script by its hash.
+pub(crate) fn is_by_hash(cmd: &Cmd) -> bool {
+    words(cmd).next() == Some(b"EVALSHA")
+}
+
+fn words(cmd: &Cmd) -> impl Iterator<Item = &[u8]> {
+    cmd.args_iter().filter_map(|word| if let redis::Arg::Simple(bytes) = word { Some(bytes) } else { None })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_script_is_known_by_its_hash() {
+        let made = include_str!("scripts.rs").lines().filter(|line| line.contains("LazyLock::new(|| Script::new(&"));
+        // Two are spread over two lines each, and this is one, too.
+        assert_eq!(made.count() - 1, ALL.len());
+        for script in ALL {
+            let found = Script::of(&script.by_hash(0, 0, 0)).expect("it is one of them");
+            assert_eq!(found.code, script.code);
+        }
+        assert!(Script::of(&EPOCH.by_own_code(0)).is_none());
+    }
 
     #[test]
     fn the_code_replaces_the_hash() {

@@ -105,6 +105,20 @@ async fn replicas_are_found_from_both_sides() {
     assert_eq!(codes(&found), [(Severity::Error, "role"), (Severity::Error, "writes")]);
 }
 
+/// Connecting is refused, too.
+#[tokio::test]
+async fn replicas_that_can_not_confirm_are_found() {
+    let server = Server::start().await;
+    let config: RedisConfig = server.url("?replicas=1").parse().expect("url");
+    only(&beyond_default(&config).await, Severity::Error, "replicas", "0 of the 1 replicas");
+    assert_eq!(RedisStore::connect(config).await.expect_err("none").kind(), ErrorKind::Unavailable);
+    raw::<()>(&mut server.raw(), "ACL SETUSER app on >pw ~* &* +@all -wait");
+    let config = server.url("?replicas=1").replace("//", "//app:pw@").parse().expect("url");
+    let found = beyond_default(&config).await;
+    assert!(found.iter().any(|finding| finding.summary.contains("WAIT is refused")), "{found:#?}");
+    assert_eq!(RedisStore::connect(config).await.expect_err("denied").kind(), ErrorKind::Denied);
+}
+
 #[tokio::test]
 async fn a_member_of_a_cluster_is_found() {
     let server = Server::start_with(&["--cluster-enabled", "yes"]).await;

@@ -283,6 +283,12 @@ async fn the_documented_permissions_suffice_in_a_cluster() {
     for name in ["a", "b", "c", "d"] {
         hold(&store, &claim(name)).await;
     }
+    allow("+cluster|slots +cluster|info +cluster|nodes -info");
+    let found = troubles(&url).await;
+    let refused = found.iter().find(|finding| finding.code == "info").expect("a finding");
+    assert_eq!(refused.severity, Severity::Error, "{refused:?}");
+    let error = RedisStore::from_url(&url).await.expect_err("every script asks who is in charge");
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     allow("+cluster|info");
     let error = diagnose(&config(&url)).await.expect_err("nobody may say who serves what");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");

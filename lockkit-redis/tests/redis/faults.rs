@@ -6,9 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockkit_core::{Effect, ErrorKind, LockStore, Locker, LossReason, Query, Release, Renewal};
+use lockkit_core::{Claim, Effect, ErrorKind, LockStore, Locker, LossReason, Mode, Query, Release, Renewal};
 use lockkit_redis::{RedisConfig, RedisStore, ServerFacts};
-use lockkit_testkit::faults::ServerClock;
+use lockkit_testkit::faults::{Direction, Proxy, ServerClock};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -32,6 +32,27 @@ async fn a_forgotten_script_is_sent_again() {
     contended(store.acquire(&request(&claim("a"), Duration::from_millis(10))).await.expect("acquire"));
     forget();
     free(&store, &mine).await;
+}
+
+/// One after the other they would not be answered in time.
+#[tokio::test]
+async fn many_requests_with_a_forgotten_script_are_sent_again_together() {
+    const MANY: usize = 64;
+    let server = Server::start().await;
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into()).await.expect("a proxy");
+    let store = RedisStore::connect(RedisConfig::new("127.0.0.1", proxy.addr().port())).await.expect("connect");
+    let shared = |name: String| Claim { mode: Mode::Shared, ..claim(&name) };
+    let claims: Vec<Claim> = (0..MANY).map(|number| shared(number.to_string())).collect();
+    for claim in &claims {
+        hold(&store, claim).await;
+    }
+    let renewals: Vec<_> =
+        claims.iter().map(|claim| Renewal { ttl: Duration::from_secs(6), ..renewal(claim) }).collect();
+    proxy.delay(Direction::ToServer, Duration::from_millis(100));
+    raw::<()>(&mut server.raw(), "SCRIPT FLUSH");
+    for renewed in store.renew(&renewals).await {
+        held(renewed);
+    }
 }
 
 #[tokio::test]
