@@ -163,7 +163,7 @@ async fn a_release_that_overtakes_what_was_abandoned_is_repeated() {
     let config = lockkit_redis::RedisConfig::new("127.0.0.1", front).timeout(BOUND);
     let locker = Locker::new(RedisStore::connect(config).await.expect("connect"));
     // So that the server knows the script.
-    locker.lock("c").try_acquire().await.expect("acquire").expect("free").release().await.expect("release");
+    _ = locker.lock("c").try_acquire().await.expect("acquire").expect("free").release().await.expect("release");
     let mut connection = server.raw();
     let mut ran = || {
         let told = raw::<String>(&mut connection, "INFO commandstats");
