@@ -7,10 +7,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -53,24 +50,19 @@ pub(crate) struct Cluster {
     alarm: Alarm,
     seeds: Vec<Address>,
     map: RwLock<Arc<Map>>,
-    is_stale: AtomicBool,
-    rounds: Arc<Rounds<Result<()>>>,
-    /// When the map was last asked for, successfully.
-    asked: Mutex<Option<Instant>>,
+    /// When a member failed last.
+    failed: Mutex<Option<Instant>>,
+    rounds: Rounds<Result<()>>,
     /// Servers that slots are on their way to and that serve none yet. Nothing is granted there, so they keep no note.
     guests: Mutex<HashMap<Address, Arc<Node>>>,
     /// Where this was made, and where the connections to members are to live.
     home: Option<Handle>,
 }
 
-/// Makes the map stale again, unless it was asked for to the end.
-struct Asking<'a> {
-    is_stale: &'a AtomicBool,
-    is_told: bool,
-}
-
 #[derive(Debug, Default)]
 struct Map {
+    /// When it was asked for.
+    asked: Option<Instant>,
     /// Which member serves which slots, in order.
     ranges: Vec<(u16, u16, Arc<Node>)>,
     /// The servers in `ranges`.
@@ -86,12 +78,9 @@ impl Cluster {
             Topology::Single | Topology::Sentinel { .. } => Vec::new(),
         };
         let config = RedisConfig { topology: Topology::Single, ..config };
-        let is_stale = AtomicBool::new(true);
-        let (map, asked, guests) = <(RwLock<_>, Mutex<_>, Mutex<_>)>::default();
-        // Two questions, if the first one is in vain.
-        let rounds = Rounds::new(config.timeout.saturating_mul(2));
-        let home = Handle::try_current().ok();
-        Self { config, names, alarm, seeds, map, is_stale, rounds, asked, guests, home }
+        let (map, failed, guests) = <(RwLock<_>, Mutex<_>, Mutex<_>)>::default();
+        let (rounds, home) = (Rounds::new(), Handle::try_current().ok());
+        Self { config, names, alarm, seeds, map, failed, rounds, guests, home }
     }
 
     /// See [`Nodes::route`](crate::client::nodes::Nodes::route).
@@ -129,7 +118,7 @@ impl Cluster {
     /// After a failure of a member the map is asked for before it is used again.
     pub(crate) fn note_failure(&self, error: &Error) {
         if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::TimedOut) {
-            self.is_stale.store(true, Ordering::Release);
+            *unpoisoned(&self.failed) = Some(Instant::now());
         }
     }
 
@@ -165,12 +154,11 @@ impl Cluster {
     /// The map, asked for if there is reason to. If nobody answers soon, the one that there was still helps to reach the
     /// members that it has right.
     async fn fresh(self: &Arc<Self>) -> Result<Arc<Map>> {
-        if self.is_stale.load(Ordering::Acquire) {
-            if self.map().ranges.is_empty() {
-                self.refresh(false).await?;
-            } else {
-                self.look(false).await;
-            }
+        let map = self.map();
+        match map.asked {
+            Some(asked) if *unpoisoned(&self.failed) <= Some(asked) => return Ok(map),
+            Some(_) => self.look(false).await,
+            None => self.refresh(false).await?,
         }
         Ok(self.map())
     }
@@ -182,28 +170,25 @@ impl Cluster {
 
     /// Asks the members for the map, once for all who want it at the same time.
     async fn refresh(self: &Arc<Self>, is_wrong: bool) -> Result<()> {
-        let asked = *unpoisoned(&self.asked);
-        if !is_wrong && asked.is_some_and(|asked| asked.elapsed() < FRESH) {
+        if !is_wrong && self.map().asked.is_some_and(|asked| asked.elapsed() < FRESH) {
             return Ok(());
         }
-        let cluster = Arc::clone(self);
-        let outcome = self.rounds.join(async move { cluster.ask().await }).await?;
-        let ended = || Error::new(ErrorKind::Unavailable, "the question to the cluster ended with its runtime");
-        outcome.unwrap_or_else(|| Err(ended()))
+        let ask = || {
+            let cluster = Arc::clone(self);
+            async move { cluster.ask().await }
+        };
+        // Two questions, if the first one is in vain.
+        self.rounds.join(self.config.timeout.saturating_mul(2), ask).await?
     }
 
     async fn ask(&self) -> Result<()> {
         let asked = Instant::now();
-        self.is_stale.store(false, Ordering::Release);
-        let mut asking = Asking { is_stale: &self.is_stale, is_told: false };
         let map = self.map();
         let mut told = self.newest(map.questions(self.config.timeout)).await;
         if told.is_err() {
             told = self.newest(self.questions_to_all(&map)).await;
         }
-        self.adopt(told?);
-        *unpoisoned(&self.asked) = Some(asked);
-        asking.is_told = true;
+        self.adopt(asked, told?);
         Ok(())
     }
 
@@ -225,10 +210,14 @@ impl Cluster {
         questions
     }
 
-    /// Takes over a map. Servers that were there before are kept, with their connections; the others' end.
-    fn adopt(&self, told: Vec<Range>) {
+    /// Takes over a map, unless there is one that was asked for later: an answer may have taken long, on a runtime that was not
+    /// driven. Servers that were there before are kept, with their connections; the others' end.
+    fn adopt(&self, asked: Instant, told: Vec<Range>) {
         let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
-        let mut map = Map::default();
+        if current.asked > Some(asked) {
+            return;
+        }
+        let mut map = Map { asked: Some(asked), ..Map::default() };
         let mut slots: HashMap<&Address, Vec<(u16, u16)>> = HashMap::new();
         for Range { first, last, addresses } in &told {
             map.addresses.extend(addresses.iter().cloned());
@@ -301,14 +290,6 @@ impl Cluster {
     }
 }
 
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        if !self.is_told {
-            self.is_stale.store(true, Ordering::Release);
-        }
-    }
-}
-
 impl Map {
     fn node_of(&self, slot: u16) -> Option<Arc<Node>> {
         let index = self.ranges.partition_point(|(_, last, _)| *last < slot);
@@ -330,7 +311,8 @@ impl Map {
     /// The same map, but for one slot.
     fn with(&self, to: &Redirect, node: &Arc<Node>) -> Self {
         let slot = to.slot;
-        let mut map = Self { ranges: Vec::new(), nodes: self.nodes.clone(), addresses: self.addresses.clone() };
+        let (nodes, addresses) = (self.nodes.clone(), self.addresses.clone());
+        let mut map = Self { asked: self.asked, ranges: Vec::new(), nodes, addresses };
         for (first, last, owner) in &self.ranges {
             if *first < slot {
                 map.ranges.push((*first, (*last).min(slot - 1), Arc::clone(owner)));
@@ -359,7 +341,18 @@ mod tests {
         let config = RedisConfig::cluster([("127.0.0.1", silent.local_addr().expect("bound").port())]);
         let cluster = Cluster::new(config, Names::new("lockkit:").expect("prefix"), Alarm::new());
         let left = tokio::time::timeout(Duration::from_millis(20), cluster.ask()).await;
-        assert!(left.is_err() && cluster.is_stale.load(Ordering::Acquire));
+        assert!(left.is_err() && cluster.map().asked.is_none());
+    }
+
+    #[tokio::test]
+    async fn an_older_map_takes_no_place() {
+        let names = Names::new("lockkit:").expect("prefix");
+        let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new());
+        let all = |host: &str| vec![Range { first: 0, last: 16383, addresses: vec![(host.into(), 1)] }];
+        let (older, newer) = (Instant::now(), Instant::now() + FRESH);
+        cluster.adopt(newer, all("new"));
+        cluster.adopt(older, all("old"));
+        assert_eq!(cluster.map().node_of(7).expect("served").dialer.host(), "new");
     }
 
     #[tokio::test]
@@ -367,7 +360,7 @@ mod tests {
         let names = Names::new("lockkit:").expect("prefix");
         let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new());
         let range = |first, last, host: &str| Range { first, last, addresses: vec![(host.into(), 1)] };
-        cluster.adopt(vec![range(0, 99, "a"), range(100, 16383, "b")]);
+        cluster.adopt(Instant::now(), vec![range(0, 99, "a"), range(100, 16383, "b")]);
         let shape = || {
             let map = cluster.map();
             map.ranges

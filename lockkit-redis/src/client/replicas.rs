@@ -8,7 +8,6 @@ use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{Error, ErrorKind, Result};
 use redis::{Pipeline, Value};
-use tokio::time::timeout;
 
 use crate::{
     client::{connection::Connection, dialer::Dialer, note::NoteKey, rounds::Rounds},
@@ -27,7 +26,7 @@ const LIFE_MS: u32 = 3_600_000;
 pub(crate) struct Replicas {
     asking: Arc<ReplicaWait>,
     /// One `WAIT` each.
-    rounds: Arc<Rounds<Result<Acknowledged>>>,
+    rounds: Rounds<Result<Acknowledged>>,
 }
 
 /// How many replicas acknowledged, and over which connection it was asked.
@@ -48,9 +47,7 @@ impl Replicas {
     /// As many replicas as the configuration says have to acknowledge. The dialer is for nothing else.
     pub(crate) fn new(config: &RedisConfig, dialer: Arc<Dialer>, note: Arc<NoteKey>) -> Self {
         let RedisConfig { replicas: wanted, replica_timeout: within, timeout, .. } = *config;
-        // One bound is for connecting.
-        let rounds = Rounds::new(timeout.saturating_mul(2).saturating_add(within));
-        Self { asking: Arc::new(ReplicaWait { wanted, within, timeout, dialer, note }), rounds }
+        Self { asking: Arc::new(ReplicaWait { wanted, within, timeout, dialer, note }), rounds: Rounds::new() }
     }
 
     /// Waits until enough replicas have what was answered on this connection until now.
@@ -58,13 +55,13 @@ impl Replicas {
     /// # Errors
     /// `Unavailable` if too few acknowledged in time, or if the server is not the same any more; that of the question.
     pub(crate) async fn confirm(&self, of: &Connection) -> Result<()> {
-        let asking = Arc::clone(&self.asking);
+        let bound = self.asking.within + self.asking.timeout;
+        let wait = || {
+            let asking = Arc::clone(&self.asking);
+            async move { asking.wait().await }
+        };
         // The round before may have to end first, and this one need a connection: it goes on, for whoever comes next.
-        let bound = asking.within + asking.timeout;
-        let outcome = timeout(bound, self.rounds.join(async move { asking.wait().await })).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(Error::no_answer(bound, Sent::ReadOnly)))?;
-        let ended = || Error::new(ErrorKind::Unavailable, "the question to the replicas ended with its runtime");
-        let (count, asked) = outcome.unwrap_or_else(|| Err(ended()))?;
+        let (count, asked) = self.rounds.join(bound, wait).await??;
         if !asked.is_same_server(of) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
