@@ -15,7 +15,7 @@ use std::{
 
 use lockkit_core::{Alarm, Error, ErrorKind, Fence, Result, store::unpoisoned};
 use redis::{
-    AsyncConnectionConfig, PushInfo, PushKind,
+    AsyncConnectionConfig, Pipeline, PushInfo, PushKind,
     aio::{MultiplexedConnection, SendError},
 };
 use tokio::time::{Instant, timeout};
@@ -27,14 +27,13 @@ use crate::{
         connection::{Connection, Slot},
         epoch::Epoch,
         note::NoteKey,
-        questions,
         sentinel::{OnSwitch, Watches},
         subscriptions::Subscriptions,
     },
     config::{RedisConfig, Topology},
     wire::{
         error::{self, Sent},
-        server::ServerFacts,
+        server::{self, ServerFacts},
     },
 };
 
@@ -125,7 +124,7 @@ impl Dialer {
         let dialer = Arc::clone(self);
         tokio::spawn(async move {
             let seen = connection.epoch().map(|epoch| epoch.note.clone()).unwrap_or_default();
-            let asked = dialer.epoch(&connection.inner, &connection.batches, &seen);
+            let asked = dialer.epoch(&connection, &seen);
             // If it fails, they find no note, and pause if they must.
             _ = timeout(dialer.config.timeout, asked).await;
         });
@@ -255,27 +254,30 @@ impl Dialer {
 
     /// Asks a server what has to be known of it before it is used.
     async fn vet(&self, connection: &mut Connection) -> Result<()> {
-        let (inner, batches) = (Arc::clone(&connection.inner), Arc::clone(&connection.batches));
+        let bound = self.config.timeout;
         if let Some(vet) = &self.config.vet {
-            let facts = questions::facts(&inner, batches.number()).await?;
-            let facts = unpoisoned(&self.admitted).doubt(facts);
+            let replies = connection.run_all(&server::questions(), bound, Sent::No).await?;
+            let facts = unpoisoned(&self.admitted).doubt(ServerFacts::read_replies(replies));
             (vet.0)(&facts)?;
             *unpoisoned(&self.admitted) =
                 Admitted { run_id: facts.run_id, generation: connection.generation, ended: None };
         }
         let seen = unpoisoned(&self.epoch).as_ref().map(|epoch| epoch.note.clone()).unwrap_or_default();
-        match self.epoch(&inner, &batches, &seen).await {
+        match self.epoch(connection, &seen).await {
             Some(epoch) => connection.epoch = Some(epoch?),
-            None => connection.clock = questions::clock(&inner, batches.number()).await?,
+            None => {
+                let mut requests = Pipeline::with_capacity(1);
+                requests.cmd("TIME");
+                let mut replies = connection.run_all(&requests, bound, Sent::No).await?;
+                connection.clock = server::clock(replies.pop().unwrap_or_default())?;
+            }
         }
         Ok(())
     }
 
     /// Asks for the epoch of a server, where servers can take over from each other. See [`Epoch::of`].
-    async fn epoch(&self, connection: &MultiplexedConnection, batches: &Batches, seen: &str) -> Option<Result<Epoch>> {
-        let (pause, clock) = (self.config.pause(), &self.config.clock);
-        let ask =
-            |key: String| async move { Epoch::of(connection, batches.number(), [&key, seen], pause, clock).await };
+    async fn epoch(&self, connection: &Connection, seen: &str) -> Option<Result<Epoch>> {
+        let ask = |key: String| async move { Epoch::of(connection, [&key, seen], &self.config).await };
         Some(self.note.as_ref()?.ask(ask).await)
     }
 

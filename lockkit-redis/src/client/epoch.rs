@@ -12,13 +12,14 @@
 //! The epoch is found out on each new connection, by a script that leaves a note of it on the server, so that all
 //! clients see the same pause. Every script that grants or renews then checks that it is still the same.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use lockkit_core::{Clock, Error, ErrorKind, Fence, HolderInfo, Moment, Result};
-use redis::{Pipeline, RedisError, Value, aio::MultiplexedConnection};
+use lockkit_core::{Error, ErrorKind, Fence, HolderInfo, Moment, Result};
+use redis::{Pipeline, RedisError, Value};
 
 use crate::{
-    client::questions,
+    client::connection::Connection,
+    config::RedisConfig,
     wire::{
         error::{self, Sent},
         redirect::Redirect,
@@ -44,28 +45,22 @@ pub(crate) struct Epoch {
 
 impl Epoch {
     /// Asks a server that was just connected to. `key` is that of the server's note, and `seen` what it said when this client
-    /// saw it last; empty if it did not. `number` is a [number] of this connection.
+    /// saw it last; empty if it did not.
     ///
     /// # Errors
     /// `Unavailable` if the server is a replica; what it answers otherwise. Without effect on any lock.
-    pub(crate) async fn of(
-        connection: &MultiplexedConnection,
-        number: u64,
-        [key, seen]: [&str; 2],
-        pause: Duration,
-        clock: &Arc<dyn Clock>,
-    ) -> Result<Self> {
+    pub(crate) async fn of(connection: &Connection, [key, seen]: [&str; 2], config: &RedisConfig) -> Result<Self> {
         let mut request = EPOCH.by_own_code(1);
-        request.arg(key).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)).arg(seen);
+        request.arg(key).arg(u64::try_from(config.pause().as_millis()).unwrap_or(u64::MAX)).arg(seen);
         let mut requests = Pipeline::with_capacity(1);
         requests.add_command(request);
-        let replies = questions::ask(connection, number, &requests).await.map_err(|e| error::map(&e, Sent::No))?;
-        let reply = match replies.into_iter().next().unwrap_or_default() {
+        let mut replies = connection.run_all(&requests, config.timeout, Sent::No).await?;
+        let reply = match replies.pop().unwrap_or_default() {
             Value::ServerError(e) => return Err(refused(e.into())),
             reply => reply,
         };
         // From now on, which is after the answer was given.
-        Self::read(reply, clock.now())
+        Self::read(reply, config.clock.now())
     }
 
     fn read(reply: Value, now: Moment) -> Result<Self> {
