@@ -94,16 +94,16 @@ impl RedisResource {
         if let Some(value) = value {
             request.arg(value);
         }
-        self.run(&request).await
+        self.run(request).await
     }
 
     async fn ask_shared(&self, fence: Fence) -> Result<Admission> {
         let mut request = FENCED_SHARED.by_hash(1, 1, self.key.len() + 64);
         request.arg(self.fence_key()).arg(fence.get());
-        self.run(&request).await
+        self.run(request).await
     }
 
-    async fn run(&self, request: &Cmd) -> Result<Admission> {
+    async fn run(&self, request: Cmd) -> Result<Admission> {
         let connection = self.dialer.connection().await?;
         let reply = connection.run(request, false, self.timeout, Sent::Yes).await?;
         let highest = redis::from_redis_value::<String>(reply).map_err(|_| error::odd_reply(Sent::Yes))?;

@@ -10,9 +10,9 @@
 //!   (redis-rs#1032). An operation that times out, or is abandoned after half of its time, without anything having been
 //!   received since it began, leaves a strike; any answer wipes it out. A second such operation that began **after** the
 //!   strike ends the connection. So the release that follows upon a timed-out acquisition still goes the same way, and a
-//!   burst of operations that time out together counts once;
-//!   An operation that was abandoned tells nobody of that, so the next one about a lease does, with an error: the core must know that
-//!   what it sends from now on may arrive before what was sent earlier;
+//!   burst of operations that time out together counts once. If it was abandoned, then nobody hears that the connection was given
+//!   up, and the next operation about a lease is told, by an error: the core must know that what it sends from now on may arrive
+//!   before what was sent earlier;
 //! - when an answer comes that belongs to [another question](crate::wire::number);
 //! - when the server turns out to be a replica (`READONLY`), or not to be the one that it was, or when a sentinel says
 //!   that another took over: the next operation finds out where the name leads now.
@@ -69,7 +69,9 @@ pub(crate) struct Connection {
     pub(super) unheard: Arc<AtomicBool>,
     pub(super) address: Address,
     pub(super) epoch: Option<Epoch>,
-    /// The server's clock when the connection was made, where no other server can take over; or why it is not known.
+    /// The server's clock when the connection was made, where no other server can take over; or why it is not known. It is above all
+    /// fences that the server gave out before, so that a counter that comes back older than it was, from a snapshot or on a replica
+    /// that took over, does not go on from there. No connection outlives a restart.
     pub(super) clock: Result<Fence>,
     /// The sentinels, if it was they who named the server.
     pub(super) watches: Option<Watches>,
@@ -84,12 +86,11 @@ pub(super) type Slot = SingleFlight<Arc<Connection>>;
 impl Connection {
     /// Runs a script. `request` names it by its hash; if the server does not know it, it was definitely not run, and is
     /// sent again with its code. `asking` for a slot of a cluster that is on its way to this server.
-    pub(crate) async fn run(&self, request: &Cmd, asking: bool, bound: Duration, sent: Sent) -> Result<Value> {
+    pub(crate) async fn run(&self, mut request: Cmd, asking: bool, bound: Duration, sent: Sent) -> Result<Value> {
         let exchange = pin!(async {
             self.batches.make_way();
             let mut driver = MultiplexedConnection::clone(&self.inner);
             let (count, number) = (self.batches.count_sent(), self.batches.number());
-            let mut request = request.clone();
             request.arg(number);
             let mut reply = send(&mut driver, &request, asking).await?;
             self.batches.count_answered(count);
@@ -116,7 +117,7 @@ impl Connection {
     ) -> Result<Value> {
         if asking || self.epoch.is_some() {
             let command = request::alone(&request, guard);
-            let reply = Box::pin(self.run(&command, asking, bound, Sent::Yes)).await?;
+            let reply = Box::pin(self.run(command, asking, bound, Sent::Yes)).await?;
             return self.accept(request::only_answer(reply), Sent::Yes);
         }
         let exchange = pin!(async { self.batches.run(request, self.is_alone()).await });

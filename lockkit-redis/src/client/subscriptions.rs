@@ -70,11 +70,6 @@ impl Subscriptions {
         Interest { subscriptions: Arc::clone(self), channel, notify }
     }
 
-    /// Registers a waiter if the channel is subscribed.
-    pub(crate) fn listen_if_subscribed(self: &Arc<Self>, channel: &str) -> Option<Interest> {
-        self.is_subscribed(channel).then(|| self.listen(channel))
-    }
-
     /// Whether the channel is subscribed on the present connection.
     pub(crate) fn is_subscribed(&self, channel: &str) -> bool {
         self.subscribed.load(Ordering::Acquire) > 0
@@ -310,7 +305,7 @@ mod tests {
         let subscriptions = attached();
         let (mut one, mut two, mut other) =
             (subscriptions.listen("a"), subscriptions.listen("a"), subscriptions.listen("b"));
-        assert!(subscriptions.listen_if_subscribed("a").is_none());
+        assert!(!subscriptions.is_subscribed("a"));
         subscriptions.push(1, &push(PushKind::Subscribe, "a"));
         assert!(one.is_subscribed() && !other.is_subscribed());
         subscriptions.push(1, &push(PushKind::Message, "a"));

@@ -9,7 +9,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Clock, Contention, Effect, Error, ErrorKind, Fence, FenceRequest, Hold, HolderInfo, Mode,
     Moment, Order, Result, Token,
 };
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -17,9 +17,8 @@ use crate::{
         connection::Connection,
         epoch,
         node::{Node, Route},
-        subscriptions::Interest,
     },
-    store::RedisStore,
+    store::{RedisStore, ordered::Listener},
     wire::{
         error::{self, Sent},
         name, redirect,
@@ -80,20 +79,17 @@ pub(super) struct HeldByAnother {
 /// What `PTTL` says of a key that is not there. (The value alone does not tell: another client's may be empty.)
 const NO_KEY: i64 = -2;
 
-/// Where a waiter listens.
-struct Listener {
-    node: Arc<Node>,
-    interest: Interest,
-}
-
 impl RedisStore {
     /// Asks once, wherever the lock is. A waiter who listens there subscribes first, in the same round trip.
-    async fn ask(&self, acquisition: &Acquisition<'_>, mut waiter: Option<&mut Listener>) -> Result<(Answer, Route)> {
+    pub(super) async fn ask(
+        &self,
+        acquisition: &Acquisition<'_>,
+        mut waiter: Option<&mut Listener>,
+    ) -> Result<(Answer, Route)> {
         let mut route = self.nodes.route(&acquisition.lock).await?;
         loop {
-            let interest = waiter.as_deref_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &route.node));
-            let asked = self.ask_at(&route, acquisition, interest.map(|waiter| &mut waiter.interest)).await;
-            match asked {
+            let here = waiter.as_deref_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &route.node) && !route.asking);
+            match self.ask_at(&route, acquisition, here).await {
                 Ok(answer) => return Ok((answer, route)),
                 Err(e) => route = self.nodes.follow(route, e).await?,
             }
@@ -104,35 +100,36 @@ impl RedisStore {
         &self,
         route: &Route,
         acquisition: &Acquisition<'_>,
-        interest: Option<&mut Interest>,
+        waiter: Option<&mut Listener>,
     ) -> Result<Answer> {
-        let node = &route.node;
-        let connection = node.dialer.connection().await?;
+        let connection = route.node.dialer.connection().await?;
         if let Some(left) = acquisition.pause(route, &connection)? {
             return Ok(Answer::Paused(left));
         }
-        let epoch = connection.epoch();
-        if let Some(from) = acquisition.request.from {
-            return Box::pin(self.replace_at(route, &connection, acquisition, from)).await;
-        }
-        let (request, guard) = (acquisition.request(&connection)?, epoch.map(|epoch| &*epoch.id));
-        let channel = interest.and_then(|interest| {
-            interest.arm();
-            (!interest.is_subscribed() && !route.asking).then_some(&acquisition.lock)
-        });
-        let sent = acquisition.clock.now();
-        let reply = match channel {
-            None => connection.request(request, guard, route.asking, acquisition.bound).await,
-            Some(channel) => {
-                let mut requests = Pipeline::with_capacity(2);
-                requests.cmd("SUBSCRIBE").arg(channel).add_command(request::alone(&request, guard));
-                let replies = Box::pin(connection.run_all(&requests, acquisition.bound, Sent::Yes)).await;
-                replies.and_then(|replies| subscribed(&connection, replies))
+        let request = acquisition.request;
+        let (floor, sent) = (acquisition.floor(&connection)?, acquisition.clock.now());
+        let reply = if has_order(request) {
+            Box::pin(self.send_in_order(route, &connection, acquisition, waiter)).await
+        } else if let Some(from) = request.from {
+            Box::pin(self.send_in_place_of(from, route, &connection, acquisition)).await
+        } else {
+            let (request, guard) = (acquisition.request(&connection)?, connection.epoch().map(|epoch| &*epoch.id));
+            match waiter.map(|waiter| waiter.arm(&acquisition.lock)).filter(|channels| !channels.is_empty()) {
+                None => connection.request(request, guard, route.asking, acquisition.bound).await,
+                Some(channels) => {
+                    let command = request::alone(&request, guard);
+                    Box::pin(subscribe_and_send(&connection, &channels, command, acquisition.bound)).await
+                }
             }
         };
         match reply {
-            Ok(reply) => match acquisition.read(reply, sent, acquisition.floor(&connection)?)? {
-                Answer::Granted(hold) => Box::pin(confirm(node, &connection, hold)).await.map(Answer::Granted),
+            Ok(reply) => match acquisition.read(reply, sent, floor)? {
+                Answer::Granted(hold) => {
+                    if let Some(from) = request.from {
+                        self.ordered.forget(&from);
+                    }
+                    Box::pin(confirm(&route.node, &connection, hold)).await.map(Answer::Granted)
+                }
                 answer => Ok(answer),
             },
             Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
@@ -143,33 +140,25 @@ impl RedisStore {
     }
 
     /// Asks for the place of another lease. That takes a script of its own, so that other requests do not pay for it.
-    async fn replace_at(
+    async fn send_in_place_of(
         &self,
+        from: Token,
         route: &Route,
         connection: &Connection,
         acquisition: &Acquisition<'_>,
-        from: Token,
-    ) -> Result<Answer> {
-        let epoch = connection.epoch();
-        let (script, keys) = if epoch.is_some() { (&*REPLACE_GUARDED, 2) } else { (&*REPLACE, 3) };
+    ) -> Result<Value> {
+        let is_guarded = connection.epoch().is_some();
+        let (script, keys) = if is_guarded { (&*REPLACE_GUARDED, 2) } else { (&*REPLACE, 3) };
         let mut command = script.by_hash(keys, 10, 2 * acquisition.lock.len() + 400);
         command.arg(&acquisition.lock).arg(name::counter(&acquisition.lock));
-        if epoch.is_none() {
+        if !is_guarded {
             command.arg(self.names.unused());
         }
         let mut ending = String::with_capacity(Token::TEXT_LEN + 1);
         value::push_token(&mut ending, &from);
         acquisition.request(connection)?.push_arguments(command.arg(ending));
         connection.push_epoch(&mut command);
-        let sent = acquisition.clock.now();
-        let reply = connection.run(&command, route.asking, acquisition.bound, Sent::Yes).await?;
-        match acquisition.read(reply, sent, acquisition.floor(connection)?)? {
-            Answer::Granted(hold) => {
-                self.ordered.forget(&from);
-                confirm(&route.node, connection, hold).await.map(Answer::Granted)
-            }
-            answer => Ok(answer),
-        }
+        connection.run(command, route.asking, acquisition.bound, Sent::Yes).await
     }
 
     /// Asks, and asks again whenever the lock was released, until it is granted or there is reason to report back:
@@ -177,10 +166,9 @@ impl RedisStore {
     async fn wait(&self, acquisition: &Acquisition<'_>, wait: Duration) -> Result<Attempt> {
         let deadline = Instant::now().checked_add(wait);
         // Listen before asking, so that a release between the answer and the wait is not missed.
-        let mut waiter = self.nodes.known(&acquisition.lock).and_then(|node| {
-            let interest = node.subscriptions.listen_if_subscribed(&acquisition.lock)?;
-            Some(Listener { node, interest })
-        });
+        let lock = &acquisition.lock;
+        let known = self.nodes.known(lock).filter(|node| node.subscriptions.is_subscribed(lock));
+        let mut waiter = known.map(|node| Listener::new(node, lock.clone()));
         loop {
             let (answer, Route { node, asking, .. }) = self.ask(acquisition, waiter.as_mut()).await?;
             let Answer::Held(HeldByAnother { remaining, holder, is_silent, .. }) = answer else {
@@ -195,14 +183,13 @@ impl RedisStore {
                 // Whatever messages came meanwhile: where there are many, there are more before each answer.
                 return Ok(contended(Some(Duration::ZERO), holder));
             }
-            let Some(Listener { interest, .. }) = waiter.as_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &node))
-            else {
-                waiter = Some(Listener { interest: node.subscriptions.listen(&acquisition.lock), node });
+            let Some(listener) = waiter.as_mut().filter(|waiter| Arc::ptr_eq(&waiter.node, &node)) else {
+                waiter = Some(Listener::new(node, lock.clone()));
                 continue;
             };
             let lapses = remaining.map_or(SAFETY_POLL, |remaining| remaining + Duration::from_millis(1));
             let pause = lapses.min(if is_silent { SILENT_POLL } else { SAFETY_POLL }).min(rest);
-            if timeout(pause, interest.notified()).await.is_err() {
+            if timeout(pause, listener.called()).await.is_err() {
                 if is_silent && pause < lapses.min(rest) {
                     continue;
                 }
@@ -213,26 +200,39 @@ impl RedisStore {
 }
 
 /// Makes sure that enough replicas have a grant. If they don't, it stays until the caller releases it (rule R2).
-pub(super) async fn confirm(node: &Node, connection: &Connection, hold: Hold) -> Result<Hold> {
+async fn confirm(node: &Node, connection: &Connection, hold: Hold) -> Result<Hold> {
     let Some(replicas) = &node.replicas else { return Ok(hold) };
     let Err(shortfall) = replicas.confirm(connection).await else { return Ok(hold) };
     let message = format!("the grant is not safe: {}", shortfall.message());
     Err(Error::new(ErrorKind::Unavailable, message).with_source(shortfall).unknown_effect())
 }
 
-/// Takes the answers to a subscription and an acquisition.
-fn subscribed(connection: &Connection, replies: Vec<Value>) -> Result<Value> {
-    let [subscribed, reply] = <[Value; 2]>::try_from(replies).map_err(|_| error::odd_reply(Sent::Yes))?;
-    let reply = connection.accept(request::only_answer(reply), Sent::Yes)?;
+/// Sends a request behind the subscriptions of who waits.
+pub(super) async fn subscribe_and_send(
+    connection: &Connection,
+    channels: &[&str],
+    command: Cmd,
+    bound: Duration,
+) -> Result<Value> {
+    let mut requests = Pipeline::with_capacity(channels.len() + 1);
+    for channel in channels {
+        requests.cmd("SUBSCRIBE").arg(*channel);
+    }
+    requests.add_command(command);
+    let mut replies = connection.run_all(&requests, bound, Sent::Yes).await?;
+    let reply = request::only_answer(replies.pop().unwrap_or_default());
+    let reply = connection.accept(reply, Sent::Yes)?;
     if matches!(reply, Value::Array(_)) {
         // Without the subscription there is no waiting; but what was granted is granted.
-        connection.accept(subscribed, Sent::No)?;
+        for subscribed in replies {
+            connection.accept(subscribed, Sent::Yes)?;
+        }
     }
     Ok(reply)
 }
 
 /// Finds out whether something other than a lock is in the way.
-pub(super) async fn explain(connection: &Connection, acquisition: &Acquisition<'_>, cause: Error) -> Error {
+async fn explain(connection: &Connection, acquisition: &Acquisition<'_>, cause: Error) -> Error {
     let mut requests = Pipeline::with_capacity(2);
     requests.cmd("TYPE").arg(&acquisition.lock).cmd("TYPE").arg(name::counter(&acquisition.lock));
     let types = connection.run_all(&requests, acquisition.bound, Sent::ReadOnly).await;

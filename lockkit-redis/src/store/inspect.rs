@@ -161,8 +161,7 @@ async fn sharers_at(store: &RedisStore, connection: &Connection, locks: &[String
         }
         requests.add_command(script);
     }
-    let replies =
-        connection.run_all(&requests, store.timeout, Sent::ReadOnly).await.unwrap_or_default();
+    let replies = connection.run_all(&requests, store.timeout, Sent::ReadOnly).await.unwrap_or_default();
     let mut sharers = Vec::with_capacity(locks.len());
     for (reply, locks) in replies.into_iter().zip(locks.chunks(each)) {
         match reply {
@@ -192,7 +191,7 @@ async fn queue_at(store: &RedisStore, route: &Route, lock: &str) -> Result<Vec<W
     let connection = route.node.dialer.connection().await?;
     let mut script = WAITERS.by_hash(2, 1, 2 * lock.len() + 80);
     script.arg(&name::waiters(lock)).arg(KeyState::LONGEST_QUEUE);
-    let reply = connection.run(&script, route.asking, store.timeout, Sent::ReadOnly).await?;
+    let reply = connection.run(script, route.asking, store.timeout, Sent::ReadOnly).await?;
     let parts: Vec<Vec<u8>> = redis::from_redis_value(reply).map_err(|_| error::odd_reply(Sent::ReadOnly))?;
     let waiter = |pair: &[Vec<u8>]| match pair {
         [mode, lease] => match Stored::parse(lease) {

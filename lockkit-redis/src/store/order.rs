@@ -8,18 +8,17 @@
 use std::{sync::Arc, time::Duration};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceClock, LossReason, Mode, Order, Release, Renewal,
-    Result, Token,
+    AcquireRequest, Attempt, Claim, Effect, Error, FenceClock, LossReason, Mode, Order, Release, Renewal, Result, Token,
 };
-use redis::{Cmd, Pipeline, Value};
+use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::{
     client::{connection::Connection, node::Route},
     store::{
         RedisStore,
-        acquire::{Acquisition, Answer, HeldByAnother, ON_ITS_WAY, SILENT_POLL, confirm, contended, explain},
-        ordered::{OpenClaim, PLACE, QueueListener},
+        acquire::{Acquisition, Answer, HeldByAnother, ON_ITS_WAY, SILENT_POLL, contended, subscribe_and_send},
+        ordered::{Listener, OpenClaim, PLACE},
     },
     wire::{
         error::{self, Sent},
@@ -53,13 +52,10 @@ impl RedisStore {
         let AcquireRequest { wait, order, .. } = *acquisition.request;
         let give_back = Instant::now() + wait.min(REFRESH);
         loop {
-            let (answer, Route { node, asking, .. }) = self.take_in_order(acquisition, asked.place.as_mut()).await?;
+            let (answer, Route { node, asking, .. }) = self.ask(acquisition, asked.place.as_mut()).await?;
             let held = match answer {
                 Answer::Granted(hold) => {
                     asked.granted();
-                    if let Some(from) = acquisition.request.from {
-                        self.ordered.forget(&from);
-                    }
                     return Ok(Attempt::Granted(hold));
                 }
                 Answer::Paused(_) => {
@@ -83,7 +79,9 @@ impl RedisStore {
             }
             let Some(place) = asked.place.as_mut().filter(|place| Arc::ptr_eq(&place.node, &node)) else {
                 let channel = self.names.reserved(&format!("turn-{}", Token::random()?.reveal()));
-                asked.place = Some(QueueListener::new(node, channel, held.is_first.then_some(&*acquisition.lock)));
+                let mut place = Listener::new(node, channel);
+                place.first = held.is_first.then(|| place.node.subscriptions.listen(&acquisition.lock));
+                asked.place = Some(place);
                 continue;
             };
             if held.is_first && place.first.is_none() {
@@ -102,66 +100,33 @@ impl RedisStore {
         }
     }
 
-    /// Asks once, wherever the lock is; for a place in the queue if there is one to listen at.
-    async fn take_in_order(
-        &self,
-        acquisition: &Acquisition<'_>,
-        mut place: Option<&mut QueueListener>,
-    ) -> Result<(Answer, Route)> {
-        let mut route = self.nodes.route(&acquisition.lock).await?;
-        loop {
-            let here = place.as_deref_mut().filter(|place| Arc::ptr_eq(&place.node, &route.node) && !route.asking);
-            match self.take_in_order_at(&route, acquisition, here).await {
-                Ok(answer) => return Ok((answer, route)),
-                Err(e) => route = self.nodes.follow(route, e).await?,
-            }
-        }
-    }
-
-    async fn take_in_order_at(
+    /// Asks for a lease, and for a place in the queue if there is somebody to listen at it.
+    pub(super) async fn send_in_order(
         &self,
         route: &Route,
+        connection: &Connection,
         acquisition: &Acquisition<'_>,
-        mut place: Option<&mut QueueListener>,
-    ) -> Result<Answer> {
-        let connection = route.node.dialer.connection().await?;
-        if let Some(left) = acquisition.pause(route, &connection)? {
-            return Ok(Answer::Paused(left));
-        }
-        let mut requests = Pipeline::with_capacity(3);
-        for channel in place.as_deref_mut().map(|place| place.arm(&acquisition.lock)).into_iter().flatten() {
-            requests.cmd("SUBSCRIBE").arg(channel);
-        }
-        let floor = acquisition.floor(&connection)?;
-        let first = connection.floor(FenceClock::Store)?.offset(1).get();
+        waiter: Option<&mut Listener>,
+    ) -> Result<Value> {
         let AcquireRequest { claim, from, .. } = acquisition.request;
+        let first = connection.floor(FenceClock::Store)?.offset(1).get();
         let what = if from.is_some() { "replace" } else { "take" };
-        let mut take = command(self, &connection, &acquisition.lock, what, &claim.token);
+        let mut take = command(self, connection, &acquisition.lock, what, &claim.token);
         take.arg(first).arg(1);
-        push_wish(&mut take, &connection, acquisition, place.map(|place| &*place.channel));
+        push_wish(&mut take, connection, acquisition, waiter.as_ref().map(|waiter| &*waiter.channel));
         if let Some(from) = from {
             take.arg(from.reveal());
         }
         connection.push_epoch(&mut take);
-        let sent = acquisition.clock.now();
-        let reply = if requests.is_empty() {
-            connection.run(&take, route.asking, acquisition.bound, Sent::Yes).await
+        let channels = waiter.map(|waiter| waiter.arm(&acquisition.lock)).unwrap_or_default();
+        let reply = if channels.is_empty() {
+            connection.run(take, route.asking, acquisition.bound, Sent::Yes).await?
         } else {
-            requests.add_command(take);
-            let replies = connection.run_all(&requests, acquisition.bound, Sent::Yes).await;
-            replies.and_then(|replies| last(&connection, replies))
+            subscribe_and_send(connection, &channels, take, acquisition.bound).await?
         };
         match reply {
-            Ok(Value::Int(-4)) => Err(Error::invalid("the semaphore has another number of permits")),
-            // The number of a group of readers may have been given out before.
-            Ok(reply) => match acquisition.read(reply, sent, floor)? {
-                Answer::Granted(hold) => confirm(&route.node, &connection, hold).await.map(Answer::Granted),
-                answer => Ok(answer),
-            },
-            Err(e) if e.kind() == ErrorKind::Unexpected && e.effect() == Effect::None => {
-                Err(explain(&connection, acquisition, e).await)
-            }
-            Err(e) => Err(e),
+            Value::Int(-4) => Err(Error::invalid("the semaphore has another number of permits")),
+            reply => Ok(reply),
         }
     }
 
@@ -195,7 +160,7 @@ impl RedisStore {
         let first = connection.floor(FenceClock::Store)?.offset(1).get();
         let mut end = command(self, &connection, lock, "end", &claim.token);
         connection.push_epoch(end.arg(first).arg(u8::from(pause.is_none())));
-        let reply = connection.run(&end, route.asking, self.timeout, Sent::Yes).await;
+        let reply = connection.run(end, route.asking, self.timeout, Sent::Yes).await;
         // When many give up at once, their releases take the room that giving up their channels needs.
         route.node.subscriptions.tidy();
         match reply? {
@@ -217,19 +182,6 @@ pub(super) fn renewal(store: &RedisStore, connection: &Connection, renewal: &Ren
     renew.arg(text(renewal.fence_floor.map(|floor| floor.get().to_string())));
     connection.push_epoch(&mut renew);
     renew
-}
-
-/// The answer to the last request, if what went before it did not fail.
-fn last(connection: &Connection, mut replies: Vec<Value>) -> Result<Value> {
-    let reply = replies.pop().ok_or_else(|| error::odd_reply(Sent::Yes))?;
-    let reply = connection.accept(reply, Sent::Yes)?;
-    if matches!(reply, Value::Array(_)) {
-        // Without the subscription there is no waiting; but what was granted is granted.
-        for subscribed in replies {
-            connection.accept(subscribed, Sent::Yes)?;
-        }
-    }
-    Ok(reply)
 }
 
 impl HeldByAnother {

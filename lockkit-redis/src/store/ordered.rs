@@ -14,11 +14,11 @@ use crate::client::{node::Node, subscriptions::Interest};
 /// For how long a claim keeps its place that does not ask again.
 pub(super) const PLACE: Duration = Duration::from_secs(6);
 
-/// How many claims are remembered at most. Beyond that, those that have the lock are forgotten: they are released as if they had been
-/// asked for in no order, and the next waiter hears of that on the channel of the lock.
+/// With more claims than this, those that have the lock are forgotten: they are released as if they had been asked for in no order, and
+/// the next waiter hears of that on the channel of the lock.
 const REMEMBERED: usize = 10_000;
 
-/// By how many more claims there have to be before those are looked for that nobody will ask for any more.
+/// By how many more claims there have to be before those are looked for that can be forgotten.
 const GROWTH: usize = 1024;
 
 /// The claims that were asked for in an order, and where they wait.
@@ -30,8 +30,8 @@ pub(crate) struct Ordered {
 #[derive(Default)]
 struct Table {
     claims: HashMap<Token, Stage>,
-    /// The fewest claims since the last look for those that nobody asks for any more.
-    fewest: usize,
+    /// With how many claims to look for those that can be forgotten.
+    limit: usize,
 }
 
 /// How far a claim is.
@@ -39,17 +39,17 @@ enum Stage {
     /// A call is under way.
     Asked,
     /// No call is under way since then. It may have a place, and have been granted the lock.
-    Waits { place: Option<QueueListener>, since: Instant },
+    Waits { place: Option<Listener>, since: Instant },
     /// It has the lock, or is being released.
     Done,
 }
 
-/// Where a claim listens while it waits.
-pub(super) struct QueueListener {
+/// Where a claim listens while it waits: on the channel of the lock, or, if it has a place in the queue, on one of its own.
+pub(super) struct Listener {
     pub(super) node: Arc<Node>,
     pub(super) channel: String,
     own: Interest,
-    /// On the channel of the lock, if it is the first.
+    /// On the channel of the lock, too, if it is the first in the queue.
     pub(super) first: Option<Interest>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct QueueListener {
 pub(super) struct OpenClaim<'a> {
     ordered: &'a Ordered,
     claim: &'a Claim,
-    pub(super) place: Option<QueueListener>,
+    pub(super) place: Option<Listener>,
     /// This is the first call for the claim.
     is_new: bool,
 }
@@ -65,14 +65,11 @@ pub(super) struct OpenClaim<'a> {
 impl Ordered {
     pub(super) fn ask<'a>(&'a self, claim: &'a Claim) -> OpenClaim<'a> {
         let mut table = unpoisoned(&self.table);
-        if table.claims.len() >= REMEMBERED {
-            table.claims.retain(|_, stage| !matches!(stage, Stage::Done));
-        }
         let before = table.claims.insert(claim.token, Stage::Asked);
-        let abandoned = table.take_abandoned();
+        let swept = table.sweep();
         drop(table);
         // Their channels are given up after the lock on the table.
-        drop(abandoned);
+        drop(swept);
         let is_new = before.is_none();
         let place = match before {
             Some(Stage::Waits { place, .. }) => place,
@@ -101,22 +98,22 @@ impl Ordered {
 }
 
 impl Table {
-    /// Takes the claims out whose places are over, once there are many more than before: they were given up, and their release
-    /// may never be asked for.
-    fn take_abandoned(&mut self) -> Vec<Stage> {
-        self.fewest = self.fewest.min(self.claims.len());
-        if self.claims.len() < self.fewest + GROWTH {
+    /// Takes out, once there are many more claims than before, those whose places are over: they were given up, and their release may
+    /// never be asked for. And those that have the lock, if there are too many.
+    fn sweep(&mut self) -> Vec<Stage> {
+        self.limit = self.limit.min(self.claims.len() + GROWTH);
+        if self.claims.len() < self.limit {
             return Vec::new();
         }
-        let abandoned = self.claims.extract_if(|_, stage| stage.is_abandoned()).map(|(_, stage)| stage).collect();
-        self.fewest = self.claims.len();
-        abandoned
-    }
-}
-
-impl Stage {
-    fn is_abandoned(&self) -> bool {
-        matches!(self, Self::Waits { since, .. } if since.elapsed() > PLACE)
+        let are_many = self.claims.len() >= REMEMBERED;
+        let is_over = |stage: &Stage| match stage {
+            Stage::Asked => false,
+            Stage::Waits { since, .. } => since.elapsed() > PLACE,
+            Stage::Done => are_many,
+        };
+        let swept = self.claims.extract_if(|_, stage| is_over(stage)).map(|(_, stage)| stage).collect();
+        self.limit = self.claims.len() + GROWTH;
+        swept
     }
 }
 
@@ -156,23 +153,21 @@ impl Drop for OpenClaim<'_> {
     }
 }
 
-impl QueueListener {
-    /// `first` is the channel of the lock, for a claim that will be the first in the queue.
-    pub(super) fn new(node: Arc<Node>, channel: String, first: Option<&str>) -> Self {
+impl Listener {
+    pub(super) fn new(node: Arc<Node>, channel: String) -> Self {
         let own = node.subscriptions.listen(&channel);
-        let first = first.map(|lock| node.subscriptions.listen(lock));
-        Self { node, channel, own, first }
+        Self { node, channel, own, first: None }
     }
 
     /// From now on only what is new counts. Returns the channels that have to be subscribed first.
-    pub(super) fn arm<'a>(&'a mut self, lock: &'a str) -> impl Iterator<Item = &'a str> {
+    pub(super) fn arm<'a>(&'a mut self, lock: &'a str) -> Vec<&'a str> {
         let wanted = |interest: &mut Interest, channel: &'a str| {
             interest.arm();
             (!interest.is_subscribed()).then_some(channel)
         };
         let own = wanted(&mut self.own, &self.channel);
         let first = self.first.as_mut().and_then(|first| wanted(first, lock));
-        own.into_iter().chain(first)
+        own.into_iter().chain(first).collect()
     }
 
     /// Waits until something happened after which asking again makes sense.
@@ -203,7 +198,7 @@ mod tests {
     async fn what_nobody_asks_for_any_more_is_forgotten_once_there_is_much() {
         let (ordered, config) = (Ordered::default(), RedisConfig::new("127.0.0.1", 1));
         let node = Arc::new(Node::new(&config, NoteKey::default(), None));
-        let listener = || Some(QueueListener::new(Arc::clone(&node), Token::random().expect("token").reveal(), None));
+        let listener = || Some(Listener::new(Arc::clone(&node), Token::random().expect("token").reveal()));
         let (given_up, unanswered, asked_again, granted) = (claim(), claim(), claim(), claim());
         ordered.ask(&given_up).place = listener();
         drop(ordered.ask(&unanswered));

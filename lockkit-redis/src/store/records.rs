@@ -82,7 +82,7 @@ impl RedisStore {
         if let Some(epoch) = epoch {
             request.arg(&epoch.id);
         }
-        let reply = connection.run(&request, *asking, self.timeout, sent).await?;
+        let reply = connection.run(request, *asking, self.timeout, sent).await?;
         let odd = || error::odd_reply(sent);
         let (is_changed, found) = redis::from_redis_value::<(Value, Vec<u8>)>(reply).map_err(|_| odd())?;
         let found = if found.is_empty() { None } else { Some(Record::found(&found)?) };
