@@ -4,30 +4,14 @@ use lockkit_core::{ErrorKind, Finding};
 
 use crate::wire::access::Refusal;
 
-/// The commands that only locks need that are shared, or have an order.
-const QUEUE: [&str; 13] = [
-    "exists",
-    "hdel",
-    "hget",
-    "hset",
-    "pexpireat",
-    "pubsub",
-    "zadd",
-    "zcard",
-    "zrange",
-    "zrangebyscore",
-    "zrank",
-    "zrem",
-    "zscore",
-];
-
 /// Judges the answers of `probe.lua`. `user` is for advice.
 pub(super) fn judge(user: &str, answers: &[String]) -> Vec<Finding> {
     let (mut denied, mut unknown, mut refused, mut not_shared) = (Vec::new(), Vec::new(), None, Vec::new());
-    for pair in answers.chunks_exact(2) {
-        let (command, error) = (pair[0].to_lowercase(), &pair[1]);
+    for answer in answers.chunks_exact(3) {
+        let [command, error, which] = answer else { continue };
+        let command = command.to_lowercase();
         match refusal(error) {
-            Some(Refusal::Denied(_) | Refusal::Unknown(_)) if QUEUE.contains(&&*command) => not_shared.push(command),
+            Some(Refusal::Denied(_) | Refusal::Unknown(_)) if which == "queue" => not_shared.push(command),
             Some(Refusal::Denied(_)) => denied.push(command),
             Some(Refusal::Unknown(_)) => unknown.push(command),
             Some(Refusal::Other(why)) => refused = Some(why),

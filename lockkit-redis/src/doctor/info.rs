@@ -83,7 +83,9 @@ pub(super) fn replicas(info: &str) -> Option<Finding> {
 /// As many as the URL asks for have to acknowledge every grant.
 pub(super) fn confirming(info: &str, wanted: u32) -> Option<Finding> {
     let attached = field(info, "connected_slaves").parse::<u32>().unwrap_or(0);
-    let summary = format!("{attached} of the {wanted} replicas are attached that have to confirm each grant: no lock can be taken");
+    let summary = format!(
+        "{attached} of the {wanted} replicas are attached that have to confirm each grant: no lock can be taken"
+    );
     let advice = "bring the others back, or ask for fewer (replicas=)";
     (attached < wanted).then(|| Finding::error(ErrorKind::Unavailable, "replicas", summary, advice))
 }

@@ -49,7 +49,7 @@ impl Request {
         request.number(ttl_ms);
         request.number(u64::from(fence.span));
         request.number(fence.floor.offset(1).get());
-        request.part(|text| text.push_str(FirstFence::of(&fence, now).word()));
+        request.part(|text| text.push_str(first_fence(&fence, now)));
         request
     }
 
@@ -97,33 +97,15 @@ impl Request {
     }
 }
 
-/// Which fence a grant begins with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FirstFence {
-    /// The next of the counter.
-    Next,
-    /// The one that is asked for, if the counter is below.
-    Asked,
-    /// The same, where that is this client's clock to within a day: its counter need not be kept anew each time.
-    Clock,
-}
-
-impl FirstFence {
-    fn of(fence: &FenceRequest, now: SystemTime) -> Self {
-        match fence.clock {
-            FenceClock::Store => Self::Next,
-            FenceClock::Floor if is_today(fence.floor, now) => Self::Clock,
-            FenceClock::Floor => Self::Asked,
-        }
-    }
-
-    /// What `batch.lua` calls it.
-    fn word(self) -> &'static str {
-        match self {
-            Self::Next => "next",
-            Self::Asked => "asked",
-            Self::Clock => "clock",
-        }
+/// Which fence a grant begins with, in the words of `batch.lua`.
+fn first_fence(fence: &FenceRequest, now: SystemTime) -> &'static str {
+    match fence.clock {
+        // The next of the counter.
+        FenceClock::Store => "next",
+        // The one that is asked for, if the counter is below. Where that is this client's clock to within a day, its counter need
+        // not be kept anew each time.
+        FenceClock::Floor if is_today(fence.floor, now) => "clock",
+        FenceClock::Floor => "asked",
     }
 }
 

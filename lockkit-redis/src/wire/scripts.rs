@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn each_script_is_known_by_its_hash() {
         let made = include_str!("scripts.rs").lines().filter(|line| line.contains("LazyLock::new(|| Script::new(&"));
-        // Two are spread over two lines each, and this is one, too.
+        // The line above is one of them.
         assert_eq!(made.count() - 1, ALL.len());
         for script in ALL {
             let found = Script::of(&script.by_hash(0, 0, 0)).expect("it is one of them");

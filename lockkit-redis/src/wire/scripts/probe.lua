@@ -5,12 +5,14 @@
 --
 -- Returns for each call  the command
 --                        the error; empty if there is none
+--                        which locks need it: "all", or "queue" for those that are shared, or have an order
 
-local answers = {}
+local answers, which = {}, 'all'
 local function try(command, ...)
   local reply = redis.pcall(command, ...)
   answers[#answers + 1] = command
   answers[#answers + 1] = type(reply) == 'table' and reply.err or ''
+  answers[#answers + 1] = which
 end
 
 try('GET', KEYS[1])
@@ -21,7 +23,7 @@ try('PEXPIRE', KEYS[1], '1')
 try('PTTL', KEYS[1])
 try('TIME')
 
--- Those of queue.lua.
+which = 'queue'
 try('EXISTS', KEYS[1])
 try('HSET', KEYS[1], 'field', '')
 redis.pcall('DEL', KEYS[1])
