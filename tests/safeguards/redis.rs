@@ -233,6 +233,14 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redis/redis::fences::no_fence_comes_twice_after_a_restart_from_a_snapshot",
     },
     Safeguard {
+        name: "unheard",
+        does: "Where a connection was given up and nobody has heard of it, the next operation does",
+        file: CONNECTION,
+        code: "if !self.is_heard && («is_over || was_left») {",
+        without: "false && (is_over || was_left)",
+        noticed_by: "lockkit-redis/redis::faults::a_release_that_overtakes_what_was_abandoned_is_repeated",
+    },
+    Safeguard {
         name: "uptime",
         does: "A server that says that it is up for one second may have just started",
         file: SERVER,
