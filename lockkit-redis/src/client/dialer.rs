@@ -275,9 +275,13 @@ impl Dialer {
         Ok(())
     }
 
-    /// Asks for the epoch of a server, where servers can take over from each other. See [`Epoch::of`].
+    /// Asks for the epoch of a server, where servers can take over from each other. See [`Epoch::question`].
     async fn epoch(&self, connection: &Connection, seen: &str) -> Option<Result<Epoch>> {
-        let ask = |key: String| async move { Epoch::of(connection, [&key, seen], &self.config).await };
+        let ask = |key: String| async move {
+            let question = Epoch::question(&key, seen, self.config.pause());
+            let replies = connection.run_all(&question, self.config.timeout, Sent::No).await?;
+            Epoch::answer(replies, self.config.clock.now())
+        };
         Some(self.note.as_ref()?.ask(ask).await)
     }
 

@@ -17,14 +17,10 @@ use std::time::Duration;
 use lockkit_core::{Error, ErrorKind, Fence, HolderInfo, Moment, Result};
 use redis::{Pipeline, RedisError, Value};
 
-use crate::{
-    client::connection::Connection,
-    config::RedisConfig,
-    wire::{
-        error::{self, Sent},
-        redirect::Redirect,
-        scripts::EPOCH,
-    },
+use crate::wire::{
+    error::{self, Sent},
+    redirect::Redirect,
+    scripts::EPOCH,
 };
 
 /// A server's time in charge.
@@ -44,23 +40,25 @@ pub(crate) struct Epoch {
 }
 
 impl Epoch {
-    /// Asks a server that was just connected to. `key` is that of the server's note, and `seen` what it said when this client
+    /// What to ask a server that was just connected to. `key` is that of the server's note, and `seen` what it said when this client
     /// saw it last; empty if it did not.
+    pub(crate) fn question(key: &str, seen: &str, pause: Duration) -> Pipeline {
+        let mut request = EPOCH.by_own_code(1);
+        request.arg(key).arg(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)).arg(seen);
+        let mut requests = Pipeline::with_capacity(1);
+        requests.add_command(request);
+        requests
+    }
+
+    /// Takes the answer, after which it is `now`.
     ///
     /// # Errors
     /// `Unavailable` if the server is a replica; what it answers otherwise. Without effect on any lock.
-    pub(crate) async fn of(connection: &Connection, [key, seen]: [&str; 2], config: &RedisConfig) -> Result<Self> {
-        let mut request = EPOCH.by_own_code(1);
-        request.arg(key).arg(u64::try_from(config.pause().as_millis()).unwrap_or(u64::MAX)).arg(seen);
-        let mut requests = Pipeline::with_capacity(1);
-        requests.add_command(request);
-        let mut replies = connection.run_all(&requests, config.timeout, Sent::No).await?;
-        let reply = match replies.pop().unwrap_or_default() {
-            Value::ServerError(e) => return Err(refused(e.into())),
-            reply => reply,
-        };
-        // From now on, which is after the answer was given.
-        Self::read(reply, config.clock.now())
+    pub(crate) fn answer(mut replies: Vec<Value>, now: Moment) -> Result<Self> {
+        match replies.pop().unwrap_or_default() {
+            Value::ServerError(e) => Err(refused(e.into())),
+            reply => Self::read(reply, now),
+        }
     }
 
     fn read(reply: Value, now: Moment) -> Result<Self> {
