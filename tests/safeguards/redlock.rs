@@ -6,7 +6,6 @@ const QUORUM: &str = "lockkit-redlock/src/wire/votes.rs";
 const ATTEMPT: &str = "lockkit-redlock/src/store/attempt.rs";
 const RENEW: &str = "lockkit-redlock/src/store/renew.rs";
 const CLAIMS: &str = "lockkit-redlock/src/client/claims.rs";
-const WAIT: &str = "lockkit-redlock/src/store/wait.rs";
 const LATE: &str = "lockkit-redlock/src/store/late.rs";
 const ROSTER: &str = "src/redlock/roster.rs";
 const NODE: &str = "lockkit-redlock/src/client/node.rs";
@@ -71,46 +70,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if «quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until» {",
         without: "false",
         noticed_by: "lockkit-redlock/redlock::deadline::after_the_deadline_no_node_is_healed",
-    },
-    Safeguard {
-        name: "undone_first",
-        does: "A node is not asked again before it released what it granted before",
-        file: ATTEMPT,
-        code: "if «self.entry.is_burnt_at(node)» {",
-        without: "false",
-        noticed_by: "lockkit-redlock/redlock::late_replies::after_a_wait_no_node_is_asked_whose_release_is_under_way",
-    },
-    Safeguard {
-        name: "burnt_not_healed",
-        does: "Nor is it healed with a lease that was granted without it",
-        file: RENEW,
-        code: "if «entry.is_burnt_at(node)» {",
-        without: "false",
-        noticed_by: "lockkit-redlock/redlock::second_round::a_node_is_not_healed_as_long_as_a_release_is_repeated_there",
-    },
-    Safeguard {
-        name: "burnt_not_counted",
-        does: "What it has of that lease from before does not count",
-        file: CLAIMS,
-        code: "if «self.is_burnt_at(node)» {",
-        without: "false",
-        noticed_by: "lockkit-redlock/redlock::second_round::a_node_whose_release_is_under_way_does_not_count",
-    },
-    Safeguard {
-        name: "burnt_in_doubt",
-        does: "So it stays where a release was sent and got no answer, though another was answered",
-        file: CLAIMS,
-        code: "if «!self.in_doubt» {",
-        without: "true",
-        noticed_by: "lockkit-redlock/redlock::second_round::a_node_is_not_healed_where_a_release_got_no_answer",
-    },
-    Safeguard {
-        name: "own_way",
-        does: "A client whose last round is still being undone takes nothing for a failure of the nodes",
-        file: WAIT,
-        code: "if «attempt.gives_way()» {",
-        without: "false",
-        noticed_by: "lockkit-redlock/redlock::late_replies::after_a_wait_nodes_that_are_still_releasing_are_no_failure",
     },
     Safeguard {
         name: "token_over",
@@ -197,8 +156,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "undo_over",
         does: "What a call that has ended may have left at a node is repeated there",
         file: LATE,
-        code: "let Some(mut burn) = «self.burn.take()» else { return };",
-        without: "self.burn.take().filter(|_| false)",
+        code: "if let Some(owed) = «self.owed.take()» {",
+        without: "self.owed.take().filter(|_| false)",
         noticed_by: "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends",
     },
     // Records, and leases that outlive their clients.

@@ -24,10 +24,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::client::{
-    calls::Calls,
-    claims::{Burn, Entry},
-};
+use crate::client::{calls::Calls, claims::Entry};
 
 /// How many are tried at a time at a node that answers.
 const AT_A_TIME: usize = 64;
@@ -51,14 +48,12 @@ pub(crate) struct Owed {
     /// The node has answered the acquisition, so that `NotHeld` is final. Otherwise the acquisition may be on its way to the
     /// node still, over a connection that was given up.
     pub(crate) settled: bool,
-    /// Of a claim that may have become a lease meanwhile: the node counts for it again when this has ended.
-    pub(crate) burn: Option<Burn>,
 }
 
 impl Owed {
     /// The release of a claim at a node that has answered the acquisition, if `settled`.
     pub(crate) fn new(entry: &Entry, settled: bool) -> Self {
-        Self { claim: entry.claim.clone(), lapse: entry.lapse(), settled, burn: None }
+        Self { claim: entry.claim.clone(), lapse: entry.lapse(), settled }
     }
 
     /// The same at a node of which it may not be known whether it granted the claim.
@@ -73,20 +68,6 @@ impl Owed {
             Ok(Release::NotHeld(_)) => self.settled,
             // What the node refuses now it will refuse the next time.
             Err(error) => !error.is_retryable(),
-        }
-    }
-
-    /// The node has answered for good.
-    fn end(self) {
-        if let Some(burn) = self.burn {
-            burn.end();
-        }
-    }
-
-    /// It is not tried any more.
-    fn lapse(self) {
-        if let Some(burn) = self.burn {
-            burn.lapse();
         }
     }
 }
@@ -211,7 +192,6 @@ impl RetryQueue {
     fn due(&mut self, now: Moment, most: usize, lapses: bool) -> Vec<Try> {
         for (_, Try { owed, .. }) in self.waiting.extract_if(.., |_, Try { owed, .. }| lapses && owed.lapse <= now) {
             self.tokens.remove(&owed.claim.token);
-            owed.lapse();
         }
         let mut due = Vec::new();
         while due.len() < most
@@ -281,10 +261,7 @@ impl Worker {
         self.under_way = due.into_iter().map(Some).collect();
         let mut answered = false;
         while let Some((index, answer)) = calls.next_ever().await {
-            let Some(Try { mut owed, pause }) = self.under_way[index].take() else { continue };
-            if let Some(burn) = &mut owed.burn {
-                burn.hear(&answer);
-            }
+            let Some(Try { owed, pause }) = self.under_way[index].take() else { continue };
             // A session keeps its requests in order, and what a former one had under way has ended with it.
             let is_final = !self.lapses && matches!(answer, Ok(Release::NotHeld(_))) && sent >= owed.lapse;
             let settled = is_final || owed.is_settled_by(&answer);
@@ -292,19 +269,11 @@ impl Worker {
             let mut queue = unpoisoned(&self.backlog.queue);
             if settled {
                 queue.tokens.remove(&owed.claim.token);
-                if answer.is_ok() {
-                    owed.end();
-                }
             } else {
-                // Twice as long each time, to the end of the lease: most of those that are not settled never will be. When the lease
-                // must have lapsed it is not tried any more, but is to end then.
-                let again = self.clock.now() + pause;
-                let (again, pause) = if self.lapses {
-                    (again.min(owed.lapse), pause * 2)
-                } else {
-                    (again, (pause * 2).min(LONGEST_RETRY))
-                };
-                queue.put(again, Try { owed, pause });
+                // Twice as long each time, to the end of the lease: most of those that are not settled never will be.
+                let now = self.clock.now();
+                let pause = pause.min(if self.lapses { owed.lapse.since(now) } else { LONGEST_RETRY });
+                queue.put(now + pause, Try { owed, pause: pause * 2 });
             }
         }
         answered
@@ -315,11 +284,7 @@ impl Drop for Worker {
     /// What is dropped with its runtime is taken over by the next.
     fn drop(&mut self) {
         let mut queue = unpoisoned(&self.backlog.queue);
-        for mut retry in self.under_way.drain(..).flatten() {
-            // The release that was sent may arrive behind the one that will be answered.
-            if let Some(burn) = &mut retry.owed.burn {
-                burn.doubt();
-            }
+        for retry in self.under_way.drain(..).flatten() {
             queue.put(self.clock.now(), retry);
         }
         if queue.at_work.is_some_and(|at_work| at_work.number == self.number) {
@@ -345,7 +310,7 @@ mod tests {
             let key = LockKey::new("a").expect("a name");
             let claim = Claim { key, token: Token::random().expect("random"), mode: Mode::Exclusive };
             let clock = &self.1.info().clock;
-            let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: true, burn: None };
+            let owed = Owed { claim, lapse: clock.now() + Duration::from_secs(60), settled: true };
             self.0.add(owed, Context { store: &self.1, clock, background: &self.2 });
         }
 

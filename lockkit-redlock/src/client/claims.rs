@@ -13,9 +13,7 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{
-    AcquireRequest, Claim, Effect, Fence, HolderInfo, Moment, Release, Renewal, Result, Token, drift, store::unpoisoned,
-};
+use lockkit_core::{AcquireRequest, Claim, Fence, HolderInfo, Moment, Renewal, Token, drift, store::unpoisoned};
 
 /// How many claims are added before those are dropped that nobody can want any more.
 const SWEEP: usize = 4096;
@@ -38,10 +36,6 @@ pub(crate) struct Entry {
     /// Failed, released or lost: whatever a node still grants is to be released.
     over: AtomicBool,
     grant: Mutex<Option<Grant>>,
-    /// The nodes at which a release may arrive yet, see [`Burn`]: each as often as there are reasons.
-    burnt_at: Mutex<Vec<usize>>,
-    /// Nothing is left of it anywhere, but for what it is burnt by.
-    is_done: AtomicBool,
     /// When the last of all leases that nodes were asked for must have lapsed, in nanoseconds.
     lapse: AtomicU64,
 }
@@ -80,23 +74,11 @@ pub(crate) enum Begun {
     Attempt(Arc<Entry>),
 }
 
-/// A claim that is being undone at one node, from before the first release is sent there.
-///
-/// If it is dropped without an end, or a release got no answer, then one may be under way for as long as it likes, and the claim
-/// stays burnt at that node.
-#[derive(Debug)]
-pub(crate) struct Burn {
-    entry: Arc<Entry>,
-    node: usize,
-    /// A release was sent that nobody has heard the answer of.
-    in_doubt: bool,
-}
-
 impl Claims {
     /// Opens an attempt for a claim.
     pub(crate) fn begin(&self, request: &AcquireRequest, now: Moment) -> Begun {
         let mut remembered = unpoisoned(&self.0);
-        match remembered.entries.get(&request.claim.token).filter(|before| !before.is_forgotten()) {
+        match remembered.entries.get(&request.claim.token) {
             Some(before) if before.grant().is_some() => Begun::Held,
             Some(_) => Begun::Burnt,
             None => Begun::Attempt(remembered.add(request, now)),
@@ -114,12 +96,8 @@ impl Claims {
         Some(entry)
     }
 
-    /// Drops a claim of which nothing is left anywhere. If a release of it may arrive yet, it may be begun anew after that.
+    /// Drops a claim of which nothing is left anywhere: it may be begun anew.
     pub(crate) fn forget(&self, entry: &Arc<Entry>) {
-        entry.is_done.store(true, Ordering::Release);
-        if entry.is_burnt() {
-            return;
-        }
         let mut remembered = unpoisoned(&self.0);
         if remembered.entries.get(&entry.claim.token).is_some_and(|present| Arc::ptr_eq(present, entry)) {
             remembered.entries.remove(&entry.claim.token);
@@ -139,56 +117,11 @@ impl Remembered {
             ttl: request.ttl,
             over: AtomicBool::new(false),
             grant: Mutex::default(),
-            burnt_at: Mutex::default(),
-            is_done: AtomicBool::new(false),
             lapse: AtomicU64::new(0),
         });
         entry.asked(now, request.ttl);
         self.entries.insert(request.claim.token, Arc::clone(&entry));
         entry
-    }
-}
-
-impl Burn {
-    pub(crate) fn new(entry: &Arc<Entry>, node: usize) -> Self {
-        unpoisoned(&entry.burnt_at).push(node);
-        Self { entry: Arc::clone(entry), node, in_doubt: false }
-    }
-
-    pub(crate) fn entry(&self) -> &Arc<Entry> {
-        &self.entry
-    }
-
-    pub(crate) fn node(&self) -> usize {
-        self.node
-    }
-
-    /// Nobody will hear the answer to a release that was sent.
-    pub(crate) fn doubt(&mut self) {
-        self.in_doubt = true;
-    }
-
-    /// A release ended so.
-    pub(crate) fn hear(&mut self, answer: &Result<Release>) {
-        self.in_doubt |= answer.as_ref().is_err_and(|error| error.effect() == Effect::Unknown);
-    }
-
-    /// The lease that was asked for must have lapsed, and no release will be sent any more.
-    pub(crate) fn lapse(self) {
-        // A request for it that arrives yet is welcome to a lease. To an attempt it is something that is left.
-        if self.entry.grant().is_some() {
-            self.end();
-        }
-    }
-
-    /// A release was answered for good, so that none will be sent any more.
-    pub(crate) fn end(self) {
-        if !self.in_doubt {
-            let mut burnt_at = unpoisoned(&self.entry.burnt_at);
-            if let Some(at) = burnt_at.iter().position(|node| *node == self.node) {
-                burnt_at.swap_remove(at);
-            }
-        }
     }
 }
 
@@ -235,11 +168,8 @@ impl Entry {
         true
     }
 
-    /// Records what a node granted, unless a release may take it from there at any time.
+    /// Records what a node granted.
     pub(crate) fn note(&self, node: usize, fence: Fence) {
-        if self.is_burnt_at(node) {
-            return;
-        }
         if let Some(grant) = &mut *unpoisoned(&self.grant) {
             let here = &mut grant.nodes[node];
             if fence <= grant.fence {
@@ -256,21 +186,6 @@ impl Entry {
         if let Some(grant) = &mut *unpoisoned(&self.grant) {
             grant.nodes[node] = NodeGrant::default();
         }
-    }
-
-    /// Whether a release may arrive at a node, which is not to be asked with the claim then, and does not count for its lease.
-    pub(crate) fn is_burnt_at(&self, node: usize) -> bool {
-        unpoisoned(&self.burnt_at).contains(&node)
-    }
-
-    /// Whether that is so at any node.
-    pub(crate) fn is_burnt(&self) -> bool {
-        !unpoisoned(&self.burnt_at).is_empty()
-    }
-
-    /// Whether nothing stands against asking for it anew.
-    fn is_forgotten(&self) -> bool {
-        self.is_done.load(Ordering::Acquire) && !self.is_burnt()
     }
 
     /// Nodes are about to be asked for leases that last this long from this moment.

@@ -1,10 +1,15 @@
 //! The nodes of a store and what it knows of them and its claims: what all calls share.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use lockkit_core::{
     Capability, Error, ErrorKind, Fencing, Finding, Hold, Liveness, LockKey, LockStore, Moment, Result, StoreInfo,
-    Token, Waiting, store::Background,
+    Token, Waiting,
+    store::{Background, unpoisoned},
 };
 
 use crate::{
@@ -12,6 +17,9 @@ use crate::{
     config::RedlockConfig,
     wire::votes::majority,
 };
+
+/// How many notes are kept of where to wait. They are taken at once, but for those of callers that gave up just then.
+const MOST_MEETINGS: usize = 1024;
 
 /// What the calls of a store share. Background tasks hold it too.
 pub(crate) struct Quorum {
@@ -22,6 +30,8 @@ pub(crate) struct Quorum {
     pub(crate) claims: Claims,
     pub(crate) stats: Counters,
     pub(crate) background: Background,
+    /// Where the next call for a lock waits.
+    meetings: Mutex<HashMap<LockKey, usize>>,
 }
 
 impl Quorum {
@@ -45,7 +55,8 @@ impl Quorum {
         };
         let majority = majority(nodes.len());
         let (claims, stats) = (Claims::default(), Counters::default());
-        Ok(Self { nodes, majority, info, config, claims, stats, background: Background::new() })
+        let (background, meetings) = (Background::new(), Mutex::default());
+        Ok(Self { nodes, majority, info, config, claims, stats, background, meetings })
     }
 
     /// Goes on with the releases that were to be repeated on a runtime that has ended.
@@ -73,6 +84,20 @@ impl Quorum {
     /// Where to wait, given the nodes at which the lock is held.
     pub(crate) fn rendezvous(&self, key: &LockKey, held_at: &[usize]) -> Option<usize> {
         self.meeting_order(key).find(|node| held_at.contains(node))
+    }
+
+    /// Has the next call for this lock that may wait do so at this node. If another caller takes the note, this one asks all nodes
+    /// once more.
+    pub(crate) fn note_meeting(&self, key: &LockKey, rendezvous: usize) {
+        let mut meetings = unpoisoned(&self.meetings);
+        if meetings.len() >= MOST_MEETINGS {
+            meetings.clear();
+        }
+        meetings.insert(key.clone(), rendezvous);
+    }
+
+    pub(crate) fn take_meeting(&self, key: &LockKey) -> Option<usize> {
+        unpoisoned(&self.meetings).remove(key)
     }
 
     /// How long to stay away after a lost race: at random, at least as long as it takes to lock a majority and on

@@ -1,4 +1,4 @@
-//! Acquiring: rounds of requests to all nodes, and between them a wait at one.
+//! Acquiring: a round of requests to all nodes, and before it a wait at one if the lock was held.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,16 +10,16 @@ use crate::{
         quorum::Quorum,
     },
     store::{
-        attempt::{Ended, OpenAttempt, proposal},
+        attempt::{Ended, OpenAttempt, Refusal, proposal},
         renew,
-        wait::Waited,
     },
+    wire::fence,
 };
 
 /// Of a claim that is over, or is being asked for by another call.
 const BURNT: &str = "a release of this claim may be under way, or an acquisition: ask with a new token (rule R2)";
 
-/// Asks all nodes; and waits at one, if the lock is held.
+/// Asks all nodes: after a wait at one of them, if the last refusal left a note where.
 pub(crate) async fn acquire(quorum: &Arc<Quorum>, request: &AcquireRequest) -> Result<Attempt> {
     quorum.info.admit(request)?;
     let begun = quorum.info.clock.now();
@@ -28,22 +28,27 @@ pub(crate) async fn acquire(quorum: &Arc<Quorum>, request: &AcquireRequest) -> R
         Begun::Held => return quorum.repeat(request).await,
         Begun::Burnt => return Err(Error::invalid(BURNT)),
     };
-    let waits = !request.wait.is_zero();
-    let refusal = match attempt.round(request, proposal(request), waits).await? {
+    let (key, waits) = (&request.claim.key, !request.wait.is_zero());
+    let meeting = if waits { quorum.take_meeting(key) } else { None };
+    let opened = match meeting {
+        Some(rendezvous) => attempt.wait_at(rendezvous, request).await,
+        None => None,
+    };
+    // The fence granted there is above all that went before, and most likely what the others would grant next.
+    let fence = opened.map_or_else(|| proposal(request), |opened| fence::exactly(opened, request.fence.span));
+    let Refusal { contention, held_at } = match attempt.round(request, fence, waits).await? {
         Ended::Granted(hold) => return Ok(Attempt::Granted(hold)),
         Ended::Refused(refusal) => refusal,
     };
-    let left = request.wait.saturating_sub(quorum.info.clock.now().since(begun));
-    let retry_after = if left.is_zero() {
-        refusal.contention.retry_after
-    } else {
-        match quorum.wait(&mut attempt, request, &refusal.held_at, left).await? {
-            Waited::Granted(hold) => return Ok(Attempt::Granted(hold)),
-            Waited::Refused(retry_after) => Some(retry_after),
-        }
-    };
     attempt.withdraw().await;
-    Ok(Attempt::Contended(Contention { retry_after, holder: refusal.contention.holder, burnt: true }))
+    let is_time_up = request.wait <= quorum.info.clock.now().since(begun);
+    let retry_after = match meeting {
+        Some(_) if opened.is_some() => Some(quorum.retry_delay()),
+        Some(_) if is_time_up => Some(Duration::ZERO),
+        None if is_time_up => contention.retry_after,
+        _ => Some(quorum.meet_again(key, &held_at)),
+    };
+    Ok(Attempt::Contended(Contention { retry_after, holder: contention.holder, burnt: true }))
 }
 
 impl Quorum {

@@ -9,10 +9,10 @@ use std::{
 use crate::{
     client::{
         calls::Calls,
-        claims::{Burn, Entry, Grant, NodeGrant},
+        claims::{Entry, Grant, NodeGrant},
         quorum::Quorum,
     },
-    store::late::{keep_late, see_undone, undo, undo_late},
+    store::late::{hear_out, see_to, undo},
     wire::{
         error::NodeErrors,
         fence::{self, Choice},
@@ -30,7 +30,7 @@ pub(crate) enum Ended {
     Refused(Refusal),
 }
 
-/// No majority could be had. What was granted is being undone.
+/// No majority could be had. What was granted is to be undone.
 #[derive(Default)]
 pub(crate) struct Refusal {
     pub(crate) contention: Contention,
@@ -38,29 +38,16 @@ pub(crate) struct Refusal {
     pub(crate) held_at: Vec<usize>,
 }
 
-/// An attempt under way: one round, or one before a wait at the rendezvous and one after it.
+/// An attempt under way: one round, after a wait at the rendezvous or without.
 ///
 /// Dropped after an error, or at any await, it leaves what was granted to the caller, which releases the claim (rules R2 and R8),
 /// and undoes only what is granted from then on: a request that waits for a connection may be sent behind that release.
 pub(crate) struct OpenAttempt<'a> {
-    quorum: &'a Arc<Quorum>,
-    entry: Arc<Entry>,
+    pub(crate) quorum: &'a Arc<Quorum>,
+    pub(crate) entry: Arc<Entry>,
     calls: Calls<Result<Attempt>>,
     /// The nodes that granted, or may have; true of those that have said so.
     may_hold: Vec<(usize, bool)>,
-    /// What refused rounds left, being released at each node. It is not asked again before that has ended (rule R2).
-    undoing: Calls<()>,
-    end: End,
-}
-
-/// How an attempt ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// By an error, or not at all.
-    Broken,
-    Granted,
-    /// Everything is being undone.
-    Withdrawn,
 }
 
 /// What the nodes have said so far.
@@ -76,18 +63,7 @@ struct Ballot {
 
 impl<'a> OpenAttempt<'a> {
     pub(crate) fn new(quorum: &'a Arc<Quorum>, entry: Arc<Entry>) -> Self {
-        Self {
-            quorum,
-            entry,
-            calls: Calls::with_capacity(quorum.nodes.len()),
-            may_hold: Vec::new(),
-            undoing: Calls::with_capacity(0),
-            end: End::Broken,
-        }
-    }
-
-    pub(crate) fn entry(&self) -> &Arc<Entry> {
-        &self.entry
+        Self { quorum, entry, calls: Calls::with_capacity(quorum.nodes.len()), may_hold: Vec::new() }
     }
 
     /// Notes that a node holds the claim, or, unless that is settled, that it may come to.
@@ -104,7 +80,7 @@ impl<'a> OpenAttempt<'a> {
         let limit = quorum.config.timeout_for(request.ttl);
         let sent = quorum.info.clock.now();
         let mut ballot = Ballot::new(quorum.nodes.len(), sent + request.ttl);
-        self.ask(&mut ballot, request, fence, sent);
+        self.ask(request, fence, sent);
         self.calls.limit(limit);
         let preferred = wait.then(|| quorum.preferred(&request.claim.key)).flatten();
         let verdict = loop {
@@ -144,7 +120,7 @@ impl<'a> OpenAttempt<'a> {
                 match fence {
                     Ok(fence) => Ok(Ended::Granted(self.grant(ballot, request, fence, sent))),
                     Err(_) if request.from.is_some() => Err(in_parts()),
-                    Err(refusal) => Ok(self.refused(refusal)),
+                    Err(refusal) => Ok(Ended::Refused(refusal)),
                 }
             }
             Verdict::Contended
@@ -152,41 +128,18 @@ impl<'a> OpenAttempt<'a> {
             {
                 Err(in_parts())
             }
-            Verdict::Contended => {
-                let refusal = ballot.into_refusal(quorum);
-                Ok(self.refused(refusal))
-            }
+            Verdict::Contended => Ok(Ended::Refused(ballot.into_refusal(quorum))),
             Verdict::Open | Verdict::Unavailable => Err(self.failure(ballot)),
         }
     }
 
-    /// Asks all nodes but those at which something of the round before is not undone yet.
-    fn ask(&mut self, ballot: &mut Ballot, request: &AcquireRequest, fence: FenceRequest, sent: Moment) {
+    fn ask(&mut self, request: &AcquireRequest, fence: FenceRequest, sent: Moment) {
         self.entry.asked(sent, request.ttl);
         let request = Arc::new(AcquireRequest { wait: Duration::ZERO, order: Order::Any, fence, ..request.clone() });
         for node in 0..self.quorum.nodes.len() {
-            if self.entry.is_burnt_at(node) {
-                let name = self.quorum.nodes[node].name();
-                ballot.votes.failed += 1;
-                ballot
-                    .errors
-                    .push(name, Error::new(ErrorKind::Unavailable, "it has not answered an earlier release yet"));
-                continue;
-            }
             let (quorum, request) = (Arc::clone(self.quorum), Arc::clone(&request));
             self.calls.add(node, async move { quorum.nodes[node].acquire(&request, &*quorum.info.clock).await });
         }
-    }
-
-    /// Gives up what was granted at the rendezvous if the round before is still being undone at so many nodes that no
-    /// majority can be asked. The nodes have not failed: this client's own releases are what it has to wait for.
-    pub(crate) fn gives_way(&mut self) -> bool {
-        let nodes = 0..self.quorum.nodes.len();
-        let gives_way = nodes.filter(|node| !self.entry.is_burnt_at(*node)).count() < self.quorum.majority;
-        if gives_way {
-            self.refused(Refusal::default());
-        }
-        gives_way
     }
 
     fn take(&mut self, ballot: &mut Ballot, node: usize, answer: Result<Attempt>) {
@@ -279,43 +232,25 @@ impl<'a> OpenAttempt<'a> {
         for (node, fence) in ballot.grants {
             self.entry.note(node, fence);
         }
-        self.end = End::Granted;
         quorum.stats.note_grant(quorum.info.clock.now().since(sent));
         Hold { claim: request.claim.clone(), fence, span, until: ballot.until, depth: 1 }
     }
 
-    /// Begins to undo a round.
-    fn refused(&mut self, refusal: Refusal) -> Ended {
-        for (node, settled) in std::mem::take(&mut self.may_hold) {
-            self.undo_at(node, settled);
-        }
-        self.undoing.begun_with(&self.calls);
-        for (node, call) in self.calls.take() {
-            self.undoing.add(node, undo_late(Arc::clone(self.quorum), Burn::new(&self.entry, node), call));
-        }
-        Ended::Refused(refusal)
-    }
-
-    /// Begins to release the claim at a node.
-    pub(crate) fn undo_at(&mut self, node: usize, settled: bool) {
-        self.undoing.add(node, undo(Arc::clone(self.quorum), Burn::new(&self.entry, node), settled));
-    }
-
-    /// Returns when a node has answered about what is being undone there; `None` if there is none left.
-    pub(crate) async fn undone(&mut self) -> Option<()> {
-        self.undoing.next_ever().await.map(|(_, ())| ())
-    }
-
-    /// Ends the attempt without a grant: everything is undone in the background. What is asked for that is sent from here, for the
-    /// caller's runtime may stand still from then on.
+    /// Ends the attempt after a refusal: everything is undone in the background, and then forgotten. What is asked for that is sent
+    /// from here, for the caller's runtime may stand still from then on.
     pub(crate) async fn withdraw(mut self) {
-        self.end = End::Withdrawn;
-        self.undoing.send().await;
+        self.entry.give_up();
+        let (quorum, entry) = (Arc::clone(self.quorum), Arc::clone(&self.entry));
+        let mut undoing = hear_out(&quorum, &entry, std::mem::take(&mut self.calls));
+        for (node, settled) in std::mem::take(&mut self.may_hold) {
+            undoing.add(node, undo(Arc::clone(&quorum), Arc::clone(&entry), node, settled));
+        }
+        undoing.send().await;
+        see_to(&quorum, Some(entry), undoing, |done| *done);
     }
 
     fn failure(&mut self, ballot: Ballot) -> Error {
-        let untouched = self.may_hold.is_empty() && self.calls.is_empty();
-        let effect = if untouched && !self.entry.is_burnt() {
+        let effect = if self.may_hold.is_empty() && self.calls.is_empty() {
             self.quorum.claims.forget(&self.entry);
             Effect::None
         } else {
@@ -333,11 +268,11 @@ fn in_parts() -> Error {
 
 impl Drop for OpenAttempt<'_> {
     fn drop(&mut self) {
-        if self.end != End::Granted {
+        if self.entry.is_unused() {
             self.entry.give_up();
         }
-        keep_late(self.quorum, &self.entry, std::mem::take(&mut self.calls));
-        see_undone(self.quorum, &self.entry, std::mem::take(&mut self.undoing), self.end == End::Withdrawn);
+        let late = hear_out(self.quorum, &self.entry, std::mem::take(&mut self.calls));
+        see_to(self.quorum, None, late, |_| true);
     }
 }
 

@@ -8,22 +8,42 @@ use tokio::time::timeout;
 use crate::client::{
     backlog::Owed,
     calls::{Call, Calls},
-    claims::{Burn, Entry},
+    claims::Entry,
     quorum::Quorum,
 };
 
-/// Hears those nodes out that had not answered when the attempt ended: each by itself.
-pub(crate) fn keep_late(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Calls<Result<Attempt>>) {
-    if calls.is_empty() {
-        return;
-    }
+/// Hears those nodes out that had not answered when the attempt ended: each by itself. Whether nothing is left to be released there.
+pub(crate) fn hear_out(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Calls<Result<Attempt>>) -> Calls<bool> {
     let mut late = Calls::with_capacity(quorum.nodes.len());
     late.begun_with(&calls);
     for (node, call) in calls.take() {
         let unheard = Unheard { quorum: Arc::clone(quorum), entry: Arc::clone(entry), node, is_heard: false };
         late.add(node, unheard.hear(call));
     }
-    quorum.background.spawn(async move { while late.next_ever().await.is_some() {} });
+    late
+}
+
+/// Leads to its end in the background what is done about a claim. With a claim `to_forget`, that is forgotten if it `is_done` everywhere.
+pub(crate) fn see_to<T: Send + 'static>(
+    quorum: &Arc<Quorum>,
+    to_forget: Option<Arc<Entry>>,
+    mut calls: Calls<T>,
+    is_done: fn(&T) -> bool,
+) {
+    let mut left = calls.nodes().count();
+    let claims = Arc::clone(quorum);
+    let forget = move || to_forget.iter().for_each(|entry| claims.claims.forget(entry));
+    if left == 0 {
+        return forget();
+    }
+    quorum.background.spawn(async move {
+        while let Some((_, answer)) = calls.next_ever().await {
+            left -= usize::from(is_done(&answer));
+        }
+        if left == 0 {
+            forget();
+        }
+    });
 }
 
 /// A node of which it is not known what it grants when the attempt has ended.
@@ -35,10 +55,10 @@ struct Unheard {
 }
 
 impl Unheard {
-    async fn hear(mut self, call: Call<Result<Attempt>>) {
+    async fn hear(mut self, call: Call<Result<Attempt>>) -> bool {
         let answer = late_answer(&self.quorum, &self.entry, self.node, call).await;
         self.is_heard = true;
-        keep(&self.quorum, &self.entry, self.node, answer).await;
+        keep(&self.quorum, &self.entry, self.node, answer).await
     }
 }
 
@@ -46,7 +66,7 @@ impl Unheard {
 impl Drop for Unheard {
     fn drop(&mut self) {
         if !self.is_heard && self.entry.is_over() {
-            drop(Undo::new(&self.quorum, Burn::new(&self.entry, self.node), false));
+            drop(Undo::new(&self.quorum, self.node, Owed::new(&self.entry, false)));
         }
     }
 }
@@ -62,99 +82,57 @@ async fn late_answer(quorum: &Quorum, entry: &Entry, node: usize, mut call: Call
     call.await
 }
 
-/// A node answered when the attempt had ended: what it granted counts, or is released if there is no lease, or no more.
-pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Result<Attempt>) {
+/// A node answered when the attempt had ended: what it granted counts, or is released if there is no lease, or no more. Whether
+/// nothing is left to be released.
+pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Result<Attempt>) -> bool {
     let settled = match answer {
-        Ok(Attempt::Granted(hold)) if !entry.is_over() => return entry.note(node, hold.fence),
+        Ok(Attempt::Granted(hold)) if !entry.is_over() => {
+            entry.note(node, hold.fence);
+            return true;
+        }
         Ok(Attempt::Granted(_)) => true,
         Err(error) if error.effect() == Effect::Unknown && entry.is_over() => false,
-        Ok(Attempt::Contended(_)) | Err(_) => return,
+        Ok(Attempt::Contended(_)) | Err(_) => return true,
     };
-    undo(Arc::clone(quorum), Burn::new(entry, node), settled).await;
-}
-
-/// Leads to its end what is being undone. If nothing else is left of the claim, `and_forget` has it forgotten afterwards.
-pub(crate) fn see_undone(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut undoing: Calls<()>, and_forget: bool) {
-    let (background, quorum, entry) = (Arc::clone(quorum), Arc::clone(quorum), Arc::clone(entry));
-    let forget = move || {
-        if and_forget {
-            quorum.claims.forget(&entry);
-        }
-    };
-    if undoing.is_empty() {
-        return forget();
+    if settled && entry.is_unused() {
+        quorum.stats.late_grants_released.add_one();
     }
-    background.background.spawn(async move {
-        while undoing.next_ever().await.is_some() {}
-        forget();
-    });
+    undo(Arc::clone(quorum), Arc::clone(entry), node, settled).await
 }
 
-/// A node had not answered when the attempt was refused: releases what it grants yet.
-pub(crate) async fn undo_late(quorum: Arc<Quorum>, burn: Burn, call: Call<Result<Attempt>>) {
-    let (entry, node) = (Arc::clone(burn.entry()), burn.node());
-    let mut undo = Undo::new(&quorum, burn, false);
-    match late_answer(&quorum, &entry, node, call).await {
-        Ok(Attempt::Granted(_)) => {
-            quorum.stats.late_grants_released.add_one();
-            undo.settled = true;
-            undo.release().await;
-        }
-        Err(error) if error.effect() == Effect::Unknown => undo.release().await,
-        Ok(Attempt::Contended(_)) | Err(_) => undo.end(),
-    }
+/// Releases a claim at one node, and has that repeated if it fails. If `settled`, the node has answered the acquisition. Whether
+/// nothing is left to be released.
+pub(crate) async fn undo(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, settled: bool) -> bool {
+    Undo::new(&quorum, node, Owed::new(&entry, settled)).release().await
 }
 
-/// Releases a claim at one node, and has that repeated if it fails.
-pub(crate) async fn undo(quorum: Arc<Quorum>, burn: Burn, settled: bool) {
-    Undo::new(&quorum, burn, settled).release().await;
-}
-
-/// A claim that is to be released at one node. It is repeated there if it fails, and if this is dropped in the middle, with the runtime that it
-/// was begun on.
+/// A claim that is to be released at one node. It is repeated there if it fails, and if this is dropped in the middle, with
+/// the runtime that it was begun on.
 struct Undo {
     quorum: Arc<Quorum>,
-    burn: Option<Burn>,
-    /// Whether the node has answered the acquisition.
-    settled: bool,
-    /// Whether a release was sent, and not answered yet.
-    is_sent: bool,
+    node: usize,
+    owed: Option<Owed>,
 }
 
 impl Undo {
-    fn new(quorum: &Arc<Quorum>, burn: Burn, settled: bool) -> Self {
-        Self { quorum: Arc::clone(quorum), burn: Some(burn), settled, is_sent: false }
+    fn new(quorum: &Arc<Quorum>, node: usize, owed: Owed) -> Self {
+        Self { quorum: Arc::clone(quorum), node, owed: Some(owed) }
     }
 
-    /// If nothing of the claim is left there for certain, it is not burnt there any more.
-    async fn release(mut self) {
-        let Some(burn) = &self.burn else { return };
-        let (node, entry) = (burn.node(), Arc::clone(burn.entry()));
-        self.is_sent = true;
-        let answer = self.quorum.nodes[node].release(&entry.claim).await;
-        self.is_sent = false;
-        if let Some(burn) = &mut self.burn {
-            burn.hear(&answer);
+    async fn release(mut self) -> bool {
+        let Some(owed) = &self.owed else { return true };
+        let answer = self.quorum.nodes[self.node].release(&owed.claim).await;
+        if owed.is_settled_by(&answer) {
+            self.owed = None;
         }
-        if Owed::new(&entry, self.settled).is_settled_by(&answer) {
-            let burn = self.burn.take().filter(|_| answer.is_ok());
-            burn.into_iter().for_each(Burn::end);
-        }
-    }
-
-    /// Nothing is there to be released.
-    fn end(mut self) {
-        self.burn.take().into_iter().for_each(Burn::end);
+        self.owed.is_none() && answer.is_ok()
     }
 }
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        let Some(mut burn) = self.burn.take() else { return };
-        if self.is_sent {
-            burn.doubt();
+        if let Some(owed) = self.owed.take() {
+            self.quorum.owe(self.node, owed);
         }
-        let (node, owed) = (burn.node(), Owed::new(burn.entry(), self.settled));
-        self.quorum.owe(node, Owed { burn: Some(burn), ..owed });
     }
 }

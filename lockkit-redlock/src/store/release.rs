@@ -176,11 +176,6 @@ impl Quorum {
     /// The release of a lease of which nothing is known here: another client's.
     fn owed_by_others(&self, claim: &Claim) -> Owed {
         let longest = self.info.capability.liveness.ttl.as_ref().map_or(self.config.max_ttl, |ttl| *ttl.end());
-        Owed {
-            claim: claim.clone(),
-            lapse: self.info.clock.now() + longest + drift(longest),
-            settled: true,
-            burn: None,
-        }
+        Owed { claim: claim.clone(), lapse: self.info.clock.now() + longest + drift(longest), settled: true }
     }
 }

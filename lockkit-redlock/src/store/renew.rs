@@ -251,10 +251,6 @@ async fn heal(quorum: Arc<Quorum>, node: usize, all: Vec<MaybeLost>) {
     for some in all.chunks(HEALED_AT_ONCE) {
         let mut calls = Calls::with_capacity(some.len());
         for (entry, renewal) in some {
-            // A release that arrives behind it would take from the lease a node that counts.
-            if entry.is_burnt_at(node) {
-                continue;
-            }
             // Never after the deadline: by then another may have had it.
             let Some(grant) = entry.grant() else { continue };
             if quorum.info.clock.now() + quorum.config.timeout_for(renewal.ttl) >= grant.until {

@@ -34,12 +34,8 @@ pub(crate) struct Leases {
     pub(crate) delayed_restart: bool,
     /// A repeated attempt has a new token; off: always the same.
     pub(crate) fresh_token: bool,
-    /// Each attempt may have a second round with the same token.
-    pub(crate) second_round: bool,
-    /// It leaves out the nodes that have not answered the release of the first; off: it asks all.
-    pub(crate) answered: bool,
-    /// Until they have, these nodes are not healed, and do not count for a renewal; off: as all others.
-    pub(crate) burnt: bool,
+    /// An attempt may begin with a wait at one node, which it asks again when it asks all.
+    pub(crate) waits: bool,
 }
 
 impl Leases {
@@ -53,9 +49,7 @@ impl Leases {
         deadline: true,
         delayed_restart: true,
         fresh_token: true,
-        second_round: false,
-        answered: true,
-        burnt: true,
+        waits: false,
     };
 }
 
@@ -90,10 +84,8 @@ struct Cell {
     vote: Vote,
     acquire: bool,
     release: bool,
-    /// It is to be asked again when it has answered the release.
-    again: bool,
-    /// An acquisition of the first round is on its way while the second is under way.
-    late_reply: bool,
+    /// What was asked there during the wait is on its way while all are asked.
+    stray: bool,
     renew: bool,
     heal: bool,
     /// The same of the attempt before.
@@ -114,7 +106,6 @@ struct Client {
     phase: Phase,
     attempt: u8,
     renewals: u8,
-    second_round: bool,
     /// From when the present lease counts, and the round that is to extend it.
     since: u8,
     round: u8,
@@ -124,6 +115,8 @@ struct Client {
 enum Phase {
     #[default]
     Idle,
+    /// At one node.
+    Waiting,
     Asking,
     Held,
     Renewing,
@@ -134,6 +127,13 @@ pub(crate) enum Action {
     Tick,
     Restart(usize),
     Invoke(usize),
+    /// An attempt begins with a wait at this node.
+    Wait {
+        client: usize,
+        node: usize,
+    },
+    /// The wait is over, whatever came of it, and all are asked.
+    AskAll(usize),
     /// A request arrives; the reply may get lost.
     Acquire {
         client: usize,
@@ -144,7 +144,7 @@ pub(crate) enum Action {
         client: usize,
         node: usize,
     },
-    Straggle {
+    Stray {
         client: usize,
         node: usize,
     },
@@ -167,8 +167,6 @@ pub(crate) enum Action {
     /// A majority has granted or renewed, and the client takes note.
     Decide(usize),
     Renew(usize),
-    /// What the first round got is undone, and all are asked again.
-    Again(usize),
     /// The attempt is given up, or the lease released.
     End(usize),
 }
@@ -187,7 +185,12 @@ impl Model for Leases {
         }
         for (client, me) in state.clients.iter().enumerate() {
             match me.phase {
-                Phase::Idle if me.attempt < self.attempts[client] => actions.push(Action::Invoke(client)),
+                Phase::Idle if me.attempt < self.attempts[client] => {
+                    actions.push(Action::Invoke(client));
+                    let nodes = (0..state.nodes.len()).filter(|_| self.waits);
+                    actions.extend(nodes.map(|node| Action::Wait { client, node }));
+                }
+                Phase::Waiting => actions.push(Action::AskAll(client)),
                 Phase::Asking | Phase::Renewing if state.yes(client) >= MAJORITY => {
                     actions.push(Action::Decide(client));
                 }
@@ -195,9 +198,6 @@ impl Model for Leases {
                     actions.push(Action::Renew(client));
                 }
                 _ => {}
-            }
-            if self.second_round && me.phase == Phase::Asking && !me.second_round {
-                actions.push(Action::Again(client));
             }
             if me.phase != Phase::Idle {
                 actions.push(Action::End(client));
@@ -221,7 +221,15 @@ impl Model for Leases {
                 (state.nodes[node].lease, state.nodes[node].votes_from) = (None, votes_from);
                 state.restarted = true;
             }
-            Action::Invoke(client) => self.invoke(&mut state, client),
+            Action::Invoke(client) => {
+                invoke(&mut state, client);
+                ask_all(&mut state, client);
+            }
+            Action::Wait { client, node } => {
+                invoke(&mut state, client);
+                state.nodes[node].cells[client].acquire = true;
+            }
+            Action::AskAll(client) => ask_all(&mut state, client),
             Action::Acquire { client, node, heard } => self.acquire(&mut state, client, node, heard),
             Action::LateAcquire { client, node } => {
                 let (now, token) = (state.now, self.token(client, state.clients[client].attempt - 1));
@@ -229,17 +237,18 @@ impl Model for Leases {
                 at.cells[client].late_acquire = false;
                 at.cells[client].late_release |= at.grant(token, now);
             }
-            Action::Straggle { client, node } => {
-                let (now, token) = (state.now, self.token(client, state.clients[client].attempt));
+            Action::Stray { client, node } => {
+                let (now, me) = (state.now, state.clients[client]);
                 let at = &mut state.nodes[node];
-                at.cells[client].late_reply = false;
-                at.cells[client].release |= at.grant(token, now);
+                at.cells[client].stray = false;
+                let granted = at.grant(self.token(client, me.attempt), now);
+                // It was given up before: the release is repeated until the lease must have lapsed.
+                at.cells[client].release |= granted && me.phase == Phase::Idle;
             }
             Action::Release { client, node } => {
                 let token = self.token(client, state.clients[client].attempt);
                 let cell = &mut state.nodes[node].cells[client];
                 cell.release = false;
-                cell.acquire |= std::mem::take(&mut cell.again);
                 state.nodes[node].release(token);
             }
             Action::LateRelease { client, node } => {
@@ -254,8 +263,7 @@ impl Model for Leases {
                 if held {
                     at.lease = Some((token, now + TTL));
                 }
-                let counts = held && !self.is_burnt(&at.cells[client]);
-                let vote = if counts { Vote::Yes } else { Vote::No };
+                let vote = if held { Vote::Yes } else { Vote::No };
                 (at.cells[client].renew, at.cells[client].vote) = (false, vote);
             }
             Action::Heal { client, node } => self.heal(&mut state, client, node),
@@ -268,7 +276,6 @@ impl Model for Leases {
                     (node.cells[client].renew, node.cells[client].vote) = (true, Vote::Open);
                 }
             }
-            Action::Again(client) => self.again(&mut state, client),
             Action::End(client) => end(&mut state, client),
         }
         state.nodes.sort_unstable();
@@ -304,15 +311,15 @@ impl Model for Leases {
 fn deliveries(phase: Phase, cell: &Cell, client: usize, node: usize, actions: &mut Vec<Action>) {
     if cell.acquire {
         actions.push(Action::Acquire { client, node, heard: true });
-        if phase == Phase::Asking {
+        if matches!(phase, Phase::Waiting | Phase::Asking) {
             actions.push(Action::Acquire { client, node, heard: false });
         }
     }
     if cell.late_acquire {
         actions.push(Action::LateAcquire { client, node });
     }
-    if cell.late_reply {
-        actions.push(Action::Straggle { client, node });
+    if cell.stray {
+        actions.push(Action::Stray { client, node });
     }
     if cell.release {
         actions.push(Action::Release { client, node });
@@ -349,46 +356,13 @@ impl Leases {
         matches!(state.clients[client].phase, Phase::Held | Phase::Renewing) && self.may_act(state, client)
     }
 
-    /// Whether a release may arrive at a node that its client has not heard of, while it holds or renews.
-    fn is_burnt(&self, cell: &Cell) -> bool {
-        self.burnt && (cell.release || cell.late_reply)
-    }
-
-    fn invoke(&self, state: &mut State, client: usize) {
-        let me = &mut state.clients[client];
-        let (attempt, renewals) = (me.attempt + 1, me.renewals);
-        *me = Client { phase: Phase::Asking, attempt, renewals, second_round: false, since: state.now, round: 0 };
-        for node in &mut state.nodes {
-            let before = node.cells[client];
-            node.cells[client] = Cell {
-                acquire: true,
-                late_acquire: before.acquire || before.heal || before.late_reply,
-                late_release: before.release,
-                ..Cell::default()
-            };
-        }
-    }
-
-    /// Who said no is asked again, and who said yes when that is undone. From who was not heard nothing is hoped for any more.
-    fn again(&self, state: &mut State, client: usize) {
-        (state.clients[client].second_round, state.clients[client].since) = (true, state.now);
-        for node in &mut state.nodes {
-            let cell = &mut node.cells[client];
-            cell.late_reply = cell.acquire;
-            cell.release = cell.vote != Vote::No && !cell.late_reply;
-            cell.again = self.answered && cell.vote == Vote::Yes;
-            cell.acquire = !self.answered || cell.vote == Vote::No;
-            cell.vote = Vote::Open;
-        }
-    }
-
     fn acquire(&self, state: &mut State, client: usize, node: usize, heard: bool) {
         let (now, me) = (state.now, state.clients[client]);
         let at = &mut state.nodes[node];
         at.cells[client].acquire = false;
         let granted = at.grant(self.token(client, me.attempt), now);
         match me.phase {
-            Phase::Asking if heard => at.cells[client].vote = if granted { Vote::Yes } else { Vote::No },
+            Phase::Waiting | Phase::Asking if heard => at.cells[client].vote = if granted { Vote::Yes } else { Vote::No },
             // It was given up before: what comes late is released.
             Phase::Idle => at.cells[client].release |= granted,
             _ => {}
@@ -426,10 +400,34 @@ impl Leases {
         }
         for node in &mut state.nodes {
             let cell = &mut node.cells[client];
-            let is_burnt = self.is_burnt(cell);
-            (cell.heal, cell.renew) = (renewing && cell.vote == Vote::No && !is_burnt, false);
+            (cell.heal, cell.renew) = (renewing && cell.vote == Vote::No, false);
             cell.vote = Vote::Open;
         }
+    }
+}
+
+/// A new attempt, with a new token. What the one before has on its way stays there.
+fn invoke(state: &mut State, client: usize) {
+    let me = &mut state.clients[client];
+    let (attempt, renewals) = (me.attempt + 1, me.renewals);
+    *me = Client { phase: Phase::Waiting, attempt, renewals, since: state.now, round: 0 };
+    for node in &mut state.nodes {
+        let before = node.cells[client];
+        node.cells[client] = Cell {
+            late_acquire: before.acquire || before.heal || before.stray,
+            late_release: before.release,
+            ..Cell::default()
+        };
+    }
+}
+
+/// The lease counts from here. What the node said at which the client waited does not count: it is asked again, with the same token, for no
+/// release was sent.
+fn ask_all(state: &mut State, client: usize) {
+    (state.clients[client].phase, state.clients[client].since) = (Phase::Asking, state.now);
+    for node in &mut state.nodes {
+        let cell = &mut node.cells[client];
+        (cell.stray, cell.acquire, cell.vote) = (cell.acquire, true, Vote::Open);
     }
 }
 
@@ -439,7 +437,7 @@ fn end(state: &mut State, client: usize) {
     for node in &mut state.nodes {
         let cell = &mut node.cells[client];
         cell.release |= cell.vote != Vote::No;
-        (cell.vote, cell.renew, cell.again) = (Vote::Open, false, false);
+        (cell.vote, cell.renew) = (Vote::Open, false);
     }
 }
 

@@ -160,25 +160,8 @@ fn leases_need_fresh_tokens() {
     breaks("one token for all attempts", Leases { fresh_token: false, renewals: 0, ..Leases::SOUND });
 }
 
-/// One client and its own releases, with time for two renewals: a healed node counts from the second.
-const RENEWED_TWICE: Leases = Leases { second_round: true, attempts: [1, 0], renewals: 2, ..Leases::SOUND };
-
 #[test]
-fn leases_hold_over_a_second_round() {
-    holds("a second round", Leases { second_round: true, attempts: [1, 1], end: 4, ..Leases::SOUND });
-    holds("a second round and two renewals", RENEWED_TWICE);
-}
-
-#[test]
-fn leases_need_an_answer_before_a_node_counts() {
-    breaks(
-        "nodes that have not answered the release of the first round count",
-        Leases { burnt: false, ..RENEWED_TWICE },
-    );
-}
-
-#[test]
-fn leases_need_an_answer_before_the_second_round() {
-    let model = Leases { second_round: true, answered: false, attempts: [1, 1], renewals: 0, ..Leases::SOUND };
-    breaks("a second round before the releases of the first are answered", model);
+fn leases_hold_over_a_wait() {
+    holds("a wait first", Leases { waits: true, attempts: [1, 1], end: 4, ..Leases::SOUND });
+    holds("a wait first and two renewals", Leases { waits: true, attempts: [1, 0], renewals: 2, ..Leases::SOUND });
 }

@@ -9,7 +9,7 @@ use lockkit_core::{AcquireRequest, Attempt, Claim, Fence, LockStore, Query, Rele
 use lockkit_redlock::RedlockStore;
 use lockkit_testkit::faults::{Direction, poll_until};
 
-use crate::support::{Cluster, claim, contended, free, hold, request};
+use crate::support::{Cluster, claim, contended, free, hold, refused_to_wait, request};
 
 /// A call that waits for replies that are held back makes no step for so long.
 const STALL: Duration = Duration::from_millis(15);
@@ -68,6 +68,7 @@ impl Scene {
         }
         if matches!(call, Call::Wait | Call::WaitAndGet) {
             asked.wait = LONG;
+            refused_to_wait(store, &Claim { key: asked.claim.key.clone(), ..claim("-") }).await;
         }
         let renewal = Renewal { claim: self.mine.0.clone(), ttl: LONG, depth: 1, fence_floor: None, holder: None };
         let dropped = match call {

@@ -19,12 +19,9 @@ use lockkit_testkit::{
     faults::{Direction, Proxy},
 };
 
-use crate::{
-    second_round::{hold_after_a_wait, with_last},
-    support::{
-        Cluster, Late, Silent, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum,
-        request,
-    },
+use crate::support::{
+    Cluster, Late, Silent, TTL, attempt, claim, contended, free, hold, hold_soon, is_held, memories, quorum,
+    refused_to_wait, request,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -215,21 +212,8 @@ async fn split_votes_do_not_starve_anyone() {
     println!("{grants} grants, {splits} split votes, {raises} second rounds for a fence");
 }
 
-/// The release may arrive behind the second request, and would take from this client what it counts.
-#[tokio::test]
-async fn after_a_wait_no_node_is_asked_whose_release_is_under_way() {
-    let stores = memories(3);
-    let late = Late::new(&stores[0]);
-    late.releases.forget_permits(usize::MAX);
-    let store = with_last(late.clone(), &stores, RedlockConfig::new());
-    let mine = hold_after_a_wait(&store, &stores).await;
-    assert_eq!(late.asked(), 1, "asked again while the release is under way");
-    late.releases.add_permits(1);
-    assert!(is_held(&store, &mine).await);
-}
-
-/// Two nodes have yet to release what the first round was granted there, and one does not answer at all: without them no majority
-/// can be asked. That is no reason for an error, for the first round found the lock held.
+/// Two nodes have yet to release what was granted there before the wait, and one does not answer at all: without them there is no
+/// majority. That is no reason for an error, for a majority answers.
 #[tokio::test(start_paused = true)]
 async fn after_a_wait_nodes_that_are_still_releasing_are_no_failure() {
     let stores = memories(5);
@@ -256,6 +240,7 @@ async fn after_a_wait_nodes_that_are_still_releasing_are_no_failure() {
             free(node, &theirs).await;
         }
     };
+    refused_to_wait(&store, &claim("a")).await;
     let (answer, ()) = tokio::join!(store.acquire(&waiting), leave);
     assert!(matches!(&answer, Ok(Attempt::Contended(contention)) if contention.burnt), "{answer:?}");
     late.iter().for_each(|node| node.releases.add_permits(1));
@@ -286,6 +271,7 @@ async fn a_waiter_at_the_rendezvous_leaves_nothing_when_it_goes() {
     hold(&mine, &held).await;
     let mut waiting = request(&claim("a"));
     waiting.wait = Duration::from_secs(20);
+    refused_to_wait(&other, &claim("a")).await;
     drop(tokio::time::timeout(Duration::from_millis(100), other.acquire(&waiting)).await);
     // As the core does.
     let released = other.release(&waiting.claim).await.expect("release");

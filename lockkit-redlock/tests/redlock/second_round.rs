@@ -1,8 +1,9 @@
-//! A lease that was granted after a wait, while a node has yet to answer the release of what it was asked for before the wait.
+//! A lease that was granted after a wait, while a node has yet to answer the release of what it was asked for before the wait: under
+//! another token, so that the release takes nothing from the lease, however late it arrives.
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -10,22 +11,25 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Clock, Error, ErrorKind, LockStore, MemoryStore, Query, Release, Renewed, Result,
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, LockStore, MemoryStore, Query, Release, Renewed, Result,
+    store::unpoisoned,
 };
 use lockkit_redis::RedisStore;
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered, faults::Direction};
 
 use crate::support::{
-    Ahead, Cluster, Late, TTL, attempt, claim, free, hold, is_held, memories, quorum, renew, request, until_held_at,
+    Cluster, Late, TTL, attempt, claim, free, hold, hold_in_time, is_held, memories, quorum, renew, until_held_at,
 };
 
-/// A node whose connection breaks before a request arrives: the next acquisition, the next release, or both.
+/// A node whose connection breaks before a request arrives: the next acquisition, or the next release.
 #[derive(Debug)]
 struct Breaks {
-    inner: Late,
+    inner: MemoryStore,
     acquisition: AtomicBool,
     release: AtomicBool,
+    /// What is still on its way.
+    stray: Arc<Mutex<Vec<Claim>>>,
 }
 
 fn broken() -> Error {
@@ -35,11 +39,12 @@ fn broken() -> Error {
 #[async_trait]
 impl Alter for Breaks {
     fn inner(&self) -> &dyn LockStore {
-        self.inner.inner()
+        &self.inner
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         if self.acquisition.swap(false, Ordering::SeqCst) {
+            unpoisoned(&self.stray).push(request.claim.clone());
             return Err(broken());
         }
         self.inner.acquire(request).await
@@ -47,6 +52,7 @@ impl Alter for Breaks {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         if self.release.swap(false, Ordering::SeqCst) {
+            unpoisoned(&self.stray).push(claim.clone());
             return Err(broken());
         }
         self.inner.release(claim).await
@@ -65,7 +71,6 @@ pub(crate) async fn hold_after_a_wait(store: &RedlockStore, stores: &[MemoryStor
     for node in &stores[1..] {
         hold(node, &theirs).await;
     }
-    let waiting = AcquireRequest { wait: TTL, ..request(&claim("a")) };
     let leave = async {
         let waiters = async |node: &MemoryStore| {
             node.inspect(&Query::Keys(vec![theirs.key.clone()])).await.expect("inspect")[0].waiters
@@ -77,9 +82,7 @@ pub(crate) async fn hold_after_a_wait(store: &RedlockStore, stores: &[MemoryStor
             free(node, &theirs).await;
         }
     };
-    let (answer, ()) = tokio::join!(store.acquire(&waiting), leave);
-    assert!(matches!(answer, Ok(Attempt::Granted(_))), "two of three: {answer:?}");
-    waiting.claim
+    tokio::join!(hold_in_time(store, "a"), leave).0
 }
 
 /// Lets the tasks in the background run until they wait for something.
@@ -89,7 +92,7 @@ async fn yield_to_tasks() {
     }
 }
 
-/// The node granted the lease before the wait, and still has it. Its release may arrive at any time.
+/// The node granted a lease before the wait, and still has it. Its release may arrive at any time.
 #[tokio::test]
 async fn a_node_whose_release_is_under_way_does_not_count() {
     let stores = memories(3);
@@ -113,7 +116,7 @@ async fn a_node_whose_release_is_under_way_does_not_count() {
     assert!(matches!(renewed, Renewed::Lost(_)), "one of three has it for certain: {renewed:?}");
 }
 
-/// Its release is the end of what was asked before the wait: it is asked anew then, and counts when a renewal succeeded without it.
+/// Its release is the end of what was asked before the wait: it is healed then, and counts when a renewal succeeded without it.
 #[tokio::test]
 async fn a_node_that_has_answered_the_release_is_healed() {
     let stores = memories(3);
@@ -134,54 +137,57 @@ async fn a_node_that_has_answered_the_release_is_healed() {
     assert!(is_held(&store, &mine).await, "by the first and the third");
 }
 
-/// The node does not have the lease, but the request for it may be on its way. So its release is repeated until the lease must have lapsed.
+/// The request before the wait broke off, so its release is repeated until that lease must have lapsed. The node counts for the lease after
+/// the wait like any other.
 #[tokio::test]
-async fn a_node_is_not_healed_as_long_as_a_release_is_repeated_there() {
-    let (clock, stores) = (Arc::new(Ahead::default()), memories(3));
-    let late = Late::new(&stores[0]);
-    let node = Breaks { inner: late.clone(), acquisition: true.into(), release: false.into() };
-    let store = with_last(node, &stores, RedlockConfig::new().clock(Arc::clone(&clock) as Arc<dyn Clock>));
+async fn a_release_that_is_repeated_takes_nothing_away() {
+    let (stores, stray) = (memories(3), Arc::<Mutex<_>>::default());
+    let node = Breaks {
+        inner: stores[0].clone(),
+        acquisition: true.into(),
+        release: false.into(),
+        stray: Arc::clone(&stray),
+    };
+    let store = with_last(node, &stores, RedlockConfig::new());
     let mine = hold_after_a_wait(&store, &stores).await;
-    for _ in 0..2 {
-        assert!(is_held(&store, &mine).await, "by two of three");
+    until_held_at(&stores[0], &mine).await;
+    let before = unpoisoned(&stray).pop().expect("a request broke off");
+    assert_ne!(before.token, mine.token, "a burnt token was asked for again");
+    assert!(matches!(stores[0].release(&before).await, Ok(Release::NotHeld(_))));
+    stores[2].forget_all();
+    for _ in 0..3 {
+        assert!(is_held(&store, &mine).await, "by the first and the second");
         yield_to_tasks().await;
     }
-    assert_eq!(late.asked(), 0, "asked again while the release is repeated");
-    // The first lease must have lapsed; this one goes on.
-    clock.by(TTL * 3 / 5);
-    assert!(is_held(&store, &mine).await, "by two of three");
-    clock.by(TTL * 3 / 5);
-    let start = Instant::now();
-    while late.asked() == 0 {
-        assert!(start.elapsed() < TTL / 2, "it is never healed");
-        assert!(is_held(&store, &mine).await, "by two of three");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    until_held_at(&stores[0], &mine).await;
 }
 
 /// A release whose answer never came may be under way for as long as it likes, though another was answered.
 #[tokio::test]
-async fn a_node_is_not_healed_where_a_release_got_no_answer() {
-    let stores = memories(3);
-    let late = Late::new(&stores[0]);
-    let node = Breaks { inner: late.clone(), acquisition: false.into(), release: true.into() };
+async fn a_node_is_healed_where_a_release_got_no_answer() {
+    let (stores, stray) = (memories(3), Arc::<Mutex<_>>::default());
+    let node = Breaks {
+        inner: stores[0].clone(),
+        acquisition: false.into(),
+        release: true.into(),
+        stray: Arc::clone(&stray),
+    };
     let store = with_last(node, &stores, RedlockConfig::new());
     let mine = hold_after_a_wait(&store, &stores).await;
-    assert_eq!(late.asked(), 1, "asked again after the wait");
     let start = Instant::now();
-    let holders =
-        async || stores[0].inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect")[0].holders.len();
-    while holders().await > 0 {
-        assert!(start.elapsed() < TTL / 2, "the release is not repeated");
-        tokio::task::yield_now().await;
-    }
-    for _ in 0..3 {
-        yield_to_tasks().await;
+    let holder = async || {
+        let states = stores[0].inspect(&Query::Keys(vec![mine.key.clone()])).await.expect("inspect");
+        states[0].holders.first().and_then(|holder| holder.token)
+    };
+    while holder().await != Some(mine.token) {
+        assert!(start.elapsed() < TTL / 2, "it is never healed");
         assert!(is_held(&store, &mine).await, "by two of three");
+        yield_to_tasks().await;
     }
-    yield_to_tasks().await;
-    assert_eq!(late.asked(), 1, "asked again while a release may be under way");
+    let before = unpoisoned(&stray).pop().expect("a release broke off");
+    assert!(matches!(stores[0].release(&before).await, Ok(Release::NotHeld(_))));
+    assert!(is_held(&store, &mine).await, "by two of three, and the third may count from now on");
+    stores[2].forget_all();
+    assert!(is_held(&store, &mine).await, "by the first and the third");
 }
 
 /// With servers: a node that is healed between two tries of a release counts until the next of them.
@@ -190,7 +196,7 @@ async fn no_other_gets_in_while_a_release_is_repeated() {
     let cluster = Cluster::start(3).await;
     let (store, other) = (cluster.client().await, cluster.observer().await);
     hold(&store, &claim("warm")).await;
-    let (theirs, waiting) = (claim("a"), AcquireRequest { wait: TTL, ..request(&claim("a")) });
+    let theirs = claim("a");
     let mut nodes = Vec::new();
     for server in &cluster.servers[1..] {
         let node = RedisStore::from_url(&server.url()).await.expect("connect");
@@ -214,17 +220,16 @@ async fn no_other_gets_in_while_a_release_is_repeated() {
         }
         Instant::now()
     };
-    let (answer, start) = tokio::join!(store.acquire(&waiting), leave);
-    assert!(matches!(answer, Ok(Attempt::Granted(_))), "two of three: {answer:?}");
+    let (mine, start) = tokio::join!(hold_in_time(&store, "a"), leave);
     // The releases are tried 0.75, 1.55 and 3.15 s after the first of them. Two renewals come between two tries.
     for after in [600, 800] {
         tokio::time::sleep_until((start + Duration::from_millis(after)).into()).await;
-        assert!(is_held(&store, &waiting.claim).await, "by two of three");
+        assert!(is_held(&store, &mine).await, "by two of three");
     }
     let forget = async || cluster.servers[2].command(&["DEL", "lockkit:a"]).await.expect("DEL");
     forget().await;
     tokio::time::sleep_until((start + Duration::from_millis(1000)).into()).await;
-    let Renewed::Held(hold) = renew(&store, &waiting.claim).await.expect("renew") else { return };
+    let Renewed::Held(hold) = renew(&store, &mine).await.expect("renew") else { return };
     let watched = Instant::now();
     while watched.elapsed() < TTL / 3 {
         // In case it was healed meanwhile.

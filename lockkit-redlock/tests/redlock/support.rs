@@ -145,6 +145,30 @@ pub(crate) async fn contended(store: &dyn LockStore, claim: &Claim) -> Contentio
     }
 }
 
+/// The lock is held: the next call that may wait for it does so at the rendezvous.
+pub(crate) async fn refused_to_wait(store: &dyn LockStore, claim: &Claim) {
+    let waiting = AcquireRequest { wait: TTL, ..request(claim) };
+    match store.acquire(&waiting).await.expect("acquire") {
+        Attempt::Contended(Contention { retry_after: Some(Duration::ZERO), burnt: true, .. }) => {}
+        other => panic!("not refused, to ask again at once: {other:?}"),
+    }
+}
+
+/// Waits for the lock, and asks with a new token each time, as the core does.
+pub(crate) async fn hold_in_time(store: &dyn LockStore, name: &str) -> Claim {
+    let start = Instant::now();
+    loop {
+        let waiting = AcquireRequest { wait: TTL, ..request(&claim(name)) };
+        match store.acquire(&waiting).await.expect("acquire") {
+            Attempt::Granted(_) => return waiting.claim,
+            Attempt::Contended(other) => {
+                assert!(start.elapsed() < TTL && other.burnt, "never granted: {other:?}");
+                tokio::time::sleep(other.retry_after.expect("a time")).await;
+            }
+        }
+    }
+}
+
 pub(crate) async fn renew(store: &dyn LockStore, claim: &Claim) -> Result<Renewed> {
     let renewal = Renewal { claim: claim.clone(), ttl: TTL, depth: 1, fence_floor: None, holder: None };
     store.renew(&[renewal]).await.remove(0)
