@@ -156,8 +156,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "undo_over",
         does: "What a call that has ended may have left at a node is repeated there",
         file: LATE,
-        code: "if let Some(owed) = «self.owed.take()» {",
-        without: "self.owed.take().filter(|_| false)",
+        code: "if «!self.is_done» {",
+        without: "false",
         noticed_by: "lockkit-redlock/redlock::background::a_refused_try_leaves_nothing_though_its_runtime_ends",
     },
     // Records, and leases that outlive their clients.

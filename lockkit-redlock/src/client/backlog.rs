@@ -28,8 +28,9 @@ use crate::client::{calls::Calls, claims::Entry};
 
 /// How many are tried at a time at a node that answers.
 const AT_A_TIME: usize = 64;
-/// A node that is away for long collects no more than this. What is dropped lapses.
-const MOST: usize = 10_000;
+/// A node that is away for long collects no more than this. What is dropped lapses; where nothing does, the node is not asked for
+/// leases as long as there are so many.
+pub(super) const MOST: usize = 10_000;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Between two tries of a release that a node has not settled and that does not lapse.
@@ -40,7 +41,7 @@ const OVERDUE: Duration = Duration::from_secs(2);
 const CALLS: Duration = Duration::from_secs(30);
 
 /// A release that a node has to be told of.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Owed {
     pub(crate) claim: Claim,
     /// When there is nothing left to release.
@@ -60,15 +61,15 @@ impl Owed {
     pub(crate) fn at(entry: &Entry, node: usize) -> Self {
         Self::new(entry, entry.is_granted_at(node))
     }
+}
 
-    /// Whether this answer leaves nothing to be done.
-    pub(crate) fn is_settled_by(&self, answer: &Result<Release>) -> bool {
-        match answer {
-            Ok(Release::Released { .. }) => true,
-            Ok(Release::NotHeld(_)) => self.settled,
-            // What the node refuses now it will refuse the next time.
-            Err(error) => !error.is_retryable(),
-        }
+/// Whether an answer to a release leaves nothing to be done. That the node does not have the claim does if that is `settled`.
+pub(crate) fn is_final(answer: &Result<Release>, settled: bool) -> bool {
+    match answer {
+        Ok(Release::Released { .. }) => true,
+        Ok(Release::NotHeld(_)) => settled,
+        // What the node refuses now it will refuse the next time.
+        Err(error) => !error.is_retryable(),
     }
 }
 
@@ -122,7 +123,8 @@ impl Backlog {
         if !queue.tokens.insert(owed.claim.token) {
             return;
         }
-        if queue.waiting.len() >= MOST
+        if lapses(context.store)
+            && queue.waiting.len() >= MOST
             && let Some((_, dropped)) = queue.waiting.pop_first()
         {
             queue.tokens.remove(&dropped.owed.claim.token);
@@ -145,6 +147,10 @@ impl Backlog {
         self.work(number, context);
     }
 
+    pub(crate) fn is_full(&self) -> bool {
+        unpoisoned(&self.queue).tokens.len() >= MOST
+    }
+
     /// Goes on with what was left.
     pub(crate) fn take_over(self: &Arc<Self>, context: Context<'_>) {
         if !self.is_left.load(Ordering::Relaxed) || !self.is_left.swap(false, Ordering::Relaxed) {
@@ -160,9 +166,14 @@ impl Backlog {
 
     fn work(self: &Arc<Self>, number: u64, Context { store, clock, background }: Context<'_>) {
         let (backlog, store, clock) = (Arc::clone(self), Arc::clone(store), Arc::clone(clock));
-        let lapses = store.info().capability.liveness.session.is_none();
+        let lapses = lapses(&store);
         background.spawn(Worker { backlog, store, clock, number, lapses, under_way: Vec::new() }.run());
     }
+}
+
+/// Whether leases end at the node without a release, though their client lives.
+pub(super) fn lapses(store: &Arc<dyn LockStore>) -> bool {
+    store.info().capability.liveness.session.is_none()
 }
 
 impl RetryQueue {
@@ -210,7 +221,7 @@ struct Worker {
     store: Arc<dyn LockStore>,
     clock: Arc<dyn Clock>,
     number: u64,
-    /// Whether leases end at the node without a release.
+    /// Whether leases end there by themselves.
     lapses: bool,
     /// What is being tried.
     under_way: Vec<Option<Try>>,
@@ -263,11 +274,10 @@ impl Worker {
         while let Some((index, answer)) = calls.next_ever().await {
             let Some(Try { owed, pause }) = self.under_way[index].take() else { continue };
             // A session keeps its requests in order, and what a former one had under way has ended with it.
-            let is_final = !self.lapses && matches!(answer, Ok(Release::NotHeld(_))) && sent >= owed.lapse;
-            let settled = is_final || owed.is_settled_by(&answer);
-            answered |= settled || answer.is_ok();
+            let is_final = is_final(&answer, owed.settled || !self.lapses && sent >= owed.lapse);
+            answered |= is_final || answer.is_ok();
             let mut queue = unpoisoned(&self.backlog.queue);
-            if settled {
+            if is_final {
                 queue.tokens.remove(&owed.claim.token);
             } else {
                 // Twice as long each time, to the end of the lease: most of those that are not settled never will be.

@@ -61,9 +61,9 @@ impl<T: Send + 'static> Calls<T> {
         self.pending.iter().map(|(node, _)| *node)
     }
 
-    /// The nodes whose answers were not handed out.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = usize> {
-        self.ready.iter().map(|(node, _)| *node).chain(self.pending())
+    /// How many answers were not handed out.
+    pub(crate) fn unheard(&self) -> usize {
+        self.ready.len() + self.pending.len()
     }
 
     /// Has [`next`](Self::next) wait for so long from now.

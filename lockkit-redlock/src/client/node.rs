@@ -14,7 +14,7 @@ use lockkit_core::{
     Renewed, Result, store::Background,
 };
 
-use crate::client::backlog::{Backlog, Context, Owed};
+use crate::client::backlog::{Backlog, Context, MOST, Owed, lapses};
 
 /// How many acquisitions and releases may be under way at a node that is slow. One that stands still would otherwise collect
 /// all that the others answer without it.
@@ -136,6 +136,10 @@ impl Node {
         if now < votes_from {
             return Err(barred(votes_from.since(now)));
         }
+        if !lapses(&self.store) && self.state.backlog.is_full() {
+            let message = format!("{MOST} releases have to be repeated there before it is asked for more leases");
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
         let _under_way = UnderWay::new(&self.state)?;
         self.store.acquire(request).await
     }
@@ -164,11 +168,6 @@ impl Node {
     /// Goes on with what is to be repeated, if the runtime that did so has ended.
     pub(crate) fn take_over(&self, clock: &Arc<dyn Clock>, background: &Background) {
         self.state.backlog.take_over(Context { store: &self.store, clock, background });
-    }
-
-    /// Whether nothing ends a lease here, as long as its client lives, but a release.
-    pub(crate) fn is_by_session(&self) -> bool {
-        self.store.info().capability.liveness.session.is_some()
     }
 }
 

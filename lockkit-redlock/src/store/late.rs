@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use lockkit_core::{Attempt, Effect, Result};
+use lockkit_core::{Attempt, Effect, Release, Result};
 use tokio::time::timeout;
 
 use crate::client::{
-    backlog::Owed,
+    backlog::{Owed, is_final},
     calls::{Call, Calls},
     claims::Entry,
     quorum::Quorum,
@@ -14,7 +14,7 @@ use crate::client::{
 
 /// Hears those nodes out that had not answered when the attempt ended: each by itself. Whether nothing is left to be released there.
 pub(crate) fn hear_out(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Calls<Result<Attempt>>) -> Calls<bool> {
-    let mut late = Calls::with_capacity(quorum.nodes.len());
+    let mut late = Calls::with_capacity(calls.unheard());
     late.begun_with(&calls);
     for (node, call) in calls.take() {
         let unheard = Unheard { quorum: Arc::clone(quorum), entry: Arc::clone(entry), node, is_heard: false };
@@ -30,13 +30,13 @@ pub(crate) fn see_to<T: Send + 'static>(
     mut calls: Calls<T>,
     is_done: fn(&T) -> bool,
 ) {
-    let mut left = calls.nodes().count();
-    let claims = Arc::clone(quorum);
-    let forget = move || to_forget.iter().for_each(|entry| claims.claims.forget(entry));
+    let mut left = calls.unheard();
+    let (background, quorum) = (&quorum.background, Arc::clone(quorum));
+    let forget = move || to_forget.iter().for_each(|entry| quorum.claims.forget(entry));
     if left == 0 {
         return forget();
     }
-    quorum.background.spawn(async move {
+    background.spawn(async move {
         while let Some((_, answer)) = calls.next_ever().await {
             left -= usize::from(is_done(&answer));
         }
@@ -103,36 +103,39 @@ pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, 
 /// Releases a claim at one node, and has that repeated if it fails. If `settled`, the node has answered the acquisition. Whether
 /// nothing is left to be released.
 pub(crate) async fn undo(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, settled: bool) -> bool {
-    Undo::new(&quorum, node, Owed::new(&entry, settled)).release().await
+    match Undo::new(&quorum, node, Owed::new(&entry, settled)).release(settled).await {
+        Ok(Release::Released { .. }) => true,
+        Ok(Release::NotHeld(_)) => settled,
+        Err(_) => false,
+    }
 }
 
 /// A claim that is to be released at one node. It is repeated there if it fails, and if this is dropped in the middle, with
 /// the runtime that it was begun on.
-struct Undo {
+pub(crate) struct Undo {
     quorum: Arc<Quorum>,
     node: usize,
-    owed: Option<Owed>,
+    owed: Owed,
+    is_done: bool,
 }
 
 impl Undo {
-    fn new(quorum: &Arc<Quorum>, node: usize, owed: Owed) -> Self {
-        Self { quorum: Arc::clone(quorum), node, owed: Some(owed) }
+    pub(crate) fn new(quorum: &Arc<Quorum>, node: usize, owed: Owed) -> Self {
+        Self { quorum: Arc::clone(quorum), node, owed, is_done: false }
     }
 
-    async fn release(mut self) -> bool {
-        let Some(owed) = &self.owed else { return true };
-        let answer = self.quorum.nodes[self.node].release(&owed.claim).await;
-        if owed.is_settled_by(&answer) {
-            self.owed = None;
-        }
-        self.owed.is_none() && answer.is_ok()
+    /// If it is `settled`, the answer is final that the node does not have the claim.
+    pub(crate) async fn release(mut self, settled: bool) -> Result<Release> {
+        let answer = self.quorum.nodes[self.node].release(&self.owed.claim).await;
+        self.is_done = is_final(&answer, settled);
+        answer
     }
 }
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        if let Some(owed) = self.owed.take() {
-            self.quorum.owe(self.node, owed);
+        if !self.is_done {
+            self.quorum.owe(self.node, self.owed.clone());
         }
     }
 }

@@ -7,6 +7,7 @@ use lockkit_core::{Claim, Effect, Error, Release, Result, drift, store::Sent};
 use crate::{
     client::{backlog::Owed, calls::Calls, claims::Entry, quorum::Quorum},
     config::RedlockConfig,
+    store::late::{Undo, see_to},
     wire::{
         error::NodeErrors,
         votes::{Answers, Decision},
@@ -21,17 +22,9 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
     let outcome = |answers: &Answers| if unused { answers.outcome_if_unused() } else { answers.outcome() };
     let limit = entry.as_ref().map_or(RedlockConfig::PATIENCE, |entry| quorum.config.patience_for(entry.ttl));
     let preferred = quorum.preferred(&claim.key);
-    let mut calls = ask_all(quorum, claim);
-    let mut rest = Rest {
-        quorum: Arc::clone(quorum),
-        claim: claim.clone(),
-        entry,
-        failed: Vec::new(),
-        unheard: Vec::new(),
-        clean: true,
-    };
+    let mut calls = ask_all(quorum, claim, entry.as_ref());
     let (mut answers, mut errors) = (Answers::new(quorum.nodes.len()), NodeErrors::default());
-    let (mut waiters, mut preferred_said) = (0, false);
+    let (mut waiters, mut preferred_said, mut clean) = (0, false, true);
     let mut count = |node, waiting: Option<u32>| {
         waiters = waiters.max(waiting.unwrap_or(0));
         preferred_said |= waiting.is_some() && Some(node) == preferred;
@@ -39,19 +32,15 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
     calls.limit(limit);
     while outcome(&answers) == Decision::Open {
         match calls.next().await {
-            Some((node, answer)) => {
-                rest.hear(node, &answer);
-                match answer {
-                    Ok(Release::Released { waiters }) => {
-                        answers.yes += 1;
-                        count(node, waiters);
-                    }
-                    Ok(Release::NotHeld(reason)) => answers.not_held(reason),
-                    Err(error) => {
-                        answers.failed();
-                        errors.push(quorum.nodes[node].name(), error);
-                    }
-                }
+            Some((node, Ok(Release::Released { waiters }))) => {
+                answers.yes += 1;
+                count(node, waiters);
+            }
+            Some((_, Ok(Release::NotHeld(reason)))) => answers.not_held(reason),
+            Some((node, Err(error))) => {
+                clean = false;
+                answers.failed();
+                errors.push(quorum.nodes[node].name(), error);
             }
             None => {
                 for node in calls.pending() {
@@ -63,113 +52,38 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
         }
     }
     for (node, answer) in calls.at_hand().await {
-        rest.hear(node, &answer);
+        clean &= answer.is_ok();
         if let Ok(Release::Released { waiters }) = answer {
             count(node, waiters);
         }
     }
-    match outcome(&answers) {
-        Decision::NotHeld(reason) => {
-            rest.see_to(calls);
-            Ok(Release::NotHeld(reason))
-        }
-        Decision::Done => {
-            rest.see_to(calls);
-            // Only the preferred node can count the waiters, for they all wait there.
-            Ok(Release::Released { waiters: (preferred_said || waiters > 0).then_some(waiters) })
-        }
-        // The caller has to release it again, everywhere; but not for longer than leases last that lapse.
-        Decision::Open | Decision::Unknown => {
-            for node in rest.failed.iter().copied().chain(calls.pending()) {
-                if quorum.nodes[node].is_by_session() {
-                    rest.owe(node);
-                }
-            }
-            Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown))
-        }
+    let outcome = outcome(&answers);
+    if let Decision::Open | Decision::Unknown = outcome {
+        return Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown));
     }
+    // If all have answered, nothing stands against asking with the token again.
+    see_to(quorum, entry.filter(|_| clean), calls, Result::is_ok);
+    Ok(match outcome {
+        Decision::NotHeld(reason) => Release::NotHeld(reason),
+        // Only the preferred node can count the waiters, for they all wait there.
+        _ => Release::Released { waiters: (preferred_said || waiters > 0).then_some(waiters) },
+    })
 }
 
-fn ask_all(quorum: &Arc<Quorum>, claim: &Claim) -> Calls<Result<Release>> {
-    let claim = Arc::new(claim.clone());
+/// What fails at a node is repeated there: the caller takes the release for done when a majority has answered.
+fn ask_all(quorum: &Arc<Quorum>, claim: &Claim, entry: Option<&Arc<Entry>>) -> Calls<Result<Release>> {
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
-        let (quorum, claim) = (Arc::clone(quorum), Arc::clone(&claim));
-        calls.add(node, async move { quorum.nodes[node].release(&claim).await });
-    }
-    calls
-}
-
-/// What is left of a release when a majority has answered. The caller takes it for done, so it is the store that has to
-/// see to the other nodes.
-struct Rest {
-    quorum: Arc<Quorum>,
-    claim: Claim,
-    entry: Option<Arc<Entry>>,
-    /// The nodes at which it has to be repeated.
-    failed: Vec<usize>,
-    /// Those that have not answered.
-    unheard: Vec<usize>,
-    /// No release is under way.
-    clean: bool,
-}
-
-impl Rest {
-    fn hear(&mut self, node: usize, answer: &Result<Release>) {
-        // The lock is free by its word: the next attempt must count on it too, however slow it was before.
-        self.quorum.nodes[node].note_slow(answer.is_err());
-        if let Err(error) = answer {
-            self.clean = false;
-            if error.is_retryable() {
-                self.failed.push(node);
-            }
-        }
-    }
-
-    /// Has what failed repeated, and waits in the background for those that have not answered.
-    fn see_to(mut self, mut calls: Calls<Result<Release>>) {
-        self.repeat();
-        if calls.is_empty() {
-            return self.close();
-        }
-        self.unheard = calls.nodes().collect();
-        let quorum = Arc::clone(&self.quorum);
-        quorum.background.spawn(async move {
-            while let Some((node, answer)) = calls.next_ever().await {
-                self.unheard.retain(|other| *other != node);
-                self.hear(node, &answer);
-                self.repeat();
-            }
-            self.close();
+        let owed = entry.map_or_else(|| quorum.owed_by_others(claim), |entry| Owed::at(entry, node));
+        let quorum = Arc::clone(quorum);
+        calls.add(node, async move {
+            let answer = Undo::new(&quorum, node, owed).release(true).await;
+            // The lock is free by its word: the next attempt must count on it too, however slow it was before.
+            quorum.nodes[node].note_slow(answer.is_err());
+            answer
         });
     }
-
-    fn repeat(&mut self) {
-        for node in std::mem::take(&mut self.failed) {
-            self.owe(node);
-        }
-    }
-
-    fn owe(&self, node: usize) {
-        let owed = self.entry.as_ref().map_or_else(|| self.quorum.owed_by_others(&self.claim), |e| Owed::at(e, node));
-        self.quorum.owe(node, owed);
-    }
-
-    /// From now on nothing stands against asking with the token again.
-    fn close(&self) {
-        if let Some(entry) = self.entry.as_ref().filter(|_| self.clean && self.unheard.is_empty()) {
-            self.quorum.claims.forget(entry);
-        }
-    }
-}
-
-/// A runtime may end before all nodes have answered, that of the calls or this one's. The others are asked again.
-impl Drop for Rest {
-    fn drop(&mut self) {
-        for node in std::mem::take(&mut self.unheard) {
-            self.owe(node);
-        }
-    }
+    calls
 }
 
 impl Quorum {

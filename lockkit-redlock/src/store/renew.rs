@@ -1,7 +1,7 @@
 //! Renewal: one call per node for a whole batch, and a verdict per lease.
 //!
-//! A node counts only if it still has the very grant that is on record here. A node that lost the lease is *healed* if the
-//! round succeeded without it: it is asked for the lease anew. It counts once a further round has succeeded without it. If it
+//! A node counts only if it still has the very grant that is on record here. A node that lost the lease is *healed* as long as
+//! that goes on: it is asked for the lease anew. It counts once a further round has succeeded without it. If it
 //! counted at once, a holder that was away while another had the lock would never learn of that.
 
 use std::{sync::Arc, time::Duration};
@@ -206,7 +206,8 @@ fn tend(quorum: &Arc<Quorum>, renewals: &[Renewal], items: &[Item], mut calls: C
             other => (None, other),
         };
         if let Some(entry) = lost {
-            for node in (0..quorum.nodes.len()).filter(|node| !item.gone.contains(node)) {
+            // Also where it is gone: it may have a place in a queue there.
+            for node in 0..quorum.nodes.len() {
                 quorum.owe(node, Owed::at(entry, node));
             }
         }

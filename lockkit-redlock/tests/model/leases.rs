@@ -34,7 +34,7 @@ pub(crate) struct Leases {
     pub(crate) delayed_restart: bool,
     /// A repeated attempt has a new token; off: always the same.
     pub(crate) fresh_token: bool,
-    /// An attempt may begin with a wait at one node, which it asks again when it asks all.
+    /// The attempts of the slow client begin with a wait at one node, which it asks again when it asks all.
     pub(crate) waits: bool,
 }
 
@@ -185,11 +185,10 @@ impl Model for Leases {
         }
         for (client, me) in state.clients.iter().enumerate() {
             match me.phase {
-                Phase::Idle if me.attempt < self.attempts[client] => {
-                    actions.push(Action::Invoke(client));
-                    let nodes = (0..state.nodes.len()).filter(|_| self.waits);
-                    actions.extend(nodes.map(|node| Action::Wait { client, node }));
+                Phase::Idle if me.attempt < self.attempts[client] && self.waits && client == SLOW => {
+                    actions.extend((0..state.nodes.len()).map(|node| Action::Wait { client, node }));
                 }
+                Phase::Idle if me.attempt < self.attempts[client] => actions.push(Action::Invoke(client)),
                 Phase::Waiting => actions.push(Action::AskAll(client)),
                 Phase::Asking | Phase::Renewing if state.yes(client) >= MAJORITY => {
                     actions.push(Action::Decide(client));
@@ -362,7 +361,9 @@ impl Leases {
         at.cells[client].acquire = false;
         let granted = at.grant(self.token(client, me.attempt), now);
         match me.phase {
-            Phase::Waiting | Phase::Asking if heard => at.cells[client].vote = if granted { Vote::Yes } else { Vote::No },
+            Phase::Waiting | Phase::Asking if heard => {
+                at.cells[client].vote = if granted { Vote::Yes } else { Vote::No }
+            }
             // It was given up before: what comes late is released.
             Phase::Idle => at.cells[client].release |= granted,
             _ => {}

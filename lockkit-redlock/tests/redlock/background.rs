@@ -340,6 +340,25 @@ async fn a_release_is_repeated_beyond_the_ttl_where_nothing_lapses() {
     }
 }
 
+/// A node whose leases end with the session keeps what is not released there. So none of the releases that it has not answered is given up,
+/// however many they are.
+#[tokio::test]
+async fn no_release_is_given_up_where_nothing_lapses() {
+    let (store, node) = quorum(true);
+    node.0.is_away.store(true, Ordering::SeqCst);
+    for number in 0..10_010 {
+        hold_and_release(&store, &format!("many/{number}")).await;
+    }
+    node.0.is_away.store(false, Ordering::SeqCst);
+    let start = Instant::now();
+    while !node.inspect(&Query::Prefix("many/".to_owned())).await.expect("memory").is_empty() {
+        assert!(start.elapsed() < PATIENCE, "some are still held");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let claim = hold_and_release(&store, "asked again").await;
+    assert!(unpoisoned(&node.0.heard).contains(&claim.token));
+}
+
 /// Answers that are heard late say nothing of a lease that others have renewed since.
 #[tokio::test]
 async fn a_renewal_that_is_heard_late_ends_no_lease_that_was_renewed_meanwhile() {

@@ -11,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Claim, Error, ErrorKind, LockStore, MemoryStore, Query, Release, Renewed, Result,
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, LockStore, Locker, MemoryStore, Query, Release, Renewed, Result,
     store::unpoisoned,
 };
 use lockkit_redis::RedisStore;
@@ -142,12 +142,8 @@ async fn a_node_that_has_answered_the_release_is_healed() {
 #[tokio::test]
 async fn a_release_that_is_repeated_takes_nothing_away() {
     let (stores, stray) = (memories(3), Arc::<Mutex<_>>::default());
-    let node = Breaks {
-        inner: stores[0].clone(),
-        acquisition: true.into(),
-        release: false.into(),
-        stray: Arc::clone(&stray),
-    };
+    let node =
+        Breaks { inner: stores[0].clone(), acquisition: true.into(), release: false.into(), stray: Arc::clone(&stray) };
     let store = with_last(node, &stores, RedlockConfig::new());
     let mine = hold_after_a_wait(&store, &stores).await;
     until_held_at(&stores[0], &mine).await;
@@ -165,12 +161,8 @@ async fn a_release_that_is_repeated_takes_nothing_away() {
 #[tokio::test]
 async fn a_node_is_healed_where_a_release_got_no_answer() {
     let (stores, stray) = (memories(3), Arc::<Mutex<_>>::default());
-    let node = Breaks {
-        inner: stores[0].clone(),
-        acquisition: false.into(),
-        release: true.into(),
-        stray: Arc::clone(&stray),
-    };
+    let node =
+        Breaks { inner: stores[0].clone(), acquisition: false.into(), release: true.into(), stray: Arc::clone(&stray) };
     let store = with_last(node, &stores, RedlockConfig::new());
     let mine = hold_after_a_wait(&store, &stores).await;
     let start = Instant::now();
@@ -239,4 +231,20 @@ async fn no_other_gets_in_while_a_release_is_repeated() {
         assert!(now >= hold.until || !matches!(attempt, Ok(Attempt::Granted(_))), "two holders: {hold:?}, {attempt:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// A refusal that says "at once" leads to the wait, and not to the next round.
+#[tokio::test]
+async fn who_waits_asks_seldom_and_gives_up_in_time() {
+    let stores = memories(3);
+    hold(&quorum(&stores), &claim("a")).await;
+    let node = Late::new(&stores[0]);
+    let locker = Locker::new(with_last(node.clone(), &stores, RedlockConfig::new()));
+    let (start, within) = (Instant::now(), Duration::from_millis(1500));
+    assert!(locker.lock("a").acquire_within(within).await.expect("acquire").is_none());
+    assert!(start.elapsed() >= within && start.elapsed() < within * 2, "after {:?}", start.elapsed());
+    // Three rounds, around two waits that may be at this node.
+    assert!((3..=5).contains(&node.asked()), "asked {} times", node.asked());
+    assert!(locker.lock("a").try_acquire().await.expect("try").is_none());
+    assert!(node.asked() <= 6, "a try is one round");
 }
