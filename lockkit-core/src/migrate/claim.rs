@@ -43,6 +43,8 @@ struct Part {
     is_asked: bool,
     /// Whether its release was answered.
     is_burnt: bool,
+    /// The last token that was asked for without an answer. That request may be carried out after its release, which finds nothing then.
+    unanswered: Option<Token>,
 }
 
 /// What may be left of a claim at a store.
@@ -92,7 +94,7 @@ impl State {
         let fresh = if self.over.is_some() { claim.token } else { Token::random()? };
         let part = &mut self.parts[side.index()];
         if part.token == claim.token && part.left == Left::Released && !part.is_asked {
-            *part = Part { token: fresh, left: Left::Nothing, is_asked: false, is_burnt: true };
+            *part = Part { token: fresh, left: Left::Nothing, is_burnt: true, ..*part };
         }
         Ok(())
     }
@@ -106,7 +108,8 @@ impl Part {
 
 impl Entry {
     pub(super) fn new(claim: Claim, held: Option<Held>, lapse: Option<Moment>) -> Self {
-        let part = Part { token: claim.token, left: Left::Nothing, is_asked: false, is_burnt: false };
+        let token = claim.token;
+        let part = Part { token, left: Left::Nothing, is_asked: false, is_burnt: false, unanswered: None };
         Self {
             claim,
             state: Mutex::new(State {
@@ -133,6 +136,11 @@ impl Entry {
     /// The claim as it is at a store.
     pub(super) fn at(&self, side: Side) -> Claim {
         self.part(side, |part| Claim { token: part.token, ..self.claim.clone() })
+    }
+
+    /// The claim as it was asked for at a store without an answer.
+    pub(super) fn unanswered_at(&self, side: Side) -> Option<Claim> {
+        self.part(side, |part| part.unanswered).map(|token| Claim { token, ..self.claim.clone() })
     }
 
     /// Notes that it is about to be asked for at a store; `None` if it is over or is held there, is being asked for there by another
@@ -280,7 +288,7 @@ impl Entry {
 }
 
 impl Asking<'_> {
-    /// The store granted it. No other call asks for it there before this is dropped.
+    /// The store granted it, or keeps a place in a queue for it. No other call asks for it there before this is dropped.
     pub(super) fn granted(&mut self) {
         self.is_answered = true;
     }
@@ -302,8 +310,8 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.entry.part(self.side, |part| {
             part.is_asked = false;
-            if !self.is_answered && part.left == Left::Asked {
-                part.left = Left::Released;
+            if !self.is_answered {
+                (part.left, part.unanswered) = (Left::Released, Some(part.token));
             }
         });
     }

@@ -126,10 +126,31 @@ impl Migration {
             check_room(&self.pair, side, highest).await?;
         }
         match self.pair.change_home(found[wanted.home.index()].as_ref(), &wanted).await? {
-            Swap::Done => self.pair.lift(wanted.home.other(), &wanted).await?,
+            Swap::Done => {}
             Swap::Differs(_) => return Err(overtaken()),
         }
-        Ok(wanted)
+        let other = wanted.home.other();
+        match self.pair.lift(other, &wanted).await {
+            Ok(()) => Ok(wanted),
+            Err(error) => {
+                // Of a quorum some nodes may have it.
+                if error.kind() == ErrorKind::Misconfigured && self.pair.can_be_home(other) {
+                    drop(self.withdraw(&wanted).await);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a migration that has come to its home alone, because the other store is in another one: perhaps in one that somebody has just started
+    /// the other way round. As long as both stores had such records, neither migration could go on, or be finished.
+    async fn withdraw(&self, started: &PhaseRecord) -> Result<()> {
+        let end = started.ended()?;
+        if self.pair.change_home(Some(started), &end).await? == Swap::Done {
+            self.wait_for_clients(&end, &mut |_| ()).await;
+            self.pair.lift(end.home, &end.told()).await?;
+        }
+        Ok(())
     }
 
     /// The first record of a migration, which goes on from the ends of those before, in epochs and in fences. In a store that was given up there may

@@ -14,7 +14,7 @@ const DURABLE: &str = "durable";
 const FORGETFUL: &str = "forgetful";
 /// The phase old, in which clients ask the new store, too.
 const SHADOW: &str = "shadow";
-/// Of a migration that is finished, in place of the side: before and after all nodes of the other store were told.
+/// Of a migration that is finished, in place of the side: before and after clients have stopped, and all nodes of the other store were told.
 const ENDING: &str = "ending";
 const OVER: &str = "over";
 
@@ -63,8 +63,8 @@ pub struct PhaseRecord {
     pub phase: Phase,
     /// Whether the migration is finished: its clients get no locks any more, and another one may begin.
     pub is_over: bool,
-    /// Whether the store that is not the home was told of the end, at all its nodes. Until then no other migration begins: it would be
-    /// written over the only place that knows.
+    /// Whether the store that is not the home was told of the end, at all its nodes, and no client acts on what it read before. Until then no
+    /// other migration begins: it would be written over the only place that knows, and its drain may be too short for these clients.
     pub is_told: bool,
     /// Whether clients also ask the new store, whose answers decide nothing; only in [`Phase::Old`].
     pub is_shadowed: bool,
@@ -273,7 +273,8 @@ impl PhaseRecord {
             Error::new(ErrorKind::Unexpected, why)
         })?;
         if is_at.is_some_and(|is_at| is_at != at) {
-            let why = "the two stores of the migration stand the other way round";
+            let why =
+                "the two stores of the migration stand the other way round, or it was started from both sides at once";
             return Err(Error::new(ErrorKind::Misconfigured, why));
         }
         Ok(found)

@@ -193,8 +193,10 @@ impl Dual {
                         (first.fence, first.span) = (first.fence.max(hold.fence), hold.span);
                     }
                 }
-                // By now another renewal has taken it out of that store.
-                Ok(Renewed::Lost(_)) if entry.held().is_some_and(|now| !now.phase.uses(side)) => {
+                // By now another renewal has taken it out of that store, and perhaps along to it again.
+                Ok(Renewed::Lost(_))
+                    if entry.at(side) != claim || entry.held().is_some_and(|now| !now.phase.uses(side)) =>
+                {
                     failed = Some(has_just_changed());
                 }
                 Ok(Renewed::Lost(reason)) => lost = lost.or(Some(lost_at(entry, side, &claim, reason)?)),
@@ -297,14 +299,19 @@ impl Dual {
                 asking.granted();
                 Ok((self.pair.here(side, hold.until), asking))
             }
-            // A place in the queue of the old store is given up.
-            Ok(Attempt::Contended(contention)) if !contention.burnt && !request.wait.is_zero() => {
-                drop(asking);
-                self.drop_at(entry, side, bound).await;
-                Err(in_the_way("another holder has it there"))
-            }
             Ok(Attempt::Contended(contention)) => {
-                asking.refused(contention.burnt)?;
+                if contention.burnt || request.wait.is_zero() {
+                    asking.refused(contention.burnt)?;
+                } else {
+                    // A place in the queue of the old store is given up.
+                    asking.granted();
+                    drop(asking);
+                    self.drop_at(entry, side, bound).await;
+                }
+                // It may be this very lock that is in the way, by an earlier request which arrived after its release.
+                if let Some(unanswered) = entry.unanswered_at(side) {
+                    drop(tokio::time::timeout(bound, self.pair.at(side).release(&unanswered)).await);
+                }
                 Err(in_the_way("another holder has it there"))
             }
             Err(error) => {

@@ -8,7 +8,7 @@ use super::{
     floor::{Fences, check_room, fences, floor},
     migration::{Migration, State, in_both, not_started},
     pair::overtaken,
-    record::{Phase, PhaseRecord, Side},
+    record::{Phase, PhaseRecord, Side, drain},
     rules,
 };
 use crate::{Error, ErrorKind, Fence, Result, store::Swap};
@@ -64,7 +64,7 @@ impl Migration {
                     continue;
                 }
                 // From here on, for both stores were seen to have the record (rule M14).
-                self.drain(&record, &mut told).await;
+                self.pause(record.drain(), &mut told).await;
                 let highest = self.next_floor(goal, &record).await?;
                 self.check_room(goal, highest).await?;
                 self.check_others(&record).await?;
@@ -139,9 +139,15 @@ impl Migration {
         Ok(Step { record: next, copied })
     }
 
-    /// Waits until nobody acts on the phase before `record` any more.
-    async fn drain(&self, record: &PhaseRecord, told: &mut impl FnMut(Drain)) {
-        let (whole, start) = (record.drain(), self.pair.now());
+    /// Waits until no client acts on what it read before all stores had this end. The next migration must not begin before that: its drains may
+    /// be shorter.
+    pub(super) async fn wait_for_clients(&self, end: &PhaseRecord, told: &mut impl FnMut(Drain)) {
+        self.pause(drain(Duration::ZERO, end.fresh), told).await;
+    }
+
+    /// Waits, and tells how long that goes on.
+    async fn pause(&self, whole: Duration, told: &mut impl FnMut(Drain)) {
+        let start = self.pair.now();
         loop {
             let left = whole.saturating_sub(self.pair.now().since(start));
             told(Drain { whole, left });
@@ -166,7 +172,8 @@ impl Migration {
     }
 
     /// Ends the migration, in the phase [`Phase::Old`] or [`Phase::New`]: the records say that it is over. Clients of the migration get no locks from
-    /// then on, so that all must use the store itself by now. It waits for a drain first. An end that has not come to all nodes is brought there.
+    /// then on, so that all must use the store itself by now. It waits for a drain first, and once both stores have the end, until no client
+    /// can act on what it read before that; `told` hears of both waits. An end that has not come to all nodes is brought there.
     ///
     /// # Errors
     /// `InvalidInput` in the phase [`Phase::Both`]; `Unavailable` while a client of the migration holds a lock, and while the store
@@ -177,7 +184,7 @@ impl Migration {
     pub async fn finish(&self, mut told: impl FnMut(Drain)) -> Result<()> {
         let found = self.records().await?;
         if rules::current(found.iter().flatten().cloned())?.is_none_or(|current| current.is_over) {
-            return self.finish_again(found).await;
+            return self.finish_again(found, &mut told).await;
         }
         let record = self.settle().await?;
         if record.phase == Phase::Both {
@@ -203,7 +210,7 @@ impl Migration {
             }
         }
         self.check_nobody_holds(&record).await?;
-        self.drain(&record, &mut told).await;
+        self.pause(record.drain(), &mut told).await;
         self.check_nobody_holds(&record).await?;
         if !self.is_settled(&record).await? {
             return Err(overtaken());
@@ -215,7 +222,7 @@ impl Migration {
         let end = PhaseRecord { floor: self.last_floor(&record).await?, ..record.ended()? };
         // After the very record that was drained, or not at all: somebody may have gone on from it.
         match self.pair.change_home(Some(&record), &end).await? {
-            Swap::Done => self.spread_end(&end).await,
+            Swap::Done => self.spread_end(&end, &mut told).await,
             Swap::Differs(_) => Err(overtaken()),
         }
     }
@@ -228,25 +235,30 @@ impl Migration {
     }
 
     /// Brings an end of this pair of stores where it has not come to.
-    async fn finish_again(&self, ends: [Option<PhaseRecord>; 2]) -> Result<()> {
+    async fn finish_again(&self, ends: [Option<PhaseRecord>; 2], told: &mut impl FnMut(Drain)) -> Result<()> {
         for end in ends.iter().flatten().filter(|found| found.is_over) {
             let (old, new) =
                 tokio::join!(self.pair.check_identity(Side::Old, end), self.pair.check_identity(Side::New, end));
             match old.and(new) {
                 // That of another pair.
                 Err(error) if error.kind() == ErrorKind::Misconfigured => {}
-                checked => return checked.and(self.spread_end(end).await),
+                Err(error) => return Err(error),
+                Ok(()) => return self.spread_end(end, told).await,
             }
         }
         Err(not_started())
     }
 
     /// Makes both stores have the end of the migration, all their nodes included; the home last, which says then that the other is told.
-    async fn spread_end(&self, end: &PhaseRecord) -> Result<()> {
-        let told = end.told();
-        for side in [told.home.other(), told.home] {
-            self.pair.lift(side, &told).await?;
-            if self.pair.is_behind(side, &told).await? {
+    async fn spread_end(&self, end: &PhaseRecord, told: &mut impl FnMut(Drain)) -> Result<()> {
+        if !end.is_told {
+            self.pair.lift(end.home.other(), end).await?;
+            self.wait_for_clients(end, told).await;
+        }
+        let end = end.told();
+        for side in [end.home.other(), end.home] {
+            self.pair.lift(side, &end).await?;
+            if self.pair.is_behind(side, &end).await? {
                 let why = "a node has not been told that the migration is over: finish it once more";
                 return Err(Error::new(ErrorKind::Unavailable, why));
             }

@@ -3,7 +3,7 @@
 use std::{
     pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -11,12 +11,13 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Attempt, Effect, LockStore, MemoryStore, Release, Renewal, Renewed, Result,
+    AcquireRequest, Attempt, Claim, Clock, Effect, Error, ErrorKind, LockStore, MemoryStore, Release, Renewal, Renewed,
+    Result,
     migrate::{Dual, Phase, Side},
 };
 use lockkit_testkit::{Alter, Altered};
 
-use crate::world::{START, World, poll_once, renewal, request};
+use crate::world::{START, TTL, World, poll_once, renewal, request};
 
 #[tokio::test]
 async fn a_renewal_does_not_stand_if_the_phase_has_gone_on_meanwhile() -> Result<()> {
@@ -186,6 +187,81 @@ async fn a_lock_that_is_left_behind_while_it_is_asked_for_is_released_again() ->
     let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
     assert!(!world.is_held_at(&world.new, "x").await?, "what came after the release is released, too");
     assert!(world.is_held_at(&world.old, "x").await?);
+    Ok(())
+}
+
+/// The phase went back, and to both again, before a renewal comes to the new store.
+#[tokio::test]
+async fn a_late_answer_about_a_former_token_loses_nothing() -> Result<()> {
+    let world = World::with_durable_home().await?;
+    world.step(Phase::Both).await?;
+    let (dual, _, new, mine) = world.holder().await?;
+    new.before.store(true, Ordering::SeqCst);
+    new.is_held_up.send_replace(true);
+    let renewals = [renewal(&mine.claim)];
+    let mut late = Box::pin(dual.renew(&renewals));
+    assert!(poll_once(late.as_mut()).is_pending());
+    new.is_held_up.send_replace(false);
+    for goal in [Phase::Old, Phase::Both] {
+        world.step(goal).await?;
+        world.clock.advance(START.fresh);
+        let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    }
+    let answer = late.await.remove(0);
+    assert!(!matches!(answer, Ok(Renewed::Lost(_))), "{answer:?}");
+    let Renewed::Held(_) = dual.renew(&renewals).await.remove(0)? else { panic!("it is held") };
+    Ok(())
+}
+
+/// A store to which the first request for a lock comes after its release.
+#[derive(Debug)]
+struct Overtaken {
+    store: MemoryStore,
+    was_asked: AtomicBool,
+    late: Mutex<Option<AcquireRequest>>,
+}
+
+#[async_trait]
+impl Alter for Overtaken {
+    fn inner(&self) -> &dyn LockStore {
+        &self.store
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        if self.was_asked.swap(true, Ordering::SeqCst) {
+            return self.store.acquire(request).await;
+        }
+        *self.late.lock().expect("lock") = Some(request.clone());
+        Err(Error::new(ErrorKind::Unavailable, "connection reset").unknown_effect())
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        let answer = self.store.release(claim).await;
+        let late = self.late.lock().expect("lock").take();
+        if let Some(request) = late {
+            self.store.acquire(&request).await?;
+        }
+        answer
+    }
+}
+
+#[tokio::test]
+async fn a_lock_that_goes_along_is_not_in_its_own_way() -> Result<()> {
+    let world = World::started().await?;
+    let new = Overtaken { store: world.new.clone(), was_asked: AtomicBool::new(false), late: Mutex::default() };
+    let dual = Dual::connect(Arc::new(world.old.clone()), Arc::new(Altered(new))).await?;
+    let mine = request("x");
+    let Attempt::Granted(granted) = dual.acquire(&mine).await? else { panic!("the lock is free") };
+    world.step(Phase::Both).await?;
+    world.clock.advance(START.fresh);
+    let mut until = granted.until;
+    for _ in 0..8 {
+        world.clock.advance(TTL / 8);
+        if let Ok(Renewed::Held(hold)) = dual.renew(&[renewal(&mine.claim)]).await.remove(0) {
+            until = hold.until;
+        }
+        assert!(world.clock.now() < until, "nobody else wants it");
+    }
     Ok(())
 }
 

@@ -110,7 +110,7 @@ pub(crate) struct HeldUp {
     pub(crate) inner: MemoryStore,
     pub(crate) is_held_up: watch::Sender<bool>,
     pub(crate) is_cut_off: Arc<AtomicBool>,
-    /// Whether it is the requests of acquisitions that are held up, and not the answers.
+    /// Whether it is the requests of acquisitions and renewals that are held up, and not the answers.
     pub(crate) before: Arc<AtomicBool>,
     /// Whether it is the releases only whose answers are held up.
     pub(crate) releases_only: Arc<AtomicBool>,
@@ -180,6 +180,10 @@ impl Alter for HeldUp {
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
         if let Err(error) = self.check() {
             return renewals.iter().map(|_| Err(error.clone())).collect();
+        }
+        if self.before.load(Ordering::SeqCst) {
+            self.back(()).await;
+            return self.inner.renew(renewals).await;
         }
         let answers = self.inner.renew(renewals).await;
         if self.releases_only.load(Ordering::SeqCst) { answers } else { self.back(answers).await }

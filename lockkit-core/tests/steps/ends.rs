@@ -12,13 +12,16 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    Claim, Clock, Error, ErrorKind, Fence, FenceAbove, LockStore, Locker, MemoryStore, Release, Result, ShiftedClock,
-    StoreInfo,
-    migrate::{Dual, Fences, Migration, Phase, Side, Start},
+    Claim, Clock, Error, ErrorKind, Fence, FenceAbove, LockStore, Locker, MemoryStore, Query, Release, Result,
+    ShiftedClock, StoreInfo,
+    migrate::{Drain, Dual, Fences, Migration, Phase, Side, Start},
 };
 use lockkit_testkit::{Alter, Altered};
 
-use crate::world::{Away, START, World, poll_times, write};
+use crate::world::{Away, START, World, has_record, poll_times, write};
+
+/// For what is waited for on a clock that nobody advances.
+const SHORT: Start = Start { fresh: Duration::from_millis(100), ..START };
 
 #[tokio::test(start_paused = true)]
 async fn a_start_can_be_repeated_and_another_can_not_begin() -> Result<()> {
@@ -141,7 +144,7 @@ async fn holders_are_told_apart_and_keep_the_end_away() -> Result<()> {
     let of = |name: &str| seen.iter().find(|seen| seen.key.as_str() == name).map(|seen| (seen.side, seen.phase));
     assert_eq!((of("a"), of("b")), (Some((Side::Old, None)), Some((Side::Old, Some(Phase::Old)))));
     assert!(seen.iter().all(|seen| !seen.holder.info.as_str().contains('~')));
-    let advance = |drain: lockkit_core::migrate::Drain| world.clock.advance(drain.left);
+    let advance = |drain: Drain| world.clock.advance(drain.left);
     assert_eq!(world.migration.finish(advance).await.expect_err("b is held").kind(), ErrorKind::Unavailable);
     for guard in [theirs, ours] {
         assert_eq!(guard.release().await?, lockkit_core::Outcome::Released);
@@ -165,7 +168,7 @@ async fn a_store_is_left_to_itself_once_its_fences_are_above_all_others() -> Res
     world.step(Phase::Both).await?;
     assert_eq!(world.migration.fences().await.expect_err("both").kind(), ErrorKind::InvalidInput);
     let floor = world.step(Phase::New).await?.floor;
-    let advance = |drain: lockkit_core::migrate::Drain| world.clock.advance(drain.left);
+    let advance = |drain: Drain| world.clock.advance(drain.left);
     let Fences::HigherIn(time) = world.migration.fences().await? else { panic!("the floor is ahead of the clocks") };
     assert!(time > Duration::from_secs(3000) && time < Duration::from_secs(4000), "{time:?}");
     let error = world.migration.finish(advance).await.expect_err("its fences would fall");
@@ -180,7 +183,7 @@ async fn a_store_is_left_to_itself_once_its_fences_are_above_all_others() -> Res
 #[tokio::test(start_paused = true)]
 async fn the_next_migration_goes_on_from_the_end_of_the_last_one() -> Result<()> {
     let world = World::started().await?;
-    let advance = |drain: lockkit_core::migrate::Drain| world.clock.advance(drain.left);
+    let advance = |drain: Drain| world.clock.advance(drain.left);
     for phase in [Phase::Both, Phase::New, Phase::Both, Phase::Old] {
         world.step(phase).await?;
     }
@@ -247,29 +250,78 @@ async fn a_command_of_a_migration_that_is_over_writes_nothing() -> Result<()> {
 /// Its home has its record by then, and the other store was in another migration meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_start_that_stood_still_is_not_written_over_a_later_end() -> Result<()> {
-    let mut was_between = false;
-    for polls in 0.. {
-        let world = World::new();
-        let mut start = pin!(world.migration.start(START));
-        if poll_times(start.as_mut(), polls) {
-            assert!(was_between, "it was never in the middle");
-            return Ok(());
+    for is_killed in [false, true] {
+        let mut was_between = false;
+        for polls in 0.. {
+            let world = World::new();
+            let mut start = Box::pin(world.migration.start(SHORT));
+            if poll_times(start.as_mut(), polls) {
+                assert!(was_between, "it was never in the middle");
+                break;
+            }
+            if let [Some(_), None] = world.records().await? {
+                was_between = true;
+                let third = MemoryStore::with_clock(Arc::clone(&world.clock) as Arc<dyn Clock>);
+                let onwards = Migration::new(Arc::new(world.new.clone()), Arc::new(third)).fences_are_set();
+                onwards.start(SHORT).await?;
+                onwards.finish(|drain| world.clock.advance(drain.left)).await?;
+                let [_, end] = world.records().await?;
+                if is_killed {
+                    drop(start);
+                } else {
+                    let error = start.await.expect_err("the new store was in use");
+                    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+                    let [home, other] = world.records().await?;
+                    assert!(home.is_some_and(|home| home.is_told), "it was withdrawn");
+                    assert_eq!(other, end, "after {polls} polls");
+                }
+                // It is gone on with from there, or begun anew.
+                let end = end.expect("no record is ever removed");
+                let started = world.migration.start(SHORT).await?;
+                assert!(started.floor >= end.floor && started.epoch > end.epoch);
+                world.migration.clone().fences_are_set().finish(|drain| world.clock.advance(drain.left)).await?;
+            }
         }
-        if let [Some(_), None] = world.records().await? {
-            was_between = true;
-            let third = MemoryStore::with_clock(Arc::clone(&world.clock) as Arc<dyn Clock>);
-            let onwards = Migration::new(Arc::new(world.new.clone()), Arc::new(third)).fences_are_set();
-            onwards.start(START).await?;
-            onwards.finish(|drain| world.clock.advance(drain.left)).await?;
-            let end = world.records().await?;
-            let error = start.await.expect_err("the new store was in use");
-            assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
-            assert_eq!(world.records().await?, end, "after {polls} polls");
-            // It is gone on with from there.
-            let floor = end[1].as_ref().map_or(Fence::NONE, |end| end.floor);
-            let started = world.migration.start(START).await?;
-            assert!(started.floor >= floor && started.epoch > end[1].as_ref().map_or(0, |end| end.epoch));
-            world.migration.clone().fences_are_set().finish(|drain| world.clock.advance(drain.left)).await?;
+    }
+    Ok(())
+}
+
+/// Each has its record in its own old store before it finds the other's in the new one.
+#[tokio::test(start_paused = true)]
+async fn two_starts_in_opposite_directions_are_in_the_way_of_no_later_one() -> Result<()> {
+    for is_killed in [false, true] {
+        let mut have_met = false;
+        for polls in 0.. {
+            let world = World::new();
+            let [old, new] = [&world.old, &world.new].map(|store| {
+                let (is_cut_off, why) = (Arc::default(), ErrorKind::Denied);
+                Arc::new(Altered(Away { inner: store.clone(), is_cut_off, why }))
+            });
+            let back = Migration::new(new, old);
+            let (mut one, mut other) = (Box::pin(world.migration.start(SHORT)), Box::pin(back.start(SHORT)));
+            if poll_times(other.as_mut(), polls) || has_record(&world.new).await? {
+                assert!(have_met, "neither was in the middle");
+                break;
+            }
+            let mut is_over = [false; 2];
+            while !is_over[0] && !has_record(&world.old).await? {
+                is_over[0] = poll_times(one.as_mut(), 1);
+            }
+            while !is_over[1] && !has_record(&world.new).await? {
+                is_over[1] = poll_times(other.as_mut(), 1);
+            }
+            if is_over == [false; 2] {
+                have_met = true;
+                if is_killed {
+                    drop(other);
+                } else {
+                    let error = other.await.expect_err("the other way round");
+                    assert_eq!(error.kind(), ErrorKind::Misconfigured, "{error}");
+                }
+                one.await.expect_err("the other way round");
+                let begun = [world.migration.start(SHORT).await, back.start(SHORT).await];
+                assert_eq!(begun.iter().filter(|begun| begun.is_ok()).count(), 1, "{begun:?}");
+            }
         }
     }
     Ok(())
@@ -314,6 +366,36 @@ async fn no_other_migration_begins_before_both_stores_know_of_the_end() -> Resul
             return Ok(());
         }
     }
+    Ok(())
+}
+
+/// A client reads the record just before the end, and may act on that for long; the next migration has shorter drains.
+#[tokio::test(start_paused = true)]
+async fn the_next_migration_begins_when_no_client_acts_on_the_last_one_any_more() -> Result<()> {
+    let world = World::new();
+    world.migration.start(Start { fresh: Duration::from_secs(60), ..START }).await?;
+    let dual = || Dual::connect(Arc::new(world.old.clone()), Arc::new(world.new.clone()));
+    let (former, query, mut waits) = (dual().await?, Query::Keys(Vec::new()), Vec::new());
+    let told = |drain: Drain| {
+        if drain.left.is_zero() && waits.is_empty() {
+            assert!(poll_times(pin!(former.inspect(&query)), 1), "it reads the record at once");
+        }
+        if drain.left.is_zero() {
+            waits.push(drain.whole);
+        }
+        world.clock.advance(drain.left);
+    };
+    world.migration.finish(told).await?;
+    assert!(waits[0] > Duration::from_secs(60) && waits[1] > Duration::from_secs(60), "{waits:?}");
+    world.migration.start(Start::new(Duration::from_secs(1), Duration::from_millis(100))).await?;
+    world.step(Phase::Both).await?;
+    world.step(Phase::New).await?;
+    let mut guards = Vec::new();
+    for client in [former, dual().await?] {
+        let asked = Locker::new(client).lock("x").ttl(Duration::from_secs(1)).try_acquire().await;
+        guards.extend(asked.ok().flatten());
+    }
+    assert_eq!(guards.len(), 1, "the client of the next migration alone");
     Ok(())
 }
 

@@ -124,6 +124,11 @@ pub(crate) async fn read(store: &MemoryStore, at: Side) -> Result<Option<PhaseRe
     found.map(|record| PhaseRecord::from_record(&record, at)).transpose()
 }
 
+/// Whether it has a record of whatever migration.
+pub(crate) async fn has_record(store: &MemoryStore) -> Result<bool> {
+    Ok(store.records()[0].read(&LockKey::new(NAME)?).await?.is_some())
+}
+
 pub(crate) async fn write(store: &MemoryStore, at: Side, record: Option<&PhaseRecord>) -> Result<()> {
     let (name, records) = (LockKey::new(NAME)?, store.records());
     let seen = records[0].read(&name).await?;
