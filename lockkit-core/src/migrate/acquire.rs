@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     claim::{Entry, Held},
     dual::{Confirmed, Dual},
+    pair::aside,
     record::{Phase, Side},
     rules,
     shadow::is_own,
@@ -29,7 +30,7 @@ impl Dual {
     pub(super) async fn acquire_in_phase(&self, request: &AcquireRequest) -> Result<Attempt> {
         let record = self.confirmed().await?;
         // What an earlier claim of this client left must not keep it out.
-        self.clear_up(self.aside(request.ttl), |claim| claim.key == request.claim.key).await;
+        self.clear_up(aside(request.ttl), |claim| claim.key == request.claim.key).await;
         let entry = self.claims.enter(&request.claim, record.at, self.lapse(record.at));
         if entry.over().is_some() {
             let why = "the claim was released: ask with a new token (rule R2)";

@@ -20,18 +20,12 @@ struct State {
     shown: Option<(HolderInfo, Phase)>,
     /// When time has ended it; `None` if it may be at a store where time does not.
     lapse: Option<Moment>,
-    over: Option<Over>,
+    /// Why it will not be held again, as its renewals hear it.
+    over: Option<LossReason>,
     /// Whether its holder has heard that it is over.
     is_heard: bool,
     /// Whether a store was asked for its release, and did not answer that.
     is_in_doubt: bool,
-}
-
-/// Why a claim will not be held again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Over {
-    Released,
-    Lost(LossReason),
 }
 
 /// What a claim has at one store. Its token there is that of the claim, unless that was released there before.
@@ -76,16 +70,6 @@ pub(super) struct Held {
     pub(super) phase: Phase,
     pub(super) fence: Fence,
     pub(super) span: u32,
-}
-
-impl Over {
-    /// What to say of it to a renewal.
-    pub(super) fn reason(self) -> LossReason {
-        match self {
-            Self::Released => LossReason::Gone,
-            Self::Lost(reason) => reason,
-        }
-    }
 }
 
 impl State {
@@ -243,10 +227,10 @@ impl Entry {
         self.state().shown.clone()
     }
 
-    /// Notes that it will not be held again.
-    pub(super) fn end(&self, why: Over) {
+    /// Notes that it will not be held again, and whether its holder knows, for it has asked for the release.
+    pub(super) fn end(&self, why: LossReason, is_heard: bool) {
         let mut state = self.state();
-        state.is_heard |= why == Over::Released;
+        state.is_heard |= is_heard;
         state.over.get_or_insert(why);
     }
 
@@ -270,7 +254,7 @@ impl Entry {
         self.state().is_in_doubt
     }
 
-    pub(super) fn over(&self) -> Option<Over> {
+    pub(super) fn over(&self) -> Option<LossReason> {
         self.state().over
     }
 

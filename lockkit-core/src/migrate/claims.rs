@@ -2,11 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map},
-    hash::{BuildHasherDefault, Hasher},
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use super::claim::Entry;
@@ -17,41 +13,16 @@ const NEW_CLAIMS: usize = 1024;
 
 /// The claims of one client.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
-    known: Mutex<Known>,
-    /// Whether some are over, and something may be left of them: each request asks that, and takes no lock for it.
-    any_over: AtomicBool,
-}
+pub(super) struct Claims(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    by_token: HashMap<Token, Arc<Entry>, BuildHasherDefault<RandomBits>>,
+    by_token: HashMap<Token, Arc<Entry>>,
     /// Those that are over, and of which something may be left.
     over: HashSet<Token>,
     new: usize,
     /// How many there were after those were forgotten whose leases had lapsed.
     kept: usize,
-}
-
-/// The hash of a token: its bits are random as they are.
-#[derive(Debug, Default)]
-struct RandomBits(u64);
-
-impl Hasher for RandomBits {
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(size_of::<u64>()) {
-            let mut word = [0; size_of::<u64>()];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 ^= u64::from_ne_bytes(word);
-        }
-    }
-
-    // The length says nothing: all are of one.
-    fn write_usize(&mut self, _: usize) {}
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 impl Claims {
@@ -64,7 +35,6 @@ impl Claims {
             let Known { by_token, over, .. } = &mut *known;
             by_token.retain(|_, entry| Arc::strong_count(entry) > 1 || !entry.has_lapsed(now));
             over.retain(|token| by_token.contains_key(token));
-            self.any_over.store(!over.is_empty(), Ordering::Release);
             (known.new, known.kept) = (0, known.by_token.len());
         }
         let Known { by_token, new, .. } = &mut *known;
@@ -94,12 +64,6 @@ impl Claims {
         } else if entry.over().is_some() {
             over.insert(token);
         }
-        self.any_over.store(!over.is_empty(), Ordering::Release);
-    }
-
-    /// Whether there is nothing to be found by [`over`](Self::over).
-    pub(super) fn none_over(&self) -> bool {
-        !self.any_over.load(Ordering::Acquire)
     }
 
     /// Claims that are over, and of which something may be left; but for those that another call has in hand, and for a lost lease whose
@@ -112,7 +76,7 @@ impl Claims {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        unpoisoned(&self.known)
+        unpoisoned(&self.0)
     }
 }
 
@@ -122,7 +86,7 @@ mod tests {
 
     use super::{
         super::{
-            claim::{Held, Over},
+            claim::Held,
             record::{Phase, Side},
         },
         *,
@@ -189,7 +153,7 @@ mod tests {
         let entry = entry();
         let asking = entry.ask_at(Side::New).expect("first");
         assert!(entry.ask_at(Side::New).is_none(), "one request at a time");
-        entry.end(Over::Released);
+        entry.end(LossReason::Gone, true);
         let released = entry.release_at(Side::New);
         entry.released(Side::New, &released).expect("random");
         assert!(entry.is_at(Side::New), "the request may arrive after the release");
@@ -208,7 +172,7 @@ mod tests {
         for claim in [&lapsing, &lasting] {
             let entry = claims.get(claim).expect("known");
             entry.ask_at(Side::Old).expect("nothing was asked for").granted();
-            entry.end(Over::Lost(LossReason::Gone));
+            entry.end(LossReason::Gone, false);
             let held = Held { phase: Phase::Old, fence: Fence::new(1), span: 1 };
             assert!(!entry.hold(held, None) && entry.held().is_none());
             claims.settle(&entry);

@@ -11,7 +11,7 @@ use super::{
     dual::Dual,
     floor::OWN,
     migration::Migration,
-    record::{Mark, Phase},
+    record::{Phase, mark, unmark},
     tally::Tally,
 };
 use crate::{
@@ -141,7 +141,7 @@ impl Registration {
 
     fn describe(&self, dual: &Dual) -> HolderInfo {
         let text = format!("{} {}", dual.tally().to_words(), self.name);
-        Mark::put(&HolderInfo::new(&text), &dual.first.id, dual.phase())
+        mark(&HolderInfo::new(&text), &dual.first.id, dual.phase())
     }
 }
 
@@ -166,10 +166,10 @@ impl Migration {
         let home = self.pair.at(record.home);
         let places = home.inspect(&Query::Prefix(format!("{OWN}client/"))).await?;
         let client = |holder: crate::Holder| {
-            let (info, mark) = Mark::take(&holder.info, &record.id);
+            let (info, phase) = unmark(&holder.info, &record.id);
             let (tally, name) = Tally::from_words(info.as_str())?;
             let seen = holder.remaining.map(|remaining| ttl(&**home).saturating_sub(remaining));
-            Some(Client { name: HolderInfo::new(name), phase: mark?.phase, seen, tally })
+            Some(Client { name: HolderInfo::new(name), phase: phase?, seen, tally })
         };
         let mut clients: Vec<_> = places.into_iter().flat_map(|place| place.holders).filter_map(client).collect();
         clients.sort_by(|one, other| one.name.as_str().cmp(other.name.as_str()));

@@ -17,8 +17,8 @@ use super::{
     claim::Entry,
     claims::Claims,
     migration::not_started,
-    pair::{Pair, aside},
-    record::{Mark, Phase, PhaseRecord, Side},
+    pair::Pair,
+    record::{self, Phase, PhaseRecord, Side},
     rules,
     shadow::Shadow,
     tally::Tally,
@@ -245,7 +245,7 @@ impl Dual {
 
     /// A holder's description, marked as a client of this migration (rule M12).
     pub(super) fn mark(&self, holder: &HolderInfo, phase: Phase) -> HolderInfo {
-        let mark = || Mark::put(holder, &self.first.id, phase);
+        let mark = || record::mark(holder, &self.first.id, phase);
         // Most requests of a client are for the same holder.
         match self.marks[phase as usize].get_or_init(|| (holder.clone(), mark())) {
             (known, marked) if known == holder => marked.clone(),
@@ -255,7 +255,7 @@ impl Dual {
 
     /// A holder's description as its client gave it.
     pub(super) fn unmark(&self, holder: &HolderInfo) -> HolderInfo {
-        Mark::take(holder, &self.first.id).0
+        record::unmark(holder, &self.first.id).0
     }
 
     /// Until when a lease may be believed in that lasts until `ends` at its stores.
@@ -279,16 +279,14 @@ impl Dual {
     /// Releases what is left of some claims that are over: a store was out of reach when they ended, or the answer that one is lost
     /// had to reach its holder first.
     pub(super) async fn clear_up(&self, bound: Duration, is_meant: impl Fn(&Claim) -> bool) {
-        if self.claims.none_over() {
+        let mut over = self.claims.over(self.pair.now(), is_meant);
+        if over.is_empty() {
             return;
         }
-        let mut over = self.claims.over(self.pair.now(), is_meant);
         // Others each time: those of a store that is away must not be in the way of the rest.
         let first = usize::try_from(self.pair.now().as_nanos() / 1000).unwrap_or_default();
-        if !over.is_empty() {
-            let first = first % over.len();
-            over.rotate_left(first);
-        }
+        let first = first % over.len();
+        over.rotate_left(first);
         over.truncate(CLEARED_AT_ONCE);
         let clear = over.iter().map(|entry| async move {
             let at = Side::ALL.into_iter().filter(|side| entry.is_at(*side));
@@ -296,11 +294,6 @@ impl Dual {
             self.claims.settle(entry);
         });
         join_all(clear).await;
-    }
-
-    /// How long something may take that nobody waits for.
-    pub(super) fn aside(&self, ttl: Duration) -> Duration {
-        aside(ttl)
     }
 }
 

@@ -68,8 +68,19 @@ enum Follows {
 /// # Errors
 /// `Unsupported` if the fences of a store follow neither a clock nor a log; as those of [`LockStore::acquire`].
 pub(super) async fn floor(pair: &Pair, record: &PhaseRecord) -> Result<Fence> {
+    let (highest, logs) = reached(pair).await?;
+    let grown = logs.saturating_sub(record.logs).saturating_mul(LOG);
+    Ok(Fence::new(highest.max(record.floor.get()).saturating_add(grown).saturating_add(AHEAD)))
+}
+
+/// The highest of what this machine's clock and the first fences of new locks show, and what the logs have reached that fences follow, of both
+/// stores together.
+///
+/// # Errors
+/// As [`floor`].
+pub(super) async fn reached(pair: &Pair) -> Result<(u64, u64)> {
     let here = wall_clock();
-    let (mut highest, mut logs) = (here.max(record.floor.get()), 0_u64);
+    let (mut highest, mut logs) = (here, 0_u64);
     for side in Side::ALL {
         match follows(pair, side, here).await? {
             Follows::Clock(there) => highest = highest.max(there),
@@ -79,22 +90,7 @@ pub(super) async fn floor(pair: &Pair, record: &PhaseRecord) -> Result<Fence> {
             }
         }
     }
-    let grown = logs.saturating_sub(record.logs).saturating_mul(LOG);
-    Ok(Fence::new(highest.saturating_add(grown).saturating_add(AHEAD)))
-}
-
-/// What the logs have reached that fences follow, of both stores together.
-///
-/// # Errors
-/// As [`floor`].
-pub(super) async fn logs(pair: &Pair) -> Result<u64> {
-    let (here, mut logs) = (wall_clock(), 0_u64);
-    for side in Side::ALL {
-        if let Follows::Log(there) = follows(pair, side, here).await? {
-            logs = logs.saturating_add(there);
-        }
-    }
-    Ok(logs)
+    Ok((highest, logs))
 }
 
 /// Refuses a floor above which a store could not grant for long.

@@ -3,7 +3,7 @@
 use super::{
     floor::OWN,
     migration::Migration,
-    record::{Mark, Phase, PhaseRecord, Side},
+    record::{Phase, PhaseRecord, Side, unmark},
 };
 use crate::{Error, ErrorKind, Holder, LockKey, LockStore, Query, Result};
 
@@ -49,9 +49,9 @@ impl Migration {
             // Locks for the migration's own use may be left by whoever was killed while it moved on.
             for lock in locks.into_iter().filter(|lock| !Self::is_own(&lock.key)) {
                 for mut holder in lock.holders {
-                    let (info, mark) = Mark::take(&holder.info, &record.id);
+                    let (info, phase) = unmark(&holder.info, &record.id);
                     holder.info = info;
-                    seen.push(Seen { key: lock.key.clone(), side, phase: mark.map(|mark| mark.phase), holder });
+                    seen.push(Seen { key: lock.key.clone(), side, phase, holder });
                 }
             }
         }

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    floor::{check_room, floor, logs},
+    floor::{check_room, floor, reached},
     pair::{Pair, is_wrong, overtaken},
     record::{Phase, PhaseRecord, Side, drain},
     rules,
@@ -156,8 +156,11 @@ impl Migration {
     /// The first record of a migration, which goes on from the ends of those before, in epochs and in fences. In a store that was given up there may
     /// be locks whose next fences are no higher than what a migration raised them to.
     async fn after(&self, ends: &[&PhaseRecord], wanted: PhaseRecord, start: Start) -> Result<PhaseRecord> {
-        let is_told = ends.iter().all(|end| end.is_told);
-        if !is_told || self.pair.is_under_way(Side::Old).await? || self.pair.is_under_way(Side::New).await? {
+        let mut is_finished = ends.iter().all(|end| end.is_told);
+        for side in Side::ALL {
+            is_finished &= self.pair.at_all_nodes(side).await?.iter().flatten().all(|found| found.is_over);
+        }
+        if !is_finished {
             let why = "the last migration is not finished at all nodes: finish it, with its own two URLs";
             return Err(Error::new(ErrorKind::Misconfigured, why));
         }
@@ -168,16 +171,13 @@ impl Migration {
         let logs = match ends.iter().map(|end| end.logs).min() {
             Some(logs) if ends.iter().all(|end| is_of_these(end)) => logs,
             Some(_) if Side::ALL.iter().any(|side| had(side) && follows_log(side)) => 0,
-            _ => self.logs(start).await?,
+            // If fences were set above a number, the logs may have grown by anything since.
+            _ if start.fence_above != Fence::NONE => 0,
+            _ => reached(&self.pair).await?.1,
         };
         let epoch = ends.iter().map(|end| end.epoch).max().unwrap_or(0) + 1;
         let floor = ends.iter().map(|end| end.floor).fold(wanted.floor, Fence::max);
         Ok(PhaseRecord { epoch, floor, logs, ..wanted })
-    }
-
-    /// What the logs have reached that fences follow; nothing if fences were set above a number at some time before.
-    async fn logs(&self, start: Start) -> Result<u64> {
-        if start.fence_above == Fence::NONE { logs(&self.pair).await } else { Ok(0) }
     }
 
     /// The record that it starts with.

@@ -25,23 +25,6 @@ const NAME: &str = "lockkit/migration";
 #[derive(Clone)]
 pub(super) struct Pair([Arc<dyn LockStore>; 2]);
 
-/// A moment on the clock of a pair, and the same or a later one on that of its new store.
-#[derive(Clone, Copy)]
-pub(super) struct Clocks {
-    here: Moment,
-    at_new: Moment,
-}
-
-impl Clocks {
-    /// A moment of a store's clock on the clock of the pair, or one before it.
-    pub(super) fn here(&self, side: Side, moment: Moment) -> Moment {
-        match side {
-            Side::Old => moment,
-            Side::New => self.here + moment.since(self.at_new),
-        }
-    }
-}
-
 impl fmt::Debug for Pair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|store| &store.info().name)).finish()
@@ -64,14 +47,14 @@ impl Pair {
 
     /// A moment of a store's clock on the clock of this pair, or one before it.
     pub(super) fn here(&self, side: Side, moment: Moment) -> Moment {
-        self.clocks().here(side, moment)
-    }
-
-    /// The stores' clocks, side by side.
-    pub(super) fn clocks(&self) -> Clocks {
-        // This one first, so that what is told by it is rather too early.
-        let here = self.now();
-        Clocks { here, at_new: self.0[1].info().clock.now() }
+        match side {
+            Side::Old => moment,
+            Side::New => {
+                // The clock of the pair first, so that what is told by it is rather too early.
+                let here = self.now();
+                here + moment.since(self.at(side).info().clock.now())
+            }
+        }
     }
 
     /// Whether a store keeps what it confirmed.
@@ -127,7 +110,7 @@ impl Pair {
         }
     }
 
-    /// What each node of a store has.
+    /// What each node of a store has, as far as it answers.
     async fn at_nodes(&self, side: Side) -> Result<Vec<Result<Option<PhaseRecord>>>> {
         let (name, keepers) = (LockKey::new(NAME)?, self.keepers(side)?);
         let answers = join_all(keepers.iter().map(|keeper| keeper.read(&name))).await;
@@ -135,32 +118,11 @@ impl Pair {
         Ok(answers.into_iter().map(|text| text.and_then(record)).collect())
     }
 
-    /// Makes sure that all nodes of a store answer.
+    /// What each node of a store has.
     ///
     /// # Errors
     /// As those of [`Records::read`], for any of them.
-    pub(super) async fn check_all_answer(&self, side: Side) -> Result<()> {
-        self.at_all_nodes(side).await.map(drop)
-    }
-
-    /// Whether any node of a store has the record of a migration that is not over.
-    ///
-    /// # Errors
-    /// As those of [`Records::read`], for any of them.
-    pub(super) async fn is_under_way(&self, side: Side) -> Result<bool> {
-        Ok(self.at_all_nodes(side).await?.iter().flatten().any(|found| !found.is_over))
-    }
-
-    /// Whether any node of a store has an older record of that migration.
-    ///
-    /// # Errors
-    /// As those of [`Records::read`], for any of them.
-    pub(super) async fn is_behind(&self, side: Side, record: &PhaseRecord) -> Result<bool> {
-        let is_older = |found: &PhaseRecord| found.is_of(record) && found.epoch < record.epoch;
-        Ok(self.at_all_nodes(side).await?.iter().flatten().any(is_older))
-    }
-
-    async fn at_all_nodes(&self, side: Side) -> Result<Vec<Option<PhaseRecord>>> {
+    pub(super) async fn at_all_nodes(&self, side: Side) -> Result<Vec<Option<PhaseRecord>>> {
         self.at_nodes(side).await?.into_iter().collect()
     }
 

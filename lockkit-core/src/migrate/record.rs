@@ -317,33 +317,25 @@ pub(super) fn drain(max_ttl: Duration, fresh: Duration) -> Duration {
     sum + sum / 50 + Duration::from_millis(10)
 }
 
-/// What marks a holder as a client of a migration: a part of its id, and the phase as which it holds the lock (rule M12).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
-    pub(super) phase: Phase,
+/// A holder's description with what marks it as a client of a migration behind it: a part of the id, and the phase as which it holds the lock
+/// (rule M12).
+pub(super) fn mark(info: &HolderInfo, id: &Token, phase: Phase) -> HolderInfo {
+    let mark = format!(" ~{}:{phase}", &id.reveal()[..8]);
+    let text = info.as_str();
+    let mut room = text.len().min(HolderInfo::MAX_BYTES - mark.len());
+    while !text.is_char_boundary(room) {
+        room -= 1;
+    }
+    HolderInfo::new(&format!("{}{mark}", &text[..room]))
 }
 
-impl Mark {
-    /// The description of a holder with the mark behind it.
-    pub(super) fn put(info: &HolderInfo, id: &Token, phase: Phase) -> HolderInfo {
-        let mark = format!(" ~{}:{phase}", &id.reveal()[..8]);
-        let mut room = HolderInfo::MAX_BYTES - mark.len();
-        let text = info.as_str();
-        room = room.min(text.len());
-        while !text.is_char_boundary(room) {
-            room -= 1;
-        }
-        HolderInfo::new(&format!("{}{mark}", &text[..room]))
-    }
-
-    /// The description without the mark, and the mark, if there is one of this migration.
-    pub(super) fn take(info: &HolderInfo, id: &Token) -> (HolderInfo, Option<Self>) {
-        let found = info.as_str().rsplit_once(" ~").and_then(|(text, mark)| {
-            let (part, phase) = mark.split_once(':')?;
-            (part == &id.reveal()[..8]).then_some((HolderInfo::new(text), Self { phase: Phase::named(phase)? }))
-        });
-        found.map_or_else(|| (info.clone(), None), |(text, mark)| (text, Some(mark)))
-    }
+/// The description without the mark, and the phase of the mark, if there is one of this migration.
+pub(super) fn unmark(info: &HolderInfo, id: &Token) -> (HolderInfo, Option<Phase>) {
+    let found = info.as_str().rsplit_once(" ~").and_then(|(text, mark)| {
+        let (part, phase) = mark.split_once(':')?;
+        (part == &id.reveal()[..8]).then_some((HolderInfo::new(text), Phase::named(phase)?))
+    });
+    found.map_or_else(|| (info.clone(), None), |(text, phase)| (text, Some(phase)))
 }
 
 #[cfg(test)]
@@ -455,12 +447,12 @@ mod tests {
     fn a_mark_is_found_and_taken_off() {
         let (id, other) = (record().id, record().id);
         for text in ["billing@web-3:4711", "", &"é".repeat(128), "a ~b:old"] {
-            let marked = Mark::put(&HolderInfo::new(text), &id, Phase::Both);
+            let marked = mark(&HolderInfo::new(text), &id, Phase::Both);
             assert!(marked.as_str().len() <= HolderInfo::MAX_BYTES);
-            let (plain, mark) = Mark::take(&marked, &id);
+            let (plain, phase) = unmark(&marked, &id);
             assert!(text.starts_with(plain.as_str()), "{plain}");
-            assert_eq!(mark, Some(Mark { phase: Phase::Both }));
-            assert_eq!(Mark::take(&marked, &other), (marked.clone(), None));
+            assert_eq!(phase, Some(Phase::Both));
+            assert_eq!(unmark(&marked, &other), (marked.clone(), None));
         }
     }
 }

@@ -1,15 +1,12 @@
 //! Releasing: the new store first, so that nobody who got the old one is refused by the new one.
 
-use super::{
-    claim::{Entry, Over},
-    dual::Dual,
-};
+use super::{claim::Entry, dual::Dual, pair::aside};
 use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result};
 
 impl Dual {
     pub(super) async fn release_in_phase(&self, claim: &Claim) -> Result<Release> {
         if let Some(entry) = self.claims.get(claim) {
-            entry.end(Over::Released);
+            entry.end(LossReason::Gone, true);
             self.shadow.end(claim);
             let answer = self.release_all(&entry, both).await;
             self.claims.settle(&entry);
@@ -23,7 +20,7 @@ impl Dual {
     /// Releases a claim wherever something of it may be left: first where that says how the lock was held, whatever another store
     /// answers. The others have a short time; what is left there then is [cleared up](Self::clear_up) later.
     async fn release_all(&self, entry: &Entry, of_two: fn(Release, Release) -> Release) -> Result<Release> {
-        entry.end(Over::Released);
+        entry.end(LossReason::Gone, true);
         let mut answer = None;
         let mut failed = None;
         // From here on it is asked for nowhere.
@@ -39,7 +36,7 @@ impl Dual {
             }
         }
         for side in others.into_iter().flatten() {
-            let is_told = self.drop_at(entry, side, self.aside(self.first.max_ttl)).await;
+            let is_told = self.drop_at(entry, side, aside(self.first.max_ttl)).await;
             // There nothing lapses: the core has to repeat it until it is answered, and until no request is under way that may arrive after
             // that answer.
             if (!is_told || entry.is_at(side)) && self.pair.at(side).info().capability.liveness.session.is_some() {

@@ -1,11 +1,11 @@
 //! Renewing: in the stores of the phase, and from one phase into the next (rules M3, M4 and M10).
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
-    claim::{Asking, Entry, Held, Over},
+    claim::{Asking, Entry, Held},
     dual::{Confirmed, Dual},
-    pair::Clocks,
+    pair::aside,
     record::{Phase, Side},
     rules,
 };
@@ -32,16 +32,9 @@ struct GoesOn {
     first: Held,
 }
 
-/// What comes of one renewal.
-enum Outcome<'a> {
-    Known(Result<Renewed>),
-    /// It takes another call.
-    Open(Pin<Box<dyn Future<Output = Result<Renewed>> + Send + 'a>>),
-}
-
 impl Dual {
     pub(super) async fn renew_in_phase(&self, renewals: &[Renewal]) -> Vec<Result<Renewed>> {
-        let Some(bound) = renewals.iter().map(|renewal| self.aside(renewal.ttl)).min() else { return Vec::new() };
+        let Some(bound) = renewals.iter().map(|renewal| aside(renewal.ttl)).min() else { return Vec::new() };
         let record = match self.confirmed().await {
             Ok(record) => record,
             Err(error) => return renewals.iter().map(|_| Err(error.clone())).collect(),
@@ -102,82 +95,47 @@ impl Dual {
         Renewal { claim: one.entry.at(side), ttl, depth, fence_floor, holder: renamed.or_else(moved) }
     }
 
-    /// Draws the consequences: of those that take no further call at once, and by one look at the record, which is later than all
-    /// answers (rule M3).
+    /// Draws the consequences, by one look at the record that is later than all answers (rule M3). Most take no further call.
     async fn finish(&self, renewing: Vec<Renewing<'_>>, phase: Phase) -> Vec<Result<Renewed>> {
-        let (confirmed, clocks) = (self.confirmed().await, self.pair.clocks());
-        let (mut answers, mut open) = (Vec::with_capacity(renewing.len()), Vec::new());
-        for (place, mut one) in renewing.into_iter().enumerate() {
-            match self.finish_one(&mut one, phase, &confirmed, clocks) {
-                Outcome::Known(answer) => answers.push(Some(answer)),
-                Outcome::Open(call) => {
-                    open.push(async move { (place, call.await) });
-                    answers.push(None);
-                }
-            }
-        }
-        if !open.is_empty() {
-            for (place, answer) in join_all(open.into_iter()).await {
-                answers[place] = Some(answer);
-            }
-        }
-        answers.into_iter().flatten().collect()
+        let confirmed = &self.confirmed().await;
+        join_all(renewing.into_iter().map(|one| self.finish_one(one, phase, confirmed))).await
     }
 
-    fn finish_one<'a>(
-        &'a self,
-        one: &mut Renewing<'a>,
-        phase: Phase,
-        confirmed: &Result<Confirmed>,
-        clocks: Clocks,
-    ) -> Outcome<'a> {
-        let goes_on = match self.said(one, phase, clocks) {
-            Ok(Ok(goes_on)) => goes_on,
-            Ok(Err(reason)) => return Outcome::Known(Ok(Renewed::Lost(reason))),
-            Err(error) => return Outcome::Known(Err(error)),
+    async fn finish_one(&self, mut one: Renewing<'_>, phase: Phase, confirmed: &Result<Confirmed>) -> Result<Renewed> {
+        let mut goes_on = match self.said(&mut one, phase)? {
+            Ok(goes_on) => goes_on,
+            Err(reason) => return Ok(Renewed::Lost(reason)),
         };
-        let (renewal, entry) = (one.renewal, &one.entry);
-        if let Some(missing) = rules::added(one.held.phase, phase) {
-            let entry = Arc::clone(entry);
-            return Outcome::Open(Box::pin(async move {
-                let (end, _asking) = self.take_along(&entry, missing, renewal, goes_on.first).await?;
-                let goes_on = GoesOn { end: goes_on.end.min(end), ..goes_on };
-                let confirmed = self.confirmed().await?;
-                let answer = self.go_on(&entry, renewal, goes_on, phase, &confirmed)?;
-                self.shadow_it(&entry, renewal, &confirmed);
-                Ok(answer)
-            }));
+        let Renewing { renewal, entry, held, .. } = &one;
+        let (mut confirmed, mut _asking) = (confirmed.clone(), None);
+        if let Some(missing) = rules::added(held.phase, phase) {
+            // Each lease has room for what it may have to do, and few change their stores.
+            let (end, asking) = Box::pin(self.take_along(entry, missing, renewal, goes_on.first)).await?;
+            (goes_on.end, _asking) = (goes_on.end.min(end), Some(asking));
+            confirmed = self.confirmed().await;
         }
-        let confirmed = match confirmed {
-            Ok(confirmed) => *confirmed,
-            Err(error) => return Outcome::Known(Err(error.clone())),
-        };
-        let answer = self.go_on(entry, renewal, goes_on, phase, &confirmed);
-        if !matches!(answer, Ok(Renewed::Held(_))) {
-            return Outcome::Known(answer);
+        let now = confirmed?;
+        let answer = self.go_on(entry, renewal, goes_on, phase, &now)?;
+        if matches!(answer, Renewed::Held(_)) {
+            // What can't be told in time is told with a later renewal.
+            for side in Side::ALL.into_iter().filter(|side| !phase.uses(*side) && entry.is_at(*side)) {
+                Box::pin(self.drop_at(entry, side, aside(renewal.ttl))).await;
+            }
+            self.shadow_it(entry, renewal, &now);
         }
-        if left_behind(entry, phase).next().is_some() {
-            let entry = Arc::clone(entry);
-            return Outcome::Open(Box::pin(async move {
-                self.leave_behind(&entry, phase, renewal.ttl).await;
-                self.shadow_it(&entry, renewal, &confirmed);
-                answer
-            }));
-        }
-        self.shadow_it(entry, renewal, &confirmed);
-        Outcome::Known(answer)
+        Ok(answer)
     }
 
     /// Puts together what the stores have said of one lease: it goes on, or is lost.
-    fn said(&self, one: &mut Renewing<'_>, phase: Phase, clocks: Clocks) -> Result<Result<GoesOn, LossReason>> {
+    fn said(&self, one: &mut Renewing<'_>, phase: Phase) -> Result<Result<GoesOn, LossReason>> {
         let (entry, held) = (&*one.entry, one.held);
         match entry.over() {
             // Nobody has said yet that it is not held any more (rule R6).
-            Some(Over::Released) if entry.is_in_doubt() => {
+            Some(_) if entry.is_in_doubt() => {
                 let why = "a release of it was not answered yet";
                 return Err(Error::new(ErrorKind::Unavailable, why).unknown_effect());
             }
-            Some(over) => return Ok(Err(over.reason())),
+            Some(reason) => return Ok(Err(reason)),
             None => {}
         }
         let (mut end, mut depth, mut first) = (None, one.renewal.depth, held);
@@ -186,7 +144,7 @@ impl Dual {
             let Some((claim, answer)) = answer else { continue };
             match answer {
                 Ok(Renewed::Held(hold)) => {
-                    let until = clocks.here(side, hold.until);
+                    let until = self.pair.here(side, hold.until);
                     end = Some(end.map_or(until, |end: Moment| end.min(until)));
                     depth = hold.depth;
                     if held.fence == crate::Fence::NONE {
@@ -233,7 +191,7 @@ impl Dual {
         entry.show_anew(renewal.holder.as_ref(), first.phase);
         let held = Held { phase, ..first };
         if !entry.hold(held, self.lapse(now.at)) {
-            return Ok(Renewed::Lost(entry.over().map_or(LossReason::Gone, Over::reason)));
+            return Ok(Renewed::Lost(entry.over().unwrap_or(LossReason::Gone)));
         }
         Ok(Renewed::Held(held.as_hold(&renewal.claim, self.deadline([end], now), depth)))
     }
@@ -262,7 +220,7 @@ impl Dual {
             Error::new(ErrorKind::Unavailable, why).unknown_effect()
         };
         self.check(side).await?;
-        let bound = self.aside(renewal.ttl);
+        let bound = aside(renewal.ttl);
         // What follows it in the shadow would be in its own way.
         self.shadow.end_within(&renewal.claim, bound).await;
         let Some(mut asking) = entry.ask_at(side) else {
@@ -323,17 +281,10 @@ impl Dual {
         }
     }
 
-    /// Releases what a lease has at a store that is not of its phase any more; what can't be told in time is told with a later renewal.
-    async fn leave_behind(&self, entry: &Entry, phase: Phase, ttl: Duration) {
-        for side in left_behind(entry, phase) {
-            self.drop_at(entry, side, self.aside(ttl)).await;
-        }
-    }
-
     /// A lease is lost that one store has no more. What the other one has of it stays until the holder has heard of that: then the core
     /// releases it, and again until that is answered.
     fn lose(&self, entry: &Entry, reason: LossReason) {
-        entry.end(Over::Lost(reason));
+        entry.end(reason, false);
         self.shadow.end(&entry.claim);
         self.claims.settle(entry);
     }
@@ -346,11 +297,6 @@ fn lost_at(entry: &Entry, side: Side, claim: &Claim, reason: LossReason) -> Resu
         entry.gone_from(side, claim)?;
     }
     Ok(reason)
-}
-
-/// The stores that are not of this phase, and that may have something of a lease.
-fn left_behind(entry: &Entry, phase: Phase) -> impl Iterator<Item = Side> {
-    Side::ALL.into_iter().filter(move |side| !phase.uses(*side) && entry.is_at(*side))
 }
 
 fn has_just_changed() -> Error {

@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     pair::aside,
-    record::Mark,
+    record::unmark,
     tally::{Answer, Answers},
 };
 use crate::{
@@ -203,5 +203,5 @@ impl Follower {
 /// Whether it is another client of the migration that has the lock: one that is about to give it back, or was killed. That is what
 /// the phase both has to do with as well, and says nothing against the store.
 pub(super) fn is_own(holder: Option<&HolderInfo>, id: &Token) -> bool {
-    holder.is_some_and(|holder| Mark::take(holder, id).1.is_some())
+    holder.is_some_and(|holder| unmark(holder, id).1.is_some())
 }

@@ -217,7 +217,7 @@ impl Migration {
         }
         // A node that keeps the record of a migration that is over would be in the way of the next one.
         for side in Side::ALL {
-            self.pair.check_all_answer(side).await?;
+            self.pair.at_all_nodes(side).await?;
         }
         let end = PhaseRecord { floor: self.last_floor(&record).await?, ..record.ended()? };
         // After the very record that was drained, or not at all: somebody may have gone on from it.
@@ -258,7 +258,8 @@ impl Migration {
         let end = end.told();
         for side in [end.home.other(), end.home] {
             self.pair.lift(side, &end).await?;
-            if self.pair.is_behind(side, &end).await? {
+            let is_behind = |found: &PhaseRecord| found.is_of(&end) && found.epoch < end.epoch;
+            if self.pair.at_all_nodes(side).await?.iter().flatten().any(is_behind) {
                 let why = "a node has not been told that the migration is over: finish it once more";
                 return Err(Error::new(ErrorKind::Unavailable, why));
             }
