@@ -14,7 +14,7 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Error, ErrorKind, Fence, FenceAbove, Guard, Lock, LockStore, Locker,
+    AcquireRequest, Attempt, Contention, Error, ErrorKind, Fence, FenceAbove, Guard, Liveness, Lock, LockStore, Locker,
     MemoryStore, Outcome, Result, Token,
 };
 use lockkit_testkit::{Alter, Altered};
@@ -168,8 +168,19 @@ async fn a_nested_hold_asks_for_no_other_window() -> Result<()> {
 
 #[tokio::test]
 async fn what_can_not_be_kept_is_released() -> Result<()> {
-    for failure in [Failure::Contended, Failure::Denied] {
-        let locker = failing(usize::MAX, failure);
+    let session = Liveness { ttl: None, session: Some(Duration::from_secs(20)) };
+    for (failure, liveness) in [
+        (Failure::Contended, None),
+        (Failure::Denied, None),
+        (Failure::Contended, Some(session.clone())),
+        (Failure::Denied, Some(session)),
+    ] {
+        let store = Failing { inner: MemoryStore::new(), failures: Arc::new(AtomicUsize::new(usize::MAX)), failure };
+        let locker = Locker::new(Altered::with_info(Altered(store), |info| {
+            if let Some(liveness) = liveness {
+                info.capability.liveness = liveness;
+            }
+        }));
         let released = take(&locker.lock("x").keep_for(YEAR)).await?.release().await;
         match failure {
             Failure::Denied => assert_eq!(released.expect_err("it is forbidden").kind(), ErrorKind::Denied),

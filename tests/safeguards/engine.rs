@@ -375,7 +375,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "refused_release",
         does: "Where nothing lapses, a release that was refused is tried again",
         file: REAPER,
-        code: "e.effect() == Effect::None && «pending.lapses()» =>",
+        code: "if «pending.lapses()» {",
         without: "true",
         noticed_by: "lockkit-testkit/backlog::where_nothing_lapses_a_release_that_was_refused_is_tried_again",
     },

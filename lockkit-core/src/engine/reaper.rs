@@ -185,8 +185,13 @@ impl Owed {
                 return None;
             }
             Ok(Release::NotHeld(_)) if pending.is_over(sent) => return None,
-            // Where it does not lapse, whatever is in the way may be put right, such as rights that an administrator took away.
-            Err(e) if !e.is_retryable() && e.effect() == Effect::None && pending.lapses() => return None,
+            Err(e) if !e.is_retryable() && e.effect() == Effect::None => {
+                if pending.lapses() {
+                    return None;
+                }
+                // Whatever is in the way may be put right, such as rights that an administrator took away. What can't be kept is released.
+                pending.kept = None;
+            }
             Ok(Release::NotHeld(_)) | Err(_) => {}
         }
         drop(seat.take());
