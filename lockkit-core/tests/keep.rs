@@ -14,8 +14,8 @@ use std::{
 
 use async_trait::async_trait;
 use lockkit_core::{
-    AcquireRequest, Attempt, Contention, Error, ErrorKind, Fence, FenceAbove, Guard, Liveness, Lock, LockStore, Locker,
-    MemoryStore, Outcome, Result, Token,
+    AcquireRequest, Attempt, Claim, Contention, Error, ErrorKind, Fence, FenceAbove, Guard, Liveness, Lock, LockStore,
+    Locker, MemoryStore, Outcome, Release, Result, Token,
 };
 use lockkit_testkit::{Alter, Altered};
 use tokio::time::sleep;
@@ -66,6 +66,12 @@ impl Alter for Failing {
             return Err(Error::new(ErrorKind::Unavailable, "no answer").unknown_effect());
         }
         self.inner.acquire(request).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        // Not at once, so that whoever asks can go away meanwhile.
+        tokio::task::yield_now().await;
+        self.inner.release(claim).await
     }
 }
 
@@ -188,6 +194,23 @@ async fn what_can_not_be_kept_is_released() -> Result<()> {
         }
         assert!(locker.lock("x").inspect().await?.holders.is_empty(), "{failure:?}: nobody has the lock");
         locker.shutdown(PATIENCE).await?;
+    }
+    Ok(())
+}
+
+/// The keep was refused, and the release behind it is under way.
+#[tokio::test]
+async fn a_release_that_is_dropped_behind_a_refusal_goes_on() -> Result<()> {
+    for failure in [Failure::Contended, Failure::Denied] {
+        let locker = failing(usize::MAX, failure);
+        let guard = take(&locker.lock("x").keep_for(YEAR)).await?;
+        {
+            let mut release = pin!(guard.release());
+            let polled = poll_fn(|context| Poll::Ready(release.as_mut().poll(context).is_pending())).await;
+            assert!(polled, "{failure:?}: it waits for the store");
+        }
+        locker.shutdown(PATIENCE).await?;
+        assert!(locker.lock("x").inspect().await?.holders.is_empty(), "{failure:?}: nobody has the lock");
     }
     Ok(())
 }
