@@ -60,7 +60,8 @@ enum What {
     Advance(StepArgs),
     /// Go one step back: from new to both, or from both to old
     Rollback(StepArgs),
-    /// End it, in the phase old or new: clients of the migration get no locks from then on. All services must use one store by now
+    /// End it, in the phase old or new: clients of the migration get no locks from then on. All services must use one store by now. It waits
+    /// for a drain before the end, and after it until no client acts on what it read before
     Finish(FinishArgs),
 }
 

@@ -258,7 +258,7 @@ struct UnderWay<'a> {
     suspicious: Option<Instant>,
     sent: Sent,
     ended: bool,
-    /// Whether somebody hears how it ended who has to know.
+    /// Whether the core hears how it ended.
     is_heard: bool,
 }
 

@@ -207,7 +207,7 @@ async fn confirm(node: &Node, connection: &Connection, hold: Hold) -> Result<Hol
     Err(Error::new(ErrorKind::Unavailable, message).with_source(shortfall).unknown_effect())
 }
 
-/// Sends a request behind the subscriptions of who waits.
+/// Sends a request behind the subscriptions of its waiter.
 pub(super) async fn subscribe_and_send(
     connection: &Connection,
     channels: &[&str],

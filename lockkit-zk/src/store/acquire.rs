@@ -223,8 +223,8 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Decides on the fences of the grant, and writes down what they take from the grants to come. `None` if that has to be
-    /// decided anew. `said`: the node may say a fence already, since a call that came to nothing. It has to go on to, for who waits
-    /// behind it may look late.
+    /// decided anew. `said`: a call that came to nothing may have written a fence into the node already. Then the node has to keep one, for
+    /// a waiter behind it may look late.
     async fn settle_fence(&self, queue: &QueueView, record: Option<FenceRecord>, said: bool) -> Result<Option<Grant>> {
         let request = &self.request.fence;
         let alone = self.request.claim.mode == Mode::Exclusive;
