@@ -146,6 +146,12 @@ impl NamedLockQueues {
         let named_lock = match mem::replace(&mut queue.state, QueueState::Busy) {
             QueueState::Unused => None,
             QueueState::Has(named_lock, None, _) => Some(named_lock),
+            // Its lease is over, and the tasks that should have seen that are on runtimes that nobody drives. It goes with what it was.
+            QueueState::Has(named_lock, Some(_), until) if until <= Instant::now() => {
+                drop(known);
+                drop(named_lock);
+                None
+            }
             other @ (QueueState::Busy | QueueState::Has(..)) => {
                 queue.state = other;
                 return None;

@@ -33,7 +33,9 @@ impl NamedLockQueues {
     /// locks any more. On a lock that is taken and released all the time they sleep.
     pub(super) fn watch(self: &Arc<Self>, until: Instant) {
         let mut known = unpoisoned(&self.known);
-        let Some(watched) = known.watched.replace(until) else {
+        // Tasks that should have looked before now, and have not, are on runtimes that nobody drives.
+        let watched = known.watched.replace(until).filter(|watched| *watched > Instant::now());
+        let Some(watched) = watched else {
             let (watch, again) = watch::channel(());
             // Those that were started before end, if there are any left.
             known.watch = Some(watch);

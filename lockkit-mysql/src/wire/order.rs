@@ -177,7 +177,7 @@ impl Statements {
         let depth = terms.depth.map_or(String::new(), |depth| format!(", `count` = {depth}"));
         let holder = terms.holder.as_ref().map_or(String::new(), |holder| format!(", node_info = {}", text(holder)));
         let floor = terms.floor;
-        let mut sql = BEGIN.to_owned();
+        let mut sql = self.begin();
         for (number, (key, tokens)) in shares.iter().enumerate() {
             let tokens: Vec<String> = tokens.iter().map(token).collect();
             let mine = format!("token IN ({}) AND place = 0 AND expires > {NOW}", tokens.join(", "));
@@ -206,6 +206,12 @@ impl Statements {
              FOR UPDATE SKIP LOCKED) AS old STRAIGHT_JOIN {claims} AS gone FORCE INDEX (PRIMARY) \
              ON gone.lock_id = {lock} AND gone.token = old.who; SELECT CAST({question} AS UNSIGNED)"
         )
+    }
+
+    /// Begins a transaction, with the table of claims opened for writing: while that is altered, or locked as a whole, nobody is to wait
+    /// for it with the row of a lock. That would keep a holder from renewing its lease, which needs the row alone.
+    fn begin(&self) -> String {
+        format!("{BEGIN}{} WHERE FALSE; ", self.delete())
     }
 
     /// Locks the row of a lock, and notes how it is held.
@@ -248,7 +254,7 @@ impl Statements {
     fn enter(&self, key: &LockKey) -> String {
         let (claims, delete) = (&self.claims, self.delete());
         format!(
-            "{BEGIN}{} \
+            "{}{} \
              SET @over = IF(@gate IS NULL, '9999-12-31', @now), @gone = 0, @left = 0; \
              SELECT COUNT(*) INTO @gone FROM {claims} FORCE INDEX (turns) \
              WHERE lock_id = @id AND place = 0 AND expires <= CAST(@over AS DATETIME(6)); \
@@ -257,6 +263,7 @@ impl Statements {
              {delete} WHERE c.lock_id = IF(@left > 0, @id, NULL) AND c.place > 0 AND c.kept <= {NOW}; \
              SET @kind = IF(@live, {EXCLUSIVE}, NULL), @other = 0, @mine = 0; \
              SELECT mode INTO @kind FROM {claims} WHERE lock_id = @gate AND place = 0 LIMIT 1; ",
+            self.begin(),
             self.lock(key, LockedRow::Awaited)
         )
     }

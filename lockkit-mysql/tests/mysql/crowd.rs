@@ -15,13 +15,16 @@ use lockkit_testkit::{
     faults::Proxy,
     servers::MySqlServer,
 };
+use sqlx::Executor;
+use tokio::time::timeout;
 
-use crate::support::{Ctx, TTL, config, eventually, renewal, request, tests};
+use crate::support::{Ctx, TTL, config, eventually, raw, renewal, request, tests};
 
 tests! {
     all_kinds_of_holders_exclude_each_other
     they_do_when_connections_are_cut
     renewals_of_many_locks_and_all_else_do_not_deadlock
+    a_table_of_claims_that_is_locked_costs_no_holder_its_lease
     a_hand_over_costs_the_same_however_many_wait
 }
 
@@ -202,5 +205,35 @@ async fn a_hand_over_costs_the_same_however_many_wait(ctx: Arc<Ctx>) {
         let each = (commits().await - before).saturating_sub(refreshes) / waiters;
         println!("{waiters} waiters: {each} transactions for each, {:?} for all", begun.elapsed());
         assert!(each <= 4, "{each} transactions for each of {waiters}");
+    }
+}
+
+/// Clients that ask in order need that table, and a holder needs the row of the lock.
+async fn a_table_of_claims_that_is_locked_costs_no_holder_its_lease(ctx: Arc<Ctx>) {
+    let server = ctx.private(&[]).await;
+    let open = async || Locker::new(MySqlStore::connect(config(&server)).await.expect("connect"));
+    let (holder, others) = (open().await, open().await);
+    let ttl = Duration::from_secs(3);
+    let guard = holder.lock("k").ttl(ttl).acquire().await.expect("acquire");
+    let mut somebody = raw(&server).await;
+    somebody.execute("LOCK TABLES resource_lock_claim WRITE").await.expect("lock");
+    let asking = (0..6).map(|_| {
+        let lock = others.lock("k").ttl(ttl).fifo();
+        tokio::spawn(async move {
+            loop {
+                match lock.acquire().await {
+                    Ok(guard) => return guard.release().await.expect("release"),
+                    Err(error) => assert!(error.is_retryable(), "{error}"),
+                }
+            }
+        })
+    });
+    let asking: Vec<_> = asking.collect();
+    let lost = timeout(3 * ttl, guard.lost()).await;
+    assert!(lost.is_err(), "{lost:?}");
+    somebody.execute("UNLOCK TABLES").await.expect("unlock");
+    assert_eq!(guard.release().await.expect("release"), Outcome::Released);
+    for asked in asking {
+        assert_eq!(asked.await.expect("no panic"), Outcome::Released);
     }
 }

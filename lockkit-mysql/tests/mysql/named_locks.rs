@@ -28,6 +28,7 @@ tests! {
     waiters_that_leave_count_until_the_server_is_done_with_them
     where_named_locks_are_refused_waiters_poll_and_connections_stay
     a_runtime_that_nobody_drives_keeps_no_named_lock
+    a_store_made_on_a_runtime_that_nobody_drives_keeps_no_named_lock
     waits_that_were_left_where_nobody_drives_them_leave_room_for_others
 }
 
@@ -340,6 +341,25 @@ async fn a_runtime_that_nobody_drives_keeps_no_named_lock(ctx: Arc<Ctx>) {
     turns.queue().await;
     turns.until_no_named_lock().await;
     drop(left);
+}
+
+/// Nor does one that was made there, and waited there first. Afterwards it is used elsewhere.
+async fn a_store_made_on_a_runtime_that_nobody_drives_keeps_no_named_lock(ctx: Arc<Ctx>) {
+    let (holder, mut undriven, config) = (claim(), Undriven::new(), ctx.config().await);
+    let store = undriven.run(async move { MySqlStore::connect(config).await.expect("connect") }).await;
+    let (other, raw, next) = (ctx.store().await, ctx.raw().await, rival(&holder));
+    let mut turns = Turns { store: Arc::new(store), other, undriven, raw, holder, next };
+    turns.take(TTL / 5).await;
+    // Its time is over there, and its connection with it.
+    eventually("the lease lapses", async || {
+        matches!(attempt(&turns.other, &turns.holder).await, Ok(Attempt::Granted(_)))
+    })
+    .await;
+    free(&turns.other, &turns.holder).await;
+    hold(&turns.other, &turns.holder).await;
+    let asked = AcquireRequest { wait: PATIENCE, ..request(&turns.next) };
+    contended(turns.store.acquire(&asked).await.expect("acquire"));
+    turns.until_no_named_lock().await;
 }
 
 /// One of four connections may wait for named locks. What was left closes it there, and is never polled.
