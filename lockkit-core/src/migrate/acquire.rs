@@ -129,11 +129,12 @@ impl Dual {
             }
         };
         let held = Held { phase: Phase::Both, fence: second.fence, span: second.span };
-        let mut ends = vec![self.pair.here(Side::Old, first.until), self.pair.here(Side::New, second.until)];
+        let mut ends = [self.pair.here(Side::Old, first.until), self.pair.here(Side::New, second.until)];
         let last = first.fence.offset(first.span.saturating_sub(1));
         if rules::needs_raise(last, held.last_fence()) {
             match self.raise(request, entry, held).await? {
-                Some(raised) => ends.push(self.pair.here(Side::Old, raised.until)),
+                // It goes on from there: none was ever in between.
+                Some(raised) => ends[0] = self.pair.here(Side::Old, raised.until),
                 None => return self.start_over(entry).await,
             }
         }

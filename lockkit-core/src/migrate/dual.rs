@@ -26,7 +26,7 @@ use super::{
 use crate::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState,
     Liveness, LockStore, Moment, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Records, join_all, unpoisoned},
+    store::{Records, SingleFlight, join_all, unpoisoned},
 };
 
 /// How many claims that are over are looked after by one call that is about others.
@@ -49,6 +49,8 @@ pub struct Dual {
     /// As it was when this client came; what never changes of it is what counts.
     pub(super) first: PhaseRecord,
     seen: Mutex<SeenRecord>,
+    /// The question for the record that each store is being asked, with the moment before it.
+    readings: [SingleFlight<(Moment, Option<PhaseRecord>)>; 2],
     /// The end of the migration, once a store has shown it.
     end: OnceLock<PhaseRecord>,
     /// Which of the stores have been seen to be those of the record.
@@ -126,6 +128,7 @@ impl Dual {
             first: record,
             end: OnceLock::new(),
             seen,
+            readings: Default::default(),
             is_checked,
             claims: Claims::default(),
             marks: Default::default(),
@@ -142,7 +145,7 @@ impl Dual {
         if self.is_checked[side.index()].load(Ordering::Acquire) {
             return Ok(());
         }
-        self.read_at(side, self.pair.now()).await.map(drop)
+        self.read_at(side).await.map(drop)
     }
 
     /// The phase, as this client read it last. It acts on that for no longer than [`PhaseRecord::fresh`].
@@ -196,8 +199,8 @@ impl Dual {
     /// Reads the record at both stores. The first answer will do, unless it is older than what was known; then the other has its
     /// time, too, for a store that takes no changes must not win again and again.
     async fn read(&self) -> Result<()> {
-        let (sent, known) = (self.pair.now(), self.seen().record.epoch);
-        let (old, new) = (self.read_at(Side::Old, sent), self.read_at(Side::New, sent));
+        let known = self.seen().record.epoch;
+        let (old, new) = (self.read_at(Side::Old), self.read_at(Side::New));
         tokio::pin!(old, new);
         let (first, other): (_, Pin<&mut (dyn Future<Output = Result<u64>> + Send)>) = tokio::select! {
             first = &mut old => (first, new),
@@ -205,7 +208,9 @@ impl Dual {
         };
         match first {
             Ok(epoch) => {
-                let patience = if epoch < known { self.first.fresh / 4 } else { Duration::ZERO };
+                // Its question may have been another caller's, and have taken long.
+                let is_enough = epoch >= known && self.fresh().is_some();
+                let patience = if is_enough { Duration::ZERO } else { self.first.fresh / 4 };
                 // A store that does not answer must not keep the other's answer back.
                 drop(tokio::time::timeout(patience, other).await);
                 Ok(())
@@ -219,8 +224,21 @@ impl Dual {
     }
 
     /// Reads the record at one store, and says of which epoch it is.
-    async fn read_at(&self, side: Side, sent: Moment) -> Result<u64> {
-        let found = self.pair.read(side).await?;
+    ///
+    /// # Cancellation
+    /// The question is led to its end, and its answer is for those who ask again meanwhile. The slower store is hardly ever waited for:
+    /// if its questions were dropped, many stores would lose a connection with each, and one that has to connect anew would never
+    /// get so far. A server counts that, and shuts a client out whose logins are broken off again and again.
+    async fn read_at(&self, side: Side) -> Result<u64> {
+        let ask = || {
+            let pair = self.pair.clone();
+            async move {
+                let sent = pair.now();
+                Ok((sent, pair.read(side).await?))
+            }
+        };
+        // An answer counts from the moment of its question, and what takes longer than `fresh` is of no use.
+        let (sent, found) = self.readings[side.index()].get(|_| false, self.first.fresh, ask).await?;
         let record = found.filter(|record| record.is_of(&self.first)).ok_or_else(|| {
             let why = "the record of the migration is not there any more, or is that of another one";
             Error::new(ErrorKind::Misconfigured, why)
@@ -230,10 +248,9 @@ impl Dual {
         }
         self.is_checked[side.index()].store(true, Ordering::Release);
         let mut seen = self.seen();
-        // An older epoch tells nothing that a newer one, read as lately, does not overrule.
-        let epoch = record.epoch;
-        let is_news = epoch >= seen.record.epoch || sent.since(seen.sent) >= self.first.fresh;
-        if is_news && sent >= seen.sent {
+        // An older epoch tells nothing that a newer one, read as lately, does not overrule; a newer one counts also where it was asked for earlier.
+        let (epoch, known) = (record.epoch, seen.record.epoch);
+        if epoch > known || epoch == known && sent >= seen.sent || sent.since(seen.sent) >= self.first.fresh {
             *seen = SeenRecord { sent, record };
         }
         Ok(epoch)

@@ -1,7 +1,7 @@
 //! Releasing: the new store first, so that nobody who got the old one is refused by the new one.
 
 use super::{claim::Entry, dual::Dual, pair::aside};
-use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result};
+use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result, store::join_all};
 
 impl Dual {
     pub(super) async fn release_in_phase(&self, claim: &Claim) -> Result<Release> {
@@ -25,9 +25,24 @@ impl Dual {
         let mut failed = None;
         // From here on it is asked for nowhere.
         let [deciding, others] = entry.sides_left();
-        for side in deciding.into_iter().flatten().rev() {
+        let tell = async |side| {
             let claim = entry.release_at(side);
-            match self.pair.at(side).release(&claim).await {
+            let told = self.pair.at(side).release(&claim).await;
+            (side, claim, told)
+        };
+        let sides = deciding.into_iter().flatten().rev();
+        let told = if entry.held().is_some() {
+            let mut told = Vec::new();
+            for side in sides {
+                told.push(tell(side).await);
+            }
+            told
+        } else {
+            // Nobody had the lock by it. A store that is slow, or away, is not to keep it from others at the other one.
+            join_all(sides.map(tell)).await
+        };
+        for (side, claim, told) in told {
+            match told {
                 Ok(release) => {
                     entry.released(side, &claim)?;
                     answer = Some(answer.map_or(release, |answer| of_two(answer, release)));

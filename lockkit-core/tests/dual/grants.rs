@@ -8,11 +8,17 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Clock, Error, ErrorKind, Fence, FenceRequest, HolderInfo, LockKey, LockStore, Locker,
     MemoryStore, Outcome, Query, Release, Renewal, Renewed, Result,
-    migrate::{Phase, PhaseRecord, Side},
-    store::Swap,
+    migrate::{Dual, Phase, PhaseRecord, Side},
+    store::{Record, Records, Swap},
+};
+use lockkit_testkit::{Alter, Altered};
+use tokio::{
+    sync::{Notify, Semaphore},
+    time::timeout,
 };
 
 use crate::world::{START, TTL, World, renewal, request};
@@ -241,6 +247,65 @@ async fn no_two_hold_a_lock_while_the_phase_changes() -> Result<()> {
         worker.await.expect("worker")?;
     }
     Ok(())
+}
+
+/// Reading the record is hardly ever waited for at the slower store. A question that is dropped costs many stores a connection.
+#[tokio::test]
+async fn a_slow_store_is_asked_once_at_a_time_and_may_answer() -> Result<()> {
+    let world = World::started().await?;
+    let slow = Slow {
+        inner: world.new.clone(),
+        begun: Arc::default(),
+        left: Semaphore::new(1).into(),
+        ended: Notify::new().into(),
+    };
+    let dual = Dual::connect(Arc::new(world.old.clone()), Arc::new(Altered(slow.clone()))).await?;
+    for asked in [2, 3] {
+        for name in ["x", "y"] {
+            world.clock.advance(START.fresh);
+            assert!(matches!(dual.acquire(&request(name)).await?, Attempt::Granted(_) | Attempt::Contended(_)));
+        }
+        assert_eq!(slow.begun.load(Ordering::SeqCst), asked, "one at a time");
+        slow.left.add_permits(1);
+        timeout(TTL, slow.ended.notified()).await.expect("nobody broke it off");
+    }
+    Ok(())
+}
+
+/// A store that answers as many questions for a record as it may.
+#[derive(Clone, Debug)]
+struct Slow {
+    inner: MemoryStore,
+    begun: Arc<AtomicU64>,
+    left: Arc<Semaphore>,
+    ended: Arc<Notify>,
+}
+
+#[async_trait]
+impl Alter for Slow {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    fn records(&self) -> Vec<Box<dyn Records + '_>> {
+        vec![Box::new(self.clone())]
+    }
+}
+
+#[async_trait]
+impl Records for Slow {
+    async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.left.acquire().await.expect("it is open").forget();
+        if self.begun.load(Ordering::SeqCst) > 1 {
+            self.ended.notify_one();
+        }
+        self.inner.records()[0].read(name).await
+    }
+
+    async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
+        self.inner.records()[0].compare_and_set(name, seen, new).await
+    }
 }
 
 /// The store that is heard next has not been told.
