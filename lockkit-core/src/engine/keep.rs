@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::{Engine, lease::LeaseState};
 use crate::{
-    AcquireRequest, Attempt, Claim, Effect, FenceRequest, HolderInfo, LossReason, Moment, Order, Release, Result, Token,
+    AcquireRequest, Attempt, Claim, Effect, Error, ErrorKind, FenceRequest, HolderInfo, Moment, Order, Release, Result,
+    Token,
 };
 
 /// No lock is kept for less: a request with a shorter ttl has hardly time to arrive.
@@ -54,14 +55,17 @@ impl Engine {
         };
         let refused = match self.store.acquire(&request).await {
             Ok(Attempt::Granted(_)) => return Ok(Release::Released { waiters: Some(0) }),
-            Ok(Attempt::Contended(contention)) => Ok(contention.holder),
+            Ok(Attempt::Contended(_)) => {
+                Error::new(ErrorKind::Unavailable, "the lock could not be kept, for the store grants nothing for now")
+            }
             // Asked for again, by the same token: it may have been granted.
             Err(error) if error.is_retryable() || error.effect() == Effect::Unknown => return Err(error),
-            Err(error) => Err(error),
+            Err(error) => error,
         };
         // The lock is not kept. The lease may still be there, for a store that grants nothing for now refuses as well.
-        self.store.release(claim).await?;
-        let reason = if refused?.is_some() { LossReason::Taken } else { LossReason::Gone };
-        Ok(Release::NotHeld(reason))
+        match self.store.release(claim).await? {
+            Release::Released { .. } => Err(refused),
+            not_held @ Release::NotHeld(_) => Ok(not_held),
+        }
     }
 }

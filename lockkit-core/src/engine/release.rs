@@ -113,10 +113,11 @@ impl Engine {
             // For its deadline only: it is renewed once its holder has taken it. An alarm finds the one lease or the other.
             self.register(&next, now);
             self.timers.remove(lease, &state);
-            drop(state);
+            // With the former one locked: what the store says of that from now on concerns the next, and is to find it.
             if let Some(seat) = &next.state().seat {
                 self.queues.at(seat, |queue, now| queue.handed(Arc::downgrade(&next), now));
             }
+            drop(state);
             self.note_released(lease, taken, now);
             // A waiter that left in this instant drops the turn, and with it the lease goes on to the next.
             drop(waiter.wake.send(Turn::Take(Handed::new(next, Arc::clone(self)))));
