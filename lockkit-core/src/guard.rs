@@ -336,7 +336,7 @@ impl Guard {
         }
     }
 
-    fn lost_error(&self, reason: LossReason) -> Error {
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
         Error::new(ErrorKind::Lost, reason.to_string()).at("hold", Some(self.key()), self.store_name())
     }
 

@@ -61,8 +61,8 @@ impl MultiLock {
     /// Acquires all of them, waiting as long as it takes. Those that were taken are held, and renewed, while it waits for the others.
     ///
     /// # Errors
-    /// As those of [`Lock::acquire`], for any of them; those that were taken are released. [`Lost`](crate::ErrorKind::Lost) if one was lost while
-    /// another was waited for. `InvalidInput` for no lock at all, for one that is named twice in different modes, and for one that
+    /// As those of [`Lock::acquire`], for any of them; those that were taken are released. [`Lost`](crate::ErrorKind::Lost) as soon as one is lost
+    /// while another is waited for. `InvalidInput` for no lock at all, for one that is named twice in different modes, and for one that
     /// is [kept](Lock::keep_for) for a time. With
     /// locks of several stores also those of [`identity`](crate::store::identity): all nodes of a quorum have to be up once for that.
     ///
@@ -71,7 +71,8 @@ impl MultiLock {
     pub async fn acquire(&self) -> Result<MultiGuard> {
         let mut taken = Vec::new();
         for place in self.order().await? {
-            taken.push((*place, self.locks[*place].acquire().await?));
+            let guard = while_held(&taken, self.locks[*place].acquire()).await?;
+            taken.push((*place, guard));
         }
         MultiGuard::of(taken).held()
     }
@@ -99,7 +100,8 @@ impl MultiLock {
         let (started, mut taken) = (SystemClock.now(), Vec::new());
         for place in self.order().await? {
             let waited = SystemClock.now().since(started);
-            match self.locks[*place].acquire_within_rest(wait, waited).await? {
+            let answer = while_held(&taken, self.locks[*place].acquire_within_rest(wait, waited)).await?;
+            match answer {
                 Some(guard) => taken.push((*place, guard)),
                 None => {
                     // If a store can't be told, that goes on in the background.
@@ -189,19 +191,8 @@ impl MultiGuard {
 
     /// Returns when the first of them is lost, and why.
     pub async fn lost(&self) -> LossReason {
-        let mut losses: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.lost())).collect();
-        poll_fn(|cx| {
-            for (guard, loss) in self.guards.iter().zip(&mut losses) {
-                if let Poll::Ready(reason) = loss.as_mut().poll(cx) {
-                    return Poll::Ready(reason);
-                }
-                if let Status::Lost(reason) = guard.status() {
-                    return Poll::Ready(reason);
-                }
-            }
-            Poll::Pending
-        })
-        .await
+        let (_, reason) = first_loss(self.guards.iter().collect()).await;
+        reason
     }
 
     /// Runs `work` for as long as all of them are held, as [`Guard::run`] does.
@@ -237,6 +228,33 @@ impl MultiGuard {
             Ok(if sum == Outcome::Released { outcome } else { sum })
         })
     }
+}
+
+/// Waits for one more lock, for as long as those that were taken before it are held: all are to be held, or none.
+async fn while_held<T: Send>(taken: &[(usize, Guard)], acquiring: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    let guards = taken.iter().map(|(_, guard)| guard).collect();
+    tokio::select! {
+        biased;
+        answer = acquiring => answer,
+        (guard, reason) = first_loss(guards) => Err(guard.lost_error(reason)),
+    }
+}
+
+/// Returns when the first of these is lost: which one, and why. Without any, it stays pending.
+async fn first_loss(guards: Vec<&Guard>) -> (&Guard, LossReason) {
+    let mut losses: Vec<_> = guards.into_iter().map(|guard| (guard, Box::pin(guard.lost()))).collect();
+    poll_fn(|cx| {
+        for (guard, loss) in &mut losses {
+            if let Poll::Ready(reason) = loss.as_mut().poll(cx) {
+                return Poll::Ready((*guard, reason));
+            }
+            if let Status::Lost(reason) = guard.status() {
+                return Poll::Ready((*guard, reason));
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Whether two locks are of one store, as far as this process knows: it may have two clients of one.

@@ -22,7 +22,7 @@ pub enum Event<'a> {
         /// What: one line, without secrets.
         warning: &'a str,
     },
-    /// A guard was given out.
+    /// A lease was given out, with its first guard. Nothing is told of guards that an [`Owner`](crate::Owner) nests in it.
     Acquired {
         /// The lock.
         key: &'a LockKey,
@@ -65,7 +65,7 @@ pub enum Event<'a> {
         /// How long it had been held.
         held: Duration,
     },
-    /// A guard was released or dropped.
+    /// The last guard of a lease was released or dropped.
     Released {
         /// The lock.
         key: &'a LockKey,

@@ -3,8 +3,9 @@
 use std::{
     convert::Infallible,
     future::Future,
+    io,
     panic::resume_unwind,
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread::{self, ThreadId},
 };
 
@@ -53,13 +54,21 @@ impl OwnThread {
     /// `Unavailable` when the system refuses a thread or what a runtime needs.
     pub fn start() -> Result<Self> {
         let failed = |e| Error::new(ErrorKind::Unavailable, "no thread could be started for the locker").with_source(e);
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
-        let handle = runtime.handle().clone();
         let (goes_on, ended) = oneshot::channel();
-        let drive = move || drop(runtime.block_on(ended));
+        let (tell, told) = mpsc::channel();
+        // The runtime is made on the thread. If it were made here and the thread was refused, it would be dropped here, and a runtime
+        // that is dropped in a task of another one panics.
+        let drive = move || match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => {
+                drop(tell.send(Ok(runtime.handle().clone())));
+                drop(runtime.block_on(ended));
+            }
+            Err(error) => drop(tell.send(Err(error))),
+        };
         let thread = thread::Builder::new().name("lockkit".to_owned()).spawn(drive).map_err(failed)?;
         let thread = thread.thread().id();
-        Ok(Self(Arc::new(Inner { runtime: handle, thread, _goes_on: goes_on })))
+        let runtime = told.recv().unwrap_or_else(|error| Err(io::Error::other(error))).map_err(failed)?;
+        Ok(Self(Arc::new(Inner { runtime, thread, _goes_on: goes_on })))
     }
 
     /// Does `work`, such as connecting to a store, on this thread.

@@ -177,6 +177,30 @@ async fn one_that_was_lost_while_another_was_waited_for() -> Result<()> {
     Ok(())
 }
 
+/// Another client holds the second lock for good. Nothing can come of waiting for it once the first is lost.
+#[tokio::test]
+async fn the_loss_of_one_ends_the_wait_for_another() -> Result<()> {
+    let store = MemoryStore::new();
+    let (mine, other) = (Locker::new(store.clone()), Locker::new(store));
+    let in_the_way = other.lock("b").acquire().await?;
+    // It is renewed each second, and its loss found out by that.
+    let multi = MultiLock::new([mine.lock("a").ttl(Duration::from_secs(3)), mine.lock("b")]);
+    let mut waiting = pin!(multi.acquire());
+    let token = loop {
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        if let Some(holder) = other.lock("a").inspect().await?.holders.first() {
+            break holder.token.expect("a client of lockkit");
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(matches!(other.break_lock("a", token).await?, Release::Released { .. }));
+    let ended = tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("it still waits");
+    assert_eq!(ended.expect_err("the first is lost").kind(), ErrorKind::Lost);
+    assert_eq!(in_the_way.release().await?, Outcome::Released);
+    assert!(other.lock("b").acquire_within(Duration::from_secs(10)).await?.is_some(), "its place is given up");
+    Ok(())
+}
+
 /// A store that does not answer a release keeps no lock of another store.
 #[tokio::test]
 async fn a_silent_store_holds_up_no_release_at_another() -> Result<()> {
