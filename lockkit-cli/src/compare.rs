@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::Args as ClapArgs;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use lockkit_compare::{Baseline, Comparison, Effort, Group, Options, Peer, Progress, Report, Verdict};
 use tempfile::NamedTempFile;
 
@@ -18,7 +18,7 @@ use crate::{
     duration,
     exit::{Exit, Failure, LOST, USAGE, VIOLATED, WORSE, say},
     interrupt::{Interruption, block_on_told},
-    show::print,
+    show::{self, print},
     store, sweep,
     targets::StoresArgs,
     worker,
@@ -98,7 +98,9 @@ async fn compare(args: Args, mut interruption: Interruption) -> Result<Ended, Fa
     let stores: Vec<_> = comparison.stores().collect();
     say(&format!("comparing {}; this takes about {} s", stores.join(", "), comparison.about().as_secs()));
     let locks = comparison.locks_in_use().map(|(url, prefix)| (url.to_owned(), prefix)).collect();
-    let bar = progress_bar(comparison.about());
+    // How far the measures are, by the time that they take.
+    let bar = show::bar(millis(comparison.about()), "{elapsed:>4} [{bar:30}] {percent:>3}%, {eta} left  {wide_msg}");
+    bar.enable_steady_tick(show::TICK);
     let mut stop = interruption.clone();
     let stop = async move { drop(stop.arrived().await) };
     let measured = comparison.run_until(&worker::program()?, Arc::new(Bar(bar.clone())), stop).await;
@@ -277,16 +279,6 @@ impl Progress for Bar {
     fn advances(&self, by: Duration) {
         self.0.inc(millis(by));
     }
-}
-
-/// Tells how far the measures are, by the time that they take. Drawn only if stderr is a terminal.
-fn progress_bar(whole: Duration) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(millis(whole)), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {percent:>3}%, {eta} left  {wide_msg}") {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
 }
 
 fn millis(duration: Duration) -> u64 {

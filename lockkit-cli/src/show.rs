@@ -1,8 +1,12 @@
-//! What `ls`, `who` and `break` print: tables for people, JSON for scripts.
+//! What several verbs show: tables and bars for people, JSON for scripts.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
 
 use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lockkit::{Holder, KeyState, Liveness, Waiter};
 use serde_json::{Value, json};
 
@@ -10,6 +14,9 @@ use crate::{
     duration::spoken,
     exit::{Failure, LOST},
 };
+
+/// How often a bar is drawn that shows the time.
+pub(crate) const TICK: Duration = Duration::from_millis(500);
 
 /// Writes to stdout. A reader that has seen enough and went away, as `head` does, is no error.
 pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
@@ -72,6 +79,12 @@ pub(crate) fn table(header: &[&str]) -> Table {
     table
 }
 
+/// A bar that tells how far something is. Drawn only if stderr is a terminal, and not before it is told how far.
+pub(crate) fn bar(length: u64, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr()).with_style(style.progress_chars("=> "))
+}
+
 /// Text that can do no harm to a terminal: a lock's name may contain anything.
 pub(crate) fn plain(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
@@ -120,8 +133,6 @@ pub(crate) fn held_by(state: &KeyState, liveness: &Liveness) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lockkit::{HolderInfo, LockKey, Mode, Token};
 
     use super::*;

@@ -13,6 +13,8 @@ use crate::interrupt;
 const LIMIT: Duration = Duration::from_secs(30);
 /// Requests that were on their way when the cases ended may still take effect.
 const LATE: Duration = Duration::from_millis(300);
+/// What stands before the name of a lock in that of the requests to yield it ([`lockkit::Lock::ask_to_yield`]), which are locks, too.
+const YIELD: &str = "lockkit/yield/";
 
 /// Releases all locks with this prefix; says what stays in the store, a sentence each.
 pub(crate) fn sweep(url: &str, prefix: &str) -> Vec<String> {
@@ -27,7 +29,7 @@ pub(crate) fn release(url: &str, prefix: &str) -> Option<String> {
         Ok(left) => left,
         Err(interrupted) => Some(format!("locks may still be held ({})", interrupted.message())),
     };
-    failed.map(|what| format!("{what}; their names start with {prefix}"))
+    failed.map(|what| format!("{what}; their names start with {prefix} or {YIELD}{prefix}"))
 }
 
 /// Says what could not be released.
@@ -38,7 +40,7 @@ async fn release_all(url: &str, prefix: &str) -> Option<String> {
     };
     let (started, mut was_clean) = (Instant::now(), false);
     loop {
-        let held = match store.inspect(&Query::Prefix(prefix.to_owned())).await {
+        let held = match held(store.as_ref(), prefix).await {
             Ok(held) => held,
             Err(error) => return Some(format!("locks may still be held until their leases end, for {error}")),
         };
@@ -55,6 +57,13 @@ async fn release_all(url: &str, prefix: &str) -> Option<String> {
             tokio::time::sleep(LATE).await;
         }
     }
+}
+
+/// The locks with this prefix that are held, and the requests to yield any of them.
+async fn held(store: &dyn LockStore, prefix: &str) -> lockkit::Result<Vec<KeyState>> {
+    let mut held = store.inspect(&Query::Prefix(prefix.to_owned())).await?;
+    held.extend(store.inspect(&Query::Prefix(format!("{YIELD}{prefix}"))).await?);
+    Ok(held)
 }
 
 /// What fails is seen in the next look at what is held.

@@ -90,11 +90,11 @@ fn theirs(bare: &Bare, number: usize) -> impl FnMut() -> Pair + use<> {
 /// What it costs to renew many leases: time on the wall, and of this process's processors.
 async fn renewals(store: Arc<dyn LockStore>) -> Result<(), BoxError> {
     let leases = Leases::take(store, RENEWED).await?;
-    let (mut wall, cpu) = (Vec::new(), processor_seconds("self"));
+    let (mut wall, cpu) = (Vec::new(), processor_seconds(std::process::id()));
     for _ in 0..RENEWALS {
         wall.push(leases.renew().await?);
     }
-    let each = (processor_seconds("self") - cpu) / (RENEWALS * RENEWED) as f64;
+    let each = (processor_seconds(std::process::id()) - cpu) / (RENEWALS * RENEWED) as f64;
     println!("renewing {RENEWED} leases in one call");
     println!("  wall time                          {:>9.1} ms", median_millis(&wall));
     println!("  processor time per lease           {:>9.2} us", each * 1e6);

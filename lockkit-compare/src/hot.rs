@@ -17,6 +17,7 @@ pub use crate::pairs::BoxError;
 use crate::{
     pairs::TTL,
     stats::{jain, median},
+    workers::this_program,
 };
 
 const PROCESSES: usize = 4;
@@ -56,7 +57,7 @@ impl Contestant {
     /// # Errors
     /// The system does not tell where this program is.
     pub fn this<'a>(name: impl Into<String>, args: impl IntoIterator<Item = &'a str>) -> Result<Self, BoxError> {
-        let program = std::env::current_exe()?.to_str().ok_or("a path in UTF-8")?.to_owned();
+        let program = this_program()?.to_str().ok_or("a path in UTF-8")?.to_owned();
         Ok(Self::new(name, program, args))
     }
 }

@@ -103,7 +103,7 @@ impl Reading {
 }
 
 /// The processor time that all threads of a process have used, from `/proc`; `None` where there is no such process.
-fn processor_time(process: u32) -> Option<Duration> {
+pub(crate) fn processor_time(process: u32) -> Option<Duration> {
     let ticks = ticks(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)?;
     Some(Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64))
 }

@@ -16,7 +16,7 @@ use lockkit::{
     store::{AcquireRequest, Attempt, Claim, FenceRequest, Order, Release, Renewal, Renewed},
 };
 
-use crate::stats::median;
+use crate::{meter::processor_time, stats::median};
 
 /// Longer than any measure: no lease is to end by itself.
 pub const TTL: Duration = Duration::from_secs(30);
@@ -185,11 +185,11 @@ impl Rounds {
     }
 
     fn client_time(&self) -> f64 {
-        self.server.map_or(0.0, |_| processor_seconds("self"))
+        self.server.map_or(0.0, |_| processor_seconds(std::process::id()))
     }
 
     fn server_time(&self) -> f64 {
-        self.server.map_or(0.0, |process| processor_seconds(&process.to_string()))
+        self.server.map_or(0.0, processor_seconds)
     }
 }
 
@@ -366,14 +366,10 @@ pub fn median_millis(took: &[Duration]) -> f64 {
     median(took.iter().map(|took| took.as_secs_f64() * 1e3)).unwrap_or(f64::NAN)
 }
 
-/// The processor time of a process, from `/proc` (in ticks of 10 ms).
+/// The processor time of a process in seconds, from `/proc`; 0 where there is no such process.
 #[must_use]
-pub fn processor_seconds(process: &str) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    let fields: Vec<f64> =
-        stat.rsplit(')').next().unwrap_or("").split_whitespace().filter_map(|field| field.parse().ok()).collect();
-    // Behind the name, and without the state, which is no number, utime and stime are the 11th and 12th.
-    fields.get(10..12).map_or(0.0, |ticks| ticks.iter().sum::<f64>() / 100.0)
+pub fn processor_seconds(process: u32) -> f64 {
+    processor_time(process).unwrap_or_default().as_secs_f64()
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::{
     ledger::{FileLedger, Ledger},
     stats::grouped,
     targets::Targets,
-    worker::{Answer, Count, Job, Under},
+    worker::{Answer, Count, Job},
     workers::{Worker, WorkerProgram, start_together, unexpected},
 };
 
@@ -146,11 +146,10 @@ pub(crate) async fn count_to(
     let file = dir.path().join("counter");
     let ledger = FileLedger::create(&file).map_err(failed)?;
     let key = format!("lockkit-race/{}", &Token::random()?.reveal()[..12]);
-    let under = if store.is_some() { Under::Store } else { Under::Nothing };
     let mut running = Vec::new();
     for index in 0..workers {
         let times = share(total, workers, index);
-        let job = Count { file: file.clone(), times, key: key.clone(), under, work };
+        let job = Count { file: file.clone(), times, key: key.clone(), work };
         running.push(Worker::start(program, Job::Count(job), store).await?);
     }
     let (start, answers) = start_together(running).await?;

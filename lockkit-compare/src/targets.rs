@@ -212,17 +212,8 @@ impl Targets {
     #[must_use]
     pub fn with_memory(mut self) -> Self {
         if !self.list.iter().any(|target| target.in_process) {
-            let (name, url) = ("memory".to_owned(), "memory:".to_owned());
-            let memory = Target {
-                name,
-                url,
-                in_process: true,
-                in_part: None,
-                peer: None,
-                warnings: Vec::new(),
-                servers: Vec::new(),
-            };
-            self.list.insert(0, memory);
+            self.push("memory".to_owned(), "memory:".to_owned(), true, Vec::new());
+            self.list.rotate_right(1);
         }
         self
     }

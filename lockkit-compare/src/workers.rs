@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    io,
     path::PathBuf,
     process::{ExitStatus, Stdio},
     time::Duration,
@@ -40,7 +41,7 @@ impl WorkerProgram {
     /// # Errors
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if the system does not tell where this program is.
     pub fn this<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Result<Self> {
-        let program = std::env::current_exe().map_err(|error| Error::system("start a worker process", &error))?;
+        let program = this_program().map_err(|error| Error::system("start a worker process", &error))?;
         Ok(Self { program, args: args.into_iter().map(Into::into).collect(), without: Vec::new() })
     }
 
@@ -69,6 +70,12 @@ impl WorkerProgram {
         }
         Ok(command)
     }
+}
+
+/// The program that this process runs. On Linux that is the same one also when its file was replaced meanwhile, as by a build or an
+/// upgrade: what the workers do would then be measured of another program than the rest.
+pub(crate) fn this_program() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
 }
 
 /// The variable that a worker process is known by. Without it, a program that takes no notice of its arguments would start

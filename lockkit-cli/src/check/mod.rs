@@ -11,7 +11,6 @@ use std::{
 };
 
 use clap::Args as ClapArgs;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lockkit::{Token, store::unpoisoned};
 use lockkit_compare::backend;
 use lockkit_testkit::{Backend, Case, Checked, Subject, Verdict, cases};
@@ -19,7 +18,7 @@ use lockkit_testkit::{Backend, Case, Checked, Subject, Verdict, cases};
 use self::report::Report;
 use crate::{
     exit::{Exit, Failure, UNAVAILABLE, USAGE, VIOLATED},
-    interrupt,
+    interrupt, show,
     store::{self, StoreArgs, block_on},
     sweep,
 };
@@ -27,9 +26,10 @@ use crate::{
 /// Find out whether a store keeps the rules of locks, by trying
 ///
 /// Runs the cases of the compliance suite that do a server no harm, one after the other; this takes about a minute. All
-/// locks that they take have names that start with lockkit-check/ and a random part; what is still held of them at the
-/// end, or after Ctrl-C, is released. What stays, such as the counters of fences, is told. Cases that do not apply are
-/// ignored, with the reason; after Ctrl-C so are those that had not ended.
+/// locks that they take have names that start with lockkit-check/ and a random part, or with lockkit/yield/ before that where a
+/// holder is asked to yield; what is still held of them at the end, or after Ctrl-C, is released. What stays, such as the
+/// counters of fences, is told. Cases that do not apply are ignored, with the reason; after Ctrl-C so are those that had
+/// not ended.
 ///
 /// Exit status: 0 if no case failed, 1 if one did, 69 if the store can't be reached, or not any more; 128 and the number of
 /// the signal that interrupted it.
@@ -110,7 +110,9 @@ async fn check(
 ) -> Result<Option<Failure>, Failure> {
     let unavailable = |error: &dyn std::fmt::Display| Failure::new(UNAVAILABLE, error.to_string());
     let subject = Subject::new(backend).await.map_err(|error| unavailable(&error))?.under(under);
-    let bar = progress_bar(cases.len());
+    let length = u64::try_from(cases.len()).unwrap_or(u64::MAX);
+    let bar = show::bar(length, "{elapsed:>4} [{bar:30}] {pos:>3}/{len} {wide_msg}");
+    bar.enable_steady_tick(show::TICK);
     for case in cases {
         bar.set_message(case.name);
         let checked = subject.run(case).await;
@@ -164,15 +166,4 @@ fn finish(args: &Args, report: &Report, broken_off: Option<Failure>) -> Exit {
 
 fn no_junit(error: &std::io::Error) -> Failure {
     Failure::new(USAGE, format!("can't write to the file of --junit: {error}"))
-}
-
-/// Drawn only if stderr is a terminal.
-fn progress_bar(cases: usize) -> ProgressBar {
-    let cases = u64::try_from(cases).unwrap_or(u64::MAX);
-    let bar = ProgressBar::with_draw_target(Some(cases), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos:>3}/{len} {wide_msg}") {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    bar.enable_steady_tick(Duration::from_millis(500));
-    bar
 }

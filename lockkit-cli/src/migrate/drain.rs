@@ -2,17 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use lockkit::migrate::{Drain, PhaseRecord, State};
 
 use crate::duration::spoken;
 
 /// A bar on the terminal, if there is one; `left` says what stands behind it, with `{msg}` for the time.
 pub(super) fn bar(left: &str) -> ProgressBar {
-    let style =
-        ProgressStyle::with_template(&format!("waiting until nobody acts on the phase before: {{bar:30}} {left}"))
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr()).with_style(style)
+    crate::show::bar(1, &format!("waiting until nobody acts on the phase before: [{{bar:30}}] {left}"))
 }
 
 pub(super) fn show(bar: &ProgressBar, drain: Drain) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkit::{Clock, Lock, Locker, SystemClock};
 
-use super::{Answer, Count, Orders, TAKEN_WITHIN, TTL, Under};
+use super::{Answer, Count, Orders, TAKEN_WITHIN, TTL};
 use crate::{
     error::{Error, Result},
     ledger::{FileLedger, Ledger},
@@ -12,11 +12,11 @@ use crate::{
 
 pub(super) async fn run(job: Count, store: Option<&str>, mut orders: Orders) -> Result<Answer> {
     let ledger = FileLedger::open(&job.file).map_err(|error| Error::system("open the counter", &error))?;
-    let lock = match job.under {
-        Under::Nothing => None,
-        Under::Store => {
+    let lock = match store {
+        None => None,
+        Some(url) => {
             // That somebody is kept from its processor is no reason to end.
-            let store = lockkit::open(super::url(store)?).await?;
+            let store = lockkit::open(url).await?;
             let locker = Locker::shared_builder(store).patience(TAKEN_WITHIN).build();
             super::warm_up(&locker, &job.key).await?;
             Some(locker.lock(&job.key).ttl(TTL))

@@ -29,7 +29,7 @@ pub(crate) use count::add_one;
 pub(crate) use fight::Fighter;
 pub(crate) use fight::{Order, TICK};
 pub(crate) use hold::{ABREAST, TAKEN_WITHIN, acquire_all};
-pub(crate) use protocol::{Answer, Assignment, Contend, Count, Fight, Hold, HoldCost, Job, Keep, Under};
+pub(crate) use protocol::{Answer, Assignment, Contend, Count, Fight, Hold, HoldCost, Job, Keep};
 
 /// What the URL begins with if the locks are to be those of `rslock`.
 pub(crate) const RSLOCK_SCHEME: &str = "rslock:";

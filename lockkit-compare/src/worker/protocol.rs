@@ -18,7 +18,7 @@ pub(crate) struct Assignment {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Job {
-    /// Adds one to a counter, again and again.
+    /// Adds one to a counter, again and again: under the lock of the store, or under none without a store.
     Count(Count),
     /// Fights for a lock with several tasks.
     Contend(Contend),
@@ -45,18 +45,8 @@ pub(crate) struct Count {
     pub(crate) times: u64,
     /// The lock's name.
     pub(crate) key: String,
-    /// What protects the counter.
-    pub(crate) under: Under,
     /// How long the work takes between reading and writing.
     pub(crate) work: Duration,
-}
-
-/// What protects a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Under {
-    Nothing,
-    /// The lock of the store.
-    Store,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

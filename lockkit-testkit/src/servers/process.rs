@@ -71,7 +71,7 @@ impl Process {
         let failed = |error| ServerError::io(format_args!("could not start {}", service.name()), error);
         let dir = tempfile::Builder::new().prefix("lockkit-").tempdir().map_err(failed)?;
         let location = Location::new(dir.path().to_owned(), port.number());
-        Self::fill(&service, &location).await.map_err(failed)?;
+        let dir = Self::fill(&service, &location, dir).await.map_err(failed)?;
         let guardian = Guardian::new(&location, &service.command(&location)).map_err(failed)?;
         // From here on removing the directory is the guardian's job.
         let _ = dir.keep();
@@ -163,7 +163,7 @@ impl Process {
         self.kill().await?;
         if keep == Keep::Nothing {
             let emptied = match fs::remove_dir_all(&self.location.data) {
-                Ok(()) => Self::fill(&self.service, &self.location).await,
+                Ok(()) => Self::fill(&self.service, &self.location, self.ward.clone()).await.map(drop),
                 Err(error) => Err(error),
             };
             emptied.map_err(|error| self.failed("empty the data directory of", error))?;
@@ -172,9 +172,15 @@ impl Process {
     }
 
     /// Makes the data directory and puts into it what the server needs, on a thread that may block: some take seconds.
-    async fn fill(service: &Arc<dyn Service>, location: &Location) -> io::Result<()> {
+    ///
+    /// It goes on if this future is dropped. Whatever removes the directory when it is dropped is lent to it as `remover`, so that nothing
+    /// is put into a directory that is being removed, which would then stay.
+    async fn fill<T: Send + 'static>(service: &Arc<dyn Service>, location: &Location, remover: T) -> io::Result<T> {
         let (service, location) = (service.clone(), location.clone());
-        let fill = move || fs::create_dir(&location.data).and_then(|()| service.prepare(&location));
+        let fill = move || {
+            let filled = fs::create_dir(&location.data).and_then(|()| service.prepare(&location));
+            filled.map(|()| remover)
+        };
         tokio::task::spawn_blocking(fill).await.map_err(io::Error::other)?
     }
 
