@@ -199,7 +199,7 @@ async fn obtain(
             let message = format!("an enclosing run holds {:?} already: give --once-per to that one", args.key);
             return Err(Failure::new(USAGE, message));
         }
-        return Ok(HeldLease::Borrowed(borrowed));
+        return Ok(HeldLease::borrowed(borrowed));
     }
     let lock: Lock = args.kind.lock(locker, &args.key).ttl(args.ttl).keep_for(args.once_per.unwrap_or_default());
     let liveness = &locker.info().capability.liveness;

@@ -4,14 +4,16 @@ mod support;
 
 use std::{
     fs,
-    io::Write,
-    os::unix::{fs::PermissionsExt, process::CommandExt},
-    process::{ChildStdin, Command, Stdio},
+    os::unix::fs::PermissionsExt,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use lockkit::{Clock, Moment, SystemClock};
-use support::{Line, Redis, Running, by_the_clock, code, complaint, lock, lockkit, signal_watchdog};
+use rustix::process::Signal;
+use support::{
+    Line, Redis, Running, by_the_clock, code, complaint, eventually, lock, lockkit, signal_watchdog, stdout,
+};
 
 /// CMD with a child, and a grandchild that left session and group, all of which do not heed TERM.
 const STUBBORN: &str = r#"
@@ -37,6 +39,36 @@ fn stubborn(ttl: &str) -> Stubborn {
         assert_eq!(line.hear(), "up");
     }
     Stubborn { redis, line, running }
+}
+
+impl Stubborn {
+    /// Stops lockkit; CMD must be gone before its lease can lapse.
+    #[track_caller]
+    fn ends_in_time_while_lockkit_stands_still(self) {
+        let Self { redis, line, mut running } = self;
+        redis.await_renewal("k");
+        running.signal("STOP");
+        let ends = by_the_clock(Instant::now() + redis.left("k"));
+        line.end();
+        assert!(line.last_sign() < ends, "{:?} too late", line.last_sign().duration_since(ends));
+        running.signal("CONT");
+        let output = running.end();
+        assert_eq!(code(&output), 74);
+        complaint(&output);
+    }
+}
+
+/// The watchdog of a run, if it is there.
+fn watchdog(lockkit: &str) -> String {
+    let found = Command::new("pgrep").args(["-P", lockkit, "-f", "__watch"]).output();
+    stdout(&found.expect("pgrep, of procps")).trim().to_owned()
+}
+
+/// Whether a process has a handler for a signal.
+fn catches(process: &str, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or_default();
+    u64::from_str_radix(mask.trim(), 16).unwrap_or(0) >> (signal.as_raw() - 1) & 1 == 1
 }
 
 #[test]
@@ -85,6 +117,24 @@ fn cmd_may_end_in_good_order() {
     redis.freeze();
     assert_eq!(line.end().0, "bye\n");
     assert_eq!(code(&running.end()), 74);
+}
+
+/// A shell without a trap ends of TERM at once, before what it waits for.
+#[test]
+fn what_cmd_started_may_end_in_good_order_after_cmd() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let worker = "trap 'sleep 0.2; echo bye >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.01; done";
+    let script = format!("exec 2>/dev/null 3>$LINE; sh -c \"{worker}\"; true");
+    let mut command = redis.run("k", &["--ttl", "3s"], &script);
+    line.give(&mut command);
+    let running = Running::start(command);
+    assert_eq!(line.hear(), "up");
+    redis.freeze();
+    assert_eq!(line.end().0, "bye\n");
+    let output = running.end();
+    assert_eq!(code(&output), 74);
+    assert!(complaint(&output).contains("before its lease of \"k\" could lapse"), "{}", complaint(&output));
 }
 
 #[test]
@@ -174,16 +224,36 @@ fn cmd_itself_dies_with_lockkit_even_without_a_watchdog() {
 
 #[test]
 fn cmd_does_not_outlive_its_lease_while_lockkit_stands_still() {
-    let Stubborn { redis, line, mut running } = stubborn("2s");
-    redis.await_renewal("k");
-    running.signal("STOP");
-    let ends = by_the_clock(Instant::now() + redis.left("k"));
-    line.end();
-    assert!(line.last_sign() < ends, "{:?} too late", line.last_sign().duration_since(ends));
-    running.signal("CONT");
-    let output = running.end();
-    assert_eq!(code(&output), 74);
-    complaint(&output);
+    stubborn("2s").ends_in_time_while_lockkit_stands_still();
+}
+
+/// `systemctl kill` sends a signal to all processes of a service, such as USR1 for CMD to open its log anew.
+#[test]
+fn the_watchdog_outlives_the_signals_that_are_meant_for_cmd() {
+    let mut cmd = stubborn("2s");
+    let lockkit = cmd.running.id().to_string();
+    let before = watchdog(&lockkit);
+    // CMD may be up before its watchdog is. Handlers are set in an order that ends with this one.
+    eventually("the watchdog has its handlers", || catches(&before, Signal::USR2));
+    for signal in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"] {
+        signal_watchdog(&lockkit, signal);
+    }
+    // After each renewal lockkit looks whether its watchdog is there.
+    for _ in 0..2 {
+        cmd.redis.await_renewal("k");
+    }
+    assert_eq!(watchdog(&lockkit), before);
+    cmd.ends_in_time_while_lockkit_stands_still();
+}
+
+#[test]
+fn a_watchdog_that_was_killed_is_replaced() {
+    let mut cmd = stubborn("2s");
+    let lockkit = cmd.running.id().to_string();
+    let before = watchdog(&lockkit);
+    signal_watchdog(&lockkit, "KILL");
+    eventually("another watchdog", || !["", &before].contains(&watchdog(&lockkit).as_str()));
+    cmd.ends_in_time_while_lockkit_stands_still();
 }
 
 #[test]
@@ -223,88 +293,6 @@ fn nothing_is_started_once_the_time_for_it_is_over() {
     assert_eq!((code(&output), output.stdout), (74, Vec::new()));
     let output = start(SystemClock.now() + Duration::from_secs(60));
     assert_eq!((code(&output), output.stdout), (0, b"started\n".to_vec()));
-}
-
-/// A watchdog without a run, and something that carries its mark.
-struct Watched {
-    orders: ChildStdin,
-    watchdog: Running,
-    line: Line,
-    work: Running,
-}
-
-fn watched(mark: &str) -> Watched {
-    let line = Line::new();
-    let mut work = Command::new("sh");
-    work.args(["-c", "exec 3>$LINE; echo up >&3; exec sleep 600"]).env("LOCKKIT_RUNS", mark);
-    line.give(&mut work);
-    let work = Running::start(work);
-    assert_eq!(line.hear(), "up");
-    let mut watchdog = lockkit(&["__watch", mark]);
-    watchdog.stdin(Stdio::piped());
-    let mut watchdog = Running::start(watchdog);
-    let orders = watchdog.stdin();
-    Watched { orders, watchdog, line, work }
-}
-
-impl Watched {
-    fn allow(&mut self, until: Moment) {
-        writeln!(self.orders, "until {}", until.as_nanos()).expect("the watchdog listens");
-    }
-}
-
-#[test]
-fn the_watchdog_believes_a_deadline_that_is_sooner_than_the_one_before() {
-    let mut watched = watched("sooner-than-before");
-    let start = SystemClock.now();
-    watched.allow(start + Duration::from_secs(600));
-    watched.allow(start + Duration::from_millis(300));
-    watched.line.end();
-    assert!(SystemClock.now().since(start) >= Duration::from_millis(300));
-    assert_eq!(watched.watchdog.end().status.code(), Some(1));
-    watched.work.end();
-}
-
-#[test]
-fn a_watchdog_that_stood_still_hears_all_that_it_was_told_before_it_kills() {
-    let mut watched = watched("stood-still");
-    watched.allow(SystemClock.now() + Duration::from_secs(2));
-    // It may still have to start. Should it take longer than that, this proves less.
-    std::thread::sleep(Duration::from_millis(500));
-    watched.watchdog.signal("STOP");
-    // Past the deadline that it knows. That nothing happens can't be awaited.
-    std::thread::sleep(Duration::from_millis(1600));
-    watched.allow(SystemClock.now() + Duration::from_secs(600));
-    watched.watchdog.signal("CONT");
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(watched.work.is_running() && watched.watchdog.is_running());
-    watched.watchdog.signal("STOP");
-    watched.allow(SystemClock.now() + Duration::from_secs(601));
-    watched.allow(SystemClock.now());
-    watched.watchdog.signal("CONT");
-    watched.line.end();
-    assert_eq!(watched.watchdog.end().status.code(), Some(1));
-    watched.work.end();
-}
-
-#[test]
-fn the_watchdog_lets_a_stranger_live_that_has_got_the_number_of_cmd() {
-    for is_stranger in [true, false] {
-        let mut watched = watched(if is_stranger { "its-number" } else { "cmd-itself" });
-        // It carries no mark: only its number can make it a target.
-        let mut sleeper = Command::new("sleep");
-        sleeper.arg("600").process_group(0);
-        let mut other = Running::start(sleeper);
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", other.id())).unwrap();
-        let started: u64 = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap();
-        let then = started - u64::from(is_stranger);
-        writeln!(watched.orders, "work {} true {then}", other.id()).unwrap();
-        watched.allow(SystemClock.now());
-        assert_eq!(watched.watchdog.end().status.code(), Some(1));
-        watched.line.end();
-        assert_eq!(other.is_running(), is_stranger);
-        watched.work.end();
-    }
 }
 
 #[test]

@@ -164,6 +164,26 @@ fn a_nested_run_finds_out_by_itself_that_the_lease_is_lost() {
     assert_eq!(outer.end().status.code(), Some(74));
 }
 
+/// If it asked for the lock itself, the two would wait for each other.
+#[test]
+fn a_nested_run_waits_for_the_answer_of_an_outer_one_that_stands_still() {
+    let redis = Redis::start();
+    let line = Line::new();
+    let inner = format!("{LOCKKIT} run --key k --no-wait -- sh -c 'echo $LOCKKIT_FENCE >&3'");
+    let script = format!("exec 3>$LINE; echo $LOCKKIT_FENCE >&3; read x <$GO; {inner}");
+    let mut command = redis.run("k", &["--ttl", "60s"], &script);
+    line.give(&mut command);
+    let mut outer = Running::start(command);
+    let fence = line.hear();
+    outer.signal("STOP");
+    line.go();
+    // Longer than any answer takes. That nothing happens can't be awaited.
+    std::thread::sleep(Duration::from_secs(3));
+    outer.signal("CONT");
+    assert_eq!(line.hear(), fence);
+    assert_eq!(code(&outer.end()), 0);
+}
+
 /// What a killed run has left may still be at work until its watchdog has killed it. So the watchdog has a handle of the loan, whose
 /// end the outer run waits for. (It can't be held up to see that: the system ends a stopped group whose parent is gone.)
 #[test]

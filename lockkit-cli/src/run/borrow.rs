@@ -34,8 +34,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct Borrowed {
     locker: Locker,
-    entry: Entry,
-    fence: Fence,
+    pub(super) entry: Entry,
+    pub(super) fence: Fence,
     loan: LeaseLoan,
     notify: RenewalNotify,
     state: Mutex<State>,
@@ -97,18 +97,6 @@ async fn question(locker: &Locker, entry: &Entry) -> lockkit::Result<Answer> {
 }
 
 impl Borrowed {
-    pub(super) fn ttl(&self) -> Duration {
-        self.entry.ttl
-    }
-
-    pub(super) fn lasts(&self) -> Duration {
-        self.entry.lasts
-    }
-
-    pub(super) fn fence(&self) -> Fence {
-        self.fence
-    }
-
     /// Another handle of what the lender sees the end of.
     pub(super) fn loan(&self) -> io::Result<OwnedFd> {
         self.loan.handle()

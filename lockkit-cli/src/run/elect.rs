@@ -124,7 +124,7 @@ async fn stand(args: &Args, locker: &Locker, notify: RenewalNotify, signals: &mu
             hold = campaign(args, &election, locker, &notify) => hold?,
             signal = ending(signals) => return Ok(Ended::waiting(signal)),
         };
-        say(&format!("leads {:?}, term {}", args.key, hold.fence()));
+        say(&format!("leads {:?}, term {}", args.key, hold.fence));
         let task = Task { key: &args.key, once_per: None, command: &args.command };
         match run_under(&task, hold, locker, &enclosing, signals).await? {
             Finish::Ended(ended) => return Ok(ended),

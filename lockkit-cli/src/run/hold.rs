@@ -2,71 +2,48 @@
 
 use std::{convert::Infallible, future::pending, io, os::fd::OwnedFd, time::Duration};
 
-use lockkit::{Clock, Fence, Guard, LossReason, Moment, Outcome, Status, SystemClock, Token};
+use lockkit::{Clock, Fence, Guard, LossReason, Moment, Outcome, Status, SystemClock};
 
 use super::{borrow::Borrowed, notify::RenewalNotify};
 
 /// A lease with a deadline.
 #[derive(Debug)]
-pub(super) enum HeldLease {
-    Own(Own),
-    Borrowed(Borrowed),
+pub(super) struct HeldLease {
+    /// The ttl that was asked for, or what the store gives of it.
+    pub(super) ttl: Duration,
+    /// How long the lease lasts when it has just been renewed. Stores that end leases by session don't ask for a ttl.
+    pub(super) lasts: Duration,
+    /// The number of the grant.
+    pub(super) fence: Fence,
+    /// The lease itself.
+    pub(super) lease: Lease,
 }
 
-/// A lease of this run.
+/// Whose lease it is.
 #[derive(Debug)]
-pub(super) struct Own {
-    guard: Guard,
-    ttl: Duration,
-    lasts: Duration,
-    notify: RenewalNotify,
-}
-
-impl Own {
-    pub(super) fn token(&self) -> Token {
-        self.guard.token()
-    }
-
-    /// Keeps the lock from others for so long.
-    pub(super) fn keep_for(&self, window: Duration) -> lockkit::Result<()> {
-        self.guard.keep_for(window)
-    }
+pub(super) enum Lease {
+    /// That of this run, and what is heard of its renewals.
+    Own(Guard, RenewalNotify),
+    /// That of an enclosing run.
+    Borrowed(Borrowed),
 }
 
 impl HeldLease {
     pub(super) fn own(guard: Guard, ttl: Duration, notify: RenewalNotify) -> Self {
-        let lasts = guard.remaining().min(ttl);
-        Self::Own(Own { guard, ttl, lasts, notify })
+        let (lasts, fence) = (guard.remaining().min(ttl), guard.fence());
+        Self { ttl, lasts, fence, lease: Lease::Own(guard, notify) }
     }
 
-    /// The ttl that was asked for, or what the store gives of it.
-    pub(super) fn ttl(&self) -> Duration {
-        match self {
-            Self::Own(own) => own.ttl,
-            Self::Borrowed(borrowed) => borrowed.ttl(),
-        }
-    }
-
-    /// How long the lease lasts when it has just been renewed. Stores that end leases by session don't ask for a ttl.
-    pub(super) fn lasts(&self) -> Duration {
-        match self {
-            Self::Own(own) => own.lasts,
-            Self::Borrowed(borrowed) => borrowed.lasts(),
-        }
-    }
-
-    pub(super) fn fence(&self) -> Fence {
-        match self {
-            Self::Own(own) => own.guard.fence(),
-            Self::Borrowed(borrowed) => borrowed.fence(),
-        }
+    pub(super) fn borrowed(borrowed: Borrowed) -> Self {
+        let (ttl, lasts, fence) = (borrowed.entry.ttl, borrowed.entry.lasts, borrowed.fence);
+        Self { ttl, lasts, fence, lease: Lease::Borrowed(borrowed) }
     }
 
     /// What is left of the lease if nothing more is heard; zero once it is lost.
     pub(super) fn remaining(&self) -> Duration {
-        match self {
-            Self::Own(own) => own.guard.remaining(),
-            Self::Borrowed(borrowed) => borrowed.remaining(),
+        match &self.lease {
+            Lease::Own(guard, _) => guard.remaining(),
+            Lease::Borrowed(borrowed) => borrowed.remaining(),
         }
     }
 
@@ -79,12 +56,12 @@ impl HeldLease {
 
     /// Returns when [`remaining`](Self::remaining) has become more, or nothing.
     pub(super) async fn changed(&self) {
-        match self {
-            Self::Own(own) => tokio::select! {
-                () = own.notify.notified() => {}
-                _ = own.guard.lost() => {}
+        match &self.lease {
+            Lease::Own(guard, notify) => tokio::select! {
+                () = notify.notified() => {}
+                _ = guard.lost() => {}
             },
-            Self::Borrowed(borrowed) => borrowed.notify().notified().await,
+            Lease::Borrowed(borrowed) => borrowed.notify().notified().await,
         }
     }
 
@@ -100,26 +77,26 @@ impl HeldLease {
 
     /// Keeps the lease, as long as it is polled, as far as that is not done in the background.
     pub(super) async fn keep(&self) -> Infallible {
-        match self {
-            Self::Own(_) => pending().await,
-            Self::Borrowed(borrowed) => borrowed.keep().await,
+        match &self.lease {
+            Lease::Own(..) => pending().await,
+            Lease::Borrowed(borrowed) => borrowed.keep().await,
         }
     }
 
     /// What a lender sees the end of, if the lease is borrowed.
     pub(super) fn loan(&self) -> io::Result<Option<OwnedFd>> {
-        match self {
-            Self::Own(_) => Ok(None),
-            Self::Borrowed(borrowed) => borrowed.loan().map(Some),
+        match &self.lease {
+            Lease::Own(..) => Ok(None),
+            Lease::Borrowed(borrowed) => borrowed.loan().map(Some),
         }
     }
 
     /// What is wrong with the lease.
     pub(super) fn trouble(&self) -> String {
-        match self {
-            Self::Own(own) => {
-                let error = own.notify.error();
-                match own.guard.status() {
+        match &self.lease {
+            Lease::Own(guard, notify) => {
+                let error = notify.error();
+                match guard.status() {
                     // What came of the last renewal says more than that no time is left.
                     Status::Lost(LossReason::Expired | LossReason::Unreachable) if error.is_some() => {
                         error.unwrap_or_default()
@@ -128,18 +105,18 @@ impl HeldLease {
                     Status::Suspect | Status::Held => error.unwrap_or_else(|| "it was not renewed in time".to_owned()),
                 }
             }
-            Self::Borrowed(borrowed) => borrowed.trouble(),
+            Lease::Borrowed(borrowed) => borrowed.trouble(),
         }
     }
 
     /// Ends the hold. `Ok(Some(_))` if it had been lost before.
     pub(super) async fn release(self) -> lockkit::Result<Option<String>> {
-        match self {
-            Self::Own(own) => Ok(match own.guard.release().await? {
+        match self.lease {
+            Lease::Own(guard, _) => Ok(match guard.release().await? {
                 Outcome::Released => None,
                 Outcome::NotHeld(reason) => Some(reason.to_string()),
             }),
-            Self::Borrowed(borrowed) => Ok(borrowed.check().await),
+            Lease::Borrowed(borrowed) => Ok(borrowed.check().await),
         }
     }
 }

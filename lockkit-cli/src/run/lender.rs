@@ -3,7 +3,8 @@
 //! That the store still names the token is not enough to borrow: the outer run may be about to release it, and what was
 //! left running in the background would go on without a lease. So a borrower first connects to the outer run's lender, a
 //! socket named after the run, and the outer run keeps the lease until every borrower has hung up. A borrower that
-//! finds no lender acquires the lock as anyone else.
+//! finds no lender acquires the lock as anyone else. One that finds a lender waits for its answer, however long the outer run
+//! stands still: if it asked for the lock itself, it would wait for the outer run, and that for it.
 
 use std::{
     future::Future,
@@ -21,14 +22,11 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::sleep,
 };
 
 /// What the lender says to a borrower.
 const WELCOME: u8 = b'k';
-
-/// How long a borrower waits for it.
-const WELCOME_WITHIN: Duration = Duration::from_secs(2);
 
 /// The lending side.
 #[derive(Debug)]
@@ -72,7 +70,7 @@ impl Lender {
 }
 
 impl LeaseLoan {
-    /// Connects to the lender of a run; `None` if there is none.
+    /// Connects to the lender of a run; `None` if there is none, or it closes before it lends.
     pub(super) async fn ask(run: &str) -> Option<Self> {
         let stream = StdStream::connect_addr(&address(run).ok()?).ok()?;
         stream.set_nonblocking(true).ok()?;
@@ -80,8 +78,10 @@ impl LeaseLoan {
         if !is_trusted(&stream) {
             return None;
         }
-        let welcome = timeout(WELCOME_WITHIN, stream.read_u8()).await;
-        matches!(welcome, Ok(Ok(WELCOME))).then_some(Self { stream })
+        // Without a limit: the system closes it when the outer run ends. If that stands still until its lease is over, its watchdog
+        // kills this process as a part of CMD.
+        let welcome = stream.read_u8().await;
+        matches!(welcome, Ok(WELCOME)).then_some(Self { stream })
     }
 
     /// Another handle of this loan. The lender takes all of them for one borrower.
@@ -122,7 +122,7 @@ fn address(run: &str) -> io::Result<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
+    use tokio::{sync::oneshot, time::timeout};
 
     use super::*;
 

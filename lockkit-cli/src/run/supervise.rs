@@ -10,7 +10,7 @@ use super::{
     hold::HeldLease,
     lender::Lender,
     margins::{AFTER_LOSS, Margins},
-    targets::Process,
+    targets::{Process, Targets},
     watchdog::Watchdog,
     work::Work,
 };
@@ -19,7 +19,7 @@ use crate::{exit::say, signals::Signals};
 /// The longest sleep. Sleep stands still while the machine is suspended, the lease does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How often a process that could not be killed is looked at again.
+/// How often processes whose end is awaited are looked at again.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How the race went.
@@ -46,6 +46,7 @@ pub(super) async fn supervise(
     signals: &mut Signals,
 ) -> End {
     let targets = work.targets().clone();
+    let mut is_said = false;
     let mut keep = pin!(hold.keep());
     let mut over = Box::pin(async {
         match lender {
@@ -59,6 +60,7 @@ pub(super) async fn supervise(
         if left <= margins.term {
             break hold.trouble();
         }
+        replace_if_killed(watchdog, hold, &targets, &mut is_said);
         watchdog.allow(ends - margins.kill);
         tokio::select! {
             // The lease first: after a freeze it must not be said that CMD ended in time.
@@ -73,11 +75,18 @@ pub(super) async fn supervise(
     // Before TERM: from then on it must make no difference whether this process stands still.
     watchdog.shorten(kill_at(hold, margins));
     let known = targets.signal(Signal::TERM);
+    // What CMD started has as much time as CMD: a shell without a trap ends at once, and leaves behind what it waited for.
+    let all_ended = async {
+        (&mut over).await;
+        while known.iter().any(Process::is_running) {
+            sleep(LOOK_AGAIN).await;
+        }
+    };
     tokio::select! {
-        () = &mut over => {}
+        () = all_ended => {}
         () = grace(hold, margins, watchdog) => {}
     }
-    // Also when CMD has ended: what it started may not have.
+    // Also when all of them have ended: they may have started others since.
     let mut left = targets.kill(known);
     if !left.is_empty() {
         say(
@@ -106,6 +115,24 @@ pub(super) async fn supervise(
         }
     }
     End::Stopped { why, in_time: left.is_empty() && !hold.remaining().is_zero() }
+}
+
+/// Starts another watchdog in the place of one that was killed. Why that can't be done is said once, and it is tried again.
+fn replace_if_killed(watchdog: &mut Watchdog, hold: &HeldLease, targets: &Targets, is_said: &mut bool) {
+    if !watchdog.was_killed() {
+        return;
+    }
+    match hold.loan().and_then(|loan| Watchdog::start(&targets.run, loan)) {
+        Ok(mut other) => {
+            other.guard(targets);
+            *watchdog = other;
+        }
+        Err(_) if *is_said => {}
+        Err(error) => {
+            *is_said = true;
+            say(&format!("the watchdog of CMD was killed, and no other could be started: {error}"));
+        }
+    }
 }
 
 /// When CMD gets KILL if it gets TERM now.

@@ -6,7 +6,7 @@ use lockkit::{Clock, LockKey, Locker, SystemClock};
 
 use super::{
     UNDO_WITHIN,
-    hold::HeldLease,
+    hold::{HeldLease, Lease},
     lender::Lender,
     margins::Margins,
     nest::{self, Enclosing, Entry},
@@ -52,18 +52,18 @@ pub(super) async fn run_under(
     let mut lender = None;
     let mut inside = enclosing.clone();
     inside.runs.push(run.clone());
-    if let HeldLease::Own(own) = &hold {
+    if let Lease::Own(guard, _) = &hold.lease {
         lender = Some(Lender::open(&run).map_err(|error| Failure::system("open a socket", &error))?);
-        let (key, token) = (task.key.clone(), own.token());
-        inside.held.push(Entry { key, token, ttl: hold.ttl(), lasts: hold.lasts(), run: run.clone() });
+        let (key, token) = (task.key.clone(), guard.token());
+        inside.held.push(Entry { key, token, ttl: hold.ttl, lasts: hold.lasts, run: run.clone() });
     }
     let started = hold.loan().and_then(|loan| Watchdog::start(&run, loan));
     let mut watchdog = started.map_err(|error| Failure::system("start the watchdog of CMD", &error))?;
-    let margins = Margins::of(hold.lasts());
+    let margins = Margins::of(hold.lasts);
     let vars = [
         ("LOCKKIT_KEY", task.key.as_str().to_owned()),
-        ("LOCKKIT_FENCE", hold.fence().to_string()),
-        ("LOCKKIT_TTL_MS", hold.ttl().as_millis().to_string()),
+        ("LOCKKIT_FENCE", hold.fence.to_string()),
+        ("LOCKKIT_TTL_MS", hold.ttl.as_millis().to_string()),
         (nest::HELD, inside.held_text()),
         (nest::RUNS, inside.runs_text()),
     ];
@@ -93,9 +93,9 @@ pub(super) async fn run_under(
         }
     };
     watchdog.guard(work.targets());
-    if let (HeldLease::Own(own), Some(window)) = (&hold, task.once_per) {
+    if let (Lease::Own(guard, _), Some(window)) = (&hold.lease, task.once_per) {
         // It can only be lost by now, and then CMD is stopped below.
-        drop(own.keep_for(window));
+        drop(guard.keep_for(window));
     }
     let end = supervise::supervise(&hold, &margins, &mut work, &mut watchdog, lender, signals).await;
     // Dismissed before CMD is reaped: until then its number can't be another's.

@@ -4,6 +4,9 @@
 //! machine that was suspended. The watchdog is told over a pipe until when CMD may run, and believes what it was told
 //! last, which may be sooner than before. When that moment passes, or the pipe is closed without a farewell, it kills.
 //!
+//! Signals that are meant for CMD do not end it: a service manager sends them to all processes of a service. Should it be
+//! killed all the same, `lockkit run` starts another.
+//!
 //! One line per message: `work LEADER OWN_GROUP STARTED`, `until NANOSECONDS`, `done`.
 
 use std::{
@@ -20,10 +23,11 @@ use rustix::{
     process::Pid,
 };
 
-use super::{exec::this_program, nest, targets::Targets};
+use super::{exec::this_program, nest, signals::FORWARDED, targets::Targets};
 use crate::{
     exit::{Exit, Failure},
-    store::URL_VARIABLE,
+    signals::Signals,
+    store::{URL_VARIABLE, block_on},
 };
 
 /// The hidden subcommand.
@@ -99,6 +103,11 @@ impl Watchdog {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// Whether it has left although it had nothing to kill.
+    pub(super) fn was_killed(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(status)) if status.code() != Some(i32::from(BITTEN)))
+    }
+
     /// Ends the watch; returns whether the watchdog had to kill. The lease is renewed meanwhile.
     pub(super) async fn dismiss(&mut self) -> bool {
         self.tell("done\n");
@@ -117,8 +126,8 @@ impl Watchdog {
         }
     }
 
-    /// Sends a message, and returns whether it was sent. If the watchdog was killed, CMD still dies with this process, and this
-    /// process still minds the deadline.
+    /// Sends a message, and returns whether it was sent. If the watchdog was killed, CMD still dies with this process, this
+    /// process still minds the deadline, and another watchdog is started soon.
     fn tell(&mut self, message: &str) -> bool {
         self.child.stdin.as_mut().is_some_and(|pipe| pipe.write_all(message.as_bytes()).is_ok())
     }
@@ -134,6 +143,15 @@ struct Watch {
 }
 
 pub(crate) fn run(args: &Args) -> Exit {
+    block_on(async {
+        // Signals that are caught do not end this process. Nobody has to read them.
+        let _caught = Signals::listen(&FORWARDED).map_err(|error| Failure::system("listen for signals", &error))?;
+        watch(args)
+    })
+}
+
+/// Blocks the only thread, for nothing else has to be done here.
+fn watch(args: &Args) -> Exit {
     let targets = Targets { run: args.run.clone(), leader: None, started: None, own_group: false };
     let mut watch = Watch { targets, until: None, heard: Vec::new(), done: false };
     let bite = watch.listen().map_err(|error| Failure::system("watch over CMD", &error))?;
