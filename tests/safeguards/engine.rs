@@ -351,8 +351,8 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "kept_or_released",
         does: "A lease that can't keep the lock from others is released",
         file: KEEP,
-        code: "«self.store.release(claim).await?»;",
-        without: "Release::NotHeld(LossReason::Gone)",
+        code: "match «self.store.release(claim).await?» {",
+        without: "Release::Released { waiters: None }",
         noticed_by: "lockkit-core/keep::what_can_not_be_kept_is_released",
     },
     Safeguard {

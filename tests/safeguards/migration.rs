@@ -2,6 +2,7 @@
 
 use crate::list::Safeguard;
 
+const DUAL: &str = "lockkit-core/src/migrate/dual.rs";
 const ACQUIRE: &str = "lockkit-core/src/migrate/acquire.rs";
 const RENEW: &str = "lockkit-core/src/migrate/renew.rs";
 const CLAIMS: &str = "lockkit-core/src/migrate/claims.rs";
@@ -269,5 +270,13 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "if «entry.at(side) != claim» ||",
         without: "false",
         noticed_by: "lockkit-core/dual::renewals::a_late_answer_about_a_former_token_loses_nothing",
+    },
+    Safeguard {
+        name: "slow_reading",
+        does: "A question for the record of a migration is led to its end, and there is one at a time",
+        file: DUAL,
+        code: "«self.readings[side.index()].get(|_| false, self.first.fresh, ask).await?»;",
+        without: "ask().await?",
+        noticed_by: "lockkit-core/dual::grants::a_slow_store_is_asked_once_at_a_time_and_may_answer",
     },
 ];

@@ -140,4 +140,12 @@ pub(crate) const ALL: &[Safeguard] = &[
         without: r#"format!("IF(fence < {fence}, fence, writer)")"#,
         noticed_by: "lockkit-mysql/mysql::mariadb::readers_and_writers_that_come_at_once_are_admitted_in_some_order",
     },
+    Safeguard {
+        name: "claims_before_the_row",
+        does: "What waits for the table of claims does so without the row of a lock",
+        file: ORDER,
+        code: r#"«format!("{BEGIN}{} WHERE FALSE; ", self.delete())»"#,
+        without: "BEGIN.to_owned()",
+        noticed_by: "lockkit-mysql/mysql::mariadb::a_table_of_claims_that_is_locked_costs_no_holder_its_lease",
+    },
 ];
