@@ -1,6 +1,6 @@
 //! Ending a lease.
 
-use lockkit_core::{Claim, Effect, Error, LossReason, Mode, Release, Result, store::Sent};
+use lockkit_core::{Claim, Effect, Error, ErrorKind, LossReason, Mode, Release, Result, store::Sent};
 use redis::Value;
 
 use crate::{
@@ -16,7 +16,8 @@ pub(crate) async fn release(store: &RedisStore, claim: &Claim) -> Result<Release
     if is_in_order {
         let release = Box::pin(store.release_in_order(claim)).await;
         // While the slot of a lock moves, a script with all its keys may be refused, which one with the lock alone is not.
-        let is_refused = |e: &Error| e.effect() == Effect::None && !error::is_given_up(e);
+        // What timed out was not refused: nobody was reached, or others were not answered.
+        let is_refused = |e: &Error| e.effect() == Effect::None && e.kind() != ErrorKind::TimedOut;
         let is_refused = store.nodes.is_cluster() && release.as_ref().is_err_and(is_refused);
         if !is_refused || claim.mode != Mode::Exclusive {
             return release;

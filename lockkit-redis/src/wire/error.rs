@@ -112,16 +112,11 @@ pub(crate) fn taken_over(sent: Sent) -> Error {
     Error::new(ErrorKind::Unavailable, "the connection was given up: another server may be in charge").after(sent)
 }
 
-const GIVEN_UP: &str =
-    "the connection was given up, and what was sent on it may be carried out after what is sent from now on";
-
-/// The connection before this one was given up because of an operation that was abandoned. Nothing was sent.
+/// The connection before this one was given up because of operations that were abandoned: no answer came in time. Nothing was sent.
 pub(crate) fn given_up() -> Error {
-    Error::new(ErrorKind::Unavailable, GIVEN_UP)
-}
-
-pub(crate) fn is_given_up(error: &Error) -> bool {
-    error.message() == GIVEN_UP
+    let message =
+        "the connection was given up, and what was sent on it may be carried out after what is sent from now on";
+    Error::new(ErrorKind::TimedOut, message)
 }
 
 /// An answer that the script never gives.

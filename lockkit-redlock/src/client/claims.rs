@@ -38,6 +38,8 @@ pub(crate) struct Entry {
     grant: Mutex<Option<Grant>>,
     /// When the last of all leases that nodes were asked for must have lapsed, in nanoseconds.
     lapse: AtomicU64,
+    /// The nodes that may come to grant it after they have answered its release: what they were asked for it ended without an answer.
+    in_doubt: Mutex<Vec<usize>>,
 }
 
 /// What a majority granted.
@@ -118,6 +120,7 @@ impl Remembered {
             over: AtomicBool::new(false),
             grant: Mutex::default(),
             lapse: AtomicU64::new(0),
+            in_doubt: Mutex::default(),
         });
         entry.asked(now, request.ttl);
         self.entries.insert(request.claim.token, Arc::clone(&entry));
@@ -195,6 +198,16 @@ impl Entry {
 
     pub(crate) fn lapse(&self) -> Moment {
         Moment::from_nanos(self.lapse.load(Ordering::Acquire))
+    }
+
+    /// What a node was asked for it ended without an answer.
+    pub(crate) fn doubt(&self, node: usize) {
+        unpoisoned(&self.in_doubt).push(node);
+    }
+
+    /// Whether a node may come to grant it after it has answered its release.
+    pub(crate) fn is_in_doubt(&self, node: usize) -> bool {
+        unpoisoned(&self.in_doubt).contains(&node)
     }
 
     /// Whether it is known that a node granted it.

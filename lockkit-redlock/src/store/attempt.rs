@@ -68,6 +68,9 @@ impl<'a> OpenAttempt<'a> {
 
     /// Notes that a node holds the claim, or, unless that is settled, that it may come to.
     pub(crate) fn holds(&mut self, node: usize, settled: bool) {
+        if !settled {
+            self.entry.doubt(node);
+        }
         match self.may_hold.iter_mut().find(|(known, _)| *known == node) {
             Some((_, before)) => *before &= settled,
             None => self.may_hold.push((node, settled)),

@@ -75,9 +75,10 @@ fn ask_all(quorum: &Arc<Quorum>, claim: &Claim, entry: Option<&Arc<Entry>>) -> C
     let mut calls = Calls::with_capacity(quorum.nodes.len());
     for node in 0..quorum.nodes.len() {
         let owed = entry.map_or_else(|| quorum.owed_by_others(claim), |entry| Owed::at(entry, node));
+        let settled = entry.is_none_or(|entry| !entry.is_in_doubt(node));
         let quorum = Arc::clone(quorum);
         calls.add(node, async move {
-            let answer = Undo::new(&quorum, node, owed).release(true).await;
+            let answer = Undo::new(&quorum, node, owed).release(settled).await;
             // The lock is free by its word: the next attempt must count on it too, however slow it was before.
             quorum.nodes[node].note_slow(answer.is_err());
             answer

@@ -1,14 +1,20 @@
 //! Nodes that miss a release, and what is left to do when a lease is lost at some of them.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use lockkit_core::{AcquireRequest, Attempt, Claim, LockStore, Locker, Outcome, Release, Renewed};
+use async_trait::async_trait;
+use lockkit_core::{
+    AcquireRequest, Attempt, Claim, Error, ErrorKind, LockStore, Locker, MemoryStore, Outcome, Query, Release, Renewed,
+    Result, store::unpoisoned,
+};
+use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
+use lockkit_testkit::{Alter, Altered};
 use tokio::runtime::Handle;
 
-use crate::support::{Cluster, TTL, claim, free, hold, request};
+use crate::support::{Cluster, TTL, claim, free, hold, memories, request};
 
 /// Of the nodes at which the lock `a` is held, its waiters prefer this one, of five.
 const FIRST: usize = 2;
@@ -152,5 +158,54 @@ async fn a_dead_node_does_not_hold_up_what_is_done_at_the_others() {
     cluster.proxies[0].heal();
     for name in ["lost", "kept"] {
         cluster.until_free_at(name, 0).await;
+    }
+}
+
+/// A node that answers the first request for a lease with an error, and carries it out behind the first release.
+#[derive(Debug, Default)]
+struct Overtaken {
+    inner: MemoryStore,
+    asked: Mutex<Option<AcquireRequest>>,
+}
+
+#[async_trait]
+impl Alter for Overtaken {
+    fn inner(&self) -> &dyn LockStore {
+        &self.inner
+    }
+
+    async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
+        *unpoisoned(&self.asked) = Some(request.clone());
+        Err(Error::new(ErrorKind::Unavailable, "connection reset").unknown_effect())
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        let released = self.inner.release(claim).await;
+        let late = unpoisoned(&self.asked).take();
+        if let Some(late) = late {
+            assert!(matches!(self.inner.acquire(&late).await?, Attempt::Granted(_)));
+        }
+        released
+    }
+}
+
+/// The request was on its way over a connection that was given up, and the release goes another way.
+#[tokio::test]
+async fn a_node_that_did_not_answer_may_grant_behind_the_release() {
+    let overtaken = Arc::new(Altered(Overtaken::default()));
+    let mut nodes: Vec<_> = memories(2).into_iter().map(|store| Node::new(Arc::new(store))).collect();
+    nodes.push(Node::new(Arc::<Altered<Overtaken>>::clone(&overtaken)));
+    let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
+    let mine = claim("a");
+    hold_long(&store, &mine).await;
+    free(&store, &mine).await;
+    let start = Instant::now();
+    let name = Query::Keys(vec![mine.key.clone()]);
+    // Whether it came late, and was released again.
+    while unpoisoned(&overtaken.0.asked).is_some()
+        || !overtaken.inspect(&name).await.expect("memory")[0].holders.is_empty()
+    {
+        assert!(start.elapsed() < LONG / 6, "nobody's lease is left at the node");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
