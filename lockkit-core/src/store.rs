@@ -1,6 +1,6 @@
 //! The contract between the core and a store. Read this first.
 //!
-//! A store answers five questions; the core does everything else, once. Whoever writes a store implements
+//! A store answers five questions, and keeps records for migrations; the core does everything else, once. Whoever writes a store implements
 //! [`LockStore`] and keeps the rules below, which the cases of the compliance suite cite by number.
 //!
 //! - **R1, idempotent per claim.** The same [`Claim`] again gives the same grant and the same fence, with the lease

@@ -119,7 +119,13 @@ const MEASURES: [(&str, &[Group], &str); 19] = [
     (
         "Faults",
         &[Group::Faults],
-        "four processes fight for one lock: each holds it for a quarter of a second, writes to a resource that checks fences, asks every 50 ms whether it          still has the lock, and tells what it did and heard, on the clock that all share. One is told to keep the lock; half a second later it is          killed (SIGKILL), frozen (SIGSTOP) or cut off by a proxy before each server, until another has had the lock for 0.6 s; or a server is killed and started          again with what it has on disk. It believes to hold the lock from when it heard of its grant until it last asked and was told so, and no longer.          Each write but the first follows a rest, so that a process that was frozen writes before it looks. Each fault is inflicted once: `takeover`          has more samples of the time until another has the lock. Two at once are a fault, but where a single server came back without its locks, as the store says of it.",
+        "four processes fight for one lock: each holds it for a quarter of a second, writes to a resource that checks fences, asks every \
+         50 ms whether it still has the lock, and tells what it did and heard, on the clock that all share. One is told to keep the lock; \
+         half a second later it is killed (SIGKILL), frozen (SIGSTOP) or cut off by a proxy before each server, until another has had the \
+         lock for 0.6 s; or a server is killed and started again with what it has on disk. It believes to hold the lock from when it \
+         heard of its grant until it last asked and was told so, and no longer. Each write but the first follows a rest, so that a \
+         process that was frozen writes before it looks. Each fault is inflicted once: `takeover` has more samples of the time until \
+         another has the lock. Two at once are a fault, but where a single server came back without its locks, as the store says of it.",
     ),
     (
         "Lost updates",
