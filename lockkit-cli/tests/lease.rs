@@ -126,7 +126,7 @@ fn what_cmd_started_may_end_in_good_order_after_cmd() {
     let line = Line::new();
     let worker = "trap 'sleep 0.2; echo bye >&3; exit 0' TERM; echo up >&3; while :; do sleep 0.01; done";
     let script = format!("exec 2>/dev/null 3>$LINE; sh -c \"{worker}\"; true");
-    let mut command = redis.run("k", &["--ttl", "3s"], &script);
+    let mut command = redis.run("k", &["--ttl", "6s"], &script);
     line.give(&mut command);
     let running = Running::start(command);
     assert_eq!(line.hear(), "up");

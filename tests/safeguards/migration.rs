@@ -275,7 +275,7 @@ pub(crate) const ALL: &[Safeguard] = &[
         name: "slow_reading",
         does: "A question for the record of a migration is led to its end, and there is one at a time",
         file: DUAL,
-        code: "«self.readings[side.index()].get(|_| false, self.first.fresh, ask).await?»;",
+        code: "«self.readings[side.index()].get(|_| false, bound, ask).await?»;",
         without: "ask().await?",
         noticed_by: "lockkit-core/dual::grants::a_slow_store_is_asked_once_at_a_time_and_may_answer",
     },

@@ -29,6 +29,10 @@ use crate::{
     store::{Records, SingleFlight, join_all, unpoisoned},
 };
 
+/// How long a caller waits for the record. A reading that takes longer goes on, and is for those who ask next; where nobody drives its
+/// runtime, the next one takes its place.
+const READ_WITHIN: Duration = Duration::from_secs(3);
+
 /// How many claims that are over are looked after by one call that is about others.
 const CLEARED_AT_ONCE: usize = 4;
 
@@ -179,6 +183,10 @@ impl Dual {
         }
         // Each request has room for what it may have to do, and few have to read.
         Box::pin(self.read()).await?;
+        if self.fresh().is_none() && self.end.get().is_none() {
+            // It was the answer to a question of others, which they had asked long ago.
+            Box::pin(self.read()).await?;
+        }
         self.fresh().ok_or_else(|| {
             if let Some(end) = self.end.get() {
                 return is_over(end);
@@ -238,7 +246,8 @@ impl Dual {
             }
         };
         // An answer counts from the moment of its question, and what takes longer than `fresh` is of no use.
-        let (sent, found) = self.readings[side.index()].get(|_| false, self.first.fresh, ask).await?;
+        let bound = self.first.fresh.min(READ_WITHIN);
+        let (sent, found) = self.readings[side.index()].get(|_| false, bound, ask).await?;
         let record = found.filter(|record| record.is_of(&self.first)).ok_or_else(|| {
             let why = "the record of the migration is not there any more, or is that of another one";
             Error::new(ErrorKind::Misconfigured, why)

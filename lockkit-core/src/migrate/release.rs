@@ -1,4 +1,4 @@
-//! Releasing: the new store first, so that nobody who got the old one is refused by the new one.
+//! Releasing: of what somebody had the new store first, so that nobody who got the old one is refused by the new one.
 
 use super::{claim::Entry, dual::Dual, pair::aside};
 use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result, store::join_all};

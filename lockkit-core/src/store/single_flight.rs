@@ -1,4 +1,4 @@
-//! One connection for all callers, made by one of them at a time.
+//! One connection, or one answer, for all callers, made by one of them at a time.
 
 use std::{
     fmt, mem,

@@ -11,12 +11,13 @@ use std::{
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Clock, Error, ErrorKind, Fence, FenceRequest, HolderInfo, LockKey, LockStore, Locker,
-    MemoryStore, Outcome, Query, Release, Renewal, Renewed, Result,
-    migrate::{Dual, Phase, PhaseRecord, Side},
+    MemoryStore, Outcome, Query, Release, Renewal, Renewed, Result, ShiftedClock,
+    migrate::{Dual, Migration, Phase, PhaseRecord, Side, Start},
     store::{Record, Records, Swap},
 };
 use lockkit_testkit::{Alter, Altered};
 use tokio::{
+    runtime::Builder,
     sync::{Notify, Semaphore},
     time::timeout,
 };
@@ -306,6 +307,22 @@ impl Records for Slow {
     async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
         self.inner.records()[0].compare_and_set(name, seen, new).await
     }
+}
+
+/// Its record is asked for where it was made, until that turns out to come to nothing.
+#[test]
+fn a_client_made_on_a_runtime_that_nobody_drives_reads_the_record_elsewhere() {
+    let [home, other] = [(), ()].map(|()| Builder::new_current_thread().enable_all().build().expect("a runtime"));
+    let clock = Arc::new(ShiftedClock::default());
+    let [old, new] = [(), ()].map(|()| MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
+    let start = Start { fresh: Duration::from_secs(60), ..START };
+    let dual = home.block_on(async {
+        Migration::new(Arc::new(old.clone()), Arc::new(new.clone())).start(start).await.expect("start");
+        Dual::connect(Arc::new(old), Arc::new(new)).await.expect("connect")
+    });
+    clock.advance(start.fresh);
+    let granted = async { while !matches!(dual.acquire(&request("x")).await, Ok(Attempt::Granted(_))) {} };
+    other.block_on(async { timeout(start.fresh / 3, granted).await }).expect("it asks where it is used");
 }
 
 /// The store that is heard next has not been told.

@@ -229,7 +229,7 @@ async fn a_table_of_claims_that_is_locked_costs_no_holder_its_lease(ctx: Arc<Ctx
         })
     });
     let asking: Vec<_> = asking.collect();
-    let lost = timeout(3 * ttl, guard.lost()).await;
+    let lost = timeout(2 * ttl, guard.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     somebody.execute("UNLOCK TABLES").await.expect("unlock");
     assert_eq!(guard.release().await.expect("release"), Outcome::Released);

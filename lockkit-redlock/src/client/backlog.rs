@@ -59,7 +59,7 @@ impl Owed {
 
     /// The same at a node of which it may not be known whether it granted the claim.
     pub(crate) fn at(entry: &Entry, node: usize) -> Self {
-        Self::new(entry, entry.is_granted_at(node))
+        Self::new(entry, entry.is_granted_at(node) && !entry.is_in_doubt(node))
     }
 }
 

@@ -202,7 +202,10 @@ impl Entry {
 
     /// What a node was asked for it ended without an answer.
     pub(crate) fn doubt(&self, node: usize) {
-        unpoisoned(&self.in_doubt).push(node);
+        let mut in_doubt = unpoisoned(&self.in_doubt);
+        if !in_doubt.contains(&node) {
+            in_doubt.push(node);
+        }
     }
 
     /// Whether a node may come to grant it after it has answered its release.

@@ -91,7 +91,14 @@ pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, 
             return true;
         }
         Ok(Attempt::Granted(_)) => true,
-        Err(error) if error.effect() == Effect::Unknown && entry.is_over() => false,
+        Err(error) if error.effect() == Effect::Unknown => {
+            // Noted first: either its release sees this, or this sees that it is over.
+            entry.doubt(node);
+            if !entry.is_over() {
+                return true;
+            }
+            false
+        }
         Ok(Attempt::Contended(_)) | Err(_) => return true,
     };
     if settled && entry.is_unused() {

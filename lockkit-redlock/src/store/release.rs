@@ -61,8 +61,9 @@ pub(crate) async fn release(quorum: &Arc<Quorum>, claim: &Claim) -> Result<Relea
     if let Decision::Open | Decision::Unknown = outcome {
         return Err(errors.into_error(answers.yes, quorum.nodes.len(), Effect::Unknown));
     }
-    // If all have answered, nothing stands against asking with the token again.
-    see_to(quorum, entry.filter(|_| clean), calls, Result::is_ok);
+    // If all have answered, and none may come to grant it, nothing stands against asking with the token again.
+    let is_final = |entry: &Arc<Entry>| (0..quorum.nodes.len()).all(|node| !entry.is_in_doubt(node));
+    see_to(quorum, entry.filter(|entry| clean && is_final(entry)), calls, Result::is_ok);
     Ok(match outcome {
         Decision::NotHeld(reason) => Release::NotHeld(reason),
         // Only the preferred node can count the waiters, for they all wait there.

@@ -12,7 +12,7 @@ use lockkit_core::{
 };
 use lockkit_redlock::{Node, RedlockConfig, RedlockStore};
 use lockkit_testkit::{Alter, Altered};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::Notify};
 
 use crate::support::{Cluster, TTL, claim, free, hold, memories, request};
 
@@ -165,7 +165,10 @@ async fn a_dead_node_does_not_hold_up_what_is_done_at_the_others() {
 #[derive(Debug, Default)]
 struct Overtaken {
     inner: MemoryStore,
+    /// Whether it answers when the others have granted the lease.
+    is_slow: bool,
     asked: Mutex<Option<AcquireRequest>>,
+    told: Notify,
 }
 
 #[async_trait]
@@ -176,6 +179,10 @@ impl Alter for Overtaken {
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<Attempt> {
         *unpoisoned(&self.asked) = Some(request.clone());
+        if self.is_slow {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.told.notify_one();
         Err(Error::new(ErrorKind::Unavailable, "connection reset").unknown_effect())
     }
 
@@ -192,20 +199,25 @@ impl Alter for Overtaken {
 /// The request was on its way over a connection that was given up, and the release goes another way.
 #[tokio::test]
 async fn a_node_that_did_not_answer_may_grant_behind_the_release() {
-    let overtaken = Arc::new(Altered(Overtaken::default()));
-    let mut nodes: Vec<_> = memories(2).into_iter().map(|store| Node::new(Arc::new(store))).collect();
-    nodes.push(Node::new(Arc::<Altered<Overtaken>>::clone(&overtaken)));
-    let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
-    let mine = claim("a");
-    hold_long(&store, &mine).await;
-    free(&store, &mine).await;
-    let start = Instant::now();
-    let name = Query::Keys(vec![mine.key.clone()]);
-    // Whether it came late, and was released again.
-    while unpoisoned(&overtaken.0.asked).is_some()
-        || !overtaken.inspect(&name).await.expect("memory")[0].holders.is_empty()
-    {
-        assert!(start.elapsed() < LONG / 6, "nobody's lease is left at the node");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    for is_slow in [false, true] {
+        let overtaken = Arc::new(Altered(Overtaken { is_slow, ..Overtaken::default() }));
+        let mut nodes: Vec<_> = memories(2).into_iter().map(|store| Node::new(Arc::new(store))).collect();
+        nodes.push(Node::new(Arc::<Altered<Overtaken>>::clone(&overtaken)));
+        let store = RedlockStore::new(nodes, RedlockConfig::new()).expect("a quorum");
+        let mine = claim("a");
+        hold_long(&store, &mine).await;
+        overtaken.0.told.notified().await;
+        // The store hears of that, before the release or after it.
+        tokio::task::yield_now().await;
+        free(&store, &mine).await;
+        let start = Instant::now();
+        let name = Query::Keys(vec![mine.key.clone()]);
+        // Whether it came late, and was released again.
+        while unpoisoned(&overtaken.0.asked).is_some()
+            || !overtaken.inspect(&name).await.expect("memory")[0].holders.is_empty()
+        {
+            assert!(start.elapsed() < LONG / 6, "nobody's lease is left at the node");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
