@@ -1,9 +1,12 @@
 //! Locks that are kept for a window of time, whoever is done before that.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lockkit_core::{
-    AcquireRequest, Attempt, ErrorKind, Guard, Lock, Locker, LossReason, MultiLock, Outcome, Release, Renewed,
+    AcquireRequest, Attempt, ErrorKind, Guard, Lock, LockKey, Locker, LossReason, MultiLock, Outcome, Release, Renewed,
     StoreInfo, Token,
 };
 
@@ -177,9 +180,15 @@ async fn work_that_is_longer_than_the_window_is_released(ctx: Ctx) -> CaseResult
 }
 
 async fn a_lock_that_was_broken_is_not_kept(ctx: Ctx) -> CaseResult {
-    let (mine, other, name) = (ctx.locker().await?, ctx.locker().await?, ctx.name());
+    let (store, other, name) = (ctx.store().await?, ctx.locker().await?, ctx.name());
+    let mine = Locker::shared_builder(Arc::clone(&store)).build();
     let guard = take(&kept(&mine, &name, HOUR)).await?;
     make_way(&other, &name, guard.token()).await?;
+    let keeps = AcquireRequest { from: Some(guard.token()), ..request(&LockKey::new(name.as_str())?, LONG)? };
+    match store.acquire(&keeps).await? {
+        Attempt::Contended(refused) => assert!(refused.holder.is_none(), "nobody has the lock: {refused:?}"),
+        Attempt::Granted(hold) => return Err(format!("a lease that is gone was taken over: {hold:?}").into()),
+    }
     let ended = guard.release().await?;
     // Some stores know who ended it.
     let is_told = matches!(ended, Outcome::NotHeld(LossReason::Gone | LossReason::Revoked));
