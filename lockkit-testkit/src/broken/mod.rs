@@ -180,7 +180,7 @@ bugs! {
         "window::a_window_may_be_longer_than_any_lease" says "are left of",
         "window::what_is_late_does_not_cut_a_window_short" says "are left of";
     NobodyHoldsIt "A grant in the place of a lease that is gone is refused as if another had the lock." =>
-        "window::a_lock_that_was_broken_is_not_kept" says "NotHeld(Taken)";
+        "window::a_lock_that_was_broken_is_not_kept" says "nobody has the lock";
     RecordsReadThenWritten "A record is read and, if it is what was seen, written in a second step." =>
         "records::each_change_builds_on_the_one_before" says "builds on";
     RecordsRemembered "A record that was read is not asked for again." =>
