@@ -277,6 +277,6 @@ pub(crate) const ALL: &[Safeguard] = &[
         file: DUAL,
         code: "«self.readings[side.index()].get(|_| false, bound, ask).await?»;",
         without: "ask().await?",
-        noticed_by: "lockkit-core/dual::grants::a_slow_store_is_asked_once_at_a_time_and_may_answer",
+        noticed_by: "lockkit-core/dual::readings::a_slow_store_is_asked_once_at_a_time_and_may_answer",
     },
 ];

@@ -113,7 +113,7 @@ impl Engine {
             // For its deadline only: it is renewed once its holder has taken it. An alarm finds the one lease or the other.
             self.register(&next, now);
             self.timers.remove(lease, &state);
-            // With the former one locked: what the store says of that from now on concerns the next, and is to find it.
+            // While the former lease is locked: an answer of the store about it that comes later concerns the next one, and must find that.
             if let Some(seat) = &next.state().seat {
                 self.queues.at(seat, |queue, now| queue.handed(Arc::downgrade(&next), now));
             }

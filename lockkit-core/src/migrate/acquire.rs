@@ -133,7 +133,7 @@ impl Dual {
         let last = first.fence.offset(first.span.saturating_sub(1));
         if rules::needs_raise(last, held.last_fence()) {
             match self.raise(request, entry, held).await? {
-                // It goes on from there: none was ever in between.
+                // A renewal extends what is there, and makes nothing: the lock was held without a gap.
                 Some(raised) => ends[0] = self.pair.here(Side::Old, raised.until),
                 None => return self.start_over(entry).await,
             }

@@ -184,7 +184,7 @@ impl Dual {
         // Each request has room for what it may have to do, and few have to read.
         Box::pin(self.read()).await?;
         if self.fresh().is_none() && self.end.get().is_none() {
-            // It was the answer to a question of others, which they had asked long ago.
+            // Another caller had asked the question, too long ago for the answer to count.
             Box::pin(self.read()).await?;
         }
         self.fresh().ok_or_else(|| {
@@ -235,8 +235,8 @@ impl Dual {
     ///
     /// # Cancellation
     /// The question is led to its end, and its answer is for those who ask again meanwhile. The slower store is hardly ever waited for:
-    /// if its questions were dropped, many stores would lose a connection with each, and one that has to connect anew would never
-    /// get so far. A server counts that, and shuts a client out whose logins are broken off again and again.
+    /// if its questions were dropped, many stores would lose a connection with each, and a store without a connection would never
+    /// get one. MySQL also counts logins that are broken off, and refuses a client after too many of them (`max_connect_errors`).
     async fn read_at(&self, side: Side) -> Result<u64> {
         let ask = || {
             let pair = self.pair.clone();

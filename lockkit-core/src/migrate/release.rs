@@ -1,4 +1,5 @@
-//! Releasing: of what somebody had the new store first, so that nobody who got the old one is refused by the new one.
+//! Releasing. A lease that somebody had is released in the new store first, so that the next client, which asks the old store first, is
+//! not refused by the new one.
 
 use super::{claim::Entry, dual::Dual, pair::aside};
 use crate::{Claim, Error, ErrorKind, LockStore, LossReason, Release, Result, store::join_all};
@@ -38,7 +39,7 @@ impl Dual {
             }
             told
         } else {
-            // Nobody had the lock by it. A store that is slow, or away, is not to keep it from others at the other one.
+            // Nobody held it. A store that is slow, or away, must not delay the release at the other one.
             join_all(sides.map(tell)).await
         };
         for (side, claim, told) in told {

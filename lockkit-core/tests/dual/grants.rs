@@ -8,18 +8,11 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Clock, Error, ErrorKind, Fence, FenceRequest, HolderInfo, LockKey, LockStore, Locker,
-    MemoryStore, Outcome, Query, Release, Renewal, Renewed, Result, ShiftedClock,
-    migrate::{Dual, Migration, Phase, PhaseRecord, Side, Start},
-    store::{Record, Records, Swap},
-};
-use lockkit_testkit::{Alter, Altered};
-use tokio::{
-    runtime::Builder,
-    sync::{Notify, Semaphore},
-    time::timeout,
+    MemoryStore, Outcome, Query, Release, Renewal, Renewed, Result,
+    migrate::{Phase, PhaseRecord, Side},
+    store::Swap,
 };
 
 use crate::world::{START, TTL, World, renewal, request};
@@ -105,6 +98,25 @@ async fn a_lock_that_the_new_store_refuses_is_given_back_to_the_old_one() -> Res
     assert_eq!(contention.holder, Some(stranger.holder));
     assert!(contention.burnt && contention.retry_after.is_some_and(|after| !after.is_zero()));
     assert!(!world.is_held_at(&world.old, "x").await?, "it waits for nothing while it holds the old store's");
+    Ok(())
+}
+
+/// The old store's lease is extended when its fence is raised, after the new one took its time.
+#[tokio::test]
+async fn a_lease_that_was_extended_on_the_way_is_of_use_for_as_long() -> Result<()> {
+    let world = World::started().await?;
+    world.step(Phase::Both).await?;
+    let (dual, _, new) = world.held_up().await?;
+    new.before.store(true, Ordering::SeqCst);
+    new.is_held_up.send_replace(true);
+    let asked = request("x");
+    let (answer, ()) = tokio::join!(dual.acquire(&asked), async {
+        new.came.notified().await;
+        world.clock.advance(TTL * 4 / 5);
+        new.is_held_up.send_replace(false);
+    });
+    let Attempt::Granted(hold) = answer? else { panic!("the lock is free") };
+    assert!(hold.until.since(world.clock.now()) > TTL / 2, "both stores have it for a ttl");
     Ok(())
 }
 
@@ -248,81 +260,6 @@ async fn no_two_hold_a_lock_while_the_phase_changes() -> Result<()> {
         worker.await.expect("worker")?;
     }
     Ok(())
-}
-
-/// Reading the record is hardly ever waited for at the slower store. A question that is dropped costs many stores a connection.
-#[tokio::test]
-async fn a_slow_store_is_asked_once_at_a_time_and_may_answer() -> Result<()> {
-    let world = World::started().await?;
-    let slow = Slow {
-        inner: world.new.clone(),
-        begun: Arc::default(),
-        left: Semaphore::new(1).into(),
-        ended: Notify::new().into(),
-    };
-    let dual = Dual::connect(Arc::new(world.old.clone()), Arc::new(Altered(slow.clone()))).await?;
-    for asked in [2, 3] {
-        for name in ["x", "y"] {
-            world.clock.advance(START.fresh);
-            assert!(matches!(dual.acquire(&request(name)).await?, Attempt::Granted(_) | Attempt::Contended(_)));
-        }
-        assert_eq!(slow.begun.load(Ordering::SeqCst), asked, "one at a time");
-        slow.left.add_permits(1);
-        timeout(TTL, slow.ended.notified()).await.expect("nobody broke it off");
-    }
-    Ok(())
-}
-
-/// A store that answers as many questions for a record as it may.
-#[derive(Clone, Debug)]
-struct Slow {
-    inner: MemoryStore,
-    begun: Arc<AtomicU64>,
-    left: Arc<Semaphore>,
-    ended: Arc<Notify>,
-}
-
-#[async_trait]
-impl Alter for Slow {
-    fn inner(&self) -> &dyn LockStore {
-        &self.inner
-    }
-
-    fn records(&self) -> Vec<Box<dyn Records + '_>> {
-        vec![Box::new(self.clone())]
-    }
-}
-
-#[async_trait]
-impl Records for Slow {
-    async fn read(&self, name: &LockKey) -> Result<Option<Record>> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        self.left.acquire().await.expect("it is open").forget();
-        if self.begun.load(Ordering::SeqCst) > 1 {
-            self.ended.notify_one();
-        }
-        self.inner.records()[0].read(name).await
-    }
-
-    async fn compare_and_set(&self, name: &LockKey, seen: Option<&Record>, new: Option<&Record>) -> Result<Swap> {
-        self.inner.records()[0].compare_and_set(name, seen, new).await
-    }
-}
-
-/// Its record is asked for where it was made, until that turns out to come to nothing.
-#[test]
-fn a_client_made_on_a_runtime_that_nobody_drives_reads_the_record_elsewhere() {
-    let [home, other] = [(), ()].map(|()| Builder::new_current_thread().enable_all().build().expect("a runtime"));
-    let clock = Arc::new(ShiftedClock::default());
-    let [old, new] = [(), ()].map(|()| MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
-    let start = Start { fresh: Duration::from_secs(60), ..START };
-    let dual = home.block_on(async {
-        Migration::new(Arc::new(old.clone()), Arc::new(new.clone())).start(start).await.expect("start");
-        Dual::connect(Arc::new(old), Arc::new(new)).await.expect("connect")
-    });
-    clock.advance(start.fresh);
-    let granted = async { while !matches!(dual.acquire(&request("x")).await, Ok(Attempt::Granted(_))) {} };
-    other.block_on(async { timeout(start.fresh / 3, granted).await }).expect("it asks where it is used");
 }
 
 /// The store that is heard next has not been told.

@@ -146,7 +146,7 @@ impl NamedLockQueues {
         let named_lock = match mem::replace(&mut queue.state, QueueState::Busy) {
             QueueState::Unused => None,
             QueueState::Has(named_lock, None, _) => Some(named_lock),
-            // Its lease is over, and the tasks that should have seen that are on runtimes that nobody drives. It goes with what it was.
+            // Its lease is over, and the tasks that should have seen that are on runtimes that nobody drives. It is given back.
             QueueState::Has(named_lock, Some(_), until) if until <= Instant::now() => {
                 drop(known);
                 drop(named_lock);

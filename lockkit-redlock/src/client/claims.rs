@@ -38,7 +38,7 @@ pub(crate) struct Entry {
     grant: Mutex<Option<Grant>>,
     /// When the last of all leases that nodes were asked for must have lapsed, in nanoseconds.
     lapse: AtomicU64,
-    /// The nodes that may come to grant it after they have answered its release: what they were asked for it ended without an answer.
+    /// The nodes that may grant it after they have answered its release: a request to them ended without an answer.
     in_doubt: Mutex<Vec<usize>>,
 }
 
@@ -200,7 +200,7 @@ impl Entry {
         Moment::from_nanos(self.lapse.load(Ordering::Acquire))
     }
 
-    /// What a node was asked for it ended without an answer.
+    /// Notes that a request to a node ended without an answer, and may still be carried out there.
     pub(crate) fn doubt(&self, node: usize) {
         let mut in_doubt = unpoisoned(&self.in_doubt);
         if !in_doubt.contains(&node) {
@@ -208,7 +208,7 @@ impl Entry {
         }
     }
 
-    /// Whether a node may come to grant it after it has answered its release.
+    /// Whether a node may grant it after it has answered its release.
     pub(crate) fn is_in_doubt(&self, node: usize) -> bool {
         unpoisoned(&self.in_doubt).contains(&node)
     }
