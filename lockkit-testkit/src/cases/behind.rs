@@ -236,7 +236,7 @@ async fn release(ctx: &Ctx, scene: &Scene, call: Call, begin: impl AsyncFnOnce()
     let claim = scene.take_for(call, &key, LONG).await?.claim;
     begin().await?;
     let answer = scene.store.release(&claim).await;
-    let is_free = scene.seen_by_other(&key).await?.holders.is_empty();
+    let is_free = scene.seen_by_other(&claim.key).await?.holders.is_empty();
     match answer {
         Ok(Release::Released { .. }) if is_free => {}
         Ok(Release::NotHeld(LossReason::SessionEnded)) => {}

@@ -193,6 +193,7 @@ impl Scene {
     /// Takes a new lock and sees with other eyes that it is held, with the fence that was told, and free afterwards.
     async fn take_and_end(&self, key: &LockKey) -> CaseResult {
         let hold = self.take(key, LONG).await?;
+        let key = &hold.claim.key;
         let state = self.seen_by_other(key).await?;
         let fence = state.holders.first().and_then(|holder| holder.fence);
         let right = holder(&state) == Some(hold.claim.token) && fence == Some(hold.fence);
@@ -212,12 +213,13 @@ impl Scene {
         call: Call,
         ttl: Duration,
     ) -> Result<AcquireRequest, BoxError> {
-        let asked = call.request(&ctx.key()?, ttl)?;
+        let mut key = ctx.key()?;
         if call == Call::AcquireKnown {
-            let before = self.take(&asked.claim.key, LONG).await?;
-            self.end(&AcquireRequest { claim: before.claim, ..request(&asked.claim.key, LONG)? }).await?;
+            let before = self.take(&key, LONG).await?.claim;
+            key = before.key.clone();
+            self.end(&AcquireRequest { claim: before, ..request(&key, LONG)? }).await?;
         }
-        Ok(asked)
+        call.request(&key, ttl)
     }
 
     /// A request for the lock that the other client holds.
@@ -276,7 +278,7 @@ impl Scene {
         in_the_end(|| keeper.read(name)).await
     }
 
-    /// Takes a free lock.
+    /// Takes a free lock. It may get another name, which the lease tells: see [`take`].
     pub(super) async fn take(&self, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
         self.take_for(Call::AcquireNew, key, ttl).await
     }
@@ -331,11 +333,13 @@ pub(super) fn new_text() -> Result<Record, BoxError> {
     Ok(Record::new(Token::random()?.reveal())?)
 }
 
-/// Takes a free lock. What was asked for in vain is given up first, so that it is not in the way.
+/// Takes a free lock. What was asked for in vain is given up, and the next attempt is about another name: over a connection that was
+/// given up, the former request may still arrive, and be in the way until it is released there.
 async fn take(store: &Arc<dyn LockStore>, call: Call, key: &LockKey, ttl: Duration) -> Result<Hold, BoxError> {
-    let started = Instant::now();
+    let (started, mut failed) = (Instant::now(), 0);
     loop {
-        let asked = call.request(key, ttl)?;
+        let key = if failed == 0 { key.clone() } else { LockKey::new(format!("{key}-{failed}"))? };
+        let asked = call.request(&key, ttl)?;
         match store.acquire(&asked).await {
             Ok(Attempt::Granted(hold)) => {
                 expect(hold.claim == asked.claim, || "a grant names another claim".to_owned())?;
@@ -344,6 +348,7 @@ async fn take(store: &Arc<dyn LockStore>, call: Call, key: &LockKey, ttl: Durati
             Ok(Attempt::Contended(by)) => return Err(format!("a free lock was refused: {by:?}").into()),
             Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => {
                 in_the_end(|| store.release(&asked.claim)).await?;
+                failed += 1;
             }
             Err(error) => return Err(error.into()),
         }
