@@ -25,7 +25,7 @@ impl RedlockConfig {
     pub const SHORTEST_TIMEOUT: Duration = Duration::from_millis(50);
     /// The node timeout is never longer by default.
     pub const LONGEST_TIMEOUT: Duration = Duration::from_millis(500);
-    /// Renewals and releases wait for a majority no longer than this.
+    /// Renewals, releases and inspections wait for a majority no longer than this.
     pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
     /// All at its default.

@@ -10,6 +10,7 @@ const LATE: &str = "lockkit-redlock/src/store/late.rs";
 const ROSTER: &str = "src/redlock/roster.rs";
 const NODE: &str = "lockkit-redlock/src/client/node.rs";
 const FENCE: &str = "lockkit-redlock/src/wire/fence.rs";
+const INSPECT: &str = "lockkit-redlock/src/store/inspect.rs";
 const CALLS: &str = "lockkit-redlock/src/client/calls.rs";
 const INFO: &str = "lockkit-redlock/src/client/quorum.rs";
 
@@ -176,5 +177,13 @@ pub(crate) const ALL: &[Safeguard] = &[
         code: "«quorum.nodes.len() - ballot.votes.held >= quorum.majority» =>",
         without: "false",
         noticed_by: "lockkit-redlock/redlock::fencing::a_slow_node_may_have_the_lease_that_is_taken_up",
+    },
+    Safeguard {
+        name: "inspection_waits",
+        does: "An inspection waits longer than the node timeout for a majority",
+        file: INSPECT,
+        code: "«calls.limit(RedlockConfig::PATIENCE.saturating_sub(limit));»",
+        without: "break;",
+        noticed_by: "lockkit-redlock/redlock::down::an_inspection_waits_for_a_majority_that_is_slow",
     },
 ];

@@ -12,7 +12,8 @@ use lockkit_core::{Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, 
 /// Asks all nodes, and lays their answers on top of each other.
 ///
 /// All answers are waited for, not just a majority: the one or two nodes that do not have a lease would otherwise make
-/// it look as if nobody had it.
+/// it look as if nobody had it. After the node timeout a majority is enough, and is waited for longer: no lease gets shorter by
+/// that, and an error would tell less.
 pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<KeyState>> {
     let query = Arc::new(query.clone());
     let mut calls = Calls::with_capacity(quorum.nodes.len());
@@ -20,13 +21,19 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
         let (quorum, query) = (Arc::clone(quorum), Arc::clone(&query));
         calls.add(node, async move { quorum.nodes[node].inspect(&query).await });
     }
-    let limit = quorum.config.node_timeout.unwrap_or(RedlockConfig::LONGEST_TIMEOUT);
+    let mut limit = quorum.config.node_timeout.unwrap_or(RedlockConfig::LONGEST_TIMEOUT);
     calls.limit(limit);
-    let (mut views, mut errors) = (Vec::new(), NodeErrors::default());
-    while let Some((node, answer)) = calls.next().await {
-        match answer {
-            Ok(view) => views.push(view),
-            Err(error) => errors.push(quorum.nodes[node].name(), error),
+    let (mut views, mut errors, mut is_late) = (Vec::new(), NodeErrors::default(), false);
+    while !(is_late && views.len() >= quorum.majority) {
+        match calls.next().await {
+            Some((_, Ok(view))) => views.push(view),
+            Some((node, Err(error))) => errors.push(quorum.nodes[node].name(), error),
+            None if !is_late && views.len() < quorum.majority && views.len() + calls.unheard() >= quorum.majority => {
+                is_late = true;
+                calls.limit(RedlockConfig::PATIENCE.saturating_sub(limit));
+                limit = limit.max(RedlockConfig::PATIENCE);
+            }
+            None => break,
         }
     }
     for node in calls.pending() {

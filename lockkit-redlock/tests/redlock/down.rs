@@ -194,6 +194,23 @@ async fn what_was_given_up_is_released_by_those_that_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_inspection_waits_for_a_majority_that_is_slow() {
+    let cluster = Cluster::start(5).await;
+    let (store, mine) = (cluster.client().await, claim("a"));
+    hold(&store, &mine).await;
+    cluster.until_held_at("a", 5).await;
+    let query = Query::Keys(vec![mine.key.clone()]);
+    // So that the servers know the script.
+    store.inspect(&query).await.expect("inspect");
+    for proxy in &cluster.proxies[..3] {
+        // An inspection takes two of these.
+        proxy.delay(Direction::ToClient, NODE_TIMEOUT * 5 / 4);
+    }
+    let states = store.inspect(&query).await.expect("slow is not away");
+    assert_eq!(states[0].holders.first().and_then(|holder| holder.token), Some(mine.token), "{states:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_majority_frozen_is_an_error_within_the_node_timeout() {
     let cluster = Cluster::start(5).await;
     let store = cluster.client_with(RedlockConfig::new()).await;
