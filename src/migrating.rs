@@ -11,7 +11,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, ErrorKind, Fencing, HolderInfo, KeyState, Liveness, LockKey,
     LockStore, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
     migrate::Dual,
-    store::{Record, Records, SingleFlight, Swap},
+    store::{Reconnections, Record, Records, SingleFlight, Swap},
 };
 
 use crate::target::{fence_above, open_one};
@@ -96,6 +96,7 @@ impl Late {
             },
             clock: Arc::new(SystemClock),
             alarm: None,
+            reconnections: Reconnections::default(),
             warnings: Arc::default(),
         };
         Arc::new(Self { url: url.to_owned(), unknown, store: OnceLock::new(), opening: SingleFlight::new() })

@@ -20,7 +20,7 @@ use self::lock::{Answer, AskedAt, LockState};
 use crate::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Fence, Fencing, Hold, KeyState, Liveness, LockKey,
     LockStore, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, SystemClock, Waiting,
-    store::{Record, Records, Swap, unpoisoned},
+    store::{Reconnections, Record, Records, Swap, unpoisoned},
 };
 
 /// How many new keys may come before the fence counters of all free ones are folded into one floor.
@@ -76,6 +76,7 @@ impl MemoryStore {
             capability,
             clock: Arc::clone(&clock),
             alarm: None,
+            reconnections: Reconnections::default(),
             warnings: Arc::default(),
         };
         Self { info: Arc::new(info), judge: clock, table: Arc::default() }

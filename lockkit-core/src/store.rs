@@ -28,7 +28,8 @@
 //!   `Contended`, never `NotHeld`.
 //! - **R7, foreign hands.** Renewing or releasing someone else's lease changes nothing and says so.
 //! - **R8, cancellation.** Every future may be dropped at any await. The core then calls `release(&claim)`; a store
-//!   sends that release behind whatever it may already have sent for the claim, if the connection still lives.
+//!   sends that release behind whatever it may already have sent for the claim, if the connection still lives. If another
+//!   connection has taken its place, it has [counted](Reconnections) that.
 //! - **R9, fences.** For one key, if grant X returned before acquire Y was invoked, then fence(Y) > fence(X): across
 //!   release, expiry, crash and restart, as strictly as [`Capability::fencing`](crate::Capability::fencing) claims. Gaps are fine. Renewal and
 //!   reentry keep the fence. If both are [shared](Mode::Shared), fence(Y) >= fence(X) is enough: those that share the
@@ -51,6 +52,7 @@
 mod background;
 mod driver;
 mod info;
+mod reconnections;
 mod records;
 mod single_flight;
 
@@ -67,6 +69,7 @@ use crate::{Claim, Fence, Hold, HolderInfo, LockKey, LossReason, Mode, Result, T
 pub use background::{Background, Begun, has_ended};
 pub use driver::{join_all, one_line, without_panic};
 pub use info::StoreInfo;
+pub use reconnections::Reconnections;
 pub(crate) use records::known_identity;
 pub use records::{Identity, Record, Records, Swap, identity};
 pub use single_flight::SingleFlight;

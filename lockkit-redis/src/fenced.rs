@@ -30,6 +30,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     Error, ErrorKind, Fence, Result,
     fenced::{Admission, FencedResource},
+    store::Reconnections,
 };
 use redis::{Cmd, Pipeline, Value};
 
@@ -75,7 +76,7 @@ impl RedisResource {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let (timeout, name) = (config.timeout, config.display_name().into());
-        let dialer = Dialer::new(config, None, None, Arc::default());
+        let dialer = Dialer::new(config, None, None, Arc::default(), Reconnections::default());
         let resource = Self { dialer, timeout, name, key: key.into() };
         resource.dialer.connection().await.map_err(|e| resource.failed("connect", e))?;
         Ok(resource)

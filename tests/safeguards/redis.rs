@@ -233,11 +233,11 @@ pub(crate) const ALL: &[Safeguard] = &[
         noticed_by: "lockkit-redis/redis::fences::no_fence_comes_twice_after_a_restart_from_a_snapshot",
     },
     Safeguard {
-        name: "unheard",
-        does: "Where a connection was given up and nobody has heard of it, the next operation does",
+        name: "reconnections",
+        does: "That a connection was replaced is counted for all that use the store, for what was sent may be overtaken",
         file: CONNECTION,
-        code: "if !self.is_heard && («is_over || was_left») {",
-        without: "false && (is_over || was_left)",
+        code: "«if is_broken» {\n            self.reconnections.add_one();",
+        without: "if false && is_broken",
         noticed_by: "lockkit-redis/redis::faults::a_release_that_overtakes_what_was_abandoned_is_repeated",
     },
     Safeguard {

@@ -111,9 +111,10 @@ impl Engine {
         answer
     }
 
-    /// How many errors were heard.
+    /// How often the store may have replaced a connection: with each error that was heard here, and by its own count, of what others
+    /// heard, or nobody.
     fn failures(&self) -> u64 {
-        self.failures.load(Ordering::SeqCst)
+        self.failures.load(Ordering::SeqCst).wrapping_add(self.store.info().reconnections.count())
     }
 
     /// Refuses to go on after a shutdown. Whoever is about to send something has to be counted as

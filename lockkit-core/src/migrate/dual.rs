@@ -26,7 +26,7 @@ use super::{
 use crate::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Error, ErrorKind, Fence, Fencing, HolderInfo, KeyState,
     Liveness, LockStore, Moment, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Records, SingleFlight, join_all, unpoisoned},
+    store::{Reconnections, Records, SingleFlight, join_all, unpoisoned},
 };
 
 /// How long a caller waits for the record. A reading that takes longer goes on, and is for those who ask next; where nobody drives its
@@ -377,6 +377,7 @@ fn info(pair: &Pair, record: &PhaseRecord) -> Result<StoreInfo> {
         },
         clock: Arc::clone(&old.clock),
         alarm: Alarm::of_both(old.alarm.as_ref(), new.alarm.as_ref()),
+        reconnections: Reconnections::of([old, new].map(|info| info.reconnections.clone())),
         warnings: old.warnings.iter().chain(&*new.warnings).cloned().collect(),
     })
 }

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     AcquireRequest, Alarm, Capability, Clock, Error, ErrorKind, Fence, Fencing, Mode, Order, Renewal, Renewed, Result,
+    store::Reconnections,
 };
 
 /// What a store is.
@@ -20,6 +21,8 @@ pub struct StoreInfo {
     /// Where the store makes itself heard when it learns, unasked, that something happened to leases; `None` if it only
     /// ever learns that when it is asked.
     pub alarm: Option<Alarm>,
+    /// How often what was sent may have been overtaken by what was sent later.
+    pub reconnections: Reconnections,
     /// What puts locks at risk here, as far as connecting showed: a line each, without secrets.
     pub warnings: Arc<[String]>,
 }

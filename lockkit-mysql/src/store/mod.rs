@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Error, Fencing, Finding, KeyState, Liveness, LockKey, LockStore, Query,
     Release, Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Background, Records},
+    store::{Background, Reconnections, Records},
 };
 
 use crate::{
@@ -123,6 +123,7 @@ impl MySqlStore {
             },
             clock: config.clock,
             alarm: None,
+            reconnections: Reconnections::default(),
             warnings: Arc::default(),
         };
         Ok(Self {

@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Error, ErrorKind, Result, store::unpoisoned};
+use lockkit_core::{
+    Alarm, Error, ErrorKind, Result,
+    store::{Reconnections, unpoisoned},
+};
 use tokio::{
     runtime::Handle,
     task::JoinSet,
@@ -48,6 +51,7 @@ pub(crate) struct Cluster {
     config: RedisConfig,
     names: Names,
     alarm: Alarm,
+    reconnections: Reconnections,
     seeds: Vec<Address>,
     map: RwLock<Arc<Map>>,
     /// When a member failed last.
@@ -72,7 +76,7 @@ struct Map {
 }
 
 impl Cluster {
-    pub(crate) fn new(config: RedisConfig, names: Names, alarm: Alarm) -> Self {
+    pub(crate) fn new(config: RedisConfig, names: Names, alarm: Alarm, reconnections: Reconnections) -> Self {
         let seeds = match &config.topology {
             Topology::Cluster { seeds } => seeds.clone(),
             Topology::Single | Topology::Sentinel { .. } => Vec::new(),
@@ -80,7 +84,7 @@ impl Cluster {
         let config = RedisConfig { topology: Topology::Single, ..config };
         let (map, failed, guests) = <(RwLock<_>, Mutex<_>, Mutex<_>)>::default();
         let (rounds, home) = (Rounds::new(), Handle::try_current().ok());
-        Self { config, names, alarm, seeds, map, failed, rounds, guests, home }
+        Self { config, names, alarm, reconnections, seeds, map, failed, rounds, guests, home }
     }
 
     /// See [`Nodes::route`](crate::client::nodes::Nodes::route).
@@ -250,7 +254,7 @@ impl Cluster {
 
     fn make(&self, address: &Address, slots: &Ranges) -> Arc<Node> {
         let note = NoteKey::new(&self.names, slots);
-        self.at_home(|| Arc::new(Node::new(&self.config_of(address), note, Some(&self.alarm))))
+        self.at_home(|| Arc::new(Node::new(&self.config_of(address), note, Some(&self.alarm), &self.reconnections)))
     }
 
     fn config_of(&self, (host, port): &Address) -> RedisConfig {
@@ -264,7 +268,7 @@ impl Cluster {
         }
         let mut guests = unpoisoned(&self.guests);
         let guest = guests.entry(to.address.clone());
-        let make = || Arc::new(Node::new(&self.config_of(&to.address), NoteKey::default(), None));
+        let make = || Arc::new(Node::new(&self.config_of(&to.address), NoteKey::default(), None, &self.reconnections));
         Arc::clone(guest.or_insert_with(|| self.at_home(make)))
     }
 
@@ -339,7 +343,8 @@ mod tests {
     async fn a_question_that_does_not_end_leaves_the_map_stale() {
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let config = RedisConfig::cluster([("127.0.0.1", silent.local_addr().expect("bound").port())]);
-        let cluster = Cluster::new(config, Names::new("lockkit:").expect("prefix"), Alarm::new());
+        let cluster =
+            Cluster::new(config, Names::new("lockkit:").expect("prefix"), Alarm::new(), Reconnections::default());
         let left = tokio::time::timeout(Duration::from_millis(20), cluster.ask()).await;
         assert!(left.is_err() && cluster.map().asked.is_none());
     }
@@ -347,7 +352,7 @@ mod tests {
     #[tokio::test]
     async fn an_older_map_takes_no_place() {
         let names = Names::new("lockkit:").expect("prefix");
-        let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new());
+        let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new(), Reconnections::default());
         let all = |host: &str| vec![Range { first: 0, last: 16383, addresses: vec![(host.into(), 1)] }];
         let (older, newer) = (Instant::now(), Instant::now() + FRESH);
         cluster.adopt(newer, all("new"));
@@ -358,7 +363,7 @@ mod tests {
     #[tokio::test]
     async fn one_slot_is_corrected() {
         let names = Names::new("lockkit:").expect("prefix");
-        let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new());
+        let cluster = Cluster::new(RedisConfig::cluster([("a", 1)]), names, Alarm::new(), Reconnections::default());
         let range = |first, last, host: &str| Range { first, last, addresses: vec![(host.into(), 1)] };
         cluster.adopt(Instant::now(), vec![range(0, 99, "a"), range(100, 16383, "b")]);
         let shape = || {

@@ -28,7 +28,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Error, Fence, FenceClock, Result, store::SingleFlight};
+use lockkit_core::{
+    Error, Fence, FenceClock, Result,
+    store::{Reconnections, SingleFlight},
+};
 use redis::{Cmd, Pipeline, RedisResult, Value, aio::MultiplexedConnection};
 use tokio::{
     task::AbortHandle,
@@ -65,8 +68,7 @@ pub(crate) struct Connection {
     pub(super) under_way: AtomicUsize,
     pub(super) received: AtomicU64,
     pub(super) struck: AtomicBool,
-    /// Of the dialer: a connection was given up, and nobody has heard an error.
-    pub(super) unheard: Arc<AtomicBool>,
+    pub(super) reconnections: Reconnections,
     pub(super) address: Address,
     pub(super) epoch: Option<Epoch>,
     /// The server's clock when the connection was made, where no other server can take over; or why it is not known. It is above all
@@ -167,12 +169,9 @@ impl Connection {
         sent: Sent,
         exchange: Pin<&mut (impl Future<Output = RedisResult<T>> + Send)>,
     ) -> Result<T> {
-        if sent == Sent::Yes && self.unheard.load(Ordering::Relaxed) && self.unheard.swap(false, Ordering::Relaxed) {
-            return Err(error::given_up());
-        }
-        let mut operation = UnderWay::begin(self, bound, sent);
+        let mut operation = UnderWay::begin(self, bound);
         let outcome = timeout(bound, exchange).await.ok();
-        (operation.ended, operation.is_heard) = (outcome.is_some(), sent == Sent::Yes);
+        operation.ended = outcome.is_some();
         drop(operation);
         match outcome {
             // What a server says counts for nothing once it is known that another took over.
@@ -197,12 +196,21 @@ impl Connection {
     /// Takes the connection out of use, and wakes those who rely on it. Operations under way go on.
     pub(super) fn give_up(&self) {
         self.broken.store(true, Ordering::Release);
-        _ = self.slot.upgrade().map(|slot| slot.present(|current| current.generation != self.generation));
+        _ = self.slot.upgrade().map(|slot| slot.present(|current| current.stays()));
         self.subscriptions.detach(self.generation);
     }
 
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
+    }
+
+    /// Whether it stays in its slot, to be asked there: that it goes is counted in the same step.
+    pub(super) fn stays(&self) -> bool {
+        let is_broken = self.is_broken();
+        if is_broken {
+            self.reconnections.add_one();
+        }
+        !is_broken
     }
 
     /// Whether there is one operation under way at most.
@@ -256,19 +264,16 @@ struct UnderWay<'a> {
     received: u64,
     /// From when on silence means something.
     suspicious: Option<Instant>,
-    sent: Sent,
     ended: bool,
-    /// Whether the core hears how it ended.
-    is_heard: bool,
 }
 
 impl<'a> UnderWay<'a> {
-    fn begin(connection: &'a Connection, bound: Duration, sent: Sent) -> Self {
+    fn begin(connection: &'a Connection, bound: Duration) -> Self {
         connection.under_way.fetch_add(1, Ordering::Relaxed);
         let received = connection.received.load(Ordering::Relaxed);
         let struck = connection.struck.load(Ordering::Relaxed);
         let suspicious = Instant::now().checked_add(bound / 2);
-        Self { connection, struck, received, suspicious, sent, ended: false, is_heard: false }
+        Self { connection, struck, received, suspicious, ended: false }
     }
 
     fn is_unanswered(&self) -> bool {
@@ -282,13 +287,8 @@ impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let connection = self.connection;
         connection.under_way.fetch_sub(1, Ordering::Relaxed);
-        let is_over = self.is_unanswered() && connection.struck.swap(true, Ordering::Relaxed) && self.struck;
-        if is_over {
+        if self.is_unanswered() && connection.struck.swap(true, Ordering::Relaxed) && self.struck {
             connection.give_up();
-        }
-        let was_left = !self.ended && self.sent == Sent::Yes && connection.is_broken();
-        if !self.is_heard && (is_over || was_left) {
-            connection.unheard.store(true, Ordering::Relaxed);
         }
     }
 }

@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use lockkit_core::{Alarm, Error, ErrorKind, Fence, Result, store::unpoisoned};
+use lockkit_core::{
+    Alarm, Error, ErrorKind, Fence, Result,
+    store::{Reconnections, unpoisoned},
+};
 use redis::{
     AsyncConnectionConfig, Pipeline, PushInfo, PushKind,
     aio::{MultiplexedConnection, SendError},
@@ -50,8 +53,7 @@ pub(crate) struct Dialer {
     subscriptions: Arc<Subscriptions>,
     /// The connection in use.
     slot: Arc<Slot>,
-    /// One was given up, and nobody has heard an error: the next operation about a lease is to.
-    unheard: Arc<AtomicBool>,
+    reconnections: Reconnections,
     /// How many were begun.
     generation: AtomicU64,
     /// The epoch of the latest connection.
@@ -76,9 +78,10 @@ impl Dialer {
         note: Option<Arc<NoteKey>>,
         alarm: Option<Alarm>,
         subscriptions: Arc<Subscriptions>,
+        reconnections: Reconnections,
     ) -> Arc<Self> {
-        let (slot, unheard, generation, epoch, admitted) = Default::default();
-        Arc::new(Self { config, note, alarm, subscriptions, slot, unheard, generation, epoch, admitted })
+        let (slot, generation, epoch, admitted) = Default::default();
+        Arc::new(Self { config, note, alarm, subscriptions, slot, reconnections, generation, epoch, admitted })
     }
 
     /// The connection, made now if there is none.
@@ -104,7 +107,7 @@ impl Dialer {
             connection.watches.iter().for_each(Watches::mend);
             return Ok(connection);
         }
-        let is_alive = |connection: &Arc<Connection>| !connection.is_broken();
+        let is_alive = |connection: &Arc<Connection>| connection.stays();
         let dialer = Arc::clone(self);
         // The bound of this call is the one around it. It is rarely waited for: in a box it does not make the futures of all
         // operations larger.
@@ -115,7 +118,7 @@ impl Dialer {
 
     /// The connection, unless it is known to be dead.
     pub(crate) fn current(&self) -> Option<Arc<Connection>> {
-        self.slot.present(|connection| !connection.is_broken())
+        self.slot.present(|connection| connection.stays())
     }
 
     /// Has the server's note written at the key that it has now, for those who connect from now on. Returns at once.
@@ -203,7 +206,7 @@ impl Dialer {
             under_way: AtomicUsize::new(0),
             received: AtomicU64::new(0),
             struck: AtomicBool::new(false),
-            unheard: Arc::clone(&self.unheard),
+            reconnections: self.reconnections.clone(),
             address,
             epoch: None,
             clock: Ok(Fence::NONE),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockkit_core::Alarm;
+use lockkit_core::{Alarm, store::Reconnections};
 
 use crate::{
     client::{
@@ -27,11 +27,16 @@ pub(crate) struct Node {
 impl Node {
     /// A server that is not connected to yet, with the key of its note about its epoch. There is an alarm where servers
     /// can take over from each other.
-    pub(crate) fn new(config: &RedisConfig, note: NoteKey, alarm: Option<&Alarm>) -> Self {
+    pub(crate) fn new(
+        config: &RedisConfig,
+        note: NoteKey,
+        alarm: Option<&Alarm>,
+        reconnections: &Reconnections,
+    ) -> Self {
         let note = Arc::new(note);
         let keeps = alarm.map(|_| Arc::clone(&note));
         let dialer = |alarm, subscriptions: &Arc<Subscriptions>| {
-            Dialer::new(config.clone(), keeps.clone(), alarm, Arc::clone(subscriptions))
+            Dialer::new(config.clone(), keeps.clone(), alarm, Arc::clone(subscriptions), reconnections.clone())
         };
         let replicas =
             (config.replicas > 0).then(|| Replicas::new(config, dialer(None, &Arc::default()), Arc::clone(&note)));

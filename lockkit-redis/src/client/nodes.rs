@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockkit_core::{Alarm, Error, Result};
+use lockkit_core::{Alarm, Error, Result, store::Reconnections};
 
 use crate::{
     client::{
@@ -26,14 +26,14 @@ pub(crate) enum Nodes {
 
 impl Nodes {
     /// There is an alarm where servers can take over from each other.
-    pub(crate) fn new(config: RedisConfig, names: &Names, alarm: Option<Alarm>) -> Self {
+    pub(crate) fn new(config: RedisConfig, names: &Names, alarm: Option<Alarm>, reconnections: Reconnections) -> Self {
         match alarm {
             Some(alarm) if matches!(config.topology, Topology::Cluster { .. }) => {
-                Self::Cluster(Arc::new(Cluster::new(config, names.clone(), alarm)))
+                Self::Cluster(Arc::new(Cluster::new(config, names.clone(), alarm, reconnections)))
             }
             alarm => {
                 let note = NoteKey::new(names, &[(0, name::SLOTS - 1)]);
-                Self::One(Arc::new(Node::new(&config, note, alarm.as_ref())))
+                Self::One(Arc::new(Node::new(&config, note, alarm.as_ref(), &reconnections)))
             }
         }
     }

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lockkit_core::{ClockOffset, ErrorKind, Finding, Result, Token};
+use lockkit_core::{ClockOffset, ErrorKind, Finding, Result, Token, store::Reconnections};
 use redis::{Pipeline, Value};
 
 use crate::{
@@ -103,7 +103,7 @@ struct Patient {
 fn dialer(config: &RedisConfig, (host, port): &Address, login: &Login) -> Arc<Dialer> {
     let (topology, login) = (Topology::Single, login.clone());
     let config = RedisConfig { host: host.clone(), port: *port, topology, login, vet: None, ..config.clone() };
-    Dialer::new(config, None, None, Arc::default())
+    Dialer::new(config, None, None, Arc::default(), Reconnections::default())
 }
 
 /// One server, and how to ask it.

@@ -14,7 +14,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Query, Release,
-    Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+    Renewal, Renewed, Result, StoreInfo, Waiting,
+    store::{Reconnections, Records},
 };
 
 use crate::{
@@ -86,10 +87,11 @@ impl RedisStore {
             },
             clock: Arc::clone(&config.clock),
             alarm: alarm.clone(),
+            reconnections: Reconnections::default(),
             warnings: Arc::default(),
         };
         let timeout = config.timeout;
-        let nodes = Nodes::new(config, &names, alarm);
+        let nodes = Nodes::new(config, &names, alarm, info.reconnections.clone());
         Ok(Self { info, names, nodes, timeout, ordered: Ordered::default() })
     }
 

@@ -197,7 +197,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_nobody_asks_for_any_more_is_forgotten_once_there_is_much() {
         let (ordered, config) = (Ordered::default(), RedisConfig::new("127.0.0.1", 1));
-        let node = Arc::new(Node::new(&config, NoteKey::default(), None));
+        let node = Arc::new(Node::new(&config, NoteKey::default(), None, &Default::default()));
         let listener = || Some(Listener::new(Arc::clone(&node), Token::random().expect("token").reveal()));
         let (given_up, unanswered, asked_again, granted) = (claim(), claim(), claim(), claim());
         ordered.ask(&given_up).place = listener();

@@ -112,13 +112,6 @@ pub(crate) fn taken_over(sent: Sent) -> Error {
     Error::new(ErrorKind::Unavailable, "the connection was given up: another server may be in charge").after(sent)
 }
 
-/// The connection before this one was given up because of operations that were abandoned: no answer came in time. Nothing was sent.
-pub(crate) fn given_up() -> Error {
-    let message =
-        "the connection was given up, and what was sent on it may be carried out after what is sent from now on";
-    Error::new(ErrorKind::TimedOut, message)
-}
-
 /// An answer that the script never gives.
 pub(crate) fn odd_reply(sent: Sent) -> Error {
     Error::new(ErrorKind::Unexpected, "the server gave an answer that its script never gives").after(sent)

@@ -9,7 +9,7 @@ use std::{
 use lockkit_core::{
     Capability, Error, ErrorKind, Fencing, Finding, Hold, Liveness, LockKey, LockStore, Moment, Result, StoreInfo,
     Token, Waiting,
-    store::{Background, unpoisoned},
+    store::{Background, Reconnections, unpoisoned},
 };
 
 use crate::{
@@ -51,6 +51,7 @@ impl Quorum {
             capability: capability(&nodes, &config)?,
             clock: Arc::clone(&config.clock),
             alarm: None,
+            reconnections: Reconnections::default(),
             warnings: warnings.into(),
         };
         let majority = majority(nodes.len());

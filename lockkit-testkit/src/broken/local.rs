@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fencing, Hold, KeyState, Liveness,
     LockKey, LockStore, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result, StoreInfo, Waiting,
-    store::{Records, unpoisoned},
+    store::{Reconnections, Records, unpoisoned},
 };
 
 use super::{
@@ -49,6 +49,7 @@ impl LocalStore {
             capability,
             clock,
             alarm: None,
+            reconnections: Reconnections::default(),
             warnings: Arc::default(),
         };
         Self { info, table: Mutex::new(Table::new(bug)), bug }

@@ -13,7 +13,7 @@ use lockkit_core::{
     AcquireRequest, Attempt, Capability, Claim, Clock, Contention, Error, ErrorKind, Fence, Fencing, Hold, HolderInfo,
     KeyState, Liveness, LockKey, LockStore, LossReason, Mode, Moment, Order, Query, Release, Renewal, Renewed, Result,
     StoreInfo, SystemClock, Token, Waiting,
-    store::{Record, Records},
+    store::{Reconnections, Record, Records},
 };
 use tokio::{
     sync::{Mutex, oneshot, watch},
@@ -65,6 +65,7 @@ impl SimpleStore {
             capability,
             clock,
             alarm: None,
+            reconnections: Reconnections::default(),
             warnings: Arc::default(),
         });
         Ok(Self {

@@ -18,7 +18,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use lockkit_core::{
     AcquireRequest, Alarm, Attempt, Capability, Claim, Fencing, KeyState, Liveness, LockKey, LockStore, Mode, Query,
-    Release, Renewal, Renewed, Result, StoreInfo, Waiting, store::Records,
+    Release, Renewal, Renewed, Result, StoreInfo, Waiting,
+    store::{Reconnections, Records},
 };
 
 use crate::{
@@ -75,6 +76,7 @@ impl ZkStore {
             },
             clock: config.clock.clone(),
             alarm: Some(alarm.clone()),
+            reconnections: Reconnections::default(),
             warnings: [].into(),
         };
         Ok(Self { info, sessions: Sessions::new(config, names, alarm) })
