@@ -4,7 +4,6 @@
 //!   leases cost, what locks and waiters cost the servers, and the compliance cases of `lockkit-testkit`; a [`Report`] of them as text, as a page for a browser, Markdown and JSON.
 //! - [`race()`]: what happens to a number that several processes change at once, with and without a lock.
 //! - [`pairs`]: a store beside other clients of the same server, acquisition and release in pairs.
-//! - [`hot`]: one lock in the hands of several processes, beside what else can lock on the same server.
 //!
 //! The stores are given by URL, or are private servers of what is installed: [`Targets`]. Some measures take other
 //! processes: the same program again, which then calls [`worker::run`].
@@ -22,7 +21,6 @@ mod error;
 mod exclusive;
 mod faults;
 mod group;
-pub mod hot;
 #[cfg(test)]
 mod known;
 mod ledger;
