@@ -17,10 +17,19 @@ pub(crate) fn hear_out(quorum: &Arc<Quorum>, entry: &Arc<Entry>, mut calls: Call
     let mut late = Calls::with_capacity(calls.unheard());
     late.begun_with(&calls);
     for (node, call) in calls.take() {
-        let unheard = Unheard { quorum: Arc::clone(quorum), entry: Arc::clone(entry), node, is_heard: false };
-        late.add(node, unheard.hear(call));
+        late.add(node, hear(Arc::clone(quorum), Arc::clone(entry), node, call));
     }
     late
+}
+
+/// Hears a node out. Whether nothing is left to be released there.
+pub(crate) fn hear(
+    quorum: Arc<Quorum>,
+    entry: Arc<Entry>,
+    node: usize,
+    call: Call<Result<Attempt>>,
+) -> impl Future<Output = bool> + Send {
+    Unheard { quorum, entry, node, is_heard: false }.hear(call)
 }
 
 /// Leads to its end in the background what is done about a claim. With a claim `to_forget`, that is forgotten if it `is_done` everywhere.
@@ -46,7 +55,7 @@ pub(crate) fn see_to<T: Send + 'static>(
     });
 }
 
-/// A node of which it is not known what it grants when the attempt has ended.
+/// A node of which it is not known what it grants when the attempt has ended, or when it was asked again for a lease that it had lost.
 struct Unheard {
     quorum: Arc<Quorum>,
     entry: Arc<Entry>,
@@ -65,7 +74,12 @@ impl Unheard {
 /// Its runtime has ended: what nobody holds must not be left there.
 impl Drop for Unheard {
     fn drop(&mut self) {
-        if !self.is_heard && self.entry.is_over() {
+        if self.is_heard {
+            return;
+        }
+        // Noted first: either its release sees this, or this sees that it is over.
+        self.entry.doubt(self.node);
+        if self.entry.is_over() {
             drop(Undo::new(&self.quorum, self.node, Owed::new(&self.entry, false)));
         }
     }
@@ -84,7 +98,7 @@ async fn late_answer(quorum: &Quorum, entry: &Entry, node: usize, mut call: Call
 
 /// A node answered when the attempt had ended: what it granted counts, or is released if there is no lease, or no more. Whether
 /// nothing is left to be released.
-pub(crate) async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Result<Attempt>) -> bool {
+async fn keep(quorum: &Arc<Quorum>, entry: &Arc<Entry>, node: usize, answer: Result<Attempt>) -> bool {
     let settled = match answer {
         Ok(Attempt::Granted(hold)) if !entry.is_over() => {
             entry.note(node, hold.fence);

@@ -13,7 +13,7 @@ use crate::{
         claims::{Entry, Grant},
         quorum::Quorum,
     },
-    store::late::keep,
+    store::late::hear,
     wire::{
         error::NodeErrors,
         fence::{self, Choice},
@@ -277,6 +277,7 @@ async fn heal_one(quorum: Arc<Quorum>, entry: Arc<Entry>, node: usize, grant: Gr
         holder: grant.holder,
         from: None,
     };
-    let answer = quorum.nodes[node].acquire(&request, &*quorum.info.clock).await;
-    keep(&quorum, &entry, node, answer).await;
+    let asked = Arc::clone(&quorum);
+    let call = Box::pin(async move { asked.nodes[node].acquire(&request, &*asked.info.clock).await });
+    hear(quorum, entry, node, call).await;
 }
