@@ -12,8 +12,8 @@ use lockkit_core::{Effect, Error, Fence, Holder, HolderInfo, KeyState, LockKey, 
 /// Asks all nodes, and lays their answers on top of each other.
 ///
 /// All answers are waited for, not just a majority: the one or two nodes that do not have a lease would otherwise make
-/// it look as if nobody had it. After the node timeout a majority is enough, and is waited for longer: no lease gets shorter by
-/// that, and an error would tell less.
+/// it look as if nobody had it. After the node timeout a majority is enough, and is waited for longer: waiting takes no time from any
+/// lease, and an error would tell the caller less.
 pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<KeyState>> {
     let query = Arc::new(query.clone());
     let mut calls = Calls::with_capacity(quorum.nodes.len());
@@ -24,7 +24,7 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
     let mut limit = quorum.config.node_timeout.unwrap_or(RedlockConfig::LONGEST_TIMEOUT);
     calls.limit(limit);
     let (mut views, mut errors, mut is_late) = (Vec::new(), NodeErrors::default(), false);
-    while !(is_late && views.len() >= quorum.majority) {
+    while !is_late || views.len() < quorum.majority && views.len() + calls.unheard() >= quorum.majority {
         match calls.next().await {
             Some((_, Ok(view))) => views.push(view),
             Some((node, Err(error))) => errors.push(quorum.nodes[node].name(), error),
@@ -34,6 +34,12 @@ pub(crate) async fn inspect(quorum: &Arc<Quorum>, query: &Query) -> Result<Vec<K
                 limit = limit.max(RedlockConfig::PATIENCE);
             }
             None => break,
+        }
+    }
+    for (node, answer) in calls.at_hand().await {
+        match answer {
+            Ok(view) => views.push(view),
+            Err(error) => errors.push(quorum.nodes[node].name(), error),
         }
     }
     for node in calls.pending() {
