@@ -108,6 +108,7 @@ impl Late {
         }
         let url = self.url.clone();
         let opened = self.opening.get(|_| true, PATIENCE, || async move { open_one(&url).await }).await?;
+        self.unknown.reconnections.follow(opened.info().reconnections.clone());
         Ok(self.store.get_or_init(|| opened))
     }
 }

@@ -29,7 +29,7 @@
 //! - **R7, foreign hands.** Renewing or releasing someone else's lease changes nothing and says so.
 //! - **R8, cancellation.** Every future may be dropped at any await. The core then calls `release(&claim)`; a store
 //!   sends that release behind whatever it may already have sent for the claim, if the connection still lives. If another
-//!   connection has taken its place, it has [counted](Reconnections) that.
+//!   connection has taken its place, the store has [counted](Reconnections) that.
 //! - **R9, fences.** For one key, if grant X returned before acquire Y was invoked, then fence(Y) > fence(X): across
 //!   release, expiry, crash and restart, as strictly as [`Capability::fencing`](crate::Capability::fencing) claims. Gaps are fine. Renewal and
 //!   reentry keep the fence. If both are [shared](Mode::Shared), fence(Y) >= fence(X) is enough: those that share the

@@ -234,7 +234,7 @@ pub(crate) const ALL: &[Safeguard] = &[
     },
     Safeguard {
         name: "reconnections",
-        does: "That a connection was replaced is counted for all that use the store, for what was sent may be overtaken",
+        does: "A replaced connection is counted, and each user of the store sees the count",
         file: CONNECTION,
         code: "«if is_broken» {\n            self.reconnections.add_one();",
         without: "if false && is_broken",

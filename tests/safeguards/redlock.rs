@@ -186,4 +186,12 @@ pub(crate) const ALL: &[Safeguard] = &[
         without: "break;",
         noticed_by: "lockkit-redlock/redlock::down::an_inspection_waits_for_a_majority_that_is_slow",
     },
+    Safeguard {
+        name: "reconnections_of_nodes",
+        does: "A connection that a node replaces is counted",
+        file: INFO,
+        code: "«Reconnections::of(nodes.iter().map(|node| node.store().info().reconnections.clone()))»",
+        without: "Reconnections::default()",
+        noticed_by: "lockkit-redlock/redlock::down::a_connection_that_a_node_replaces_is_counted",
+    },
 ];

@@ -111,8 +111,7 @@ impl Engine {
         answer
     }
 
-    /// How often the store may have replaced a connection: with each error that was heard here, and by its own count, of what others
-    /// heard, or nobody.
+    /// Changes whenever the store may have replaced a connection: the errors that were heard here, and the store's own count.
     fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst).wrapping_add(self.store.info().reconnections.count())
     }

@@ -245,6 +245,10 @@ impl Cluster {
         map.ranges.sort_by_key(|(first, ..)| *first);
         let gone = std::mem::replace(&mut *current, Arc::new(map));
         let map = Arc::clone(&current);
+        if gone.nodes.keys().any(|address| !map.nodes.contains_key(address)) {
+            // A connection that is being made there still serves those that wait for it.
+            self.reconnections.add_one();
+        }
         drop(current);
         unpoisoned(&self.guests).retain(|address, _| !map.nodes.contains_key(address));
         for (_, node) in gone.nodes.iter().filter(|(address, _)| !map.nodes.contains_key(*address)) {

@@ -10,9 +10,9 @@
 //!   (redis-rs#1032). An operation that times out, or is abandoned after half of its time, without anything having been
 //!   received since it began, leaves a strike; any answer wipes it out. A second such operation that began **after** the
 //!   strike ends the connection. So the release that follows upon a timed-out acquisition still goes the same way, and a
-//!   burst of operations that time out together counts once. If it was abandoned, then nobody hears that the connection was given
-//!   up, and the next operation about a lease is told, by an error: the core must know that what it sends from now on may arrive
-//!   before what was sent earlier;
+//!   burst of operations that time out together counts once. A caller that went away hears
+//!   no error, and what is sent from then on may arrive before what was sent earlier: so the store counts each connection that goes
+//!   out of use ([`Reconnections`]), for the core to know;
 //! - when an answer comes that belongs to [another question](crate::wire::number);
 //! - when the server turns out to be a replica (`READONLY`), or not to be the one that it was, or when a sentinel says
 //!   that another took over: the next operation finds out where the name leads now.

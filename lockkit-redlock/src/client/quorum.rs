@@ -51,7 +51,7 @@ impl Quorum {
             capability: capability(&nodes, &config)?,
             clock: Arc::clone(&config.clock),
             alarm: None,
-            reconnections: Reconnections::default(),
+            reconnections: Reconnections::of(nodes.iter().map(|node| node.store().info().reconnections.clone())),
             warnings: warnings.into(),
         };
         let majority = majority(nodes.len());

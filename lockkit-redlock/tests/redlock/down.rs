@@ -210,6 +210,25 @@ async fn an_inspection_waits_for_a_majority_that_is_slow() {
     assert_eq!(states[0].holders.first().and_then(|holder| holder.token), Some(mine.token), "{states:?}");
 }
 
+/// The core has to know when what it sent to a node may be overtaken.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_a_node_replaces_is_counted() {
+    let cluster = Cluster::start(3).await;
+    let store = cluster.client().await;
+    let (query, count) = (Query::Keys(vec![claim("a").key]), || store.info().reconnections.count());
+    store.inspect(&query).await.expect("inspect");
+    let before = count();
+    for (cut, proxy) in (1..).zip(&cluster.proxies) {
+        proxy.cut().await;
+        let start = Instant::now();
+        while count() < before + cut {
+            assert!(start.elapsed() < Duration::from_secs(10), "nothing was counted");
+            // An error may come first.
+            drop(store.inspect(&query).await);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_majority_frozen_is_an_error_within_the_node_timeout() {
     let cluster = Cluster::start(5).await;
